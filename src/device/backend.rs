@@ -115,7 +115,9 @@ pub enum AddressClass {
     Device,
     /// Host memory that this device can read (page-locked or managed, say).
     HostAccessible,
-    /// Memory that this device knows it cannot use: another device's, freed, or too short.
+    /// Host memory that this device cannot read, but the host can.
+    Host,
+    /// Memory that nobody can use as asked: another device's, freed, or too short.
     Inaccessible,
     /// The backend cannot tell.
     Unknown,
@@ -155,6 +157,12 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Whether the host may read this device's memory with ordinary loads.
     fn host_readable(&self) -> bool;
+
+    /// Whether all work has completed when the call that asked for it returns. Such a device has no
+    /// events: none is recorded, queried or waited for.
+    fn is_synchronous(&self) -> bool {
+        false
+    }
 
     /// The queue on which work runs when no other is named. Always the same one.
     fn default_queue(&self) -> Result<Arc<dyn RawQueue>>;

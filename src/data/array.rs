@@ -1,0 +1,358 @@
+//! [`DeviceArray`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow_schema::{DataType, FieldRef};
+
+use crate::data::build::{Builder, root_node};
+use crate::data::layout::{BufferKind, Layout, Nesting, check_type};
+use crate::data::tree::{NullCount, Tree, View};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::memory::{DeviceBuffer, Owner};
+
+/// An Arrow array of any type in the memory of a device: type, length, offset, null count, buffers,
+/// children. Immutable; clones and slices share the memory.
+///
+/// Offset and length are in rows and stay as the C interface has them; no offset is folded into a
+/// pointer. It is not an [`arrow_array::Array`]: that trait reads memory on the host.
+#[derive(Clone)]
+pub struct DeviceArray {
+    tree: Arc<Tree>,
+    view: View,
+    nulls: NullCount,
+    field: Option<FieldRef>,
+}
+
+impl DeviceArray {
+    pub(crate) fn from_tree(tree: Arc<Tree>) -> Self {
+        let view = tree.whole(0);
+        Self::from_view(tree, view)
+    }
+
+    pub(crate) fn from_view(tree: Arc<Tree>, view: View) -> Self {
+        let nulls = NullCount::from(tree.null_count(view));
+        let field = tree.field(view.node).cloned();
+        Self {
+            tree,
+            view,
+            nulls,
+            field,
+        }
+    }
+
+    /// The same array under this field: its name, nullability and metadata (extension types) go
+    /// along with exports.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if the field is of another type.
+    pub fn with_field(self, field: FieldRef) -> Result<Self> {
+        if field.data_type() != self.data_type() {
+            return Err(Error::argument(format!(
+                "field '{}' is of type {}, the array of {}",
+                field.name(),
+                field.data_type(),
+                self.data_type()
+            )));
+        }
+        Ok(Self {
+            field: Some(field),
+            ..self
+        })
+    }
+
+    /// An array of a type whose every bit pattern is a value (integers, floats, decimals, dates,
+    /// times, intervals, booleans, fixed-size binary) from its buffers, at offset 0.
+    ///
+    /// `validity`: the mask, least significant bit first; `None` if nothing is null. `nulls`: how
+    /// many are null, if known.
+    ///
+    /// ```
+    /// use arrow_buffer::Buffer;
+    /// use arrow_device::{DeviceArray, DeviceBuffer};
+    /// use arrow_schema::DataType;
+    /// let values = DeviceBuffer::from(Buffer::from_vec(vec![1i32, 2, 3]));
+    /// let array = DeviceArray::from_values(DataType::Int32, 3, values, None, Some(0))?;
+    /// assert_eq!(array.to_host()?.len(), 3);
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another type, buffers that are too short or of two devices,
+    /// and a null count that does not fit the mask.
+    pub fn from_values(
+        data_type: DataType,
+        length: usize,
+        values: DeviceBuffer,
+        validity: Option<DeviceBuffer>,
+        nulls: Option<usize>,
+    ) -> Result<Self> {
+        let layout = Layout::of(&data_type);
+        let plain = layout.nesting == Nesting::Leaf && !layout.variadic;
+        if !plain || layout.buffers().len() != 2 {
+            return Err(Error::argument(format!(
+                "{data_type} has other buffers than values; use DeviceArray::from_parts"
+            )));
+        }
+        // SAFETY: every bit pattern is a value of these types.
+        unsafe { Self::from_parts(data_type, length, nulls, &[validity, Some(values)], &[]) }
+    }
+
+    /// An array of any type from buffers, in the order of the C data interface, and children (a
+    /// dictionary's values are its child), at offset 0. For view types, `buffers` are mask, views
+    /// and all out-of-line buffers. A buffer of no bytes may be `None`.
+    ///
+    /// # Safety
+    /// The values must be valid for the type once the buffers are ready: offsets ascend and lie
+    /// inside, text is UTF-8, keys, type ids, views and run ends point to something. Sizes that the
+    /// type tells are checked.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if counts, lengths, types or devices do not fit.
+    pub unsafe fn from_parts(
+        data_type: DataType,
+        length: usize,
+        nulls: Option<usize>,
+        buffers: &[Option<DeviceBuffer>],
+        children: &[DeviceArray],
+    ) -> Result<Self> {
+        check_type(&data_type)?;
+        let layout = Layout::of(&data_type);
+        let wrong = |what: String| Err(Error::argument(format!("{data_type}: {what}")));
+        let kinds = layout.buffers();
+        let fits = if layout.variadic {
+            buffers.len() >= kinds.len()
+        } else {
+            buffers.len() == kinds.len()
+        };
+        if !fits || children.len() != layout.n_children {
+            return wrong(format!(
+                "{} buffers and {} children given, {} and {} needed",
+                buffers.len(),
+                children.len(),
+                kinds.len(),
+                layout.n_children
+            ));
+        }
+        let device = buffers.iter().flatten().map(DeviceBuffer::device);
+        let device = device.chain(children.iter().map(DeviceArray::device)).next();
+        let Some(device) = device.cloned() else {
+            return wrong("no buffer tells the device".into());
+        };
+        let mut builder = Builder::new(device);
+        for (kind, buffer) in kinds.iter().zip(buffers) {
+            let is_mask = *kind == BufferKind::Validity;
+            let needed = match (kind.bytes(length), buffer) {
+                (_, None) if is_mask => 0,
+                (Some(bytes), _) if length > 0 => bytes?,
+                _ => 0,
+            };
+            let there = buffer.as_ref().map_or(0, DeviceBuffer::len);
+            if there < needed {
+                return wrong(format!(
+                    "a buffer has {there} bytes where {length} rows need {needed}"
+                ));
+            }
+        }
+        let has_mask = layout.has_validity() && buffers[0].is_some();
+        match nulls {
+            Some(n) if n > length || (n > 0 && !has_mask && data_type != DataType::Null) => {
+                return wrong(format!("{n} nulls in {length} rows"));
+            }
+            _ => {}
+        }
+        for (i, child) in children.iter().enumerate() {
+            let expected = crate::data::layout::child_type(&data_type, i);
+            if expected != Some(child.data_type()) {
+                return wrong(format!("child {i} is of type {}", child.data_type()));
+            }
+            let needed = match layout.nesting {
+                Nesting::RowByRow => length,
+                Nesting::Times(n) => length
+                    .checked_mul(n)
+                    .ok_or_else(|| Error::argument("too many rows"))?,
+                _ => 0,
+            };
+            if child.len() < needed {
+                return wrong(format!("child {i} has {} rows, {needed} needed", child.len()));
+            }
+        }
+        for buffer in buffers {
+            builder.buffer(buffer.as_ref())?;
+        }
+        if layout.variadic {
+            builder.buffer(None)?;
+        }
+        let n_slots = builder.slots.len();
+        builder
+            .nodes
+            .push(root_node(length, n_slots, NullCount::from(nulls)));
+        builder.children(0, children)?;
+        Ok(Self::from_tree(Arc::new(
+            builder.finish(data_type),
+        )))
+    }
+
+    /// The device whose memory the array is in.
+    pub fn device(&self) -> &Device {
+        &self.tree.device
+    }
+
+    /// The array's type.
+    pub fn data_type(&self) -> &DataType {
+        self.tree.data_type(self.view.node)
+    }
+
+    /// Name, nullability and metadata (extension types), where the array came with them.
+    pub fn field(&self) -> Option<&FieldRef> {
+        self.field.as_ref()
+    }
+
+    /// How many rows.
+    pub fn len(&self) -> usize {
+        self.view.length
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.view.length == 0
+    }
+
+    /// Rows to skip from the start of the buffers.
+    pub fn offset(&self) -> usize {
+        self.view.offset
+    }
+
+    /// How many rows are null by the array's own mask; `None` while nobody has counted. Nothing is
+    /// read for this.
+    pub fn null_count(&self) -> Option<usize> {
+        self.nulls.get()
+    }
+
+    /// How many buffers there are, in the order of the C data interface, without a view type's
+    /// buffer of lengths.
+    pub fn num_buffers(&self) -> usize {
+        let slots = self.tree.slots(self.view.node).len();
+        slots - usize::from(Layout::of(self.data_type()).variadic)
+    }
+
+    /// Buffer `i`, unsliced; `None` if it is not there, or while its length is hidden on the device.
+    pub fn buffer(&self, i: usize) -> Option<DeviceBuffer> {
+        if i >= self.num_buffers() {
+            return None;
+        }
+        let slot = &self.tree.slots(self.view.node)[i];
+        if slot.is_null() {
+            return None;
+        }
+        let owner = self.tree.owner(slot).clone();
+        Some(DeviceBuffer::from_parts(
+            owner,
+            slot.base,
+            slot.offset,
+            slot.bytes()?,
+        ))
+    }
+
+    /// How many children; a dictionary's values are one.
+    pub fn num_children(&self) -> usize {
+        self.tree.nodes[self.view.node].n_children as usize
+    }
+
+    /// Child `i`: of structs, sparse unions and fixed-size lists the rows that belong to this array,
+    /// else the whole child.
+    pub fn child(&self, i: usize) -> Option<Self> {
+        (i < self.num_children())
+            .then(|| Self::from_view(self.tree.clone(), self.tree.child(self.view, i)))
+    }
+
+    /// A dictionary's values.
+    pub fn dictionary(&self) -> Option<Self> {
+        match self.data_type() {
+            DataType::Dictionary(_, _) => self.child(0),
+            _ => None,
+        }
+    }
+
+    /// `length` rows from `offset`, without a copy.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if they do not lie inside.
+    pub fn slice(&self, offset: usize, length: usize) -> Result<Self> {
+        if offset.checked_add(length).is_none_or(|end| end > self.len()) {
+            return Err(Error::argument(format!(
+                "slice of {length} rows at {offset} of {} rows",
+                self.len()
+            )));
+        }
+        let view = View {
+            node: self.view.node,
+            offset: self.view.offset + offset,
+            length,
+            validity_offset: self.view.validity_offset + offset,
+        };
+        let whole = length == self.len();
+        let nulls = match self.null_count() {
+            Some(n) if n == 0 || whole => Some(n),
+            Some(n) if n == self.len() => Some(length),
+            _ => self.tree.null_count(view),
+        };
+        Ok(Self {
+            tree: self.tree.clone(),
+            view,
+            nulls: NullCount::from(nulls),
+            field: self.field.clone(),
+        })
+    }
+
+    /// Whether the array's memory may be read now. Never waits.
+    pub fn is_ready(&self) -> Result<bool> {
+        for owner in self.owners() {
+            if let Some(event) = owner.ready() {
+                if !event.is_complete()? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Makes this thread wait until the array's memory may be read.
+    pub fn wait(&self) -> Result<()> {
+        self.owners().iter().try_for_each(|owner| owner.wait_host())
+    }
+
+    pub(crate) fn owners(&self) -> &[Arc<Owner>] {
+        self.tree.owners.as_slice()
+    }
+
+    pub(crate) fn tree(&self) -> &Arc<Tree> {
+        &self.tree
+    }
+
+    pub(crate) fn view(&self) -> View {
+        self.view
+    }
+
+    pub(crate) fn set_null_count(&self, nulls: usize) {
+        self.nulls.set(nulls);
+        if self.tree.whole(self.view.node).length == self.view.length
+            && self.tree.nodes[self.view.node].offset == self.view.offset
+        {
+            self.tree.nodes[self.view.node].nulls.set(nulls);
+        }
+    }
+}
+
+impl fmt::Debug for DeviceArray {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceArray")
+            .field("device", &self.device().id())
+            .field("data_type", self.data_type())
+            .field("len", &self.len())
+            .field("offset", &self.offset())
+            .field("null_count", &self.null_count())
+            .finish_non_exhaustive()
+    }
+}

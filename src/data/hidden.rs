@@ -1,0 +1,356 @@
+//! What hides on a device: lengths in offsets, and null counts in masks. Both stay unknown until
+//! asked for; then all of an array's are read at once: one list of copies, one host wait.
+
+use std::sync::Arc;
+
+use arrow_schema::DataType;
+
+use crate::data::array::DeviceArray;
+use crate::data::layout::{BufferKind, Layout};
+use crate::data::tree::{Tree, View};
+use crate::device::{AddressClass, CopyKind, CopyOp, DevicePtr, Queue};
+use crate::error::{Error, Result};
+use crate::memory::{HostSlab, Owner};
+
+/// A small piece of an array's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) address: DevicePtr,
+    pub(crate) bytes: usize,
+    /// Ordinary host memory, whatever device the array is of.
+    pub(crate) on_host: bool,
+}
+
+/// The answers to a list of requests.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    slab: HostSlab,
+    starts: Vec<usize>,
+}
+
+impl Answers {
+    /// The bytes of request `i`, aligned to 8.
+    pub(crate) fn bytes(&self, i: usize) -> &[u8] {
+        &self.slab[self.starts[i]..self.starts[i + 1]]
+    }
+
+    /// Integer `k` of `width` bytes of request `i`; its bytes were asked for.
+    pub(crate) fn int(&self, i: usize, k: usize, width: usize) -> i64 {
+        int(&self.bytes(i)[k * width..], width)
+    }
+}
+
+/// The little-endian signed integer of `width` bytes at the start of `bytes`.
+pub(crate) fn int(bytes: &[u8], width: usize) -> i64 {
+    let mut wide = [0; 8];
+    wide[..width].copy_from_slice(&bytes[..width]);
+    // Sign extension by shifting up and down again.
+    let shift = 64 - 8 * width as u32;
+    (i64::from_ne_bytes(wide) << shift) >> shift
+}
+
+/// Reads all `requests` of a tree.
+///
+/// # Safety
+/// Each request lies in the tree's memory (or, `on_host`, in host memory that the tree's owners keep
+/// alive) for its whole length.
+pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers> {
+    let mut starts = Vec::with_capacity(requests.len() + 1);
+    let mut total = 0usize;
+    starts.push(0);
+    for request in requests {
+        total = request
+            .bytes
+            .checked_next_multiple_of(8)
+            .and_then(|n| total.checked_add(n))
+            .ok_or_else(|| Error::argument("too many bytes to read back"))?;
+        starts.push(total);
+    }
+    let device = &tree.device;
+    let mut slab = device.host_slab(total)?;
+    slab.fill(0);
+    let owners = tree.owners.as_slice();
+    let on_host = |r: &Request| r.on_host || device.is_host_readable();
+    if requests.iter().any(on_host) {
+        owners.iter().try_for_each(|owner| owner.wait_host())?;
+    }
+    let mut copies = Vec::new();
+    for (request, start) in requests.iter().zip(&starts) {
+        if request.bytes == 0 {
+            continue;
+        }
+        let dst = slab.as_device_ptr().offset(*start);
+        if on_host(request) {
+            // SAFETY: the caller's; the memory is ready, and the slab has room.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    request.address.as_ptr().cast::<u8>(),
+                    dst.as_ptr().cast(),
+                    request.bytes,
+                );
+            }
+        } else {
+            copies.push(CopyOp {
+                src: request.address,
+                dst,
+                bytes: request.bytes,
+                kind: CopyKind::DeviceToHost,
+            });
+        }
+    }
+    if !copies.is_empty() {
+        // SAFETY: the caller's; the slab has room for each.
+        slab = unsafe { read_back(&device.default_queue(), owners, &copies, slab) }?;
+    }
+    Ok(Answers { slab, starts })
+}
+
+/// Runs a list of copies into `slab` and waits for it: one host wait.
+///
+/// # Safety
+/// The sources lie in memory of `owners`, the destinations in the slab.
+pub(crate) unsafe fn read_back(
+    queue: &Queue,
+    owners: &[Arc<Owner>],
+    copies: &[CopyOp],
+    slab: HostSlab,
+) -> Result<HostSlab> {
+    for owner in owners {
+        owner.wait_on(queue)?;
+    }
+    // SAFETY: the caller's; sources and slab live until the wait below, or with the reaper.
+    unsafe { queue.copy(copies) }?;
+    match queue.synchronize() {
+        Ok(()) => Ok(slab),
+        Err(e) => {
+            queue.keep_until_done((slab, owners.to_vec()));
+            Err(e)
+        }
+    }
+}
+
+/// Resolves all lengths of an array and its descendants that are still unknown, with one read.
+pub(crate) fn resolve_sizes(array: &DeviceArray) -> Result<()> {
+    let tree = array.tree();
+    let mut requests = Vec::new();
+    let mut targets = Vec::new();
+    collect_sizes(tree, array.view().node, &mut requests, &mut targets);
+    if requests.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: the import checked that offsets have `offset + length + 1` elements and that lengths
+    // have one for each variadic buffer.
+    let answers = unsafe { gather(tree, &requests) }?;
+    for (i, target) in targets.iter().enumerate() {
+        let slots = tree.slots(target.node);
+        for k in 0..target.slots {
+            let bytes = answers.int(i, k, target.width);
+            let slot = &slots[target.first_slot + k];
+            let at = || tree.buffer_path(target.node, target.first_slot + k);
+            let bytes = check_size(tree, slot.address(), bytes, at)?;
+            slot.set_bytes(bytes);
+        }
+    }
+    Ok(())
+}
+
+/// Refuses lengths (bytes) that cannot be: negative, or more than the device has at the address.
+pub(crate) fn check_size(
+    tree: &Tree,
+    address: DevicePtr,
+    bytes: i64,
+    path: impl Fn() -> String,
+) -> Result<usize> {
+    let fits = isize::try_from(bytes).ok().filter(|n| *n >= 0);
+    let Some(bytes) = fits else {
+        return Err(Error::invalid(path(), format!("has a length of {bytes} bytes")));
+    };
+    let bytes = bytes as usize;
+    if bytes > 0 && address.is_null() {
+        return Err(Error::invalid(path(), format!("is null but {bytes} bytes long")));
+    }
+    if bytes > 0
+        && tree.device.backend().classify(address, bytes) == AddressClass::Inaccessible
+    {
+        return Err(Error::invalid(
+            path(),
+            format!(
+                "claims {bytes} bytes at {address:?}, which {} does not have",
+                tree.device
+            ),
+        ));
+    }
+    Ok(bytes)
+}
+
+/// Where the lengths of some slots of a node come from: one request.
+struct Target {
+    node: usize,
+    first_slot: usize,
+    slots: usize,
+    /// Bytes of each integer.
+    width: usize,
+}
+
+fn collect_sizes(tree: &Tree, node: usize, requests: &mut Vec<Request>, targets: &mut Vec<Target>) {
+    let slots = tree.slots(node);
+    let n = &tree.nodes[node];
+    let layout = Layout::of(tree.data_type(node));
+    if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *layout.buffers() {
+        if slots[2].bytes().is_none() {
+            if slots[1].is_null() || n.length == 0 {
+                slots[2].set_bytes(0);
+            } else {
+                requests.push(Request {
+                    address: slots[1].address().offset((n.offset + n.length) * width),
+                    bytes: width,
+                    on_host: false,
+                });
+                targets.push(Target {
+                    node,
+                    first_slot: 2,
+                    slots: 1,
+                    width,
+                });
+            }
+        }
+    }
+    if layout.variadic {
+        let variadic = &slots[2..slots.len() - 1];
+        if variadic.iter().any(|slot| slot.bytes().is_none()) {
+            let sizes = slots[slots.len() - 1].address();
+            let bytes = variadic.len() * 8;
+            requests.push(Request {
+                address: sizes,
+                bytes,
+                on_host: tree.device.backend().classify(sizes, bytes) == AddressClass::Host,
+            });
+            targets.push(Target {
+                node,
+                first_slot: 2,
+                slots: variadic.len(),
+                width: 8,
+            });
+        }
+    }
+    for child in 0..n.n_children {
+        collect_sizes(tree, (n.first_child + child) as usize, requests, targets);
+    }
+}
+
+/// All parts of an array, parents first and siblings side by side, itself included.
+pub(crate) fn parts(array: &DeviceArray) -> Vec<View> {
+    let tree = array.tree();
+    let mut views = vec![array.view()];
+    let mut i = 0;
+    while let Some(&view) = views.get(i) {
+        for child in 0..tree.nodes[view.node].n_children as usize {
+            views.push(tree.child(view, child));
+        }
+        i += 1;
+    }
+    views
+}
+
+/// Whether the null count of any part is unknown.
+pub(crate) fn has_unknown_nulls(array: &DeviceArray) -> bool {
+    fn unknown(tree: &Tree, view: View) -> bool {
+        tree.null_count(view).is_none() || any_child(tree, view)
+    }
+    fn any_child(tree: &Tree, view: View) -> bool {
+        let children = tree.nodes[view.node].n_children as usize;
+        (0..children).any(|i| unknown(tree, tree.child(view, i)))
+    }
+    array.null_count().is_none() || any_child(array.tree(), array.view())
+}
+
+/// The null counts of all [`parts`] of an array; those that are unknown are counted from masks that
+/// are read back together.
+pub(crate) fn null_counts(array: &DeviceArray) -> Result<Vec<usize>> {
+    let tree = array.tree();
+    let views = parts(array);
+    let mut counts: Vec<_> = views.iter().map(|view| tree.null_count(*view)).collect();
+    counts[0] = array.null_count();
+    let unknown: Vec<_> = (0..views.len()).filter(|&i| counts[i].is_none()).collect();
+    if !unknown.is_empty() {
+        let request = |&i: &usize| {
+            let View {
+                node,
+                validity_offset: first,
+                length,
+                ..
+            } = views[i];
+            Request {
+                address: tree.slots(node)[0].address().offset(first / 8),
+                bytes: (first % 8 + length).div_ceil(8),
+                on_host: false,
+            }
+        };
+        let requests: Vec<_> = unknown.iter().map(request).collect();
+        // SAFETY: a mask has one bit for each row of its node, and views lie inside their node.
+        let answers = unsafe { gather(tree, &requests) }?;
+        for (k, &i) in unknown.iter().enumerate() {
+            let view = views[i];
+            let nulls = view.length - count_bits(answers.bytes(k), view.validity_offset % 8, view.length);
+            counts[i] = Some(nulls);
+            let node = &tree.nodes[view.node];
+            if view.offset == node.offset && view.length == node.length {
+                node.nulls.set(nulls);
+            }
+        }
+        if let Some(nulls) = counts[0] {
+            array.set_null_count(nulls);
+        }
+    }
+    Ok(counts.into_iter().map(|n| n.unwrap_or(0)).collect())
+}
+
+/// How many of `bits` bits from bit `first` are set.
+pub(crate) fn count_bits(bytes: &[u8], first: usize, bits: usize) -> usize {
+    arrow_buffer::bit_chunk_iterator::UnalignedBitChunk::new(bytes, first, bits).count_ones()
+}
+
+impl DeviceArray {
+    /// Counts the nulls of this array and of all its descendants where they are unknown: their masks
+    /// are read back together, with one host wait.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn resolve_null_counts(&self) -> Result<usize> {
+        if has_unknown_nulls(self) {
+            null_counts(self)?;
+        }
+        Ok(self.null_count().unwrap_or(0))
+    }
+
+    /// Finds out all lengths of this array's buffers, and its descendants', that hide on the device:
+    /// they are read back together, with one host wait, and kept.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] with the buffer's path if a length cannot be; what the device reports.
+    pub fn resolve_sizes(&self) -> Result<()> {
+        resolve_sizes(self)
+    }
+}
+
+impl Tree {
+    /// The path of a node from the root, for errors.
+    pub(crate) fn path(&self, node: usize) -> String {
+        if node == 0 {
+            return "array".into();
+        }
+        let parent = self.nodes[node].parent as usize;
+        let mut path = self.path(parent);
+        if matches!(self.data_type(parent), DataType::Dictionary(_, _)) {
+            path.push_str(".dictionary");
+        } else {
+            let position = node - self.nodes[parent].first_child as usize;
+            path.push_str(&format!(".children[{position}]"));
+        }
+        path
+    }
+
+    pub(crate) fn buffer_path(&self, node: usize, buffer: usize) -> String {
+        format!("{}.buffers[{buffer}]", self.path(node))
+    }
+}

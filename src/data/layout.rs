@@ -1,0 +1,366 @@
+//! Which buffers and children a type has and how long they are, from the type alone: nothing here
+//! reads a buffer. Source: "Physical Memory Layout" of the columnar format, and "Buffers" of the C
+//! data interface. A new Arrow type is one entry in [`Layout::of`].
+
+use arrow_schema::{DataType, IntervalUnit, UnionMode};
+
+use crate::error::{Error, Result};
+
+/// Deepest nesting of types that is accepted.
+pub(crate) const MAX_DEPTH: usize = 64;
+
+/// What one buffer holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BufferKind {
+    /// One validity bit per element.
+    Validity,
+    /// One value bit per element.
+    Bits,
+    /// `width` bytes per element, aligned to `align` bytes when typed.
+    Fixed { width: usize, align: usize },
+    /// One `i32` or `i64` per element and one more; `width` bytes each.
+    Offsets { width: usize },
+    /// Bytes that the last offset counts.
+    Bytes,
+}
+
+/// How an array's rows lie in its children.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Nesting {
+    /// No children.
+    Leaf,
+    /// Child row = row (struct, sparse union).
+    RowByRow,
+    /// Child rows = row times this many (fixed-size list).
+    Times(usize),
+    /// Child rows between two offsets (list, map).
+    Ranges,
+    /// Any child rows (list view, dense union).
+    Anywhere,
+    /// The dictionary: any of its rows.
+    Dictionary,
+    /// Run ends and values.
+    Runs,
+}
+
+/// A type's physical layout.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    buffers: [BufferKind; 3],
+    n_buffers: usize,
+    /// Further buffers of out-of-line bytes follow, and in the C interface one of their lengths.
+    pub(crate) variadic: bool,
+    pub(crate) nesting: Nesting,
+    pub(crate) n_children: usize,
+}
+
+const fn fixed(width: usize) -> BufferKind {
+    BufferKind::Fixed {
+        width,
+        align: width,
+    }
+}
+
+impl Layout {
+    pub(crate) fn of(data_type: &DataType) -> Self {
+        use BufferKind::{Bits, Bytes, Offsets, Validity};
+        use DataType as T;
+        let offsets32 = Offsets { width: 4 };
+        let offsets64 = Offsets { width: 8 };
+        match data_type {
+            T::Null => Self::new(&[]),
+            T::Boolean => Self::new(&[Validity, Bits]),
+            T::Int8 | T::UInt8 => Self::new(&[Validity, fixed(1)]),
+            T::Int16 | T::UInt16 | T::Float16 => Self::new(&[Validity, fixed(2)]),
+            T::Int32
+            | T::UInt32
+            | T::Float32
+            | T::Date32
+            | T::Time32(_)
+            | T::Decimal32(_, _)
+            | T::Interval(IntervalUnit::YearMonth) => Self::new(&[Validity, fixed(4)]),
+            T::Int64
+            | T::UInt64
+            | T::Float64
+            | T::Date64
+            | T::Time64(_)
+            | T::Timestamp(_, _)
+            | T::Duration(_)
+            | T::Decimal64(_, _) => Self::new(&[Validity, fixed(8)]),
+            // Two 32-bit numbers.
+            T::Interval(IntervalUnit::DayTime) => Self::new(&[
+                Validity,
+                BufferKind::Fixed { width: 8, align: 4 },
+            ]),
+            T::Interval(IntervalUnit::MonthDayNano) => Self::new(&[
+                Validity,
+                BufferKind::Fixed {
+                    width: 16,
+                    align: 8,
+                },
+            ]),
+            T::Decimal128(_, _) => Self::new(&[Validity, fixed(16)]),
+            T::Decimal256(_, _) => Self::new(&[
+                Validity,
+                BufferKind::Fixed {
+                    width: 32,
+                    align: 16,
+                },
+            ]),
+            T::FixedSizeBinary(width) => Self::new(&[
+                Validity,
+                BufferKind::Fixed {
+                    width: usize::try_from(*width).unwrap_or(0),
+                    align: 1,
+                },
+            ]),
+            T::Binary | T::Utf8 => Self::new(&[Validity, offsets32, Bytes]),
+            T::LargeBinary | T::LargeUtf8 => Self::new(&[Validity, offsets64, Bytes]),
+            T::BinaryView | T::Utf8View => Self {
+                variadic: true,
+                ..Self::new(&[Validity, fixed(16)])
+            },
+            T::List(_) | T::Map(_, _) => {
+                Self::new(&[Validity, offsets32]).nested(Nesting::Ranges, 1)
+            }
+            T::LargeList(_) => Self::new(&[Validity, offsets64]).nested(Nesting::Ranges, 1),
+            T::ListView(_) => {
+                Self::new(&[Validity, fixed(4), fixed(4)]).nested(Nesting::Anywhere, 1)
+            }
+            T::LargeListView(_) => {
+                Self::new(&[Validity, fixed(8), fixed(8)]).nested(Nesting::Anywhere, 1)
+            }
+            T::FixedSizeList(_, size) => Self::new(&[Validity])
+                .nested(Nesting::Times(usize::try_from(*size).unwrap_or(0)), 1),
+            T::Struct(fields) => Self::new(&[Validity]).nested(Nesting::RowByRow, fields.len()),
+            T::Union(fields, UnionMode::Sparse) => {
+                Self::new(&[fixed(1)]).nested(Nesting::RowByRow, fields.len())
+            }
+            T::Union(fields, UnionMode::Dense) => {
+                Self::new(&[fixed(1), fixed(4)]).nested(Nesting::Anywhere, fields.len())
+            }
+            T::Dictionary(key, _) => Self {
+                nesting: Nesting::Dictionary,
+                n_children: 1,
+                ..Self::of(key)
+            },
+            T::RunEndEncoded(_, _) => Self::new(&[]).nested(Nesting::Runs, 2),
+        }
+    }
+
+    fn new(kinds: &[BufferKind]) -> Self {
+        let mut buffers = [BufferKind::Bits; 3];
+        buffers[..kinds.len()].copy_from_slice(kinds);
+        Self {
+            buffers,
+            n_buffers: kinds.len(),
+            variadic: false,
+            nesting: Nesting::Leaf,
+            n_children: 0,
+        }
+    }
+
+    fn nested(self, nesting: Nesting, n_children: usize) -> Self {
+        Self {
+            nesting,
+            n_children,
+            ..self
+        }
+    }
+
+    /// The buffers in the order of the C data interface, variadic ones apart.
+    pub(crate) fn buffers(&self) -> &[BufferKind] {
+        &self.buffers[..self.n_buffers]
+    }
+
+    pub(crate) fn has_validity(&self) -> bool {
+        self.buffers().first() == Some(&BufferKind::Validity)
+    }
+}
+
+impl BufferKind {
+    /// How many bytes `rows` rows from the buffer's start take; `None` where the data decides.
+    ///
+    /// # Errors
+    /// If the number of bytes does not fit.
+    pub(crate) fn bytes(self, rows: usize) -> Option<Result<usize>> {
+        let bytes = match self {
+            Self::Validity | Self::Bits => Some(rows.div_ceil(8)),
+            Self::Fixed { width, .. } => rows.checked_mul(width),
+            Self::Offsets { width } => rows.checked_add(1).and_then(|n| n.checked_mul(width)),
+            Self::Bytes => return None,
+        };
+        let fits = bytes.filter(|&n| isize::try_from(n).is_ok());
+        Some(fits.ok_or_else(|| Error::argument(format!("{rows} rows do not fit in memory"))))
+    }
+
+    /// The alignment, in bytes, that typed access asks for.
+    pub(crate) fn align(self) -> usize {
+        match self {
+            Self::Validity | Self::Bits | Self::Bytes => 1,
+            Self::Fixed { align, .. } => align.max(1),
+            Self::Offsets { width } => width,
+        }
+    }
+}
+
+/// The type of child `i`; a dictionary's values are its child 0.
+pub(crate) fn child_type(data_type: &DataType, i: usize) -> Option<&DataType> {
+    use DataType as T;
+    match data_type {
+        T::Dictionary(_, values) => (i == 0).then_some(values),
+        _ => child_field(data_type, i).map(|field| field.data_type()),
+    }
+}
+
+/// The field of child `i`; a dictionary has none.
+pub(crate) fn child_field(data_type: &DataType, i: usize) -> Option<&arrow_schema::FieldRef> {
+    use DataType as T;
+    match data_type {
+        T::List(field)
+        | T::LargeList(field)
+        | T::ListView(field)
+        | T::LargeListView(field)
+        | T::FixedSizeList(field, _)
+        | T::Map(field, _) => (i == 0).then_some(field),
+        T::Struct(fields) => fields.get(i),
+        T::Union(fields, _) => fields.iter().nth(i).map(|(_, field)| field),
+        T::RunEndEncoded(run_ends, values) => match i {
+            0 => Some(run_ends),
+            1 => Some(values),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Refuses types that no array can have: negative sizes, run ends or keys of a wrong type, maps
+/// whose entries are not a struct of two, nesting deeper than [`MAX_DEPTH`].
+pub(crate) fn check_type(data_type: &DataType) -> Result<()> {
+    check(data_type, 0)
+}
+
+fn check(data_type: &DataType, depth: usize) -> Result<()> {
+    use DataType as T;
+    let refuse = |message: &'static str| Err(Error::invalid("schema", message));
+    if depth > MAX_DEPTH {
+        return refuse("types nest deeper than 64 levels");
+    }
+    match data_type {
+        T::FixedSizeBinary(size) | T::FixedSizeList(_, size) if *size < 0 => {
+            return refuse("a fixed size is negative");
+        }
+        T::Dictionary(key, _) if !key.is_dictionary_key_type() => {
+            return refuse("dictionary keys must be integers");
+        }
+        T::RunEndEncoded(run_ends, _)
+            if !matches!(run_ends.data_type(), T::Int16 | T::Int32 | T::Int64) =>
+        {
+            return refuse("run ends must be int16, int32 or int64");
+        }
+        T::Map(entries, _) => match entries.data_type() {
+            T::Struct(fields) if fields.len() == 2 => {}
+            _ => return refuse("a map's entries must be a struct of keys and values"),
+        },
+        _ => {}
+    }
+    for i in 0..Layout::of(data_type).n_children {
+        if let Some(child) = child_type(data_type, i) {
+            check(child, depth + 1)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_schema::{Field, Fields, TimeUnit, UnionFields};
+    use std::sync::Arc;
+
+    /// Our table agrees with arrow-rs's own layout for every type.
+    #[test]
+    fn agrees_with_arrow() {
+        let item = Arc::new(Field::new("item", DataType::Int8, true));
+        let pair: Fields = vec![
+            Field::new("k", DataType::Int8, false),
+            Field::new("v", DataType::Int8, true),
+        ]
+        .into();
+        let union = UnionFields::try_new([0], [Field::new("a", DataType::Int8, true)]).unwrap();
+        let types = [
+            DataType::Null,
+            DataType::Boolean,
+            DataType::Int8,
+            DataType::UInt16,
+            DataType::Float16,
+            DataType::Int32,
+            DataType::Float64,
+            DataType::Decimal32(5, 1),
+            DataType::Decimal64(12, 1),
+            DataType::Decimal128(20, 1),
+            DataType::Decimal256(50, 1),
+            DataType::Date32,
+            DataType::Date64,
+            DataType::Time32(TimeUnit::Second),
+            DataType::Time64(TimeUnit::Nanosecond),
+            DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+            DataType::Duration(TimeUnit::Second),
+            DataType::Interval(IntervalUnit::YearMonth),
+            DataType::Interval(IntervalUnit::DayTime),
+            DataType::Interval(IntervalUnit::MonthDayNano),
+            DataType::FixedSizeBinary(7),
+            DataType::Utf8,
+            DataType::LargeBinary,
+            DataType::Utf8View,
+            DataType::BinaryView,
+            DataType::List(item.clone()),
+            DataType::LargeList(item.clone()),
+            DataType::ListView(item.clone()),
+            DataType::LargeListView(item.clone()),
+            DataType::FixedSizeList(item.clone(), 3),
+            DataType::Struct(pair.clone()),
+            DataType::Map(
+                Arc::new(Field::new("entries", DataType::Struct(pair), false)),
+                false,
+            ),
+            DataType::Union(union.clone(), UnionMode::Sparse),
+            DataType::Union(union, UnionMode::Dense),
+            DataType::Dictionary(Box::new(DataType::UInt16), Box::new(DataType::Utf8)),
+            DataType::RunEndEncoded(
+                Arc::new(Field::new("run_ends", DataType::Int32, false)),
+                item,
+            ),
+        ];
+        for data_type in types {
+            let ours = Layout::of(&data_type);
+            let theirs = arrow_data::layout(&data_type);
+            assert_eq!(ours.has_validity(), theirs.can_contain_null_mask, "{data_type}");
+            assert_eq!(ours.variadic, theirs.variadic, "{data_type}");
+            let kinds: Vec<_> = ours
+                .buffers()
+                .iter()
+                .filter(|k| **k != BufferKind::Validity)
+                .collect();
+            assert_eq!(kinds.len(), theirs.buffers.len(), "{data_type}");
+            for (kind, spec) in kinds.into_iter().zip(&theirs.buffers) {
+                match (kind, spec) {
+                    (
+                        BufferKind::Fixed { width, align },
+                        arrow_data::BufferSpec::FixedWidth {
+                            byte_width,
+                            alignment,
+                        },
+                    ) => assert_eq!((width, align), (byte_width, alignment), "{data_type}"),
+                    (
+                        BufferKind::Offsets { width },
+                        arrow_data::BufferSpec::FixedWidth { byte_width, .. },
+                    ) => assert_eq!(width, byte_width, "{data_type}"),
+                    (BufferKind::Bits, arrow_data::BufferSpec::BitMap)
+                    | (BufferKind::Bytes, arrow_data::BufferSpec::VariableWidth) => {}
+                    other => panic!("{data_type}: {other:?}"),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Arrays and batches in device memory.
+
+mod access;
+mod array;
+mod batch;
+pub(crate) mod build;
+pub(crate) mod hidden;
+pub(crate) mod host;
+pub(crate) mod layout;
+pub(crate) mod tree;
+
+pub use access::{DeviceBits, DeviceSlice};
+pub use array::DeviceArray;
+pub use batch::DeviceRecordBatch;

@@ -1,0 +1,222 @@
+//! The flat form of an array and all its descendants: three allocations, whatever its width.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+
+use arrow_schema::{DataType, FieldRef};
+
+use crate::data::layout::{Layout, Nesting, child_field, child_type};
+use crate::device::{Device, DevicePtr};
+use crate::memory::Owner;
+
+/// An array with its descendants. Nodes stand parent before child, and the children of a node
+/// stand side by side; a dictionary's values count as its child.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    pub(crate) device: Device,
+    /// The type of the root; record batches are structs.
+    pub(crate) root: DataType,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) slots: Vec<Slot>,
+    pub(crate) owners: Owners,
+}
+
+/// The owners of the memory that slots lie in.
+#[derive(Debug)]
+pub(crate) enum Owners {
+    One(Arc<Owner>),
+    Many(Vec<Arc<Owner>>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    /// Rows.
+    pub(crate) length: usize,
+    /// Rows to skip in all buffers but the mask.
+    pub(crate) offset: usize,
+    /// Bits to skip in the mask; differs from `offset` only for arrow-rs arrays in host memory.
+    pub(crate) validity_offset: usize,
+    pub(crate) nulls: NullCount,
+    pub(crate) parent: u32,
+    pub(crate) first_child: u32,
+    pub(crate) n_children: u32,
+    pub(crate) first_slot: u32,
+    pub(crate) n_slots: u32,
+}
+
+/// One buffer: base and offset in bytes, as in `DeviceBuffer`.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) base: DevicePtr,
+    pub(crate) offset: usize,
+    /// Index into the owners.
+    pub(crate) owner: u32,
+    bytes: AtomicI64,
+}
+
+/// The number of nulls, or -1 while nobody has counted: what is unknown stays so until asked for.
+#[derive(Debug)]
+pub(crate) struct NullCount(AtomicI64);
+
+impl NullCount {
+    pub(crate) const fn known(nulls: usize) -> Self {
+        Self(AtomicI64::new(nulls as i64))
+    }
+
+    pub(crate) const fn unknown() -> Self {
+        Self(AtomicI64::new(-1))
+    }
+
+    pub(crate) fn get(&self) -> Option<usize> {
+        usize::try_from(self.0.load(Relaxed)).ok()
+    }
+
+    pub(crate) fn set(&self, nulls: usize) {
+        self.0.store(nulls as i64, Relaxed);
+    }
+}
+
+impl From<Option<usize>> for NullCount {
+    fn from(nulls: Option<usize>) -> Self {
+        nulls.map_or(Self::unknown(), Self::known)
+    }
+}
+
+impl Clone for NullCount {
+    fn clone(&self) -> Self {
+        Self(AtomicI64::new(self.0.load(Relaxed)))
+    }
+}
+
+impl Slot {
+    /// A buffer of `bytes` bytes; `None` if only the data knows.
+    pub(crate) fn new(base: DevicePtr, offset: usize, bytes: Option<usize>, owner: u32) -> Self {
+        Self {
+            base,
+            offset,
+            owner,
+            bytes: AtomicI64::new(bytes.map_or(-1, |n| n as i64)),
+        }
+    }
+
+    /// A buffer that is not there.
+    pub(crate) fn absent() -> Self {
+        Self::new(DevicePtr::NULL, 0, Some(0), 0)
+    }
+
+    pub(crate) fn address(&self) -> DevicePtr {
+        self.base.offset(self.offset)
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        self.base.is_null()
+    }
+
+    /// Its length in bytes, if known.
+    pub(crate) fn bytes(&self) -> Option<usize> {
+        usize::try_from(self.bytes.load(Relaxed)).ok()
+    }
+
+    pub(crate) fn set_bytes(&self, bytes: usize) {
+        self.bytes.store(bytes as i64, Relaxed);
+    }
+}
+
+impl Owners {
+    pub(crate) fn as_slice(&self) -> &[Arc<Owner>] {
+        match self {
+            Self::One(owner) => std::slice::from_ref(owner),
+            Self::Many(owners) => owners,
+        }
+    }
+}
+
+/// A part of a tree: a node with the rows of it that count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    pub(crate) node: usize,
+    /// Rows to skip, the node's own offset included.
+    pub(crate) offset: usize,
+    pub(crate) length: usize,
+    pub(crate) validity_offset: usize,
+}
+
+impl Tree {
+    /// The type of a node, found on the way from the root.
+    pub(crate) fn data_type(&self, node: usize) -> &DataType {
+        if node == 0 {
+            return &self.root;
+        }
+        let parent = self.nodes[node].parent as usize;
+        let position = node - self.nodes[parent].first_child as usize;
+        child_type(self.data_type(parent), position).unwrap_or(&DataType::Null)
+    }
+
+    /// The field of a node; the root and a dictionary's values have none.
+    pub(crate) fn field(&self, node: usize) -> Option<&FieldRef> {
+        if node == 0 {
+            return None;
+        }
+        let parent = self.nodes[node].parent as usize;
+        let position = node - self.nodes[parent].first_child as usize;
+        child_field(self.data_type(parent), position)
+    }
+
+    pub(crate) fn slots(&self, node: usize) -> &[Slot] {
+        let node = &self.nodes[node];
+        &self.slots[node.first_slot as usize..][..node.n_slots as usize]
+    }
+
+    pub(crate) fn owner(&self, slot: &Slot) -> &Arc<Owner> {
+        &self.owners.as_slice()[slot.owner as usize]
+    }
+
+    /// All rows of a node.
+    pub(crate) fn whole(&self, node: usize) -> View {
+        let n = &self.nodes[node];
+        View {
+            node,
+            offset: n.offset,
+            length: n.length,
+            validity_offset: n.validity_offset,
+        }
+    }
+
+    /// Whether a view is all of its node, from the start of its buffers.
+    pub(crate) fn is_uncut(&self, view: View) -> bool {
+        let node = &self.nodes[view.node];
+        view.offset == 0 && node.offset == 0 && view.length == node.length
+    }
+
+    /// The rows of child `i` that belong to a view where the type alone tells; else all.
+    pub(crate) fn child(&self, view: View, i: usize) -> View {
+        let node = self.nodes[view.node].first_child as usize + i;
+        let child = &self.nodes[node];
+        let (skip, length) = match Layout::of(self.data_type(view.node)).nesting {
+            Nesting::RowByRow => (view.offset, view.length),
+            Nesting::Times(n) => (view.offset.saturating_mul(n), view.length.saturating_mul(n)),
+            _ => return self.whole(node),
+        };
+        View {
+            node,
+            offset: child.offset + skip,
+            length,
+            validity_offset: child.validity_offset + skip,
+        }
+    }
+
+    /// The nulls of a view by its own mask, if they are known without reading it.
+    pub(crate) fn null_count(&self, view: View) -> Option<usize> {
+        let node = &self.nodes[view.node];
+        let has_mask = self.slots(view.node).first().is_some_and(|s| !s.is_null())
+            && Layout::of(self.data_type(view.node)).has_validity();
+        match node.nulls.get() {
+            _ if matches!(self.data_type(view.node), DataType::Null) => Some(view.length),
+            _ if !has_mask || view.length == 0 => Some(0),
+            Some(0) => Some(0),
+            Some(n) if n == node.length => Some(view.length),
+            Some(n) if view.offset == node.offset && view.length == node.length => Some(n),
+            _ => None,
+        }
+    }
+}

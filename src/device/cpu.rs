@@ -1,0 +1,154 @@
+//! Ordinary host memory as a device.
+
+use std::alloc::{self, Layout};
+use std::any::Any;
+use std::sync::Arc;
+
+use crate::device::DeviceId;
+use crate::device::backend::{AddressClass, Backend, CopyOp, DevicePtr, EventPtr, RawQueue};
+use crate::error::{Error, Result};
+
+/// The alignment, in bytes, of everything this crate allocates.
+pub(crate) const ALIGNMENT: usize = 64;
+
+/// Host memory: the CPU, and, under their own ids, page-locked memory of devices whose backend is
+/// not there. Synchronous; it has no events.
+#[derive(Debug)]
+pub(crate) struct HostBackend {
+    queue: Arc<HostQueue>,
+}
+
+#[derive(Debug)]
+struct HostQueue {
+    id: DeviceId,
+}
+
+impl HostBackend {
+    pub(crate) fn new(id: DeviceId) -> Self {
+        Self {
+            queue: Arc::new(HostQueue { id }),
+        }
+    }
+
+    fn no_events(&self) -> Error {
+        no_events(self.queue.id)
+    }
+}
+
+fn no_events(device: DeviceId) -> Error {
+    Error::NotSupported {
+        device,
+        operation: "event",
+        reason: "host memory without a backend has no events".into(),
+    }
+}
+
+// SAFETY: all memory of this device is host memory from the global allocator or from an arrow
+// producer that says so; there are no events; `classify` never vouches for an address.
+unsafe impl Backend for HostBackend {
+    fn id(&self) -> DeviceId {
+        self.queue.id
+    }
+
+    fn host_readable(&self) -> bool {
+        true
+    }
+
+    fn is_synchronous(&self) -> bool {
+        true
+    }
+
+    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(self.queue.clone())
+    }
+
+    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(self.queue.clone())
+    }
+
+    fn check_event(&self, _: EventPtr) -> Result<()> {
+        Err(self.no_events())
+    }
+
+    unsafe fn query_event(&self, _: EventPtr) -> Result<bool> {
+        Err(self.no_events())
+    }
+
+    unsafe fn wait_event(&self, _: EventPtr) -> Result<()> {
+        Err(self.no_events())
+    }
+
+    unsafe fn release_event(&self, _: EventPtr) {}
+
+    fn classify(&self, _: DevicePtr, _: usize) -> AddressClass {
+        AddressClass::Unknown
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+// SAFETY: memory comes from the global allocator with the asked size and alignment; work runs at
+// once, so it is in order.
+unsafe impl RawQueue for HostQueue {
+    fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
+        let oom = || Error::OutOfMemory {
+            device: self.id,
+            operation: "allocate",
+            bytes,
+        };
+        let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| oom())?;
+        // SAFETY: the trait's contract: `bytes` is not 0. Zeroed, because safe code may later view
+        // the memory as bytes.
+        let ptr = unsafe { alloc::alloc_zeroed(layout) };
+        if ptr.is_null() {
+            return Err(oom());
+        }
+        Ok(DevicePtr::new(ptr.cast()))
+    }
+
+    unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
+        let layout = Layout::from_size_align(bytes, ALIGNMENT)
+            .map_err(|_| Error::argument("free of a size that was never allocated"))?;
+        // SAFETY: the caller's: `base` came from `allocate` with this size.
+        unsafe { alloc::dealloc(base.as_ptr().cast(), layout) };
+        Ok(())
+    }
+
+    unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
+        for copy in copies {
+            // SAFETY: the caller's: both ranges are valid and do not overlap.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    copy.src.as_ptr().cast::<u8>(),
+                    copy.dst.as_ptr().cast::<u8>(),
+                    copy.bytes,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { std::ptr::write_bytes(dst.as_ptr().cast::<u8>(), byte, bytes) };
+        Ok(())
+    }
+
+    fn record(&self) -> Result<EventPtr> {
+        Err(no_events(self.id))
+    }
+
+    unsafe fn wait(&self, _: EventPtr) -> Result<()> {
+        Err(no_events(self.id))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,127 @@
+//! Events: when data is ready.
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use crate::device::backend::{EventPtr, Notify};
+use crate::device::{Counters, Device, DeviceId};
+use crate::error::Result;
+
+/// A point in a queue's work. Clones are the same event; the last one gives it back to the device
+/// for reuse.
+#[derive(Clone, Debug)]
+pub struct SyncEvent(Arc<Owned>);
+
+#[derive(Debug)]
+struct Owned {
+    device: Device,
+    ptr: EventPtr,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: `ptr` came from `record` of a queue of this device (`SyncEvent::from_recorded`)
+        // and this is its last use.
+        unsafe { self.device.backend().release_event(self.ptr) }
+    }
+}
+
+impl SyncEvent {
+    /// # Safety
+    /// `ptr` was recorded by a queue of `device` and is owned by nobody else.
+    pub(crate) unsafe fn from_recorded(device: Device, ptr: EventPtr) -> Self {
+        Self(Arc::new(Owned { device, ptr }))
+    }
+
+    pub(crate) fn as_ref(&self) -> EventRef<'_> {
+        EventRef {
+            device: &self.0.device,
+            ptr: self.0.ptr,
+        }
+    }
+
+    /// The device whose work the event stands for.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// The pointer for `ArrowDeviceArray.sync_event`; valid as long as a clone of this event lives.
+    pub fn as_ptr(&self) -> EventPtr {
+        self.0.ptr
+    }
+
+    /// Whether the work before this event has completed. Never waits.
+    pub fn is_complete(&self) -> Result<bool> {
+        self.as_ref().is_complete()
+    }
+
+    /// Makes this thread wait until the work before this event has completed: one host wait.
+    pub fn wait(&self) -> Result<()> {
+        self.as_ref().wait()
+    }
+
+    /// Calls `waker` once the event completes, without keeping this thread. `true` if it has
+    /// completed already, and then the waker is not called.
+    pub fn notify(&self, waker: &Waker) -> Result<bool> {
+        // SAFETY: the event is live, and where the waker was registered the reaper keeps a clone
+        // until the event completes.
+        match unsafe { self.device().backend().notify_event(self.0.ptr, waker) }? {
+            Notify::Completed => Ok(true),
+            Notify::Registered => {
+                let keep = self.clone();
+                self.device()
+                    .reaper()
+                    .after(vec![self.clone()], move || drop(keep));
+                Ok(false)
+            }
+            Notify::Unsupported => {
+                if self.is_complete()? {
+                    return Ok(true);
+                }
+                let waker = waker.clone();
+                self.device()
+                    .reaper()
+                    .after(vec![self.clone()], move || waker.wake());
+                Ok(false)
+            }
+        }
+    }
+}
+
+/// A borrowed event, ours or a foreign producer's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EventRef<'a> {
+    device: &'a Device,
+    ptr: EventPtr,
+}
+
+impl<'a> EventRef<'a> {
+    /// # Safety
+    /// `ptr` points to a live event of `device`'s type for as long as the result is used.
+    pub(crate) unsafe fn new(device: &'a Device, ptr: EventPtr) -> Self {
+        Self { device, ptr }
+    }
+
+    pub(crate) fn device_id(&self) -> DeviceId {
+        self.device.id()
+    }
+
+    pub(crate) fn device(&self) -> &'a Device {
+        self.device
+    }
+
+    pub(crate) fn ptr(&self) -> EventPtr {
+        self.ptr
+    }
+
+    pub(crate) fn is_complete(&self) -> Result<bool> {
+        // SAFETY: the event is live (contract of the constructors).
+        unsafe { self.device.backend().query_event(self.ptr) }
+    }
+
+    pub(crate) fn wait(&self) -> Result<()> {
+        Counters::add(&self.device.counters().host_waits, 1);
+        // SAFETY: as above.
+        unsafe { self.device.backend().wait_event(self.ptr) }
+    }
+}

@@ -1,0 +1,153 @@
+//! [`Device`].
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::device::backend::{Backend, RawQueue};
+use crate::device::reaper::Reaper;
+use crate::device::{Counters, DeviceId, Queue, TransferStats};
+use crate::error::{Error, Result};
+use crate::memory::SlabPool;
+
+/// A device: memory, queues and counters. Clones are the same device.
+///
+/// Get one from [`Devices`](crate::Devices), or wrap a [`Backend`] with [`Device::new`].
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    id: DeviceId,
+    host_readable: bool,
+    synchronous: bool,
+    default_queue: Arc<dyn RawQueue>,
+    counters: Counters,
+    reaper: Reaper,
+    slabs: SlabPool,
+    drop_error: Mutex<Option<Error>>,
+    // Last, so that everything above can still use it while dropped.
+    backend: Arc<dyn Backend>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.slabs.clear(&*self.backend);
+    }
+}
+
+impl Device {
+    /// Wraps a backend. Two handles made from one backend are two devices to this crate: keep one
+    /// and clone it.
+    pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
+        Ok(Self(Arc::new(Inner {
+            id: backend.id(),
+            host_readable: backend.host_readable(),
+            synchronous: backend.is_synchronous(),
+            default_queue: backend.default_queue()?,
+            counters: Counters::default(),
+            reaper: Reaper::default(),
+            slabs: SlabPool::default(),
+            drop_error: Mutex::new(None),
+            backend,
+        })))
+    }
+
+    /// Device type and id.
+    pub fn id(&self) -> DeviceId {
+        self.0.id
+    }
+
+    /// Whether the host may read this device's memory with ordinary loads, once its event has
+    /// completed.
+    pub fn is_host_readable(&self) -> bool {
+        self.0.host_readable
+    }
+
+    /// Whether all work has completed when the call that asked for it returns (the CPU).
+    pub fn is_synchronous(&self) -> bool {
+        self.0.synchronous
+    }
+
+    /// The queue that work runs on when no other is named.
+    pub fn default_queue(&self) -> Queue {
+        Queue::new(self.clone(), self.0.default_queue.clone())
+    }
+
+    /// A further queue.
+    pub fn new_queue(&self) -> Result<Queue> {
+        Ok(Queue::new(self.clone(), self.0.backend.new_queue()?))
+    }
+
+    /// A queue of the backend's own making, as this device's. It must be one of this backend.
+    pub fn wrap_queue(&self, raw: Arc<dyn RawQueue>) -> Queue {
+        Queue::new(self.clone(), raw)
+    }
+
+    /// Makes this thread wait for all work of the device: one host wait.
+    pub fn synchronize(&self) -> Result<()> {
+        if self.0.synchronous {
+            return Ok(());
+        }
+        Counters::add(&self.0.counters.host_waits, 1);
+        self.0.backend.synchronize()
+    }
+
+    /// Everything counted so far.
+    pub fn stats(&self) -> TransferStats {
+        self.0.counters.snapshot()
+    }
+
+    /// The last error of a place that cannot report one (a release, a drop), once.
+    pub fn take_drop_error(&self) -> Option<Error> {
+        self.0
+            .drop_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    /// The backend, for downcasts.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.0.backend
+    }
+
+    pub(crate) fn park_drop_error(&self, e: Error) {
+        Counters::add(&self.0.counters.drop_errors, 1);
+        *self
+            .0
+            .drop_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(e);
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.0.counters
+    }
+
+    pub(crate) fn reaper(&self) -> &Reaper {
+        &self.0.reaper
+    }
+
+    pub(crate) fn slabs(&self) -> &SlabPool {
+        &self.0.slabs
+    }
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.0.id)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.id.fmt(f)
+    }
+}

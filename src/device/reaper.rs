@@ -1,0 +1,189 @@
+//! The reaper: a lazily started thread per device that acts once events have completed.
+//!
+//! Thread contract: actions run on the reaper's thread, outside its lock, in no particular order;
+//! only an action of [`Reaper::later`] may wait for the device. The thread ends when its device is dropped, or when it
+//! has had nothing to do for a while; it is started again when needed.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use crate::device::SyncEvent;
+use crate::device::backend::Notify;
+
+/// How long an idle thread stays.
+const IDLE: Duration = Duration::from_secs(2);
+
+#[derive(Default)]
+pub(crate) struct Reaper {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    items: Vec<Item>,
+    running: bool,
+    signalled: bool,
+}
+
+struct Item {
+    events: Vec<SyncEvent>,
+    action: Box<dyn FnOnce() + Send>,
+    /// The backend calls our waker when the events complete.
+    notified: bool,
+}
+
+impl std::fmt::Debug for Reaper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reaper").finish_non_exhaustive()
+    }
+}
+
+impl Wake for Shared {
+    fn wake(self: Arc<Self>) {
+        self.lock().signalled = true;
+        self.wake.notify_one();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(self: &Arc<Self>) {
+        let waker = Waker::from(self.clone());
+        loop {
+            let mut items = std::mem::take(&mut self.lock().items);
+            let mut waiting = Vec::new();
+            for mut item in items.drain(..) {
+                if item.settle(&waker) {
+                    run_action(item.action);
+                } else {
+                    waiting.push(item);
+                }
+            }
+            // Items of backends that cannot notify are waited for here, one at a time.
+            if let Some(i) = waiting.iter().position(|item| !item.notified) {
+                let item = waiting.swap_remove(i);
+                for event in &item.events {
+                    // An event that cannot be waited for counts as done: its device is gone.
+                    let _ = event.wait();
+                }
+                run_action(item.action);
+            }
+            let mut state = self.lock();
+            state.items.append(&mut waiting);
+            let blocked = !state.items.is_empty() && state.items.iter().all(|item| item.notified);
+            if !state.signalled && (blocked || state.items.is_empty()) {
+                let (guard, timeout) = self
+                    .wake
+                    .wait_timeout_while(state, IDLE, |s| !s.signalled)
+                    .unwrap_or_else(PoisonError::into_inner);
+                state = guard;
+                if timeout.timed_out() && state.items.is_empty() {
+                    state.running = false;
+                    return;
+                }
+            }
+            state.signalled = false;
+        }
+    }
+}
+
+impl Item {
+    /// Whether all events have completed; asks for a notification of the first that has not.
+    fn settle(&mut self, waker: &Waker) -> bool {
+        self.notified = false;
+        while let Some(event) = self.events.last() {
+            // SAFETY: the item keeps the event alive until it has completed.
+            match unsafe {
+                event
+                    .device()
+                    .backend()
+                    .notify_event(event.as_ptr(), waker)
+            } {
+                Ok(Notify::Completed) => {}
+                Ok(Notify::Registered) => {
+                    self.notified = true;
+                    return false;
+                }
+                Ok(Notify::Unsupported) => match event.is_complete() {
+                    Ok(false) => return false,
+                    // As above: an event that cannot be asked counts as done.
+                    Ok(true) | Err(_) => {}
+                },
+                Err(_) => {}
+            }
+            self.events.pop();
+        }
+        true
+    }
+}
+
+/// Runs outside all locks; a panic in a foreign release or a waker ends here.
+fn run_action(action: Box<dyn FnOnce() + Send>) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(action)) {
+        // Dropping the payload could panic again.
+        std::mem::forget(payload);
+    }
+}
+
+impl Reaper {
+    /// Runs `action` once all `events` have completed: at once on this thread if they have
+    /// already, else on the reaper's.
+    pub(crate) fn after(
+        &self,
+        mut events: Vec<SyncEvent>,
+        action: impl FnOnce() + Send + 'static,
+    ) {
+        events.retain(|event| !event.is_complete().unwrap_or(true));
+        if events.is_empty() {
+            return run_action(Box::new(action));
+        }
+        self.push(events, Box::new(action));
+    }
+
+    /// Runs `action`, which may wait for the device, on the reaper's thread.
+    pub(crate) fn later(&self, action: impl FnOnce() + Send + 'static) {
+        self.push(Vec::new(), Box::new(action));
+    }
+
+    fn push(&self, events: Vec<SyncEvent>, action: Box<dyn FnOnce() + Send>) {
+        let mut state = self.shared.lock();
+        state.items.push(Item {
+            events,
+            action,
+            notified: false,
+        });
+        state.signalled = true;
+        if !state.running {
+            let shared = self.shared.clone();
+            state.running = std::thread::Builder::new()
+                .name("arrow-device reaper".into())
+                .spawn(move || shared.run())
+                .is_ok();
+        }
+        let stranded = if state.running {
+            Vec::new()
+        } else {
+            std::mem::take(&mut state.items)
+        };
+        drop(state);
+        self.shared.wake.notify_one();
+        // No thread to be had: wait here rather than lose the action.
+        for item in stranded {
+            for event in &item.events {
+                let _ = event.wait();
+            }
+            run_action(item.action);
+        }
+    }
+}

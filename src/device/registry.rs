@@ -1,0 +1,248 @@
+//! [`Devices`]: which device serves a (type, id) pair.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::abi::ArrowDeviceType;
+use crate::device::cpu::HostBackend;
+use crate::device::{Device, DeviceId};
+use crate::error::{Error, Result};
+
+type Factory = Arc<dyn Fn(i64) -> Result<Device> + Send + Sync>;
+
+/// The devices that a program can reach, by type and id.
+///
+/// [`Devices::global`] is the process's default and is never dropped; own values are for tests and
+/// for programs that keep worlds apart. Clones share their content.
+///
+/// A device is made by the factory of its type at its first use and kept. If that fails, the reason
+/// is kept too, and later requests get it again.
+///
+/// ```
+/// use arrow_device::{Devices, DeviceId};
+/// assert_eq!(Devices::cpu().id(), DeviceId::CPU);
+/// let absent = Devices::open("cuda:0").unwrap_err();
+/// assert!(absent.to_string().contains("cuda:0"));
+/// ```
+#[derive(Clone, Default)]
+pub struct Devices(Arc<Registry>);
+
+#[derive(Default)]
+struct Registry {
+    factories: Mutex<HashMap<ArrowDeviceType, Factory>>,
+    devices: Mutex<HashMap<DeviceId, Slot>>,
+}
+
+/// Filled once, outside the map's lock, so that a slow or panicking factory blocks only requests for
+/// its own device.
+type Slot = Arc<OnceLock<Result<Device>>>;
+
+impl Devices {
+    /// An empty set. The CPU is always there.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The process's default set.
+    pub fn global() -> &'static Self {
+        static GLOBAL: OnceLock<Devices> = OnceLock::new();
+        GLOBAL.get_or_init(Devices::new)
+    }
+
+    /// The CPU. There is one per process.
+    pub fn cpu() -> Device {
+        static CPU: OnceLock<Device> = OnceLock::new();
+        CPU.get_or_init(|| {
+            Device::new(Arc::new(HostBackend::new(DeviceId::CPU)))
+                .expect("the host backend's default queue is always there")
+        })
+        .clone()
+    }
+
+    /// The first GPU of the default set: CUDA, then ROCm. Never falls back to another device.
+    pub fn gpu() -> Result<Device> {
+        let cuda = Self::global().get(DeviceId::new(ArrowDeviceType::CUDA, 0));
+        cuda.or_else(|no_cuda| {
+            Self::global()
+                .get(DeviceId::new(ArrowDeviceType::ROCM, 0))
+                .map_err(|no_rocm| Error::DeviceNotAvailable {
+                    device: DeviceId::new(ArrowDeviceType::CUDA, 0),
+                    reason: format!("no GPU. {no_cuda}. {no_rocm}").into(),
+                })
+        })
+    }
+
+    /// The default set's simulated device, made at the first call.
+    ///
+    /// # Errors
+    /// [`Error::DeviceNotAvailable`] without the feature `sim` or on another system than Linux.
+    pub fn simulated() -> Result<Device> {
+        static SIMULATED: OnceLock<Result<Device>> = OnceLock::new();
+        SIMULATED
+            .get_or_init(|| {
+                let device = new_simulated()?;
+                Self::global().add(device.clone())?;
+                Ok(device)
+            })
+            .clone()
+    }
+
+    /// The default set's device of this name: `cpu`, `sim`, `cuda:0`, `cuda-host`, ... (see
+    /// [`DeviceId`]). `sim` means [`Devices::simulated`].
+    pub fn open(name: &str) -> Result<Device> {
+        if name == "sim" {
+            return Self::simulated();
+        }
+        Self::global().get(name.parse()?)
+    }
+
+    /// Adds a device under its own id.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if that id is taken by another device.
+    pub fn add(&self, device: Device) -> Result<()> {
+        let slot = self.slot(device.id());
+        let taken = slot.get_or_init(|| Ok(device.clone()));
+        if taken.as_ref().is_ok_and(|there| *there == device) {
+            return Ok(());
+        }
+        Err(Error::argument(format!(
+            "device {} is registered already",
+            device.id()
+        )))
+    }
+
+    /// Registers how devices of a type are made from their id. Devices that were asked for before
+    /// stay as they are.
+    pub fn register(
+        &self,
+        device_type: ArrowDeviceType,
+        factory: impl Fn(i64) -> Result<Device> + Send + Sync + 'static,
+    ) {
+        self.0
+            .factories
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(device_type, Arc::new(factory));
+    }
+
+    /// The device of this type and id. Any id of the CPU's type is the CPU.
+    ///
+    /// # Errors
+    /// [`Error::DeviceNotAvailable`] with what is missing.
+    pub fn get(&self, id: DeviceId) -> Result<Device> {
+        if id.device_type == ArrowDeviceType::CPU {
+            return Ok(Self::cpu());
+        }
+        let factory = self
+            .0
+            .factories
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&id.device_type)
+            .cloned();
+        let Some(factory) = factory else {
+            // Not kept: a factory or a device may be registered later.
+            let known = self.devices().get(&id).cloned();
+            return match known.as_ref().and_then(|slot| slot.get()) {
+                Some(device) => device.clone(),
+                None => Err(no_backend(id)),
+            };
+        };
+        let slot = self.slot(id);
+        slot.get_or_init(|| {
+            let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| factory(id.id)));
+            made.unwrap_or_else(|payload| {
+                std::mem::forget(payload);
+                Err(Error::DeviceNotAvailable {
+                    device: id,
+                    reason: "its factory panicked".into(),
+                })
+            })
+        })
+        .clone()
+    }
+
+    /// As [`get`](Self::get); page-locked memory whose backend is missing is then served as plain
+    /// host memory if nothing needs to be waited for.
+    pub(crate) fn get_for_import(&self, id: DeviceId, has_event: bool) -> Result<Device> {
+        let missing = match self.get(id) {
+            Err(e) => e,
+            found => return found,
+        };
+        let page_locked = matches!(
+            id.device_type,
+            ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST
+        );
+        if !page_locked || has_event {
+            return Err(missing);
+        }
+        // A map of its own, for `get` goes on saying that the backend is missing.
+        static PAGE_LOCKED: Mutex<Option<HashMap<DeviceId, Device>>> = Mutex::new(None);
+        let mut map = PAGE_LOCKED.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = map.get_or_insert_with(HashMap::new);
+        if let Some(device) = map.get(&id) {
+            return Ok(device.clone());
+        }
+        let device = Device::new(Arc::new(HostBackend::new(id)))?;
+        map.insert(id, device.clone());
+        Ok(device)
+    }
+
+    fn devices(&self) -> std::sync::MutexGuard<'_, HashMap<DeviceId, Slot>> {
+        self.0
+            .devices
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn slot(&self, id: DeviceId) -> Slot {
+        self.devices().entry(id).or_default().clone()
+    }
+}
+
+#[cfg(all(feature = "sim", target_os = "linux"))]
+fn new_simulated() -> Result<Device> {
+    use crate::device::sim::{SimConfig, SimDevice};
+    Device::new(SimDevice::new(SimConfig::default())?)
+}
+
+#[cfg(not(all(feature = "sim", target_os = "linux")))]
+fn new_simulated() -> Result<Device> {
+    Err(Error::DeviceNotAvailable {
+        device: DeviceId::new(ArrowDeviceType::EXT_DEV, 0),
+        reason: "the simulated device needs the feature `sim` and Linux".into(),
+    })
+}
+
+fn no_backend(device: DeviceId) -> Error {
+    let reason = match device.device_type {
+        ArrowDeviceType::CUDA | ArrowDeviceType::CUDA_HOST | ArrowDeviceType::CUDA_MANAGED => {
+            "this build has no CUDA backend (this version of arrow-device has none yet); \
+             register one with Devices::register"
+        }
+        ArrowDeviceType::ROCM | ArrowDeviceType::ROCM_HOST => {
+            "this build has no ROCm backend (this version of arrow-device has none yet); \
+             register one with Devices::register"
+        }
+        ArrowDeviceType::EXT_DEV => {
+            "no extension device with this id is registered; simulated devices are added with \
+             Devices::add"
+        }
+        t if t.name().is_none() => "the specification does not name this device type",
+        _ => "no backend is registered for this device type; see Devices::register",
+    };
+    Error::DeviceNotAvailable {
+        device,
+        reason: reason.into(),
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut ids: Vec<_> = self.devices().keys().copied().collect();
+        ids.sort();
+        f.debug_tuple("Devices").field(&ids).finish()
+    }
+}

@@ -1,0 +1,177 @@
+//! Who owns memory, when it is ready, and who still uses it.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use arrow_data::ArrayData;
+
+use crate::abi::FFI_ArrowDeviceArray;
+use crate::device::{Device, DevicePtr, EventPtr, EventRef, Queue, SyncEvent};
+use crate::error::Result;
+use crate::memory::HostSlab;
+
+/// One piece of memory with one lifetime: shared by `Arc` between all buffers that lie in it.
+///
+/// When the last holder goes, memory of ours is freed on its home queue after all recorded uses;
+/// anything else (a foreign array, host memory under an asynchronous copy) is let go by the
+/// device's reaper once its uses have completed, or at once if there are none. Nothing here waits.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    device: Device,
+    /// `None` only while dropping.
+    memory: Option<Memory>,
+    ready: Ready,
+    /// Reads that the free must come after.
+    uses: Mutex<Vec<SyncEvent>>,
+    /// A use could not be recorded: the device must be waited for before the free.
+    unrecorded: AtomicBool,
+}
+
+/// What the owner holds. The `Any` payloads are only kept and dropped.
+#[derive(Debug)]
+pub(crate) enum Memory {
+    /// Memory of ours on a device, with its home queue.
+    Device {
+        queue: Queue,
+        base: DevicePtr,
+        bytes: usize,
+    },
+    /// Host memory of ours.
+    Slab(#[allow(dead_code)] HostSlab),
+    /// Arrow arrays in host memory.
+    Arrow(#[allow(dead_code)] Vec<ArrayData>),
+    /// A foreign producer's array: dropping it calls `release`.
+    Foreign(#[allow(dead_code)] FFI_ArrowDeviceArray),
+    /// Anything else.
+    Kept(#[allow(dead_code)] Kept),
+}
+
+/// An arbitrary owner of memory.
+pub(crate) struct Kept(#[allow(dead_code)] pub(crate) Box<dyn Any + Send + Sync>);
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Kept")
+    }
+}
+
+/// When the memory may be read.
+#[derive(Debug)]
+pub(crate) enum Ready {
+    /// Now.
+    Now,
+    /// After this event.
+    Event(SyncEvent),
+    /// After the event that the foreign array carries; it lives as long as the array.
+    Foreign(EventPtr),
+}
+
+impl Owner {
+    pub(crate) fn new(device: Device, memory: Memory, ready: Ready) -> Self {
+        Self {
+            device,
+            memory: Some(memory),
+            ready,
+            uses: Mutex::new(Vec::new()),
+            unrecorded: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The event that guards the memory, if there is one.
+    pub(crate) fn ready(&self) -> Option<EventRef<'_>> {
+        match &self.ready {
+            Ready::Now => None,
+            Ready::Event(event) => Some(event.as_ref()),
+            // SAFETY: the import checked the event; it lives until the array is released, and
+            // `memory` holds the array.
+            Ready::Foreign(ptr) => Some(unsafe { EventRef::new(&self.device, *ptr) }),
+        }
+    }
+
+    /// Makes `queue` wait until the memory is ready.
+    pub(crate) fn wait_on(&self, queue: &Queue) -> Result<()> {
+        match self.ready() {
+            // Work queued later on the home queue comes after the work that made the memory.
+            Some(_) if self.is_home(queue) => Ok(()),
+            Some(event) => queue.wait_ref(event),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes this thread wait until the memory is ready: no host wait if it is already.
+    pub(crate) fn wait_host(&self) -> Result<()> {
+        match self.ready() {
+            Some(event) if !event.is_complete()? => event.wait(),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_home(&self, queue: &Queue) -> bool {
+        matches!(&self.memory, Some(Memory::Device { queue: home, .. }) if home.same_as(queue))
+            && matches!(&self.ready, Ready::Event(_))
+    }
+
+    /// Notes that work on `queue` so far reads the memory.
+    pub(crate) fn record_use(&self, queue: &Queue) {
+        if matches!(&self.memory, Some(Memory::Device { queue: home, .. }) if home.same_as(queue)) {
+            return;
+        }
+        match queue.record() {
+            Ok(None) => {}
+            Ok(Some(event)) => self.add_use(event),
+            Err(_) => self.unrecorded.store(true, Ordering::Release),
+        }
+    }
+
+    /// Notes that the memory is in use until `event`.
+    pub(crate) fn add_use(&self, event: SyncEvent) {
+        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        uses.retain(|old| !old.is_complete().unwrap_or(false));
+        uses.push(event);
+    }
+}
+
+impl Memory {
+    fn free(self) {
+        if let Self::Device { queue, base, bytes } = self {
+            // SAFETY: the owner allocated it, is gone, and its uses have completed or were waited
+            // for on the queue.
+            unsafe { queue.free(base, bytes) }
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else {
+            return;
+        };
+        let mut uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if *self.unrecorded.get_mut() {
+            let device = self.device.clone();
+            return self.device.reaper().later(move || {
+                match device.backend().synchronize() {
+                    Ok(()) => memory.free(),
+                    // Something may still read it: better lost than freed under a reader.
+                    Err(e) => {
+                        device.park_drop_error(e);
+                        std::mem::forget(memory);
+                    }
+                }
+            });
+        }
+        if let Memory::Device { queue, .. } = &memory {
+            uses.retain(|event| queue.wait_ref_unless_complete(event).is_err());
+        }
+        if uses.is_empty() {
+            memory.free();
+        } else {
+            self.device.reaper().after(uses, move || memory.free());
+        }
+    }
+}

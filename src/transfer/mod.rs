@@ -1,0 +1,165 @@
+//! Upload, download, device to device.
+//!
+//! What a slice moves: only its rows, for fixed-width, boolean, binary, text, list, fixed-size list,
+//! struct and map arrays; dictionaries and the children of list views and dense unions whole; of view
+//! arrays the buffers that its rows refer to on the way up, all on the way down; of run-end encoded
+//! arrays the runs that hold its rows.
+
+mod download;
+mod fix;
+mod plan;
+mod upload;
+
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_data::ArrayData;
+
+use crate::data::host::{to_array, to_batch, unwrap, wrap_array, wrap_batch};
+use crate::data::tree::Tree;
+use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::device::{Device, DeviceId, Queue};
+use crate::error::Result;
+
+impl Device {
+    /// Brings a batch to this device: one allocation and one list of copies, which run later. The
+    /// CPU takes it as it is, without a copy.
+    ///
+    /// ```
+    /// # use arrow_device::{Devices, Error};
+    /// # use arrow_array::{RecordBatch, record_batch};
+    /// # fn main() -> Result<(), Error> {
+    /// let batch = record_batch!(("id", Int64, [1, 2, 3]), ("name", Utf8, ["a", "b", "c"]))?;
+    /// let on_device = Devices::cpu().upload(&batch)?;
+    /// assert_eq!(on_device.slice(1, 2)?.to_host()?, batch.slice(1, 2));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), or what the device reports. Nothing is
+    /// left allocated then.
+    pub fn upload(&self, batch: &RecordBatch) -> Result<DeviceRecordBatch> {
+        self.upload_on(batch, &self.default_queue())
+    }
+
+    /// As [`upload`](Self::upload), on a queue of this device.
+    pub fn upload_on(&self, batch: &RecordBatch, queue: &Queue) -> Result<DeviceRecordBatch> {
+        let array = self.bring(wrap_batch(batch), queue)?;
+        Ok(DeviceRecordBatch::from_struct(batch.schema(), array))
+    }
+
+    /// Brings an array of any type to this device, as [`upload`](Self::upload) does a batch.
+    pub fn upload_array(&self, array: &dyn Array) -> Result<DeviceArray> {
+        self.upload_data(array.to_data())
+    }
+
+    /// Brings arrow data of any type to this device, as [`upload`](Self::upload) does a batch.
+    pub fn upload_data(&self, data: ArrayData) -> Result<DeviceArray> {
+        self.upload_data_on(data, &self.default_queue())
+    }
+
+    /// As [`upload_data`](Self::upload_data), on a queue of this device.
+    pub fn upload_data_on(&self, data: ArrayData, queue: &Queue) -> Result<DeviceArray> {
+        self.bring(wrap_array(data), queue)
+    }
+
+    /// An array over host memory to this device.
+    fn bring(&self, host: Tree, queue: &Queue) -> Result<DeviceArray> {
+        crate::memory::check_queue(queue, self)?;
+        let host = DeviceArray::from_tree(Arc::new(host));
+        if self.id() == DeviceId::CPU {
+            return Ok(host);
+        }
+        Ok(DeviceArray::from_tree(Arc::new(upload::upload(&host, queue)?)))
+    }
+}
+
+impl DeviceArray {
+    /// The array's rows as an arrow-rs array. Memory that the host can read is not copied; other
+    /// memory comes down with one list of copies and one host wait, after one read of the lengths
+    /// that hide in it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`](crate::Error::InvalidInput) if a hidden length cannot be; what the
+    /// device reports.
+    pub fn to_host(&self) -> Result<ArrayRef> {
+        to_array(self.to_host_data()?)
+    }
+
+    /// As [`to_host`](Self::to_host), as [`ArrayData`].
+    pub fn to_host_data(&self) -> Result<ArrayData> {
+        unwrap(&self.to_host_memory(&self.device().default_queue())?)
+    }
+
+    /// This array if the host can read it, else a copy on the CPU.
+    fn to_host_memory(&self, queue: &Queue) -> Result<Self> {
+        if self.device().is_host_readable() {
+            return Ok(self.clone());
+        }
+        let tree = Arc::new(download::download(self, queue)?);
+        self.like(tree)
+    }
+
+    /// `tree` under this array's field.
+    fn like(&self, tree: Arc<Tree>) -> Result<Self> {
+        let array = Self::from_tree(tree);
+        match self.field() {
+            Some(field) => array.with_field(field.clone()),
+            None => Ok(array),
+        }
+    }
+
+    /// The array on `device`: itself if it is there already, without a copy; a copy straight from
+    /// device to device where `device` reaches this one and nothing needs mending; else by way of
+    /// the host.
+    ///
+    /// # Errors
+    /// As [`to_host`](Self::to_host) and [`Device::upload`].
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        self.to_device_on(&device.default_queue())
+    }
+
+    /// As [`to_device`](Self::to_device), on a queue of the destination.
+    pub fn to_device_on(&self, queue: &Queue) -> Result<Self> {
+        let (from, to) = (self.device(), queue.device());
+        if from == to {
+            return Ok(self.clone());
+        }
+        if !from.is_host_readable() && to.backend().reaches(from.backend()) {
+            let plan = plan::plan(self)?;
+            if plan.pieces.iter().all(plan::Piece::is_plain) {
+                return self.like(Arc::new(upload::pull(self, plan, queue)?));
+            }
+        }
+        let host = self.to_host_memory(&from.default_queue())?;
+        if to.id() == DeviceId::CPU {
+            // Host memory under another device's id (page-locked, say) becomes the CPU's.
+            if *host.device() == *to {
+                return Ok(host);
+            }
+            return self.like(Arc::new(wrap_array(unwrap(&host)?)));
+        }
+        self.like(Arc::new(upload::upload(&host, queue)?))
+    }
+}
+
+impl DeviceRecordBatch {
+    /// The batch's rows as an arrow-rs [`RecordBatch`]; see [`DeviceArray::to_host`].
+    pub fn to_host(&self) -> Result<RecordBatch> {
+        let queue = self.device().default_queue();
+        let host = self.as_struct().to_host_memory(&queue)?;
+        to_batch(self.schema(), &host)
+    }
+
+    /// The batch on `device`; see [`DeviceArray::to_device`].
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        self.to_device_on(&device.default_queue())
+    }
+
+    /// As [`to_device`](Self::to_device), on a queue of the destination.
+    pub fn to_device_on(&self, queue: &Queue) -> Result<Self> {
+        let array = self.as_struct().to_device_on(queue)?;
+        Ok(Self::from_struct(self.schema().clone(), array))
+    }
+}

@@ -1,0 +1,240 @@
+//! Host memory to a device: one allocation, one list of copies, no wait.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::data::DeviceArray;
+use crate::data::tree::{Owners, Slot, Tree};
+use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent};
+use crate::error::Result;
+use crate::memory::{DeviceBufferMut, HostSlab, Owner, Ready};
+use crate::transfer::fix::pack;
+use crate::transfer::plan::{Piece, Plan, plan};
+
+/// Bytes of one staging slab.
+const CHUNK: usize = 4 << 20;
+/// Pieces of at least this many bytes are copied straight from where they are, if the device can.
+const DIRECT: usize = 1 << 20;
+/// Staged bytes after which the copies so far are given to the queue.
+const RING: usize = 64 << 20;
+/// How many such lists may be under way before this thread waits for the oldest.
+const RING_LISTS: usize = 2;
+
+/// Copies an array's rows from ready, host-readable memory to `queue`'s device. The source is kept
+/// until the copies have completed.
+pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
+    let plan = plan(array)?;
+    let slab = DeviceBufferMut::allocate(queue, plan.bytes)?;
+    let mut stage = Stage {
+        queue,
+        base: slab.address(),
+        left: plan.bytes,
+        open: None,
+        copies: Vec::new(),
+        slabs: Vec::new(),
+        staged: 0,
+        lists: VecDeque::new(),
+    };
+    let mut submitted = Ok(());
+    for piece in &plan.pieces {
+        submitted = stage.piece(piece);
+        if submitted.is_err() {
+            break;
+        }
+    }
+    let submitted = submitted.and_then(|()| stage.submit());
+    let event = match submitted {
+        Ok(event) => event,
+        Err(e) => {
+            // Earlier lists may still read the source.
+            queue.keep_until_done((array.clone(), std::mem::take(&mut stage.slabs)));
+            return Err(e);
+        }
+    };
+    if let Some(event) = &event {
+        let (source, slabs) = (array.clone(), std::mem::take(&mut stage.slabs));
+        let done = vec![event.clone()];
+        queue
+            .device()
+            .reaper()
+            .after(done, move || drop((source, slabs)));
+    }
+    Ok(result(array, plan, slab, event))
+}
+
+/// Copies a plan's pieces, which need no mending, out of another device's memory.
+pub(crate) fn pull(array: &DeviceArray, plan: Plan, queue: &Queue) -> Result<Tree> {
+    for owner in array.owners() {
+        owner.wait_on(queue)?;
+    }
+    let mut slab = DeviceBufferMut::allocate(queue, plan.bytes)?;
+    // Padding that no piece covers must be zero.
+    slab.fill(0)?;
+    let copies: Vec<_> = plan
+        .pieces
+        .iter()
+        .map(|piece| CopyOp {
+            src: piece.src,
+            dst: slab.address().offset(piece.dst),
+            bytes: piece.dst_bytes,
+            kind: CopyKind::DeviceToDevice,
+        })
+        .collect();
+    // SAFETY: sources lie in memory of the array's owners, which live until the copies are done;
+    // the slab has room for every piece.
+    unsafe { queue.copy(&copies) }?;
+    let event = match queue.record() {
+        Ok(event) => event,
+        Err(e) => {
+            queue.keep_until_done(array.clone());
+            return Err(e);
+        }
+    };
+    if let Some(event) = &event {
+        let source = array.clone();
+        let done = vec![event.clone()];
+        queue.device().reaper().after(done, move || drop(source));
+    }
+    Ok(result(array, plan, slab, event))
+}
+
+/// The tree over a filled slab.
+fn result(
+    array: &DeviceArray,
+    plan: Plan,
+    slab: DeviceBufferMut,
+    event: Option<SyncEvent>,
+) -> Tree {
+    let base = slab.address();
+    let device = slab.queue().device().clone();
+    let ready = event.map_or(Ready::Now, Ready::Event);
+    let owner = Owner::new(device, slab.into_memory(), ready);
+    tree(array, plan, base, owner)
+}
+
+/// The tree that a plan makes of a slab at `base`.
+pub(crate) fn tree(array: &DeviceArray, plan: Plan, base: DevicePtr, owner: Owner) -> Tree {
+    let slots = plan.slots.iter().map(|slot| match slot {
+        Some((offset, bytes)) => Slot::new(base, *offset, Some(*bytes), 0),
+        None => Slot::absent(),
+    });
+    Tree {
+        device: owner.device().clone(),
+        root: array.data_type().clone(),
+        slots: slots.collect(),
+        nodes: plan.nodes,
+        owners: Owners::One(Arc::new(owner)),
+    }
+}
+
+/// Packs pieces into staging slabs and collects the copies.
+struct Stage<'a> {
+    queue: &'a Queue,
+    /// The device slab.
+    base: DevicePtr,
+    /// Bytes of the device slab not yet covered.
+    left: usize,
+    /// The slab being packed, the device offset of its first byte, and its bytes in use.
+    open: Option<(HostSlab, usize, usize)>,
+    copies: Vec<CopyOp>,
+    slabs: Vec<HostSlab>,
+    /// Bytes in `slabs`.
+    staged: usize,
+    /// Events of the lists under way.
+    lists: VecDeque<SyncEvent>,
+}
+
+impl Stage<'_> {
+    fn piece(&mut self, piece: &Piece) -> Result<()> {
+        let region = piece.region();
+        let direct = piece.dst_bytes >= DIRECT
+            && piece.is_plain()
+            && piece.dst_bytes % ALIGNMENT == 0
+            && self
+                .queue
+                .device()
+                .backend()
+                .copies_directly_from(piece.src, piece.dst_bytes);
+        if direct {
+            self.close();
+            self.left -= region;
+            self.copies.push(CopyOp {
+                src: piece.src,
+                dst: self.base.offset(piece.dst),
+                bytes: piece.dst_bytes,
+                kind: CopyKind::HostToDevice,
+            });
+            return Ok(());
+        }
+        let mut done = 0;
+        while done < region {
+            let (slab, _, used) = match &mut self.open {
+                Some(open) => open,
+                None => {
+                    let bytes = CHUNK.min(self.left);
+                    let slab = self.queue.device().host_slab(bytes)?;
+                    self.open.insert((slab, piece.dst + done, 0))
+                }
+            };
+            // Regions, chunks and what is left are multiples of 64, and so is every part.
+            let part = (slab.len() - *used).min(region - done);
+            // SAFETY: the source is ready, host-readable memory (`upload`'s contract).
+            unsafe { pack(piece, done, &mut slab[*used..*used + part]) };
+            *used += part;
+            let full = *used == slab.len();
+            done += part;
+            self.left -= part;
+            let copied = &self.queue.device().counters().host_copied_bytes;
+            Counters::add(copied, part);
+            if full {
+                self.close();
+                if self.staged >= RING {
+                    self.flush()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the slab being packed.
+    fn close(&mut self) {
+        if let Some((slab, dst, used)) = self.open.take() {
+            self.copies.push(CopyOp {
+                src: slab.as_device_ptr(),
+                dst: self.base.offset(dst),
+                bytes: used,
+                kind: CopyKind::HostToDevice,
+            });
+            self.staged += slab.len();
+            self.slabs.push(slab);
+        }
+    }
+
+    /// Gives the copies so far to the queue and lets go of their slabs once they are done.
+    fn flush(&mut self) -> Result<()> {
+        let event = self.submit()?;
+        let slabs = std::mem::take(&mut self.slabs);
+        self.staged = 0;
+        if let Some(event) = event {
+            let done = vec![event.clone()];
+            self.queue.device().reaper().after(done, move || drop(slabs));
+            self.lists.push_back(event);
+        }
+        if self.lists.len() > RING_LISTS {
+            if let Some(oldest) = self.lists.pop_front() {
+                oldest.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all copies so far to the queue.
+    fn submit(&mut self) -> Result<Option<SyncEvent>> {
+        self.close();
+        let copies = std::mem::take(&mut self.copies);
+        // SAFETY: sources are slabs and the array's own buffers, which the caller keeps until the
+        // copies are done; destinations lie in the device slab.
+        unsafe { self.queue.copy(&copies) }?;
+        self.queue.record()
+    }
+}
