@@ -1,0 +1,373 @@
+//! The two host structs of the C data interface, in this crate's own layout.
+//!
+//! arrow-rs 59 and 60 differ in what they show of `FFI_ArrowArray` and `FFI_ArrowSchema`, and both
+//! type `release` as `extern "C"`, through which a foreign exception must not pass. This crate reads
+//! and writes the C layout through its own structs and converts by moving bits.
+
+use std::ffi::{c_char, c_void};
+use std::mem::{ManuallyDrop, offset_of};
+use std::ptr;
+
+use arrow_data::ffi::FFI_ArrowArray;
+use arrow_schema::ffi::FFI_ArrowSchema;
+
+use super::guard::{ReleaseFn, release_once};
+use crate::error::Result;
+
+/// `struct ArrowArray`. Owns nothing by itself: no `Drop`; whoever holds it calls
+/// [`release`](Self::release).
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct CArray {
+    /// Elements.
+    pub(crate) length: i64,
+    /// Nulls among the elements; -1 is "not computed".
+    pub(crate) null_count: i64,
+    /// Elements before the first.
+    pub(crate) offset: i64,
+    /// Pointers at `buffers`.
+    pub(crate) n_buffers: i64,
+    /// Pointers at `children`.
+    pub(crate) n_children: i64,
+    /// `n_buffers` pointers, in host memory, to memory of the device.
+    pub(crate) buffers: *mut *const c_void,
+    /// `n_children` pointers, all in host memory.
+    pub(crate) children: *mut *mut CArray,
+    /// A dictionary's values, or null.
+    pub(crate) dictionary: *mut CArray,
+    /// Null once released.
+    pub(crate) release: Option<ReleaseFn<CArray>>,
+    /// The producer's own.
+    pub(crate) private_data: *mut c_void,
+}
+
+/// `struct ArrowSchema`. No `Drop`, as [`CArray`].
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct CSchema {
+    /// Format string, null-terminated.
+    pub(crate) format: *const c_char,
+    /// Field name, null-terminated, or null.
+    pub(crate) name: *const c_char,
+    /// Key-value metadata in the C data interface's encoding, or null.
+    pub(crate) metadata: *const c_char,
+    /// `ARROW_FLAG_*` bits.
+    pub(crate) flags: i64,
+    /// Pointers at `children`.
+    pub(crate) n_children: i64,
+    /// `n_children` pointers.
+    pub(crate) children: *mut *mut CSchema,
+    /// A dictionary's value type, or null.
+    pub(crate) dictionary: *mut CSchema,
+    /// Null once released.
+    pub(crate) release: Option<ReleaseFn<CSchema>>,
+    /// The producer's own.
+    pub(crate) private_data: *mut c_void,
+}
+
+#[cfg(target_pointer_width = "64")]
+const _: () = {
+    assert!(size_of::<CArray>() == 80 && align_of::<CArray>() == 8);
+    assert!(offset_of!(CArray, length) == 0);
+    assert!(offset_of!(CArray, null_count) == 8);
+    assert!(offset_of!(CArray, offset) == 16);
+    assert!(offset_of!(CArray, n_buffers) == 24);
+    assert!(offset_of!(CArray, n_children) == 32);
+    assert!(offset_of!(CArray, buffers) == 40);
+    assert!(offset_of!(CArray, children) == 48);
+    assert!(offset_of!(CArray, dictionary) == 56);
+    assert!(offset_of!(CArray, release) == 64);
+    assert!(offset_of!(CArray, private_data) == 72);
+
+    assert!(size_of::<CSchema>() == 72 && align_of::<CSchema>() == 8);
+    assert!(offset_of!(CSchema, format) == 0);
+    assert!(offset_of!(CSchema, name) == 8);
+    assert!(offset_of!(CSchema, metadata) == 16);
+    assert!(offset_of!(CSchema, flags) == 24);
+    assert!(offset_of!(CSchema, n_children) == 32);
+    assert!(offset_of!(CSchema, children) == 40);
+    assert!(offset_of!(CSchema, dictionary) == 48);
+    assert!(offset_of!(CSchema, release) == 56);
+    assert!(offset_of!(CSchema, private_data) == 64);
+};
+
+// The conversions below move bits between these types.
+const _: () = {
+    assert!(size_of::<CArray>() == size_of::<FFI_ArrowArray>());
+    assert!(align_of::<CArray>() == align_of::<FFI_ArrowArray>());
+    assert!(size_of::<CSchema>() == size_of::<FFI_ArrowSchema>());
+    assert!(align_of::<CSchema>() == align_of::<FFI_ArrowSchema>());
+};
+
+macro_rules! conversions {
+    ($ours:ident, $arrow:ident, $name:literal) => {
+        impl $ours {
+            /// Whether `release` is null.
+            pub(crate) const fn is_released(&self) -> bool {
+                self.release.is_none()
+            }
+
+            /// Calls the release callback, unless it is null, under the guard, and leaves the
+            /// struct marked released whatever happened. A panic comes back as
+            /// [`Error::Panic`](crate::Error::Panic); see [`guard`](super::guard) for C++.
+            ///
+            /// # Safety
+            /// `this` is valid for reads and writes, aligned, and not used elsewhere during the
+            /// call. Its callback, if any, is the producer's and was not called before, neither
+            /// here nor on a copy of the struct.
+            pub(crate) unsafe fn release(this: *mut Self) -> Result<()> {
+                // SAFETY: the slot lies in `*this`; the rest is the caller's contract.
+                unsafe { release_once($name, this, &raw mut (*this).release) }
+            }
+
+            /// Moves out of arrow-rs's struct.
+            pub(crate) fn from_arrow(arrow: $arrow) -> Self {
+                let arrow = ManuallyDrop::new(arrow);
+                // SAFETY: both are the C struct: same size and alignment (asserted above), same
+                // fields (tested below). `ManuallyDrop` keeps the source from being released, so
+                // the result is the only owner. `extern "C"` and `extern "C-unwind"` pointers
+                // differ only in what a caller allows, and ours allows more.
+                unsafe { ptr::read((&raw const *arrow).cast::<Self>()) }
+            }
+
+            /// Moves into arrow-rs's struct, whose drop calls `release` as `extern "C"`: from then
+            /// on the callback must not unwind.
+            pub(crate) fn into_arrow(self) -> $arrow {
+                // SAFETY: as in `from_arrow`; `Self` has no drop, so the result is the only owner.
+                unsafe { ptr::read((&raw const self).cast::<$arrow>()) }
+            }
+
+            /// The same struct through arrow-rs's getters.
+            pub(crate) const fn as_arrow(&self) -> &$arrow {
+                // SAFETY: as in `from_arrow`. A shared reference neither moves nor releases.
+                unsafe { &*ptr::from_ref(self).cast::<$arrow>() }
+            }
+        }
+
+        impl From<$arrow> for $ours {
+            fn from(arrow: $arrow) -> Self {
+                Self::from_arrow(arrow)
+            }
+        }
+
+        impl From<$ours> for $arrow {
+            fn from(ours: $ours) -> Self {
+                ours.into_arrow()
+            }
+        }
+    };
+}
+
+conversions!(CArray, FFI_ArrowArray, "ArrowArray.release");
+conversions!(CSchema, FFI_ArrowSchema, "ArrowSchema.release");
+
+impl CArray {
+    /// All zero: released.
+    pub(crate) const fn empty() -> Self {
+        Self {
+            length: 0,
+            null_count: 0,
+            offset: 0,
+            n_buffers: 0,
+            n_children: 0,
+            buffers: ptr::null_mut(),
+            children: ptr::null_mut(),
+            dictionary: ptr::null_mut(),
+            release: None,
+            private_data: ptr::null_mut(),
+        }
+    }
+}
+
+impl CSchema {
+    /// All zero: released.
+    pub(crate) const fn empty() -> Self {
+        Self {
+            format: ptr::null(),
+            name: ptr::null(),
+            metadata: ptr::null(),
+            flags: 0,
+            n_children: 0,
+            children: ptr::null_mut(),
+            dictionary: ptr::null_mut(),
+            release: None,
+            private_data: ptr::null_mut(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use arrow_array::{Array, DictionaryArray, Int8Array, StringArray};
+    use arrow_data::ArrayData;
+    use arrow_schema::{DataType, Field, Fields};
+    use std::collections::HashMap;
+    use std::ffi::CStr;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Length 5, offset 2, three nulls, two buffers: all different.
+    fn data() -> ArrayData {
+        let values = Int8Array::from(vec![
+            Some(1),
+            Some(2),
+            None,
+            None,
+            Some(5),
+            None,
+            Some(7),
+            Some(8),
+        ]);
+        // Through ArrayData, whose slice keeps an offset.
+        let data = values.to_data();
+        ArrayData::builder(DataType::Int8)
+            .len(5)
+            .offset(2)
+            .nulls(Some(values.nulls().unwrap().slice(2, 5)))
+            .add_buffer(data.buffers()[0].clone())
+            .build()
+            .unwrap()
+    }
+
+    /// What the getters of arrow-rs say is what the fields here say, at every node.
+    fn same_array(ours: &CArray, arrow: &FFI_ArrowArray) {
+        assert_eq!(ours.length, arrow.len() as i64);
+        assert_eq!(ours.null_count, arrow.null_count() as i64);
+        assert_eq!(ours.offset, arrow.offset() as i64);
+        assert_eq!(ours.n_buffers, arrow.num_buffers() as i64);
+        assert_eq!(ours.n_children, arrow.num_children() as i64);
+        assert_eq!(ours.is_released(), arrow.is_released());
+        for i in 0..arrow.num_buffers() {
+            // SAFETY: arrow-rs wrote `n_buffers` pointers.
+            let buffer = unsafe { *ours.buffers.add(i) };
+            assert_eq!(buffer.cast::<u8>(), arrow.buffer(i));
+        }
+        for i in 0..arrow.num_children() {
+            // SAFETY: arrow-rs wrote `n_children` pointers to live structs.
+            let child = unsafe { &**ours.children.add(i) };
+            assert!(ptr::eq(child.as_arrow(), arrow.child(i)));
+            same_array(child, arrow.child(i));
+        }
+        assert_eq!(ours.dictionary.is_null(), arrow.dictionary().is_none());
+        if let Some(dictionary) = arrow.dictionary() {
+            // SAFETY: not null, so a live struct of arrow-rs.
+            same_array(unsafe { &*ours.dictionary }, dictionary);
+        }
+    }
+
+    #[test]
+    fn array_fields_are_where_arrow_has_them() {
+        let ours = CArray::from_arrow(FFI_ArrowArray::new(&data()));
+        assert_eq!(
+            (ours.length, ours.null_count, ours.offset, ours.n_buffers),
+            (5, 3, 2, 2)
+        );
+        assert_eq!(ours.n_children, 0);
+        assert!(ours.release.is_some() && !ours.private_data.is_null());
+        same_array(&ours, ours.as_arrow());
+        // Back again: arrow-rs releases it.
+        let back = FFI_ArrowArray::from(ours);
+        assert_eq!((back.len(), back.null_count(), back.offset()), (5, 3, 2));
+    }
+
+    #[test]
+    fn array_children_and_dictionary() {
+        let words: DictionaryArray<arrow_array::types::Int8Type> =
+            ["a", "b", "a"].into_iter().collect();
+        let fields: Fields = vec![
+            Field::new("d", words.data_type().clone(), true),
+            Field::new("s", DataType::Utf8, true),
+            Field::new("i", DataType::Int8, true),
+        ]
+        .into();
+        let batch = arrow_array::StructArray::new(
+            fields,
+            vec![
+                Arc::new(words),
+                Arc::new(StringArray::from(vec!["x", "yy", "zzz"])),
+                Arc::new(Int8Array::from(vec![1, 2, 3])),
+            ],
+            None,
+        );
+        let mut ours = CArray::from(FFI_ArrowArray::new(&batch.to_data()));
+        assert_eq!((ours.n_children, ours.n_buffers, ours.length), (3, 1, 3));
+        same_array(&ours, ours.as_arrow());
+        // SAFETY: `ours` is the only owner and not released yet.
+        unsafe { CArray::release(&raw mut ours) }.unwrap();
+        assert!(ours.is_released());
+        // SAFETY: released is allowed, and does nothing.
+        unsafe { CArray::release(&raw mut ours) }.unwrap();
+    }
+
+    #[test]
+    fn schema_fields_are_where_arrow_has_them() {
+        let children: Fields = vec![
+            Field::new("a", DataType::Int8, false),
+            Field::new_dictionary("b", DataType::Int16, DataType::Utf8, true),
+        ]
+        .into();
+        let field = Field::new("distinct", DataType::Struct(children), true)
+            .with_metadata(HashMap::from([("k".to_string(), "v".to_string())]));
+        let mut ours = CSchema::from(FFI_ArrowSchema::try_from(&field).unwrap());
+        // SAFETY: both are null-terminated strings of arrow-rs.
+        let (format, name) = unsafe { (CStr::from_ptr(ours.format), CStr::from_ptr(ours.name)) };
+        assert_eq!((format, name), (c"+s", c"distinct"));
+        assert_eq!((ours.flags, ours.n_children), (2, 2));
+        assert!(!ours.metadata.is_null() && ours.dictionary.is_null());
+        assert!(ours.release.is_some() && !ours.private_data.is_null());
+
+        let arrow = ours.as_arrow();
+        assert_eq!((arrow.format(), arrow.name()), ("+s", Some("distinct")));
+        assert_eq!(arrow.flags().unwrap().bits(), ours.flags);
+        assert_eq!(arrow.metadata().unwrap()["k"], "v");
+        assert_eq!(arrow.children().count() as i64, ours.n_children);
+        // SAFETY: arrow-rs wrote two pointers to live structs.
+        let second = unsafe { &**ours.children.add(1) };
+        assert!(ptr::eq(second.as_arrow(), arrow.child(1)));
+        // SAFETY: a dictionary type of arrow-rs has a live value type.
+        let values = unsafe { &*second.dictionary };
+        assert!(ptr::eq(
+            values.as_arrow(),
+            arrow.child(1).dictionary().unwrap()
+        ));
+        assert_eq!(values.as_arrow().format(), "u");
+
+        // SAFETY: `ours` is the only owner and not released yet.
+        unsafe { CSchema::release(&raw mut ours) }.unwrap();
+        assert!(ours.is_released());
+    }
+
+    #[test]
+    fn empty_is_released() {
+        assert!(CArray::empty().is_released() && CArray::empty().into_arrow().is_released());
+        assert!(CSchema::empty().is_released());
+        drop(CSchema::empty().into_arrow());
+    }
+
+    unsafe extern "C-unwind" fn count_and_panic(array: *mut CArray) {
+        // SAFETY: the test's counter outlives the struct.
+        let calls = unsafe { &*(*array).private_data.cast::<AtomicUsize>() };
+        calls.fetch_add(1, Ordering::Relaxed);
+        panic!("release failed");
+    }
+
+    #[test]
+    fn a_panicking_release_runs_once() {
+        let calls = AtomicUsize::new(0);
+        let mut array = CArray {
+            release: Some(count_and_panic),
+            private_data: (&raw const calls).cast_mut().cast(),
+            ..CArray::empty()
+        };
+        // SAFETY: `array` is the only copy.
+        let e = unsafe { CArray::release(&raw mut array) }.unwrap_err();
+        assert!(matches!(e, Error::Panic { .. }));
+        assert_eq!(e.to_string(), "ArrowArray.release panicked: release failed");
+        assert!(array.is_released());
+        // SAFETY: as above.
+        unsafe { CArray::release(&raw mut array) }.unwrap();
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+}

@@ -1,0 +1,116 @@
+//! Calls across the C boundary, in both directions, that never unwind.
+//!
+//! What a guard catches, with `panic = "unwind"`:
+//! - **A Rust panic of this program's own runtime** is caught and becomes [`Error::Panic`].
+//! - **A foreign exception** (thrown by C++, or a panic of another copy of the Rust runtime in
+//!   another library) cannot be caught by stable Rust. The standard library leaves open whether
+//!   `catch_unwind` aborts or answers `Err`; at present it ends the process with
+//!   "Rust cannot catch foreign exceptions, aborting". That is why foreign callbacks are typed
+//!   `extern "C-unwind"`: the exception then ends in this defined abort, where unwinding out of an
+//!   `extern "C"` call would be undefined behaviour. Should `catch_unwind` answer `Err` one day,
+//!   the guards report it as [`Error::Panic`] without a change.
+//!
+//! With `panic = "abort"` nothing is caught; a panic has ended the process before.
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::error::{Error, Result};
+
+/// A release callback, as it is called: it may unwind, and the guard deals with it.
+pub(crate) type ReleaseFn<T> = unsafe extern "C-unwind" fn(*mut T);
+
+/// Calls foreign code; a panic in it becomes [`Error::Panic`] with its text.
+///
+/// See the module for foreign exceptions.
+pub(crate) fn call_foreign<R>(operation: &'static str, f: impl FnOnce() -> R) -> Result<R> {
+    // Unwind safety: after a panic nothing of `f` is used again but what its caller owns, and every
+    // caller in this crate treats an error as "the callback ran, its effect is unknown".
+    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| panicked(operation, payload))
+}
+
+/// Runs the body of one of this crate's own `extern "C"` functions, which must never unwind.
+pub(crate) fn callback<R>(operation: &'static str, f: impl FnOnce() -> Result<R>) -> Result<R> {
+    call_foreign(operation, f)?
+}
+
+/// Calls a struct's release callback, if it has one, and marks the struct released if the callback
+/// did not (a panic may have cut it short; a second call could free twice, none only leaks).
+///
+/// # Safety
+/// `slot` points to the `release` member of the struct at `this`; both are valid for reads and
+/// writes, and nothing else uses the struct during the call. A callback in `slot` is the one that
+/// the struct's owner installed and may be called now: `this` has not been released or moved.
+pub(crate) unsafe fn release_once<T>(
+    operation: &'static str,
+    this: *mut T,
+    slot: *mut Option<ReleaseFn<T>>,
+) -> Result<()> {
+    // SAFETY: the caller gives a valid slot.
+    let Some(release) = (unsafe { slot.read() }) else {
+        return Ok(());
+    };
+    // SAFETY: the caller vouches that `release` belongs to `this` and has not run.
+    let result = call_foreign(operation, || unsafe { release(this) });
+    // SAFETY: as above; a release callback frees what the struct points to, never the struct.
+    unsafe { slot.write(None) };
+    result
+}
+
+/// The error for a caught payload. Never panics and never runs the payload's own destructor, which
+/// could.
+fn panicked(operation: &'static str, payload: Box<dyn Any + Send>) -> Error {
+    let message: Cow<'static, str> = match payload.downcast::<&'static str>() {
+        Ok(text) => Cow::Borrowed(*text),
+        Err(payload) => match payload.downcast::<String>() {
+            Ok(text) => Cow::Owned(*text),
+            Err(payload) => {
+                std::mem::forget(payload);
+                Cow::Borrowed("a panic without a text")
+            }
+        },
+    };
+    Error::Panic { operation, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("the payload's destructor ran");
+        }
+    }
+
+    fn text(e: Error) -> String {
+        assert_eq!(e.errno(), libc::EIO);
+        e.to_string()
+    }
+
+    #[test]
+    fn results_pass() {
+        assert_eq!(call_foreign("f", || 7).unwrap(), 7);
+        assert_eq!(callback("f", || Ok(7)).unwrap(), 7);
+        let refused = callback::<()>("f", || Err(Error::argument("no"))).unwrap_err();
+        assert!(matches!(refused, Error::InvalidArgument(_)));
+    }
+
+    #[test]
+    fn panics_become_errors() {
+        let e = callback::<()>("f", || panic!("plain")).unwrap_err();
+        assert_eq!(text(e), "f panicked: plain");
+        let e = callback::<()>("g", || panic!("with {}", 1)).unwrap_err();
+        assert_eq!(text(e), "g panicked: with 1");
+    }
+
+    #[test]
+    fn a_payload_that_panics_on_drop_stays_inside() {
+        // The bomb leaks on purpose. It has no size, so Miri sees no leak either.
+        let e = callback::<()>("f", || std::panic::panic_any(Bomb)).unwrap_err();
+        assert_eq!(text(e), "f panicked: a panic without a text");
+    }
+}
