@@ -1,0 +1,167 @@
+//! The variants of arrays and batches that a test of any type goes through.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions, make_array};
+use arrow_buffer::{BooleanBuffer, NullBuffer};
+use arrow_data::ArrayData;
+use arrow_schema::{DataType, Field, Schema, UnionMode};
+
+use super::r#gen::{Nulls, array};
+use super::types::list;
+
+/// Empty, short, long, with and without nulls, sliced at odd places, and with offsets in the `ArrayData`.
+pub fn cases(data_type: &DataType, seed: u64) -> Vec<(String, ArrayRef)> {
+    let mut cases = vec![];
+    for nulls in [Nulls::None, Nulls::Some, Nulls::All] {
+        for rows in [0, 1, 1000] {
+            cases.push((
+                format!("{rows} rows, nulls {nulls:?}"),
+                array(data_type, rows, nulls, seed),
+            ));
+        }
+    }
+    let long = array(data_type, 1000, Nulls::Some, seed + 1);
+    for (offset, rows) in [
+        (0, 8),
+        (1, 0),
+        (3, 5),
+        (7, 61),
+        (13, 500),
+        (937, 63),
+        (1000, 0),
+    ] {
+        cases.push((format!("slice({offset}, {rows})"), long.slice(offset, rows)));
+    }
+    cases.push((
+        "slice(101, 700).slice(9, 333)".into(),
+        long.slice(101, 700).slice(9, 333),
+    ));
+    for nulls in [Nulls::None, Nulls::All] {
+        let sliced = array(data_type, 90, nulls, seed + 2).slice(9, 77);
+        cases.push((format!("slice(9, 77), nulls {nulls:?}"), sliced));
+    }
+    for (offset, null_offset, rows) in [(5, 3, 200), (13, 0, 64), (8, 11, 1), (2, 7, 0)] {
+        if let Some(array) =
+            offset_array(data_type, rows, Nulls::Some, offset, null_offset, seed + 3)
+        {
+            cases.push((
+                format!("{rows} rows, data offset {offset}, null offset {null_offset}"),
+                array,
+            ));
+        }
+    }
+    cases
+}
+
+/// An array made of an `ArrayData` with `offset != 0` whose null bits start somewhere else.
+///
+/// `None` where `make_array` of arrow 59 cannot take such data: it slices a struct child a second time.
+pub fn offset_array(
+    data_type: &DataType,
+    rows: usize,
+    nulls: Nulls,
+    offset: usize,
+    null_offset: usize,
+    seed: u64,
+) -> Option<ArrayRef> {
+    let children_slice = match data_type {
+        DataType::Struct(fields) => fields.iter().all(|f| slices(f.data_type())),
+        data_type => slices(data_type),
+    };
+    if !children_slice {
+        return None;
+    }
+    let data: ArrayData = array(data_type, rows + offset, nulls, seed).to_data();
+    assert_eq!(data.offset(), 0);
+    let nulls = data.nulls().map(|nulls| {
+        // `ArrayData::validate` wants bits for `offset + len`, wherever the null bits start.
+        let bits = null_offset.max(offset) + rows;
+        let bit = |i: usize| {
+            i >= null_offset && i < null_offset + rows && nulls.is_valid(i - null_offset + offset)
+        };
+        NullBuffer::new(BooleanBuffer::collect_bool(bits, bit).slice(null_offset, rows))
+    });
+    let data = data
+        .into_builder()
+        .offset(offset)
+        .len(rows)
+        .nulls(nulls)
+        .build();
+    Some(make_array(
+        data.unwrap_or_else(|e| panic!("{data_type}: {e}")),
+    ))
+}
+
+/// Whether `make_array` takes the outcome of `ArrayData::slice` for this type.
+fn slices(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Struct(_) => false,
+        DataType::FixedSizeList(field, _) => slices(field.data_type()),
+        DataType::Union(fields, UnionMode::Sparse) => {
+            fields.iter().all(|(_, f)| slices(f.data_type()))
+        }
+        _ => true,
+    }
+}
+
+/// A valid array that `ArrayData::validate` rejects: values at bit 7, and a null buffer without spare bytes.
+pub fn boolean_with_tight_nulls() -> ArrayRef {
+    let values = BooleanBuffer::collect_bool(71, |i| i % 3 == 0).slice(7, 64);
+    let nulls = NullBuffer::new(BooleanBuffer::collect_bool(64, |i| i % 5 != 0));
+    Arc::new(BooleanArray::new(values, Some(nulls)))
+}
+
+fn pairs<const N: usize>(pairs: [(&str, &str); N]) -> HashMap<String, String> {
+    pairs.map(|(k, v)| (k.to_owned(), v.to_owned())).into()
+}
+
+fn schema_metadata() -> HashMap<String, String> {
+    pairs([("origin", "tests"), ("ключ", "значение"), ("empty", "")])
+}
+
+/// A batch with one column of each type; metadata on the schema and on two of every three fields.
+pub fn batch(types: &[DataType], rows: usize, nulls: Nulls, seed: u64) -> RecordBatch {
+    let fields = types.iter().enumerate().map(|(i, data_type)| {
+        let field = Field::new(format!("c{i}"), data_type.clone(), true);
+        match i % 3 {
+            0 => field,
+            1 => field.with_metadata(pairs([("note", "plain")])),
+            _ => field.with_metadata(pairs([
+                ("ARROW:extension:name", "tests.opaque"),
+                ("ARROW:extension:metadata", "{\"a\": 1}"),
+            ])),
+        }
+    });
+    let schema = Schema::new(fields.collect::<Vec<_>>()).with_metadata(schema_metadata());
+    let columns = types
+        .iter()
+        .zip(seed..)
+        .map(|(t, seed)| array(t, rows, nulls, seed))
+        .collect();
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    RecordBatch::try_new_with_options(Arc::new(schema), columns, &options).unwrap()
+}
+
+/// Many columns: fixed width, strings, booleans, views and lists in turn.
+pub fn wide_batch(columns: usize, rows: usize) -> RecordBatch {
+    use DataType::*;
+    let types = [
+        Int64,
+        Utf8,
+        Boolean,
+        list(Int32),
+        Float64,
+        Utf8View,
+        Decimal128(20, 2),
+        Int8,
+    ];
+    let types: Vec<_> = types.into_iter().cycle().take(columns).collect();
+    batch(&types, rows, Nulls::Some, 17)
+}
+
+/// Rows, but no columns.
+pub fn zero_column_batch(rows: usize) -> RecordBatch {
+    batch(&[], rows, Nulls::None, 0)
+}
