@@ -11,7 +11,7 @@ pub enum SimMode {
     Deferred,
 }
 
-/// How a [`SimDevice`] is to behave.
+/// How a [`SimDevice`](super::SimDevice) is to behave.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
     pub(super) mode: SimMode,

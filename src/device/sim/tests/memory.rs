@@ -53,7 +53,9 @@ fn system_calls_refuse_device_memory() {
         assert_eq!(libc::write(pipe[1], memory.as_ptr(), 64), -1);
         let error = std::io::Error::last_os_error();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
-        pipe.map(|end| libc::close(end));
+        for end in pipe {
+            libc::close(end);
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use std::task::{Wake, Waker};
 use super::*;
 use crate::device::{CopyKind, CopyOp};
 
+mod ends;
 mod faults;
 mod memory;
 mod queues;
