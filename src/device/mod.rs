@@ -8,14 +8,16 @@ mod id;
 mod queue;
 mod reaper;
 mod registry;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod stats;
 
 pub use backend::{
     AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Notify, RawQueue, device_error,
 };
 pub(crate) use cpu::ALIGNMENT;
-pub use event::SyncEvent;
 pub(crate) use event::EventRef;
+pub use event::SyncEvent;
 pub use handle::Device;
 pub use id::DeviceId;
 pub use queue::Queue;

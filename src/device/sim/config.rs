@@ -1,0 +1,80 @@
+//! How a simulated device is to behave.
+
+/// When queued work runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SimMode {
+    /// Soon, on a worker thread that starts with the first work.
+    #[default]
+    Async,
+    /// When somebody waits for it, on the waiting thread: waiting for an event runs exactly what
+    /// that event needs, synchronizing runs everything. Queries and notifications run nothing.
+    Deferred,
+}
+
+/// How a [`SimDevice`](super::SimDevice) is to behave.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    pub(super) mode: SimMode,
+    pub(super) capacity_bytes: usize,
+    pub(super) quarantine_bytes: usize,
+    pub(super) bytes_per_second: Option<u64>,
+    pub(super) peer_access: bool,
+}
+
+impl Default for SimConfig {
+    /// [`SimMode::Async`], 4 GiB of addresses (256 MiB where they are 32 bits), a quarantine of
+    /// 64 MiB, copies at full speed, no peer access.
+    fn default() -> Self {
+        let gib = 1 << 30;
+        Self {
+            mode: SimMode::default(),
+            capacity_bytes: if size_of::<usize>() == 8 {
+                4 * gib
+            } else {
+                gib / 4
+            },
+            quarantine_bytes: 64 << 20,
+            bytes_per_second: None,
+            peer_access: false,
+        }
+    }
+}
+
+impl SimConfig {
+    /// When queued work runs.
+    #[must_use]
+    pub fn with_mode(mut self, mode: SimMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// How many bytes the device has. They are reserved, and take up memory only once allocated.
+    #[must_use]
+    pub fn with_capacity_bytes(mut self, bytes: usize) -> Self {
+        self.capacity_bytes = bytes;
+        self
+    }
+
+    /// How many freed bytes are kept from being used again. The oldest go back into use first, and
+    /// also when nothing else is left.
+    #[must_use]
+    pub fn with_quarantine_bytes(mut self, bytes: usize) -> Self {
+        self.quarantine_bytes = bytes;
+        self
+    }
+
+    /// How fast a queue copies, for tests of overlap. The copies of different queues overlap. Only
+    /// in [`SimMode::Async`]; 0 means full speed.
+    #[must_use]
+    pub fn with_bytes_per_second(mut self, bytes: u64) -> Self {
+        self.bytes_per_second = (bytes > 0).then_some(bytes);
+        self
+    }
+
+    /// Whether the device copies straight out of other simulated devices' memory.
+    #[must_use]
+    pub fn with_peer_access(mut self, peer_access: bool) -> Self {
+        self.peer_access = peer_access;
+        self
+    }
+}

@@ -1,0 +1,119 @@
+//! What queued copies and fills do, and whose memory an address is.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, Weak};
+
+use super::engine::{Core, lock};
+use super::{INVALID_ACCESS, SimError};
+use crate::device::{CopyKind, CopyOp, DevicePtr};
+
+/// The addresses of all simulated devices.
+static DEVICES: Mutex<Vec<(Range<usize>, Weak<Core>)>> = Mutex::new(Vec::new());
+
+/// The simulated device whose addresses these are; `Some(None)` if it is going away.
+fn owner_of(address: usize, bytes: usize) -> Option<Option<Arc<Core>>> {
+    let end = address.saturating_add(bytes);
+    let found = lock(&DEVICES)
+        .iter()
+        .find(|(range, _)| range.start < end && address < range.end)
+        .map(|(_, core)| core.clone());
+    // Upgraded with the list unlocked: if it turns out to be the last reference, its drop locks it.
+    found.map(|core| core.upgrade())
+}
+
+/// Whether these are host addresses, as far as simulated devices know.
+pub(super) fn is_host(address: DevicePtr, bytes: usize) -> bool {
+    !address.is_null() && owner_of(address.address(), bytes).is_none()
+}
+
+/// Adds a device to those whose addresses are known; its drop takes it out.
+pub(super) fn register(core: &Arc<Core>) {
+    lock(&DEVICES).push((core.mapping.range(), Arc::downgrade(core)));
+}
+
+impl Core {
+    /// Where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch them.
+    pub(super) fn locate(&self, ptr: DevicePtr, bytes: usize) -> Result<*mut u8, String> {
+        let check = match self.mapping.offset(ptr.address()) {
+            None => Err("not an address of this device".into()),
+            Some(offset) => self.state().memory.check(offset, bytes).map(|()| offset),
+        };
+        match check {
+            Ok(offset) => Ok(self.mapping.engine(offset)),
+            Err(why) => Err(format!(
+                "invalid access at {ptr:?} ({bytes} bytes) on {}: {why}",
+                self.id
+            )),
+        }
+    }
+
+    /// As [`locate`](Self::locate) for host memory.
+    fn locate_host(&self, ptr: DevicePtr, bytes: usize) -> Result<*mut u8, String> {
+        if is_host(ptr, bytes) {
+            Ok(ptr.as_ptr().cast())
+        } else {
+            Err(format!(
+                "invalid access at {ptr:?} ({bytes} bytes) on {}: not host memory",
+                self.id
+            ))
+        }
+    }
+
+    /// Runs a list of copies, last one first: their order must not matter.
+    pub(super) fn run_copies(&self, copies: &[CopyOp]) -> Result<(), SimError> {
+        for copy in copies.iter().rev() {
+            self.run_copy(copy).map_err(|message| SimError {
+                operation: "copy",
+                code: INVALID_ACCESS,
+                message,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn run_copy(&self, copy: &CopyOp) -> Result<(), String> {
+        let CopyOp {
+            src, dst, bytes, ..
+        } = *copy;
+        let mut peer = None;
+        let from = match copy.kind {
+            CopyKind::HostToDevice => self.locate_host(src, bytes)?,
+            CopyKind::DeviceToDevice
+                if self.config.peer_access && self.mapping.offset(src.address()).is_none() =>
+            {
+                peer = owner_of(src.address(), bytes).flatten();
+                let owner = peer.as_deref().unwrap_or(self);
+                owner.locate(src, bytes)?
+            }
+            CopyKind::DeviceToHost | CopyKind::DeviceToDevice => self.locate(src, bytes)?,
+        };
+        let to = match copy.kind {
+            CopyKind::DeviceToHost => self.locate_host(dst, bytes)?,
+            CopyKind::HostToDevice | CopyKind::DeviceToDevice => self.locate(dst, bytes)?,
+        };
+        // SAFETY: device addresses were just checked against live allocations, which only this
+        // engine frees; host memory, and memory of a peer, lives unchanged until the copy has
+        // completed, as the caller of `RawQueue::copy` upholds. `peer` keeps a peer mapped.
+        unsafe { std::ptr::copy(from, to, bytes) };
+        drop(peer);
+        Ok(())
+    }
+
+    pub(super) fn run_fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<(), SimError> {
+        let start = self.locate(dst, bytes).map_err(|message| SimError {
+            operation: "fill",
+            code: INVALID_ACCESS,
+            message,
+        })?;
+        // SAFETY: just checked against the live allocations, which only this engine frees.
+        unsafe { start.write_bytes(byte, bytes) };
+        Ok(())
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let range = self.mapping.range();
+        lock(&DEVICES).retain(|(other, _)| *other != range);
+    }
+}

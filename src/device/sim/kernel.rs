@@ -1,0 +1,158 @@
+//! Kernels: closures that run on a queue with a view of the device's memory.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use arrow_buffer::ArrowNativeType;
+
+use super::engine::{Core, EngineMark};
+use super::{INVALID_ACCESS, KERNEL, SimError};
+use crate::device::DevicePtr;
+
+/// A queued kernel.
+pub(super) type Kernel = Box<dyn FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send>;
+
+/// A simulated device's memory, as a kernel sees it.
+///
+/// Every access is checked against the live allocations. A failed one answers with an error and
+/// makes the device fail, whether or not the kernel passes the error on.
+///
+/// Views borrow from the `SimMemory`, so that one that writes is alone; [`in_out`](Self::in_out)
+/// gives several to read and one to write.
+pub struct SimMemory<'a> {
+    core: &'a Core,
+    /// The first failed access.
+    fault: RefCell<Option<String>>,
+}
+
+impl std::fmt::Debug for SimMemory<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SimMemory({})", self.core.id)
+    }
+}
+
+impl SimMemory<'_> {
+    /// `bytes` bytes from `ptr`.
+    pub fn read(&self, ptr: DevicePtr, bytes: usize) -> Result<&[u8], String> {
+        self.slice(ptr, bytes)
+    }
+
+    /// `elements` elements from `ptr`.
+    pub fn slice<T: ArrowNativeType>(
+        &self,
+        ptr: DevicePtr,
+        elements: usize,
+    ) -> Result<&[T], String> {
+        let start = self.start::<T>(ptr, elements)?;
+        // SAFETY: `start` has checked address, length and alignment; any bits are a valid
+        // `ArrowNativeType`. Only the engine writes device memory, the engine is running this
+        // kernel, and views that write borrow `self` exclusively. (Copies by a peer device, whose
+        // caller upholds that nothing else writes what they read, only read.)
+        Ok(unsafe { std::slice::from_raw_parts(start, elements) })
+    }
+
+    /// `elements` elements from `ptr`, to write.
+    pub fn slice_mut<T: ArrowNativeType>(
+        &mut self,
+        ptr: DevicePtr,
+        elements: usize,
+    ) -> Result<&mut [T], String> {
+        let start = self.start::<T>(ptr, elements)?;
+        // SAFETY: as in `slice`; `self` is borrowed exclusively, so there is no other view.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start, elements) })
+    }
+
+    /// Writes `values` from `ptr` on.
+    pub fn write<T: ArrowNativeType>(
+        &mut self,
+        ptr: DevicePtr,
+        values: &[T],
+    ) -> Result<(), String> {
+        self.slice_mut(ptr, values.len())?.copy_from_slice(values);
+        Ok(())
+    }
+
+    /// Several views to read and one to write, each an address and a number of elements. The one
+    /// to write must not overlap the others.
+    #[allow(clippy::type_complexity)] // an array of views and a view
+    pub fn in_out<A: ArrowNativeType, B: ArrowNativeType, const N: usize>(
+        &mut self,
+        inputs: [(DevicePtr, usize); N],
+        output: (DevicePtr, usize),
+    ) -> Result<([&[A]; N], &mut [B]), String> {
+        let written = output.1.saturating_mul(size_of::<B>());
+        let written = output.0.address()..output.0.address().saturating_add(written);
+        let mut views: [&[A]; N] = [&[]; N];
+        let start = self.start::<B>(output.0, output.1)?;
+        for (view, (ptr, elements)) in views.iter_mut().zip(inputs) {
+            *view = self.slice(ptr, elements)?;
+            let read = ptr.address()..ptr.address() + size_of_val(*view);
+            if !read.is_empty() && read.start < written.end && written.start < read.end {
+                return Err(format!(
+                    "output at {:?} overlaps input at {ptr:?}",
+                    output.0
+                ));
+            }
+        }
+        // SAFETY: as in `slice_mut`; the views to read do not overlap it.
+        Ok((views, unsafe {
+            std::slice::from_raw_parts_mut(start, output.1)
+        }))
+    }
+
+    /// Where the engine finds `elements` elements from `ptr`; dangling and aligned if there are
+    /// none.
+    fn start<T>(&self, ptr: DevicePtr, elements: usize) -> Result<*mut T, String> {
+        if elements == 0 {
+            return Ok(std::ptr::dangling_mut());
+        }
+        let checked = match elements.checked_mul(size_of::<T>()) {
+            None => Err(format!("{elements} elements at {ptr:?}: too many")),
+            Some(bytes) => self.core.locate(ptr, bytes),
+        };
+        let start = checked
+            .inspect_err(|message| {
+                self.fault.borrow_mut().get_or_insert(message.clone());
+            })?
+            .cast::<T>();
+        if start.is_aligned() {
+            Ok(start)
+        } else {
+            Err(format!(
+                "{ptr:?} is not aligned to {} bytes",
+                align_of::<T>()
+            ))
+        }
+    }
+}
+
+/// Runs a kernel. The caller is the engine of `core`.
+pub(super) fn run(core: &Core, kernel: Kernel) -> Result<(), SimError> {
+    let _mark = EngineMark::set();
+    let mut memory = SimMemory {
+        core,
+        fault: RefCell::new(None),
+    };
+    let result = catch_unwind(AssertUnwindSafe(|| kernel(&mut memory)));
+    let error = |code, message| SimError {
+        operation: "kernel",
+        code,
+        message,
+    };
+    if let Some(message) = memory.fault.into_inner() {
+        return Err(error(INVALID_ACCESS, message));
+    }
+    match result {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(message)) => Err(error(KERNEL, message)),
+        Err(panic) => Err(error(KERNEL, format!("panicked: {}", text(&*panic)))),
+    }
+}
+
+fn text(panic: &(dyn Any + Send)) -> &str {
+    match panic.downcast_ref::<&str>() {
+        Some(text) => text,
+        None => panic.downcast_ref::<String>().map_or("(no text)", |s| s),
+    }
+}

@@ -1,0 +1,313 @@
+//! Device memory: one file mapped twice, and an allocator with red zones and a quarantine.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+/// What fresh memory holds.
+pub(super) const FRESH: u8 = 0xA5;
+/// What freed memory holds.
+pub(super) const FREED: u8 = 0x5A;
+/// What lies around an allocation.
+const RED_ZONE: u8 = 0xFB;
+/// Alignment of an allocation and least length of a red zone, in bytes.
+const UNIT: usize = 64;
+
+/// One memory file mapped twice, at addresses that nobody can touch and at addresses for the engine.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))] // never made there
+#[derive(Debug)]
+pub(super) struct Mapping {
+    /// Mapped `PROT_NONE`: what users see.
+    device: *mut u8,
+    /// Mapped for reading and writing: never leaves this module's parent.
+    engine: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: the mappings live until `Drop`; `Mapping` itself never reads or writes them.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    #[cfg(target_os = "linux")]
+    pub(super) fn new(bytes: usize) -> Result<Self, String> {
+        use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+        let failed = |call: &str| format!("{call}: {}", std::io::Error::last_os_error());
+        if cfg!(miri) {
+            return Err("Miri has no memory files".into());
+        }
+        let length = libc::off_t::try_from(bytes).map_err(|_| "too large".to_string())?;
+        // SAFETY: plain calls with a valid string and a descriptor of ours.
+        let file = unsafe {
+            let fd = libc::memfd_create(c"arrow-device-sim".as_ptr(), libc::MFD_CLOEXEC);
+            if fd < 0 {
+                return Err(failed("memfd_create"));
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        // SAFETY: as above.
+        if unsafe { libc::ftruncate(file.as_raw_fd(), length) } != 0 {
+            return Err(failed("ftruncate"));
+        }
+        let map = |protection| {
+            // SAFETY: a new mapping at an address that the kernel chooses.
+            let start = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    bytes,
+                    protection,
+                    libc::MAP_SHARED | libc::MAP_NORESERVE,
+                    file.as_raw_fd(),
+                    0,
+                )
+            };
+            (start != libc::MAP_FAILED)
+                .then_some(start.cast::<u8>())
+                .ok_or_else(|| failed("mmap"))
+        };
+        let device = map(libc::PROT_NONE)?;
+        match map(libc::PROT_READ | libc::PROT_WRITE) {
+            Ok(engine) => Ok(Self {
+                device,
+                engine,
+                bytes,
+            }),
+            Err(error) => {
+                // SAFETY: mapped above with this length.
+                unsafe { libc::munmap(device.cast(), bytes) };
+                Err(error)
+            }
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn new(_bytes: usize) -> Result<Self, String> {
+        Err("simulated devices need Linux (memfd_create)".into())
+    }
+
+    /// The addresses that users see.
+    pub(super) fn range(&self) -> Range<usize> {
+        self.device.addr()..self.device.addr() + self.bytes
+    }
+
+    /// The address that users see for a byte offset within the device.
+    pub(super) fn device(&self, offset: usize) -> *mut u8 {
+        self.device.wrapping_add(offset)
+    }
+
+    /// The address through which the engine reads and writes the same byte.
+    pub(super) fn engine(&self, offset: usize) -> *mut u8 {
+        self.engine.wrapping_add(offset)
+    }
+
+    /// The byte offset of an address that users see.
+    pub(super) fn offset(&self, address: usize) -> Option<usize> {
+        self.range()
+            .contains(&address)
+            .then(|| address - self.device.addr())
+    }
+
+    /// Sets a range of byte offsets.
+    fn set(&self, range: Range<usize>, byte: u8) {
+        debug_assert!(range.start <= range.end && range.end <= self.bytes);
+        // SAFETY: the allocator passes ranges inside the mapping that no allocation is being used
+        // through: not yet handed out, freed, or red zones.
+        unsafe {
+            self.engine(range.start)
+                .write_bytes(byte, range.end - range.start)
+        };
+    }
+
+    /// Whether all bytes of a red zone are intact.
+    fn intact(&self, zone: Range<usize>) -> bool {
+        // SAFETY: inside the mapping (see `set`); nothing writes to a red zone but `set`.
+        let bytes =
+            unsafe { std::slice::from_raw_parts(self.engine(zone.start), zone.end - zone.start) };
+        bytes.iter().all(|byte| *byte == RED_ZONE)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        #[cfg(target_os = "linux")]
+        for start in [self.device, self.engine] {
+            // SAFETY: mapped in `new` with this length; whoever uses it holds the owner.
+            unsafe { libc::munmap(start.cast(), self.bytes) };
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Allocation {
+    bytes: usize,
+    /// Freed by its owner; the free waits in a queue.
+    freeing: bool,
+}
+
+/// Hands out byte offsets of a [`Mapping`].
+#[derive(Debug)]
+pub(super) struct Allocator {
+    /// Unused blocks: offset to length in bytes. Neighbours are merged.
+    unused: BTreeMap<usize, usize>,
+    /// Allocations by offset of their first byte. Their block begins `UNIT` bytes earlier.
+    live: BTreeMap<usize, Allocation>,
+    /// Freed blocks, oldest first: offset, length in bytes.
+    quarantine: VecDeque<(usize, usize)>,
+    quarantined_bytes: usize,
+    quarantine_max_bytes: usize,
+}
+
+/// Length in bytes of the block for an allocation.
+fn block_bytes(bytes: usize) -> Option<usize> {
+    bytes.checked_next_multiple_of(UNIT)?.checked_add(2 * UNIT)
+}
+
+/// The two red zones of an allocation: up to its first byte, and from its last to the block's end.
+fn red_zones(offset: usize, bytes: usize) -> [Range<usize>; 2] {
+    let end = offset + bytes;
+    [
+        offset - UNIT..offset,
+        end..end.next_multiple_of(UNIT) + UNIT,
+    ]
+}
+
+impl Allocator {
+    pub(super) fn new(capacity_bytes: usize, quarantine_max_bytes: usize) -> Self {
+        Self {
+            unused: BTreeMap::from([(0, capacity_bytes)]),
+            live: BTreeMap::new(),
+            quarantine: VecDeque::new(),
+            quarantined_bytes: 0,
+            quarantine_max_bytes,
+        }
+    }
+
+    /// The byte offset of fresh, poisoned memory; `None` if there is none.
+    pub(super) fn allocate(&mut self, mapping: &Mapping, bytes: usize) -> Option<usize> {
+        let block = block_bytes(bytes)?;
+        let (start, length) = loop {
+            let fit = self.unused.iter().find(|(_, length)| **length >= block);
+            match fit {
+                Some((start, length)) => break (*start, *length),
+                None if self.quarantine.is_empty() => return None,
+                None => self.evict(),
+            }
+        };
+        self.unused.remove(&start);
+        if length > block {
+            self.unused.insert(start + block, length - block);
+        }
+        let offset = start + UNIT;
+        mapping.set(start..start + block, RED_ZONE);
+        mapping.set(offset..offset + bytes, FRESH);
+        let freeing = false;
+        self.live.insert(offset, Allocation { bytes, freeing });
+        Some(offset)
+    }
+
+    /// Marks an allocation as freed by its owner. The error says what is wrong with that.
+    pub(super) fn begin_free(&mut self, offset: usize, bytes: usize) -> Result<(), String> {
+        match self.live.get_mut(&offset) {
+            None => Err("not the start of a live allocation (double free?)".into()),
+            Some(allocation) if allocation.freeing => Err("double free".into()),
+            Some(allocation) if allocation.bytes != bytes => Err(format!(
+                "freed as {bytes} bytes, allocated as {}",
+                allocation.bytes
+            )),
+            Some(allocation) => {
+                allocation.freeing = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// Poisons and quarantines an allocation. Answers whether its red zones were intact.
+    pub(super) fn finish_free(&mut self, mapping: &Mapping, offset: usize) -> bool {
+        let Some(Allocation { bytes, .. }) = self.live.remove(&offset) else {
+            return true;
+        };
+        let [head, tail] = red_zones(offset, bytes);
+        let block = head.start..tail.end;
+        let intact = mapping.intact(head) && mapping.intact(tail);
+        mapping.set(block.clone(), FREED);
+        self.quarantine.push_back((block.start, block.len()));
+        self.quarantined_bytes += block.len();
+        while self.quarantined_bytes > self.quarantine_max_bytes {
+            self.evict();
+        }
+        intact
+    }
+
+    /// Makes the oldest block of the quarantine usable again.
+    fn evict(&mut self) {
+        let Some((mut start, mut length)) = self.quarantine.pop_front() else {
+            return;
+        };
+        self.quarantined_bytes -= length;
+        if let Some(next) = self.unused.remove(&(start + length)) {
+            length += next;
+        }
+        if let Some((before, bytes)) = self.unused.range_mut(..start).next_back() {
+            if before + *bytes == start {
+                start = *before;
+                length += *bytes;
+            }
+        }
+        self.unused.insert(start, length);
+    }
+
+    /// Whether `bytes` bytes from `offset` lie in one allocation whose free has not run.
+    /// The error says why not.
+    pub(super) fn check(&self, offset: usize, bytes: usize) -> Result<(), String> {
+        let before = self.live.range(..=offset).next_back();
+        let (start, allocation) = before.ok_or("not allocated, or freed")?;
+        let within = offset - start;
+        if within > allocation.bytes {
+            Err("not allocated, or freed".into())
+        } else if bytes > allocation.bytes - within {
+            Err(format!(
+                "{} bytes past the end of an allocation of {}",
+                bytes - (allocation.bytes - within),
+                allocation.bytes
+            ))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// As [`check`](Self::check), and its owner has not freed it either.
+    pub(super) fn owned(&self, offset: usize, bytes: usize) -> bool {
+        let before = self.live.range(..=offset).next_back();
+        self.check(offset, bytes).is_ok() && before.is_some_and(|(_, a)| !a.freeing)
+    }
+
+    /// Offsets of allocations with a damaged red zone, which is repaired.
+    pub(super) fn damaged(&mut self, mapping: &Mapping) -> Vec<usize> {
+        let mut damaged = Vec::new();
+        for (offset, allocation) in &self.live {
+            for zone in red_zones(*offset, allocation.bytes) {
+                if !mapping.intact(zone.clone()) {
+                    mapping.set(zone, RED_ZONE);
+                    damaged.push(*offset);
+                }
+            }
+        }
+        damaged
+    }
+
+    /// Count and bytes of allocations that their owners have not freed.
+    pub(super) fn owned_total(&self) -> (usize, usize) {
+        let owned = self.live.values().filter(|a| !a.freeing);
+        owned.fold((0, 0), |(count, bytes), a| (count + 1, bytes + a.bytes))
+    }
+
+    /// Count of allocations whose free waits in a queue.
+    pub(super) fn freeing(&self) -> usize {
+        self.live.values().filter(|a| a.freeing).count()
+    }
+
+    pub(super) fn quarantined_bytes(&self) -> usize {
+        self.quarantined_bytes
+    }
+}

@@ -1,0 +1,363 @@
+//! The simulated device, `ARROW_DEVICE_EXT_DEV`: a device for programs and tests without one.
+//!
+//! It is as strict as a real one:
+//! - **The host cannot touch its memory.** A load or store through a [`DevicePtr`] ends the process
+//!   with SIGSEGV; a system call that is given one fails with EFAULT.
+//! - **Its queues are asynchronous.** Copies read and write host memory when they run, not when they
+//!   are submitted. In [`SimMode::Deferred`] nothing runs until somebody waits for it, so that a
+//!   missing wait fails every time. Lists of copies run last one first.
+//! - **Every access is checked when it runs** against the live allocations. Memory is poisoned when
+//!   fresh (`0xA5`) and when freed (`0x5A`), surrounded by red zones, and quarantined before it is
+//!   used again.
+//! - **[Failures](Faults)** can be injected, and [`SimDevice::report`] counts leaks, double frees,
+//!   host memory freed under a copy and the like.
+//!
+//! [Kernels](SimQueue::launch) are closures that run on a queue with a view of device memory.
+//!
+//! # The event type
+//!
+//! The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. Here
+//! `sync_event` is a pointer to a [`SimEvent`]. It can be used only through the device that
+//! recorded it, in the same process; null means that nothing needs to be waited for. Since any
+//! producer of test data may use this device type, a simulated device accepts only addresses and
+//! events of its own.
+//!
+//! # Errors
+//!
+//! [`Error::Device`] of a simulated device carries one of these codes:
+//!
+//! | code | meaning | lasting |
+//! |---|---|---|
+//! | 1 | an injected failure | no |
+//! | 2 | queued work touched memory that it must not | yes |
+//! | 3 | a kernel failed | yes |
+//! | 4 | a call that is wrong in itself: a double free, a released event, a wait inside a kernel | no |
+//!
+//! A lasting error ends the device, as on real ones: remaining work is dropped, wakers are called,
+//! and every later call answers with the same error, except freeing and releasing.
+//!
+//! Simulated devices need Linux. Elsewhere, and under Miri, [`SimDevice::new`] answers with
+//! [`Error::DeviceNotAvailable`].
+
+use std::alloc::Layout;
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::task::Waker;
+
+use crate::abi::ArrowDeviceType;
+use crate::device::{
+    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, RawQueue, device_error,
+};
+use crate::error::{Error, Result};
+
+mod config;
+mod copy;
+mod engine;
+mod event;
+mod fault;
+mod kernel;
+mod memory;
+mod queue;
+mod report;
+#[cfg(test)]
+mod tests;
+
+pub use config::{SimConfig, SimMode};
+use copy::is_host;
+use engine::{Core, Handle, State};
+use event::Point;
+pub use event::SimEvent;
+pub use fault::{FaultOp, Faults};
+pub use kernel::SimMemory;
+pub use queue::SimQueue;
+pub use report::SimReport;
+
+const INJECTED: i32 = 1;
+const INVALID_ACCESS: i32 = 2;
+const KERNEL: i32 = 3;
+const MISUSE: i32 = 4;
+
+/// Why queued work failed.
+#[derive(Debug)]
+struct SimError {
+    operation: &'static str,
+    code: i32,
+    message: String,
+}
+
+/// A simulated device.
+///
+/// It lives until it and its queues are dropped. Work that is still queued then is finished in
+/// [`SimMode::Async`] and dropped in [`SimMode::Deferred`].
+///
+/// ```
+/// use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+/// use arrow_device::device::{Backend, CopyKind, CopyOp, DevicePtr};
+/// # fn main() -> arrow_device::Result<()> {
+/// # if cfg!(any(miri, not(target_os = "linux"))) { return Ok(()) }
+/// let device = SimDevice::new(SimConfig::default().with_mode(SimMode::Deferred))?;
+/// let queue = device.default_queue()?;
+/// let memory = queue.allocate(64)?;
+/// let mut host = [0u8; 64];
+/// let download = CopyOp {
+///     src: memory,
+///     dst: DevicePtr::new(host.as_mut_ptr().cast()),
+///     bytes: 64,
+///     kind: CopyKind::DeviceToHost,
+/// };
+/// // SAFETY: `memory` is live, and `host` stays until the work was waited for.
+/// unsafe {
+///     queue.fill(memory, 7, 64)?;
+///     queue.copy(&[download])?;
+///     let event = queue.record()?;
+///     assert!(!device.query_event(event)?); // nothing has run yet
+///     device.wait_event(event)?;
+///     device.release_event(event);
+///     queue.free(memory, 64)?;
+/// }
+/// assert_eq!(host, [7; 64]);
+/// device.assert_clean();
+/// # Ok(())
+/// # }
+/// ```
+pub struct SimDevice {
+    handle: Arc<Handle>,
+    queue: Arc<SimQueue>,
+}
+
+impl fmt::Debug for SimDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let core = self.core();
+        write!(f, "SimDevice({}, {:?})", core.id, core.config.mode)
+    }
+}
+
+impl SimDevice {
+    /// A new device, with an id that no other has in this process: `ext-dev:0`, `ext-dev:1`, ...
+    pub fn new(config: SimConfig) -> Result<Arc<Self>> {
+        static NEXT: AtomicI64 = AtomicI64::new(0);
+        /// Of any page size.
+        const PAGE_BYTES: usize = 1 << 16;
+
+        let bytes = config.capacity_bytes.max(1);
+        let bytes = bytes
+            .checked_next_multiple_of(PAGE_BYTES)
+            .ok_or_else(|| Error::argument("capacity of a simulated device is too large"))?;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let id = DeviceId::new(ArrowDeviceType::EXT_DEV, id);
+        let mapping = memory::Mapping::new(bytes).map_err(|why| Error::DeviceNotAvailable {
+            device: id,
+            reason: why.into(),
+        })?;
+        let handle = Arc::new(Handle(Core::new(id, config, mapping)));
+        let queue = Arc::new(SimQueue::new(handle.clone()));
+        Ok(Arc::new(Self { handle, queue }))
+    }
+
+    /// Failures to inject, and counts of operations.
+    pub fn faults(&self) -> &Faults {
+        &self.core().faults
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.handle.0
+    }
+}
+
+impl Core {
+    /// Where a live event of this device stands; anything else is refused and noted.
+    fn point_of(
+        &self,
+        state: &mut State,
+        event: EventPtr,
+        operation: &'static str,
+    ) -> Result<Point> {
+        state.events.find(event).ok_or_else(|| {
+            let text = format!("{event:?} is not a live event of {}", self.id);
+            state.violations.push(format!("{operation}: {text}"));
+            device_error(self.id, operation, MISUSE, text)
+        })
+    }
+}
+
+/// The layout of a host allocation.
+fn host_layout(bytes: usize) -> Result<Layout> {
+    match Layout::from_size_align(bytes, 64) {
+        Ok(layout) if bytes > 0 => Ok(layout),
+        _ => Err(Error::argument(format!("host allocation of {bytes} bytes"))),
+    }
+}
+
+// SAFETY: `host_readable` is false; `classify` answers `Device` only inside one allocation that is
+// not freed, and never `HostAccessible`; a position counts as reached only when the operations up to
+// it have run, and the lock of the state makes them visible; host memory is of the global allocator.
+unsafe impl Backend for SimDevice {
+    fn id(&self) -> DeviceId {
+        self.core().id
+    }
+
+    fn host_readable(&self) -> bool {
+        false
+    }
+
+    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(self.queue.clone())
+    }
+
+    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        let core = self.core();
+        core.state().alive()?;
+        core.faults
+            .pass(FaultOp::NewQueue, core.id, "new queue", 0)?;
+        Ok(Arc::new(SimQueue::new(self.handle.clone())))
+    }
+
+    fn check_event(&self, event: EventPtr) -> Result<()> {
+        let core = self.core();
+        match core.state().events.find(event) {
+            Some(_) => Ok(()),
+            None => Err(Error::argument(format!(
+                "{event:?} is not a live event of {}",
+                core.id
+            ))),
+        }
+    }
+
+    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
+        let core = self.core();
+        let mut state = core.state();
+        state.alive()?;
+        let point = core.point_of(&mut state, event, "query event")?;
+        core.faults
+            .pass(FaultOp::Query, core.id, "query event", 0)?;
+        Ok(state.reached(point))
+    }
+
+    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
+        let core = self.core();
+        let mut state = core.state();
+        state.alive()?;
+        let point = core.point_of(&mut state, event, "wait event")?;
+        core.faults
+            .pass(FaultOp::HostWait, core.id, "wait event", 0)?;
+        drop(state);
+        core.wait(point, "wait event")
+    }
+
+    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
+        // Cloned and dropped without locks: both run code of the waker's.
+        let waker = waker.clone();
+        let core = self.core();
+        let mut state = core.state();
+        state.alive()?;
+        let point = core.point_of(&mut state, event, "notify event")?;
+        core.faults
+            .pass(FaultOp::Query, core.id, "notify event", 0)?;
+        if state.reached(point) {
+            return Ok(Notify::Completed);
+        }
+        let queue = state.queues.get_mut(&point.queue);
+        let unused = queue.map(|queue| queue.wakers.add(point.position, waker));
+        drop(state);
+        drop(unused);
+        Ok(Notify::Registered)
+    }
+
+    unsafe fn release_event(&self, event: EventPtr) {
+        let mut state = self.core().state();
+        if !state.events.release(event) {
+            let text = format!("release of {event:?}: not a live event (double release?)");
+            state.violations.push(text);
+        }
+    }
+
+    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+        let core = self.core();
+        let offset = core.mapping.offset(address.address());
+        match offset {
+            Some(offset) if core.state().memory.owned(offset, bytes) => AddressClass::Device,
+            // Host memory too: only the copy engine reads it, work on the device does not.
+            _ => AddressClass::Inaccessible,
+        }
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
+        let core = self.core();
+        let mut state = core.state();
+        state.alive()?;
+        let layout = host_layout(bytes)?;
+        let operation = "allocate_host";
+        core.faults
+            .pass(FaultOp::HostAllocate, core.id, operation, bytes)?;
+        // SAFETY: the layout is not empty.
+        let memory = unsafe { std::alloc::alloc(layout) };
+        if memory.is_null() {
+            return Err(Error::OutOfMemory {
+                device: core.id,
+                operation,
+                bytes,
+            });
+        }
+        // SAFETY: just allocated with this length.
+        unsafe { memory.write_bytes(memory::FRESH, bytes) };
+        state.host.insert(memory.addr(), bytes);
+        Ok(Some(DevicePtr::new(memory.cast())))
+    }
+
+    unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
+        let mut state = self.core().state();
+        let start = address.address();
+        let mut pending = state.queues.values().flat_map(|queue| &queue.pending);
+        let why = match state.host.get(&start) {
+            None => "not a live host allocation (double free?)",
+            Some(length) if *length != bytes => "allocated with another length",
+            // It stays allocated, so that the copy does no further harm.
+            Some(_) if pending.any(|op| op.uses_host(start, bytes)) => "a queued copy uses it",
+            Some(_) => {
+                state.host.remove(&start);
+                if let Ok(layout) = host_layout(bytes) {
+                    // SAFETY: allocated with this layout by `allocate_host`, and freed once: it was
+                    // in `host`.
+                    unsafe { std::alloc::dealloc(address.as_ptr().cast(), layout) };
+                }
+                return;
+            }
+        };
+        let text = format!("host free of {address:?} ({bytes} bytes): {why}");
+        state.violations.push(text);
+    }
+
+    fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
+        is_host(address, bytes)
+    }
+
+    fn reaches(&self, other: &dyn Backend) -> bool {
+        let Some(other) = other.as_any().downcast_ref::<Self>() else {
+            return false;
+        };
+        self.core().config.peer_access || other.id() == self.id()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        let core = self.core();
+        let state = core.state();
+        state.alive()?;
+        core.faults
+            .pass(FaultOp::HostWait, core.id, "synchronize", 0)?;
+        let points = state.queues.iter().map(|(id, queue)| Point {
+            queue: *id,
+            position: queue.submitted,
+        });
+        let points: Vec<_> = points.collect();
+        drop(state);
+        points
+            .into_iter()
+            .try_for_each(|point| core.wait(point, "synchronize"))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

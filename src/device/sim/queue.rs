@@ -1,0 +1,323 @@
+//! Queues: what they hold, and how work is submitted.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::task::Waker;
+
+use super::MISUSE;
+use super::engine::{Core, Handle};
+use super::event::Point;
+use super::fault::FaultOp;
+use super::kernel::{Kernel, SimMemory};
+use crate::device::{CopyKind, CopyOp, DevicePtr, EventPtr, RawQueue, device_error};
+use crate::error::{Error, Result};
+
+/// Queued work.
+pub(super) enum Op {
+    Copy(Arc<[CopyOp]>),
+    Fill {
+        dst: DevicePtr,
+        byte: u8,
+        bytes: usize,
+    },
+    /// Frees the allocation at this byte offset.
+    Free(usize),
+    /// `None` once it has begun to run.
+    Kernel(Option<Kernel>),
+    /// Where an event was recorded.
+    Mark,
+    Wait(Point),
+}
+
+impl Op {
+    /// What is to be run now. The operation itself stays where it is.
+    pub(super) fn start(&mut self) -> Self {
+        match self {
+            Self::Copy(copies) => Self::Copy(copies.clone()),
+            Self::Fill { dst, byte, bytes } => Self::Fill {
+                dst: *dst,
+                byte: *byte,
+                bytes: *bytes,
+            },
+            Self::Free(offset) => Self::Free(*offset),
+            Self::Kernel(kernel) => Self::Kernel(kernel.take()),
+            Self::Mark => Self::Mark,
+            Self::Wait(point) => Self::Wait(*point),
+        }
+    }
+
+    /// Whether a copy reads or writes some of `bytes` bytes of host memory at `address`.
+    pub(super) fn uses_host(&self, address: usize, bytes: usize) -> bool {
+        let Self::Copy(copies) = self else {
+            return false;
+        };
+        copies.iter().any(|copy| {
+            let host = match copy.kind {
+                CopyKind::HostToDevice => copy.src.address(),
+                CopyKind::DeviceToHost => copy.dst.address(),
+                CopyKind::DeviceToDevice => return false,
+            };
+            host < address + bytes && address < host.saturating_add(copy.bytes)
+        })
+    }
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Copy(_) => "Copy",
+            Self::Fill { .. } => "Fill",
+            Self::Free(_) => "Free",
+            Self::Kernel(_) => "Kernel",
+            Self::Mark => "Mark",
+            Self::Wait(_) => "Wait",
+        })
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct QueueState {
+    pub(super) pending: VecDeque<Op>,
+    /// Operations ever submitted, and ever run.
+    pub(super) submitted: u64,
+    pub(super) completed: u64,
+    pub(super) wakers: Wakers,
+    /// When the first operation may run, if copies are slowed down.
+    pub(super) due: Option<std::time::Instant>,
+    /// Its handle is gone; forgotten once its work is done.
+    pub(super) dropped: bool,
+}
+
+/// Wakers by the position that they wait for.
+#[derive(Debug, Default)]
+pub(super) struct Wakers(Vec<(u64, Waker)>);
+
+impl Wakers {
+    /// Adds a waker, unless it is there already: then it comes back, for the caller to drop.
+    pub(super) fn add(&mut self, position: u64, waker: Waker) -> Option<Waker> {
+        let same = |(at, other): &(u64, Waker)| *at == position && other.will_wake(&waker);
+        if self.0.iter().any(same) {
+            return Some(waker);
+        }
+        self.0.push((position, waker));
+        None
+    }
+
+    /// Takes out those whose position `ready` accepts.
+    pub(super) fn extract(&mut self, ready: impl Fn(u64) -> bool) -> Vec<Waker> {
+        if self.0.is_empty() {
+            return Vec::new();
+        }
+        let all = std::mem::take(&mut self.0);
+        let (out, rest): (Vec<_>, _) = all.into_iter().partition(|(at, _)| ready(*at));
+        self.0 = rest;
+        out.into_iter().map(|(_, waker)| waker).collect()
+    }
+}
+
+/// A queue of a [`SimDevice`](super::SimDevice); found by downcasting
+/// [`RawQueue::as_any`].
+pub struct SimQueue {
+    handle: Arc<Handle>,
+    id: u64,
+}
+
+impl fmt::Debug for SimQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimQueue({} #{})", self.core().id, self.id)
+    }
+}
+
+impl SimQueue {
+    pub(super) fn new(handle: Arc<Handle>) -> Self {
+        let mut state = handle.0.state();
+        let id = state.next_queue;
+        state.next_queue += 1;
+        state.queues.insert(id, QueueState::default());
+        drop(state);
+        Self { handle, id }
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.handle.0
+    }
+
+    /// Counts an operation, then queues it.
+    fn submit(&self, fault: FaultOp, operation: &'static str, op: Op) -> Result<()> {
+        let core = self.core();
+        let mut state = core.state();
+        state.alive()?;
+        core.faults.pass(fault, core.id, operation, 0)?;
+        core.enqueue(&mut state, self.id, op)?;
+        Ok(())
+    }
+
+    /// Queues a kernel: a closure that runs in queue order with a view of the device's memory.
+    ///
+    /// If it answers with an error, panics, or touches memory that it must not, the device fails:
+    /// waiting for the work, and every later call, answers with that error. A kernel must not wait
+    /// for a device; such a wait answers with an error. What the closure holds is dropped once it
+    /// has run: in [`SimMode::Deferred`](super::SimMode::Deferred) a closure that holds the
+    /// device and is never waited for keeps the device alive.
+    ///
+    /// ```
+    /// use arrow_device::device::Backend;
+    /// use arrow_device::device::sim::{SimConfig, SimDevice, SimQueue};
+    /// # fn main() -> arrow_device::Result<()> {
+    /// # if cfg!(any(miri, not(target_os = "linux"))) { return Ok(()) }
+    /// let device = SimDevice::new(SimConfig::default())?;
+    /// let queue = device.default_queue()?;
+    /// let memory = queue.allocate(64)?;
+    ///
+    /// let sim = queue.as_any().downcast_ref::<SimQueue>().unwrap();
+    /// sim.launch(move |m| m.write(memory, &[1i64, 2, 3]))?;
+    /// sim.launch(move |m| {
+    ///     for value in m.slice_mut::<i64>(memory, 3)? {
+    ///         *value *= 10;
+    ///     }
+    ///     Ok(())
+    /// })?;
+    ///
+    /// let (sender, sum) = std::sync::mpsc::channel();
+    /// sim.launch(move |m| {
+    ///     let values = m.slice::<i64>(memory, 3)?;
+    ///     sender.send(values.iter().sum::<i64>()).map_err(|e| e.to_string())
+    /// })?;
+    /// device.synchronize()?;
+    /// assert_eq!(sum.recv().unwrap(), 60);
+    /// // SAFETY: allocated above, freed once, used on this queue only.
+    /// unsafe { queue.free(memory, 64)? };
+    /// # device.assert_clean();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn launch(
+        &self,
+        kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
+    ) -> Result<()> {
+        let kernel = Op::Kernel(Some(Box::new(kernel)));
+        self.submit(FaultOp::Launch, "launch", kernel)
+    }
+}
+
+/// What a copy must be, whatever memory it is of.
+fn check_copy(copy: &CopyOp) -> Result<()> {
+    let CopyOp {
+        src, dst, bytes, ..
+    } = *copy;
+    if src.is_null() || dst.is_null() || bytes == 0 {
+        return Err(Error::argument(format!("empty or null: {copy:?}")));
+    }
+    let ends = (
+        src.address().checked_add(bytes),
+        dst.address().checked_add(bytes),
+    );
+    match ends {
+        (Some(src_end), Some(dst_end)) if src.address() < dst_end && dst.address() < src_end => {
+            Err(Error::argument(format!("overlaps itself: {copy:?}")))
+        }
+        (Some(_), Some(_)) => Ok(()),
+        _ => Err(Error::argument(format!("past all memory: {copy:?}"))),
+    }
+}
+
+// SAFETY: the allocator hands out 64-byte aligned blocks that nothing else has, valid from then on;
+// the engine runs the first operation of a queue only, takes it off when it has run, and runs a wait
+// only when its event's position is reached.
+unsafe impl RawQueue for SimQueue {
+    fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
+        let core = self.core();
+        let mut state = core.state();
+        state.alive()?;
+        if bytes == 0 {
+            return Err(Error::argument("allocation of 0 bytes"));
+        }
+        core.faults
+            .pass(FaultOp::Allocate, core.id, "allocate", bytes)?;
+        match state.memory.allocate(&core.mapping, bytes) {
+            Some(offset) => Ok(DevicePtr::new(core.mapping.device(offset).cast())),
+            None => Err(Error::OutOfMemory {
+                device: core.id,
+                operation: "allocate",
+                bytes,
+            }),
+        }
+    }
+
+    unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
+        let core = self.core();
+        let mut state = core.state();
+        let freed = match core.mapping.offset(base.address()) {
+            Some(offset) => state.memory.begin_free(offset, bytes).map(|()| offset),
+            None => Err("not an address of this device".into()),
+        };
+        match freed {
+            // Nothing runs any more, so nothing uses it.
+            Ok(offset) if state.error.is_some() => state.finish_free(&core.mapping, offset),
+            Ok(offset) => {
+                core.enqueue(&mut state, self.id, Op::Free(offset))?;
+            }
+            Err(why) => {
+                let text = format!("free of {base:?} ({bytes} bytes): {why}");
+                state.violations.push(text.clone());
+                return Err(device_error(core.id, "free", MISUSE, text));
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
+        copies.iter().try_for_each(check_copy)?;
+        if copies.is_empty() {
+            return self.core().state().alive();
+        }
+        self.submit(FaultOp::Copy, "copy", Op::Copy(copies.into()))
+    }
+
+    unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
+        if dst.is_null() || bytes == 0 {
+            return Err(Error::argument("empty or null fill"));
+        }
+        self.submit(FaultOp::Fill, "fill", Op::Fill { dst, byte, bytes })
+    }
+
+    fn record(&self) -> Result<EventPtr> {
+        let core = self.core();
+        let mut state = core.state();
+        state.alive()?;
+        core.faults.pass(FaultOp::Record, core.id, "record", 0)?;
+        let point = core.enqueue(&mut state, self.id, Op::Mark)?;
+        let event = state.events.record(core.id.id, point);
+        event.ok_or_else(|| device_error(core.id, "record", MISUSE, "null event"))
+    }
+
+    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
+        let core = self.core();
+        let mut state = core.state();
+        state.alive()?;
+        let point = core.point_of(&mut state, event, "queue wait")?;
+        core.faults
+            .pass(FaultOp::QueueWait, core.id, "queue wait", 0)?;
+        core.enqueue(&mut state, self.id, Op::Wait(point))?;
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for SimQueue {
+    fn drop(&mut self) {
+        let mut state = self.core().state();
+        let queue = state.queues.get_mut(&self.id);
+        if queue.is_some_and(|queue| {
+            queue.dropped = true;
+            queue.pending.is_empty()
+        }) {
+            state.queues.remove(&self.id);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What a device knows about its users' mistakes.
+
+use super::SimDevice;
+use crate::error::Error;
+
+/// The state of a [`SimDevice`].
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct SimReport {
+    /// Device allocations that were not freed.
+    pub live_allocations: usize,
+    /// Their bytes, as asked for.
+    pub live_bytes: usize,
+    /// Device allocations whose free waits in a queue.
+    pub pending_frees: usize,
+    /// Bytes of device memory in quarantine, red zones included.
+    pub quarantined_bytes: usize,
+    /// Host allocations that were not freed.
+    pub live_host_allocations: usize,
+    /// Their bytes.
+    pub live_host_bytes: usize,
+    /// Events that were not released.
+    pub live_events: usize,
+    /// Queued operations that have not completed.
+    pub pending_operations: usize,
+    /// What was done wrong: double frees and releases, dead events used, invalid accesses, damaged
+    /// red zones, host memory freed under a copy.
+    pub violations: Vec<String>,
+    /// What ended the device, if it has failed.
+    pub error: Option<Error>,
+}
+
+impl SimReport {
+    /// Whether nothing is live and nothing was done wrong.
+    pub fn is_clean(&self) -> bool {
+        self.live_allocations == 0
+            && self.live_host_allocations == 0
+            && self.live_events == 0
+            && self.violations.is_empty()
+    }
+}
+
+impl SimDevice {
+    /// What is live, and what was done wrong so far. Checks all red zones.
+    pub fn report(&self) -> SimReport {
+        self.check();
+        let state = self.core().state();
+        let (live_allocations, live_bytes) = state.memory.owned_total();
+        SimReport {
+            live_allocations,
+            live_bytes,
+            pending_frees: state.memory.freeing(),
+            quarantined_bytes: state.memory.quarantined_bytes(),
+            live_host_allocations: state.host.len(),
+            live_host_bytes: state.host.values().sum(),
+            live_events: state.events.live(),
+            pending_operations: state.queues.values().map(|q| q.pending.len()).sum(),
+            violations: state.violations.clone(),
+            error: state.error.clone(),
+        }
+    }
+
+    /// Checks the red zones around all allocations; damage is repaired and added to the violations
+    /// of the [report](Self::report).
+    pub fn check(&self) {
+        let core = self.core();
+        let mut state = core.state();
+        for offset in state.memory.damaged(&core.mapping) {
+            let address = core.mapping.device(offset);
+            state
+                .violations
+                .push(format!("red zone damaged around {address:p}"));
+        }
+    }
+
+    /// Panics unless the [report](Self::report) is clean. For tests.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        let report = self.report();
+        assert!(report.is_clean(), "{self:?} is not clean: {report:#?}");
+    }
+}

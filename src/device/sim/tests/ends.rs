@@ -1,0 +1,134 @@
+//! How devices end: by failing, and by being dropped.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+#[test]
+fn a_failing_kernel_ends_the_device() {
+    for mode in [SimMode::Async, SimMode::Deferred] {
+        for panics in [false, true] {
+            let Some(device) = device(small().with_mode(mode)) else {
+                return;
+            };
+            let (queue, other) = (device.default_queue().unwrap(), device.new_queue().unwrap());
+            let memory = queue.allocate(1).unwrap();
+            let (go, gate) = mpsc::channel::<()>();
+            sim(&queue)
+                .launch(move |_| {
+                    gate.recv().map_err(|e| e.to_string())?;
+                    assert!(!panics, "it broke");
+                    Err("it broke".into())
+                })
+                .unwrap();
+            let event = queue.record().unwrap();
+            free(&queue, memory, 1).unwrap();
+            // SAFETY: live.
+            unsafe { other.wait(event).unwrap() };
+            let held = Arc::new(());
+            let kernel = held.clone();
+            sim(&other)
+                .launch(move |_| {
+                    drop(kernel);
+                    Ok(())
+                })
+                .unwrap();
+            let after = other.record().unwrap();
+            let count = Arc::new(Count::default());
+            // SAFETY: live.
+            unsafe { device.notify_event(after, &count.waker()).unwrap() };
+            go.send(()).unwrap();
+            let error = wait(&device, event).unwrap_err();
+            assert!(error.to_string().contains("it broke"), "{error}");
+            for result in [
+                wait(&device, after),
+                query(&device, event).map(|_| ()),
+                fill(&other, memory, 0, 1),
+                device.synchronize(),
+                device.new_queue().map(|_| ()),
+            ] {
+                assert_eq!(code(result), KERNEL);
+            }
+            release(&device, event);
+            release(&device, after);
+            device.assert_clean();
+            let report = device.report();
+            assert_eq!((report.pending_operations, report.pending_frees), (0, 0));
+            assert!(report.quarantined_bytes > 0, "the queued free has run");
+            let end = Instant::now() + Duration::from_secs(10);
+            while (count.get() == 0 || Arc::strong_count(&held) > 1) && Instant::now() < end {
+                std::thread::yield_now();
+            }
+            assert_eq!((count.get(), Arc::strong_count(&held)), (1, 1));
+        }
+    }
+}
+
+#[test]
+fn a_kernel_cannot_wait() {
+    for mode in [SimMode::Async, SimMode::Deferred] {
+        let Some(device) = device(small().with_mode(mode)) else {
+            return;
+        };
+        let queue = device.default_queue().unwrap();
+        let (sender, result) = mpsc::channel();
+        let own = device.clone();
+        let kernel =
+            move |_: &mut SimMemory<'_>| sender.send(own.synchronize()).map_err(|e| e.to_string());
+        sim(&queue).launch(kernel).unwrap();
+        device.synchronize().unwrap();
+        assert_eq!(code(result.recv().unwrap()), MISUSE);
+    }
+}
+
+#[test]
+fn drop_finishes_or_drops_pending_work() {
+    for mode in [SimMode::Async, SimMode::Deferred] {
+        let Some(device) = device(small().with_mode(mode)) else {
+            return;
+        };
+        let queue = device.default_queue().unwrap();
+        let core = Arc::downgrade(device.core());
+        let memory = queue.allocate(8).unwrap();
+        let mut host = vec![0; 8];
+        let (go, gate) = mpsc::channel::<()>();
+        sim(&queue)
+            .launch(move |_| gate.recv().map_err(|e| e.to_string()))
+            .unwrap();
+        fill(&queue, memory, 5, 8).unwrap();
+        download(&queue, memory, &mut host).unwrap();
+        drop(device); // the queue keeps it going
+        fill(&queue, memory, 6, 8).unwrap();
+        go.send(()).unwrap();
+        drop(queue);
+        let expected = if mode == SimMode::Async { 5 } else { 0 };
+        assert_eq!(host, [expected; 8]);
+        assert!(core.upgrade().is_none(), "something keeps it");
+    }
+}
+
+#[test]
+fn the_worker_may_drop_the_last_handle() {
+    let Some(device) = device(small()) else {
+        return;
+    };
+    let queue = device.default_queue().unwrap();
+    let core = Arc::downgrade(device.core());
+    let (go, gate) = mpsc::channel::<()>();
+    sim(&queue)
+        .launch(move |_| {
+            gate.recv().map_err(|e| e.to_string())?;
+            drop(device);
+            Ok(())
+        })
+        .unwrap();
+    drop(queue);
+    assert!(core.upgrade().is_some());
+    go.send(()).unwrap();
+    let end = Instant::now() + Duration::from_secs(10);
+    while core.strong_count() > 0 && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    assert_eq!(core.strong_count(), 0);
+}

@@ -1,0 +1,359 @@
+use super::super::memory::{FREED, FRESH};
+use super::*;
+
+/// How a child process ends that reads one byte.
+#[cfg(target_os = "linux")]
+fn read_in_child(address: *const u8) -> i32 {
+    let mut status = 0;
+    // SAFETY: the child only makes plain system calls and the read that is tested.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let no_core = libc::rlimit {
+                rlim_cur: 0,
+                rlim_max: 0,
+            };
+            libc::setrlimit(libc::RLIMIT_CORE, &no_core);
+            libc::signal(libc::SIGSEGV, libc::SIG_DFL);
+            let _ = address.read_volatile();
+            libc::_exit(0);
+        }
+        assert!(child > 0);
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+    }
+    status
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn host_reads_are_fatal() {
+    let Some(device) = deferred() else { return };
+    let queue = device.default_queue().unwrap();
+    let memory = queue.allocate(64).unwrap();
+    let status = read_in_child(memory.as_ptr().cast());
+    assert!(libc::WIFSIGNALED(status), "{status}");
+    assert_eq!(libc::WTERMSIG(status), libc::SIGSEGV);
+    // The same byte is there for the engine.
+    let core = device.core();
+    let offset = core.mapping.offset(memory.address()).unwrap();
+    assert_eq!(read_in_child(core.mapping.engine(offset)), 0);
+    free(&queue, memory, 64).unwrap();
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn system_calls_refuse_device_memory() {
+    let Some(device) = deferred() else { return };
+    let queue = device.default_queue().unwrap();
+    let memory = queue.allocate(64).unwrap();
+    let mut pipe = [0; 2];
+    // SAFETY: plain system calls; the kernel checks the address itself.
+    unsafe {
+        assert_eq!(libc::pipe(pipe.as_mut_ptr()), 0);
+        assert_eq!(libc::write(pipe[1], memory.as_ptr(), 64), -1);
+        let error = std::io::Error::last_os_error();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        for end in pipe {
+            libc::close(end);
+        }
+    }
+}
+
+#[test]
+fn copies_round_trip_in_both_modes() {
+    for mode in [SimMode::Async, SimMode::Deferred] {
+        let Some(device) = device(small().with_mode(mode)) else {
+            return;
+        };
+        let queue = device.default_queue().unwrap();
+        for bytes in [1, 63, 64, 65, 100_000] {
+            let (a, b) = (
+                queue.allocate(bytes).unwrap(),
+                queue.allocate(bytes).unwrap(),
+            );
+            assert_eq!(a.address() % 64, 0);
+            let host: Vec<u8> = (0..bytes).map(|i| i as u8).collect();
+            upload(&queue, &host, a).unwrap();
+            let within = CopyOp {
+                src: a,
+                dst: b,
+                bytes,
+                kind: CopyKind::DeviceToDevice,
+            };
+            // SAFETY: live until waited for.
+            unsafe { queue.copy(&[within]).unwrap() };
+            assert_eq!(contents(&device, &queue, b, bytes), host);
+            free(&queue, a, bytes).unwrap();
+            free(&queue, b, bytes).unwrap();
+        }
+        device.assert_clean();
+    }
+}
+
+#[test]
+fn memory_is_poisoned_and_quarantined() {
+    let config = small()
+        .with_mode(SimMode::Deferred)
+        .with_quarantine_bytes(1000);
+    let Some(device) = device(config) else { return };
+    let queue = device.default_queue().unwrap();
+    let byte = |address: DevicePtr| {
+        let mapping = &device.core().mapping;
+        let byte = mapping.engine(mapping.offset(address.address()).unwrap());
+        // SAFETY: inside the mapping; no work is running.
+        unsafe { byte.read() }
+    };
+    let first = queue.allocate(100).unwrap();
+    assert_eq!(contents(&device, &queue, first, 100), [FRESH; 100]);
+    fill(&queue, first, 1, 100).unwrap();
+    free(&queue, first, 100).unwrap();
+    assert_eq!(device.report().pending_frees, 1);
+    assert_eq!(byte(first), FRESH);
+    device.synchronize().unwrap();
+    assert_eq!(byte(first), FREED);
+    assert_eq!(device.report().quarantined_bytes, 128 + 128);
+
+    let mut again = Vec::new();
+    for _ in 0..4 {
+        let next = queue.allocate(100).unwrap();
+        again.push(next);
+        free(&queue, next, 100).unwrap();
+        device.synchronize().unwrap();
+    }
+    assert!(!again[..3].contains(&first), "used again while quarantined");
+    assert!(device.report().quarantined_bytes <= 1000);
+    assert_eq!(again[3], first, "the oldest is used again first");
+    let next = queue.allocate(100).unwrap();
+    assert_eq!(next, again[0]);
+    assert_eq!(contents(&device, &queue, next, 100), [FRESH; 100]);
+}
+
+#[test]
+fn capacity_ends_and_comes_back() {
+    let config = small()
+        .with_mode(SimMode::Deferred)
+        .with_capacity_bytes(1 << 16);
+    let Some(device) = device(config) else { return };
+    let queue = device.default_queue().unwrap();
+    for _ in 0..3 {
+        let most = (1 << 16) - 128;
+        let memory = queue.allocate(most).unwrap();
+        for bytes in [1, usize::MAX] {
+            let error = queue.allocate(bytes).unwrap_err();
+            assert!(matches!(error, Error::OutOfMemory { bytes: b, .. } if b == bytes));
+        }
+        free(&queue, memory, most).unwrap();
+        device.synchronize().unwrap();
+        // In pieces, freed out of order, they merge again.
+        let pieces: Vec<_> = (0..5).map(|_| queue.allocate(5000).unwrap()).collect();
+        for i in [1, 3, 2, 0, 4] {
+            free(&queue, pieces[i], 5000).unwrap();
+        }
+        device.synchronize().unwrap();
+    }
+    device.assert_clean();
+}
+
+#[test]
+fn bad_accesses_end_the_device() {
+    type Misuse = fn(&Arc<dyn RawQueue>, DevicePtr) -> Result<()>;
+    static HOST: [u8; 8] = [0; 8];
+    let misuses: [(&str, Misuse); 8] = [
+        ("freed", |q, memory| {
+            free(q, memory, 100)?;
+            fill(q, memory, 0, 1)
+        }),
+        (
+            "4 bytes past the end of an allocation of 100",
+            |q, memory| fill(q, memory.offset(96), 0, 8),
+        ),
+        ("not allocated", |q, memory| {
+            fill(q, memory.offset(4096), 0, 1)
+        }),
+        ("not allocated", |q, memory| {
+            fill(
+                q,
+                DevicePtr::new(memory.as_ptr().wrapping_byte_sub(1)),
+                0,
+                1,
+            )
+        }),
+        ("not an address of this device", |q, memory| {
+            let host = DevicePtr::new(HOST.as_ptr().cast_mut().cast());
+            download(q, host, &mut [0])?;
+            fill(q, memory, 0, 1)
+        }),
+        ("not an address of this device", |q, _| {
+            fill(q, DevicePtr::new(HOST.as_ptr().cast_mut().cast()), 0, 1)
+        }),
+        ("not host memory", |q, memory| {
+            let copy = CopyOp {
+                src: memory,
+                dst: memory.offset(50),
+                bytes: 10,
+                kind: CopyKind::HostToDevice,
+            };
+            // SAFETY: refused when it runs.
+            unsafe { q.copy(&[copy]) }
+        }),
+        ("not allocated", |q, memory| {
+            sim(q).launch(move |m| {
+                let _ = m.read(memory.offset(1 << 12), 1);
+                Ok(())
+            })
+        }),
+    ];
+    for (why, misuse) in misuses {
+        let Some(device) = deferred() else { return };
+        let queue = device.default_queue().unwrap();
+        let memory = queue.allocate(100).unwrap();
+        misuse(&queue, memory).unwrap();
+        let error = finish(&device, &queue).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("invalid access at"), "{text}");
+        assert!(text.contains(why), "{why}: {text}");
+        assert_eq!(code(device.synchronize()), INVALID_ACCESS);
+        assert_eq!(code(queue.allocate(1)), INVALID_ACCESS);
+        assert_eq!(code(queue.record()), INVALID_ACCESS);
+        let report = device.report();
+        assert_eq!(report.violations.len(), 1, "{report:?}");
+        assert!(report.error.is_some() && !report.is_clean());
+        if report.live_allocations == 1 {
+            free(&queue, memory, 100).unwrap(); // works on a failed device too
+        }
+        assert_eq!(device.report().live_allocations, 0);
+        assert_eq!(device.report().pending_frees, 0);
+    }
+}
+
+#[test]
+fn wrong_frees_are_counted() {
+    let Some(device) = deferred() else { return };
+    let queue = device.default_queue().unwrap();
+    let memory = queue.allocate(100).unwrap();
+    assert_eq!(code(free(&queue, memory, 99)), MISUSE);
+    assert_eq!(code(free(&queue, memory.offset(64), 100)), MISUSE);
+    assert_eq!(code(free(&queue, DevicePtr::NULL, 100)), MISUSE);
+    assert_eq!(device.report().live_bytes, 100);
+    free(&queue, memory, 100).unwrap();
+    assert_eq!(code(free(&queue, memory, 100)), MISUSE);
+    device.synchronize().unwrap();
+    assert_eq!(code(free(&queue, memory, 100)), MISUSE);
+    let report = device.report();
+    assert_eq!(report.violations.len(), 5, "{report:?}");
+    assert_eq!(report.live_allocations, 0);
+}
+
+#[test]
+fn damaged_red_zones_are_found() {
+    let Some(device) = deferred() else { return };
+    let queue = device.default_queue().unwrap();
+    let memory = queue.allocate(100).unwrap();
+    let mapping = &device.core().mapping;
+    let offset = mapping.offset(memory.address()).unwrap();
+    for at in [offset - 64, offset - 1, offset + 100, offset + 128 + 63] {
+        let before = device.report().violations.len();
+        // SAFETY: inside the mapping; no work is running.
+        unsafe { mapping.engine(at).write(0) };
+        assert_eq!(device.report().violations.len(), before + 1);
+        assert_eq!(device.report().violations.len(), before + 1, "repaired");
+    }
+    // SAFETY: as above.
+    unsafe { mapping.engine(offset + 100).write(0) };
+    free(&queue, memory, 100).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(device.report().violations.len(), 5);
+}
+
+#[test]
+fn host_memory_is_tracked() {
+    let Some(device) = deferred() else { return };
+    let queue = device.default_queue().unwrap();
+    let host = device.allocate_host(100).unwrap().unwrap();
+    assert_eq!(host.address() % 64, 0);
+    // SAFETY: just allocated, 100 bytes.
+    let bytes = unsafe { std::slice::from_raw_parts(host.as_ptr().cast::<u8>(), 100) };
+    assert_eq!(bytes, [FRESH; 100]);
+    assert_eq!(device.report().live_host_bytes, 100);
+    assert!(device.allocate_host(0).is_err());
+
+    let memory = queue.allocate(100).unwrap();
+    upload(&queue, bytes, memory).unwrap();
+    // SAFETY: what breaks the rules is noted and refused.
+    unsafe {
+        device.free_host(host, 100); // under a queued copy
+        device.free_host(host, 99);
+        assert_eq!(device.report().live_host_allocations, 1);
+        device.synchronize().unwrap();
+        device.free_host(host, 100);
+        assert_eq!(device.report().live_host_allocations, 0);
+        device.free_host(host, 100);
+    }
+    assert_eq!(device.report().violations.len(), 3);
+}
+
+#[test]
+fn addresses_are_classified() {
+    let (Some(device), Some(other)) = (deferred(), deferred()) else {
+        return;
+    };
+    let queue = device.default_queue().unwrap();
+    let memory = queue.allocate(100).unwrap();
+    use AddressClass::{Device, Inaccessible};
+    let classify = |address, bytes| device.classify(address, bytes);
+    assert_eq!(classify(memory, 100), Device);
+    assert_eq!(classify(memory.offset(60), 40), Device);
+    assert_eq!(classify(memory.offset(100), 0), Device);
+    assert_eq!(classify(memory, 101), Inaccessible);
+    assert_eq!(classify(memory, usize::MAX), Inaccessible);
+    assert_eq!(classify(memory.offset(1 << 20), 1), Inaccessible);
+    assert_eq!(classify(DevicePtr::NULL, 0), Inaccessible);
+    assert_eq!(other.classify(memory, 100), Inaccessible);
+    let local = [0u8; 4];
+    let host = DevicePtr::new(local.as_ptr().cast_mut().cast());
+    assert_eq!(classify(host, 4), Inaccessible);
+    assert!(device.copies_directly_from(host, 4));
+    assert!(!device.copies_directly_from(memory, 4));
+    assert!(!other.copies_directly_from(memory, 4));
+    assert!(!device.host_readable());
+    free(&queue, memory, 100).unwrap();
+    assert_eq!(classify(memory, 100), Inaccessible, "freed by its owner");
+}
+
+#[test]
+fn peers_copy_only_with_access() {
+    let Some(source) = deferred() else { return };
+    for access in [false, true] {
+        let Some(device) = device(small().with_peer_access(access)) else {
+            return;
+        };
+        assert_eq!(device.reaches(&*source), access);
+        assert!(device.reaches(&*device));
+        let (from, to) = (
+            source.default_queue().unwrap(),
+            device.default_queue().unwrap(),
+        );
+        let (src, dst) = (from.allocate(64).unwrap(), to.allocate(64).unwrap());
+        fill(&from, src, 9, 64).unwrap();
+        source.synchronize().unwrap();
+        let copy = |src, bytes| CopyOp {
+            src,
+            dst,
+            bytes,
+            kind: CopyKind::DeviceToDevice,
+        };
+        // SAFETY: live until waited for.
+        unsafe { to.copy(&[copy(src, 64)]).unwrap() };
+        if !access {
+            assert_eq!(code(finish(&device, &to)), INVALID_ACCESS);
+            continue;
+        }
+        assert_eq!(contents(&device, &to, dst, 64), [9; 64]);
+        // The peer's memory is checked as the device's own.
+        // SAFETY: refused when it runs.
+        unsafe { to.copy(&[copy(src.offset(1), 64)]).unwrap() };
+        let error = finish(&device, &to).unwrap_err();
+        assert!(error.to_string().contains("past the end"), "{error}");
+        assert!(source.synchronize().is_ok());
+    }
+}

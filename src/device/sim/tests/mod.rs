@@ -1,0 +1,137 @@
+//! Tests of the simulated device. Under Miri, which has no memory files, they end at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Wake, Waker};
+
+use super::*;
+use crate::device::{CopyKind, CopyOp};
+
+mod ends;
+mod faults;
+mod memory;
+mod queues;
+
+/// A device, or `None` where there are none.
+fn device(config: SimConfig) -> Option<Arc<SimDevice>> {
+    match SimDevice::new(config) {
+        Ok(device) => Some(device),
+        Err(error) if cfg!(any(miri, not(target_os = "linux"))) => {
+            assert!(matches!(error, Error::DeviceNotAvailable { .. }), "{error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn deferred() -> Option<Arc<SimDevice>> {
+    device(small().with_mode(SimMode::Deferred))
+}
+
+fn small() -> SimConfig {
+    SimConfig::default().with_capacity_bytes(16 << 20)
+}
+
+fn sim(queue: &Arc<dyn RawQueue>) -> &SimQueue {
+    queue.as_any().downcast_ref().unwrap()
+}
+
+/// Queues a copy to the device. `host` outlives the work in every caller.
+fn upload(queue: &Arc<dyn RawQueue>, host: &[u8], dst: DevicePtr) -> Result<()> {
+    let copy = CopyOp {
+        src: DevicePtr::new(host.as_ptr().cast_mut().cast()),
+        dst,
+        bytes: host.len(),
+        kind: CopyKind::HostToDevice,
+    };
+    // SAFETY: callers keep `host` until they have waited.
+    unsafe { queue.copy(&[copy]) }
+}
+
+/// Queues a copy to the host.
+fn download(queue: &Arc<dyn RawQueue>, src: DevicePtr, host: &mut [u8]) -> Result<()> {
+    let copy = CopyOp {
+        src,
+        dst: DevicePtr::new(host.as_mut_ptr().cast()),
+        bytes: host.len(),
+        kind: CopyKind::DeviceToHost,
+    };
+    // SAFETY: callers keep `host` until they have waited.
+    unsafe { queue.copy(&[copy]) }
+}
+
+fn fill(queue: &Arc<dyn RawQueue>, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
+    // SAFETY: checked when it runs.
+    unsafe { queue.fill(dst, byte, bytes) }
+}
+
+fn free(queue: &Arc<dyn RawQueue>, base: DevicePtr, bytes: usize) -> Result<()> {
+    // SAFETY: what breaks the rules is noted and refused, which is what is tested.
+    unsafe { queue.free(base, bytes) }
+}
+
+/// What `bytes` bytes of device memory hold, after waiting.
+fn contents(
+    device: &SimDevice,
+    queue: &Arc<dyn RawQueue>,
+    src: DevicePtr,
+    bytes: usize,
+) -> Vec<u8> {
+    let mut host = vec![0; bytes];
+    download(queue, src, &mut host).unwrap();
+    finish(device, queue).unwrap();
+    host
+}
+
+/// Waits for all work of a queue.
+fn finish(device: &SimDevice, queue: &Arc<dyn RawQueue>) -> Result<()> {
+    let event = queue.record()?;
+    // SAFETY: just recorded, released once.
+    unsafe {
+        let waited = device.wait_event(event);
+        device.release_event(event);
+        waited
+    }
+}
+
+fn query(device: &SimDevice, event: EventPtr) -> Result<bool> {
+    // SAFETY: dead events are refused without following the pointer.
+    unsafe { device.query_event(event) }
+}
+
+fn wait(device: &SimDevice, event: EventPtr) -> Result<()> {
+    // SAFETY: as in `query`.
+    unsafe { device.wait_event(event) }
+}
+
+fn release(device: &SimDevice, event: EventPtr) {
+    // SAFETY: as in `query`.
+    unsafe { device.release_event(event) }
+}
+
+fn code(result: Result<impl std::fmt::Debug>) -> i32 {
+    match result {
+        Err(Error::Device { code, .. }) => code,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Count {
+    fn get(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn waker(self: &Arc<Self>) -> Waker {
+        self.clone().into()
+    }
+}

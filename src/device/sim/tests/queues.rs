@@ -1,0 +1,326 @@
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+#[test]
+fn deferred_work_waits_for_a_wait() {
+    let Some(device) = deferred() else { return };
+    let queue = device.default_queue().unwrap();
+    let memory = queue.allocate(4).unwrap();
+    let mut source = vec![1, 2, 3, 4];
+    let mut target = vec![0; 4];
+    upload(&queue, &source, memory).unwrap();
+    download(&queue, memory, &mut target).unwrap();
+    let event = queue.record().unwrap();
+    fill(&queue, memory, 9, 4).unwrap();
+    let later = queue.record().unwrap();
+    std::thread::sleep(Duration::from_millis(10));
+    assert!(!query(&device, event).unwrap());
+    assert_eq!(target, [0; 4]);
+    source[0] = 7; // read when it runs
+    wait(&device, event).unwrap();
+    assert_eq!(target, [7, 2, 3, 4]);
+    assert!(query(&device, event).unwrap());
+    assert!(!query(&device, later).unwrap(), "ran more than needed");
+    device.synchronize().unwrap();
+    assert!(query(&device, later).unwrap());
+    release(&device, event);
+    release(&device, later);
+    assert_eq!(contents(&device, &queue, memory, 4), [9; 4]);
+    free(&queue, memory, 4).unwrap();
+    device.assert_clean();
+}
+
+#[test]
+fn waiting_runs_what_other_queues_owe() {
+    let Some(device) = deferred() else { return };
+    let queues: Vec<_> = (0..3).map(|_| device.new_queue().unwrap()).collect();
+    let memory = queues[0].allocate(1).unwrap();
+    let (sender, order) = mpsc::channel();
+    let mut last = None;
+    // A chain across the queues, longer than any stack of calls.
+    for i in 0..30_000usize {
+        let queue = &queues[i % 3];
+        if let Some(event) = last.take() {
+            // SAFETY: live; released after, which leaves the wait in place.
+            unsafe { queue.wait(event).unwrap() };
+            release(&device, event);
+        }
+        let sender = sender.clone();
+        sim(queue)
+            .launch(move |_| sender.send(i).map_err(|e| e.to_string()))
+            .unwrap();
+        last = queue.record().ok();
+    }
+    let event = last.unwrap();
+    fill(&queues[2], memory, 1, 1).unwrap();
+    assert!(order.try_recv().is_err());
+    wait(&device, event).unwrap();
+    assert!(order.try_iter().eq(0..30_000));
+    assert_eq!(device.report().pending_operations, 1);
+    release(&device, event);
+    free(&queues[2], memory, 1).unwrap();
+    device.synchronize().unwrap();
+}
+
+#[test]
+fn events_order_queues() {
+    let Some(device) = device(small()) else {
+        return;
+    };
+    let (first, second) = (device.default_queue().unwrap(), device.new_queue().unwrap());
+    for round in 0..50u8 {
+        let memory = first.allocate(64).unwrap();
+        let (go, gate) = mpsc::channel::<()>();
+        sim(&first)
+            .launch(move |_| gate.recv().map_err(|e| e.to_string()))
+            .unwrap();
+        fill(&first, memory, round, 64).unwrap();
+        let filled = first.record().unwrap();
+        // SAFETY: live; released after.
+        unsafe { second.wait(filled).unwrap() };
+        let mut host = [99; 64];
+        download(&second, memory, &mut host).unwrap();
+        free(&second, memory, 64).unwrap();
+        assert!(!query(&device, filled).unwrap());
+        release(&device, filled);
+        go.send(()).unwrap();
+        finish(&device, &second).unwrap();
+        assert_eq!(host, [round; 64]);
+    }
+    device.assert_clean();
+}
+
+#[test]
+fn notifications_come_once_and_outside_locks() {
+    for mode in [SimMode::Async, SimMode::Deferred] {
+        let Some(device) = device(small().with_mode(mode)) else {
+            return;
+        };
+        let queue = device.default_queue().unwrap();
+        let (go, gate) = mpsc::channel::<()>();
+        sim(&queue)
+            .launch(move |_| gate.recv().map_err(|e| e.to_string()))
+            .unwrap();
+        let event = queue.record().unwrap();
+        let count = Arc::new(Count::default());
+        // A waker that uses the device, and one that panics.
+        struct Nosy(Arc<SimDevice>);
+        impl std::task::Wake for Nosy {
+            fn wake(self: Arc<Self>) {
+                self.0.report();
+                panic!("in a waker");
+            }
+        }
+        // SAFETY: live until completed.
+        let notify = |waker: &Waker| unsafe { device.notify_event(event, waker) }.unwrap();
+        assert_eq!(
+            notify(&Arc::new(Nosy(device.clone())).into()),
+            Notify::Registered
+        );
+        let waker = count.waker();
+        assert_eq!(notify(&waker), Notify::Registered);
+        assert_eq!(notify(&waker), Notify::Registered);
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(count.get(), 0);
+        go.send(()).unwrap();
+        wait(&device, event).unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        while count.get() == 0 && Instant::now() < end {
+            std::thread::yield_now();
+        }
+        assert_eq!(count.get(), 1);
+        assert_eq!(notify(&waker), Notify::Completed);
+        release(&device, event);
+        finish(&device, &queue).unwrap(); // the worker still works
+        assert_eq!(count.get(), 1);
+        device.assert_clean();
+    }
+}
+
+#[test]
+fn only_live_events_of_the_device_pass() {
+    let (Some(device), Some(other)) = (deferred(), deferred()) else {
+        return;
+    };
+    let queue = device.default_queue().unwrap();
+    let mut local = SimEvent {
+        magic: SimEvent::MAGIC,
+        device_id: device.id().id,
+        serial: 1,
+    };
+    let foreign = other.default_queue().unwrap().record().unwrap();
+    let released = queue.record().unwrap();
+    release(&device, released);
+    let lookalike = EventPtr::new((&raw mut local).cast()).unwrap();
+    let garbage = EventPtr::new(std::ptr::without_provenance_mut(8)).unwrap();
+    for event in [foreign, released, lookalike, garbage] {
+        let refused = device.check_event(event).unwrap_err();
+        assert!(matches!(refused, Error::InvalidArgument(_)));
+        assert_eq!(code(query(&device, event)), MISUSE);
+        assert_eq!(code(wait(&device, event)), MISUSE);
+        // SAFETY: refused without following the pointer.
+        assert_eq!(code(unsafe { queue.wait(event) }), MISUSE);
+        release(&device, event);
+    }
+    assert_eq!(device.report().violations.len(), 16);
+
+    let event = queue.record().unwrap();
+    device.check_event(event).unwrap();
+    // SAFETY: live.
+    let seen = unsafe { &*event.as_ptr().cast::<SimEvent>() };
+    assert_eq!(
+        (seen.magic, seen.device_id),
+        (SimEvent::MAGIC, device.id().id)
+    );
+    assert_eq!(device.report().live_events, 1);
+    release(&device, event);
+    release(&other, foreign);
+    other.assert_clean();
+}
+
+#[test]
+fn events_are_used_again_but_not_at_once() {
+    let Some(device) = deferred() else { return };
+    let queue = device.default_queue().unwrap();
+    let mut seen = std::collections::HashMap::new();
+    for i in 0..1000 {
+        let event = queue.record().unwrap();
+        if let Some(before) = seen.insert(event, i) {
+            assert!(i - before > 64, "{before} {i}");
+        }
+        release(&device, event);
+    }
+    assert!(seen.len() < 100, "{}", seen.len());
+}
+
+#[test]
+fn kernels_see_memory() {
+    let Some(device) = deferred() else { return };
+    let queue = device.default_queue().unwrap();
+    let [a, b, c] = [64, 64, 64].map(|bytes| queue.allocate(bytes).unwrap());
+    sim(&queue)
+        .launch(move |m| {
+            assert!(
+                m.slice::<i32>(a.offset(2), 1)
+                    .unwrap_err()
+                    .contains("aligned")
+            );
+            assert!(m.slice::<i32>(DevicePtr::NULL, 0).unwrap().is_empty());
+            m.write(a, &[1i32, 2, 3])?;
+            m.write(b, &[10i32, 20, 30])?;
+            let ([x, y], sums) = m.in_out::<i32, i64, 2>([(a, 3), (b, 3)], (c, 3))?;
+            for i in 0..3 {
+                sums[i] = i64::from(x[i] + y[i]);
+            }
+            let overlap = m.in_out::<i32, i32, 1>([(a, 3)], (a.offset(8), 1));
+            assert!(overlap.unwrap_err().contains("overlaps"));
+            let beside = m.in_out::<i32, i32, 1>([(a, 3)], (a.offset(12), 1));
+            assert!(beside.is_ok());
+            (m.read(c, 1)? == [11]).then_some(()).ok_or("no".into())
+        })
+        .unwrap();
+    let sums = contents(&device, &queue, c, 24);
+    let expected: Vec<u8> = [11i64, 22, 33]
+        .iter()
+        .flat_map(|x| x.to_ne_bytes())
+        .collect();
+    assert_eq!(sums, expected);
+    for memory in [a, b, c] {
+        free(&queue, memory, 64).unwrap();
+    }
+    device.assert_clean();
+}
+
+#[test]
+fn submissions_are_checked() {
+    let Some(device) = deferred() else { return };
+    let queue = device.default_queue().unwrap();
+    let memory = queue.allocate(64).unwrap();
+    assert!(queue.allocate(0).is_err());
+    assert!(fill(&queue, DevicePtr::NULL, 0, 1).is_err());
+    assert!(fill(&queue, memory, 0, 0).is_err());
+    let copy = |src, dst, bytes| {
+        let kind = CopyKind::DeviceToDevice;
+        let copy = CopyOp {
+            src,
+            dst,
+            bytes,
+            kind,
+        };
+        // SAFETY: refused, all of them.
+        unsafe { queue.copy(&[copy]) }
+    };
+    assert!(copy(DevicePtr::NULL, memory, 1).is_err());
+    assert!(copy(memory, DevicePtr::NULL, 1).is_err());
+    assert!(copy(memory, memory.offset(8), 0).is_err());
+    assert!(copy(memory, memory.offset(8), 9).is_err());
+    assert!(copy(memory, memory.offset(8), usize::MAX).is_err());
+    // SAFETY: empty.
+    unsafe { queue.copy(&[]).unwrap() };
+    assert_eq!(device.report().pending_operations, 0);
+}
+
+#[test]
+fn copies_can_be_slowed_down_and_overlap() {
+    let Some(device) = device(small().with_bytes_per_second(100_000)) else {
+        return;
+    };
+    let (slow, quick) = (device.default_queue().unwrap(), device.new_queue().unwrap());
+    let host = vec![1; 10_000_000]; // 100 seconds
+    let memory = slow.allocate(host.len()).unwrap();
+    let start = Instant::now();
+    upload(&slow, &host, memory).unwrap();
+    let never = slow.record().unwrap();
+    let other = quick.allocate(5000).unwrap();
+    upload(&quick, &host[..5000], other).unwrap();
+    finish(&device, &quick).unwrap();
+    assert!(start.elapsed() >= Duration::from_millis(50));
+    assert!(!query(&device, never).unwrap());
+    drop((slow, quick, device)); // closing does not dawdle
+    assert!(start.elapsed() < Duration::from_secs(50));
+}
+
+#[test]
+fn threads_share_a_device() {
+    for mode in [SimMode::Async, SimMode::Deferred] {
+        let Some(device) = device(small().with_mode(mode)) else {
+            return;
+        };
+        let shared = device.default_queue().unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4u8 {
+                let (device, shared) = (&device, &shared);
+                scope.spawn(move || {
+                    let own = device.new_queue().unwrap();
+                    for i in 0..50u8 {
+                        let bytes = 100 + usize::from(i);
+                        let memory = shared.allocate(bytes).unwrap();
+                        fill(shared, memory, thread ^ i, bytes).unwrap();
+                        let filled = shared.record().unwrap();
+                        // SAFETY: live; released after.
+                        unsafe { own.wait(filled).unwrap() };
+                        release(device, filled);
+                        let count = Arc::new(Count::default());
+                        let mut host = vec![0; bytes];
+                        download(&own, memory, &mut host).unwrap();
+                        let done = own.record().unwrap();
+                        // SAFETY: live until waited for.
+                        let notify = unsafe { device.notify_event(done, &count.waker()) };
+                        wait(device, done).unwrap();
+                        assert!(query(device, done).unwrap());
+                        release(device, done);
+                        assert_eq!(host, vec![thread ^ i; bytes]);
+                        free(&own, memory, bytes).unwrap();
+                        while notify.as_ref().unwrap() == &Notify::Registered && count.get() == 0 {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+        });
+        device.synchronize().unwrap();
+        device.assert_clean();
+    }
+}
