@@ -4,9 +4,14 @@
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod abi;
+mod data;
 pub mod device;
 mod error;
+mod memory;
+mod transfer;
 
-pub use abi::ArrowDeviceType;
-pub use device::DeviceId;
+pub use abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
+pub use data::{DeviceArray, DeviceBits, DeviceRecordBatch, DeviceSlice};
+pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};
 pub use error::{Error, Result};
+pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};

@@ -219,14 +219,14 @@ fn buffer(tree: &Tree, slot: &Slot, bytes: usize, align: usize) -> Result<Buffer
 /// Arrow data as an array; arrow-rs panics on some data, which must not cross into C or kill a
 /// caller who imported it.
 pub(crate) fn to_array(data: ArrayData) -> Result<ArrayRef> {
-    crate::abi::catch("building an arrow array", || make_array(data))
+    crate::abi::guard::call_foreign("building an arrow array", || make_array(data))
 }
 
 /// A ready, host-readable batch as arrow-rs's.
 pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<RecordBatch> {
     let data = unwrap(array)?;
     let rows = data.len();
-    let columns = crate::abi::catch("building an arrow batch", || {
+    let columns = crate::abi::guard::call_foreign("building an arrow batch", || {
         StructArray::from(data).into_parts().1
     })?;
     let options = RecordBatchOptions::new().with_row_count(Some(rows));

@@ -189,7 +189,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// As [`query_event`](Self::query_event).
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()>;
 
-    /// Calls `waker` once the event has completed, on any thread.
+    /// Calls `waker` once the event has completed, or never will (the device failed), on any thread.
     ///
     /// # Safety
     /// As [`query_event`](Self::query_event); the event lives until the waker was called.
@@ -210,7 +210,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         AddressClass::Unknown
     }
 
-    /// Host memory from which this device copies fastest (page-locked), 64-byte aligned;
+    /// Host memory from which this device copies fastest (page-locked), 64-byte aligned; never 0 bytes;
     /// `Ok(None)` if ordinary memory serves.
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
         let _ = bytes;
@@ -238,6 +238,12 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Whether this device's queues can wait for `other`'s events. If not, a host thread does.
+    fn accepts_events_of(&self, other: &dyn Backend) -> bool {
+        let _ = other;
+        false
+    }
+
     /// Makes the calling thread wait for all work of this device.
     fn synchronize(&self) -> Result<()>;
 
@@ -258,7 +264,8 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// Allocates device memory in queue order. `bytes` is never 0.
     fn allocate(&self, bytes: usize) -> Result<DevicePtr>;
 
-    /// Frees after all work that this queue was given before. Never waits.
+    /// Frees after all work that this queue was given before. Never waits. After an error the memory
+    /// is lost, not the caller's again.
     ///
     /// # Safety
     /// `base` and `bytes` are those of one `allocate` of this device, freed once; work on other

@@ -278,8 +278,9 @@ unsafe impl Backend for SimDevice {
         let offset = core.mapping.offset(address.address());
         match offset {
             Some(offset) if core.state().memory.owned(offset, bytes) => AddressClass::Device,
-            // Host memory too: only the copy engine reads it, work on the device does not.
-            _ => AddressClass::Inaccessible,
+            Some(_) => AddressClass::Inaccessible,
+            // Only the copy engine reads it, work on the device does not.
+            None => AddressClass::Host,
         }
     }
 
