@@ -278,9 +278,11 @@ unsafe impl Backend for SimDevice {
         let offset = core.mapping.offset(address.address());
         match offset {
             Some(offset) if core.state().memory.owned(offset, bytes) => AddressClass::Device,
-            Some(_) => AddressClass::Inaccessible,
-            // Only the copy engine reads it, work on the device does not.
-            None => AddressClass::Host,
+            // Only the copy engine reads host memory, work on the device does not.
+            None if !address.is_null() && self.copies_directly_from(address, bytes) => {
+                AddressClass::Host
+            }
+            _ => AddressClass::Inaccessible,
         }
     }
 
