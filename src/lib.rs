@@ -7,6 +7,7 @@ pub mod abi;
 mod data;
 pub mod device;
 mod error;
+mod interchange;
 mod memory;
 mod transfer;
 
@@ -14,4 +15,7 @@ pub use abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream}
 pub use data::{DeviceArray, DeviceBits, DeviceRecordBatch, DeviceSlice};
 pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};
 pub use error::{Error, Result};
+pub use interchange::{
+    ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation,
+};
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};

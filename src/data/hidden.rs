@@ -25,13 +25,15 @@ pub(crate) struct Request {
 #[derive(Debug)]
 pub(crate) struct Answers {
     slab: HostSlab,
-    starts: Vec<usize>,
+    /// First byte and number of bytes of each.
+    ranges: Vec<(usize, usize)>,
 }
 
 impl Answers {
     /// The bytes of request `i`, aligned to 8.
     pub(crate) fn bytes(&self, i: usize) -> &[u8] {
-        &self.slab[self.starts[i]..self.starts[i + 1]]
+        let (start, bytes) = self.ranges[i];
+        &self.slab[start..start + bytes]
     }
 
     /// Integer `k` of `width` bytes of request `i`; its bytes were asked for.
@@ -55,10 +57,10 @@ pub(crate) fn int(bytes: &[u8], width: usize) -> i64 {
 /// Each request lies in the tree's memory (or, `on_host`, in host memory that the tree's owners keep
 /// alive) for its whole length.
 pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers> {
-    let mut starts = Vec::with_capacity(requests.len() + 1);
+    let mut ranges = Vec::with_capacity(requests.len());
     let mut total = 0usize;
-    starts.push(0);
     for request in requests {
+        ranges.push((total, request.bytes));
         total = request
             .bytes
             .checked_next_multiple_of(8)
@@ -75,7 +77,7 @@ pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers
         owners.iter().try_for_each(|owner| owner.wait_host())?;
     }
     let mut copies = Vec::new();
-    for (request, start) in requests.iter().zip(&starts) {
+    for (request, (start, _)) in requests.iter().zip(&ranges) {
         if request.bytes == 0 {
             continue;
         }
@@ -102,7 +104,7 @@ pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers
         // SAFETY: the caller's; the slab has room for each.
         slab = unsafe { read_back(&device.default_queue(), owners, &copies, slab) }?;
     }
-    Ok(Answers { slab, starts })
+    Ok(Answers { slab, ranges })
 }
 
 /// Runs a list of copies into `slab` and waits for it: one host wait.
@@ -163,15 +165,19 @@ pub(crate) fn check_size(
 ) -> Result<usize> {
     let fits = isize::try_from(bytes).ok().filter(|n| *n >= 0);
     let Some(bytes) = fits else {
-        return Err(Error::invalid(path(), format!("has a length of {bytes} bytes")));
+        return Err(Error::invalid(
+            path(),
+            format!("has a length of {bytes} bytes"),
+        ));
     };
     let bytes = bytes as usize;
     if bytes > 0 && address.is_null() {
-        return Err(Error::invalid(path(), format!("is null but {bytes} bytes long")));
+        return Err(Error::invalid(
+            path(),
+            format!("is null but {bytes} bytes long"),
+        ));
     }
-    if bytes > 0
-        && tree.device.backend().classify(address, bytes) == AddressClass::Inaccessible
-    {
+    if bytes > 0 && tree.device.backend().classify(address, bytes) == AddressClass::Inaccessible {
         return Err(Error::invalid(
             path(),
             format!(
@@ -238,14 +244,24 @@ fn collect_sizes(tree: &Tree, node: usize, requests: &mut Vec<Request>, targets:
     }
 }
 
-/// All parts of an array, parents first and siblings side by side, itself included.
-pub(crate) fn parts(array: &DeviceArray) -> Vec<View> {
+/// The rows of child `i` as they stand in a C struct: pushed down from a batch's root, which has no
+/// offset there; else all of the child's.
+pub(crate) fn part(tree: &Tree, view: View, i: usize, batch_root: bool) -> View {
+    if batch_root {
+        return tree.child(view, i);
+    }
+    tree.whole(tree.nodes[view.node].first_child as usize + i)
+}
+
+/// All parts of an array as they stand in C structs, itself first, parents before children and
+/// siblings side by side.
+pub(crate) fn parts(array: &DeviceArray, as_batch: bool) -> Vec<View> {
     let tree = array.tree();
     let mut views = vec![array.view()];
     let mut i = 0;
     while let Some(&view) = views.get(i) {
         for child in 0..tree.nodes[view.node].n_children as usize {
-            views.push(tree.child(view, child));
+            views.push(part(tree, view, child, as_batch && i == 0));
         }
         i += 1;
     }
@@ -253,22 +269,20 @@ pub(crate) fn parts(array: &DeviceArray) -> Vec<View> {
 }
 
 /// Whether the null count of any part is unknown.
-pub(crate) fn has_unknown_nulls(array: &DeviceArray) -> bool {
-    fn unknown(tree: &Tree, view: View) -> bool {
-        tree.null_count(view).is_none() || any_child(tree, view)
+pub(crate) fn has_unknown_nulls(array: &DeviceArray, as_batch: bool) -> bool {
+    fn any_child(tree: &Tree, view: View, batch_root: bool) -> bool {
+        (0..tree.nodes[view.node].n_children as usize).any(|i| {
+            let child = part(tree, view, i, batch_root);
+            tree.null_count(child).is_none() || any_child(tree, child, false)
+        })
     }
-    fn any_child(tree: &Tree, view: View) -> bool {
-        let children = tree.nodes[view.node].n_children as usize;
-        (0..children).any(|i| unknown(tree, tree.child(view, i)))
-    }
-    array.null_count().is_none() || any_child(array.tree(), array.view())
+    array.null_count().is_none() || any_child(array.tree(), array.view(), as_batch)
 }
 
-/// The null counts of all [`parts`] of an array; those that are unknown are counted from masks that
-/// are read back together.
-pub(crate) fn null_counts(array: &DeviceArray) -> Result<Vec<usize>> {
+/// The null counts of these [`parts`] of an array; those that are unknown are counted from masks
+/// that are read back together.
+pub(crate) fn null_counts(array: &DeviceArray, views: &[View]) -> Result<Vec<usize>> {
     let tree = array.tree();
-    let views = parts(array);
     let mut counts: Vec<_> = views.iter().map(|view| tree.null_count(*view)).collect();
     counts[0] = array.null_count();
     let unknown: Vec<_> = (0..views.len()).filter(|&i| counts[i].is_none()).collect();
@@ -291,7 +305,8 @@ pub(crate) fn null_counts(array: &DeviceArray) -> Result<Vec<usize>> {
         let answers = unsafe { gather(tree, &requests) }?;
         for (k, &i) in unknown.iter().enumerate() {
             let view = views[i];
-            let nulls = view.length - count_bits(answers.bytes(k), view.validity_offset % 8, view.length);
+            let nulls =
+                view.length - count_bits(answers.bytes(k), view.validity_offset % 8, view.length);
             counts[i] = Some(nulls);
             let node = &tree.nodes[view.node];
             if view.offset == node.offset && view.length == node.length {
@@ -317,8 +332,8 @@ impl DeviceArray {
     /// # Errors
     /// What the device reports.
     pub fn resolve_null_counts(&self) -> Result<usize> {
-        if has_unknown_nulls(self) {
-            null_counts(self)?;
+        if has_unknown_nulls(self, false) {
+            null_counts(self, &parts(self, false))?;
         }
         Ok(self.null_count().unwrap_or(0))
     }

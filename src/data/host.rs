@@ -36,7 +36,13 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Tree {
     for column in &columns {
         wrapper.node(column, 0);
     }
-    wrapper.descend(columns.iter().enumerate().map(|(i, c)| (1 + i, c)).collect());
+    wrapper.descend(
+        columns
+            .iter()
+            .enumerate()
+            .map(|(i, c)| (1 + i, c))
+            .collect(),
+    );
     let fields = batch.schema_ref().fields().clone();
     wrapper.finish(columns, DataType::Struct(fields))
 }
@@ -145,7 +151,11 @@ fn data(tree: &Arc<Tree>, view: View, nulls: Option<usize>) -> Result<ArrayData>
     // Struct rows are pushed down to the children, so that the struct itself starts at 0.
     let pushed = matches!(layout.nesting, Nesting::RowByRow | Nesting::Times(_))
         && !matches!(data_type, DataType::Union(_, _));
-    let offset = if pushed { 0 } else { view.offset };
+    let offset = if pushed || view.length == 0 {
+        0
+    } else {
+        view.offset
+    };
     let sparse = matches!(data_type, DataType::Union(_, _)) && layout.nesting == Nesting::RowByRow;
 
     let mut mask = None;
@@ -165,8 +175,8 @@ fn data(tree: &Arc<Tree>, view: View, nulls: Option<usize>) -> Result<ArrayData>
             continue;
         }
         let bytes = match kind.bytes(view.offset + view.length) {
-            // No row, no bytes: not even the one offset.
-            Some(_) if view.offset + view.length == 0 && slot.is_null() => 0,
+            // No row, no bytes: not even the one offset needs to be there.
+            _ if view.length == 0 => 0,
             Some(bytes) => bytes?,
             None => slot.bytes().unwrap_or(0),
         };
@@ -177,7 +187,7 @@ fn data(tree: &Arc<Tree>, view: View, nulls: Option<usize>) -> Result<ArrayData>
             buffers.push(buffer(tree, slot, slot.bytes().unwrap_or(0), 1)?);
         }
     }
-    if sparse && view.offset > 0 {
+    if sparse && view.offset > 0 && view.length > 0 {
         // Type ids are cut here, since arrow-rs would cut the children too.
         buffers[0] = buffers[0].slice_with_length(view.offset, view.length);
     }
@@ -230,5 +240,9 @@ pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<Reco
         StructArray::from(data).into_parts().1
     })?;
     let options = RecordBatchOptions::new().with_row_count(Some(rows));
-    Ok(RecordBatch::try_new_with_options(schema.clone(), columns, &options)?)
+    Ok(RecordBatch::try_new_with_options(
+        schema.clone(),
+        columns,
+        &options,
+    )?)
 }

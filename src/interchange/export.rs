@@ -1,0 +1,235 @@
+//! [`DeviceArray`] and [`DeviceRecordBatch`] out: as `ArrowDeviceArray`.
+//!
+//! Ownership: the consumer owns what it is given and releases it, once, on any thread. The memory
+//! stays alive until then, and where children were moved out until the last of them is released.
+//! Release never waits.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use arrow_schema::Field;
+use arrow_schema::ffi::FFI_ArrowSchema;
+
+use crate::abi::FFI_ArrowDeviceArray;
+use crate::data::hidden::{has_unknown_nulls, null_counts, parts};
+use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::device::SyncEvent;
+use crate::error::Result;
+use crate::interchange::arena;
+use crate::interchange::schema::{export_field, export_schema};
+use crate::memory::Owner;
+
+/// What happens to the events that guard exported memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SyncPolicy {
+    /// The consumer gets an event to wait for; nothing waits here. One event that guards everything
+    /// is handed on as it is; several become one.
+    Event,
+    /// This thread waits until the memory is ready; the consumer gets no event.
+    Wait,
+}
+
+/// What is done with null counts that nobody has counted yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum NullCounts {
+    /// They are counted: the masks are read back together, with one host wait. Some consumers (cuDF)
+    /// take -1 for "no nulls".
+    #[default]
+    Exact,
+    /// They go out as -1.
+    AllowUnknown,
+}
+
+/// What a consumer's release may rely on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum ReleasePolicy {
+    /// A consumer that releases says that its device work on the memory is done, or ordered before
+    /// this crate's.
+    #[default]
+    Ordered,
+    /// For consumers that do not keep to this: a thread of the device waits for all its work first.
+    /// The release itself still returns at once.
+    Synchronize,
+}
+
+/// How an export is done.
+///
+/// ```
+/// use arrow_device::{ExportOptions, NullCounts, SyncPolicy};
+/// let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct ExportOptions {
+    sync: SyncPolicy,
+    null_counts: NullCounts,
+    pub(super) release: ReleasePolicy,
+}
+
+impl ExportOptions {
+    /// With this policy for events; exact null counts, ordered release.
+    pub const fn new(sync: SyncPolicy) -> Self {
+        Self {
+            sync,
+            null_counts: NullCounts::Exact,
+            release: ReleasePolicy::Ordered,
+        }
+    }
+
+    /// What is done with unknown null counts.
+    #[must_use]
+    pub const fn with_null_counts(mut self, null_counts: NullCounts) -> Self {
+        self.null_counts = null_counts;
+        self
+    }
+
+    /// What release relies on.
+    #[must_use]
+    pub const fn with_release(mut self, release: ReleasePolicy) -> Self {
+        self.release = release;
+        self
+    }
+}
+
+impl DeviceArray {
+    /// The array and its type as C structs, without a copy.
+    ///
+    /// ```
+    /// # use arrow_array::Int32Array;
+    /// # use arrow_device::{DeviceArray, Devices, SyncPolicy};
+    /// let array = Devices::cpu().upload_array(&Int32Array::from(vec![1, 2, 3]))?;
+    /// let (c_array, c_schema) = array.export(SyncPolicy::Event)?;
+    /// // SAFETY: both come from `export`.
+    /// let again = unsafe { DeviceArray::import(c_array, &c_schema) }?;
+    /// assert_eq!(again.len(), 3);
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// What the device reports while events are merged or nulls counted; names or metadata that C
+    /// strings cannot hold.
+    pub fn export(&self, sync: SyncPolicy) -> Result<(FFI_ArrowDeviceArray, FFI_ArrowSchema)> {
+        let schema = match self.field() {
+            Some(field) => export_field(field)?,
+            None => export_field(&Field::new("", self.data_type().clone(), true))?,
+        };
+        Ok((self.export_array(&ExportOptions::new(sync))?, schema))
+    }
+
+    /// The array alone, for consumers that know its type.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
+        export(self, options, false)
+    }
+}
+
+impl DeviceRecordBatch {
+    /// The batch and its schema as C structs, without a copy: a struct array at offset 0 without a
+    /// mask. The schema's metadata goes along.
+    ///
+    /// # Errors
+    /// As [`DeviceArray::export`].
+    pub fn export(&self, sync: SyncPolicy) -> Result<(FFI_ArrowDeviceArray, FFI_ArrowSchema)> {
+        let schema = export_schema(self.schema())?;
+        Ok((self.export_array(&ExportOptions::new(sync))?, schema))
+    }
+
+    /// The batch alone, for consumers that know its schema: at most two heap allocations, whatever
+    /// the number of columns.
+    ///
+    /// # Errors
+    /// As [`DeviceArray::export`].
+    pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
+        export(self.as_struct(), options, true)
+    }
+}
+
+/// `as_batch`: the root goes out at offset 0 and without a mask; its rows are its children's.
+fn export(
+    array: &DeviceArray,
+    options: &ExportOptions,
+    as_batch: bool,
+) -> Result<FFI_ArrowDeviceArray> {
+    let unknown = has_unknown_nulls(array, as_batch);
+    let nulls = match options.null_counts {
+        NullCounts::Exact if unknown => Some(null_counts(array, &parts(array, as_batch))?),
+        _ => None,
+    };
+    let event = Handover::of(array, options.sync)?;
+    let pointer = event.pointer();
+    let kept = match event {
+        Handover::Merged(event) => Some(event),
+        Handover::None | Handover::Existing(_) => None,
+    };
+    let root = arena::build(array, as_batch, nulls.as_deref(), kept, options.release)?;
+    let id = array.device().id();
+    Ok(FFI_ArrowDeviceArray {
+        array: root,
+        device_id: id.id,
+        device_type: id.device_type,
+        sync_event: pointer,
+        reserved: [0; 3],
+    })
+}
+
+/// The event that goes out.
+enum Handover {
+    None,
+    /// An owner's own, which lives as long as the owner; the arena holds that.
+    Existing(*mut c_void),
+    /// A new one; the arena holds it.
+    Merged(SyncEvent),
+}
+
+impl Handover {
+    fn of(array: &DeviceArray, sync: SyncPolicy) -> Result<Self> {
+        let owners = array.owners();
+        if sync == SyncPolicy::Wait {
+            array.wait()?;
+            return Ok(Self::None);
+        }
+        let guarded = || owners.iter().filter(|owner| owner.ready().is_some());
+        let pointer = |owner: &Arc<Owner>| {
+            owner
+                .ready()
+                .map_or(std::ptr::null_mut(), |event| event.ptr().as_ptr())
+        };
+        let Some(first) = guarded().next() else {
+            return Ok(Self::None);
+        };
+        if guarded().all(|owner| pointer(owner) == pointer(first)) {
+            return Ok(Self::Existing(pointer(first)));
+        }
+        let mut pending = Vec::new();
+        for owner in guarded() {
+            if let Some(event) = owner.ready() {
+                if !event.is_complete()? {
+                    pending.push(owner);
+                }
+            }
+        }
+        match pending.as_slice() {
+            [] => Ok(Self::None),
+            [one] => Ok(Self::Existing(pointer(one))),
+            many => {
+                let queue = array.device().default_queue();
+                for owner in many {
+                    owner.wait_on(&queue)?;
+                }
+                Ok(queue.record()?.map_or(Self::None, Self::Merged))
+            }
+        }
+    }
+
+    fn pointer(&self) -> *mut c_void {
+        match self {
+            Self::None => std::ptr::null_mut(),
+            Self::Existing(pointer) => *pointer,
+            Self::Merged(event) => event.as_ptr().as_ptr(),
+        }
+    }
+}

@@ -1,0 +1,530 @@
+//! C structs in: [`DeviceArray`] and [`DeviceRecordBatch`] from an `ArrowDeviceArray`.
+//!
+//! Ownership: an import consumes the array and borrows the schema, whatever its outcome. After an
+//! error the array has been released, once. After success it is released when the last buffer,
+//! array, export or device work that uses its memory is gone.
+
+use std::sync::Arc;
+
+use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{DataType, FieldRef, SchemaRef};
+
+use crate::abi::c_data::CArray;
+use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
+use crate::data::build::root_node;
+use crate::data::hidden;
+use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
+use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
+use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::device::{AddressClass, Device, DeviceId, DevicePtr, Devices, EventPtr};
+use crate::error::{Error, Result};
+use crate::interchange::schema::{import_field, import_schema};
+use crate::interchange::validate::validate_full;
+use crate::memory::{Memory, Owner, Ready};
+
+/// How much of foreign data is checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Validation {
+    /// Everything that can be checked without reading a buffer: pointers, counts, lengths, offsets,
+    /// flags, nesting, whose memory it is. Values are trusted.
+    #[default]
+    Structure,
+    /// Values too: offsets, keys, type ids, views, run ends, UTF-8, null counts. This waits for the
+    /// data, and where the host cannot read the memory it copies it down once.
+    Full,
+}
+
+/// How an import is done.
+///
+/// ```
+/// use arrow_device::{Devices, ImportOptions, Validation};
+/// let options = ImportOptions::default()
+///     .with_devices(Devices::new())
+///     .with_validation(Validation::Full);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct ImportOptions {
+    devices: Option<Devices>,
+    validation: Validation,
+}
+
+impl ImportOptions {
+    /// Where the device is looked up; [`Devices::global`] otherwise.
+    #[must_use]
+    pub fn with_devices(mut self, devices: Devices) -> Self {
+        self.devices = Some(devices);
+        self
+    }
+
+    /// How much is checked; [`Validation::Structure`] otherwise.
+    #[must_use]
+    pub fn with_validation(mut self, validation: Validation) -> Self {
+        self.validation = validation;
+        self
+    }
+
+    fn devices(&self) -> &Devices {
+        self.devices.as_ref().unwrap_or(Devices::global())
+    }
+}
+
+impl DeviceArray {
+    /// Takes over a foreign array of any type. Nothing is copied, read or waited for; null counts
+    /// and lengths that only the device knows stay unknown until asked for.
+    ///
+    /// # Safety
+    /// - `array` and `schema` keep to the C device data interface: pointers that are not null are
+    ///   valid for what the structs say, and the event, if any, is of the device's type;
+    /// - the values are valid for their type ([`Validation::Full`] checks that);
+    /// - nobody writes to the memory before it is released.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] with the field's path, [`Error::Released`],
+    /// [`Error::DeviceNotAvailable`]. The array is released then.
+    pub unsafe fn import(array: FFI_ArrowDeviceArray, schema: &FFI_ArrowSchema) -> Result<Self> {
+        // SAFETY: the caller's.
+        unsafe { Self::import_with(array, schema, &ImportOptions::default()) }
+    }
+
+    /// As [`import`](Self::import), with options.
+    ///
+    /// # Safety
+    /// As [`import`](Self::import).
+    pub unsafe fn import_with(
+        array: FFI_ArrowDeviceArray,
+        schema: &FFI_ArrowSchema,
+        options: &ImportOptions,
+    ) -> Result<Self> {
+        let field = Arc::new(import_field(schema)?);
+        // SAFETY: the caller's.
+        unsafe { Self::import_as(array, field, options) }
+    }
+
+    /// As [`import`](Self::import), for a type that is known already.
+    ///
+    /// # Safety
+    /// As [`import`](Self::import).
+    pub unsafe fn import_as(
+        array: FFI_ArrowDeviceArray,
+        field: FieldRef,
+        options: &ImportOptions,
+    ) -> Result<Self> {
+        check_type(field.data_type())?;
+        // SAFETY: the caller's.
+        let tree = unsafe { import(array, field.data_type().clone(), options) }?;
+        let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
+        if options.validation == Validation::Full {
+            validate_full(&array.to_host_data()?, "array")?;
+        }
+        Ok(array)
+    }
+}
+
+impl DeviceRecordBatch {
+    /// Takes over a foreign struct array as a batch: see [`DeviceArray::import`]. An offset of the
+    /// root becomes its columns'.
+    ///
+    /// # Safety
+    /// As [`DeviceArray::import`].
+    ///
+    /// # Errors
+    /// Also for another type than a struct, and for a root that holds nulls.
+    pub unsafe fn import(array: FFI_ArrowDeviceArray, schema: &FFI_ArrowSchema) -> Result<Self> {
+        // SAFETY: the caller's.
+        unsafe { Self::import_with(array, schema, &ImportOptions::default()) }
+    }
+
+    /// As [`import`](Self::import), with options.
+    ///
+    /// # Safety
+    /// As [`DeviceArray::import`].
+    pub unsafe fn import_with(
+        array: FFI_ArrowDeviceArray,
+        schema: &FFI_ArrowSchema,
+        options: &ImportOptions,
+    ) -> Result<Self> {
+        let schema = import_schema(schema)?;
+        // SAFETY: the caller's.
+        unsafe { Self::import_as(array, schema, options) }
+    }
+
+    /// As [`import`](Self::import), for a schema that is known already: at most four heap
+    /// allocations, whatever the number of columns.
+    ///
+    /// # Safety
+    /// As [`DeviceArray::import`].
+    pub unsafe fn import_as(
+        array: FFI_ArrowDeviceArray,
+        schema: SchemaRef,
+        options: &ImportOptions,
+    ) -> Result<Self> {
+        let root = DataType::Struct(schema.fields().clone());
+        check_type(&root)?;
+        // SAFETY: the caller's.
+        let tree = unsafe { import(array, root, options) }?;
+        let array = DeviceArray::from_tree(Arc::new(tree));
+        if array.null_count().is_none() {
+            // A mask without a count: only its bits tell.
+            hidden::null_counts(&array, &[array.view()])?;
+        }
+        if array.null_count() != Some(0) {
+            return Err(Error::invalid(
+                "array.null_count",
+                "the rows of a record batch cannot be null; import it as an array",
+            ));
+        }
+        if options.validation == Validation::Full {
+            validate_full(&array.to_host_data()?, "array")?;
+        }
+        Ok(Self::from_struct(schema, array))
+    }
+}
+
+/// Checks a foreign array against its type and takes it over.
+///
+/// # Safety
+/// As [`DeviceArray::import`]; `data_type` passed [`check_type`].
+unsafe fn import(
+    array: FFI_ArrowDeviceArray,
+    data_type: DataType,
+    options: &ImportOptions,
+) -> Result<Tree> {
+    if array.is_released() {
+        return Err(Error::Released("the ArrowDeviceArray"));
+    }
+    let id = DeviceId::new(array.device_type, array.device_id);
+    let event = EventPtr::new(array.sync_event);
+    if id.device_type == ArrowDeviceType::CPU && event.is_some() {
+        return Err(Error::invalid(
+            "sync_event",
+            "the CPU has no events, so this one cannot be waited for",
+        ));
+    }
+    let device = options.devices().get_for_import(id, event.is_some())?;
+    let ready = match event {
+        Some(event) => {
+            device.backend().check_event(event)?;
+            Ready::Foreign(event)
+        }
+        None => Ready::Now,
+    };
+    let mut importer = Importer {
+        device: &device,
+        nodes: Vec::new(),
+        slots: Vec::new(),
+        count: (1, 0),
+    };
+    // SAFETY: the caller's: the root is a valid struct.
+    unsafe { importer.check(&array.array, &data_type, 0, &Path::Root) }?;
+    let (nodes, slots) = importer.count;
+    importer.nodes.reserve_exact(nodes);
+    importer.slots.reserve_exact(slots);
+    importer.nodes.push(placeholder(0));
+    // SAFETY: as above, and `check` has seen every pointer that is followed.
+    unsafe { importer.fill(0, &array.array, &data_type) };
+    let Importer { nodes, slots, .. } = importer;
+    let owner = Owner::new(device.clone(), Memory::Foreign(array), ready);
+    Ok(Tree {
+        device,
+        root: data_type,
+        nodes,
+        slots,
+        owners: Owners::One(Arc::new(owner)),
+    })
+}
+
+fn placeholder(parent: usize) -> Node {
+    Node {
+        parent: parent as u32,
+        first_child: 0,
+        ..root_node(0, 0, NullCount::known(0))
+    }
+}
+
+/// Where in the array a check stands; spelled out only for errors.
+enum Path<'a> {
+    Root,
+    Child(&'a Path<'a>, usize),
+    Dictionary(&'a Path<'a>),
+}
+
+impl Path<'_> {
+    fn text(&self) -> String {
+        match self {
+            Self::Root => "array".into(),
+            Self::Child(parent, i) => format!("{}.children[{i}]", parent.text()),
+            Self::Dictionary(parent) => format!("{}.dictionary", parent.text()),
+        }
+    }
+
+    fn error<T>(&self, member: &str, message: impl Into<String>) -> Result<T> {
+        Err(Error::invalid(
+            format!("{}.{member}", self.text()),
+            message.into(),
+        ))
+    }
+}
+
+struct Importer<'a> {
+    device: &'a Device,
+    nodes: Vec<Node>,
+    slots: Vec<Slot>,
+    /// How many nodes and slots there will be.
+    count: (usize, usize),
+}
+
+/// More buffers or children than this are refused: no type has as many, and indices are 32 bits.
+const MOST: i64 = i32::MAX as i64 / 64;
+
+impl Importer<'_> {
+    /// Checks a struct and its descendants. Nothing of a buffer is read.
+    ///
+    /// # Safety
+    /// `array` is a valid `ArrowArray` as far as its members say.
+    unsafe fn check(
+        &mut self,
+        array: &CArray,
+        data_type: &DataType,
+        rows_needed: usize,
+        path: &Path<'_>,
+    ) -> Result<()> {
+        if array.is_released() {
+            return Err(Error::invalid(path.text(), "is released"));
+        }
+        let layout = Layout::of(data_type);
+        let Ok(length) = usize::try_from(array.length) else {
+            return path.error("length", format!("is {}", array.length));
+        };
+        let Ok(offset) = usize::try_from(array.offset) else {
+            return path.error("offset", format!("is {}", array.offset));
+        };
+        let rows = offset.checked_add(length);
+        let Some(rows) = rows.filter(|n| isize::try_from(*n).is_ok()) else {
+            return path.error("offset", format!("{offset} and length {length} overflow"));
+        };
+        if length < rows_needed {
+            return path.error(
+                "length",
+                format!("is {length}, but its parent needs {rows_needed} rows"),
+            );
+        }
+        if !(-1..=array.length).contains(&array.null_count) {
+            return path.error(
+                "null_count",
+                format!("is {} for {length} rows", array.null_count),
+            );
+        }
+
+        let fixed = layout.buffers().len();
+        let expected = if layout.variadic { fixed + 1 } else { fixed };
+        let fits = if layout.variadic {
+            (expected as i64..=MOST).contains(&array.n_buffers)
+        } else {
+            array.n_buffers == expected as i64
+        };
+        if !fits {
+            return path.error(
+                "n_buffers",
+                format!("is {}, {data_type} has {expected}", array.n_buffers),
+            );
+        }
+        if array.n_buffers > 0 && array.buffers.is_null() {
+            return path.error("buffers", "is null");
+        }
+        let n_buffers = array.n_buffers as usize;
+        // SAFETY: the producer vouches for `n_buffers` pointers.
+        let buffer = |i: usize| DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
+
+        let masked = layout.has_validity() && !buffer(0).is_null();
+        if array.null_count > 0 && !masked && *data_type != DataType::Null {
+            return path.error(
+                "null_count",
+                format!("is {}, but there is no mask", array.null_count),
+            );
+        }
+        for (i, kind) in layout.buffers().iter().enumerate() {
+            let address = buffer(i);
+            let bytes = match kind.bytes(rows) {
+                Some(Ok(bytes)) => bytes,
+                Some(Err(_)) => return path.error("length", format!("{rows} rows do not fit")),
+                None => 0,
+            };
+            if length == 0 || bytes == 0 {
+                continue;
+            }
+            if !address.is_null() {
+                self.accessible(address, bytes, i, path)?;
+            } else if *kind != BufferKind::Validity {
+                return path.error(
+                    &format!("buffers[{i}]"),
+                    format!("is null, {bytes} bytes are needed"),
+                );
+            }
+        }
+        if layout.variadic && n_buffers > expected && buffer(n_buffers - 1).is_null() {
+            return path.error(
+                &format!("buffers[{}]", n_buffers - 1),
+                "is null: the lengths of the variadic buffers are missing",
+            );
+        }
+        let slots = if layout.variadic { n_buffers } else { fixed };
+        self.count.0 += layout.n_children;
+        self.count.1 += slots;
+        if self.count.0 > MOST as usize || self.count.1 > MOST as usize {
+            return path.error("n_children", "there are too many children or buffers");
+        }
+
+        let dictionary = layout.nesting == Nesting::Dictionary;
+        let n_children = if dictionary { 0 } else { layout.n_children };
+        if array.n_children != n_children as i64 {
+            return path.error(
+                "n_children",
+                format!("is {}, {data_type} has {n_children}", array.n_children),
+            );
+        }
+        match (dictionary, array.dictionary.is_null()) {
+            (true, true) => return path.error("dictionary", "is null"),
+            (false, false) => {
+                return path.error(
+                    "dictionary",
+                    format!("is there, but the type is {data_type}"),
+                );
+            }
+            (true, false) => {
+                let values = child_type(data_type, 0).unwrap_or(&DataType::Null);
+                // SAFETY: the producer vouches for a dictionary that is not null.
+                let dictionary = unsafe { &*array.dictionary };
+                // SAFETY: as above.
+                return unsafe { self.check(dictionary, values, 0, &Path::Dictionary(path)) };
+            }
+            (false, true) => {}
+        }
+        if n_children > 0 && array.children.is_null() {
+            return path.error("children", "is null");
+        }
+        let needed = match layout.nesting {
+            Nesting::RowByRow => rows,
+            Nesting::Times(n) => match rows.checked_mul(n) {
+                Some(needed) => needed,
+                None => return path.error("length", format!("{rows} lists of {n} overflow")),
+            },
+            Nesting::Runs => usize::from(length > 0),
+            _ => 0,
+        };
+        let mut needed = if length == 0 { 0 } else { needed };
+        for i in 0..n_children {
+            // SAFETY: the producer vouches for `n_children` pointers.
+            let child = unsafe { *array.children.add(i) };
+            if child.is_null() {
+                return path.error(&format!("children[{i}]"), "is null");
+            }
+            // SAFETY: as above, for a child that is not null.
+            let child = unsafe { &*child };
+            let of_type = child_type(data_type, i).unwrap_or(&DataType::Null);
+            let path = Path::Child(path, i);
+            // SAFETY: as above.
+            unsafe { self.check(child, of_type, needed, &path) }?;
+            if layout.nesting == Nesting::Runs && i == 0 {
+                if child.null_count > 0 {
+                    return path.error("null_count", "run ends cannot be null");
+                }
+                // There is a value for each run.
+                needed = child.length as usize;
+            }
+        }
+        Ok(())
+    }
+
+    fn accessible(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+        buffer: usize,
+        path: &Path<'_>,
+    ) -> Result<()> {
+        if self.device.is_host_readable() {
+            return Ok(());
+        }
+        match self.device.backend().classify(address, bytes) {
+            AddressClass::Device | AddressClass::HostAccessible | AddressClass::Unknown => Ok(()),
+            AddressClass::Host | AddressClass::Inaccessible => path.error(
+                &format!("buffers[{buffer}]"),
+                format!(
+                    "{bytes} bytes at {address:?} are not memory that {} can use",
+                    self.device
+                ),
+            ),
+        }
+    }
+
+    /// Writes a checked struct and its descendants into the tree.
+    ///
+    /// # Safety
+    /// `check` accepted the struct.
+    unsafe fn fill(&mut self, node: usize, array: &CArray, data_type: &DataType) {
+        let layout = Layout::of(data_type);
+        let length = array.length as usize;
+        // Rows before the first of none may not even be there.
+        let offset = if length == 0 {
+            0
+        } else {
+            array.offset as usize
+        };
+        let n_buffers = array.n_buffers as usize;
+        let first_slot = self.slots.len();
+        let fixed = layout.buffers().len();
+        for i in 0..n_buffers {
+            // SAFETY: `check` saw `n_buffers` pointers.
+            let address = DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
+            let bytes = match layout.buffers().get(i) {
+                _ if address.is_null() => Some(0),
+                _ if length == 0 && i < fixed => Some(0),
+                Some(kind) => kind.bytes(offset + length).and_then(Result::ok),
+                None if i + 1 == n_buffers => Some((n_buffers - 1 - fixed) * 8),
+                None => None,
+            };
+            // A variadic buffer's length is asked for even if it is null.
+            let bytes = if i >= fixed && i + 1 < n_buffers {
+                None
+            } else {
+                bytes
+            };
+            self.slots.push(Slot::new(address, 0, bytes, 0));
+        }
+        let masked = layout.has_validity() && !self.slots[first_slot].is_null();
+        let nulls = match array.null_count {
+            _ if *data_type == DataType::Null => Some(length),
+            _ if !masked || length == 0 => Some(0),
+            n => usize::try_from(n).ok(),
+        };
+        let first_child = self.nodes.len();
+        let parent = self.nodes[node].parent;
+        self.nodes[node] = Node {
+            length,
+            offset,
+            validity_offset: offset,
+            nulls: NullCount::from(nulls),
+            parent,
+            first_child: first_child as u32,
+            n_children: layout.n_children as u32,
+            first_slot: first_slot as u32,
+            n_slots: n_buffers as u32,
+        };
+        self.nodes
+            .extend((0..layout.n_children).map(|_| placeholder(node)));
+        for i in 0..layout.n_children {
+            // SAFETY: `check` saw every child and dictionary that the type has.
+            let child = unsafe {
+                if layout.nesting == Nesting::Dictionary {
+                    &*array.dictionary
+                } else {
+                    &**array.children.add(i)
+                }
+            };
+            let of_type = child_type(data_type, i).unwrap_or(&DataType::Null);
+            // SAFETY: as above.
+            unsafe { self.fill(first_child + i, child, of_type) };
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! C structs in and out; the ownership rules in one place.
+
+mod arena;
+mod export;
+mod import;
+pub(crate) mod schema;
+pub(crate) mod validate;
+
+pub use export::{ExportOptions, NullCounts, ReleasePolicy, SyncPolicy};
+pub use import::{ImportOptions, Validation};
