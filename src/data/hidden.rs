@@ -66,7 +66,6 @@ pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers
             .checked_next_multiple_of(8)
             .and_then(|n| total.checked_add(n))
             .ok_or_else(|| Error::argument("too many bytes to read back"))?;
-        starts.push(total);
     }
     let device = &tree.device;
     let mut slab = device.host_slab(total)?;
