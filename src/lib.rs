@@ -9,6 +9,7 @@ pub mod device;
 mod error;
 mod interchange;
 mod memory;
+mod stream;
 mod transfer;
 
 pub use abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
@@ -19,3 +20,8 @@ pub use interchange::{
     ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation,
 };
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
+pub use stream::{
+    DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostRecordBatchReader, UploadingReader,
+    export_reader,
+};

@@ -42,12 +42,12 @@ fn assert_clean(device: &Device, sim: &SimDevice) {
     sim.assert_clean();
 }
 
-fn through(
-    array: &DeviceArray,
-    options: &ImportOptions,
-    export: &ExportOptions,
-) -> DeviceArray {
-    let field = Arc::new(arrow_schema::Field::new("", array.data_type().clone(), true));
+fn through(array: &DeviceArray, options: &ImportOptions, export: &ExportOptions) -> DeviceArray {
+    let field = Arc::new(arrow_schema::Field::new(
+        "",
+        array.data_type().clone(),
+        true,
+    ));
     let exported = array.export_array(export).unwrap();
     // SAFETY: both come from an export.
     unsafe { DeviceArray::import_as(exported, field, options) }.unwrap()
@@ -124,7 +124,8 @@ fn batches_and_slices() {
                 assert_eq!(array.array().null_count(), 0);
                 // SAFETY: both come from an export.
                 let again =
-                    unsafe { DeviceRecordBatch::import_as(array, up.schema().clone(), &options) }.unwrap();
+                    unsafe { DeviceRecordBatch::import_as(array, up.schema().clone(), &options) }
+                        .unwrap();
                 let expected = batch.slice(offset, length);
                 assert_same_batch(&expected, &again.to_host().unwrap(), &device.to_string());
             }

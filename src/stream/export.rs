@@ -1,0 +1,291 @@
+//! Readers out: as `ArrowDeviceArrayStream`.
+//!
+//! The stream owns its reader. Every callback catches panics and answers with an errno; the text is
+//! valid until the next call. After an error every further `get_next` answers the same error and
+//! leaves the reader alone; after the end every further one ends again.
+
+use std::ffi::{CString, c_char, c_int};
+use std::ptr;
+
+use arrow_array::RecordBatchReader;
+use arrow_schema::ffi::FFI_ArrowSchema;
+
+use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, guard};
+use crate::device::{Device, DeviceId};
+use crate::error::{Error, Result};
+use crate::interchange::schema::{export_field, export_schema};
+use crate::interchange::{ExportOptions, SyncPolicy};
+use crate::stream::reader::{DeviceArrayReader, DeviceRecordBatchReader, UploadingReader};
+
+/// A reader of host batches as a device stream: each batch is brought to `device` when the consumer
+/// asks for it, and goes out with an event, so that uploading overlaps with what the consumer does.
+///
+/// # Errors
+/// Names or metadata of the schema that C strings cannot hold.
+pub fn export_reader(
+    reader: impl RecordBatchReader + Send + 'static,
+    device: &Device,
+) -> Result<FFI_ArrowDeviceArrayStream> {
+    let reader = UploadingReader::new(reader, device);
+    FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Event))
+}
+
+impl FFI_ArrowDeviceArrayStream {
+    /// A stream of record batches, without a copy.
+    ///
+    /// # Errors
+    /// Names or metadata of the schema that C strings cannot hold.
+    pub fn new(
+        reader: impl DeviceRecordBatchReader + Send + 'static,
+        options: ExportOptions,
+    ) -> Result<Self> {
+        // Refused here rather than at every call of a consumer.
+        export_schema(&reader.schema())?;
+        Ok(Exporter::stream(Batches(reader, options)))
+    }
+
+    /// A stream of arrays of any type, without a copy.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn new_arrays(
+        reader: impl DeviceArrayReader + Send + 'static,
+        options: ExportOptions,
+    ) -> Result<Self> {
+        export_field(&reader.field())?;
+        Ok(Exporter::stream(Arrays(reader, options)))
+    }
+}
+
+/// What a stream gives out.
+trait Source: Send {
+    fn device_type(&self) -> ArrowDeviceType;
+    fn schema(&self) -> Result<FFI_ArrowSchema>;
+    fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>>;
+}
+
+struct Batches<R>(R, ExportOptions);
+
+impl<R: DeviceRecordBatchReader + Send> Source for Batches<R> {
+    fn device_type(&self) -> ArrowDeviceType {
+        self.0.device_type()
+    }
+
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        export_schema(&self.0.schema())
+    }
+
+    fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>> {
+        let batch = match self.0.next()? {
+            Ok(batch) => batch,
+            Err(e) => return Some(Err(e)),
+        };
+        if batch.schema().fields() != self.0.schema().fields() {
+            return Some(Err(Error::argument(
+                "a batch's schema differs from its stream's",
+            )));
+        }
+        Some(batch.export_array(&self.1))
+    }
+}
+
+struct Arrays<R>(R, ExportOptions);
+
+impl<R: DeviceArrayReader + Send> Source for Arrays<R> {
+    fn device_type(&self) -> ArrowDeviceType {
+        self.0.device_type()
+    }
+
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        export_field(&self.0.field())
+    }
+
+    fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>> {
+        let array = match self.0.next()? {
+            Ok(array) => array,
+            Err(e) => return Some(Err(e)),
+        };
+        let expected = self.0.field();
+        if array.data_type() != expected.data_type() {
+            return Some(Err(Error::argument(format!(
+                "an array of type {} in a stream of {}",
+                array.data_type(),
+                expected.data_type()
+            ))));
+        }
+        Some(array.export_array(&self.1))
+    }
+}
+
+/// A stream's `private_data`.
+struct Exporter {
+    source: Box<dyn Source>,
+    /// The device of the first array: a stream keeps to one.
+    device: Option<DeviceId>,
+    state: State,
+    /// The text for `get_last_error`.
+    text: Option<CString>,
+}
+
+enum State {
+    Open,
+    Ended,
+    Failed(Error),
+}
+
+impl Exporter {
+    fn stream(source: impl Source + 'static) -> FFI_ArrowDeviceArrayStream {
+        let device_type = source.device_type();
+        let exporter = Box::new(Self {
+            source: Box::new(source),
+            device: None,
+            state: State::Open,
+            text: None,
+        });
+        // SAFETY: the callbacks below keep to the stream interface for a boxed `Exporter`, which is
+        // `Send`; `next` refuses arrays of another device type.
+        unsafe {
+            FFI_ArrowDeviceArrayStream::from_parts(
+                device_type,
+                get_schema,
+                get_next,
+                get_last_error,
+                release,
+                Box::into_raw(exporter).cast(),
+            )
+        }
+    }
+
+    fn next(&mut self) -> Result<Option<FFI_ArrowDeviceArray>> {
+        match &self.state {
+            State::Open => {}
+            State::Ended => return Ok(None),
+            State::Failed(e) => return Err(e.clone()),
+        }
+        // A reader that panics is not asked again.
+        let source = &mut self.source;
+        let next = guard::callback("get_next", || source.next().transpose());
+        let next = next.and_then(|array| match array {
+            Some(array) => self.same_device(array).map(Some),
+            None => Ok(None),
+        });
+        self.state = match &next {
+            Ok(Some(_)) => State::Open,
+            Ok(None) => State::Ended,
+            Err(e) => State::Failed(e.clone()),
+        };
+        next
+    }
+
+    fn same_device(&mut self, array: FFI_ArrowDeviceArray) -> Result<FFI_ArrowDeviceArray> {
+        let id = DeviceId::new(array.device_type(), array.device_id());
+        let first = *self.device.get_or_insert(id);
+        let declared = self.source.device_type();
+        if id != first || id.device_type != declared {
+            return Err(Error::argument(format!(
+                "an array of {id} in a stream of {first} ({declared})"
+            )));
+        }
+        Ok(array)
+    }
+}
+
+/// Runs a callback's body; its error becomes an errno, and its text is kept.
+///
+/// # Safety
+/// `stream` is null or a stream of ours that nobody else uses during the call.
+unsafe fn answer(
+    stream: *mut FFI_ArrowDeviceArrayStream,
+    operation: &'static str,
+    body: impl FnOnce(&mut Exporter) -> Result<()>,
+) -> c_int {
+    // SAFETY: the caller's; a stream that is not released has its `Exporter`.
+    let exporter = unsafe {
+        match stream.as_mut() {
+            Some(stream) if !stream.is_released() => &mut *stream.private_data.cast::<Exporter>(),
+            _ => return libc::EINVAL,
+        }
+    };
+    exporter.text = None;
+    let Err(e) = guard::callback(operation, || body(exporter)) else {
+        return 0;
+    };
+    let mut text = e.to_string().into_bytes();
+    text.retain(|byte| *byte != 0);
+    exporter.text = CString::new(text).ok();
+    match e.errno() {
+        // An error never looks like success.
+        0 => libc::EIO,
+        errno => errno,
+    }
+}
+
+unsafe extern "C-unwind" fn get_schema(
+    stream: *mut FFI_ArrowDeviceArrayStream,
+    out: *mut FFI_ArrowSchema,
+) -> c_int {
+    if out.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: the consumer's: `out` is valid for a write and holds nothing that must be released.
+    unsafe { out.write(FFI_ArrowSchema::empty()) };
+    // SAFETY: the consumer's.
+    unsafe {
+        answer(stream, "get_schema", |exporter| {
+            out.write(exporter.source.schema()?);
+            Ok(())
+        })
+    }
+}
+
+unsafe extern "C-unwind" fn get_next(
+    stream: *mut FFI_ArrowDeviceArrayStream,
+    out: *mut FFI_ArrowDeviceArray,
+) -> c_int {
+    if out.is_null() {
+        return libc::EINVAL;
+    }
+    // SAFETY: as in `get_schema`.
+    unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
+    // SAFETY: the consumer's.
+    unsafe {
+        answer(stream, "get_next", |exporter| {
+            if let Some(array) = exporter.next()? {
+                array.write_to(out);
+            }
+            Ok(())
+        })
+    }
+}
+
+unsafe extern "C-unwind" fn get_last_error(
+    stream: *mut FFI_ArrowDeviceArrayStream,
+) -> *const c_char {
+    // SAFETY: the consumer's; a stream that is not released has its `Exporter`.
+    unsafe {
+        match stream.as_ref() {
+            Some(stream) if !stream.is_released() => {
+                let exporter = &*stream.private_data.cast::<Exporter>();
+                exporter.text.as_ref().map_or(ptr::null(), |t| t.as_ptr())
+            }
+            _ => ptr::null(),
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn release(stream: *mut FFI_ArrowDeviceArrayStream) {
+    // SAFETY: the consumer's: a valid stream, released once.
+    unsafe {
+        match stream.as_ref() {
+            Some(stream) if !stream.is_released() => {}
+            _ => return,
+        }
+        let exporter = (*stream).private_data.cast::<Exporter>();
+        FFI_ArrowDeviceArrayStream::mark_released(stream);
+        // A panic of the reader's drop ends here.
+        let _ = guard::callback("release", || {
+            drop(Box::from_raw(exporter));
+            Ok(())
+        });
+    }
+}

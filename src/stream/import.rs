@@ -1,0 +1,255 @@
+//! C streams in: device readers over an `ArrowDeviceArrayStream`.
+
+use std::ffi::{CStr, c_int};
+use std::fmt;
+use std::sync::Arc;
+
+use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{FieldRef, SchemaRef};
+
+use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, guard};
+use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::error::{Error, Result};
+use crate::interchange::ImportOptions;
+use crate::interchange::schema::{import_field, import_schema};
+use crate::stream::reader::{DeviceArrayReader, DeviceRecordBatchReader};
+
+/// A producer's stream of record batches, whatever device they are on. After an error or its end it
+/// gives nothing more; dropping it releases the stream. Batches may outlive it.
+#[derive(Debug)]
+pub struct DeviceRecordBatchStreamReader {
+    stream: Stream,
+    schema: SchemaRef,
+}
+
+/// A producer's stream of arrays of any type; else as [`DeviceRecordBatchStreamReader`].
+#[derive(Debug)]
+pub struct DeviceArrayStreamReader {
+    stream: Stream,
+    field: FieldRef,
+}
+
+impl DeviceRecordBatchStreamReader {
+    /// Moves the stream out of `stream`, which is released then, and asks for its schema.
+    ///
+    /// # Safety
+    /// `stream` points to a struct that keeps to the C device stream interface, and its arrays are
+    /// as [`DeviceArray::import`] asks.
+    ///
+    /// # Errors
+    /// [`Error::Released`]; [`Error::InvalidInput`] for missing callbacks and wrong schemas;
+    /// [`Error::Foreign`] with the producer's errno and text.
+    pub unsafe fn from_raw(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<Self> {
+        if stream.is_null() {
+            return Err(Error::invalid("stream", "is null"));
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            let stream = FFI_ArrowDeviceArrayStream::from_raw(stream);
+            Self::new(stream, ImportOptions::default())
+        }
+    }
+
+    /// Takes over a stream.
+    ///
+    /// # Safety
+    /// As [`from_raw`](Self::from_raw).
+    ///
+    /// # Errors
+    /// As [`from_raw`](Self::from_raw).
+    pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
+        let mut stream = Stream::open(stream, options)?;
+        let schema = import_schema(&stream.schema()?)?;
+        Ok(Self { stream, schema })
+    }
+}
+
+impl DeviceArrayStreamReader {
+    /// As [`DeviceRecordBatchStreamReader::from_raw`].
+    ///
+    /// # Safety
+    /// As [`DeviceRecordBatchStreamReader::from_raw`].
+    ///
+    /// # Errors
+    /// As [`DeviceRecordBatchStreamReader::from_raw`].
+    pub unsafe fn from_raw(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<Self> {
+        if stream.is_null() {
+            return Err(Error::invalid("stream", "is null"));
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            let stream = FFI_ArrowDeviceArrayStream::from_raw(stream);
+            Self::new(stream, ImportOptions::default())
+        }
+    }
+
+    /// As [`DeviceRecordBatchStreamReader::new`].
+    ///
+    /// # Safety
+    /// As [`DeviceRecordBatchStreamReader::from_raw`].
+    ///
+    /// # Errors
+    /// As [`DeviceRecordBatchStreamReader::from_raw`].
+    pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
+        let mut stream = Stream::open(stream, options)?;
+        let field = Arc::new(import_field(&stream.schema()?)?);
+        Ok(Self { stream, field })
+    }
+}
+
+impl Iterator for DeviceRecordBatchStreamReader {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let schema = self.schema.clone();
+        self.stream.next_with(|array, options| {
+            // SAFETY: the constructor's caller vouches for the stream's arrays.
+            unsafe { DeviceRecordBatch::import_as(array, schema, options) }
+        })
+    }
+}
+
+impl Iterator for DeviceArrayStreamReader {
+    type Item = Result<DeviceArray>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let field = self.field.clone();
+        self.stream.next_with(|array, options| {
+            // SAFETY: the constructor's caller vouches for the stream's arrays.
+            unsafe { DeviceArray::import_as(array, field, options) }
+        })
+    }
+}
+
+impl DeviceRecordBatchReader for DeviceRecordBatchStreamReader {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.stream.stream.device_type()
+    }
+}
+
+impl DeviceArrayReader for DeviceArrayStreamReader {
+    fn field(&self) -> FieldRef {
+        self.field.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.stream.stream.device_type()
+    }
+}
+
+/// A foreign stream with all its callbacks.
+struct Stream {
+    stream: FFI_ArrowDeviceArrayStream,
+    options: ImportOptions,
+    done: bool,
+}
+
+impl Stream {
+    fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
+        if stream.is_released() {
+            return Err(Error::Released("the ArrowDeviceArrayStream"));
+        }
+        let missing = [
+            ("stream.get_schema", stream.get_schema().is_none()),
+            ("stream.get_next", stream.get_next().is_none()),
+            ("stream.get_last_error", stream.get_last_error().is_none()),
+        ];
+        for (path, missing) in missing {
+            if missing {
+                return Err(Error::invalid(path, "is null"));
+            }
+        }
+        Ok(Self {
+            stream,
+            options,
+            done: false,
+        })
+    }
+
+    fn schema(&mut self) -> Result<FFI_ArrowSchema> {
+        let mut out = FFI_ArrowSchema::empty();
+        let this = &mut self.stream as *mut _;
+        if let Some(get_schema) = self.stream.get_schema() {
+            // SAFETY: the constructor's caller vouches for the callbacks; `out` is ours and empty,
+            // and whatever is in it after a failure is released when it is dropped.
+            let code = guard::call_foreign("get_schema", || unsafe { get_schema(this, &mut out) })?;
+            self.check("get_schema", code)?;
+        }
+        Ok(out)
+    }
+
+    /// The next array, if there is one, turned into an item. After an error there is none.
+    fn next_with<T>(
+        &mut self,
+        import: impl FnOnce(FFI_ArrowDeviceArray, &ImportOptions) -> Result<T>,
+    ) -> Option<Result<T>> {
+        if self.done {
+            return None;
+        }
+        let item = self.next().transpose()?;
+        let item = item.and_then(|array| import(array, &self.options));
+        self.done = item.is_err();
+        Some(item)
+    }
+
+    fn next(&mut self) -> Result<Option<FFI_ArrowDeviceArray>> {
+        let mut out = FFI_ArrowDeviceArray::empty();
+        let this = &mut self.stream as *mut _;
+        let Some(get_next) = self.stream.get_next() else {
+            return Ok(None);
+        };
+        // SAFETY: as in `schema`.
+        let code = guard::call_foreign("get_next", || unsafe { get_next(this, &mut out) })?;
+        self.check("get_next", code)?;
+        if out.is_released() {
+            self.done = true;
+            return Ok(None);
+        }
+        let (declared, got) = (self.stream.device_type(), out.device_type());
+        if declared != got {
+            return Err(Error::invalid(
+                "array.device_type",
+                format!("is {got} in a stream of {declared}"),
+            ));
+        }
+        Ok(Some(out))
+    }
+
+    /// The producer's error, with its text, if `code` is one.
+    fn check(&mut self, operation: &'static str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let this = &mut self.stream as *mut _;
+        let text = match self.stream.get_last_error() {
+            // SAFETY: as in `schema`; the last operation failed.
+            Some(get) => guard::call_foreign("get_last_error", || unsafe { get(this) })?,
+            None => std::ptr::null(),
+        };
+        let message = if text.is_null() {
+            "the producer gives no text".into()
+        } else {
+            // SAFETY: the producer gives a terminated string that is valid until the next call.
+            let text = unsafe { CStr::from_ptr(text) };
+            text.to_string_lossy().into_owned().into()
+        };
+        Err(Error::Foreign {
+            operation,
+            errno: code,
+            message,
+        })
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream")
+            .field("device_type", &self.stream.device_type())
+            .field("done", &self.done)
+            .finish_non_exhaustive()
+    }
+}
