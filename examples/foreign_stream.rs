@@ -5,7 +5,9 @@
 //! pointer to it and reads record batches.
 
 use arrow_array::RecordBatchReader;
-use arrow_device::{DeviceRecordBatchStreamReader, FFI_ArrowDeviceArrayStream};
+use arrow_device::{
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, FFI_ArrowDeviceArrayStream,
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The struct lives here, as in C: the consumer provides the space, the producer fills it in.
@@ -18,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Whatever device the stream is on, this reader gives batches in host memory. On the CPU
     // they are the producer's own memory, which is released when the last array is dropped.
-    let reader = reader.into_host_reader()?;
+    let reader = reader.into_host_reader();
     println!("{}", reader.schema());
     let mut rows = 0;
     for batch in reader {

@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ),
     ])?;
 
-    // A device without hardware. With a GPU: Devices::open("cuda")?.
+    // A device without hardware; Devices::open(name) gives others.
     let device = Devices::simulated()?;
     let on_device = device.upload(&batch)?;
 

@@ -1,4 +1,90 @@
-//! Arrow C Device data interface for arrow-rs.
+//! The Arrow C Device data interface for arrow-rs: device memory with an owner, zero-copy exchange of
+//! arrays, batches and streams, and staging to and from host memory.
+//!
+//! # The model
+//!
+//! | type | what it is |
+//! | --- | --- |
+//! | [`Device`] | memory, queues and counters; found through [`Devices`] |
+//! | [`Queue`], [`SyncEvent`] | device work in order; a point in it |
+//! | [`DeviceBuffer`] | memory of a device, with the owner that keeps it alive |
+//! | [`DeviceArray`], [`DeviceRecordBatch`] | Arrow data in that memory, of any type |
+//! | [`HostSlab`] | host memory that becomes an arrow `Buffer` without a copy |
+//! | [`FFI_ArrowDeviceArray`], [`FFI_ArrowDeviceArrayStream`] | the C structs of the specification |
+//!
+//! ```
+//! use arrow_array::record_batch;
+//! use arrow_device::{DeviceRecordBatch, Devices, Error, SyncPolicy};
+//! # fn main() -> Result<(), Error> {
+//! let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
+//! let device = Devices::cpu();                                 // never a silent fallback: you choose
+//! let on_device = device.upload(&batch)?;                      // asynchronous; the CPU copies nothing
+//! let (array, schema) = on_device.export(SyncPolicy::Event)?;  // for any consumer in the process
+//! // SAFETY: both come from `export`.
+//! let again = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+//! assert_eq!(again.to_host()?, batch);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **A device address never enters an arrow `Buffer`, `ArrayData` or `RecordBatch`.** Those promise that
+//! the host may read them; safe code would crash. Device data has the types above, and memory that the
+//! host can read becomes arrow data without a copy once its event has completed.
+//!
+//! **Work is asynchronous.** An upload, a copy between devices and a free are given to a queue and run
+//! later. A buffer knows the event after which it may be read: a queue that reads it waits for the
+//! event, a host read is one host wait, and an export hands the event on ([`SyncPolicy`]). An import
+//! waits for nothing.
+//!
+//! **Kernels** get at values through loans: [`DeviceArray::values_on`] makes a queue wait until the
+//! memory is ready and gives its address; dropping the loan records the use, so that the memory outlives
+//! the work. [`DeviceBufferMut`] is memory for results.
+//!
+//! **Streams** are readers: [`DeviceRecordBatchReader`] on a device, [`arrow_array::RecordBatchReader`]
+//! on the host. [`export_reader`] and [`FFI_ArrowDeviceArrayStream::new`] make C streams of them,
+//! [`DeviceRecordBatchStreamReader`] reads anybody's, and
+//! [`into_host_reader`](DeviceRecordBatchReader::into_host_reader) brings any of them to the host.
+//!
+//! # Rooms
+//!
+//! Imports run one way, from the top line to the bottom line.
+//!
+//! | room | what lives there |
+//! | --- | --- |
+//! | `stream/` | readers; C streams in and out; host staging |
+//! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export |
+//! | `transfer/` | upload, download, device to device: a plan, then one list of copies |
+//! | `data/` | layout of every type, arrays, batches, typed access |
+//! | `memory/` | device buffers, host slabs, owners |
+//! | [`device`] | the [`Backend`](device::Backend) trait, queues, events, counters, the registry; CPU and simulated device |
+//! | [`abi`], `error` | the C structs; the one error type |
+//!
+//! [`Device`] is a handle around a [`Backend`](device::Backend), so that counting, pooling and the
+//! reaper stand once for all backends; a crate that adds a device implements the trait and passes the
+//! suite in `conformance`.
+//!
+//! # What is always true
+//!
+//! 1. No safe call reads device memory on the host.
+//! 2. A host read happens after the event that guards the memory; a device read is ordered after it.
+//! 3. Memory is released exactly once, on any thread; release never waits, never panics, never unwinds
+//!    into C.
+//! 4. The source of an asynchronous copy lives until the copy has completed.
+//! 5. An import checks every count, pointer and size that can be checked without reading a buffer, and
+//!    names the path of what it refuses. Whatever happens, the input is released exactly once.
+//! 6. Unknown lengths and null counts stay unknown until asked for, and are then read for a whole array
+//!    at once.
+//! 7. What this crate writes is padded to 64 bytes with zeros; exports have `reserved` zero and exact
+//!    null counts unless asked otherwise.
+//! 8. An event is never dropped silently.
+//! 9. Everything is counted: [`TransferStats`].
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! | --- | --- | --- |
+//! | `sim` | yes | `device::sim`, the simulated device (Linux) |
+//! | `conformance` | no | `conformance`, the suite that every backend passes; may change in any release |
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]

@@ -244,7 +244,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Makes the calling thread wait for all work of this device.
+    /// Makes the calling thread wait for all work of this device. An error means that the device has
+    /// failed: nothing that was queued before runs any more.
     fn synchronize(&self) -> Result<()>;
 
     /// For downcasts to the backend's own type.

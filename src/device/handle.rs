@@ -119,6 +119,15 @@ impl Device {
             .unwrap_or_else(PoisonError::into_inner) = Some(e);
     }
 
+    /// Makes sure that no work of the device runs any more that was queued before: waits for all of
+    /// it. An error says that the device has failed and runs nothing more ([`Backend::synchronize`]);
+    /// it is parked.
+    pub(crate) fn settle(&self) {
+        if let Err(e) = self.0.backend.synchronize() {
+            self.park_drop_error(e);
+        }
+    }
+
     pub(crate) fn counters(&self) -> &Counters {
         &self.0.counters
     }

@@ -140,8 +140,7 @@ impl Queue {
     }
 
     /// Keeps `sources` alive until all work of this queue so far has completed. If no event can be
-    /// recorded this thread waits for the device; if that fails too the sources are never freed,
-    /// since a copy may still read them.
+    /// recorded this thread waits for the device.
     pub(crate) fn keep_until_done<T: Send + 'static>(&self, sources: T) {
         match self.record() {
             Ok(None) => drop(sources),
@@ -150,10 +149,8 @@ impl Queue {
                 .reaper()
                 .after(vec![event], move || drop(sources)),
             Err(_) => {
-                if let Err(e) = self.device.backend().synchronize() {
-                    self.device.park_drop_error(e);
-                    std::mem::forget(sources);
-                }
+                self.device.settle();
+                drop(sources);
             }
         }
     }

@@ -73,10 +73,7 @@ impl Shared {
             // Items of backends that cannot notify are waited for here, one at a time.
             if let Some(i) = waiting.iter().position(|item| !item.notified) {
                 let item = waiting.swap_remove(i);
-                for event in &item.events {
-                    // An event that cannot be waited for counts as done: its device is gone.
-                    let _ = event.wait();
-                }
+                item.wait();
                 run_action(item.action);
             }
             let mut state = self.lock();
@@ -110,16 +107,24 @@ impl Item {
                     self.notified = true;
                     return false;
                 }
-                Ok(Notify::Unsupported) => match event.is_complete() {
-                    Ok(false) => return false,
-                    // As above: an event that cannot be asked counts as done.
-                    Ok(true) | Err(_) => {}
-                },
-                Err(_) => {}
+                Ok(Notify::Unsupported) | Err(_) => {
+                    if !event.is_complete().unwrap_or(false) {
+                        return false;
+                    }
+                }
             }
             self.events.pop();
         }
         true
+    }
+
+    /// Makes this thread wait for all events.
+    fn wait(&self) {
+        for event in &self.events {
+            if event.wait().is_err() {
+                event.device().settle();
+            }
+        }
     }
 }
 
@@ -135,7 +140,7 @@ impl Reaper {
     /// Runs `action` once all `events` have completed: at once on this thread if they have
     /// already, else on the reaper's.
     pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
-        events.retain(|event| !event.is_complete().unwrap_or(true));
+        events.retain(|event| !event.is_complete().unwrap_or(false));
         if events.is_empty() {
             return run_action(Box::new(action));
         }
@@ -171,9 +176,7 @@ impl Reaper {
         self.shared.wake.notify_one();
         // No thread to be had: wait here rather than lose the action.
         for item in stranded {
-            for event in &item.events {
-                let _ = event.wait();
-            }
+            item.wait();
             run_action(item.action);
         }
     }

@@ -35,12 +35,20 @@ struct Header {
     memory: Memory,
     device: Device,
     policy: ReleasePolicy,
-    /// The event in `sync_event`, if it was made for this export.
-    _event: Option<SyncEvent>,
+    /// Keeps the event in `sync_event`.
+    event: Option<EventKeeper>,
     /// Masks that were repacked because theirs start at another bit than the values.
     _masks: Vec<Buffer>,
     /// Lengths of variadic buffers, where the device needs them in memory of its own choosing.
     _sizes: Option<HostSlab>,
+}
+
+/// What keeps an exported event alive.
+pub(crate) enum EventKeeper {
+    /// It was made for this export.
+    Own(#[allow(dead_code)] SyncEvent),
+    /// It lives as long as this owner.
+    Owner(Arc<Owner>),
 }
 
 struct OwnerEntry {
@@ -101,7 +109,7 @@ pub(crate) fn build(
     array: &DeviceArray,
     as_batch: bool,
     nulls: Option<&[usize]>,
-    event: Option<SyncEvent>,
+    event: Option<EventKeeper>,
     policy: ReleasePolicy,
 ) -> Result<CArray> {
     let tree = array.tree();
@@ -154,7 +162,7 @@ pub(crate) fn build(
             memory,
             device: device.clone(),
             policy,
-            _event: event,
+            event,
             _masks: masks_list,
             _sizes: slab,
         });
@@ -404,6 +412,9 @@ unsafe fn release_node(array: *mut CArray) {
         }
         if (*header).nodes.fetch_sub(1, Ordering::AcqRel) == 1 {
             let memory = (*header).memory;
+            if let Some(EventKeeper::Owner(owner)) = (*header).event.take() {
+                drop_owner(owner, &*header);
+            }
             ptr::drop_in_place(header);
             alloc::dealloc(header.cast(), memory);
         }
@@ -428,14 +439,8 @@ fn drop_owner(owner: Arc<Owner>, header: &Header) {
         ReleasePolicy::Synchronize => {
             let device = header.device.clone();
             header.device.reaper().later(move || {
-                match device.backend().synchronize() {
-                    Ok(()) => drop(owner),
-                    // Work of the consumer may still use the memory: better lost than freed.
-                    Err(e) => {
-                        device.park_drop_error(e);
-                        std::mem::forget(owner);
-                    }
-                }
+                device.settle();
+                drop(owner);
             });
         }
     }

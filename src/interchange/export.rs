@@ -15,7 +15,7 @@ use crate::data::hidden::{has_unknown_nulls, null_counts, parts};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::SyncEvent;
 use crate::error::Result;
-use crate::interchange::arena;
+use crate::interchange::arena::{self, EventKeeper};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
 
@@ -161,11 +161,13 @@ fn export(
     };
     let event = Handover::of(array, options.sync)?;
     let pointer = event.pointer();
-    let kept = match event {
-        Handover::Merged(event) => Some(event),
-        Handover::None | Handover::Existing(_) => None,
-    };
-    let root = arena::build(array, as_batch, nulls.as_deref(), kept, options.release)?;
+    let root = arena::build(
+        array,
+        as_batch,
+        nulls.as_deref(),
+        event.keeper(),
+        options.release,
+    )?;
     let id = array.device().id();
     Ok(FFI_ArrowDeviceArray {
         array: root,
@@ -179,8 +181,8 @@ fn export(
 /// The event that goes out.
 enum Handover {
     None,
-    /// An owner's own, which lives as long as the owner; the arena holds that.
-    Existing(*mut c_void),
+    /// An owner's own, which lives as long as the owner.
+    Existing(Arc<Owner>),
     /// A new one; the arena holds it.
     Merged(SyncEvent),
 }
@@ -193,16 +195,11 @@ impl Handover {
             return Ok(Self::None);
         }
         let guarded = || owners.iter().filter(|owner| owner.ready().is_some());
-        let pointer = |owner: &Arc<Owner>| {
-            owner
-                .ready()
-                .map_or(std::ptr::null_mut(), |event| event.ptr().as_ptr())
-        };
         let Some(first) = guarded().next() else {
             return Ok(Self::None);
         };
-        if guarded().all(|owner| pointer(owner) == pointer(first)) {
-            return Ok(Self::Existing(pointer(first)));
+        if guarded().all(|owner| event_of(owner) == event_of(first)) {
+            return Ok(Self::Existing(first.clone()));
         }
         let mut pending = Vec::new();
         for owner in guarded() {
@@ -214,7 +211,7 @@ impl Handover {
         }
         match pending.as_slice() {
             [] => Ok(Self::None),
-            [one] => Ok(Self::Existing(pointer(one))),
+            [one] => Ok(Self::Existing(Arc::clone(one))),
             many => {
                 let queue = array.device().default_queue();
                 for owner in many {
@@ -228,8 +225,21 @@ impl Handover {
     fn pointer(&self) -> *mut c_void {
         match self {
             Self::None => std::ptr::null_mut(),
-            Self::Existing(pointer) => *pointer,
+            Self::Existing(owner) => event_of(owner),
             Self::Merged(event) => event.as_ptr().as_ptr(),
         }
     }
+
+    fn keeper(self) -> Option<EventKeeper> {
+        match self {
+            Self::None => None,
+            Self::Existing(owner) => Some(EventKeeper::Owner(owner)),
+            Self::Merged(event) => Some(EventKeeper::Own(event)),
+        }
+    }
+}
+
+fn event_of(owner: &Owner) -> *mut c_void {
+    let event = owner.ready();
+    event.map_or(std::ptr::null_mut(), |event| event.ptr().as_ptr())
 }

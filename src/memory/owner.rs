@@ -155,14 +155,8 @@ impl Drop for Owner {
         if *self.unrecorded.get_mut() {
             let device = self.device.clone();
             return self.device.reaper().later(move || {
-                match device.backend().synchronize() {
-                    Ok(()) => memory.free(),
-                    // Something may still read it: better lost than freed under a reader.
-                    Err(e) => {
-                        device.park_drop_error(e);
-                        std::mem::forget(memory);
-                    }
-                }
+                device.settle();
+                memory.free();
             });
         }
         if let Memory::Device { queue, .. } = &memory {
