@@ -1,0 +1,637 @@
+//! Streams in and out: every type, errors, ends, and producers that misbehave.
+
+mod support;
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use arrow_array::{
+    Array, Int32Array, RecordBatch, RecordBatchIterator, RecordBatchReader, StringArray,
+};
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::{
+    ArrowDeviceType, Device, DeviceArray, DeviceArrayIterator, DeviceArrayReader,
+    DeviceArrayStreamReader, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArray,
+    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, UploadingReader, Validation,
+    export_reader,
+};
+use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{ArrowError, DataType, Field, Schema};
+use support::{Nulls, all_types, assert_same, assert_same_batch, batch, cases, wide_batch};
+
+const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
+
+fn sims() -> Vec<(Device, Arc<SimDevice>, ImportOptions)> {
+    let modes = [SimMode::Async, SimMode::Deferred];
+    let sim = |mode| SimDevice::new(SimConfig::default().with_mode(mode)).ok();
+    let open = |sim: Arc<SimDevice>| {
+        let device = Device::new(sim.clone()).unwrap();
+        let devices = Devices::new();
+        devices.add(device.clone()).unwrap();
+        (device, sim, ImportOptions::default().with_devices(devices))
+    };
+    modes.into_iter().filter_map(sim).map(open).collect()
+}
+
+fn assert_clean(device: &Device, sim: &SimDevice) {
+    for _ in 0..500 {
+        // What was freed is counted when the queues have run, what copies held when the reaper has.
+        device.synchronize().unwrap();
+        device.trim();
+        if sim.report().is_clean() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    sim.assert_clean();
+}
+
+fn reader(batches: &[RecordBatch]) -> impl RecordBatchReader + Send + 'static {
+    let batches: Vec<_> = batches.to_vec();
+    let schema = batches[0].schema();
+    RecordBatchIterator::new(batches.into_iter().map(Ok), schema)
+}
+
+fn open(
+    stream: FFI_ArrowDeviceArrayStream,
+    options: &ImportOptions,
+) -> DeviceRecordBatchStreamReader {
+    // SAFETY: the tests' streams keep to the interface.
+    unsafe { DeviceRecordBatchStreamReader::new(stream, options.clone()) }.unwrap()
+}
+
+#[test]
+fn record_batches_of_every_type() {
+    let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
+    let types = if cfg!(miri) { &types[..6] } else { &types[..] };
+    let batches: Vec<_> = [0, 1, 100]
+        .into_iter()
+        .map(|rows| batch(types, rows, Nulls::Some, rows as u64))
+        .collect();
+    let mut devices = vec![(Devices::cpu(), ImportOptions::default())];
+    let sims = sims();
+    devices.extend(sims.iter().map(|(d, _, o)| (d.clone(), o.clone())));
+    for (device, options) in devices {
+        let stream = export_reader(reader(&batches), &device).unwrap();
+        assert_eq!(stream.device_type(), device.id().device_type);
+        // In again, out again without a copy, and in.
+        let reader = open(stream, &options);
+        assert_eq!(reader.device_type(), device.id().device_type);
+        let stream = FFI_ArrowDeviceArrayStream::new(reader, EVENT).unwrap();
+        let full = options.with_validation(Validation::Full);
+        let host = open(stream, &full).into_host_reader();
+        assert!(host.schema() == batches[0].schema());
+        let mut n = 0;
+        for (back, batch) in host.zip(&batches) {
+            assert_same_batch(batch, &back.unwrap(), &device.to_string());
+            n += 1;
+        }
+        assert_eq!(n, batches.len());
+    }
+    for (device, sim, _) in sims {
+        assert_clean(&device, &sim);
+    }
+}
+
+#[test]
+fn arrays_of_every_type() {
+    if cfg!(miri) {
+        return;
+    }
+    for (device, sim, options) in sims() {
+        for (name, data_type) in all_types() {
+            let metadata = [("k".to_owned(), "v".to_owned())];
+            let field = Field::new("f", data_type.clone(), true).with_metadata(metadata.into());
+            let field = Arc::new(field);
+            let arrays: Vec<_> = cases(&data_type, 7).into_iter().map(|(_, a)| a).collect();
+            let up: Vec<_> = arrays.iter().map(|a| device.upload_array(a)).collect();
+            let device_type = device.id().device_type;
+            let up = DeviceArrayIterator::new(up, field.clone(), device_type);
+            let stream = FFI_ArrowDeviceArrayStream::new_arrays(up, EVENT).unwrap();
+            // SAFETY: a stream of ours.
+            let reader = unsafe { DeviceArrayStreamReader::new(stream, options.clone()) }.unwrap();
+            assert_eq!(*reader.field(), *field);
+            let back: Vec<_> = reader.map(|a| a.unwrap()).collect();
+            assert_eq!(back.len(), arrays.len());
+            for (back, array) in back.iter().zip(&arrays) {
+                assert_eq!(back.field(), Some(&field));
+                assert_same(array, &back.to_host().unwrap(), &name);
+            }
+        }
+        assert_clean(&device, &sim);
+    }
+}
+
+#[test]
+fn device_batches_are_not_copied() {
+    for (device, sim, options) in sims() {
+        let batch = wide_batch(20, 50);
+        let up = device.upload(&batch).unwrap();
+        device.synchronize().unwrap();
+        let before = device.stats();
+        let batches = vec![Ok(up.clone()), Ok(up.slice(3, 9).unwrap()), Ok(up)];
+        let device_type = ArrowDeviceType::EXT_DEV;
+        let batches = DeviceRecordBatchIterator::new(batches, batch.schema(), device_type);
+        let options_out = EVENT.with_null_counts(arrow_device::NullCounts::AllowUnknown);
+        let stream = FFI_ArrowDeviceArrayStream::new(batches, options_out).unwrap();
+        let all: Vec<_> = open(stream, &options).map(|b| b.unwrap()).collect();
+        let cost = device.stats().since(&before);
+        assert_eq!((cost.copies, cost.host_waits, cost.allocations), (0, 0, 0));
+        // Batches outlive their stream.
+        assert_same_batch(&batch.slice(3, 9), &all[1].to_host().unwrap(), "slice");
+        drop(all);
+        assert_clean(&device, &sim);
+    }
+}
+
+/// A producer made of closures, as a library in C would be.
+struct Producer {
+    schema: Box<dyn FnMut(*mut FFI_ArrowSchema) -> c_int + Send>,
+    next: Box<dyn FnMut(*mut FFI_ArrowDeviceArray) -> c_int + Send>,
+    text: Option<CString>,
+    released: Arc<AtomicUsize>,
+}
+
+impl Producer {
+    fn new(
+        schema: &Schema,
+        next: impl FnMut(*mut FFI_ArrowDeviceArray) -> c_int + Send + 'static,
+    ) -> Self {
+        let schema = schema.clone();
+        Self {
+            schema: Box::new(move |out| {
+                // SAFETY: `out` is the consumer's, for writing.
+                unsafe { out.write(FFI_ArrowSchema::try_from(&schema).unwrap()) };
+                0
+            }),
+            next: Box::new(next),
+            text: None,
+            released: Arc::default(),
+        }
+    }
+
+    fn stream(
+        self,
+        device_type: ArrowDeviceType,
+    ) -> (FFI_ArrowDeviceArrayStream, Arc<AtomicUsize>) {
+        unsafe extern "C-unwind" fn get_schema(
+            s: *mut FFI_ArrowDeviceArrayStream,
+            out: *mut FFI_ArrowSchema,
+        ) -> c_int {
+            // SAFETY: called for a stream of this producer.
+            unsafe { ((*(*s).private_data().cast::<Producer>()).schema)(out) }
+        }
+        unsafe extern "C-unwind" fn get_next(
+            s: *mut FFI_ArrowDeviceArrayStream,
+            out: *mut FFI_ArrowDeviceArray,
+        ) -> c_int {
+            // SAFETY: as above.
+            unsafe { ((*(*s).private_data().cast::<Producer>()).next)(out) }
+        }
+        unsafe extern "C-unwind" fn get_last_error(
+            s: *mut FFI_ArrowDeviceArrayStream,
+        ) -> *const c_char {
+            // SAFETY: as above.
+            let producer = unsafe { &*(*s).private_data().cast::<Producer>() };
+            producer
+                .text
+                .as_ref()
+                .map_or(std::ptr::null(), |t| t.as_ptr())
+        }
+        unsafe extern "C-unwind" fn release(s: *mut FFI_ArrowDeviceArrayStream) {
+            // SAFETY: as above; released once.
+            unsafe {
+                let producer = Box::from_raw((*s).private_data().cast::<Producer>());
+                producer.released.fetch_add(1, SeqCst);
+                FFI_ArrowDeviceArrayStream::mark_released(s);
+            }
+        }
+        let released = self.released.clone();
+        let data = Box::into_raw(Box::new(self)).cast();
+        // SAFETY: the callbacks fit the boxed producer.
+        let stream = unsafe {
+            FFI_ArrowDeviceArrayStream::from_parts(
+                device_type,
+                get_schema,
+                get_next,
+                get_last_error,
+                release,
+                data,
+            )
+        };
+        (stream, released)
+    }
+}
+
+fn ints() -> RecordBatch {
+    let ints = Int32Array::from(vec![Some(1), None, Some(3)]);
+    RecordBatch::try_from_iter([("i", Arc::new(ints) as _)]).unwrap()
+}
+
+/// An array on the CPU that counts its release.
+fn counted(batch: &RecordBatch, count: &Arc<AtomicUsize>) -> FFI_ArrowDeviceArray {
+    struct Counts(Arc<AtomicUsize>, #[allow(dead_code)] RecordBatch);
+    impl Drop for Counts {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    let data = batch.column(0).to_data();
+    let values = data.buffers()[0].clone();
+    let bytes = values.len();
+    let base = arrow_device::device::DevicePtr::new(values.as_ptr().cast_mut().cast());
+    let owner = Box::new(Counts(count.clone(), batch.clone()));
+    // SAFETY: the owner holds the batch, and so the values.
+    let values =
+        unsafe { arrow_device::DeviceBuffer::from_raw(&Devices::cpu(), base, bytes, owner, None) };
+    let rows = batch.num_rows();
+    let array = DeviceArray::from_values(DataType::Int32, rows, values, None, Some(0)).unwrap();
+    let schema = Arc::new(Schema::new(vec![Field::new("i", DataType::Int32, true)]));
+    let batch = DeviceRecordBatch::try_new(schema, &[array]).unwrap();
+    batch.export_array(&EVENT).unwrap()
+}
+
+fn relabel(
+    array: FFI_ArrowDeviceArray,
+    device_type: ArrowDeviceType,
+    id: i64,
+) -> FFI_ArrowDeviceArray {
+    let array = array.into_array().ok().unwrap();
+    // SAFETY: only the label is wrong, as some producers have it.
+    unsafe { FFI_ArrowDeviceArray::new(array, device_type, id, std::ptr::null_mut()) }
+}
+
+#[test]
+fn foreign_errors_arrive_and_end_the_reader() {
+    let batch = ints();
+    let arrays = Arc::new(AtomicUsize::new(0));
+    let (array, calls) = (counted(&batch, &arrays), Arc::new(AtomicUsize::new(0)));
+    let mut first = Some(array);
+    let counter = calls.clone();
+    let mut producer = Producer::new(&batch.schema(), move |out| {
+        counter.fetch_add(1, SeqCst);
+        match first.take() {
+            Some(array) => {
+                // SAFETY: `out` is the consumer's, for writing.
+                unsafe { array.write_to(out) };
+                0
+            }
+            None => 71,
+        }
+    });
+    producer.text = Some(CString::new("the disk is gone").unwrap());
+    let (stream, released) = producer.stream(ArrowDeviceType::CPU);
+    let mut reader = open(stream, &ImportOptions::default());
+    let good = reader.next().unwrap().unwrap();
+    let e = reader.next().unwrap().unwrap_err();
+    assert!(
+        matches!(&e, Error::Foreign { errno: 71, message, .. } if message == "the disk is gone")
+    );
+    assert_eq!(e.errno(), 71);
+    assert!(reader.next().is_none());
+    assert_eq!(calls.load(SeqCst), 2, "a reader that failed asks no more");
+    drop(reader);
+    assert_eq!(released.load(SeqCst), 1);
+    assert_eq!(good.to_host().unwrap().num_rows(), 3, "outlives the stream");
+    drop(good);
+    assert_eq!(arrays.load(SeqCst), 1);
+}
+
+#[test]
+fn out_that_is_filled_before_a_failure_is_released() {
+    let batch = ints();
+    let arrays = Arc::new(AtomicUsize::new(0));
+    let mut array = Some(counted(&batch, &arrays));
+    let producer = Producer::new(&batch.schema(), move |out| {
+        // SAFETY: `out` is the consumer's, for writing.
+        unsafe { array.take().unwrap().write_to(out) };
+        5
+    });
+    let (stream, released) = producer.stream(ArrowDeviceType::CPU);
+    let mut reader = open(stream, &ImportOptions::default());
+    let e = reader.next().unwrap().unwrap_err();
+    assert!(e.to_string().contains("no text"), "{e}");
+    assert_eq!(arrays.load(SeqCst), 1);
+    drop(reader);
+    assert_eq!(released.load(SeqCst), 1);
+}
+
+#[test]
+fn another_device_type_is_refused_and_released() {
+    // Arrow C++ loses such a batch (defect 3.3.6) or accepts it (3.3.7).
+    for (declared, got) in [
+        (ArrowDeviceType::CUDA, ArrowDeviceType::EXT_DEV),
+        (ArrowDeviceType::CUDA, ArrowDeviceType::CUDA),
+        (ArrowDeviceType::CPU, ArrowDeviceType::CUDA_HOST),
+        (ArrowDeviceType::new(99), ArrowDeviceType::new(99)),
+    ] {
+        let batch = ints();
+        let arrays = Arc::new(AtomicUsize::new(0));
+        let count = arrays.clone();
+        let producer = Producer::new(&batch.schema(), move |out| {
+            let array = relabel(counted(&ints(), &count), got, 0);
+            // SAFETY: `out` is the consumer's, for writing.
+            unsafe { array.write_to(out) };
+            0
+        });
+        let (stream, released) = producer.stream(declared);
+        let mut reader = open(stream, &ImportOptions::default());
+        let e = reader.next().unwrap().unwrap_err();
+        match declared == got {
+            // No backend: the reason says what would serve.
+            true => assert!(matches!(e, Error::DeviceNotAvailable { .. }), "{e}"),
+            false => assert!(e.to_string().contains("device_type"), "{e}"),
+        }
+        assert!(reader.next().is_none());
+        drop(reader);
+        assert_eq!((arrays.load(SeqCst), released.load(SeqCst)), (1, 1));
+    }
+}
+
+#[test]
+fn device_ids_may_vary_in_a_foreign_stream() {
+    let batch = ints();
+    let mut id = 0;
+    let producer = Producer::new(&batch.schema(), move |out| {
+        id += 1;
+        if id < 4 {
+            let array = counted(&ints(), &Arc::default());
+            let array = relabel(array, ArrowDeviceType::CUDA_HOST, id);
+            // SAFETY: `out` is the consumer's, for writing.
+            unsafe { array.write_to(out) };
+        }
+        0
+    });
+    let (stream, _) = producer.stream(ArrowDeviceType::CUDA_HOST);
+    let batches: Vec<_> = open(stream, &ImportOptions::default())
+        .map(|b| b.unwrap())
+        .collect();
+    let ids: Vec<_> = batches.iter().map(|b| b.device().id().id).collect();
+    assert_eq!(ids, [1, 2, 3]);
+    // Ours keep one id.
+    let (schema, host) = (batch.schema(), ArrowDeviceType::CUDA_HOST);
+    let batches = DeviceRecordBatchIterator::new(batches.into_iter().map(Ok), schema, host);
+    let stream = FFI_ArrowDeviceArrayStream::new(batches, EVENT).unwrap();
+    let mut reader = open(stream, &ImportOptions::default());
+    assert!(reader.next().unwrap().is_ok());
+    let e = reader.next().unwrap().unwrap_err();
+    assert!(e.to_string().contains("cuda-host:2"), "{e}");
+}
+
+#[test]
+fn producers_that_give_no_schema() {
+    let end = |_: *mut FFI_ArrowDeviceArray| 0;
+    // It fails.
+    let mut producer = Producer::new(&Schema::empty(), end);
+    producer.schema = Box::new(|_| 22);
+    producer.text = Some(CString::new("no idea").unwrap());
+    let (stream, released) = producer.stream(ArrowDeviceType::CPU);
+    // SAFETY: as in `open`.
+    let e = unsafe { DeviceRecordBatchStreamReader::new(stream, ImportOptions::default()) };
+    assert!(e.unwrap_err().to_string().contains("no idea"));
+    assert_eq!(released.load(SeqCst), 1);
+    // It returns nothing.
+    let mut producer = Producer::new(&Schema::empty(), end);
+    producer.schema = Box::new(|_| 0);
+    let (stream, released) = producer.stream(ArrowDeviceType::CPU);
+    // SAFETY: as in `open`.
+    let e = unsafe { DeviceRecordBatchStreamReader::new(stream, ImportOptions::default()) };
+    assert!(e.is_err());
+    assert_eq!(released.load(SeqCst), 1);
+    // It fills the schema and fails.
+    let mut producer = Producer::new(&Schema::empty(), end);
+    producer.schema = Box::new(|out| {
+        let schema = FFI_ArrowSchema::try_from(&DataType::Utf8).unwrap();
+        // SAFETY: `out` is the consumer's, for writing.
+        unsafe { out.write(schema) };
+        12
+    });
+    let (stream, released) = producer.stream(ArrowDeviceType::CPU);
+    // SAFETY: as in `open`.
+    let e = unsafe { DeviceArrayStreamReader::new(stream, ImportOptions::default()) };
+    assert_eq!(e.unwrap_err().errno(), 12);
+    assert_eq!(released.load(SeqCst), 1);
+    // A type that is no batch.
+    let mut producer = Producer::new(&Schema::empty(), end);
+    producer.schema = Box::new(|out| {
+        let schema = FFI_ArrowSchema::try_from(&DataType::Utf8).unwrap();
+        // SAFETY: `out` is the consumer's, for writing.
+        unsafe { out.write(schema) };
+        0
+    });
+    let (stream, released) = producer.stream(ArrowDeviceType::CPU);
+    // SAFETY: as in `open`.
+    let e = unsafe { DeviceRecordBatchStreamReader::new(stream, ImportOptions::default()) };
+    assert!(e.is_err());
+    assert_eq!(released.load(SeqCst), 1);
+}
+
+#[test]
+fn released_and_incomplete_streams_are_refused() {
+    let mut stream = FFI_ArrowDeviceArrayStream::empty();
+    // SAFETY: an empty stream is released.
+    let e = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }.unwrap_err();
+    assert!(matches!(e, Error::Released(_)));
+    // SAFETY: null is refused.
+    let e = unsafe { DeviceArrayStreamReader::from_raw(std::ptr::null_mut()) };
+    assert!(e.is_err());
+    // Each callback missing in turn: the members lie behind `device_type`, 8 bytes each.
+    for (i, name) in ["get_schema", "get_next", "get_last_error"]
+        .iter()
+        .enumerate()
+    {
+        let (mut stream, released) =
+            Producer::new(&Schema::empty(), |_| 0).stream(ArrowDeviceType::CPU);
+        // SAFETY: the member lies inside the struct; null is a valid callback that is missing.
+        unsafe {
+            let member = (&raw mut stream).cast::<u8>().add(8 * (i + 1));
+            member.cast::<Option<fn()>>().write(None);
+        }
+        // SAFETY: as in `open`.
+        let e = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }.unwrap_err();
+        assert!(e.to_string().contains(&format!("stream.{name}")), "{e}");
+        assert_eq!(released.load(SeqCst), 1, "{name}");
+        assert!(stream.is_released());
+    }
+}
+
+#[test]
+fn bad_arrays_end_the_stream() {
+    let other = RecordBatch::try_from_iter([("s", Arc::new(StringArray::from(vec!["x"])) as _)]);
+    let other = other.unwrap();
+    let mut sent = 0;
+    let producer = Producer::new(&ints().schema(), move |out| {
+        sent += 1;
+        assert_eq!(sent, 1);
+        let batch = Devices::cpu().upload(&other).unwrap();
+        // SAFETY: `out` is the consumer's, for writing.
+        unsafe { batch.export_array(&EVENT).unwrap().write_to(out) };
+        0
+    });
+    let (stream, released) = producer.stream(ArrowDeviceType::CPU);
+    let mut host = open(stream, &ImportOptions::default()).into_host_reader();
+    let e = Error::from(host.next().unwrap().unwrap_err());
+    assert!(e.to_string().contains("array.children[0].n_buffers"), "{e}");
+    assert!(host.next().is_none());
+    drop(host);
+    assert_eq!(released.load(SeqCst), 1);
+}
+
+/// Calls the stream as a consumer in C does.
+struct CConsumer(FFI_ArrowDeviceArrayStream);
+
+impl CConsumer {
+    fn next(&mut self) -> (c_int, FFI_ArrowDeviceArray) {
+        // What was in `out` before must not matter.
+        let mut out = std::mem::MaybeUninit::<FFI_ArrowDeviceArray>::uninit();
+        // SAFETY: `out` has room, and is filled or emptied by every call.
+        unsafe {
+            out.as_mut_ptr()
+                .cast::<u8>()
+                .write_bytes(0xAB, size_of::<FFI_ArrowDeviceArray>());
+            let code = self.0.get_next().unwrap()(&mut self.0, out.as_mut_ptr());
+            (code, out.assume_init())
+        }
+    }
+
+    fn text(&mut self) -> String {
+        // SAFETY: the last call failed; the text is valid until the next.
+        unsafe {
+            let text = self.0.get_last_error().unwrap()(&mut self.0);
+            assert!(!text.is_null());
+            CStr::from_ptr(text).to_str().unwrap().to_owned()
+        }
+    }
+}
+
+#[test]
+fn our_errors_repeat_with_errno_and_text() {
+    let cases: Vec<(ArrowError, c_int)> = vec![
+        (ArrowError::MemoryError("full".into()), libc::ENOMEM),
+        (ArrowError::InvalidArgumentError("bad".into()), libc::EINVAL),
+        (ArrowError::NotYetImplemented("later".into()), libc::ENOTSUP),
+        (
+            ArrowError::IoError("gone".into(), std::io::Error::other("x")),
+            libc::EIO,
+        ),
+        (
+            Error::Foreign {
+                operation: "get_next",
+                errno: 99,
+                message: "theirs".into(),
+            }
+            .into(),
+            99,
+        ),
+    ];
+    for (error, errno) in cases {
+        let text = error.to_string();
+        let schema = ints().schema();
+        let items = vec![Ok(ints()), Err(error), Ok(ints())];
+        let reader = RecordBatchIterator::new(items, schema);
+        let mut consumer = CConsumer(export_reader(reader, &Devices::cpu()).unwrap());
+        let (code, array) = consumer.next();
+        assert_eq!((code, array.is_released()), (0, false));
+        for _ in 0..3 {
+            let (code, array) = consumer.next();
+            assert_eq!(code, errno);
+            assert!(array.is_released() && array.reserved() == [0; 3]);
+            let got = consumer.text();
+            assert!(
+                text.ends_with(&got) || got.ends_with(&text),
+                "{got} / {text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn our_streams_end_again_and_again() {
+    let mut consumer = CConsumer(export_reader(reader(&[ints()]), &Devices::cpu()).unwrap());
+    assert!(!consumer.next().1.is_released());
+    for _ in 0..3 {
+        let (code, array) = consumer.next();
+        assert_eq!((code, array.is_released()), (0, true));
+    }
+    // Early close: nothing was asked for.
+    drop(export_reader(reader(&[ints()]), &Devices::cpu()).unwrap());
+    // A null `out` is an error, not a crash.
+    let null = std::ptr::null_mut();
+    // SAFETY: null is refused.
+    let code = unsafe { consumer.0.get_next().unwrap()(&mut consumer.0, null) };
+    assert_eq!(code, libc::EINVAL);
+    // SAFETY: null is refused.
+    let code = unsafe { consumer.0.get_schema().unwrap()(&mut consumer.0, std::ptr::null_mut()) };
+    assert_eq!(code, libc::EINVAL);
+}
+
+#[test]
+fn a_reader_that_panics_is_an_error_with_its_text() {
+    let schema = ints().schema();
+    let mut n = 0;
+    let batches = std::iter::from_fn(move || {
+        n += 1;
+        assert!(n < 2, "asked for batch {n}");
+        Some(Ok(ints()))
+    });
+    let reader = RecordBatchIterator::new(batches, schema);
+    let mut consumer = CConsumer(export_reader(reader, &Devices::cpu()).unwrap());
+    assert_eq!(consumer.next().0, 0);
+    for _ in 0..2 {
+        let (code, array) = consumer.next();
+        assert_eq!((code, array.is_released()), (libc::EIO, true));
+        assert!(consumer.text().contains("asked for batch 2"));
+    }
+}
+
+#[test]
+fn batches_of_another_schema_are_refused() {
+    let other = RecordBatch::try_from_iter([("s", Arc::new(StringArray::from(vec!["x"])) as _)]);
+    let other = Devices::cpu().upload(&other.unwrap()).unwrap();
+    let batches =
+        DeviceRecordBatchIterator::new(vec![Ok(other)], ints().schema(), ArrowDeviceType::CPU);
+    let stream = FFI_ArrowDeviceArrayStream::new(batches, EVENT).unwrap();
+    let e = open(stream, &ImportOptions::default()).next().unwrap();
+    assert!(e.unwrap_err().to_string().contains("schema"));
+    // An array on another device than the stream declares.
+    let batch = Devices::cpu().upload(&ints()).unwrap();
+    let batches =
+        DeviceRecordBatchIterator::new(vec![Ok(batch)], ints().schema(), ArrowDeviceType::CUDA);
+    let stream = FFI_ArrowDeviceArrayStream::new(batches, EVENT).unwrap();
+    let e = open(stream, &ImportOptions::default()).next().unwrap();
+    assert!(e.unwrap_err().to_string().contains("cpu"));
+}
+
+#[test]
+fn every_failure_in_a_stream_is_an_error_and_leaks_nothing() {
+    for (device, sim, options) in sims() {
+        let batches = [wide_batch(8, 40), wide_batch(8, 40)];
+        for n in 1.. {
+            sim.faults().fail_nth_of_any(n);
+            let run = || -> Result<usize, Error> {
+                let reader = UploadingReader::new(reader(&batches), &device);
+                let stream = FFI_ArrowDeviceArrayStream::new(reader, EVENT)?;
+                // SAFETY: a stream of ours.
+                let reader =
+                    unsafe { DeviceRecordBatchStreamReader::new(stream, options.clone()) }?;
+                let mut rows = 0;
+                for (batch, sent) in reader.into_host_reader().zip(&batches) {
+                    let batch = batch?;
+                    assert_same_batch(sent, &batch, "after a failure");
+                    rows += batch.num_rows();
+                }
+                Ok(rows)
+            };
+            let result = run();
+            let fired = sim.faults().fired();
+            sim.faults().clear();
+            assert_clean(&device, &sim);
+            if result.is_ok() && fired == 0 {
+                assert!(n > 5, "{n} failures only");
+                break;
+            }
+        }
+    }
+}
