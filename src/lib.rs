@@ -7,6 +7,7 @@ pub mod abi;
 mod data;
 pub mod device;
 mod error;
+mod interchange;
 mod memory;
 mod transfer;
 
