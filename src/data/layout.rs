@@ -240,28 +240,11 @@ pub(crate) fn check_type(data_type: &DataType) -> Result<()> {
 }
 
 fn check(data_type: &DataType, depth: usize) -> Result<()> {
-    use DataType as T;
-    let refuse = |message: &'static str| Err(Error::invalid("schema", message));
     if depth > MAX_DEPTH {
-        return refuse("types nest deeper than 64 levels");
+        return Err(Error::invalid("schema", TOO_DEEP));
     }
-    match data_type {
-        T::FixedSizeBinary(size) | T::FixedSizeList(_, size) if *size < 0 => {
-            return refuse("a fixed size is negative");
-        }
-        T::Dictionary(key, _) if !key.is_dictionary_key_type() => {
-            return refuse("dictionary keys must be integers");
-        }
-        T::RunEndEncoded(run_ends, _)
-            if !matches!(run_ends.data_type(), T::Int16 | T::Int32 | T::Int64) =>
-        {
-            return refuse("run ends must be int16, int32 or int64");
-        }
-        T::Map(entries, _) => match entries.data_type() {
-            T::Struct(fields) if fields.len() == 2 => {}
-            _ => return refuse("a map's entries must be a struct of keys and values"),
-        },
-        _ => {}
+    if let Some(fault) = fault(data_type) {
+        return Err(Error::invalid("schema", fault));
     }
     for i in 0..Layout::of(data_type).n_children {
         if let Some(child) = child_type(data_type, i) {
@@ -269,6 +252,32 @@ fn check(data_type: &DataType, depth: usize) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// What [`check_type`] answers beyond [`MAX_DEPTH`].
+pub(crate) const TOO_DEEP: &str = "types nest deeper than 64 levels";
+
+/// Why no array can have this type, its descendants apart.
+pub(crate) fn fault(data_type: &DataType) -> Option<&'static str> {
+    use DataType as T;
+    match data_type {
+        T::FixedSizeBinary(size) | T::FixedSizeList(_, size) if *size < 0 => {
+            Some("a fixed size is negative")
+        }
+        T::Dictionary(key, _) if !key.is_dictionary_key_type() => {
+            Some("dictionary keys must be integers")
+        }
+        T::RunEndEncoded(run_ends, _)
+            if !matches!(run_ends.data_type(), T::Int16 | T::Int32 | T::Int64) =>
+        {
+            Some("run ends must be int16, int32 or int64")
+        }
+        T::Map(entries, _) => match entries.data_type() {
+            T::Struct(fields) if fields.len() == 2 => None,
+            _ => Some("a map's entries must be a struct of keys and values"),
+        },
+        _ => None,
+    }
 }
 
 #[cfg(test)]

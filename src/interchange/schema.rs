@@ -1,14 +1,428 @@
-use crate::error::Result;
-use arrow_schema::{Field, Schema, SchemaRef, ffi::FFI_ArrowSchema};
-pub(crate) fn import_field(s: &FFI_ArrowSchema) -> Result<Field> {
-    Ok(Field::try_from(s)?)
+//! Fields and schemas from and to `ArrowSchema`.
+//!
+//! **Import** is one walk of our own that checks each member before it reads it and builds the field
+//! as it goes, because arrow-rs's getters assert, unwrap, and index by a negative count; arrow-rs
+//! parses the formats without children. **Export** goes through arrow-rs after a check for what it
+//! panics on, and then sets a flag that it loses.
+//!
+//! What cannot be kept, for want of a place in arrow-rs's types: name, metadata and flags of a
+//! dictionary's values; keys that metadata repeats (the last one counts).
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char};
+use std::fmt::Write;
+use std::ptr;
+use std::sync::Arc;
+
+use arrow_schema::ffi::{FFI_ArrowSchema, Flags};
+use arrow_schema::{
+    ArrowError, DECIMAL32_MAX_PRECISION, DECIMAL64_MAX_PRECISION, DECIMAL128_MAX_PRECISION,
+    DECIMAL256_MAX_PRECISION, DataType, Field, FieldRef, Schema, SchemaRef, UnionFields, UnionMode,
+};
+
+use crate::abi::c_data::CSchema;
+use crate::abi::guard::call_foreign;
+use crate::data::layout::{
+    Layout, MAX_DEPTH, TOO_DEEP, check_type, child_field, child_type, fault,
+};
+use crate::error::{Error, Result};
+
+/// Most fields of a schema, descendants included: a child that is reached by many ways, each short,
+/// ends here.
+const MAX_FIELDS: usize = 1 << 24;
+
+/// Longest encoded metadata of one field, in bytes. The encoding does not tell its length.
+const MAX_METADATA: usize = i32::MAX as usize;
+
+/// Checks a schema and builds its root as a field.
+///
+/// Reads every string, pointer list and child that the struct declares. That they are there is the
+/// contract of the C data interface; everything else is checked.
+///
+/// # Errors
+/// [`Error::InvalidInput`] with the path of the member that is malformed.
+pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
+    // SAFETY: both types are the C struct (size and alignment asserted, members tested where
+    // `CSchema` is defined). The reference is shared: nothing is moved or released.
+    let schema = unsafe { &*ptr::from_ref(schema).cast::<CSchema>() };
+    let mut walk = Walk {
+        path: "schema".to_owned(),
+        fields_left: MAX_FIELDS,
+    };
+    walk.field(schema, 0)
 }
-pub(crate) fn import_schema(s: &FFI_ArrowSchema) -> Result<SchemaRef> {
-    Ok(Schema::try_from(s)?.into())
+
+/// Checks the schema of a batch, a struct, and builds it; metadata of the root is the schema's.
+///
+/// # Errors
+/// As [`import_field`]; also if the root is no struct.
+pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
+    let root = import_field(schema)?;
+    match root.data_type() {
+        DataType::Struct(fields) => Ok(Arc::new(Schema::new_with_metadata(
+            fields.clone(),
+            root.metadata().clone(),
+        ))),
+        other => Err(Error::invalid(
+            "schema.format",
+            format!("a batch needs a struct, not {other}"),
+        )),
+    }
 }
-pub(crate) fn export_field(s: &Field) -> Result<FFI_ArrowSchema> {
-    Ok(FFI_ArrowSchema::try_from(s)?)
+
+struct Walk {
+    path: String,
+    fields_left: usize,
 }
-pub(crate) fn export_schema(s: &Schema) -> Result<FFI_ArrowSchema> {
-    Ok(FFI_ArrowSchema::try_from(s)?)
+
+impl Walk {
+    fn refuse<T>(&self, member: &str, message: impl Into<Cow<'static, str>>) -> Result<T> {
+        Err(Error::invalid(format!("{}{member}", self.path), message))
+    }
+
+    fn field(&mut self, schema: &CSchema, depth: usize) -> Result<Field> {
+        if schema.is_released() {
+            return self.refuse("", "the schema is released");
+        }
+        if depth > MAX_DEPTH {
+            return self.refuse("", TOO_DEEP);
+        }
+        let Some(format) = self.text(schema, schema.format, ".format")? else {
+            return self.refuse(".format", "a null pointer");
+        };
+        let name = self.text(schema, schema.name, ".name")?.unwrap_or("");
+        let metadata = match read_metadata(schema) {
+            Ok(metadata) => metadata,
+            Err(message) => return self.refuse(".metadata", message),
+        };
+        let mut data_type = self.data_type(schema, format, depth)?;
+        if !schema.dictionary.is_null() {
+            // Before the values, which would need their own depth.
+            if !data_type.is_dictionary_key_type() {
+                return self.refuse(".format", "a dictionary's indices must be integers");
+            }
+            let values = self.step(".dictionary", schema.dictionary, depth)?;
+            data_type =
+                DataType::Dictionary(Box::new(data_type), Box::new(values.data_type().clone()));
+        }
+        if let Some(fault) = fault(&data_type) {
+            return self.refuse(".format", fault);
+        }
+        let has = |flag: Flags| schema.flags & flag.bits() != 0;
+        Ok(Field::new(name, data_type, has(Flags::NULLABLE))
+            .with_dict_is_ordered(has(Flags::DICTIONARY_ORDERED))
+            .with_metadata(metadata))
+    }
+
+    /// `text`, a member of `schema`; `None` if it is null.
+    fn text<'a>(
+        &self,
+        _schema: &'a CSchema,
+        text: *const c_char,
+        member: &str,
+    ) -> Result<Option<&'a str>> {
+        if text.is_null() {
+            return Ok(None);
+        }
+        // SAFETY: a string of a live schema is null-terminated and lives as long as the schema
+        // does: the producer's part of the C data interface.
+        match unsafe { CStr::from_ptr(text) }.to_str() {
+            Ok(text) => Ok(Some(text)),
+            Err(e) => self.refuse(member, format!("not UTF-8: {e}")),
+        }
+    }
+
+    fn data_type(&mut self, schema: &CSchema, format: &str, depth: usize) -> Result<DataType> {
+        let sorted = schema.flags & Flags::MAP_KEYS_SORTED.bits() != 0;
+        Ok(match format {
+            "+s" => DataType::Struct(self.children(schema, None, depth)?.into()),
+            "+l" => DataType::List(self.only_child(schema, depth)?),
+            "+L" => DataType::LargeList(self.only_child(schema, depth)?),
+            "+vl" => DataType::ListView(self.only_child(schema, depth)?),
+            "+vL" => DataType::LargeListView(self.only_child(schema, depth)?),
+            "+m" => DataType::Map(self.only_child(schema, depth)?, sorted),
+            "+r" => {
+                let mut children = self.children(schema, Some(2), depth)?;
+                let values = children.remove(1);
+                DataType::RunEndEncoded(children.remove(0), values)
+            }
+            _ => match format.split_once(':') {
+                Some(("+w", size)) => {
+                    let Ok(size) = size.parse() else {
+                        return self.refuse(".format", format!("not a list size: {format:?}"));
+                    };
+                    DataType::FixedSizeList(self.only_child(schema, depth)?, size)
+                }
+                Some(("+ud", ids)) => self.union(schema, ids, UnionMode::Dense, depth)?,
+                Some(("+us", ids)) => self.union(schema, ids, UnionMode::Sparse, depth)?,
+                _ => {
+                    let leaf = self.leaf(schema)?;
+                    self.children(schema, Some(0), depth)?;
+                    leaf
+                }
+            },
+        })
+    }
+
+    /// A format without children, as arrow-rs reads it.
+    fn leaf(&self, schema: &CSchema) -> Result<DataType> {
+        // A copy without children, dictionary and metadata: arrow-rs cannot reach them.
+        let leaf = CSchema {
+            format: schema.format,
+            ..CSchema::empty()
+        };
+        let parsed = call_foreign("parsing a format", || DataType::try_from(leaf.as_arrow()))?;
+        let data_type = match parsed {
+            Ok(data_type) => data_type,
+            Err(e) => return self.refuse(".format", text_of(e)),
+        };
+        // arrow-rs indexes tables by precision.
+        let most = match data_type {
+            DataType::Decimal32(p, _) => Some((p, DECIMAL32_MAX_PRECISION)),
+            DataType::Decimal64(p, _) => Some((p, DECIMAL64_MAX_PRECISION)),
+            DataType::Decimal128(p, _) => Some((p, DECIMAL128_MAX_PRECISION)),
+            DataType::Decimal256(p, _) => Some((p, DECIMAL256_MAX_PRECISION)),
+            _ => None,
+        };
+        match most {
+            Some((p, most)) if p == 0 || p > most => self.refuse(
+                ".format",
+                format!("a precision of {p}; from 1 to {most} is possible"),
+            ),
+            _ => Ok(data_type),
+        }
+    }
+
+    fn union(
+        &mut self,
+        schema: &CSchema,
+        ids: &str,
+        mode: UnionMode,
+        depth: usize,
+    ) -> Result<DataType> {
+        let parsed = ids
+            .split(',')
+            .filter(|_| !ids.is_empty())
+            .map(str::parse)
+            .collect();
+        let Ok::<Vec<i8>, _>(parsed) = parsed else {
+            return self.refuse(".format", format!("not type ids: {ids:?}"));
+        };
+        let children = self.children(schema, Some(parsed.len()), depth)?;
+        match UnionFields::try_new(parsed, children) {
+            Ok(fields) => Ok(DataType::Union(fields, mode)),
+            Err(e) => self.refuse(".format", text_of(e)),
+        }
+    }
+
+    fn only_child(&mut self, schema: &CSchema, depth: usize) -> Result<FieldRef> {
+        Ok(self.children(schema, Some(1), depth)?.remove(0))
+    }
+
+    fn children(
+        &mut self,
+        schema: &CSchema,
+        expected: Option<usize>,
+        depth: usize,
+    ) -> Result<Vec<FieldRef>> {
+        let n = match usize::try_from(schema.n_children) {
+            Ok(n) if expected.is_some_and(|expected| n != expected) => {
+                let expected = expected.unwrap_or(0);
+                return self.refuse(".n_children", format!("{n}; the format has {expected}"));
+            }
+            Ok(n) if n > self.fields_left => {
+                return self.refuse(".n_children", "more than 2^24 fields");
+            }
+            Ok(n) => n,
+            Err(_) => return self.refuse(".n_children", "a negative count"),
+        };
+        if n > 0 && (schema.children.is_null() || !schema.children.is_aligned()) {
+            return self.refuse(".children", "a null or misaligned pointer");
+        }
+        self.fields_left -= n;
+        (0..n)
+            .map(|i| {
+                // SAFETY: `children` is not null, is aligned, and has `n_children` pointers: the
+                // producer's part of the C data interface.
+                let child = unsafe { *schema.children.add(i) };
+                self.step(&format!(".children[{i}]"), child, depth)
+                    .map(Arc::new)
+            })
+            .collect()
+    }
+
+    fn step(&mut self, step: &str, schema: *const CSchema, depth: usize) -> Result<Field> {
+        let parent = self.path.len();
+        self.path.push_str(step);
+        if schema.is_null() || !schema.is_aligned() {
+            return self.refuse("", "a null or misaligned pointer");
+        }
+        // SAFETY: neither null nor misaligned; that it is a schema, which lives as long as its
+        // parent does and which nobody writes meanwhile, is the producer's part of the interface.
+        let field = self.field(unsafe { &*schema }, depth + 1)?;
+        self.path.truncate(parent);
+        Ok(field)
+    }
 }
+
+/// The text of arrow-rs's error without the prefix that names its kind.
+fn text_of(e: ArrowError) -> String {
+    match e {
+        ArrowError::CDataInterface(text) | ArrowError::InvalidArgumentError(text) => text,
+        e => e.to_string(),
+    }
+}
+
+fn read_metadata(schema: &CSchema) -> Result<HashMap<String, String>, Cow<'static, str>> {
+    let mut reader = MetadataReader {
+        start: schema.metadata.cast(),
+        read: 0,
+    };
+    let mut metadata = HashMap::new();
+    if schema.metadata.is_null() {
+        return Ok(metadata);
+    }
+    // Grows entry by entry: a wrong count must not allocate.
+    for _ in 0..reader.count()? {
+        let key = reader.text()?;
+        metadata.insert(key, reader.text()?);
+    }
+    Ok(metadata)
+}
+
+/// Reads metadata as the C data interface encodes it: counts are native `int32_t`, unaligned.
+struct MetadataReader {
+    start: *const u8,
+    /// Bytes.
+    read: usize,
+}
+
+impl MetadataReader {
+    fn bytes(&mut self, n: usize) -> Result<&[u8], Cow<'static, str>> {
+        if n > MAX_METADATA - self.read {
+            return Err("longer than 2^31 - 1 bytes".into());
+        }
+        // SAFETY: `start` is the metadata of a schema that is alive during the walk; its producer
+        // vouches that all the bytes that the counts in it announce are there. No sum overflows:
+        // checked above.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start.add(self.read), n) };
+        self.read += n;
+        Ok(bytes)
+    }
+
+    fn count(&mut self) -> Result<usize, Cow<'static, str>> {
+        let mut count = [0; 4];
+        count.copy_from_slice(self.bytes(4)?);
+        usize::try_from(i32::from_ne_bytes(count)).map_err(|_| "a negative count or length".into())
+    }
+
+    fn text(&mut self) -> Result<String, Cow<'static, str>> {
+        let n = self.count()?;
+        match std::str::from_utf8(self.bytes(n)?) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(e) => Err(format!("not UTF-8: {e}").into()),
+        }
+    }
+}
+
+/// `field` as a C struct.
+///
+/// # Errors
+/// [`Error::InvalidInput`] with the path, if no array can have the type or if the C struct cannot
+/// express it: NUL in a name or time zone, a type without a format.
+pub(crate) fn export_field(field: &Field) -> Result<FFI_ArrowSchema> {
+    let mut path = "schema".to_owned();
+    check_text(&path, ".name", field.name())?;
+    export(field.data_type(), &mut path, || {
+        FFI_ArrowSchema::try_from(field)
+    })
+}
+
+/// `schema` as a C struct: a struct without a name, with the schema's metadata.
+///
+/// # Errors
+/// As [`export_field`].
+pub(crate) fn export_schema(schema: &Schema) -> Result<FFI_ArrowSchema> {
+    let root = DataType::Struct(schema.fields().clone());
+    export(&root, &mut "schema".to_owned(), || {
+        FFI_ArrowSchema::try_from(schema)
+    })
+}
+
+fn export(
+    data_type: &DataType,
+    path: &mut String,
+    convert: impl FnOnce() -> Result<FFI_ArrowSchema, ArrowError>,
+) -> Result<FFI_ArrowSchema> {
+    check_type(data_type)?;
+    check_texts(data_type, path)?;
+    let schema = call_foreign("exporting a schema", convert)?
+        .map_err(|e| Error::invalid("schema", text_of(e)))?;
+    let mut schema = CSchema::from_arrow(schema);
+    // SAFETY: arrow-rs built `schema` and its descendants from `data_type` just now, and nothing
+    // else knows of them.
+    unsafe { flag_sorted_maps(&raw mut schema, data_type) };
+    Ok(schema.into_arrow())
+}
+
+fn check_text(path: &str, member: &str, text: &str) -> Result<()> {
+    if text.contains('\0') {
+        return Err(Error::invalid(
+            format!("{path}{member}"),
+            format!("{text:?} has a NUL, which a C string cannot hold"),
+        ));
+    }
+    Ok(())
+}
+
+/// Checks the strings of all descendants: arrow-rs panics on NUL in a format.
+fn check_texts(data_type: &DataType, path: &mut String) -> Result<()> {
+    if let DataType::Timestamp(_, Some(zone)) = data_type {
+        check_text(path, ".format", zone)?;
+    }
+    let parent = path.len();
+    for i in 0..Layout::of(data_type).n_children {
+        match child_field(data_type, i) {
+            Some(child) => {
+                // Writing to a `String` does not fail.
+                let _ = write!(path, ".children[{i}]");
+                check_text(path, ".name", child.name())?;
+            }
+            None => path.push_str(".dictionary"),
+        }
+        if let Some(child) = child_type(data_type, i) {
+            check_texts(child, path)?;
+        }
+        path.truncate(parent);
+    }
+    Ok(())
+}
+
+/// Sets the flag of maps with sorted keys, which arrow-rs 59 clears in every field.
+///
+/// # Safety
+/// `schema` was built from `data_type`, is alive, and nothing else uses it or its descendants.
+unsafe fn flag_sorted_maps(schema: *mut CSchema, data_type: &DataType) {
+    if let DataType::Map(_, true) = data_type {
+        // SAFETY: the caller's `schema` is alive and not used elsewhere.
+        unsafe { (*schema).flags |= Flags::MAP_KEYS_SORTED.bits() };
+    }
+    for i in 0..Layout::of(data_type).n_children {
+        let Some(child_type) = child_type(data_type, i) else {
+            continue;
+        };
+        // SAFETY: built from `data_type`, so it has this child or this dictionary.
+        let child = unsafe {
+            match data_type {
+                DataType::Dictionary(_, _) => (*schema).dictionary,
+                _ => *(*schema).children.add(i),
+            }
+        };
+        // SAFETY: a descendant of the caller's schema, built from the type's child.
+        unsafe { flag_sorted_maps(child, child_type) };
+    }
+}
+
+#[cfg(test)]
+mod tests;
