@@ -25,13 +25,15 @@ pub(crate) struct Request {
 #[derive(Debug)]
 pub(crate) struct Answers {
     slab: HostSlab,
-    starts: Vec<usize>,
+    /// First byte and length in bytes of each.
+    places: Vec<(usize, usize)>,
 }
 
 impl Answers {
     /// The bytes of request `i`, aligned to 8.
     pub(crate) fn bytes(&self, i: usize) -> &[u8] {
-        &self.slab[self.starts[i]..self.starts[i + 1]]
+        let (start, bytes) = self.places[i];
+        &self.slab[start..start + bytes]
     }
 
     /// Integer `k` of `width` bytes of request `i`; its bytes were asked for.
@@ -55,16 +57,15 @@ pub(crate) fn int(bytes: &[u8], width: usize) -> i64 {
 /// Each request lies in the tree's memory (or, `on_host`, in host memory that the tree's owners keep
 /// alive) for its whole length.
 pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers> {
-    let mut starts = Vec::with_capacity(requests.len() + 1);
+    let mut places = Vec::with_capacity(requests.len());
     let mut total = 0usize;
-    starts.push(0);
     for request in requests {
+        places.push((total, request.bytes));
         total = request
             .bytes
             .checked_next_multiple_of(8)
             .and_then(|n| total.checked_add(n))
             .ok_or_else(|| Error::argument("too many bytes to read back"))?;
-        starts.push(total);
     }
     let device = &tree.device;
     let mut slab = device.host_slab(total)?;
@@ -75,7 +76,7 @@ pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers
         owners.iter().try_for_each(|owner| owner.wait_host())?;
     }
     let mut copies = Vec::new();
-    for (request, start) in requests.iter().zip(&starts) {
+    for (request, (start, _)) in requests.iter().zip(&places) {
         if request.bytes == 0 {
             continue;
         }
@@ -102,7 +103,7 @@ pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers
         // SAFETY: the caller's; the slab has room for each.
         slab = unsafe { read_back(&device.default_queue(), owners, &copies, slab) }?;
     }
-    Ok(Answers { slab, starts })
+    Ok(Answers { slab, places })
 }
 
 /// Runs a list of copies into `slab` and waits for it: one host wait.
