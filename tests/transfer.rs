@@ -82,12 +82,19 @@ fn every_type_from_device_to_device() {
     let config = SimConfig::default().with_mode(SimMode::Deferred);
     let sims = [
         Sim::with(config.clone().with_peer_access(true)),
-        Sim::with(config.clone().with_peer_access(true).with_mode(SimMode::Async)),
+        Sim::with(
+            config
+                .clone()
+                .with_peer_access(true)
+                .with_mode(SimMode::Async),
+        ),
         Sim::with(config),
     ];
     let cpu = Devices::cpu();
     let hop = |array: &DeviceArray, to: &Device, expected: &dyn Array, context: &str| {
-        let there = array.to_device(to).unwrap_or_else(|e| panic!("{context} to {to}: {e}"));
+        let there = array
+            .to_device(to)
+            .unwrap_or_else(|e| panic!("{context} to {to}: {e}"));
         assert_eq!(there.device(), to);
         let down = there.to_host().unwrap();
         assert_same(expected, &down, format!("{context} to {to}"));
@@ -105,7 +112,11 @@ fn every_type_from_device_to_device() {
             if array.len() > 12 {
                 let rows = array.len() - 9;
                 let part = array.slice(7, rows);
-                let up = sims[0].upload_array(&array).unwrap().slice(7, rows).unwrap();
+                let up = sims[0]
+                    .upload_array(&array)
+                    .unwrap()
+                    .slice(7, rows)
+                    .unwrap();
                 hop(&up, &sims[1], &part, &context);
                 hop(&up, &sims[2], &part, &context);
                 hop(&up, &cpu, &part, &context);
@@ -148,14 +159,21 @@ fn batches_round_trip() {
             let up = device.upload(batch).unwrap();
             assert!(is_on(&up, device));
             assert_eq!(up.schema(), &batch.schema());
-            assert_eq!((up.num_rows(), up.num_columns()), (batch.num_rows(), batch.num_columns()));
+            assert_eq!(
+                (up.num_rows(), up.num_columns()),
+                (batch.num_rows(), batch.num_columns())
+            );
             let down = up.to_host().unwrap();
             assert_same_batch(batch, &down, &context);
             assert_valid_batch(&down, &context);
             for (offset, rows) in slices(batch.num_rows()) {
                 let down = up.slice(offset, rows).unwrap().to_host().unwrap();
                 let expected = batch.slice(offset, rows);
-                assert_same_batch(&expected, &down, format!("{context}, slice({offset}, {rows})"));
+                assert_same_batch(
+                    &expected,
+                    &down,
+                    format!("{context}, slice({offset}, {rows})"),
+                );
             }
             columns_and_projections(&up, batch, &context);
         }
@@ -173,10 +191,18 @@ fn columns_and_projections(up: &DeviceRecordBatch, batch: &RecordBatch, context:
         assert_eq!(column.field(), Some(&batch.schema().fields()[i]));
         assert_same(batch.column(i), &column.to_host().unwrap(), context);
         let name = batch.schema().field(i).name().clone();
-        assert_same(batch.column(i), &up.column_by_name(&name).unwrap().to_host().unwrap(), context);
+        assert_same(
+            batch.column(i),
+            &up.column_by_name(&name).unwrap().to_host().unwrap(),
+            context,
+        );
     }
     let rows = batch.num_rows();
-    let indices: Vec<usize> = (0..columns).rev().step_by(3).chain((columns > 0).then_some(0)).collect();
+    let indices: Vec<usize> = (0..columns)
+        .rev()
+        .step_by(3)
+        .chain((columns > 0).then_some(0))
+        .collect();
     for indices in [indices, vec![]] {
         let expected = batch.project(&indices).unwrap();
         let projected = up.project(&indices).unwrap();
@@ -225,7 +251,11 @@ fn columns_of_several_batches_make_a_batch() {
         let expected = RecordBatch::try_new(schema.clone(), expected).unwrap();
         let both = DeviceRecordBatch::try_new(schema.clone(), &columns).unwrap();
         drop((on_a, on_b));
-        assert_same_batch(&expected, &both.to_host().unwrap(), "columns of two batches");
+        assert_same_batch(
+            &expected,
+            &both.to_host().unwrap(),
+            "columns of two batches",
+        );
         let part = both.slice(7, 20).unwrap();
         let again = DeviceRecordBatch::try_new(schema.clone(), &part.columns().collect::<Vec<_>>());
         let again = again.unwrap().slice(1, 13).unwrap();
@@ -255,11 +285,22 @@ fn struct_data_with_offsets() {
     let unsliced = unsliced.nulls(sliced.nulls().cloned()).build().unwrap();
     assert_eq!(unsliced.child_data()[0].len(), 50);
     let short: Vec<_> = sliced.child_data().iter().map(|c| c.slice(0, 16)).collect();
-    let short = sliced.clone().into_builder().len(14).nulls(None).child_data(short).build().unwrap();
+    let short = sliced
+        .clone()
+        .into_builder()
+        .len(14)
+        .nulls(None)
+        .child_data(short)
+        .build()
+        .unwrap();
     let items = whole.to_data().into_builder().len(9).offset(3).nulls(None);
     let items = items.build().unwrap();
     let fixed = DataType::FixedSizeList(support::types::field("item", data_type), 5);
-    let fixed = items.clone().into_builder().data_type(fixed).child_data(vec![whole.to_data()]);
+    let fixed = items
+        .clone()
+        .into_builder()
+        .data_type(fixed)
+        .child_data(vec![whole.to_data()]);
     // Valid for arrow-rs, which does not add the offset.
     let fixed = fixed.build().unwrap();
 
@@ -330,7 +371,11 @@ fn struct_arrays_become_batches() {
     let cpu = Devices::cpu();
     let array = cpu.upload_array(&rows).unwrap();
     let again = DeviceRecordBatch::try_from(array.clone()).unwrap();
-    assert_same(&rows, &StructArray::from(again.to_host().unwrap()), "as a batch");
+    assert_same(
+        &rows,
+        &StructArray::from(again.to_host().unwrap()),
+        "as a batch",
+    );
     assert!(DeviceRecordBatch::try_from(array.child(0).unwrap()).is_err());
     let nullable = support::array(rows.data_type(), 20, Nulls::Some, 3);
     let nullable = cpu.upload_array(&nullable).unwrap();

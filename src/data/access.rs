@@ -137,7 +137,9 @@ impl DeviceArray {
             t if Layout::of(t).buffers().get(1) == Some(&BufferKind::Offsets { width }) => {
                 self.elements_on(queue, 1, 1)
             }
-            t => Err(Error::argument(format!("{t} has no offsets of {width} bytes"))),
+            t => Err(Error::argument(format!(
+                "{t} has no offsets of {width} bytes"
+            ))),
         }
     }
 
@@ -150,7 +152,9 @@ impl DeviceArray {
             (DataType::ListView(_), 4) | (DataType::LargeListView(_), 8) => {
                 self.elements_on(queue, 2, 0)
             }
-            (t, width) => Err(Error::argument(format!("{t} has no sizes of {width} bytes"))),
+            (t, width) => Err(Error::argument(format!(
+                "{t} has no sizes of {width} bytes"
+            ))),
         }
     }
 
@@ -176,7 +180,8 @@ impl DeviceArray {
         if !masked {
             return Ok(None);
         }
-        self.bits_on(queue, 0, self.view().validity_offset).map(Some)
+        self.bits_on(queue, 0, self.view().validity_offset)
+            .map(Some)
     }
 
     /// The values of a boolean array.
@@ -206,7 +211,12 @@ impl DeviceArray {
     }
 
     /// One element of `T` per row, and `extra` more, of a slot.
-    fn elements_on<T>(&self, queue: &Queue, slot: usize, extra: usize) -> Result<DeviceSlice<'_, T>> {
+    fn elements_on<T>(
+        &self,
+        queue: &Queue,
+        slot: usize,
+        extra: usize,
+    ) -> Result<DeviceSlice<'_, T>> {
         let (owner, base) = self.lend(queue, slot)?;
         let mut address = base;
         let mut len = 0;

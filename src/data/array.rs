@@ -136,7 +136,9 @@ impl DeviceArray {
             ));
         }
         let device = buffers.iter().flatten().map(DeviceBuffer::device);
-        let device = device.chain(children.iter().map(DeviceArray::device)).next();
+        let device = device
+            .chain(children.iter().map(DeviceArray::device))
+            .next();
         let Some(device) = device.cloned() else {
             return wrong("no buffer tells the device".into());
         };
@@ -175,7 +177,10 @@ impl DeviceArray {
                 _ => 0,
             };
             if child.len() < needed {
-                return wrong(format!("child {i} has {} rows, {needed} needed", child.len()));
+                return wrong(format!(
+                    "child {i} has {} rows, {needed} needed",
+                    child.len()
+                ));
             }
         }
         for buffer in buffers {
@@ -189,9 +194,7 @@ impl DeviceArray {
             .nodes
             .push(root_node(length, n_slots, NullCount::from(nulls)));
         builder.children(0, children)?;
-        Ok(Self::from_tree(Arc::new(
-            builder.finish(data_type),
-        )))
+        Ok(Self::from_tree(Arc::new(builder.finish(data_type))))
     }
 
     /// The device whose memory the array is in.
@@ -280,7 +283,10 @@ impl DeviceArray {
     /// # Errors
     /// [`Error::InvalidArgument`] if they do not lie inside.
     pub fn slice(&self, offset: usize, length: usize) -> Result<Self> {
-        if offset.checked_add(length).is_none_or(|end| end > self.len()) {
+        if offset
+            .checked_add(length)
+            .is_none_or(|end| end > self.len())
+        {
             return Err(Error::argument(format!(
                 "slice of {length} rows at {offset} of {} rows",
                 self.len()

@@ -48,7 +48,12 @@ impl DeviceRecordBatch {
             )));
         }
         for (field, column) in schema.fields().iter().zip(columns) {
-            let wrong = |what: String| Err(Error::argument(format!("column '{}': {what}", field.name())));
+            let wrong = |what: String| {
+                Err(Error::argument(format!(
+                    "column '{}': {what}",
+                    field.name()
+                )))
+            };
             if field.data_type() != column.data_type() {
                 return wrong(format!(
                     "is of type {}, the schema says {}",
@@ -74,7 +79,9 @@ impl DeviceRecordBatch {
     /// A batch of `rows` rows and no columns.
     pub fn try_new_empty(device: &Device, metadata: Schema, rows: usize) -> Result<Self> {
         if !metadata.fields().is_empty() {
-            return Err(Error::argument("the schema of an empty batch has no fields"));
+            return Err(Error::argument(
+                "the schema of an empty batch has no fields",
+            ));
         }
         let root = DataType::Struct(metadata.fields().clone());
         let tree = struct_tree(device.clone(), root, rows, &[])?;
@@ -147,8 +154,14 @@ impl DeviceRecordBatch {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such column.
     pub fn project(&self, indices: &[usize]) -> Result<Self> {
-        let columns: Vec<_> = indices.iter().map(|&i| self.column(i)).collect::<Result<_>>()?;
-        let fields: Vec<FieldRef> = indices.iter().map(|&i| self.schema.fields()[i].clone()).collect();
+        let columns: Vec<_> = indices
+            .iter()
+            .map(|&i| self.column(i))
+            .collect::<Result<_>>()?;
+        let fields: Vec<FieldRef> = indices
+            .iter()
+            .map(|&i| self.schema.fields()[i].clone())
+            .collect();
         let schema = Schema::new_with_metadata(fields, self.schema.metadata().clone());
         if columns.is_empty() {
             return Self::try_new_empty(self.device(), schema, self.num_rows());
@@ -192,7 +205,10 @@ impl TryFrom<DeviceArray> for DeviceRecordBatch {
                 "the rows of a record batch cannot be null; import it as an array",
             ));
         }
-        let metadata = array.field().map(|f| f.metadata().clone()).unwrap_or_default();
+        let metadata = array
+            .field()
+            .map(|f| f.metadata().clone())
+            .unwrap_or_default();
         let schema = Schema::new_with_metadata(fields.clone(), metadata);
         Ok(Self {
             schema: Arc::new(schema),

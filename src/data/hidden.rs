@@ -164,15 +164,19 @@ pub(crate) fn check_size(
 ) -> Result<usize> {
     let fits = isize::try_from(bytes).ok().filter(|n| *n >= 0);
     let Some(bytes) = fits else {
-        return Err(Error::invalid(path(), format!("has a length of {bytes} bytes")));
+        return Err(Error::invalid(
+            path(),
+            format!("has a length of {bytes} bytes"),
+        ));
     };
     let bytes = bytes as usize;
     if bytes > 0 && address.is_null() {
-        return Err(Error::invalid(path(), format!("is null but {bytes} bytes long")));
+        return Err(Error::invalid(
+            path(),
+            format!("is null but {bytes} bytes long"),
+        ));
     }
-    if bytes > 0
-        && tree.device.backend().classify(address, bytes) == AddressClass::Inaccessible
-    {
+    if bytes > 0 && tree.device.backend().classify(address, bytes) == AddressClass::Inaccessible {
         return Err(Error::invalid(
             path(),
             format!(
@@ -292,7 +296,8 @@ pub(crate) fn null_counts(array: &DeviceArray) -> Result<Vec<usize>> {
         let answers = unsafe { gather(tree, &requests) }?;
         for (k, &i) in unknown.iter().enumerate() {
             let view = views[i];
-            let nulls = view.length - count_bits(answers.bytes(k), view.validity_offset % 8, view.length);
+            let nulls =
+                view.length - count_bits(answers.bytes(k), view.validity_offset % 8, view.length);
             counts[i] = Some(nulls);
             let node = &tree.nodes[view.node];
             if view.offset == node.offset && view.length == node.length {

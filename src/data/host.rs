@@ -36,7 +36,13 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<Tree> {
     for column in &columns {
         wrapper.node(column, 0)?;
     }
-    wrapper.descend(columns.iter().enumerate().map(|(i, c)| (1 + i, c)).collect())?;
+    wrapper.descend(
+        columns
+            .iter()
+            .enumerate()
+            .map(|(i, c)| (1 + i, c))
+            .collect(),
+    )?;
     let fields = batch.schema_ref().fields().clone();
     Ok(wrapper.finish(columns, DataType::Struct(fields)))
 }
@@ -264,5 +270,9 @@ pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<Reco
         StructArray::from(data).into_parts().1
     })?;
     let options = RecordBatchOptions::new().with_row_count(Some(rows));
-    Ok(RecordBatch::try_new_with_options(schema.clone(), columns, &options)?)
+    Ok(RecordBatch::try_new_with_options(
+        schema.clone(),
+        columns,
+        &options,
+    )?)
 }

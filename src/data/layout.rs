@@ -88,10 +88,9 @@ impl Layout {
             | T::Duration(_)
             | T::Decimal64(_, _) => Self::new(&[Validity, fixed(8)]),
             // Two 32-bit numbers.
-            T::Interval(IntervalUnit::DayTime) => Self::new(&[
-                Validity,
-                BufferKind::Fixed { width: 8, align: 4 },
-            ]),
+            T::Interval(IntervalUnit::DayTime) => {
+                Self::new(&[Validity, BufferKind::Fixed { width: 8, align: 4 }])
+            }
             T::Interval(IntervalUnit::MonthDayNano) => Self::new(&[
                 Validity,
                 BufferKind::Fixed {
@@ -335,7 +334,11 @@ mod tests {
         for data_type in types {
             let ours = Layout::of(&data_type);
             let theirs = arrow_data::layout(&data_type);
-            assert_eq!(ours.has_validity(), theirs.can_contain_null_mask, "{data_type}");
+            assert_eq!(
+                ours.has_validity(),
+                theirs.can_contain_null_mask,
+                "{data_type}"
+            );
             assert_eq!(ours.variadic, theirs.variadic, "{data_type}");
             let kinds: Vec<_> = ours
                 .buffers()

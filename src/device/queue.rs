@@ -59,7 +59,12 @@ impl Queue {
 
     pub(crate) fn wait_ref(&self, event: EventRef<'_>) -> Result<()> {
         let same = event.device_id() == self.device.id();
-        if !same && !self.device.backend().accepts_events_of(event.device().backend()) {
+        if !same
+            && !self
+                .device
+                .backend()
+                .accepts_events_of(event.device().backend())
+        {
             return event.wait();
         }
         Counters::add(&self.device.counters().queue_waits, 1);

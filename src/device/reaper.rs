@@ -104,12 +104,7 @@ impl Item {
         self.notified = false;
         while let Some(event) = self.events.last() {
             // SAFETY: the item keeps the event alive until it has completed.
-            match unsafe {
-                event
-                    .device()
-                    .backend()
-                    .notify_event(event.as_ptr(), waker)
-            } {
+            match unsafe { event.device().backend().notify_event(event.as_ptr(), waker) } {
                 Ok(Notify::Completed) => {}
                 Ok(Notify::Registered) => {
                     self.notified = true;
@@ -139,11 +134,7 @@ fn run_action(action: Box<dyn FnOnce() + Send>) {
 impl Reaper {
     /// Runs `action` once all `events` have completed: at once on this thread if they have
     /// already, else on the reaper's.
-    pub(crate) fn after(
-        &self,
-        mut events: Vec<SyncEvent>,
-        action: impl FnOnce() + Send + 'static,
-    ) {
+    pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
         events.retain(|event| !event.is_complete().unwrap_or(true));
         if events.is_empty() {
             return run_action(Box::new(action));

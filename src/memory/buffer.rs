@@ -28,7 +28,12 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    pub(crate) fn from_parts(owner: Arc<Owner>, base: DevicePtr, offset: usize, len: usize) -> Self {
+    pub(crate) fn from_parts(
+        owner: Arc<Owner>,
+        base: DevicePtr,
+        offset: usize,
+        len: usize,
+    ) -> Self {
         Self {
             owner,
             base,

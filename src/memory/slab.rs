@@ -82,7 +82,9 @@ impl Block {
             if let Some(backend) = backend {
                 // SAFETY: the block came from this backend with this size; its holder gave it up,
                 // and holders outlive the copies that use it (`Queue::keep_until_done`, host wait).
-                unsafe { backend.free_host(DevicePtr::new(self.ptr.as_ptr().cast()), self.capacity) }
+                unsafe {
+                    backend.free_host(DevicePtr::new(self.ptr.as_ptr().cast()), self.capacity)
+                }
             }
         } else if let Some(layout) = Self::layout(self.capacity) {
             // SAFETY: the block came from `heap` with this layout.

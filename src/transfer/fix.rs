@@ -48,7 +48,8 @@ unsafe fn rebase(src: *const u8, dst: *mut u8, width: usize, count: usize, base:
             let (src, dst) = (src.add(i * width), dst.add(i * width));
             if width == 4 {
                 let value = src.cast::<i32>().read_unaligned();
-                dst.cast::<i32>().write_unaligned(value.wrapping_sub(base as i32));
+                dst.cast::<i32>()
+                    .write_unaligned(value.wrapping_sub(base as i32));
             } else {
                 let value = src.cast::<i64>().read_unaligned();
                 dst.cast::<i64>().write_unaligned(value.wrapping_sub(base));
@@ -73,14 +74,22 @@ pub(crate) unsafe fn pack(piece: &Piece, start: usize, out: &mut [u8]) {
     match &piece.fix {
         // SAFETY (all arms): `start + there` is at most the piece's length, and the source was
         // planned with the bytes that this needs.
-        Fix::None => out.copy_from_slice(unsafe { std::slice::from_raw_parts(src.add(start), there) }),
+        Fix::None => {
+            out.copy_from_slice(unsafe { std::slice::from_raw_parts(src.add(start), there) })
+        }
         Fix::Ready(bytes) => out.copy_from_slice(&bytes[start..start + there]),
         Fix::Bits { skip, bits } => {
             let bits = (bits - start * 8).min(there * 8);
             unsafe { shift_bits(src.add(start), out.as_mut_ptr(), *skip, bits) }
         }
         Fix::Offsets { width, base } => unsafe {
-            rebase(src.add(start), out.as_mut_ptr(), *width, there / width, *base);
+            rebase(
+                src.add(start),
+                out.as_mut_ptr(),
+                *width,
+                there / width,
+                *base,
+            );
         },
     }
 }

@@ -71,7 +71,9 @@ impl Device {
         if self.id() == DeviceId::CPU {
             return Ok(host);
         }
-        Ok(DeviceArray::from_tree(Arc::new(upload::upload(&host, queue)?)))
+        Ok(DeviceArray::from_tree(Arc::new(upload::upload(
+            &host, queue,
+        )?)))
     }
 }
 

@@ -46,9 +46,15 @@ pub(crate) struct Piece {
 pub(crate) enum Fix {
     None,
     /// `bits` bits start at bit `skip` of the source.
-    Bits { skip: usize, bits: usize },
+    Bits {
+        skip: usize,
+        bits: usize,
+    },
     /// `base` is taken from every offset.
-    Offsets { width: usize, base: i64 },
+    Offsets {
+        width: usize,
+        base: i64,
+    },
     /// The bytes are here; there is no source.
     Ready(Box<[u8]>),
 }
@@ -256,7 +262,13 @@ impl<'a> Planner<'a> {
         let skip = first % 8;
         let src = src.offset(first / 8);
         let src_bytes = (skip + bits).div_ceil(8);
-        self.piece(slot, src, src_bytes, bits.div_ceil(8), Fix::Bits { skip, bits })
+        self.piece(
+            slot,
+            src,
+            src_bytes,
+            bits.div_ceil(8),
+            Fix::Bits { skip, bits },
+        )
     }
 
     fn piece(
@@ -349,7 +361,14 @@ impl<'a> Planner<'a> {
     }
 
     /// Offsets from 0, and what lies between `first` and `last`.
-    fn range(&mut self, node: usize, view: View, width: usize, first: i64, last: i64) -> Result<()> {
+    fn range(
+        &mut self,
+        node: usize,
+        view: View,
+        width: usize,
+        first: i64,
+        last: i64,
+    ) -> Result<()> {
         let tree = self.tree;
         let slots = tree.slots(view.node);
         let slot = self.plan.nodes[node].first_slot as usize;
@@ -365,14 +384,23 @@ impl<'a> Planner<'a> {
         } else {
             let src = slots[1].address().offset(view.offset * width);
             let bytes = (view.length + 1) * width;
-            self.piece(slot + 1, src, bytes, bytes, Fix::Offsets { width, base: first })?;
+            self.piece(
+                slot + 1,
+                src,
+                bytes,
+                bytes,
+                Fix::Offsets { width, base: first },
+            )?;
         }
         if nested {
             let child = tree.child(view, 0);
             if u64::try_from(last).unwrap_or(0) > child.length as u64 {
                 return Err(Error::invalid(
                     tree.buffer_path(view.node, 1),
-                    format!("offsets reach row {last} of a child of {} rows", child.length),
+                    format!(
+                        "offsets reach row {last} of a child of {} rows",
+                        child.length
+                    ),
                 ));
             }
             let (first, rows) = (first as usize, (last - first) as usize);
@@ -397,7 +425,13 @@ impl<'a> Planner<'a> {
         }
         let (first, bytes) = (first as usize, (last - first) as usize);
         if bytes > 0 {
-            self.piece(slot + 2, slots[2].address().offset(first), bytes, bytes, Fix::None)?;
+            self.piece(
+                slot + 2,
+                slots[2].address().offset(first),
+                bytes,
+                bytes,
+                Fix::None,
+            )?;
         }
         Ok(())
     }
@@ -408,9 +442,17 @@ impl<'a> Planner<'a> {
         let slots = tree.slots(view.node);
         let (variadic, sizes) = (&slots[2..slots.len() - 1], &slots[slots.len() - 1]);
         if variadic.iter().any(|slot| slot.bytes().is_none()) {
-            self.wait_for(node, view, Need::Sizes, &[(sizes.address(), variadic.len() * 8)]);
+            self.wait_for(
+                node,
+                view,
+                Need::Sizes,
+                &[(sizes.address(), variadic.len() * 8)],
+            );
             let request = self.requests.last_mut().expect("just pushed");
-            let class = tree.device.backend().classify(request.address, request.bytes);
+            let class = tree
+                .device
+                .backend()
+                .classify(request.address, request.bytes);
             request.on_host = class == AddressClass::Host;
             return Ok(());
         }
@@ -437,7 +479,12 @@ impl<'a> Planner<'a> {
             return self.cut_runs(node, view, &[]);
         }
         let address = slot.address().offset(run_ends.offset * width);
-        self.wait_for(node, view, Need::Runs, &[(address, run_ends.length * width)]);
+        self.wait_for(
+            node,
+            view,
+            Need::Runs,
+            &[(address, run_ends.length * width)],
+        );
         Ok(())
     }
 
@@ -450,7 +497,11 @@ impl<'a> Planner<'a> {
         let (from, to) = (view.offset as i64, (view.offset + view.length) as i64);
         let first = ends.partition_point(|end| *end <= from);
         let last = ends.partition_point(|end| *end < to);
-        let runs = if view.length == 0 { first..first } else { first..last + 1 };
+        let runs = if view.length == 0 {
+            first..first
+        } else {
+            first..last + 1
+        };
         if runs.end > ends.len().min(values.length) || runs.start > runs.end {
             return Err(Error::invalid(
                 tree.path(run_ends.node),

@@ -217,7 +217,10 @@ impl Stage<'_> {
         self.staged = 0;
         if let Some(event) = event {
             let done = vec![event.clone()];
-            self.queue.device().reaper().after(done, move || drop(slabs));
+            self.queue
+                .device()
+                .reaper()
+                .after(done, move || drop(slabs));
             self.lists.push_back(event);
         }
         if self.lists.len() > RING_LISTS {
