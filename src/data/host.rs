@@ -196,17 +196,14 @@ fn data(tree: &Arc<Tree>, view: View, nulls: Option<usize>) -> Result<ArrayData>
                 let needed = (view.validity_offset + view.length).div_ceil(8);
                 let buffer = buffer(tree, slot, slot.bytes().unwrap_or(needed), 1)?;
                 let bits = BooleanBuffer::new(buffer, view.validity_offset, view.length);
-                mask = Some(match nulls {
-                    // SAFETY: the count is of these bits: exact counts only are kept.
-                    Some(n) => unsafe { NullBuffer::new_unchecked(bits, n) },
-                    None => NullBuffer::new(bits),
-                });
+                // Counted, whatever the producer said: arrow-rs relies on it.
+                mask = Some(NullBuffer::new(bits));
             }
             continue;
         }
         let bytes = match kind.bytes(view.offset + view.length) {
-            // No row, no bytes: not even the one offset.
-            Some(_) if view.offset + view.length == 0 && slot.is_null() => 0,
+            // No rows may come without the one offset.
+            Some(bytes) if view.length == 0 => bytes?.min(slot.bytes().unwrap_or(0)),
             Some(bytes) => bytes?,
             None => slot.bytes().unwrap_or(0),
         };

@@ -150,7 +150,7 @@ impl Queue {
                 .reaper()
                 .after(vec![event], move || drop(sources)),
             Err(_) => {
-                if let Err(e) = self.device.backend().synchronize() {
+                if let Err(e) = self.device.synchronize() {
                     self.device.park_drop_error(e);
                     std::mem::forget(sources);
                 }

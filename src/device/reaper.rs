@@ -1,8 +1,8 @@
 //! The reaper: a lazily started thread per device that acts once events have completed.
 //!
 //! Thread contract: actions run on the reaper's thread, outside its lock, in no particular order;
-//! only an action of [`Reaper::later`] may wait for the device. The thread ends when its device is dropped, or when it
-//! has had nothing to do for a while; it is started again when needed.
+//! only an action of [`Reaper::later`] may wait for the device. The thread ends when it has had nothing
+//! to do for a while, and is started again when needed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -73,10 +73,7 @@ impl Shared {
             // Items of backends that cannot notify are waited for here, one at a time.
             if let Some(i) = waiting.iter().position(|item| !item.notified) {
                 let item = waiting.swap_remove(i);
-                for event in &item.events {
-                    // An event that cannot be waited for counts as done: its device is gone.
-                    let _ = event.wait();
-                }
+                item.wait();
                 run_action(item.action);
             }
             let mut state = self.lock();
@@ -110,16 +107,23 @@ impl Item {
                     self.notified = true;
                     return false;
                 }
-                Ok(Notify::Unsupported) => match event.is_complete() {
-                    Ok(false) => return false,
-                    // As above: an event that cannot be asked counts as done.
-                    Ok(true) | Err(_) => {}
-                },
-                Err(_) => {}
+                Ok(Notify::Unsupported) if matches!(event.is_complete(), Ok(true)) => {}
+                // A failed question is no answer: such an event is waited for.
+                Ok(Notify::Unsupported) | Err(_) => return false,
             }
             self.events.pop();
         }
         true
+    }
+
+    /// Waits for what is left of the events.
+    fn wait(&self) {
+        for event in &self.events {
+            if event.wait().is_err() {
+                // If this fails too the device is gone, and its work with it.
+                let _ = event.device().synchronize();
+            }
+        }
     }
 }
 
@@ -135,7 +139,7 @@ impl Reaper {
     /// Runs `action` once all `events` have completed: at once on this thread if they have
     /// already, else on the reaper's.
     pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
-        events.retain(|event| !event.is_complete().unwrap_or(true));
+        events.retain(|event| !matches!(event.is_complete(), Ok(true)));
         if events.is_empty() {
             return run_action(Box::new(action));
         }
@@ -171,9 +175,7 @@ impl Reaper {
         self.shared.wake.notify_one();
         // No thread to be had: wait here rather than lose the action.
         for item in stranded {
-            for event in &item.events {
-                let _ = event.wait();
-            }
+            item.wait();
             run_action(item.action);
         }
     }

@@ -155,7 +155,7 @@ impl Drop for Owner {
         if *self.unrecorded.get_mut() {
             let device = self.device.clone();
             return self.device.reaper().later(move || {
-                match device.backend().synchronize() {
+                match device.synchronize() {
                     Ok(()) => memory.free(),
                     // Something may still read it: better lost than freed under a reader.
                     Err(e) => {
