@@ -57,7 +57,7 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         queue
             .device()
             .reaper()
-            .after(done, move || drop((source, slabs)));
+            .after(done, move || drop((slabs, source)));
     }
     Ok(result(array, plan, slab, event))
 }
