@@ -279,8 +279,9 @@ fn large_columns_are_copied_directly() {
         columns.push((format!("i{i}"), Arc::new(large(rows * 4).slice(3, rows))));
     }
     let batch = RecordBatch::try_from_iter(columns).unwrap();
-    let up = sim.upload(&batch).unwrap();
-    assert_same_batch(&batch, &up.to_host().unwrap(), "mixed");
+    let mixed = sim.upload(&batch).unwrap();
+    assert_same_batch(&batch, &mixed.to_host().unwrap(), "mixed");
+    drop(mixed);
     let (up, stats) = counted(&sim, || sim.upload_array(&bits).unwrap());
     assert!(stats.host_copied_bytes <= 128, "{stats:?}");
     assert_eq!(tail(&up, 1, &sim).last(), Some(&0));
@@ -300,7 +301,8 @@ fn tail(array: &DeviceArray, i: usize, sim: &Sim) -> Vec<u8> {
     launch(&queue, move |memory| {
         let bytes = memory.read(address.offset(last), len.next_multiple_of(64) - last)?;
         sender.send(bytes.to_vec()).map_err(|e| e.to_string())
-    });
+    })
+    .unwrap();
     drop(loan);
     queue.synchronize().unwrap();
     receiver.recv().unwrap()

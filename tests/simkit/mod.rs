@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_device::device::sim::{Faults, SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
-use arrow_device::{Device, DeviceRecordBatch, Queue};
+use arrow_device::{Device, DeviceRecordBatch, Queue, Result};
 
 pub const MODES: [SimMode; 2] = [SimMode::Async, SimMode::Deferred];
 
@@ -71,9 +71,9 @@ impl Sim {
 pub fn launch(
     queue: &Queue,
     kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
-) {
+) -> Result<()> {
     let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
-    sim.launch(kernel).unwrap();
+    sim.launch(kernel)
 }
 
 /// Slices (offset, length) of `rows` rows: odd places, all, none.
