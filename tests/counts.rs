@@ -3,7 +3,6 @@
 mod simkit;
 mod support;
 
-use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,7 @@ use arrow_array::{
     Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, StringArray, StructArray,
 };
 use arrow_buffer::Buffer;
+use arrow_data::ArrayData;
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{DeviceArray, DeviceRecordBatch, TransferStats};
 use arrow_schema::{DataType, Schema};
@@ -30,13 +30,8 @@ fn counted<T>(sim: &Sim, work: impl FnOnce() -> T) -> (T, TransferStats) {
 }
 
 /// The batch, and one more column that tells when its memory is let go.
-fn watched(batch: &RecordBatch) -> (RecordBatch, Weak<Int64Array>) {
-    let values = Arc::new(Int64Array::from(vec![1i64; batch.num_rows()]));
-    let watch = Arc::downgrade(&values);
-    let ptr = NonNull::from(values.values().as_ref()).cast();
-    // SAFETY: the buffer holds the owner of the values.
-    let buffer = unsafe { Buffer::from_custom_allocation(ptr, values.len() * 8, values.clone()) };
-    let column = Int64Array::new(buffer.into(), None);
+fn watched_batch(batch: &RecordBatch) -> (RecordBatch, Weak<Vec<i64>>) {
+    let (column, watch) = watched(batch.num_rows());
     let mut fields = batch.schema().fields().to_vec();
     fields.push(support::types::field("watch", DataType::Int64));
     let schema = Schema::new(fields).with_metadata(batch.schema().metadata().clone());
@@ -49,7 +44,7 @@ fn watched(batch: &RecordBatch) -> (RecordBatch, Weak<Int64Array>) {
 }
 
 /// Waits until all work has completed and the reaper has let go of its sources.
-fn settle(sim: &Sim, source: &Weak<Int64Array>) {
+fn settle(sim: &Sim, source: &Weak<Vec<i64>>) {
     let end = Instant::now() + Duration::from_secs(5);
     sim.synchronize().unwrap();
     while source.strong_count() > 0 {
@@ -66,7 +61,7 @@ fn an_upload_is_one_allocation_and_one_list() {
     for mode in MODES {
         let sim = Sim::new(mode);
         for warm in [false, true, true] {
-            let (batch, watch) = watched(&wide_batch(300, 50));
+            let (batch, watch) = watched_batch(&wide_batch(300, 50));
             let (up, stats) = counted(&sim, || sim.upload(&batch).unwrap());
             assert_eq!((stats.allocations, stats.copies, stats.fills), (1, 1, 0));
             assert!(stats.events <= 2);
@@ -79,7 +74,7 @@ fn an_upload_is_one_allocation_and_one_list() {
             let (down, stats) = counted(&sim, || up.to_host().unwrap());
             assert_eq!((stats.host_waits, stats.events), (1, 1));
             assert_eq!(stats.host_allocations, 0);
-            assert_same_batch(&watched(&wide_batch(300, 50)).0, &down, "300 columns");
+            assert_same_batch(&watched_batch(&wide_batch(300, 50)).0, &down, "300 columns");
         }
         sim.assert_done();
     }
@@ -326,10 +321,10 @@ fn padding_and_masks_end_with_zeros() {
         let whole = array(&data_type, 141, Nulls::Some, 6);
         for part in [whole.clone(), whole.slice(9, 77)] {
             let up = sim.upload_array(&part).unwrap();
-            let cut = up.slice(3, 50).unwrap();
-            // What comes down from a slice goes up again: the slab's own bytes would show.
-            let again = cut.to_host().unwrap();
-            check_host_slab(&again, &name);
+            // Recycled memory, so that what is not written shows.
+            sim.host_slab(1 << 16).unwrap().fill(0xff);
+            check_host_slab(&up.to_host().unwrap(), &name);
+            check_host_slab(&up.slice(3, 50).unwrap().to_host().unwrap(), &name);
             every_part(&up, &mut |part| {
                 for i in 0..part.num_buffers() {
                     let Some(buffer) = part.buffer(i).filter(|b| !b.is_empty()) else {
@@ -354,7 +349,32 @@ fn padding_and_masks_end_with_zeros() {
     sim.assert_done();
 }
 
-fn host_buffers(data: &arrow_data::ArrayData, out: &mut Vec<Buffer>) {
+/// The mask's last byte beyond the rows, and every buffer's padding, are zero.
+fn check_tails(data: &ArrayData, name: &str) {
+    for buffer in data
+        .buffers()
+        .iter()
+        .chain(data.nulls().map(|n| n.buffer()))
+    {
+        let padding = buffer.len().next_multiple_of(64) - buffer.len();
+        if buffer.is_empty() {
+            continue;
+        }
+        // SAFETY: a download's slab is padded to 64 bytes behind every buffer.
+        let tail =
+            unsafe { std::slice::from_raw_parts(buffer.as_ptr().add(buffer.len()), padding) };
+        assert!(tail.iter().all(|byte| *byte == 0), "{name}: {tail:?}");
+    }
+    if let Some(nulls) = data.nulls().filter(|_| data.len() % 8 != 0) {
+        let last = nulls.buffer().last().unwrap();
+        assert_eq!(last >> (data.len() % 8), 0, "{name}");
+    }
+    data.child_data()
+        .iter()
+        .for_each(|child| check_tails(child, name));
+}
+
+fn host_buffers(data: &ArrayData, out: &mut Vec<Buffer>) {
     out.extend(data.buffers().iter().cloned());
     out.extend(data.nulls().map(|n| n.buffer().clone()));
     data.child_data()
@@ -366,6 +386,7 @@ fn host_buffers(data: &arrow_data::ArrayData, out: &mut Vec<Buffer>) {
 fn check_host_slab(array: &ArrayRef, name: &str) {
     let mut buffers = vec![];
     host_buffers(&array.to_data(), &mut buffers);
+    check_tails(&array.to_data(), name);
     buffers.retain(|b| !b.is_empty());
     let mut ranges: Vec<_> = buffers
         .iter()
@@ -392,7 +413,7 @@ fn a_download_is_one_slab() {
     let sim = Sim::new(SimMode::Async);
     let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
     let batch = batch(&types, 100, Nulls::Some, 2);
-    let (source, watch) = watched(&batch);
+    let (source, watch) = watched_batch(&batch);
     let up = sim.upload(&source).unwrap();
     drop(source);
     settle(&sim, &watch);

@@ -23,11 +23,11 @@ fn fail_everywhere<P, R>(
 ) {
     let faults = sims[faulty].faults();
     let orders = FaultOp::ALL.map(Some).into_iter().chain([None]);
-    for order in orders {
+    for (order, keep) in orders.flat_map(|order| [(order, true), (order, false)]) {
         let mut failed = 0;
         for n in 1.. {
             assert!(n < 200, "{name}: {order:?} never ends");
-            let prepared = prepare();
+            let mut prepared = prepare();
             faults.clear();
             match order {
                 Some(op) => faults.fail_nth(op, n),
@@ -36,6 +36,8 @@ fn fail_everywhere<P, R>(
             let result = operation(&prepared);
             let fired = faults.fired() > 0;
             faults.clear();
+            // Host memory that was let go under a queued copy would be freed now.
+            sims.iter().for_each(|sim| sim.trim());
             let context = format!("{name}, {order:?} {n}");
             match result {
                 Err(e) => {
@@ -44,6 +46,12 @@ fn fail_everywhere<P, R>(
                     let sane =
                         matches!(e, Error::OutOfMemory { .. } | Error::Device { code: 1, .. });
                     assert!(sane, "{context}: {e:?}");
+                    if !keep {
+                        // And so would what it worked on.
+                        drop(prepared);
+                        sims.iter().for_each(|sim| sim.synchronize().unwrap());
+                        prepared = prepare();
+                    }
                 }
                 Ok(result) => check(result),
             }
@@ -272,6 +280,44 @@ fn buffers() {
             )
         },
     );
+}
+
+/// Whatever fails, a source lives until its copy has run.
+#[test]
+fn sources_of_failed_uploads() {
+    if cfg!(miri) {
+        return;
+    }
+    // The record fails; so does the next one, whereupon the device is waited for; so does that.
+    for failures in 1..=3 {
+        let sim = Sim::new(SimMode::Deferred);
+        let (column, watch) = watched(200_001);
+        let ops = 5; // two allocations, the copies, two records
+        sim.faults().fail_nth(FaultOp::Record, 1);
+        if failures >= 2 {
+            sim.faults().fail_nth_of_any(ops);
+        }
+        if failures == 3 {
+            sim.faults().fail_nth(FaultOp::HostWait, 1);
+        }
+        assert!(sim.upload_array(&column).is_err());
+        drop(column);
+        assert_eq!(sim.faults().fired(), failures);
+        sim.trim();
+        // The copies and the free; only the free; the copies and the free.
+        let alive = failures != 2;
+        assert_eq!(watch.strong_count() > 0, alive, "{failures}");
+        sim.synchronize().unwrap();
+        assert_eq!(sim.sim.report().violations, [""; 0]);
+        if failures < 3 {
+            sim.assert_done();
+            assert_eq!(watch.strong_count(), 0);
+        } else {
+            // Nobody could tell when: lost rather than freed too early.
+            assert!(sim.take_drop_error().is_some());
+            assert_eq!((sim.stats().drop_errors, watch.strong_count()), (1, 1));
+        }
+    }
 }
 
 /// A device that has failed for good: errors everywhere, no panic, no violation.

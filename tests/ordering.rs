@@ -3,15 +3,15 @@
 mod simkit;
 mod support;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, BooleanArray, Int32Array, Int64Array, StringArray};
 use arrow_buffer::{ArrowNativeType, Buffer, NullBuffer};
-use arrow_device::device::sim::{SimMemory, SimMode};
+use arrow_device::device::sim::{SimConfig, SimMemory, SimMode};
 use arrow_device::device::{DevicePtr, EventPtr};
 use arrow_device::{
     DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Devices, Error, HostSlab, Queue,
@@ -79,14 +79,9 @@ fn sources_live_until_the_copies_have_run() {
         return;
     }
     let sim = Sim::new(SimMode::Deferred);
-    let values: Arc<Vec<i64>> = Arc::new((0..200_000).collect());
-    let watch: Weak<Vec<i64>> = Arc::downgrade(&values);
-    let ptr = std::ptr::NonNull::from(values.as_slice()).cast();
-    // SAFETY: the buffer holds the owner of the values.
-    let buffer = unsafe { Buffer::from_custom_allocation(ptr, values.len() * 8, values) };
-    let up = sim
-        .upload_array(&Int64Array::new(buffer.into(), None))
-        .unwrap();
+    let (values, watch) = watched(200_000);
+    let up = sim.upload_array(&values).unwrap();
+    drop(values);
     assert!(!up.is_ready().unwrap());
     assert_eq!(watch.strong_count(), 1);
     up.wait().unwrap();
@@ -96,6 +91,27 @@ fn sources_live_until_the_copies_have_run() {
     assert_same(&expected, &up.to_host().unwrap(), "direct");
     drop(up);
     sim.assert_done();
+}
+
+/// The device that a copy comes from runs its free only afterwards.
+#[test]
+fn sources_on_peers_live_until_the_copies_have_run() {
+    if cfg!(miri) {
+        return;
+    }
+    let config = SimConfig::default().with_mode(SimMode::Deferred);
+    let config = config.with_peer_access(true);
+    let (from, to) = (Sim::with(config.clone()), Sim::with(config));
+    let expected = wide_batch(16, 64);
+    let up = from.upload(&expected).unwrap();
+    let there = up.to_device(&to).unwrap();
+    assert!(to.stats().bytes_on_device > 0);
+    drop(up);
+    from.synchronize().unwrap();
+    assert_same_batch(&expected, &there.to_host().unwrap(), "from a peer");
+    drop(there);
+    to.assert_done();
+    from.assert_done();
 }
 
 /// In deferred mode a kernel that did not wait would see poison.

@@ -2,10 +2,12 @@
 #![allow(dead_code)]
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow_buffer::Buffer;
 use arrow_device::device::sim::{Faults, SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
 use arrow_device::{Device, DeviceRecordBatch, Queue, Result};
 
@@ -74,6 +76,16 @@ pub fn launch(
 ) -> Result<()> {
     let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
     sim.launch(kernel)
+}
+
+/// Numbers from 0, and what tells whether their memory was let go.
+pub fn watched(rows: usize) -> (Int64Array, Weak<Vec<i64>>) {
+    let values: Arc<Vec<i64>> = Arc::new((0..rows as i64).collect());
+    let watch = Arc::downgrade(&values);
+    let ptr = NonNull::from(values.as_slice()).cast();
+    // SAFETY: the buffer holds the owner of the values.
+    let buffer = unsafe { Buffer::from_custom_allocation(ptr, rows * 8, values) };
+    (Int64Array::new(buffer.into(), None), watch)
 }
 
 /// Slices (offset, length) of `rows` rows: odd places, all, none.
