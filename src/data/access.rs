@@ -129,7 +129,7 @@ impl DeviceArray {
     /// As [`values_on`](Self::values_on).
     pub fn offsets_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<DeviceSlice<'_, T>> {
         use DataType as D;
-        let width = size_of::<T>();
+        let width = offset_width::<T>()?;
         match self.data_type() {
             D::ListView(_) if width == 4 => self.elements_on(queue, 1, 0),
             D::LargeListView(_) if width == 8 => self.elements_on(queue, 1, 0),
@@ -148,7 +148,7 @@ impl DeviceArray {
     /// # Errors
     /// As [`values_on`](Self::values_on).
     pub fn sizes_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<DeviceSlice<'_, T>> {
-        match (self.data_type(), size_of::<T>()) {
+        match (self.data_type(), offset_width::<T>()?) {
             (DataType::ListView(_), 4) | (DataType::LargeListView(_), 8) => {
                 self.elements_on(queue, 2, 0)
             }
@@ -218,10 +218,12 @@ impl DeviceArray {
         extra: usize,
     ) -> Result<DeviceSlice<'_, T>> {
         let (owner, base) = self.lend(queue, slot)?;
-        let mut address = base;
-        let mut len = 0;
-        if !base.is_null() {
-            // Sizes were checked when the array was made: rows fit the buffer.
+        let slot = &self.tree().slots(self.view().node)[slot];
+        let (mut address, mut len) = (base, 0);
+        // Sizes were checked when the array was made: rows fit the buffer. Only the one offset of no
+        // rows may be missing.
+        let needed = (self.offset() + self.len() + extra).saturating_mul(size_of::<T>());
+        if !base.is_null() && slot.bytes().is_none_or(|bytes| bytes >= needed) {
             address = base.offset(self.offset() * size_of::<T>());
             len = self.len() + extra;
         }
@@ -250,6 +252,19 @@ impl DeviceArray {
         owner.wait_on(queue)?;
         Ok((Some(owner), slot.address()))
     }
+}
+
+/// Bytes of an offset or size of the native type `T`, `i32` or `i64`.
+fn offset_width<T: ArrowNativeType>() -> Result<usize> {
+    use std::any::TypeId;
+    let of = TypeId::of::<T>();
+    if of == TypeId::of::<i32>() || of == TypeId::of::<i64>() {
+        return Ok(size_of::<T>());
+    }
+    Err(Error::argument(format!(
+        "offsets and sizes are i32 or i64, not {}",
+        std::any::type_name::<T>()
+    )))
 }
 
 /// Whether the values of `data_type` are of the native type `T`.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_schema::{DataType, FieldRef};
 
 use crate::data::build::{Builder, root_node};
-use crate::data::layout::{BufferKind, Layout, Nesting, check_type};
+use crate::data::layout::{BufferKind, Layout, Nesting, check_rows, check_type};
 use crate::data::tree::{NullCount, Tree, View};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -118,6 +118,7 @@ impl DeviceArray {
         children: &[DeviceArray],
     ) -> Result<Self> {
         check_type(&data_type)?;
+        check_rows(length)?;
         let layout = Layout::of(&data_type);
         let wrong = |what: String| Err(Error::argument(format!("{data_type}: {what}")));
         let kinds = layout.buffers();

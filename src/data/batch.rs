@@ -7,6 +7,7 @@ use arrow_schema::{DataType, FieldRef, Schema, SchemaRef};
 
 use crate::data::array::DeviceArray;
 use crate::data::build::struct_tree;
+use crate::data::layout::check_rows;
 use crate::device::Device;
 use crate::error::{Error, Result};
 
@@ -83,6 +84,7 @@ impl DeviceRecordBatch {
                 "the schema of an empty batch has no fields",
             ));
         }
+        check_rows(rows)?;
         let root = DataType::Struct(metadata.fields().clone());
         let tree = struct_tree(device.clone(), root, rows, &[])?;
         Ok(Self {

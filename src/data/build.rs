@@ -64,6 +64,13 @@ impl Builder {
         self.nodes[parent].n_children = children.len() as u32;
         let mut queue = VecDeque::new();
         for child in children {
+            if *child.device() != self.device {
+                return Err(Error::argument(format!(
+                    "arrays of {} and of {} in one array",
+                    self.device,
+                    child.device()
+                )));
+            }
             let view = child.view();
             self.node(child.tree(), view.node, parent)?;
             let node = self.nodes.last_mut().expect("just pushed");

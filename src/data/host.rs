@@ -16,16 +16,16 @@ use crate::error::{Error, Result};
 use crate::memory::{Memory, Owner, Ready, host_buffer};
 
 /// Arrow data as a tree of the CPU; the tree holds the data.
-pub(crate) fn wrap_array(data: ArrayData) -> Tree {
+pub(crate) fn wrap_array(data: ArrayData) -> Result<Tree> {
     let root = data.data_type().clone();
     let mut wrapper = Wrapper::default();
-    wrapper.node(&data, 0);
-    wrapper.descend(vec![(0, &data)]);
-    wrapper.finish(vec![data], root)
+    wrapper.node(&data, 0)?;
+    wrapper.descend(vec![(0, &data)])?;
+    Ok(wrapper.finish(vec![data], root))
 }
 
 /// The columns of a batch as a tree of the CPU.
-pub(crate) fn wrap_batch(batch: &RecordBatch) -> Tree {
+pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<Tree> {
     let columns: Vec<_> = batch.columns().iter().map(|c| c.to_data()).collect();
     let mut wrapper = Wrapper::default();
     wrapper.slots.push(Slot::absent());
@@ -34,7 +34,7 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Tree {
         ..root_node(batch.num_rows(), 1, NullCount::known(0))
     });
     for column in &columns {
-        wrapper.node(column, 0);
+        wrapper.node(column, 0)?;
     }
     wrapper.descend(
         columns
@@ -42,9 +42,9 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Tree {
             .enumerate()
             .map(|(i, c)| (1 + i, c))
             .collect(),
-    );
+    )?;
     let fields = batch.schema_ref().fields().clone();
-    wrapper.finish(columns, DataType::Struct(fields))
+    Ok(wrapper.finish(columns, DataType::Struct(fields)))
 }
 
 #[derive(Default)]
@@ -54,11 +54,12 @@ struct Wrapper {
 }
 
 impl Wrapper {
-    fn node(&mut self, data: &ArrayData, parent: usize) {
+    fn node(&mut self, data: &ArrayData, parent: usize) -> Result<()> {
         let layout = Layout::of(data.data_type());
+        let offset = row_offset(data, &layout)?;
         let first_slot = self.slots.len() as u32;
         let nulls = data.nulls();
-        let mut validity_offset = data.offset();
+        let mut validity_offset = offset;
         if layout.has_validity() {
             match nulls {
                 Some(nulls) => {
@@ -76,7 +77,7 @@ impl Wrapper {
         }
         self.nodes.push(Node {
             length: data.len(),
-            offset: data.offset(),
+            offset,
             validity_offset,
             nulls: NullCount::known(nulls.map_or(0, NullBuffer::null_count)),
             parent: parent as u32,
@@ -85,6 +86,7 @@ impl Wrapper {
             first_slot,
             n_slots: self.slots.len() as u32 - first_slot,
         });
+        Ok(())
     }
 
     fn buffer(&mut self, buffer: &Buffer) {
@@ -93,18 +95,19 @@ impl Wrapper {
     }
 
     /// Adds all descendants, level by level.
-    fn descend(&mut self, mut level: Vec<(usize, &ArrayData)>) {
+    fn descend(&mut self, mut level: Vec<(usize, &ArrayData)>) -> Result<()> {
         while !level.is_empty() {
             let mut next = Vec::new();
             for (node, data) in level {
                 self.nodes[node].first_child = self.nodes.len() as u32;
                 for child in data.child_data() {
                     next.push((self.nodes.len(), child));
-                    self.node(child, node);
+                    self.node(child, node)?;
                 }
             }
             level = next;
         }
+        Ok(())
     }
 
     fn finish(self, data: Vec<ArrayData>, root: DataType) -> Tree {
@@ -121,10 +124,40 @@ impl Wrapper {
     }
 }
 
+/// Rows to skip in buffers and children, which must have the rows then: arrow-rs checks only that
+/// children are as long as their parent, whatever its offset. A struct's children may have been cut
+/// already (`ArrayData::slice`) while its offset was left.
+fn row_offset(data: &ArrayData, layout: &Layout) -> Result<usize> {
+    let times = match layout.nesting {
+        Nesting::RowByRow => 1,
+        Nesting::Times(n) => n,
+        _ => return Ok(data.offset()),
+    };
+    let children = data.child_data();
+    let rows = |offset: usize| offset.checked_add(data.len())?.checked_mul(times);
+    let have = |offset| rows(offset).is_some_and(|n| children.iter().all(|c| c.len() >= n));
+    if have(data.offset()) {
+        return Ok(data.offset());
+    }
+    let is_struct = matches!(data.data_type(), DataType::Struct(_));
+    if is_struct && children.iter().all(|c| c.len() == data.len()) {
+        return Ok(0);
+    }
+    Err(Error::argument(format!(
+        "{}: a child is too short for {} rows at {}",
+        data.data_type(),
+        data.len(),
+        data.offset()
+    )))
+}
+
 impl DeviceArray {
     /// Arrow data in host memory as an array of the CPU, without a copy.
-    pub fn from_host(data: ArrayData) -> Self {
-        Self::from_tree(Arc::new(wrap_array(data)))
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if a child has fewer rows than its parent's offset and length ask.
+    pub fn from_host(data: ArrayData) -> Result<Self> {
+        Ok(Self::from_tree(Arc::new(wrap_array(data)?)))
     }
 }
 
@@ -163,20 +196,18 @@ fn data(tree: &Arc<Tree>, view: View, nulls: Option<usize>) -> Result<ArrayData>
     for (kind, slot) in layout.buffers().iter().zip(slots) {
         if *kind == BufferKind::Validity {
             if nulls != Some(0) && !slot.is_null() && view.length > 0 {
-                let bits = view.validity_offset + view.length;
-                let buffer = buffer(tree, slot, bits.div_ceil(8), 1)?;
+                // All of it: arrow-rs counts from the data's offset, which may be the larger one.
+                let needed = (view.validity_offset + view.length).div_ceil(8);
+                let buffer = buffer(tree, slot, slot.bytes().unwrap_or(needed), 1)?;
                 let bits = BooleanBuffer::new(buffer, view.validity_offset, view.length);
-                mask = Some(match nulls {
-                    // SAFETY: the count is of these bits: exact counts only are kept.
-                    Some(n) => unsafe { NullBuffer::new_unchecked(bits, n) },
-                    None => NullBuffer::new(bits),
-                });
+                // Counted, whatever the producer said: arrow-rs relies on it.
+                mask = Some(NullBuffer::new(bits));
             }
             continue;
         }
         let bytes = match kind.bytes(view.offset + view.length) {
-            // No row, no bytes: not even the one offset needs to be there.
-            _ if view.length == 0 => 0,
+            // No rows may come without the one offset.
+            Some(bytes) if view.length == 0 => bytes?.min(slot.bytes().unwrap_or(0)),
             Some(bytes) => bytes?,
             None => slot.bytes().unwrap_or(0),
         };

@@ -233,6 +233,14 @@ pub(crate) fn child_field(data_type: &DataType, i: usize) -> Option<&arrow_schem
     }
 }
 
+/// Refuses numbers of rows that the C interface cannot express.
+pub(crate) fn check_rows(rows: usize) -> Result<()> {
+    match i64::try_from(rows) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::argument(format!("{rows} rows are too many"))),
+    }
+}
+
 /// Refuses types that no array can have: negative sizes, run ends or keys of a wrong type, maps
 /// whose entries are not a struct of two, nesting deeper than [`MAX_DEPTH`].
 pub(crate) fn check_type(data_type: &DataType) -> Result<()> {

@@ -77,8 +77,11 @@ impl Device {
         Ok(Queue::new(self.clone(), self.0.backend.new_queue()?))
     }
 
-    /// A queue of the backend's own making, as this device's. It must be one of this backend.
-    pub fn wrap_queue(&self, raw: Arc<dyn RawQueue>) -> Queue {
+    /// A queue of the backend's own making, as this device's.
+    ///
+    /// # Safety
+    /// It is a queue of this device's backend.
+    pub unsafe fn wrap_queue(&self, raw: Arc<dyn RawQueue>) -> Queue {
         Queue::new(self.clone(), raw)
     }
 

@@ -1,8 +1,8 @@
 //! The reaper: a lazily started thread per device that acts once events have completed.
 //!
 //! Thread contract: actions run on the reaper's thread, outside its lock, in no particular order;
-//! only an action of [`Reaper::later`] may wait for the device. The thread ends when its device is dropped, or when it
-//! has had nothing to do for a while; it is started again when needed.
+//! only an action of [`Reaper::later`] may wait for the device. The thread ends when it has had nothing
+//! to do for a while, and is started again when needed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

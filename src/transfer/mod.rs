@@ -45,7 +45,7 @@ impl Device {
 
     /// As [`upload`](Self::upload), on a queue of this device.
     pub fn upload_on(&self, batch: &RecordBatch, queue: &Queue) -> Result<DeviceRecordBatch> {
-        let array = self.bring(wrap_batch(batch), queue)?;
+        let array = self.bring(wrap_batch(batch)?, queue)?;
         Ok(DeviceRecordBatch::from_struct(batch.schema(), array))
     }
 
@@ -61,7 +61,7 @@ impl Device {
 
     /// As [`upload_data`](Self::upload_data), on a queue of this device.
     pub fn upload_data_on(&self, data: ArrayData, queue: &Queue) -> Result<DeviceArray> {
-        self.bring(wrap_array(data), queue)
+        self.bring(wrap_array(data)?, queue)
     }
 
     /// An array over host memory to this device.
@@ -140,7 +140,7 @@ impl DeviceArray {
             if *host.device() == *to {
                 return Ok(host);
             }
-            return self.like(Arc::new(wrap_array(unwrap(&host)?)));
+            return self.like(Arc::new(wrap_array(unwrap(&host)?)?));
         }
         self.like(Arc::new(upload::upload(&host, queue)?))
     }

@@ -319,8 +319,12 @@ impl<'a> Planner<'a> {
     fn offsets(&mut self, node: usize, view: View, width: usize) -> Result<()> {
         let tree = self.tree;
         let slots = tree.slots(view.node);
-        if view.length == 0 || slots[1].is_null() {
+        if view.length == 0 {
             return self.range(node, view, width, 0, 0);
+        }
+        if slots[1].is_null() {
+            let path = tree.buffer_path(view.node, 1);
+            return Err(Error::invalid(path, "is null but has rows"));
         }
         let at = |row: usize| (slots[1].address().offset(row * width), width);
         let last = at(view.offset + view.length);

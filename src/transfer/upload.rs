@@ -9,7 +9,7 @@ use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, Syn
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Owner, Ready};
 use crate::transfer::fix::pack;
-use crate::transfer::plan::{Piece, Plan, plan};
+use crate::transfer::plan::{Fix, Piece, Plan, plan};
 
 /// Bytes of one staging slab.
 const CHUNK: usize = 4 << 20;
@@ -57,7 +57,7 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         queue
             .device()
             .reaper()
-            .after(done, move || drop((source, slabs)));
+            .after(done, move || drop((slabs, source)));
     }
     Ok(result(array, plan, slab, event))
 }
@@ -134,8 +134,7 @@ struct Stage<'a> {
     base: DevicePtr,
     /// Bytes of the device slab not yet covered.
     left: usize,
-    /// The slab being packed, the device offset of its first byte, and its bytes in use.
-    open: Option<(HostSlab, usize, usize)>,
+    open: Option<Open>,
     copies: Vec<CopyOp>,
     slabs: Vec<HostSlab>,
     /// Bytes in `slabs`.
@@ -144,44 +143,43 @@ struct Stage<'a> {
     lists: VecDeque<SyncEvent>,
 }
 
+/// A staging slab being packed.
+struct Open {
+    slab: HostSlab,
+    /// Bytes in use.
+    used: usize,
+    /// First byte that no copy covers yet, and where it goes in the device slab.
+    from: usize,
+    dst: usize,
+}
+
 impl Stage<'_> {
     fn piece(&mut self, piece: &Piece) -> Result<()> {
         let region = piece.region();
-        let direct = piece.dst_bytes >= DIRECT
-            && piece.is_plain()
-            && piece.dst_bytes % ALIGNMENT == 0
-            && self
-                .queue
-                .device()
-                .backend()
-                .copies_directly_from(piece.src, piece.dst_bytes);
-        if direct {
-            self.close();
-            self.left -= region;
-            self.copies.push(CopyOp {
-                src: piece.src,
-                dst: self.base.offset(piece.dst),
-                bytes: piece.dst_bytes,
-                kind: CopyKind::HostToDevice,
-            });
-            return Ok(());
-        }
-        let mut done = 0;
+        let mut done = self.direct(piece);
         while done < region {
-            let (slab, _, used) = match &mut self.open {
+            let open = match &mut self.open {
                 Some(open) => open,
                 None => {
                     let bytes = CHUNK.min(self.left);
                     let slab = self.queue.device().host_slab(bytes)?;
-                    self.open.insert((slab, piece.dst + done, 0))
+                    self.open.insert(Open {
+                        slab,
+                        used: 0,
+                        from: 0,
+                        dst: 0,
+                    })
                 }
             };
+            if open.from == open.used {
+                open.dst = piece.dst + done;
+            }
             // Regions, chunks and what is left are multiples of 64, and so is every part.
-            let part = (slab.len() - *used).min(region - done);
+            let part = (open.slab.len() - open.used).min(region - done);
             // SAFETY: the source is ready, host-readable memory (`upload`'s contract).
-            unsafe { pack(piece, done, &mut slab[*used..*used + part]) };
-            *used += part;
-            let full = *used == slab.len();
+            unsafe { pack(piece, done, &mut open.slab[open.used..][..part]) };
+            open.used += part;
+            let full = open.used == open.slab.len();
             done += part;
             self.left -= part;
             let copied = &self.queue.device().counters().host_copied_bytes;
@@ -196,17 +194,52 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Ends the slab being packed.
-    fn close(&mut self) {
-        if let Some((slab, dst, used)) = self.open.take() {
+    /// Copies the whole blocks of a large piece straight from where they are, if the device can.
+    /// Answers how many bytes; the rest, with its padding, is packed.
+    fn direct(&mut self, piece: &Piece) -> usize {
+        let whole = match piece.fix {
+            // The bits behind the last row must become zero.
+            Fix::Bits { bits, .. } => bits / 8,
+            _ => piece.dst_bytes,
+        };
+        let bytes = whole / ALIGNMENT * ALIGNMENT;
+        let backend = self.queue.device().backend();
+        let direct = piece.dst_bytes >= DIRECT
+            && piece.is_plain()
+            && backend.copies_directly_from(piece.src, piece.dst_bytes);
+        if !direct {
+            return 0;
+        }
+        self.cut();
+        self.left -= bytes;
+        self.copies.push(CopyOp {
+            src: piece.src,
+            dst: self.base.offset(piece.dst),
+            bytes,
+            kind: CopyKind::HostToDevice,
+        });
+        bytes
+    }
+
+    /// Adds the copy of what was packed since the last.
+    fn cut(&mut self) {
+        if let Some(open) = self.open.as_mut().filter(|open| open.from < open.used) {
             self.copies.push(CopyOp {
-                src: slab.as_device_ptr(),
-                dst: self.base.offset(dst),
-                bytes: used,
+                src: open.slab.as_device_ptr().offset(open.from),
+                dst: self.base.offset(open.dst),
+                bytes: open.used - open.from,
                 kind: CopyKind::HostToDevice,
             });
-            self.staged += slab.len();
-            self.slabs.push(slab);
+            open.from = open.used;
+        }
+    }
+
+    /// Ends the slab being packed.
+    fn close(&mut self) {
+        self.cut();
+        if let Some(open) = self.open.take() {
+            self.staged += open.slab.len();
+            self.slabs.push(open.slab);
         }
     }
 

@@ -1,0 +1,354 @@
+//! Every operation of a device fails once, everywhere: errors come back, nothing is lost or freed
+//! early, and the next attempt works.
+
+mod simkit;
+mod support;
+
+use arrow_array::{Array, ArrayRef};
+use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
+use arrow_device::{DeviceArray, DeviceBufferMut, DeviceRecordBatch, Error, Result};
+use arrow_schema::DataType;
+use simkit::*;
+use support::*;
+
+/// Runs `operation` with each of its device operations failing in turn: each kind by itself, and all
+/// of them in order. `prepare` makes what it works on.
+fn fail_everywhere<P, R>(
+    name: &str,
+    sims: &[Sim],
+    faulty: usize,
+    prepare: impl Fn() -> P,
+    operation: impl Fn(&P) -> Result<R>,
+    check: impl Fn(R),
+) {
+    let faults = sims[faulty].faults();
+    let orders = FaultOp::ALL.map(Some).into_iter().chain([None]);
+    for (order, keep) in orders.flat_map(|order| [(order, true), (order, false)]) {
+        let mut failed = 0;
+        for n in 1.. {
+            assert!(n < 200, "{name}: {order:?} never ends");
+            let mut prepared = prepare();
+            faults.clear();
+            match order {
+                Some(op) => faults.fail_nth(op, n),
+                None => faults.fail_nth_of_any(n),
+            }
+            let result = operation(&prepared);
+            let fired = faults.fired() > 0;
+            faults.clear();
+            // Host memory that was let go under a queued copy would be freed now.
+            sims.iter().for_each(|sim| sim.trim());
+            let context = format!("{name}, {order:?} {n}");
+            match result {
+                Err(e) => {
+                    assert!(fired, "{context}: {e}");
+                    failed += 1;
+                    let sane =
+                        matches!(e, Error::OutOfMemory { .. } | Error::Device { code: 1, .. });
+                    assert!(sane, "{context}: {e:?}");
+                    if !keep {
+                        // And so would what it worked on.
+                        drop(prepared);
+                        sims.iter().for_each(|sim| sim.synchronize().unwrap());
+                        prepared = prepare();
+                    }
+                }
+                Ok(result) => check(result),
+            }
+            // The same once more, without a failure.
+            let again = operation(&prepared).unwrap_or_else(|e| panic!("{context}, again: {e}"));
+            check(again);
+            drop(prepared);
+            sims.iter().for_each(|sim| sim.synchronize().unwrap());
+            sims.iter().for_each(Sim::assert_done);
+            if !fired {
+                break;
+            }
+        }
+        if order.is_none() {
+            assert!(failed >= 1, "{name}: {failed} failures came back");
+        }
+    }
+}
+
+fn sims(peer: bool) -> [Sim; 2] {
+    // Deferred, so that a source that was let go early is noticed for certain.
+    let config = SimConfig::default().with_mode(SimMode::Deferred);
+    let config = config.with_peer_access(peer).with_capacity_bytes(64 << 20);
+    [Sim::with(config.clone()), Sim::with(config)]
+}
+
+fn types() -> Vec<DataType> {
+    use support::types::{list, run_ends, structure};
+    vec![
+        DataType::Int32,
+        DataType::Boolean,
+        list(structure(vec![
+            ("a", DataType::Utf8),
+            ("b", DataType::Int64),
+        ])),
+        run_ends(DataType::Int32, DataType::Utf8),
+        DataType::Utf8View,
+    ]
+}
+
+#[test]
+fn uploads() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = sims(false);
+    let expected = batch(&types(), 40, Nulls::Some, 3);
+    // The host's batch is dropped before the copies run.
+    fail_everywhere(
+        "upload",
+        &sims,
+        0,
+        || (),
+        |()| sims[0].upload(&batch(&types(), 40, Nulls::Some, 3)),
+        |up| assert_same_batch(&expected, &up.to_host().unwrap(), "uploaded"),
+    );
+}
+
+/// Several chunks of staging memory, and direct copies among them.
+#[test]
+fn large_uploads() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = sims(false);
+    let (text, number) = (DataType::Utf8, DataType::Int64);
+    let types = [number.clone(), text.clone(), number, text];
+    let expected = batch(&types, 150_000, Nulls::None, 3);
+    fail_everywhere(
+        "large upload",
+        &sims,
+        0,
+        || (),
+        |()| sims[0].upload(&expected.slice(0, 150_000)),
+        |up| assert_eq!(up.to_host().unwrap(), expected),
+    );
+}
+
+#[test]
+fn downloads() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = sims(false);
+    let expected = batch(&types(), 40, Nulls::Some, 3);
+    let prepare = || sims[0].upload(&expected).unwrap();
+    let same = |offset, rows| {
+        let expected = expected.slice(offset, rows);
+        move |down| assert_same_batch(&expected, &down, "downloaded")
+    };
+    fail_everywhere(
+        "download",
+        &sims,
+        0,
+        prepare,
+        |up| up.to_host(),
+        same(0, 40),
+    );
+    let cut = |up: &DeviceRecordBatch| up.slice(5, 21)?.to_host();
+    fail_everywhere("download of a slice", &sims, 0, prepare, cut, same(5, 21));
+    let queue = sims[0].new_queue().unwrap();
+    let elsewhere = || sims[0].upload_on(&expected, &queue).unwrap();
+    fail_everywhere(
+        "from another queue",
+        &sims,
+        0,
+        elsewhere,
+        |up| up.to_host(),
+        same(0, 40),
+    );
+}
+
+#[test]
+fn from_device_to_device() {
+    if cfg!(miri) {
+        return;
+    }
+    let expected = batch(&types(), 40, Nulls::Some, 3);
+    for peer in [false, true] {
+        let sims = sims(peer);
+        for faulty in [0, 1] {
+            for rows in [40, 17] {
+                let name = format!("to_device, peer {peer}, device {faulty} fails, {rows} rows");
+                fail_everywhere(
+                    &name,
+                    &sims,
+                    faulty,
+                    || sims[0].upload(&expected).unwrap(),
+                    |up| up.slice(40 - rows, rows)?.to_device(&sims[1]),
+                    |there| {
+                        let expected = expected.slice(40 - rows, rows);
+                        assert_same_batch(&expected, &there.to_host().unwrap(), &name);
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// Counts that nobody knows yet.
+fn uncounted(sim: &Sim, array: &ArrayRef) -> DeviceArray {
+    let up = sim.upload_array(array).unwrap();
+    let buffers = [up.buffer(0), up.buffer(1)];
+    // SAFETY: the buffers and rows of the same array.
+    let again =
+        unsafe { DeviceArray::from_parts(up.data_type().clone(), up.len(), None, &buffers, &[]) };
+    again.unwrap()
+}
+
+#[test]
+fn null_counts() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = sims(false);
+    let array = array(&DataType::Int32, 70, Nulls::Some, 5);
+    fail_everywhere(
+        "null counts",
+        &sims,
+        0,
+        || uncounted(&sims[0], &array),
+        |up| {
+            Ok((
+                up.resolve_null_counts()?,
+                up.slice(3, 50)?.resolve_null_counts()?,
+            ))
+        },
+        |counts| {
+            assert_eq!(
+                counts,
+                (array.null_count(), array.slice(3, 50).null_count())
+            )
+        },
+    );
+}
+
+/// A use that cannot be recorded: the free waits for the device.
+#[test]
+fn loans() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = sims(false);
+    let array = array(&DataType::Int32, 70, Nulls::None, 5);
+    let queue = sims[0].new_queue().unwrap();
+    fail_everywhere(
+        "loan",
+        &sims,
+        0,
+        || (),
+        |()| {
+            let up = sims[0].upload_array(&array)?;
+            let values = up.values_on::<i32>(&queue)?;
+            let (address, rows) = (values.address(), values.len());
+            launch(&queue, move |m| m.slice::<i32>(address, rows).map(|_| ()))?;
+            drop(values);
+            // And the array goes before its reader has run.
+            Ok(())
+        },
+        |()| (),
+    );
+}
+
+#[test]
+fn buffers() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = sims(false);
+    let queue = sims[0].new_queue().unwrap();
+    fail_everywhere(
+        "fill and freeze",
+        &sims,
+        0,
+        || (),
+        |()| {
+            let mut buffer = DeviceBufferMut::allocate(&queue, 28)?;
+            buffer.fill(7)?;
+            let buffer = buffer.freeze()?;
+            DeviceArray::from_values(DataType::Int32, 7, buffer, None, Some(0))?.to_host()
+        },
+        |down| {
+            assert_eq!(
+                down.to_data().buffers()[0].typed_data::<i32>(),
+                [0x0707_0707; 7]
+            )
+        },
+    );
+}
+
+/// Whatever fails, a source lives until its copy has run.
+#[test]
+fn sources_of_failed_uploads() {
+    if cfg!(miri) {
+        return;
+    }
+    // The record fails; so does the next one, whereupon the device is waited for; so does that.
+    for failures in 1..=3 {
+        let sim = Sim::new(SimMode::Deferred);
+        let (column, watch) = watched(200_001);
+        let ops = 5; // two allocations, the copies, two records
+        sim.faults().fail_nth(FaultOp::Record, 1);
+        if failures >= 2 {
+            sim.faults().fail_nth_of_any(ops);
+        }
+        if failures == 3 {
+            sim.faults().fail_nth(FaultOp::HostWait, 1);
+        }
+        assert!(sim.upload_array(&column).is_err());
+        drop(column);
+        assert_eq!(sim.faults().fired(), failures);
+        sim.trim();
+        // The copies and the free; only the free; the copies and the free.
+        let alive = failures != 2;
+        assert_eq!(watch.strong_count() > 0, alive, "{failures}");
+        sim.synchronize().unwrap();
+        assert_eq!(sim.sim.report().violations, [""; 0]);
+        if failures < 3 {
+            sim.assert_done();
+            assert_eq!(watch.strong_count(), 0);
+        } else {
+            // Nobody could tell when: lost rather than freed too early.
+            assert!(sim.take_drop_error().is_some());
+            assert_eq!((sim.stats().drop_errors, watch.strong_count()), (1, 1));
+        }
+    }
+}
+
+/// A device that has failed for good: errors everywhere, no panic, no violation.
+#[test]
+fn a_dead_device() {
+    if cfg!(miri) {
+        return;
+    }
+    for mode in MODES {
+        let sim = Sim::new(mode);
+        let batch = batch(&types(), 40, Nulls::Some, 3);
+        let up = sim.upload(&batch).unwrap();
+        let before = sim.upload(&batch).unwrap();
+        launch(&sim.default_queue(), |_| Err("broken".into())).unwrap();
+        assert!(sim.synchronize().is_err());
+        assert!(up.to_host().is_err());
+        assert!(up.slice(3, 20).unwrap().to_host().is_err());
+        assert!(sim.upload(&batch).is_err());
+        assert!(
+            up.column(0)
+                .unwrap()
+                .values_on::<i32>(&sim.default_queue())
+                .is_ok()
+        );
+        drop((up, before));
+        sim.trim();
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while !sim.sim.report().is_clean() {
+            assert!(std::time::Instant::now() < end, "{:#?}", sim.sim.report());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            sim.trim();
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Arrays and batches of any shape survive the way to a device and back, cut anywhere.
+
+mod simkit;
+mod support;
+
+use arrow_array::Array;
+use arrow_device::device::sim::{SimConfig, SimMode};
+use proptest::prelude::*;
+use simkit::*;
+use support::*;
+
+/// Fractions of what is there: offset and length of a slice.
+type Cut = (f64, f64);
+
+fn arb_cuts() -> impl Strategy<Value = Vec<Cut>> {
+    prop::collection::vec((0.0..=1.0, 0.0..=1.0), 0..4)
+}
+
+fn place(cut: Cut, rows: usize) -> (usize, usize) {
+    let offset = (cut.0 * rows as f64) as usize;
+    (offset, (cut.1 * (rows - offset) as f64) as usize)
+}
+
+/// `PROPTEST_CASES` overrides the number.
+fn config() -> ProptestConfig {
+    let few = ProptestConfig::with_cases(48);
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => few,
+    }
+}
+
+fn failure_free<T>(result: arrow_device::Result<T>) -> Result<T, TestCaseError> {
+    result.map_err(|e| TestCaseError::fail(e.to_string()))
+}
+
+#[test]
+fn arrays() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = MODES.map(Sim::new);
+    proptest!(config(), |(case in arb_array(), cuts in arb_cuts())| {
+        for sim in &sims {
+            let mut expected = case.array();
+            let mut up = failure_free(sim.upload_array(&expected))?;
+            for cut in std::iter::once((0.0, 1.0)).chain(cuts.iter().copied()) {
+                let (offset, rows) = place(cut, expected.len());
+                expected = expected.slice(offset, rows);
+                up = failure_free(up.slice(offset, rows))?;
+                let down = failure_free(up.to_host())?;
+                if let Err(e) = same(&expected, &down) {
+                    return Err(TestCaseError::fail(e));
+                }
+                let valid = down.to_data().validate_full();
+                prop_assert!(valid.is_ok(), "{:?}", valid);
+            }
+        }
+    });
+    sims.iter().for_each(Sim::assert_done);
+}
+
+#[test]
+fn batches() {
+    if cfg!(miri) {
+        return;
+    }
+    let peer = |mode| SimConfig::default().with_mode(mode).with_peer_access(true);
+    let (from, to) = (Sim::new(SimMode::Deferred), Sim::with(peer(SimMode::Async)));
+    proptest!(config(), |(case in arb_batch(), cuts in arb_cuts())| {
+        let mut expected = case.batch();
+        let mut up = failure_free(from.upload(&expected))?;
+        for cut in cuts {
+            let (offset, rows) = place(cut, expected.num_rows());
+            expected = expected.slice(offset, rows);
+            up = failure_free(up.slice(offset, rows))?;
+            let down = failure_free(up.to_host())?;
+            if let Err(e) = same_batch(&expected, &down) {
+                return Err(TestCaseError::fail(e));
+            }
+        }
+        let there = failure_free(up.to_device(&to))?;
+        let half = expected.num_rows() / 2;
+        let down = failure_free(failure_free(there.slice(half, expected.num_rows() - half))?.to_host())?;
+        if let Err(e) = same_batch(&expected.slice(half, expected.num_rows() - half), &down) {
+            return Err(TestCaseError::fail(e));
+        }
+    });
+    [&from, &to].map(|sim| sim.synchronize().unwrap());
+    [&from, &to].map(Sim::assert_done);
+}
