@@ -1,10 +1,14 @@
 //! The reaper: a lazily started thread per device that acts once events have completed.
 //!
 //! Thread contract: actions run on the reaper's thread, outside its lock, in no particular order;
-//! only an action of [`Reaper::later`] may wait for the device. The thread ends when its device is dropped, or when it
-//! has had nothing to do for a while; it is started again when needed.
+//! only an action of [`Reaper::later`] may wait for the device. The thread ends when its device is
+//! dropped, or when it has had nothing to do for a while; it is started again when needed.
+//!
+//! Where the backend cannot notify, the thread itself waits for events. Those waits hold up nobody
+//! and happen at no certain time, so they are not counted.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::Duration;
@@ -31,13 +35,21 @@ struct State {
     items: Vec<Item>,
     running: bool,
     signalled: bool,
+    /// The device is gone.
+    closed: bool,
 }
 
 struct Item {
     events: Vec<SyncEvent>,
     action: Box<dyn FnOnce() + Send>,
-    /// The backend calls our waker when the events complete.
-    notified: bool,
+    /// Of the registration for the last of `events`; the event is kept until it was called.
+    signal: Option<Arc<Signal>>,
+}
+
+/// The waker of one registration.
+struct Signal {
+    fired: AtomicBool,
+    shared: Arc<Shared>,
 }
 
 impl std::fmt::Debug for Reaper {
@@ -46,10 +58,11 @@ impl std::fmt::Debug for Reaper {
     }
 }
 
-impl Wake for Shared {
+impl Wake for Signal {
     fn wake(self: Arc<Self>) {
-        self.lock().signalled = true;
-        self.wake.notify_one();
+        self.fired.store(true, Ordering::Release);
+        self.shared.lock().signalled = true;
+        self.shared.wake.notify_one();
     }
 }
 
@@ -59,39 +72,40 @@ impl Shared {
     }
 
     fn run(self: &Arc<Self>) {
-        let waker = Waker::from(self.clone());
         loop {
-            let mut items = std::mem::take(&mut self.lock().items);
+            let items = std::mem::take(&mut self.lock().items);
             let mut waiting = Vec::new();
-            for mut item in items.drain(..) {
-                if item.settle(&waker) {
+            for mut item in items {
+                if item.settle(self) {
                     run_action(item.action);
                 } else {
                     waiting.push(item);
                 }
             }
             // Items of backends that cannot notify are waited for here, one at a time.
-            if let Some(i) = waiting.iter().position(|item| !item.notified) {
+            if let Some(i) = waiting.iter().position(|item| item.signal.is_none()) {
                 let item = waiting.swap_remove(i);
                 for event in &item.events {
                     // An event that cannot be waited for counts as done: its device is gone.
-                    let _ = event.wait();
+                    let _ = event.wait_uncounted();
                 }
                 run_action(item.action);
             }
             let mut state = self.lock();
             state.items.append(&mut waiting);
-            let blocked = !state.items.is_empty() && state.items.iter().all(|item| item.notified);
-            if !state.signalled && (blocked || state.items.is_empty()) {
+            let blocked = state.items.iter().all(|item| item.signal.is_some());
+            let mut idle = state.closed;
+            if !state.signalled && blocked && !(idle && state.items.is_empty()) {
                 let (guard, timeout) = self
                     .wake
                     .wait_timeout_while(state, IDLE, |s| !s.signalled)
                     .unwrap_or_else(PoisonError::into_inner);
                 state = guard;
-                if timeout.timed_out() && state.items.is_empty() {
-                    state.running = false;
-                    return;
-                }
+                idle = timeout.timed_out() || state.closed;
+            }
+            if idle && state.items.is_empty() {
+                state.running = false;
+                return;
             }
             state.signalled = false;
         }
@@ -99,23 +113,35 @@ impl Shared {
 }
 
 impl Item {
-    /// Whether all events have completed; asks for a notification of the first that has not.
-    fn settle(&mut self, waker: &Waker) -> bool {
-        self.notified = false;
+    /// Whether all events have completed; asks for a notification of the last that has not.
+    fn settle(&mut self, shared: &Arc<Shared>) -> bool {
+        if let Some(signal) = &self.signal {
+            if !signal.fired.load(Ordering::Acquire) {
+                return false;
+            }
+        }
+        self.signal = None;
         while let Some(event) = self.events.last() {
-            // SAFETY: the item keeps the event alive until it has completed.
-            match unsafe { event.device().backend().notify_event(event.as_ptr(), waker) } {
+            let signal = Arc::new(Signal {
+                fired: AtomicBool::new(false),
+                shared: shared.clone(),
+            });
+            let waker = Waker::from(signal.clone());
+            // SAFETY: the item keeps the event until the waker was called.
+            match unsafe {
+                event
+                    .device()
+                    .backend()
+                    .notify_event(event.as_ptr(), &waker)
+            } {
                 Ok(Notify::Completed) => {}
                 Ok(Notify::Registered) => {
-                    self.notified = true;
+                    self.signal = Some(signal);
                     return false;
                 }
-                Ok(Notify::Unsupported) => match event.is_complete() {
-                    Ok(false) => return false,
-                    // As above: an event that cannot be asked counts as done.
-                    Ok(true) | Err(_) => {}
-                },
-                Err(_) => {}
+                Ok(Notify::Unsupported) if matches!(event.is_complete(), Ok(true)) => {}
+                // Waited for.
+                Ok(Notify::Unsupported) | Err(_) => return false,
             }
             self.events.pop();
         }
@@ -135,7 +161,8 @@ impl Reaper {
     /// Runs `action` once all `events` have completed: at once on this thread if they have
     /// already, else on the reaper's.
     pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
-        events.retain(|event| !event.is_complete().unwrap_or(true));
+        // One that cannot be asked may still be under way.
+        events.retain(|event| !matches!(event.is_complete(), Ok(true)));
         if events.is_empty() {
             return run_action(Box::new(action));
         }
@@ -152,7 +179,7 @@ impl Reaper {
         state.items.push(Item {
             events,
             action,
-            notified: false,
+            signal: None,
         });
         state.signalled = true;
         if !state.running {
@@ -176,5 +203,16 @@ impl Reaper {
             }
             run_action(item.action);
         }
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        // Nothing is left to do: whatever waits here holds the device.
+        let mut state = self.shared.lock();
+        state.closed = true;
+        state.signalled = true;
+        drop(state);
+        self.shared.wake.notify_one();
     }
 }
