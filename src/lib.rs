@@ -90,6 +90,8 @@
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod abi;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod data;
 pub mod device;
 mod error;

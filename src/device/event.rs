@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use crate::device::backend::{EventPtr, Notify};
+use crate::device::backend::EventPtr;
 use crate::device::{Counters, Device, DeviceId};
 use crate::error::Result;
 
@@ -60,31 +60,22 @@ impl SyncEvent {
         self.as_ref().wait()
     }
 
+    /// As [`wait`](Self::wait), on a thread that holds up nobody.
+    pub(crate) fn wait_uncounted(&self) -> Result<()> {
+        // SAFETY: the event is live.
+        unsafe { self.device().backend().wait_event(self.0.ptr) }
+    }
+
     /// Calls `waker` once the event completes, without keeping this thread. `true` if it has
-    /// completed already, and then the waker is not called.
+    /// completed already, and then the waker is not called. The event may be dropped meanwhile.
     pub fn notify(&self, waker: &Waker) -> Result<bool> {
-        // SAFETY: the event is live, and where the waker was registered the reaper keeps a clone
-        // until the event completes.
-        match unsafe { self.device().backend().notify_event(self.0.ptr, waker) }? {
-            Notify::Completed => Ok(true),
-            Notify::Registered => {
-                let keep = self.clone();
-                self.device()
-                    .reaper()
-                    .after(vec![self.clone()], move || drop(keep));
-                Ok(false)
-            }
-            Notify::Unsupported => {
-                if self.is_complete()? {
-                    return Ok(true);
-                }
-                let waker = waker.clone();
-                self.device()
-                    .reaper()
-                    .after(vec![self.clone()], move || waker.wake());
-                Ok(false)
-            }
+        if self.is_complete()? {
+            return Ok(true);
         }
+        let waker = waker.clone();
+        let done = vec![self.clone()];
+        self.device().reaper().after(done, move || waker.wake());
+        Ok(false)
     }
 }
 

@@ -3,8 +3,12 @@
 //! Thread contract: actions run on the reaper's thread, outside its lock, in no particular order;
 //! only an action of [`Reaper::later`] may wait for the device. The thread ends when it has had nothing
 //! to do for a while, and is started again when needed.
+//!
+//! Where the backend cannot notify, the thread itself waits for events. Those waits hold up nobody
+//! and happen at no certain time, so they are not counted.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::Duration;
@@ -31,13 +35,21 @@ struct State {
     items: Vec<Item>,
     running: bool,
     signalled: bool,
+    /// The device is gone.
+    closed: bool,
 }
 
 struct Item {
     events: Vec<SyncEvent>,
     action: Box<dyn FnOnce() + Send>,
-    /// The backend calls our waker when the events complete.
-    notified: bool,
+    /// Of the registration for the last of `events`; the event is kept until it was called.
+    signal: Option<Arc<Signal>>,
+}
+
+/// The waker of one registration.
+struct Signal {
+    fired: AtomicBool,
+    shared: Arc<Shared>,
 }
 
 impl std::fmt::Debug for Reaper {
@@ -46,10 +58,11 @@ impl std::fmt::Debug for Reaper {
     }
 }
 
-impl Wake for Shared {
+impl Wake for Signal {
     fn wake(self: Arc<Self>) {
-        self.lock().signalled = true;
-        self.wake.notify_one();
+        self.fired.store(true, Ordering::Release);
+        self.shared.lock().signalled = true;
+        self.shared.wake.notify_one();
     }
 }
 
@@ -59,36 +72,37 @@ impl Shared {
     }
 
     fn run(self: &Arc<Self>) {
-        let waker = Waker::from(self.clone());
         loop {
-            let mut items = std::mem::take(&mut self.lock().items);
+            let items = std::mem::take(&mut self.lock().items);
             let mut waiting = Vec::new();
-            for mut item in items.drain(..) {
-                if item.settle(&waker) {
+            for mut item in items {
+                if item.settle(self) {
                     run_action(item.action);
                 } else {
                     waiting.push(item);
                 }
             }
             // Items of backends that cannot notify are waited for here, one at a time.
-            if let Some(i) = waiting.iter().position(|item| !item.notified) {
+            if let Some(i) = waiting.iter().position(|item| item.signal.is_none()) {
                 let item = waiting.swap_remove(i);
                 item.wait();
                 run_action(item.action);
             }
             let mut state = self.lock();
             state.items.append(&mut waiting);
-            let blocked = !state.items.is_empty() && state.items.iter().all(|item| item.notified);
-            if !state.signalled && (blocked || state.items.is_empty()) {
+            let blocked = state.items.iter().all(|item| item.signal.is_some());
+            let mut idle = state.closed;
+            if !state.signalled && blocked && !(idle && state.items.is_empty()) {
                 let (guard, timeout) = self
                     .wake
                     .wait_timeout_while(state, IDLE, |s| !s.signalled)
                     .unwrap_or_else(PoisonError::into_inner);
                 state = guard;
-                if timeout.timed_out() && state.items.is_empty() {
-                    state.running = false;
-                    return;
-                }
+                idle = timeout.timed_out() || state.closed;
+            }
+            if idle && state.items.is_empty() {
+                state.running = false;
+                return;
             }
             state.signalled = false;
         }
@@ -96,15 +110,30 @@ impl Shared {
 }
 
 impl Item {
-    /// Whether all events have completed; asks for a notification of the first that has not.
-    fn settle(&mut self, waker: &Waker) -> bool {
-        self.notified = false;
+    /// Whether all events have completed; asks for a notification of the last that has not.
+    fn settle(&mut self, shared: &Arc<Shared>) -> bool {
+        if let Some(signal) = &self.signal {
+            if !signal.fired.load(Ordering::Acquire) {
+                return false;
+            }
+        }
+        self.signal = None;
         while let Some(event) = self.events.last() {
-            // SAFETY: the item keeps the event alive until it has completed.
-            match unsafe { event.device().backend().notify_event(event.as_ptr(), waker) } {
+            let signal = Arc::new(Signal {
+                fired: AtomicBool::new(false),
+                shared: shared.clone(),
+            });
+            let waker = Waker::from(signal.clone());
+            // SAFETY: the item keeps the event until the waker was called.
+            match unsafe {
+                event
+                    .device()
+                    .backend()
+                    .notify_event(event.as_ptr(), &waker)
+            } {
                 Ok(Notify::Completed) => {}
                 Ok(Notify::Registered) => {
-                    self.notified = true;
+                    self.signal = Some(signal);
                     return false;
                 }
                 Ok(Notify::Unsupported) | Err(_) => {
@@ -121,7 +150,7 @@ impl Item {
     /// Makes this thread wait for all events.
     fn wait(&self) {
         for event in &self.events {
-            if event.wait().is_err() {
+            if event.wait_uncounted().is_err() {
                 event.device().settle();
             }
         }
@@ -157,7 +186,7 @@ impl Reaper {
         state.items.push(Item {
             events,
             action,
-            notified: false,
+            signal: None,
         });
         state.signalled = true;
         if !state.running {
@@ -179,5 +208,16 @@ impl Reaper {
             item.wait();
             run_action(item.action);
         }
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        // Nothing is left to do: whatever waits here holds the device.
+        let mut state = self.shared.lock();
+        state.closed = true;
+        state.signalled = true;
+        drop(state);
+        self.shared.wake.notify_one();
     }
 }

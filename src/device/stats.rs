@@ -67,7 +67,8 @@ stats! {
     events,
     /// Waits given to a queue.
     queue_waits,
-    /// Waits of a host thread.
+    /// Waits of a host thread that asked for work; waits in the background hold up nobody and are
+    /// not counted.
     host_waits,
     /// Errors in places that cannot report them (a release, a drop). See
     /// [`Device::take_drop_error`](crate::Device::take_drop_error).

@@ -1,0 +1,80 @@
+//! The conformance suite on every device there is without hardware, and on broken ones, which it
+//! must refuse.
+
+use std::sync::{Arc, Condvar, Mutex};
+
+use arrow_device::conformance::{Hold, Rule, Subject, Verdict, rules, run};
+use arrow_device::{Device, Devices};
+
+mod pinned;
+#[cfg(target_os = "linux")]
+mod simulated;
+#[cfg(target_os = "linux")]
+mod wrapped;
+
+/// Something to wait at until it is opened.
+#[derive(Default)]
+struct Gate {
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let open = self.open.lock().unwrap();
+        drop(self.opened.wait_while(open, |open| !*open).unwrap());
+    }
+
+    /// Opens this gate.
+    fn hold(self: Arc<Self>) -> Hold {
+        Hold::new(move || {
+            *self.open.lock().unwrap() = true;
+            self.opened.notify_all();
+        })
+    }
+}
+
+fn rule(name: &str) -> &'static Rule {
+    let found = rules().iter().find(|rule| rule.name() == name);
+    found.unwrap_or_else(|| panic!("no rule {name}"))
+}
+
+#[test]
+fn cpu() {
+    run(&Subject::new(Devices::cpu()));
+}
+
+#[test]
+fn pinned() {
+    if cfg!(miri) {
+        return;
+    }
+    let (device, accounts) = pinned::device();
+    let subject = Subject::new(device)
+        .with_another(|| pinned::device().0)
+        .with_hold(pinned::hold)
+        .with_balance(move || accounts.balance());
+    run(&subject);
+}
+
+#[test]
+fn rules_are_named_once_and_described() {
+    let mut names: Vec<_> = rules().iter().map(Rule::name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), rules().len());
+    assert!(rules().iter().all(|rule| rule.contract().len() > 10));
+}
+
+#[test]
+fn what_does_not_apply_is_skipped() {
+    let subject = Subject::new(Devices::cpu());
+    let verdict = rule("event.wait").check(&subject);
+    assert!(matches!(verdict, Ok(Verdict::Skipped(_))), "{verdict:?}");
+    assert_eq!(rule("event.synchronous").check(&subject), Ok(Verdict::Kept));
+}
+
+/// A device of a backend of this test.
+fn wrap(backend: Arc<dyn arrow_device::device::Backend>) -> Device {
+    Device::new(backend).unwrap()
+}

@@ -1,0 +1,88 @@
+//! Simulated devices.
+
+use std::sync::Arc;
+
+use arrow_device::Device;
+use arrow_device::Queue;
+use arrow_device::conformance::{Hold, Subject, run};
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMode, SimQueue};
+
+use super::{Gate, wrap};
+
+pub fn deferred() -> SimConfig {
+    SimConfig::default().with_mode(SimMode::Deferred)
+}
+
+/// Keeps a simulated queue busy with a kernel.
+pub fn hold(queue: &SimQueue) -> Hold {
+    let gate = Arc::new(Gate::default());
+    let kernel = gate.clone();
+    let launched = queue.launch(move |_| {
+        kernel.pass();
+        Ok(())
+    });
+    launched.unwrap();
+    gate.hold()
+}
+
+fn make(config: &SimConfig) -> (Device, Arc<SimDevice>) {
+    let sim = SimDevice::new(config.clone()).unwrap();
+    (wrap(sim.clone()), sim)
+}
+
+pub fn balance(sim: &SimDevice) -> Result<(), String> {
+    let report = sim.report();
+    if report.is_clean() && report.pending_operations == 0 {
+        return Ok(());
+    }
+    Err(format!("not clean: {report:#?}"))
+}
+
+fn suite(config: SimConfig) {
+    if cfg!(miri) {
+        return;
+    }
+    let (device, sim) = make(&config);
+    let subject = Subject::new(device)
+        .with_another(move || make(&config).0)
+        .with_hold(|queue: &Queue| hold(queue.raw().as_any().downcast_ref().unwrap()))
+        .with_balance(move || balance(&sim))
+        .strict();
+    run(&subject);
+}
+
+#[test]
+fn asynchronous() {
+    suite(SimConfig::default());
+}
+
+#[test]
+fn that_runs_nothing_until_waited_for() {
+    suite(deferred());
+}
+
+#[test]
+fn with_peer_access() {
+    suite(SimConfig::default().with_peer_access(true));
+    suite(deferred().with_peer_access(true));
+}
+
+#[test]
+fn with_slow_copies() {
+    suite(SimConfig::default().with_bytes_per_second(400 << 20));
+}
+
+#[test]
+fn that_reuses_freed_memory_at_once() {
+    let config = deferred().with_quarantine_bytes(0);
+    suite(config.with_capacity_bytes(64 << 20));
+}
+
+#[test]
+fn of_which_nothing_is_known() {
+    if cfg!(miri) {
+        return;
+    }
+    run(&Subject::new(make(&SimConfig::default()).0));
+    run(&Subject::new(make(&deferred()).0));
+}

@@ -1,0 +1,355 @@
+//! Third-party backends that pass everything on to a simulated device, but for one thing.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use arrow_device::conformance::{Subject, run};
+use arrow_device::device::sim::{SimConfig, SimDevice};
+use arrow_device::device::{AddressClass, Backend, CopyOp, DevicePtr, EventPtr, Notify, RawQueue};
+use arrow_device::{DeviceId, Queue, Result};
+
+use super::simulated::{balance, deferred, hold};
+use super::{rule, wrap};
+
+/// What is different.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Twist {
+    NoNotify,
+    WaitDoesNothing,
+    QueueWaitDoesNothing,
+    CompletesEarly,
+    QueryWaits,
+    CopyDropsLastByte,
+    CopiesRunLastListFirst,
+    FillGoesTooFar,
+    FreesAtOnce,
+    FreeWaits,
+    Misaligned,
+    NeverNotifies,
+    NotifiesEarly,
+    ClassifiesTooMuch,
+    RefusesOwnEvents,
+    EventsLeak,
+    SynchronizesOneQueue,
+    NewDefaultQueues,
+}
+
+#[derive(Debug)]
+struct Wrapped {
+    sim: Arc<SimDevice>,
+    queue: Arc<WrappedQueue>,
+    twist: Twist,
+}
+
+#[derive(Debug)]
+struct WrappedQueue {
+    sim: Arc<SimDevice>,
+    queue: Arc<dyn RawQueue>,
+    /// Where frees go that do not wait for the queue.
+    side: Arc<dyn RawQueue>,
+    twist: Twist,
+}
+
+impl Wrapped {
+    fn new(sim: Arc<SimDevice>, twist: Twist) -> Arc<Self> {
+        let queue = Self::wrap(&sim, sim.default_queue().unwrap(), twist);
+        Arc::new(Self { sim, queue, twist })
+    }
+
+    fn wrap(sim: &Arc<SimDevice>, queue: Arc<dyn RawQueue>, twist: Twist) -> Arc<WrappedQueue> {
+        Arc::new(WrappedQueue {
+            sim: sim.clone(),
+            queue,
+            side: sim.new_queue().unwrap(),
+            twist,
+        })
+    }
+}
+
+// SAFETY: everything is the simulated device's, which checks every access when it runs; a twist may
+// break the contract, which is what is tested.
+unsafe impl Backend for Wrapped {
+    fn id(&self) -> DeviceId {
+        self.sim.id()
+    }
+
+    fn host_readable(&self) -> bool {
+        false
+    }
+
+    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        if self.twist == Twist::NewDefaultQueues {
+            return self.new_queue();
+        }
+        Ok(self.queue.clone())
+    }
+
+    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(Self::wrap(&self.sim, self.sim.new_queue()?, self.twist))
+    }
+
+    fn check_event(&self, event: EventPtr) -> Result<()> {
+        if self.twist == Twist::RefusesOwnEvents {
+            return Err(arrow_device::Error::InvalidArgument("no".into()));
+        }
+        self.sim.check_event(event)
+    }
+
+    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
+        match self.twist {
+            Twist::CompletesEarly => Ok(true),
+            Twist::QueryWaits => {
+                // SAFETY: the caller's.
+                unsafe { self.sim.wait_event(event) }?;
+                Ok(true)
+            }
+            // SAFETY: the caller's.
+            _ => unsafe { self.sim.query_event(event) },
+        }
+    }
+
+    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
+        if self.twist == Twist::WaitDoesNothing {
+            return Ok(());
+        }
+        // SAFETY: the caller's.
+        unsafe { self.sim.wait_event(event) }
+    }
+
+    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
+        match self.twist {
+            Twist::NoNotify => return Ok(Notify::Unsupported),
+            Twist::NeverNotifies => return Ok(Notify::Registered),
+            Twist::NotifiesEarly => {
+                waker.wake_by_ref();
+                return Ok(Notify::Registered);
+            }
+            _ => {}
+        }
+        // SAFETY: the caller's.
+        unsafe { self.sim.notify_event(event, waker) }
+    }
+
+    unsafe fn release_event(&self, event: EventPtr) {
+        if self.twist != Twist::EventsLeak {
+            // SAFETY: the caller's.
+            unsafe { self.sim.release_event(event) }
+        }
+    }
+
+    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+        if self.twist == Twist::ClassifiesTooMuch {
+            // As if the length did not matter.
+            return self.sim.classify(address, 1);
+        }
+        self.sim.classify(address, bytes)
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
+        self.sim.allocate_host(bytes)
+    }
+
+    unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
+        // SAFETY: the caller's.
+        unsafe { self.sim.free_host(address, bytes) }
+    }
+
+    fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
+        self.sim.copies_directly_from(address, bytes)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        if self.twist != Twist::SynchronizesOneQueue {
+            return self.sim.synchronize();
+        }
+        let event = self.queue.queue.record()?;
+        // SAFETY: just recorded, released once.
+        unsafe {
+            self.sim.wait_event(event)?;
+            self.sim.release_event(event);
+        }
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+// SAFETY: as above.
+unsafe impl RawQueue for WrappedQueue {
+    fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
+        if self.twist == Twist::Misaligned {
+            let bytes = bytes.saturating_add(64);
+            return Ok(self.queue.allocate(bytes)?.offset(8));
+        }
+        self.queue.allocate(bytes)
+    }
+
+    unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's, and of no matter: the simulated device refuses and notes what is
+        // wrong.
+        unsafe {
+            match self.twist {
+                Twist::Misaligned => {
+                    let base = DevicePtr::new(base.as_ptr().wrapping_byte_sub(8));
+                    self.queue.free(base, bytes.saturating_add(64))
+                }
+                Twist::FreesAtOnce => {
+                    self.side.free(base, bytes)?;
+                    let event = self.side.record()?;
+                    let waited = self.sim.wait_event(event);
+                    self.sim.release_event(event);
+                    waited
+                }
+                Twist::FreeWaits => {
+                    self.queue.free(base, bytes)?;
+                    self.sim.synchronize()
+                }
+                _ => self.queue.free(base, bytes),
+            }
+        }
+    }
+
+    unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
+        let mut copies = copies.to_vec();
+        let queue = match self.twist {
+            Twist::CopyDropsLastByte => {
+                for copy in copies.iter_mut().filter(|copy| copy.bytes > 1) {
+                    copy.bytes -= 1;
+                }
+                &self.queue
+            }
+            // Uploads overtake other work.
+            Twist::CopiesRunLastListFirst
+                if copies[0].kind == arrow_device::device::CopyKind::HostToDevice =>
+            {
+                &self.side
+            }
+            _ => &self.queue,
+        };
+        // SAFETY: the caller's; the simulated device checks it.
+        unsafe { queue.copy(&copies) }?;
+        if Arc::ptr_eq(queue, &self.side) {
+            let event = queue.record()?;
+            // SAFETY: just recorded, released once.
+            unsafe {
+                let waited = self.sim.wait_event(event);
+                self.sim.release_event(event);
+                waited?;
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's; the simulated device checks it.
+        unsafe {
+            match self.twist {
+                Twist::FillGoesTooFar if bytes % 2 == 1 => self.queue.fill(dst, byte, bytes + 1),
+                _ => self.queue.fill(dst, byte, bytes),
+            }
+        }
+    }
+
+    fn record(&self) -> Result<EventPtr> {
+        self.queue.record()
+    }
+
+    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
+        if self.twist == Twist::QueueWaitDoesNothing {
+            return Ok(());
+        }
+        // SAFETY: the caller's.
+        unsafe { self.queue.wait(event) }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+fn subject(config: SimConfig, twist: Twist) -> Subject {
+    let sim = SimDevice::new(config.clone()).unwrap();
+    let hold = |queue: &Queue| {
+        let wrapped: &WrappedQueue = queue.raw().as_any().downcast_ref().unwrap();
+        hold(wrapped.queue.as_any().downcast_ref().unwrap())
+    };
+    let device = wrap(Wrapped::new(sim.clone(), twist));
+    let another = move || {
+        let sim = SimDevice::new(config.clone()).unwrap();
+        wrap(Wrapped::new(sim, twist))
+    };
+    Subject::new(device)
+        .with_another(another)
+        .with_hold(hold)
+        .with_balance(move || balance(&sim))
+        .strict()
+}
+
+/// The reaper waits for the events of such a backend itself.
+#[test]
+fn that_cannot_notify() {
+    if cfg!(miri) {
+        return;
+    }
+    run(&subject(SimConfig::default(), Twist::NoNotify));
+    run(&subject(deferred(), Twist::NoNotify));
+}
+
+/// That each twist breaks its rule on a device that is otherwise whole.
+#[test]
+fn broken_backends_are_refused() {
+    if cfg!(miri) {
+        return;
+    }
+    let broken = [
+        (Twist::WaitDoesNothing, "event.wait"),
+        (Twist::QueueWaitDoesNothing, "event.order"),
+        (Twist::QueueWaitDoesNothing, "event.wait-stays"),
+        (Twist::CompletesEarly, "event.after-work"),
+        (Twist::CompletesEarly, "event.reuse"),
+        (Twist::QueryWaits, "event.never-waits"),
+        (Twist::CopyDropsLastByte, "copy.exact"),
+        (Twist::CopyDropsLastByte, "copy.list"),
+        (Twist::CopyDropsLastByte, "copy.heap"),
+        (Twist::CopiesRunLastListFirst, "copy.order"),
+        (Twist::FillGoesTooFar, "fill.exact"),
+        (Twist::FreesAtOnce, "free.in-order"),
+        (Twist::FreeWaits, "event.never-waits"),
+        (Twist::Misaligned, "allocate.aligned"),
+        (Twist::NeverNotifies, "notify.backend"),
+        (Twist::NeverNotifies, "notify.event"),
+        (Twist::NotifiesEarly, "notify.backend"),
+        (Twist::ClassifiesTooMuch, "host.classify"),
+        (Twist::RefusesOwnEvents, "event.check"),
+        (Twist::EventsLeak, "balance"),
+        (Twist::SynchronizesOneQueue, "event.synchronize"),
+        (Twist::NewDefaultQueues, "identity.stable"),
+    ];
+    for (twist, name) in broken {
+        let subject = subject(deferred(), twist).with_patience(Duration::from_millis(200));
+        if twist == Twist::EventsLeak {
+            rule("event.reuse").check(&subject).unwrap();
+        }
+        let verdict = rule(name).check(&subject);
+        assert!(verdict.is_err(), "{twist:?} passes {name}: {verdict:?}");
+    }
+}
+
+/// That the table names what is broken.
+#[test]
+fn the_table_names_the_broken_rule() {
+    if cfg!(miri) {
+        return;
+    }
+    let subject = subject(deferred(), Twist::ClassifiesTooMuch);
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&subject)));
+    let text = panic.unwrap_err();
+    let text = text.downcast_ref::<String>().unwrap();
+    assert!(text.contains("breaks 1 rules"), "{text}");
+    assert!(text.contains("BROKEN   host.classify"), "{text}");
+    assert!(text.contains("kept     copy.exact"), "{text}");
+}
