@@ -176,7 +176,11 @@ pub(crate) fn check_size(
             format!("is null but {bytes} bytes long"),
         ));
     }
-    if bytes > 0 && tree.device.backend().classify(address, bytes) == AddressClass::Inaccessible {
+    let usable = bytes == 0 || tree.device.is_host_readable() || {
+        let class = tree.device.backend().classify(address, bytes);
+        !matches!(class, AddressClass::Host | AddressClass::Inaccessible)
+    };
+    if !usable {
         return Err(Error::invalid(
             path(),
             format!(

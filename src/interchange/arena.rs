@@ -72,8 +72,10 @@ struct Size {
     nodes: usize,
     buffers: usize,
     children: usize,
-    /// Lengths of variadic buffers that this export states itself.
+    /// Lengths of variadic buffers.
     sizes: usize,
+    /// Whether this export states any of them itself.
+    states_sizes: bool,
 }
 
 impl Size {
@@ -85,9 +87,11 @@ impl Size {
         if layout.nesting != Nesting::Dictionary {
             self.children += n.n_children as usize;
         }
-        if layout.variadic && states_sizes(tree.slots(node)) {
-            // One more, so that the list is there even if it is empty.
+        if layout.variadic {
+            // Room whether they are known or not: another thread may find them out meanwhile. One
+            // more, so that the list is there even if it is empty.
             self.sizes += tree.slots(node).len() - 2;
+            self.states_sizes |= states_sizes(tree.slots(node));
         }
         for i in 0..n.n_children {
             self.add(tree, (n.first_child + i) as usize);
@@ -132,11 +136,11 @@ pub(crate) fn build(
     let (memory, at_buffers) = extend(memory, Memory::array::<*const c_void>(size.buffers))?;
     let (memory, at_children) = extend(memory, Memory::array::<*mut CArray>(size.children))?;
     let (memory, at_sizes) = extend(memory, Memory::array::<i64>(size.sizes))?;
-    let (memory, at_used) = extend(memory, Memory::array::<u32>(size.buffers))?;
+    let (memory, at_used) = extend(memory, Memory::array::<u32>(size.buffers + 1))?;
 
     // A device whose memory the host cannot read gets the lengths where it reads host memory best.
     let mut slab = None;
-    if size.sizes > 0 && !device.is_host_readable() {
+    if size.states_sizes && !device.is_host_readable() {
         slab = Some(device.host_slab(size.sizes * 8)?);
     }
     let masks = repacked_masks(array, as_batch)?;
@@ -182,6 +186,7 @@ pub(crate) fn build(
             buffers: base.add(at_buffers).cast(),
             children: base.add(at_children).cast(),
             sizes,
+            states_sizes: size.states_sizes,
             used: base.add(at_used).cast(),
             next: 1,
         }
@@ -235,6 +240,8 @@ struct Writer<'a> {
     buffers: *mut *const c_void,
     children: *mut *mut CArray,
     sizes: *mut i64,
+    /// Whether there is memory at `sizes`.
+    states_sizes: bool,
     used: *mut u32,
     /// The next free struct.
     next: usize,
@@ -281,7 +288,7 @@ impl Writer<'_> {
             }
             self.buffers = buffers.add(slots.len());
             self.used = used.add(n_used);
-            if layout.variadic && states_sizes(slots) {
+            if layout.variadic && self.states_sizes && states_sizes(slots) {
                 let variadic = &slots[2..slots.len() - 1];
                 for (k, slot) in variadic.iter().enumerate() {
                     self.sizes

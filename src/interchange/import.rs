@@ -204,7 +204,8 @@ unsafe fn import(
     let device = options.devices().get_for_import(id, event.is_some())?;
     let ready = match event {
         Some(event) => {
-            device.backend().check_event(event)?;
+            let check = device.backend().check_event(event);
+            check.map_err(|e| Error::invalid("sync_event", e.to_string()))?;
             Ready::Foreign(event)
         }
         None => Ready::Now,
@@ -362,11 +363,19 @@ impl Importer<'_> {
                 );
             }
         }
-        if layout.variadic && n_buffers > expected && buffer(n_buffers - 1).is_null() {
-            return path.error(
-                &format!("buffers[{}]", n_buffers - 1),
-                "is null: the lengths of the variadic buffers are missing",
-            );
+        if layout.variadic && n_buffers > expected {
+            let sizes = buffer(n_buffers - 1);
+            if sizes.is_null() {
+                return path.error(
+                    &format!("buffers[{}]", n_buffers - 1),
+                    "is null: the lengths of the variadic buffers are missing",
+                );
+            }
+            // They may be in host memory, whatever the device.
+            let bytes = (n_buffers - expected) * 8;
+            if self.class(sizes, bytes) != AddressClass::Host {
+                self.accessible(sizes, bytes, n_buffers - 1, path)?;
+            }
         }
         let slots = if layout.variadic { n_buffers } else { fixed };
         self.count.0 += layout.n_children;
@@ -436,6 +445,13 @@ impl Importer<'_> {
         Ok(())
     }
 
+    fn class(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+        if self.device.is_host_readable() {
+            return AddressClass::HostAccessible;
+        }
+        self.device.backend().classify(address, bytes)
+    }
+
     fn accessible(
         &self,
         address: DevicePtr,
@@ -443,10 +459,7 @@ impl Importer<'_> {
         buffer: usize,
         path: &Path<'_>,
     ) -> Result<()> {
-        if self.device.is_host_readable() {
-            return Ok(());
-        }
-        match self.device.backend().classify(address, bytes) {
+        match self.class(address, bytes) {
             AddressClass::Device | AddressClass::HostAccessible | AddressClass::Unknown => Ok(()),
             AddressClass::Host | AddressClass::Inaccessible => path.error(
                 &format!("buffers[{buffer}]"),
