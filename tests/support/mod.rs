@@ -1,5 +1,6 @@
 //! What the integration tests share: every Arrow type, arrays of it, a comparison that reads values, property-test
-//! strategies, planted differences and an allocation counter. It uses arrow-rs only, nothing of this crate.
+//! strategies, planted differences and an allocation counter. All but the stream
+//! producer uses arrow-rs only, nothing of this crate.
 #![allow(dead_code, unused_imports)]
 
 pub mod alloc;
@@ -7,6 +8,7 @@ pub mod cases;
 pub mod compare;
 pub mod r#gen;
 pub mod plant;
+pub mod producer;
 pub mod prop;
 mod rng;
 pub mod types;

@@ -1,0 +1,133 @@
+//! A stream producer as a library in C would be, and arrays that count their release.
+
+use std::ffi::{CString, c_char, c_int};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use arrow_array::{Array, Int32Array, RecordBatch};
+use arrow_device::{
+    ArrowDeviceType, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions,
+    FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, SyncPolicy,
+};
+use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{DataType, Field, Schema};
+
+/// A producer made of closures, as a library in C would be.
+pub struct Producer {
+    pub schema: Box<dyn FnMut(*mut FFI_ArrowSchema) -> c_int + Send>,
+    pub next: Box<dyn FnMut(*mut FFI_ArrowDeviceArray) -> c_int + Send>,
+    pub text: Option<CString>,
+    pub released: Arc<AtomicUsize>,
+}
+
+impl Producer {
+    pub fn new(
+        schema: &Schema,
+        next: impl FnMut(*mut FFI_ArrowDeviceArray) -> c_int + Send + 'static,
+    ) -> Self {
+        let schema = schema.clone();
+        Self {
+            schema: Box::new(move |out| {
+                // SAFETY: `out` is the consumer's, for writing.
+                unsafe { out.write(FFI_ArrowSchema::try_from(&schema).unwrap()) };
+                0
+            }),
+            next: Box::new(next),
+            text: None,
+            released: Arc::default(),
+        }
+    }
+
+    pub fn stream(
+        self,
+        device_type: ArrowDeviceType,
+    ) -> (FFI_ArrowDeviceArrayStream, Arc<AtomicUsize>) {
+        unsafe extern "C-unwind" fn get_schema(
+            s: *mut FFI_ArrowDeviceArrayStream,
+            out: *mut FFI_ArrowSchema,
+        ) -> c_int {
+            // SAFETY: called for a stream of this producer.
+            unsafe { ((*(*s).private_data().cast::<Producer>()).schema)(out) }
+        }
+        unsafe extern "C-unwind" fn get_next(
+            s: *mut FFI_ArrowDeviceArrayStream,
+            out: *mut FFI_ArrowDeviceArray,
+        ) -> c_int {
+            // SAFETY: as above.
+            unsafe { ((*(*s).private_data().cast::<Producer>()).next)(out) }
+        }
+        unsafe extern "C-unwind" fn get_last_error(
+            s: *mut FFI_ArrowDeviceArrayStream,
+        ) -> *const c_char {
+            // SAFETY: as above.
+            let producer = unsafe { &*(*s).private_data().cast::<Producer>() };
+            producer
+                .text
+                .as_ref()
+                .map_or(std::ptr::null(), |t| t.as_ptr())
+        }
+        unsafe extern "C-unwind" fn release(s: *mut FFI_ArrowDeviceArrayStream) {
+            // SAFETY: as above; released once.
+            unsafe {
+                let producer = Box::from_raw((*s).private_data().cast::<Producer>());
+                producer.released.fetch_add(1, SeqCst);
+                FFI_ArrowDeviceArrayStream::mark_released(s);
+            }
+        }
+        let released = self.released.clone();
+        let data = Box::into_raw(Box::new(self)).cast();
+        // SAFETY: the callbacks fit the boxed producer.
+        let stream = unsafe {
+            FFI_ArrowDeviceArrayStream::from_parts(
+                device_type,
+                get_schema,
+                get_next,
+                get_last_error,
+                release,
+                data,
+            )
+        };
+        (stream, released)
+    }
+}
+
+/// Three rows of one column, one of them null.
+pub fn ints() -> RecordBatch {
+    let ints = Int32Array::from(vec![Some(1), None, Some(3)]);
+    RecordBatch::try_from_iter([("i", Arc::new(ints) as _)]).unwrap()
+}
+
+/// An array on the CPU that counts its release.
+pub fn counted(batch: &RecordBatch, count: &Arc<AtomicUsize>) -> FFI_ArrowDeviceArray {
+    struct Counts(Arc<AtomicUsize>, #[allow(dead_code)] RecordBatch);
+    impl Drop for Counts {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    let data = batch.column(0).to_data();
+    let values = data.buffers()[0].clone();
+    let bytes = values.len();
+    let base = arrow_device::device::DevicePtr::new(values.as_ptr().cast_mut().cast());
+    let owner = Box::new(Counts(count.clone(), batch.clone()));
+    // SAFETY: the owner holds the batch, and so the values.
+    let values = unsafe { DeviceBuffer::from_raw(&Devices::cpu(), base, bytes, owner, None) };
+    let rows = batch.num_rows();
+    let array = DeviceArray::from_values(DataType::Int32, rows, values, None, Some(0)).unwrap();
+    let schema = Arc::new(Schema::new(vec![Field::new("i", DataType::Int32, true)]));
+    let batch = DeviceRecordBatch::try_new(schema, &[array]).unwrap();
+    batch
+        .export_array(&ExportOptions::new(SyncPolicy::Event))
+        .unwrap()
+}
+
+/// The same array under another label.
+pub fn relabel(
+    array: FFI_ArrowDeviceArray,
+    device_type: ArrowDeviceType,
+    id: i64,
+) -> FFI_ArrowDeviceArray {
+    let array = array.into_array().ok().unwrap();
+    // SAFETY: only the label is wrong, as some producers have it.
+    unsafe { FFI_ArrowDeviceArray::new(array, device_type, id, std::ptr::null_mut()) }
+}
