@@ -6,16 +6,13 @@ use std::ffi::{CStr, CString, c_int};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use arrow_array::{
-    Array, Int32Array, RecordBatch, RecordBatchIterator, RecordBatchReader, StringArray,
-};
+use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader, StringArray};
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{
-    ArrowDeviceType, Device, DeviceArray, DeviceArrayIterator, DeviceArrayReader,
-    DeviceArrayStreamReader, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, UploadingReader, Validation,
-    export_reader,
+    ArrowDeviceType, Device, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
+    DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
+    Error, ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ImportOptions,
+    SyncPolicy, UploadingReader, Validation, export_reader,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{ArrowError, DataType, Field, Schema};
