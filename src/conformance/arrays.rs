@@ -11,13 +11,20 @@ use super::{Subject, Verdict};
 use crate::Devices;
 
 /// (offset, rows) of slices.
-const CUTS: [(usize, usize); 5] = [(0, ROWS), (1, ROWS - 2), (13, 20), (ROWS - 1, 1), (50, 0)];
+const CUTS: [(usize, usize); 5] = [
+    (0, ROWS),
+    (1, ROWS - 2),
+    (7, 9),
+    (ROWS - 1, 1),
+    (ROWS / 2, 0),
+];
 
 pub(super) fn types(subject: &Subject) -> Verdict {
     let device = &subject.device;
     for array in all() {
         let up = device.upload_array(&array).expect("upload");
-        for (offset, rows) in CUTS {
+        let cuts = if cfg!(miri) { &CUTS[1..2] } else { &CUTS };
+        for &(offset, rows) in cuts {
             let what = format!("{}, {rows} rows from {offset}", array.data_type());
             let cut = array.slice(offset, rows);
             let after = up.slice(offset, rows).expect("slice");
@@ -35,11 +42,11 @@ pub(super) fn types(subject: &Subject) -> Verdict {
     assert_eq!(up.num_rows(), ROWS);
     assert_batch(&batch, &up.to_host().expect("to_host"), "a batch");
     let part = up
-        .slice(5, 60)
+        .slice(5, ROWS / 2)
         .expect("slice")
         .project(&[3, 0])
         .expect("project");
-    let expected = batch.slice(5, 60).project(&[3, 0]).expect("project");
+    let expected = batch.slice(5, ROWS / 2).project(&[3, 0]).expect("project");
     assert_batch(
         &expected,
         &part.to_host().expect("to_host"),
@@ -77,12 +84,12 @@ pub(super) fn devices(subject: &Subject) -> Verdict {
         assert_eq!(up.device(), device);
         let same = up.to_device(device).expect("to_device, there already");
         assert_eq!(same.device(), device);
-        let down = up.slice(1, 90).expect("slice").to_device(&cpu);
+        let down = up.slice(1, ROWS - 3).expect("slice").to_device(&cpu);
         let down = down.expect("to_device of the CPU");
         assert_eq!(down.device(), &cpu);
         let down = down.to_host().expect("to_host");
         assert_same(
-            &array.slice(1, 90),
+            &array.slice(1, ROWS - 3),
             &down,
             format_args!("{what}, by the CPU"),
         );

@@ -15,7 +15,7 @@ use crate::{Device, HostSlab, Queue, SyncEvent};
 
 /// Bytes of an allocation that is large and odd.
 pub(super) const LARGE: usize = if cfg!(miri) {
-    (1 << 12) + 1
+    (1 << 8) + 1
 } else {
     (1 << 20) + 1
 };

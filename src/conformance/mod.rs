@@ -35,7 +35,7 @@ mod transfer;
 pub struct Subject {
     device: Device,
     another: Option<Box<dyn Fn() -> Device>>,
-    hold: Option<Box<dyn Fn(&Queue) -> Hold>>,
+    hold: Option<MakeHold>,
     balance: Option<Box<dyn Fn() -> Result<(), String>>>,
     patience: Duration,
     strict: bool,
@@ -104,6 +104,8 @@ impl fmt::Debug for Subject {
         f.debug_tuple("Subject").field(&self.device).finish()
     }
 }
+
+type MakeHold = Box<dyn Fn(&Queue) -> Hold>;
 
 /// A queue that is kept busy. Dropping it lets the queue go on.
 #[must_use]

@@ -12,7 +12,7 @@ use arrow_buffer::ScalarBuffer;
 use arrow_schema::{DataType, Field, UnionFields};
 
 /// Rows of each sample.
-pub(super) const ROWS: usize = 100;
+pub(super) const ROWS: usize = if cfg!(miri) { 20 } else { 100 };
 
 fn some(i: usize) -> bool {
     i % 7 != 3
@@ -61,7 +61,7 @@ fn union(dense: bool) -> UnionArray {
 }
 
 fn runs() -> RunArray<Int32Type> {
-    let ends = Int32Array::from(vec![1, 5, 6, 40, 70, ROWS as i32]);
+    let ends = Int32Array::from(vec![1, 5, 6, 8, ROWS as i32 / 2, ROWS as i32]);
     let values = StringArray::from(vec![
         Some("a"),
         None,
