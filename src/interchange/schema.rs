@@ -98,10 +98,6 @@ impl Walk {
         };
         let mut data_type = self.data_type(schema, format, depth)?;
         if !schema.dictionary.is_null() {
-            // Before the values, which would need their own depth.
-            if !data_type.is_dictionary_key_type() {
-                return self.refuse(".format", "a dictionary's indices must be integers");
-            }
             let values = self.step(".dictionary", schema.dictionary, depth)?;
             data_type =
                 DataType::Dictionary(Box::new(data_type), Box::new(values.data_type().clone()));

@@ -226,6 +226,14 @@ fn metadata() {
     }
 }
 
+/// Lengths add up: one that would fit alone is refused too, before a byte is read.
+#[test]
+fn metadata_is_bounded_as_a_whole() {
+    let bytes = encode(&[Ok(1), Ok(0), Ok(i32::MAX - 11)]);
+    let e = Foreign::leaf("i").metadata(&bytes).import().unwrap_err();
+    assert!(e.to_string().contains("2^31"), "{e}");
+}
+
 #[test]
 fn depth_and_cycles() {
     let nested = |levels| {
