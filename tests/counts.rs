@@ -10,9 +10,9 @@ use arrow_array::builder::{ListBuilder, StringBuilder};
 use arrow_array::{
     Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, StringArray, StructArray,
 };
-use arrow_buffer::Buffer;
+use arrow_buffer::{BooleanBuffer, Buffer};
 use arrow_data::ArrayData;
-use arrow_device::device::sim::{FaultOp, SimMode};
+use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{DeviceArray, DeviceRecordBatch, TransferStats};
 use arrow_schema::{DataType, Schema};
 use simkit::*;
@@ -264,8 +264,10 @@ fn large_columns_are_copied_directly() {
     let texts: Vec<_> = (0..3)
         .map(|_| support::array(&DataType::Utf8, 40_000, Nulls::Some, 9))
         .collect();
-    let bits: ArrayRef = Arc::new(BooleanArray::from_iter(
-        (0..8_400_013).map(|i| Some(i % 3 == 0)),
+    let bytes = Buffer::from_vec(vec![0b0110_1101u8; 1_100_000]);
+    let bits: ArrayRef = Arc::new(BooleanArray::new(
+        BooleanBuffer::new(bytes, 0, 8_400_013),
+        None,
     ));
     let mut columns: Vec<(String, ArrayRef)> = vec![];
     for (i, text) in texts.into_iter().enumerate() {
@@ -279,8 +281,45 @@ fn large_columns_are_copied_directly() {
     drop(mixed);
     let (up, stats) = counted(&sim, || sim.upload_array(&bits).unwrap());
     assert!(stats.host_copied_bytes <= 128, "{stats:?}");
-    assert_eq!(tail(&up, 1, &sim).last(), Some(&0));
+    let tail = tail(&up, 1, &sim);
+    assert_eq!(
+        (tail[0], &tail[1..]),
+        (0b0000_1101, &vec![0; tail.len() - 1][..])
+    );
     assert_same(&bits, &up.to_host().unwrap(), "bits");
+    drop(up);
+    sim.assert_done();
+}
+
+/// Staging memory goes round: lists of at most 64 MiB, of which this thread waits for the oldest.
+#[test]
+fn staging_memory_is_bounded() {
+    if cfg!(miri) {
+        return;
+    }
+    const COLUMNS: usize = 300;
+    let sim = Sim::new(SimMode::Deferred);
+    // Just too short to be copied directly.
+    let rows = 130_000;
+    let whole = Int64Array::from_iter_values(0..rows as i64);
+    let columns = (0..COLUMNS).map(|i| {
+        (
+            format!("c{i}"),
+            Arc::new(whole.slice(i, rows - COLUMNS)) as ArrayRef,
+        )
+    });
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let (up, stats) = counted(&sim, || sim.upload(&batch).unwrap());
+    let chunks = stats.bytes_to_device.div_ceil(4 << 20);
+    assert_eq!((stats.allocations, stats.copies), (1, chunks));
+    assert_eq!(stats.bytes_to_device, stats.allocated_bytes);
+    let lists = stats.bytes_to_device.div_ceil(64 << 20);
+    assert_eq!((stats.events, stats.host_waits), (lists, lists - 3));
+    assert!(sim.sim.report().live_host_bytes <= 260 << 20);
+    for i in [0, 1, 70, 155, COLUMNS - 1] {
+        let down = up.column(i).unwrap().to_host().unwrap();
+        assert_same(batch.column(i), &down, i);
+    }
     drop(up);
     sim.assert_done();
 }
@@ -317,6 +356,7 @@ fn padding_and_masks_end_with_zeros() {
         return;
     }
     let sim = Sim::new(SimMode::Async);
+    let peer = Sim::with(SimConfig::default().with_peer_access(true));
     for (name, data_type) in all_types() {
         let whole = array(&data_type, 141, Nulls::Some, 6);
         for part in [whole.clone(), whole.slice(9, 77)] {
@@ -325,28 +365,34 @@ fn padding_and_masks_end_with_zeros() {
             sim.host_slab(1 << 16).unwrap().fill(0xff);
             check_host_slab(&up.to_host().unwrap(), &name);
             check_host_slab(&up.slice(3, 50).unwrap().to_host().unwrap(), &name);
-            every_part(&up, &mut |part| {
-                for i in 0..part.num_buffers() {
-                    let Some(buffer) = part.buffer(i).filter(|b| !b.is_empty()) else {
-                        continue;
-                    };
-                    assert_eq!(buffer.address().address() % 64, 0, "{name}");
-                    let tail = tail(part, i, &sim);
-                    assert!(
-                        tail[1..].iter().all(|byte| *byte == 0),
-                        "{name} buffer {i}: {tail:?}"
-                    );
-                }
-                let masked = matches!(part.null_count(), Some(1..)) && part.buffer(0).is_some();
-                let null = part.data_type() == &DataType::Null;
-                if masked && !null && part.len() % 8 != 0 {
-                    let bits = tail(part, 0, &sim)[0];
-                    assert_eq!(bits >> (part.len() % 8), 0, "{name}");
-                }
-            });
+            check_device_slab(&up, &sim, &name);
+            check_device_slab(&up.to_device(&peer).unwrap(), &peer, &name);
         }
     }
     sim.assert_done();
+    peer.assert_done();
+}
+
+fn check_device_slab(array: &DeviceArray, sim: &Sim, name: &str) {
+    every_part(array, &mut |part| {
+        for i in 0..part.num_buffers() {
+            let Some(buffer) = part.buffer(i).filter(|b| !b.is_empty()) else {
+                continue;
+            };
+            assert_eq!(buffer.address().address() % 64, 0, "{name}");
+            let tail = tail(part, i, sim);
+            assert!(
+                tail[1..].iter().all(|byte| *byte == 0),
+                "{name} buffer {i}: {tail:?}"
+            );
+        }
+        let masked = matches!(part.null_count(), Some(1..)) && part.buffer(0).is_some();
+        let null = part.data_type() == &DataType::Null;
+        if masked && !null && part.len() % 8 != 0 {
+            let bits = tail(part, 0, sim)[0];
+            assert_eq!(bits >> (part.len() % 8), 0, "{name}");
+        }
+    });
 }
 
 /// The mask's last byte beyond the rows, and every buffer's padding, are zero.
@@ -464,7 +510,6 @@ fn peers_copy_without_the_host() {
     if cfg!(miri) {
         return;
     }
-    use arrow_device::device::sim::SimConfig;
     let config = SimConfig::default().with_mode(SimMode::Deferred);
     let from = Sim::with(config.clone());
     let peer = Sim::with(config.clone().with_peer_access(true));
@@ -492,5 +537,7 @@ fn peers_copy_without_the_host() {
     same(&there);
     same(&other);
     drop((up, there, other));
-    [&from, &peer, &stranger].map(Sim::assert_done);
+    for sim in [&from, &peer, &stranger] {
+        sim.assert_done();
+    }
 }

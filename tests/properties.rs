@@ -13,7 +13,7 @@ use support::*;
 type Cut = (f64, f64);
 
 fn arb_cuts() -> impl Strategy<Value = Vec<Cut>> {
-    prop::collection::vec((0.0..=1.0, 0.0..=1.0), 0..4)
+    proptest::collection::vec((0.0..=1.0, 0.0..=1.0), 0..4)
 }
 
 fn place(cut: Cut, rows: usize) -> (usize, usize) {
@@ -86,6 +86,10 @@ fn batches() {
             return Err(TestCaseError::fail(e));
         }
     });
-    [&from, &to].map(|sim| sim.synchronize().unwrap());
-    [&from, &to].map(Sim::assert_done);
+    for sim in [&from, &to] {
+        sim.synchronize().unwrap();
+    }
+    for sim in [&from, &to] {
+        sim.assert_done();
+    }
 }

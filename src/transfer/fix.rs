@@ -12,12 +12,13 @@ use crate::transfer::plan::{Fix, Piece};
 unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: usize, bits: usize) {
     let bytes = bits.div_ceil(8);
     let source_bytes = (skip + bits).div_ceil(8);
-    // SAFETY (all below): indices stay below `bytes` and `source_bytes`.
     if skip == 0 {
+        // SAFETY: `bytes` bytes of each, by the caller's contract.
         unsafe { std::ptr::copy(src, dst, bytes) };
     } else {
         for i in 0..bytes {
-            // SAFETY: as above.
+            // SAFETY: `i` is below `bytes`, which is at most `source_bytes`, and what is read after
+            // `i` is below that.
             unsafe {
                 let low = *src.add(i) >> skip;
                 let high = if i + 1 < source_bytes {
@@ -72,25 +73,30 @@ pub(crate) unsafe fn pack(piece: &Piece, start: usize, out: &mut [u8]) {
     }
     let src = piece.src.as_ptr().cast::<u8>().cast_const();
     match &piece.fix {
-        // SAFETY (all arms): `start + there` is at most the piece's length, and the source was
-        // planned with the bytes that this needs.
         Fix::None => {
-            out.copy_from_slice(unsafe { std::slice::from_raw_parts(src.add(start), there) })
+            // SAFETY: `start + there` is at most the piece's length, and the source is readable for it.
+            let bytes = unsafe { std::slice::from_raw_parts(src.add(start), there) };
+            out.copy_from_slice(bytes);
         }
         Fix::Ready(bytes) => out.copy_from_slice(&bytes[start..start + there]),
         Fix::Bits { skip, bits } => {
             let bits = (bits - start * 8).min(there * 8);
+            // SAFETY: the source is readable for `skip + bits` bits of the whole piece, `out` has
+            // `there` bytes, and they do not overlap.
             unsafe { shift_bits(src.add(start), out.as_mut_ptr(), *skip, bits) }
         }
-        Fix::Offsets { width, base } => unsafe {
-            rebase(
-                src.add(start),
-                out.as_mut_ptr(),
-                *width,
-                there / width,
-                *base,
-            );
-        },
+        Fix::Offsets { width, base } => {
+            // SAFETY: as for `None`; lengths of offsets are multiples of their width.
+            unsafe {
+                rebase(
+                    src.add(start),
+                    out.as_mut_ptr(),
+                    *width,
+                    there / width,
+                    *base,
+                )
+            }
+        }
     }
 }
 
