@@ -369,7 +369,7 @@ fn queues_and_devices_do_not_mix() {
     assert_eq!(a.stats().since(&before).host_waits, 1);
     assert!(event.is_complete().unwrap());
     drop((on_a, on_b, event));
-    [&a, &b].map(Sim::assert_done);
+    [&a, &b].into_iter().for_each(Sim::assert_done);
 }
 
 #[test]

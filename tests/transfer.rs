@@ -239,11 +239,11 @@ fn columns_of_several_batches_make_a_batch() {
         let mut fields = vec![];
         let mut columns = vec![];
         let mut expected = vec![];
-        for i in 0..types.len() {
-            fields.push(Field::new(format!("a{i}"), types[i].clone(), true));
+        for (i, data_type) in types.iter().enumerate() {
+            fields.push(Field::new(format!("a{i}"), data_type.clone(), true));
             columns.push(on_a.column(i).unwrap().slice(3 + i, 41).unwrap());
             expected.push(a.column(i).slice(3 + i, 41));
-            fields.push(Field::new(format!("b{i}"), types[i].clone(), true));
+            fields.push(Field::new(format!("b{i}"), data_type.clone(), true));
             columns.push(on_b.column(i).unwrap());
             expected.push(b.column(i).clone());
         }

@@ -31,11 +31,13 @@ mod notify;
 mod samples;
 mod transfer;
 
+type MakeHold = Box<dyn Fn(&Queue) -> Hold>;
+
 /// A device under test, and what the suite may know of it.
 pub struct Subject {
     device: Device,
     another: Option<Box<dyn Fn() -> Device>>,
-    hold: Option<Box<dyn Fn(&Queue) -> Hold>>,
+    hold: Option<MakeHold>,
     balance: Option<Box<dyn Fn() -> Result<(), String>>>,
     patience: Duration,
     strict: bool,

@@ -12,12 +12,12 @@ use crate::transfer::plan::{Fix, Piece};
 unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: usize, bits: usize) {
     let bytes = bits.div_ceil(8);
     let source_bytes = (skip + bits).div_ceil(8);
-    // SAFETY (all below): indices stay below `bytes` and `source_bytes`.
     if skip == 0 {
+        // SAFETY: the caller's; `bytes` is all that is asked for.
         unsafe { std::ptr::copy(src, dst, bytes) };
     } else {
         for i in 0..bytes {
-            // SAFETY: as above.
+            // SAFETY: indices stay below `bytes` and `source_bytes`.
             unsafe {
                 let low = *src.add(i) >> skip;
                 let high = if i + 1 < source_bytes {
@@ -71,17 +71,20 @@ pub(crate) unsafe fn pack(piece: &Piece, start: usize, out: &mut [u8]) {
         return;
     }
     let src = piece.src.as_ptr().cast::<u8>().cast_const();
+    // For every arm: `start + there` is at most the piece's length, and the source was planned with
+    // the bytes that this needs.
     match &piece.fix {
-        // SAFETY (all arms): `start + there` is at most the piece's length, and the source was
-        // planned with the bytes that this needs.
         Fix::None => {
+            // SAFETY: see above.
             out.copy_from_slice(unsafe { std::slice::from_raw_parts(src.add(start), there) })
         }
         Fix::Ready(bytes) => out.copy_from_slice(&bytes[start..start + there]),
         Fix::Bits { skip, bits } => {
             let bits = (bits - start * 8).min(there * 8);
+            // SAFETY: see above.
             unsafe { shift_bits(src.add(start), out.as_mut_ptr(), *skip, bits) }
         }
+        // SAFETY: see above.
         Fix::Offsets { width, base } => unsafe {
             rebase(
                 src.add(start),
