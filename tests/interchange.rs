@@ -128,7 +128,7 @@ fn batches_and_slices() {
                     unsafe { DeviceRecordBatch::import_as(array, up.schema().clone(), &options) }
                         .unwrap();
                 let expected = batch.slice(offset, length);
-                assert_same_batch(&expected, &again.to_host().unwrap(), &device.to_string());
+                assert_same_batch(&expected, &again.to_host().unwrap(), device.to_string());
             }
         }
         if let Some(sim) = sim {

@@ -83,7 +83,7 @@ fn record_batches_of_every_type() {
         assert!(host.schema() == batches[0].schema());
         let mut n = 0;
         for (back, batch) in host.zip(&batches) {
-            assert_same_batch(batch, &back.unwrap(), &device.to_string());
+            assert_same_batch(batch, &back.unwrap(), device.to_string());
             n += 1;
         }
         assert_eq!(n, batches.len());

@@ -31,6 +31,8 @@ mod notify;
 mod samples;
 mod transfer;
 
+type MakeHold = Box<dyn Fn(&Queue) -> Hold>;
+
 /// A device under test, and what the suite may know of it.
 pub struct Subject {
     device: Device,

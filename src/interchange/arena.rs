@@ -151,7 +151,7 @@ pub(crate) fn build(
         bytes: memory.size(),
     })?;
     let base = block.as_ptr();
-    // SAFETY (here and in `Writer`): all parts lie in the block at offsets that `extend` gave, with
+    // SAFETY: here and in `Writer`, all parts lie in the block at offsets that `extend` gave, with
     // the alignment and the number of elements that were counted; each element is written before it
     // is read. Everything is reached by raw pointers from `base`.
     let mut writer = unsafe {
@@ -265,7 +265,7 @@ impl Writer<'_> {
         let layout = Layout::of(data_type);
         let slots = tree.slots(view.node);
         let n_children = tree.nodes[view.node].n_children as usize;
-        // SAFETY (whole body): see `build`.
+        // SAFETY: see `build`.
         unsafe {
             let buffers = self.buffers;
             let used = self.used;
