@@ -107,8 +107,6 @@ impl fmt::Debug for Subject {
     }
 }
 
-type MakeHold = Box<dyn Fn(&Queue) -> Hold>;
-
 /// A queue that is kept busy. Dropping it lets the queue go on.
 #[must_use]
 pub struct Hold(Option<Box<dyn FnOnce() + Send>>);
