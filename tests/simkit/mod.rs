@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow_array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch};
 use arrow_buffer::Buffer;
 use arrow_device::device::sim::{Faults, SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
 use arrow_device::{Device, DeviceRecordBatch, Queue, Result};
@@ -76,6 +76,11 @@ pub fn launch(
 ) -> Result<()> {
     let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
     sim.launch(kernel)
+}
+
+/// Numbers and nulls.
+pub fn ints(n: i32) -> Int32Array {
+    (0..n).map(|i| (i % 5 != 0).then_some(i * 7)).collect()
 }
 
 /// Numbers from 0, and what tells whether their memory was let go.
