@@ -31,14 +31,15 @@ fn devices() -> Vec<(Device, Option<Arc<SimDevice>>, ImportOptions)> {
 
 /// Waits until nothing is left on the device.
 fn assert_clean(device: &Device, sim: &SimDevice) {
-    for _ in 0..500 {
+    // The reaper lets go of sources and events a little later.
+    for _ in 0..5000 {
         device.synchronize().unwrap();
-        if sim.report().live_allocations == 0 {
+        device.trim();
+        if sim.report().is_clean() {
             break;
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    device.trim();
     sim.assert_clean();
 }
 
