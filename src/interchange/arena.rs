@@ -45,9 +45,9 @@ struct Header {
 
 /// What keeps an exported event alive.
 pub(crate) enum EventKeeper {
-    /// It was made for this export.
+    /// It is of this crate's making.
     Own(#[allow(dead_code)] SyncEvent),
-    /// It lives as long as this owner.
+    /// It is part of what this owner holds.
     Owner(Arc<Owner>),
 }
 

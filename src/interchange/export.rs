@@ -233,7 +233,10 @@ impl Handover {
     fn keeper(self) -> Option<EventKeeper> {
         match self {
             Self::None => None,
-            Self::Existing(owner) => Some(EventKeeper::Owner(owner)),
+            Self::Existing(owner) => Some(match owner.own_event() {
+                Some(event) => EventKeeper::Own(event.clone()),
+                None => EventKeeper::Owner(owner),
+            }),
             Self::Merged(event) => Some(EventKeeper::Own(event)),
         }
     }

@@ -93,6 +93,14 @@ impl Owner {
         }
     }
 
+    /// As [`ready`](Self::ready), if the event can outlive the memory: a foreign one cannot.
+    pub(crate) fn own_event(&self) -> Option<&SyncEvent> {
+        match &self.ready {
+            Ready::Event(event) => Some(event),
+            Ready::Now | Ready::Foreign(_) => None,
+        }
+    }
+
     /// Makes `queue` wait until the memory is ready.
     pub(crate) fn wait_on(&self, queue: &Queue) -> Result<()> {
         match self.ready() {

@@ -333,6 +333,40 @@ impl Drop for Foreign {
     }
 }
 
+/// Moves a struct out, as C code does.
+///
+/// # Safety
+/// `from` is a live struct that nobody else uses meanwhile.
+pub unsafe fn take(from: *mut CArray) -> CArray {
+    // SAFETY: the caller gives a live struct.
+    unsafe {
+        let taken = from.read();
+        (*from).release = None;
+        taken
+    }
+}
+
+/// A struct that was moved out of its parent: released on drop.
+pub struct Moved(pub CArray);
+
+// SAFETY: the interface lets a struct be released on any thread.
+unsafe impl Send for Moved {}
+
+impl Drop for Moved {
+    fn drop(&mut self) {
+        if let Some(release) = self.0.release {
+            // SAFETY: the only copy.
+            unsafe { release(&mut self.0) }
+        }
+    }
+}
+
+/// The struct of an export, as C code sees it.
+pub fn c(array: &mut FFI_ArrowDeviceArray) -> &mut CDeviceArray {
+    // SAFETY: the same C struct.
+    unsafe { &mut *ptr::from_mut(array).cast() }
+}
+
 struct List(Vec<*mut CArray>);
 
 // SAFETY: only kept and dropped.

@@ -1,0 +1,617 @@
+//! What exports look like to C code, and who frees what when.
+
+mod support;
+mod support_c;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, make_array};
+use arrow_buffer::Buffer;
+use arrow_device::device::sim::{SimMode, SimQueue};
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::{
+    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions, FFI_ArrowDeviceArray,
+    NullCounts, ReleasePolicy, SyncPolicy,
+};
+use arrow_schema::{DataType, Field, Schema};
+use support::types::{dictionary, structure};
+use support::{Nulls, all_types, array, assert_same, cases, wide_batch};
+use support_c::sim::{Place, places, simulated};
+use support_c::{CArray, Foreign, Moved, c, take};
+
+const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
+const WAIT: ExportOptions = ExportOptions::new(SyncPolicy::Wait);
+
+fn ints(n: i32) -> ArrayRef {
+    Arc::new(Int32Array::from_iter(
+        (0..n).map(|i| (i % 3 > 0).then_some(i)),
+    ))
+}
+
+fn field(data_type: &DataType) -> Arc<Field> {
+    Arc::new(Field::new("f", data_type.clone(), true))
+}
+
+fn import(exported: FFI_ArrowDeviceArray, data_type: &DataType, place: &Place) -> DeviceArray {
+    // SAFETY: of an export.
+    unsafe { DeviceArray::import_as(exported, field(data_type), &place.options) }.unwrap()
+}
+
+/// A batch of these columns, named by number.
+fn join(columns: &[DeviceArray]) -> DeviceRecordBatch {
+    let fields = columns.iter().enumerate();
+    let fields: Vec<_> = fields
+        .map(|(i, c)| Field::new(i.to_string(), c.data_type().clone(), true))
+        .collect();
+    DeviceRecordBatch::try_new(Arc::new(Schema::new(fields)), columns).unwrap()
+}
+
+#[test]
+fn members() {
+    for place in places() {
+        let batch = wide_batch(9, 50);
+        let up = place.device.upload(&batch).unwrap().slice(7, 40).unwrap();
+        for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
+            let mut exported = up.export_array(&ExportOptions::new(sync)).unwrap();
+            let e = c(&mut exported);
+            assert_eq!(e.reserved, [0; 3]);
+            assert_eq!(
+                (e.device_type, e.device_id),
+                (place.device.id().device_type.value(), place.device.id().id)
+            );
+            let null = place.sim.is_none() || sync == SyncPolicy::Wait;
+            assert_eq!(e.sync_event.is_null(), null, "{place}");
+            let a = &e.array;
+            assert_eq!(
+                (a.length, a.offset, a.null_count, a.n_buffers, a.n_children),
+                (40, 0, 0, 1, 9)
+            );
+            assert!(a.dictionary.is_null());
+            // SAFETY: lists of our export.
+            unsafe {
+                assert!((*a.buffers).is_null(), "a batch has no mask");
+                for i in 0..9 {
+                    let child = &**a.children.add(i);
+                    let column = up.column(i).unwrap();
+                    assert_eq!((child.length, child.offset), (40, column.offset() as i64));
+                    assert_eq!(child.offset, 7 + child_offset(&batch, i, &place));
+                    let nulls = batch.column(i).slice(7, 40).null_count();
+                    assert_eq!(child.null_count, nulls as i64);
+                    assert_eq!((*child.buffers).is_null(), nulls == 0);
+                }
+            }
+            drop(exported);
+        }
+        drop(up);
+        place.assert_clean();
+    }
+}
+
+/// Where arrow-rs's column starts; uploads start at 0.
+fn child_offset(batch: &RecordBatch, i: usize, place: &Place) -> i64 {
+    if place.sim.is_some() {
+        0
+    } else {
+        batch.column(i).to_data().offset() as i64
+    }
+}
+
+/// One event is handed on as it is, several become one, completed ones none.
+#[test]
+fn events() {
+    for mode in [SimMode::Async, SimMode::Deferred] {
+        let Some(place) = simulated(mode) else { return };
+        let device = &place.device;
+        let data = ints(100).to_data();
+        // Handed on again and again: the same pointer, and no work.
+        let up = device.upload_data(data.clone()).unwrap();
+        let before = device.stats();
+        let mut exported = up.export_array(&EVENT).unwrap();
+        let event = c(&mut exported).sync_event;
+        assert!(!event.is_null());
+        drop(up);
+        for _ in 0..3 {
+            let again = import(exported, &DataType::Int32, &place);
+            let again = again.slice(1, again.len() - 1).unwrap();
+            let unknown = EVENT.with_null_counts(NullCounts::AllowUnknown);
+            exported = again.export_array(&unknown).unwrap();
+            assert_eq!(c(&mut exported).sync_event, event);
+        }
+        assert_eq!(device.stats(), before, "{place}");
+        // Waiting gives none.
+        let again = import(exported, &DataType::Int32, &place);
+        let exported = again
+            .export_array(&WAIT.with_null_counts(NullCounts::AllowUnknown))
+            .unwrap();
+        assert!(exported.sync_event().is_null());
+        assert!(again.is_ready().unwrap());
+        assert_eq!(device.stats().since(&before).queue_waits, 0);
+        assert_same(
+            &ints(100).slice(3, 97),
+            &import(exported, &DataType::Int32, &place)
+                .to_host()
+                .unwrap(),
+            "waited",
+        );
+        drop(again);
+        // Three queues: one new event that completes after all.
+        let queues: Vec<_> = (0..3).map(|_| device.new_queue().unwrap()).collect();
+        let columns: Vec<_> = queues
+            .iter()
+            .map(|q| device.upload_data_on(data.clone(), q).unwrap())
+            .collect();
+        let batch = join(&columns);
+        if mode == SimMode::Deferred {
+            let before = device.stats();
+            let mut exported = batch.export_array(&EVENT).unwrap();
+            let delta = device.stats().since(&before);
+            assert_eq!(
+                (delta.events, delta.queue_waits, delta.host_waits),
+                (1, 3, 0)
+            );
+            assert!(!c(&mut exported).sync_event.is_null());
+            drop((columns, batch));
+            let data_type = structure(vec![
+                ("0", DataType::Int32),
+                ("1", DataType::Int32),
+                ("2", DataType::Int32),
+            ]);
+            let again = import(exported, &data_type, &place);
+            assert!(!again.is_ready().unwrap());
+            again.wait().unwrap();
+            let back = again.to_host().unwrap();
+            for column in arrow_array::cast::AsArray::as_struct(&back).columns() {
+                assert_same(&ints(100), column, "merged");
+            }
+            // One pending among completed ones is handed on; if all have completed there is none.
+            let columns: Vec<_> = queues
+                .iter()
+                .map(|q| device.upload_data_on(data.clone(), q).unwrap())
+                .collect();
+            let batch = join(&columns);
+            columns[0].wait().unwrap();
+            columns[2].wait().unwrap();
+            let before = device.stats();
+            let one = batch.export_array(&EVENT).unwrap();
+            let alone = columns[1].export_array(&EVENT).unwrap();
+            assert_eq!(one.sync_event(), alone.sync_event());
+            assert_eq!(device.stats(), before);
+            columns[1].wait().unwrap();
+            assert!(batch.export_array(&EVENT).unwrap().sync_event().is_null());
+            // The event lives as long as the root, though its memory's column is gone.
+            let mut one = one;
+            drop((alone, columns, batch));
+            let live = || place.sim().report().live_allocations;
+            let before = live();
+            // SAFETY: our own export.
+            drop(unsafe { Moved(take(*c(&mut one).array.children.add(1))) });
+            assert_eq!(live(), before - 1);
+            assert!(event_is_live(&one, &place));
+        } else {
+            drop((columns, batch));
+        }
+        drop(queues);
+        place.assert_clean();
+    }
+}
+
+/// Whether the device still knows the event.
+fn event_is_live(array: &FFI_ArrowDeviceArray, place: &Place) -> bool {
+    let event = arrow_device::device::EventPtr::new(array.sync_event()).unwrap();
+    place.device.backend().check_event(event).is_ok()
+}
+
+/// An array without any buffer carries its event as safely as others.
+#[test]
+fn events_without_buffers() {
+    let Some(place) = simulated(SimMode::Deferred) else {
+        return;
+    };
+    let mut foreign = Foreign::new(
+        &array(&DataType::Null, 5, Nulls::None, 1).to_data(),
+        &place.device,
+    );
+    let event = foreign.device_array.sync_event;
+    let exported = foreign
+        .import(&place.options)
+        .unwrap()
+        .export_array(&EVENT)
+        .unwrap();
+    assert_eq!(exported.sync_event(), event);
+    assert!(event_is_live(&exported, &place));
+    drop(exported);
+    foreign.assert_released("null array");
+    drop(foreign);
+    place.assert_clean();
+}
+
+/// Unknown null counts are found out together, or go out as they are.
+#[test]
+fn null_counts() {
+    for place in places() {
+        let data_type = structure((0..20).map(|_| ("c", DataType::Int32)).collect());
+        let data = array(&data_type, 300, Nulls::Some, 5).to_data();
+        let unknown = || {
+            let mut foreign = Foreign::new(&data, &place.device);
+            foreign.root().null_count = -1;
+            (0..20).for_each(|i| foreign.at(&[i]).null_count = -1);
+            place.device.synchronize().unwrap();
+            let imported = foreign.import(&place.options).unwrap();
+            (foreign, imported)
+        };
+        let counts = |mut e: FFI_ArrowDeviceArray| -> Vec<i64> {
+            let a = c(&mut e).array;
+            // SAFETY: our own export.
+            let child = |i| unsafe { (**a.children.add(i)).null_count };
+            [a.null_count]
+                .into_iter()
+                .chain((0..20).map(child))
+                .collect()
+        };
+        let expected: Vec<i64> = [data.null_count()]
+            .into_iter()
+            .chain(data.child_data().iter().map(|c| c.null_count()))
+            .map(|n| n as i64)
+            .collect();
+        // Without a mask there are none.
+        let masks = data.child_data().iter().map(|c| c.nulls().is_some());
+        let masks = [data.nulls().is_some()].into_iter().chain(masks);
+        let uncounted: Vec<i64> = masks.map(|mask| -i64::from(mask)).collect();
+        let n_unknown = uncounted.iter().filter(|n| **n == -1).count() as u64;
+        assert!(n_unknown > 5);
+        let (_foreign, imported) = unknown();
+        let before = place.device.stats();
+        let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
+        assert_eq!(counts(imported.export_array(&allowed).unwrap()), uncounted);
+        if place.sim.is_some() {
+            assert_eq!(place.device.stats(), before);
+        }
+        assert_eq!(counts(imported.export_array(&EVENT).unwrap()), expected);
+        if place.sim.is_some() {
+            let delta = place.device.stats().since(&before);
+            assert_eq!((delta.host_waits, delta.copies), (1, n_unknown), "{place}");
+        }
+        let before = place.device.stats();
+        assert_eq!(
+            counts(imported.export_array(&EVENT).unwrap()),
+            expected,
+            "counted once"
+        );
+        if place.sim.is_some() {
+            assert_eq!(place.device.stats(), before);
+        }
+        drop(imported);
+        let (_other, imported) = unknown();
+        // Slices are counted by their own rows.
+        let slice = imported.child(3).unwrap().slice(13, 101).unwrap();
+        let e = slice.export_array(&EVENT).unwrap();
+        let nulls = make_array(data.child_data()[3].clone())
+            .slice(13, 101)
+            .null_count();
+        assert_eq!(e.array().null_count(), nulls);
+        drop((e, slice, imported, _foreign, _other));
+        place.assert_clean();
+    }
+}
+
+struct Counted(Arc<AtomicUsize>, #[allow(dead_code)] Buffer);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Memory whose drops are counted.
+fn counted(buffer: Buffer) -> (DeviceBuffer, Arc<AtomicUsize>) {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let (address, len) = (
+        DevicePtr::new(buffer.as_ptr().cast_mut().cast()),
+        buffer.len(),
+    );
+    let owner = Box::new(Counted(drops.clone(), buffer));
+    // SAFETY: the owner holds the memory.
+    (
+        unsafe { DeviceBuffer::from_raw(&Devices::cpu(), address, len, owner, None) },
+        drops,
+    )
+}
+
+/// A batch of an integer column, a struct of one, and a dictionary; each buffer has an owner of its own.
+fn owned() -> (DeviceRecordBatch, Vec<Arc<AtomicUsize>>) {
+    let numbers = || counted(Buffer::from_vec(vec![0i32, 1, 1]));
+    let plain =
+        |buffer| DeviceArray::from_values(DataType::Int32, 3, buffer, None, Some(0)).unwrap();
+    let (buffers, drops): (Vec<_>, Vec<_>) = (0..4).map(|_| numbers()).unzip();
+    let inner = plain(buffers[1].clone());
+    let data_type = structure(vec![("i", DataType::Int32)]);
+    // SAFETY: no values but those of `inner`.
+    let outer =
+        unsafe { DeviceArray::from_parts(data_type, 3, Some(0), &[None], &[inner]) }.unwrap();
+    let keys = [None, Some(buffers[2].clone())];
+    let data_type = dictionary(DataType::Int32, DataType::Int32);
+    let values = plain(buffers[3].clone());
+    // SAFETY: keys 0 and 1 of three values.
+    let words =
+        unsafe { DeviceArray::from_parts(data_type, 3, Some(0), &keys, &[values]) }.unwrap();
+    (join(&[plain(buffers[0].clone()), outer, words]), drops)
+}
+
+fn dropped(drops: &[Arc<AtomicUsize>]) -> Vec<usize> {
+    drops.iter().map(|d| d.load(Ordering::Acquire)).collect()
+}
+
+/// Every order of `n` things.
+fn orders(n: usize) -> Vec<Vec<usize>> {
+    if n == 0 {
+        return vec![vec![]];
+    }
+    let shorter = orders(n - 1);
+    let insert = |o: &Vec<usize>, at| [&o[..at], &[n - 1], &o[at..]].concat();
+    shorter
+        .iter()
+        .flat_map(|o| (0..n).map(move |at| insert(o, at)))
+        .collect()
+}
+
+/// Root, three columns, a grandchild and a dictionary, all moved out, released in every order and on other threads:
+/// each lets go of its own memory, at its own release.
+#[test]
+fn every_order() {
+    // Which owner each of the six has: 4 is "none".
+    const OWNER: [usize; 6] = [4, 0, 4, 2, 1, 3];
+    for (k, order) in orders(6).into_iter().enumerate() {
+        let (batch, drops) = owned();
+        let mut exported = batch.export_array(&EVENT).unwrap();
+        drop(batch);
+        assert_eq!(dropped(&drops), [0; 4]);
+        // SAFETY: our own export; each struct is moved once.
+        let mut nodes: Vec<Option<Moved>> = unsafe {
+            let root = &raw mut c(&mut exported).array;
+            let child = |i| *(*root).children.add(i);
+            let grandchild: *mut CArray = *(*child(1)).children;
+            let words = (*child(2)).dictionary;
+            let all = [child(0), child(1), child(2), grandchild, words];
+            let all: Vec<_> = all.into_iter().map(|p| Some(Moved(take(p)))).collect();
+            [Some(Moved(take(root)))].into_iter().chain(all).collect()
+        };
+        drop(exported);
+        let mut expected = [0; 5];
+        for i in order {
+            let node = nodes[i].take();
+            if k % 10 == 0 {
+                thread::spawn(move || drop(node)).join().unwrap();
+            } else {
+                drop(node);
+            }
+            expected[OWNER[i]] = 1;
+            assert_eq!(dropped(&drops), expected[..4], "after {i} in order {k}");
+        }
+        assert_eq!(dropped(&drops), [1; 4]);
+    }
+}
+
+/// A release that leaves its children in place takes them along; a second one does nothing.
+#[test]
+fn whole_trees_and_twice() {
+    let (batch, drops) = owned();
+    let mut exported = batch.export_array(&EVENT).unwrap();
+    drop(batch);
+    let root = &raw mut c(&mut exported).array;
+    // SAFETY: our own export.
+    unsafe {
+        let release = (*root).release.unwrap();
+        let child = *(*root).children.add(1);
+        release(child);
+        assert!((*child).release.is_none());
+        assert_eq!(dropped(&drops), [0, 1, 0, 0]);
+        release(child);
+        assert_eq!(dropped(&drops), [0, 1, 0, 0]);
+        // Moved out with everything below.
+        drop(Moved(take(*(*root).children.add(2))));
+        assert_eq!(dropped(&drops), [0, 1, 1, 1]);
+        release(root);
+        assert_eq!(dropped(&drops), [1; 4]);
+    }
+    drop(exported);
+    assert_eq!(dropped(&drops), [1; 4]);
+}
+
+#[test]
+fn siblings_on_many_threads() {
+    for place in places() {
+        for _ in 0..20 {
+            let up = place.device.upload(&wide_batch(64, 10)).unwrap();
+            let mut exported = up.export_array(&EVENT).unwrap();
+            drop(up);
+            let root = c(&mut exported).array;
+            // SAFETY: our own export; each child is moved once.
+            let children: Vec<_> = unsafe {
+                (0..64)
+                    .map(|i| Moved(take(*root.children.add(i))))
+                    .collect()
+            };
+            if let Some(sim) = &place.sim {
+                assert_eq!(sim.report().live_allocations, 1);
+            }
+            thread::scope(|scope| {
+                let mut chunks: Vec<Vec<Moved>> = (0..4).map(|_| vec![]).collect();
+                children
+                    .into_iter()
+                    .enumerate()
+                    .for_each(|(i, child)| chunks[i % 4].push(child));
+                chunks.into_iter().for_each(|chunk| {
+                    scope.spawn(move || drop(chunk));
+                });
+                scope.spawn(move || drop(exported));
+            });
+            if let Some(sim) = &place.sim {
+                assert_eq!(sim.report().live_allocations, 0);
+            }
+        }
+        place.assert_clean();
+    }
+}
+
+/// A consumer whose work is not ordered: memory goes after the device's work, and the release does not wait for it.
+#[test]
+fn release_synchronizes_elsewhere() {
+    let Some(place) = simulated(SimMode::Async) else {
+        return;
+    };
+    for policy in [ReleasePolicy::Ordered, ReleasePolicy::Synchronize] {
+        let up = place.device.upload_array(&ints(100)).unwrap();
+        up.wait().unwrap();
+        let exported = up.export_array(&EVENT.with_release(policy)).unwrap();
+        drop(up);
+        let queue = place.device.new_queue().unwrap();
+        let (go, gate) = mpsc::channel::<()>();
+        let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+        sim.launch(move |_| gate.recv().map_err(|e| e.to_string()))
+            .unwrap();
+        drop(exported);
+        let live = place.sim().report().live_allocations;
+        assert_eq!(
+            live,
+            usize::from(policy == ReleasePolicy::Synchronize),
+            "{policy:?}"
+        );
+        go.send(()).unwrap();
+        drop(queue);
+        place.assert_clean();
+    }
+}
+
+/// What this crate wrote is zero up to the next multiple of 64 bytes.
+#[test]
+fn tails_are_zero() {
+    let Some(place) = simulated(SimMode::Async) else {
+        return;
+    };
+    let queue = place.device.default_queue();
+    for (name, data_type) in all_types() {
+        let up = place
+            .device
+            .upload_array(&array(&data_type, 77, Nulls::Some, 2).slice(3, 71))
+            .unwrap();
+        up.wait().unwrap();
+        for i in 0..up.num_buffers() {
+            let Some(buffer) = up.buffer(i).filter(|b| !b.is_empty()) else {
+                continue;
+            };
+            assert_eq!(buffer.address().address() % 64, 0, "{name}");
+            let bytes = buffer.len().next_multiple_of(64);
+            let mut copy = vec![0xEEu8; bytes];
+            let op = CopyOp {
+                src: buffer.address(),
+                dst: DevicePtr::new(copy.as_mut_ptr().cast()),
+                bytes,
+                kind: CopyKind::DeviceToHost,
+            };
+            // SAFETY: padded memory of this crate; waited for below.
+            unsafe { queue.raw().copy(&[op]) }.unwrap();
+            queue.synchronize().unwrap();
+            assert!(
+                copy[buffer.len()..].iter().all(|b| *b == 0),
+                "{name}, buffer {i}"
+            );
+        }
+    }
+    drop(queue);
+    place.assert_clean();
+}
+
+/// Lengths of view buffers: right, and where the host can read them; a foreign list goes on as it is while unknown.
+#[test]
+fn view_lengths() {
+    for place in places() {
+        let views = array(&DataType::Utf8View, 200, Nulls::Some, 1);
+        let lengths = |e: &mut FFI_ArrowDeviceArray| {
+            let a = c(e).array;
+            let n = a.n_buffers as usize;
+            // SAFETY: our own export, whose lengths the host can read.
+            unsafe {
+                let list = *a.buffers.add(n - 1);
+                (
+                    list,
+                    std::slice::from_raw_parts(list.cast::<i64>(), n - 3).to_vec(),
+                )
+            }
+        };
+        let up = place.device.upload_array(&views).unwrap();
+        let (_, stated) = lengths(&mut up.export_array(&EVENT).unwrap());
+        let expected: Vec<i64> = (2..up.num_buffers())
+            .map(|i| up.buffer(i).map_or(0, |b| b.len() as i64))
+            .collect();
+        assert!(!expected.is_empty());
+        assert_eq!(stated, expected, "{place}");
+
+        let mut foreign = Foreign::new(&views.to_data(), &place.device);
+        let n = foreign.root().n_buffers as usize;
+        let theirs = foreign.buffer(&[], n - 1);
+        let imported = foreign.import(&place.options).unwrap();
+        let before = place.device.stats();
+        let mut exported = imported.export_array(&EVENT).unwrap();
+        let (list, _) = lengths(&mut exported);
+        assert_eq!(list, theirs, "{place}");
+        if place.sim.is_some() {
+            assert_eq!(place.device.stats(), before);
+        }
+        // Known, they are stated.
+        imported.resolve_sizes().unwrap();
+        let mut known = imported.export_array(&EVENT).unwrap();
+        assert_ne!(lengths(&mut known).0, theirs);
+        assert_eq!(lengths(&mut known).1, lengths(&mut exported).1);
+        drop(imported);
+        assert_same(
+            &views,
+            &import(exported, &DataType::Utf8View, &place)
+                .to_host()
+                .unwrap(),
+            "handed on",
+        );
+        assert_same(
+            &views,
+            &import(known, &DataType::Utf8View, &place)
+                .to_host()
+                .unwrap(),
+            "stated",
+        );
+        drop(up);
+        drop(foreign);
+        place.assert_clean();
+    }
+}
+
+/// arrow-rs takes what we export on the CPU, and we take what it exports: all types and cases, masks at other bits
+/// than the values included.
+#[test]
+fn arrow_takes_ours_and_we_take_arrows() {
+    if cfg!(miri) {
+        return;
+    }
+    let place = support_c::sim::cpu();
+    for (i, (name, data_type)) in all_types().into_iter().enumerate() {
+        for (case, array) in cases(&data_type, i as u64) {
+            let context = format!("{name}, {case}");
+            let up = place.device.upload_array(&array).unwrap();
+            let exported = up.export_array(&EVENT).unwrap();
+            drop(up);
+            let exported = exported.into_array().unwrap();
+            let data_type = data_type.clone();
+            // SAFETY: of an export.
+            let data = unsafe { arrow_array::ffi::from_ffi_and_data_type(exported, data_type) }
+                .expect(&context);
+            assert_same(&array, &make_array(data), &context);
+            let theirs = FFI_ArrowDeviceArray::new_cpu(&array.to_data());
+            assert_same(
+                &array,
+                &import(theirs, array.data_type(), &place).to_host().unwrap(),
+                &context,
+            );
+        }
+    }
+}
