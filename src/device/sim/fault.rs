@@ -27,7 +27,7 @@ pub enum FaultOp {
     Record,
     /// `RawQueue::wait`.
     QueueWait,
-    /// `Backend::wait_event` and `Backend::synchronize`.
+    /// `Backend::wait_event`. `Backend::synchronize` fails only if the device has failed for good.
     HostWait,
     /// `Backend::query_event` and `Backend::notify_event`.
     Query,
