@@ -335,7 +335,8 @@ fn padding_after_the_last_element() {
     let padded = |values: &[i32]| {
         let mut bytes = Buffer::from_slice_ref(values).to_vec();
         bytes.extend([0xAB; 3]);
-        Buffer::from(bytes)
+        // Aligned, as a vector of bytes may not be.
+        Buffer::from_slice_ref(bytes)
     };
     let aligned = Buffer::from_slice_ref([view(1, b"a\0\0\0", 0, 0), 0xAB]);
     good(&data(
