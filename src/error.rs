@@ -106,7 +106,6 @@ pub enum Error {
 
 impl Error {
     /// [`Error::InvalidInput`] at `path`.
-    #[allow(dead_code)]
     pub(crate) fn invalid(
         path: impl Into<Cow<'static, str>>,
         message: impl Into<Cow<'static, str>>,

@@ -34,7 +34,7 @@
 //! **Work is asynchronous.** An upload, a copy between devices and a free are given to a queue and run
 //! later. A buffer knows the event after which it may be read: a queue that reads it waits for the
 //! event, a host read is one host wait, and an export hands the event on ([`SyncPolicy`]). An import
-//! waits for nothing.
+//! waits for nothing (but for a batch whose root has a mask that nobody has counted).
 //!
 //! **Kernels** get at values through loans: [`DeviceArray::values_on`] makes a queue wait until the
 //! memory is ready and gives its address; dropping the loan records the use, so that the memory outlives

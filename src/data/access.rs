@@ -227,6 +227,9 @@ impl DeviceArray {
             address = base.offset(self.offset() * size_of::<T>());
             len = self.len() + extra;
         }
+        if len == 0 {
+            address = DevicePtr::NULL;
+        }
         if address.address() % align_of::<T>() != 0 {
             return Err(Error::argument(format!(
                 "values at {address:?} are not aligned to {} bytes",

@@ -1,5 +1,6 @@
 //! [`DeviceArray`].
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -315,7 +316,7 @@ impl DeviceArray {
 
     /// Whether the array's memory may be read now. Never waits.
     pub fn is_ready(&self) -> Result<bool> {
-        for owner in self.owners() {
+        for owner in self.owners().iter() {
             if let Some(event) = owner.ready() {
                 if !event.is_complete()? {
                     return Ok(false);
@@ -330,8 +331,16 @@ impl DeviceArray {
         self.owners().iter().try_for_each(|owner| owner.wait_host())
     }
 
-    pub(crate) fn owners(&self) -> &[Arc<Owner>] {
-        self.tree.owners.as_slice()
+    /// The owners of this array's own buffers and its descendants'.
+    pub(crate) fn owners(&self) -> Cow<'_, [Arc<Owner>]> {
+        let all = self.tree.owners.as_slice();
+        if self.view.node == 0 || all.len() == 1 {
+            return Cow::Borrowed(all);
+        }
+        let mut used = vec![false; all.len()];
+        self.tree.mark_owners(self.view.node, &mut used);
+        let used = all.iter().zip(used).filter(|(_, used)| *used);
+        Cow::Owned(used.map(|(owner, _)| owner.clone()).collect())
     }
 
     pub(crate) fn tree(&self) -> &Arc<Tree> {

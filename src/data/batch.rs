@@ -201,6 +201,12 @@ impl TryFrom<DeviceArray> for DeviceRecordBatch {
                 format!("a record batch is a struct, not {}", array.data_type()),
             ));
         };
+        if array.null_count().is_none() {
+            return Err(Error::invalid(
+                "array.null_count",
+                "is not known yet; call resolve_null_counts first",
+            ));
+        }
         if array.null_count() != Some(0) {
             return Err(Error::invalid(
                 "array.null_count",

@@ -74,6 +74,7 @@ impl Builder {
             let view = child.view();
             self.node(child.tree(), view.node, parent)?;
             let node = self.nodes.last_mut().expect("just pushed");
+            node.cut |= view.length != node.length;
             node.length = view.length;
             node.offset = view.offset;
             node.validity_offset = view.validity_offset;
@@ -107,6 +108,7 @@ impl Builder {
         let source = &tree.nodes[from];
         self.nodes.push(Node {
             length: source.length,
+            cut: source.cut,
             offset: source.offset,
             validity_offset: source.validity_offset,
             nulls: source.nulls.clone(),
@@ -148,6 +150,7 @@ pub(crate) fn struct_tree(
 pub(crate) fn root_node(length: usize, n_slots: usize, nulls: NullCount) -> Node {
     Node {
         length,
+        cut: false,
         offset: 0,
         validity_offset: 0,
         nulls,

@@ -8,7 +8,7 @@ use arrow_schema::DataType;
 use crate::data::array::DeviceArray;
 use crate::data::layout::{BufferKind, Layout};
 use crate::data::tree::{Tree, View};
-use crate::device::{AddressClass, CopyKind, CopyOp, DevicePtr, Queue};
+use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{HostSlab, Owner};
 
@@ -69,7 +69,6 @@ pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers
     }
     let device = &tree.device;
     let mut slab = device.host_slab(total)?;
-    slab.fill(0);
     let owners = tree.owners.as_slice();
     let on_host = |r: &Request| r.on_host || device.is_host_readable();
     if requests.iter().any(on_host) {
@@ -82,6 +81,7 @@ pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers
         }
         let dst = slab.as_device_ptr().offset(*start);
         if on_host(request) {
+            Counters::add(&device.counters().host_copied_bytes, request.bytes);
             // SAFETY: the caller's; the memory is ready, and the slab has room.
             unsafe {
                 std::ptr::copy_nonoverlapping(
@@ -163,6 +163,9 @@ pub(crate) fn check_size(
     path: impl Fn() -> String,
 ) -> Result<usize> {
     let fits = isize::try_from(bytes).ok().filter(|n| *n >= 0);
+    // Nor may the end lie outside the address space.
+    let fits =
+        fits.filter(|n| isize::try_from(address.address().saturating_add(*n as usize)).is_ok());
     let Some(bytes) = fits else {
         return Err(Error::invalid(
             path(),
@@ -290,26 +293,9 @@ pub(crate) fn null_counts(array: &DeviceArray, views: &[View]) -> Result<Vec<usi
     counts[0] = array.null_count();
     let unknown: Vec<_> = (0..views.len()).filter(|&i| counts[i].is_none()).collect();
     if !unknown.is_empty() {
-        let request = |&i: &usize| {
-            let View {
-                node,
-                validity_offset: first,
-                length,
-                ..
-            } = views[i];
-            Request {
-                address: tree.slots(node)[0].address().offset(first / 8),
-                bytes: (first % 8 + length).div_ceil(8),
-                on_host: false,
-            }
-        };
-        let requests: Vec<_> = unknown.iter().map(request).collect();
-        // SAFETY: a mask has one bit for each row of its node, and views lie inside their node.
-        let answers = unsafe { gather(tree, &requests) }?;
-        for (k, &i) in unknown.iter().enumerate() {
+        let masks: Vec<_> = unknown.iter().map(|&i| views[i]).collect();
+        for (&i, nulls) in unknown.iter().zip(count_masks(tree, &masks)?) {
             let view = views[i];
-            let nulls =
-                view.length - count_bits(answers.bytes(k), view.validity_offset % 8, view.length);
             counts[i] = Some(nulls);
             let node = &tree.nodes[view.node];
             if view.offset == node.offset && view.length == node.length {
@@ -321,6 +307,51 @@ pub(crate) fn null_counts(array: &DeviceArray, views: &[View]) -> Result<Vec<usi
         }
     }
     Ok(counts.into_iter().map(|n| n.unwrap_or(0)).collect())
+}
+
+/// Counts the nulls of views that have a mask: the masks are read back together.
+fn count_masks(tree: &Tree, views: &[View]) -> Result<Vec<usize>> {
+    let request = |view: &View| Request {
+        address: tree.slots(view.node)[0]
+            .address()
+            .offset(view.validity_offset / 8),
+        bytes: (view.validity_offset % 8 + view.length).div_ceil(8),
+        on_host: false,
+    };
+    let requests: Vec<_> = views.iter().map(request).collect();
+    // SAFETY: a mask has one bit for each row of its node, and views lie inside their node.
+    let answers = unsafe { gather(tree, &requests) }?;
+    let count = |(k, view): (usize, &View)| {
+        view.length - count_bits(answers.bytes(k), view.validity_offset % 8, view.length)
+    };
+    Ok(views.iter().enumerate().map(count).collect())
+}
+
+/// Refuses null counts that differ from the masks, and fills in those that are unknown.
+pub(crate) fn check_null_counts(tree: &Tree) -> Result<()> {
+    let masked = |&node: &usize| {
+        tree.nodes[node].length > 0
+            && Layout::of(tree.data_type(node)).has_validity()
+            && !tree.slots(node)[0].is_null()
+    };
+    let nodes: Vec<_> = (0..tree.nodes.len()).filter(masked).collect();
+    if nodes.is_empty() {
+        return Ok(());
+    }
+    let views: Vec<_> = nodes.iter().map(|&node| tree.whole(node)).collect();
+    for (&node, counted) in nodes.iter().zip(count_masks(tree, &views)?) {
+        let nulls = &tree.nodes[node].nulls;
+        match nulls.get() {
+            Some(claimed) if claimed != counted => {
+                return Err(Error::invalid(
+                    format!("{}.null_count", tree.path(node)),
+                    format!("is {claimed}, but the mask has {counted} nulls"),
+                ));
+            }
+            _ => nulls.set(counted),
+        }
+    }
+    Ok(())
 }
 
 /// How many of `bits` bits from bit `first` are set.

@@ -9,7 +9,7 @@ use arrow_schema::{DataType, Schema};
 
 use crate::data::array::DeviceArray;
 use crate::data::build::root_node;
-use crate::data::layout::{BufferKind, Layout, Nesting};
+use crate::data::layout::{BufferKind, Layout, Nesting, check_type};
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree, View};
 use crate::device::{Counters, DevicePtr, Devices};
 use crate::error::{Error, Result};
@@ -17,6 +17,7 @@ use crate::memory::{Memory, Owner, Ready, host_buffer};
 
 /// Arrow data as a tree of the CPU; the tree holds the data.
 pub(crate) fn wrap_array(data: ArrayData) -> Result<Tree> {
+    check_type(data.data_type())?;
     let root = data.data_type().clone();
     let mut wrapper = Wrapper::default();
     wrapper.node(&data, 0)?;
@@ -34,6 +35,7 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<Tree> {
         ..root_node(batch.num_rows(), 1, NullCount::known(0))
     });
     for column in &columns {
+        check_type(column.data_type())?;
         wrapper.node(column, 0)?;
     }
     wrapper.descend(
@@ -77,6 +79,7 @@ impl Wrapper {
         }
         self.nodes.push(Node {
             length: data.len(),
+            cut: false,
             offset,
             validity_offset,
             nulls: NullCount::known(nulls.map_or(0, NullBuffer::null_count)),
@@ -251,7 +254,9 @@ fn buffer(tree: &Tree, slot: &Slot, bytes: usize, align: usize) -> Result<Buffer
     if address.address() % align == 0 {
         return Ok(buffer);
     }
-    Counters::add(&tree.device.counters().host_copied_bytes, bytes);
+    let counters = tree.device.counters();
+    Counters::add(&counters.host_copied_bytes, bytes);
+    Counters::add(&counters.host_allocations, 1);
     let mut slab = crate::memory::HostSlab::new(bytes)?;
     slab.copy_from_slice(&buffer);
     Ok(slab.into_buffer())

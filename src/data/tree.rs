@@ -32,6 +32,8 @@ pub(crate) enum Owners {
 pub(crate) struct Node {
     /// Rows.
     pub(crate) length: usize,
+    /// The buffers hold rows behind these: the node is a slice of another tree's.
+    pub(crate) cut: bool,
     /// Rows to skip in all buffers but the mask.
     pub(crate) offset: usize,
     /// Bits to skip in the mask; differs from `offset` only for arrow-rs arrays in host memory.
@@ -171,6 +173,17 @@ impl Tree {
         &self.owners.as_slice()[slot.owner as usize]
     }
 
+    /// Marks the owners that a node and its descendants lie in.
+    pub(crate) fn mark_owners(&self, node: usize, used: &mut [bool]) {
+        for slot in self.slots(node).iter().filter(|slot| !slot.is_null()) {
+            used[slot.owner as usize] = true;
+        }
+        let n = &self.nodes[node];
+        for child in 0..n.n_children {
+            self.mark_owners((n.first_child + child) as usize, used);
+        }
+    }
+
     /// All rows of a node.
     pub(crate) fn whole(&self, node: usize) -> View {
         let n = &self.nodes[node];
@@ -185,7 +198,7 @@ impl Tree {
     /// Whether a view is all of its node, from the start of its buffers.
     pub(crate) fn is_uncut(&self, view: View) -> bool {
         let node = &self.nodes[view.node];
-        view.offset == 0 && node.offset == 0 && view.length == node.length
+        !node.cut && view.offset == 0 && node.offset == 0 && view.length == node.length
     }
 
     /// The rows of child `i` that belong to a view where the type alone tells; else all.

@@ -150,7 +150,10 @@ pub enum Notify {
 ///   device may read for the whole length asked about;
 /// - a completed event ([`query_event`](Self::query_event), [`wait_event`](Self::wait_event)) means
 ///   that all work queued before it was recorded has finished and is visible to the host;
-/// - [`allocate_host`](Self::allocate_host) gives memory that the host may read and write.
+/// - `classify` answers `Host` only for memory that the host may read;
+/// - after an error of [`synchronize`](Self::synchronize) nothing that was queued before runs any more;
+/// - [`allocate_host`](Self::allocate_host) gives memory that the host may read and write; of a
+///   host-readable device, [`RawQueue::allocate`] gives initialised memory.
 pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Device type and id, as they stand in `ArrowDeviceArray`.
     fn id(&self) -> DeviceId;

@@ -97,6 +97,13 @@ unsafe impl Backend for HostBackend {
 // once, so it is in order.
 unsafe impl RawQueue for HostQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
+        if self.id != DeviceId::CPU {
+            return Err(Error::NotSupported {
+                device: self.id,
+                operation: "allocate",
+                reason: "page-locked memory needs the device's own backend".into(),
+            });
+        }
         let oom = || Error::OutOfMemory {
             device: self.id,
             operation: "allocate",

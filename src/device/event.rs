@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use crate::device::backend::EventPtr;
-use crate::device::{Counters, Device, DeviceId};
+use crate::device::{Counters, Device};
 use crate::error::Result;
 
 /// A point in a queue's work. Clones are the same event; the last one gives it back to the device
@@ -91,10 +91,6 @@ impl<'a> EventRef<'a> {
     /// `ptr` points to a live event of `device`'s type for as long as the result is used.
     pub(crate) unsafe fn new(device: &'a Device, ptr: EventPtr) -> Self {
         Self { device, ptr }
-    }
-
-    pub(crate) fn device_id(&self) -> DeviceId {
-        self.device.id()
     }
 
     pub(crate) fn device(&self) -> &'a Device {

@@ -126,6 +126,7 @@ impl Device {
     /// it. An error says that the device has failed and runs nothing more ([`Backend::synchronize`]);
     /// it is parked.
     pub(crate) fn settle(&self) {
+        Counters::add(&self.0.counters.host_waits, 1);
         if let Err(e) = self.0.backend.synchronize() {
             self.park_drop_error(e);
         }

@@ -58,7 +58,7 @@ impl Queue {
     }
 
     pub(crate) fn wait_ref(&self, event: EventRef<'_>) -> Result<()> {
-        let same = event.device_id() == self.device.id();
+        let same = event.device() == &self.device;
         if !same
             && !self
                 .device

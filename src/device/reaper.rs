@@ -193,7 +193,12 @@ impl Reaper {
             let shared = self.shared.clone();
             state.running = std::thread::Builder::new()
                 .name("arrow-device reaper".into())
-                .spawn(move || shared.run())
+                .spawn(move || {
+                    // Backends do not panic; if one does, the next item starts a new thread.
+                    if catch_unwind(AssertUnwindSafe(|| shared.run())).is_err() {
+                        shared.lock().running = false;
+                    }
+                })
                 .is_ok();
         }
         let stranded = if state.running {

@@ -102,7 +102,14 @@ impl Devices {
     /// # Errors
     /// [`Error::InvalidArgument`] if that id is taken by another device.
     pub fn add(&self, device: Device) -> Result<()> {
-        let slot = self.slot(device.id());
+        let mut devices = self.devices();
+        let slot = devices.entry(device.id()).or_default();
+        // A device takes the place of a failure to make one.
+        if slot.get().is_some_and(Result::is_err) {
+            *slot = Slot::default();
+        }
+        let slot = slot.clone();
+        drop(devices);
         let taken = slot.get_or_init(|| Ok(device.clone()));
         if taken.as_ref().is_ok_and(|there| *there == device) {
             return Ok(());
@@ -114,17 +121,20 @@ impl Devices {
     }
 
     /// Registers how devices of a type are made from their id. Devices that were asked for before
-    /// stay as they are.
+    /// stay as they are. The factory must not ask this set for the id that it is making.
     pub fn register(
         &self,
         device_type: ArrowDeviceType,
         factory: impl Fn(i64) -> Result<Device> + Send + Sync + 'static,
     ) {
-        self.0
+        let old = self
+            .0
             .factories
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(device_type, Arc::new(factory));
+        // Outside the lock: what the old factory holds may use this set.
+        drop(old);
     }
 
     /// The device of this type and id. Any id of the CPU's type is the CPU.

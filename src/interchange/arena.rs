@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrow_buffer::{BooleanBuffer, BooleanBufferBuilder, Buffer};
-use arrow_schema::DataType;
 
 use crate::abi::c_data::CArray;
 use crate::abi::guard;
@@ -119,7 +118,7 @@ pub(crate) fn build(
     let tree = array.tree();
     let mut size = Size::default();
     size.add(tree, array.view().node);
-    let owners = array.owners();
+    let owners = tree.owners.as_slice();
     let device = array.device();
 
     let too_large = || Error::argument("the array has too many children to export");
@@ -143,7 +142,7 @@ pub(crate) fn build(
     if size.states_sizes && !device.is_host_readable() {
         slab = Some(device.host_slab(size.sizes * 8)?);
     }
-    let masks = repacked_masks(array, as_batch)?;
+    let masks = repacked_masks(array, as_batch, nulls)?;
     // SAFETY: the layout has the size of `Header` at least.
     let block = NonNull::new(unsafe { alloc::alloc(memory) }).ok_or(Error::OutOfMemory {
         device: device.id(),
@@ -342,7 +341,11 @@ impl Writer<'_> {
 
 /// Masks that start at another bit than the values do: only arrow-rs arrays in host memory have
 /// them. Repacked to the values' offset, with the index of their node.
-fn repacked_masks(array: &DeviceArray, as_batch: bool) -> Result<Vec<(usize, Buffer)>> {
+fn repacked_masks(
+    array: &DeviceArray,
+    as_batch: bool,
+    nulls: Option<&[usize]>,
+) -> Result<Vec<(usize, Buffer)>> {
     let mut masks = Vec::new();
     let tree = array.tree();
     let differs = tree.nodes.iter().any(|n| n.offset != n.validity_offset);
@@ -357,8 +360,12 @@ fn repacked_masks(array: &DeviceArray, as_batch: bool) -> Result<Vec<(usize, Buf
         let masked = Layout::of(tree.data_type(view.node)).buffers().first()
             == Some(&BufferKind::Validity)
             && !slots[0].is_null()
-            && !matches!(tree.data_type(view.node), DataType::Null);
-        if !masked || view.offset == view.validity_offset || view.length == 0 {
+            && !(as_batch && i == 0);
+        let no_nulls = match nulls {
+            Some(counts) => counts[i] == 0,
+            None => tree.null_count(*view) == Some(0),
+        };
+        if !masked || no_nulls || view.offset == view.validity_offset || view.length == 0 {
             continue;
         }
         array.wait()?;
@@ -442,7 +449,10 @@ unsafe fn release_child(child: *mut CArray) {
 
 fn drop_owner(owner: Arc<Owner>, header: &Header) {
     match header.policy {
-        ReleasePolicy::Ordered => drop(owner),
+        // A panic of one owner's drop must not keep the others.
+        ReleasePolicy::Ordered => {
+            let _ = guard::call_foreign("release", || drop(owner));
+        }
         ReleasePolicy::Synchronize => {
             let device = header.device.clone();
             header.device.reaper().later(move || {

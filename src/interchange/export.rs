@@ -198,7 +198,9 @@ impl Handover {
         let Some(first) = guarded().next() else {
             return Ok(Self::None);
         };
-        if guarded().all(|owner| event_of(owner) == event_of(first)) {
+        let device = array.device();
+        let own = |owner: &Arc<Owner>| owner.ready().is_some_and(|event| event.device() == device);
+        if own(first) && guarded().all(|owner| event_of(owner) == event_of(first)) {
             return Ok(Self::Existing(first.clone()));
         }
         let mut pending = Vec::new();
@@ -211,9 +213,10 @@ impl Handover {
         }
         match pending.as_slice() {
             [] => Ok(Self::None),
-            [one] => Ok(Self::Existing(Arc::clone(one))),
+            [one] if own(one) => Ok(Self::Existing(Arc::clone(one))),
             many => {
-                let queue = array.device().default_queue();
+                // An event of another device is waited for, by the queue or else here.
+                let queue = device.default_queue();
                 for owner in many {
                     owner.wait_on(&queue)?;
                 }

@@ -113,9 +113,12 @@ impl DeviceArray {
         check_type(field.data_type())?;
         // SAFETY: the caller's.
         let tree = unsafe { import(array, field.data_type().clone(), options) }?;
+        if options.validation == Validation::Full {
+            hidden::check_null_counts(&tree)?;
+        }
         let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
         if options.validation == Validation::Full {
-            validate_full(&array.to_host_data()?, "array")?;
+            validate_values(&array)?;
         }
         Ok(array)
     }
@@ -163,6 +166,9 @@ impl DeviceRecordBatch {
         check_type(&root)?;
         // SAFETY: the caller's.
         let tree = unsafe { import(array, root, options) }?;
+        if options.validation == Validation::Full {
+            hidden::check_null_counts(&tree)?;
+        }
         let array = DeviceArray::from_tree(Arc::new(tree));
         if array.null_count().is_none() {
             // A mask without a count: only its bits tell.
@@ -175,10 +181,31 @@ impl DeviceRecordBatch {
             ));
         }
         if options.validation == Validation::Full {
-            validate_full(&array.to_host_data()?, "array")?;
+            validate_values(&array)?;
         }
         Ok(Self::from_struct(schema, array))
     }
+}
+
+/// Checks the values of an imported array, and of what it holds beyond its rows: a child that comes
+/// down only in part, or not at all, can be had whole by safe calls.
+fn validate_values(array: &DeviceArray) -> Result<()> {
+    validate_full(&array.to_host_data()?, "array")?;
+    if array.device().is_host_readable() {
+        return Ok(());
+    }
+    let tree = array.tree();
+    for node in 1..tree.nodes.len() {
+        let parent = tree.nodes[node].parent as usize;
+        let nesting = Layout::of(tree.data_type(parent)).nesting;
+        let in_part = matches!(nesting, Nesting::Ranges | Nesting::Anywhere | Nesting::Runs)
+            && (tree.nodes[parent].offset > 0 || tree.nodes[parent].length == 0);
+        if in_part {
+            let whole = DeviceArray::from_view(tree.clone(), tree.whole(node));
+            validate_full(&whole.to_host_data()?, &tree.path(node))?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks a foreign array against its type and takes it over.
@@ -202,6 +229,12 @@ unsafe fn import(
         ));
     }
     let device = options.devices().get_for_import(id, event.is_some())?;
+    if event.is_some() && device.is_synchronous() {
+        return Err(Error::invalid(
+            "sync_event",
+            format!("{device} has no events, so this one cannot be waited for"),
+        ));
+    }
     let ready = match event {
         Some(event) => {
             let check = device.backend().check_event(event);
@@ -257,6 +290,17 @@ impl Path<'_> {
             Self::Child(parent, i) => format!("{}.children[{i}]", parent.text()),
             Self::Dictionary(parent) => format!("{}.dictionary", parent.text()),
         }
+    }
+
+    /// Refuses pointers of the C structs that cannot be followed.
+    fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
+        if pointer.is_null() {
+            return self.error(member, "is null");
+        }
+        if !pointer.is_aligned() {
+            return self.error(member, format!("is misaligned: {pointer:p}"));
+        }
+        Ok(())
     }
 
     fn error<T>(&self, member: &str, message: impl Into<String>) -> Result<T> {
@@ -330,8 +374,8 @@ impl Importer<'_> {
                 format!("is {}, {data_type} has {expected}", array.n_buffers),
             );
         }
-        if array.n_buffers > 0 && array.buffers.is_null() {
-            return path.error("buffers", "is null");
+        if array.n_buffers > 0 {
+            path.usable("buffers", array.buffers)?;
         }
         let n_buffers = array.n_buffers as usize;
         // SAFETY: the producer vouches for `n_buffers` pointers.
@@ -402,6 +446,7 @@ impl Importer<'_> {
             }
             (true, false) => {
                 let values = child_type(data_type, 0).unwrap_or(&DataType::Null);
+                path.usable("dictionary", array.dictionary)?;
                 // SAFETY: the producer vouches for a dictionary that is not null.
                 let dictionary = unsafe { &*array.dictionary };
                 // SAFETY: as above.
@@ -409,8 +454,8 @@ impl Importer<'_> {
             }
             (false, true) => {}
         }
-        if n_children > 0 && array.children.is_null() {
-            return path.error("children", "is null");
+        if n_children > 0 {
+            path.usable("children", array.children)?;
         }
         let needed = match layout.nesting {
             Nesting::RowByRow => rows,
@@ -425,8 +470,8 @@ impl Importer<'_> {
         for i in 0..n_children {
             // SAFETY: the producer vouches for `n_children` pointers.
             let child = unsafe { *array.children.add(i) };
-            if child.is_null() {
-                return path.error(&format!("children[{i}]"), "is null");
+            if child.is_null() || !child.is_aligned() {
+                path.usable(&format!("children[{i}]"), child)?;
             }
             // SAFETY: as above, for a child that is not null.
             let child = unsafe { &*child };
@@ -515,6 +560,7 @@ impl Importer<'_> {
         let parent = self.nodes[node].parent;
         self.nodes[node] = Node {
             length,
+            cut: false,
             offset,
             validity_offset: offset,
             nulls: NullCount::from(nulls),

@@ -138,9 +138,12 @@ impl Owner {
 
     /// Notes that the memory is in use until `event`.
     pub(crate) fn add_use(&self, event: SyncEvent) {
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        // The backend is asked outside the lock.
+        let mut uses = std::mem::take(&mut *lock());
         uses.retain(|old| !old.is_complete().unwrap_or(false));
         uses.push(event);
+        lock().append(&mut uses);
     }
 }
 
@@ -166,6 +169,11 @@ impl Drop for Owner {
                 device.settle();
                 memory.free();
             });
+        }
+        // Our own memory is freed in the order of its queue; other memory may still be written.
+        if let (false, Ready::Event(event)) = (matches!(memory, Memory::Device { .. }), &self.ready)
+        {
+            uses.push(event.clone());
         }
         if let Memory::Device { queue, .. } = &memory {
             uses.retain(|event| queue.wait_ref_unless_complete(event).is_err());

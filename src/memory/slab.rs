@@ -15,6 +15,8 @@ use crate::error::{Error, Result};
 
 /// Most bytes of idle slabs that a device keeps for reuse.
 const IDLE_LIMIT: usize = 256 << 20;
+/// Most idle slabs.
+const IDLE_BLOCKS: usize = 1024;
 /// Slabs of at least this many bytes are rounded up to a multiple of it, so that they fit again.
 const GRAIN: usize = 64 << 10;
 
@@ -210,7 +212,7 @@ impl SlabPool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The smallest idle block that fits without wasting more than its half.
+    /// The smallest idle block that fits: at most twice what is asked for, small ones apart.
     fn take(&self, capacity: usize) -> Option<Block> {
         let mut idle = self.lock();
         let most = capacity.saturating_mul(2).max(GRAIN);
@@ -228,7 +230,7 @@ impl SlabPool {
     /// Keeps the block for reuse, or gives it back if the pool is full.
     fn give_back(&self, block: Block) -> Option<Block> {
         let mut idle = self.lock();
-        if idle.bytes + block.capacity > IDLE_LIMIT {
+        if idle.bytes + block.capacity > IDLE_LIMIT || idle.blocks.len() >= IDLE_BLOCKS {
             return Some(block);
         }
         idle.bytes += block.capacity;

@@ -9,6 +9,7 @@ use std::ptr;
 
 use arrow_array::RecordBatchReader;
 use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{FieldRef, SchemaRef};
 
 use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, guard};
 use crate::device::{Device, DeviceId};
@@ -40,8 +41,9 @@ impl FFI_ArrowDeviceArrayStream {
         options: ExportOptions,
     ) -> Result<Self> {
         // Refused here rather than at every call of a consumer.
-        export_schema(&reader.schema())?;
-        Ok(Exporter::stream(Batches(reader, options)))
+        let schema = reader.schema();
+        export_schema(&schema)?;
+        Ok(Exporter::stream(Batches(reader, options, schema)))
     }
 
     /// A stream of arrays of any type, without a copy.
@@ -52,8 +54,9 @@ impl FFI_ArrowDeviceArrayStream {
         reader: impl DeviceArrayReader + Send + 'static,
         options: ExportOptions,
     ) -> Result<Self> {
-        export_field(&reader.field())?;
-        Ok(Exporter::stream(Arrays(reader, options)))
+        let field = reader.field();
+        export_field(&field)?;
+        Ok(Exporter::stream(Arrays(reader, options, field)))
     }
 }
 
@@ -64,7 +67,7 @@ trait Source: Send {
     fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>>;
 }
 
-struct Batches<R>(R, ExportOptions);
+struct Batches<R>(R, ExportOptions, SchemaRef);
 
 impl<R: DeviceRecordBatchReader + Send> Source for Batches<R> {
     fn device_type(&self) -> ArrowDeviceType {
@@ -72,7 +75,7 @@ impl<R: DeviceRecordBatchReader + Send> Source for Batches<R> {
     }
 
     fn schema(&self) -> Result<FFI_ArrowSchema> {
-        export_schema(&self.0.schema())
+        export_schema(&self.2)
     }
 
     fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>> {
@@ -80,7 +83,7 @@ impl<R: DeviceRecordBatchReader + Send> Source for Batches<R> {
             Ok(batch) => batch,
             Err(e) => return Some(Err(e)),
         };
-        if batch.schema().fields() != self.0.schema().fields() {
+        if batch.schema().fields() != self.2.fields() {
             return Some(Err(Error::argument(
                 "a batch's schema differs from its stream's",
             )));
@@ -89,7 +92,7 @@ impl<R: DeviceRecordBatchReader + Send> Source for Batches<R> {
     }
 }
 
-struct Arrays<R>(R, ExportOptions);
+struct Arrays<R>(R, ExportOptions, FieldRef);
 
 impl<R: DeviceArrayReader + Send> Source for Arrays<R> {
     fn device_type(&self) -> ArrowDeviceType {
@@ -97,7 +100,7 @@ impl<R: DeviceArrayReader + Send> Source for Arrays<R> {
     }
 
     fn schema(&self) -> Result<FFI_ArrowSchema> {
-        export_field(&self.0.field())
+        export_field(&self.2)
     }
 
     fn next(&mut self) -> Option<Result<FFI_ArrowDeviceArray>> {
@@ -105,7 +108,7 @@ impl<R: DeviceArrayReader + Send> Source for Arrays<R> {
             Ok(array) => array,
             Err(e) => return Some(Err(e)),
         };
-        let expected = self.0.field();
+        let expected = &self.2;
         if array.data_type() != expected.data_type() {
             return Some(Err(Error::argument(format!(
                 "an array of type {} in a stream of {}",
@@ -120,6 +123,7 @@ impl<R: DeviceArrayReader + Send> Source for Arrays<R> {
 /// A stream's `private_data`.
 struct Exporter {
     source: Box<dyn Source>,
+    device_type: ArrowDeviceType,
     /// The device of the first array: a stream keeps to one.
     device: Option<DeviceId>,
     state: State,
@@ -138,6 +142,7 @@ impl Exporter {
         let device_type = source.device_type();
         let exporter = Box::new(Self {
             source: Box::new(source),
+            device_type,
             device: None,
             state: State::Open,
             text: None,
@@ -180,7 +185,7 @@ impl Exporter {
     fn same_device(&mut self, array: FFI_ArrowDeviceArray) -> Result<FFI_ArrowDeviceArray> {
         let id = DeviceId::new(array.device_type(), array.device_id());
         let first = *self.device.get_or_insert(id);
-        let declared = self.source.device_type();
+        let declared = self.device_type;
         if id != first || id.device_type != declared {
             return Err(Error::argument(format!(
                 "an array of {id} in a stream of {first} ({declared})"
@@ -210,10 +215,15 @@ unsafe fn answer(
     let Err(e) = guard::callback(operation, || body(exporter)) else {
         return 0;
     };
-    let mut text = e.to_string().into_bytes();
-    text.retain(|byte| *byte != 0);
-    exporter.text = CString::new(text).ok();
-    match e.errno() {
+    // Errors of other crates are spelled out and dropped by their own code.
+    let told = guard::call_foreign("get_last_error", || {
+        let mut text = e.to_string().into_bytes();
+        text.retain(|byte| *byte != 0);
+        (CString::new(text).ok(), e.errno())
+    });
+    let (text, errno) = told.unwrap_or((None, libc::EIO));
+    exporter.text = text;
+    match errno {
         // An error never looks like success.
         0 => libc::EIO,
         errno => errno,
@@ -224,14 +234,16 @@ unsafe extern "C-unwind" fn get_schema(
     stream: *mut FFI_ArrowDeviceArrayStream,
     out: *mut FFI_ArrowSchema,
 ) -> c_int {
-    if out.is_null() {
-        return libc::EINVAL;
+    if !out.is_null() {
+        // SAFETY: the consumer's: `out` is valid for a write and holds nothing that must be released.
+        unsafe { out.write(FFI_ArrowSchema::empty()) };
     }
-    // SAFETY: the consumer's: `out` is valid for a write and holds nothing that must be released.
-    unsafe { out.write(FFI_ArrowSchema::empty()) };
     // SAFETY: the consumer's.
     unsafe {
         answer(stream, "get_schema", |exporter| {
+            if out.is_null() {
+                return Err(Error::argument("get_schema: out is null"));
+            }
             out.write(exporter.source.schema()?);
             Ok(())
         })
@@ -242,14 +254,16 @@ unsafe extern "C-unwind" fn get_next(
     stream: *mut FFI_ArrowDeviceArrayStream,
     out: *mut FFI_ArrowDeviceArray,
 ) -> c_int {
-    if out.is_null() {
-        return libc::EINVAL;
+    if !out.is_null() {
+        // SAFETY: as in `get_schema`.
+        unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
     }
-    // SAFETY: as in `get_schema`.
-    unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
     // SAFETY: the consumer's.
     unsafe {
         answer(stream, "get_next", |exporter| {
+            if out.is_null() {
+                return Err(Error::argument("get_next: out is null"));
+            }
             if let Some(array) = exporter.next()? {
                 array.write_to(out);
             }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{FieldRef, SchemaRef};
 
+use crate::abi::c_data::CSchema;
 use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, guard};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::error::{Error, Result};
@@ -40,8 +41,8 @@ impl DeviceRecordBatchStreamReader {
     /// [`Error::Released`]; [`Error::InvalidInput`] for missing callbacks and wrong schemas;
     /// [`Error::Foreign`] with the producer's errno and text.
     pub unsafe fn from_raw(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<Self> {
-        if stream.is_null() {
-            return Err(Error::invalid("stream", "is null"));
+        if stream.is_null() || !stream.is_aligned() {
+            return Err(Error::invalid("stream", "is null or misaligned"));
         }
         // SAFETY: the caller's.
         unsafe {
@@ -59,7 +60,7 @@ impl DeviceRecordBatchStreamReader {
     /// As [`from_raw`](Self::from_raw).
     pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
         let mut stream = Stream::open(stream, options)?;
-        let schema = import_schema(&stream.schema()?)?;
+        let schema = import_schema(stream.schema()?.0.as_arrow())?;
         Ok(Self { stream, schema })
     }
 }
@@ -73,8 +74,8 @@ impl DeviceArrayStreamReader {
     /// # Errors
     /// As [`DeviceRecordBatchStreamReader::from_raw`].
     pub unsafe fn from_raw(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<Self> {
-        if stream.is_null() {
-            return Err(Error::invalid("stream", "is null"));
+        if stream.is_null() || !stream.is_aligned() {
+            return Err(Error::invalid("stream", "is null or misaligned"));
         }
         // SAFETY: the caller's.
         unsafe {
@@ -92,7 +93,7 @@ impl DeviceArrayStreamReader {
     /// As [`DeviceRecordBatchStreamReader::from_raw`].
     pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
         let mut stream = Stream::open(stream, options)?;
-        let field = Arc::new(import_field(&stream.schema()?)?);
+        let field = Arc::new(import_field(stream.schema()?.0.as_arrow())?);
         Ok(Self { stream, field })
     }
 }
@@ -141,6 +142,16 @@ impl DeviceArrayReader for DeviceArrayStreamReader {
     }
 }
 
+/// A producer's schema; released under the guard, unlike arrow-rs's own type.
+struct ForeignSchema(CSchema);
+
+impl Drop for ForeignSchema {
+    fn drop(&mut self) {
+        // SAFETY: the producer gave it to us, and this is its only copy. An error cannot be told.
+        let _ = unsafe { CSchema::release(&mut self.0) };
+    }
+}
+
 /// A foreign stream with all its callbacks.
 struct Stream {
     stream: FFI_ArrowDeviceArrayStream,
@@ -170,13 +181,14 @@ impl Stream {
         })
     }
 
-    fn schema(&mut self) -> Result<FFI_ArrowSchema> {
-        let mut out = FFI_ArrowSchema::empty();
+    fn schema(&mut self) -> Result<ForeignSchema> {
+        let mut out = ForeignSchema(CSchema::empty());
+        let to = (&raw mut out.0).cast::<FFI_ArrowSchema>();
         let this = &mut self.stream as *mut _;
         if let Some(get_schema) = self.stream.get_schema() {
             // SAFETY: the constructor's caller vouches for the callbacks; `out` is ours and empty,
             // and whatever is in it after a failure is released when it is dropped.
-            let code = guard::call_foreign("get_schema", || unsafe { get_schema(this, &mut out) })?;
+            let code = guard::call_foreign("get_schema", || unsafe { get_schema(this, to) })?;
             self.check("get_schema", code)?;
         }
         Ok(out)

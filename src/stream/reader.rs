@@ -213,7 +213,15 @@ impl<R: DeviceRecordBatchReader> Iterator for HostRecordBatchReader<R> {
         if self.failed {
             return None;
         }
-        let batch = self.reader.next()?.and_then(|batch| batch.to_host());
+        let schema = self.reader.schema();
+        let batch = self.reader.next()?.and_then(|batch| {
+            if batch.schema().fields() != schema.fields() {
+                return Err(Error::argument(
+                    "a batch's schema differs from its stream's",
+                ));
+            }
+            batch.to_host()
+        });
         self.failed = batch.is_err();
         Some(batch.map_err(Error::into))
     }

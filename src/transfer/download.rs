@@ -3,7 +3,7 @@
 use crate::data::DeviceArray;
 use crate::data::hidden::read_back;
 use crate::data::tree::Tree;
-use crate::device::{CopyKind, CopyOp, Devices, Queue};
+use crate::device::{CopyKind, CopyOp, Counters, Devices, Queue};
 use crate::error::Result;
 use crate::memory::{Memory, Owner, Ready};
 use crate::transfer::fix::mend;
@@ -28,9 +28,13 @@ pub(crate) fn download(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         .collect();
     if !copies.is_empty() {
         // SAFETY: the plan's sources lie in the array's buffers, its destinations in the slab.
-        slab = unsafe { read_back(queue, array.owners(), &copies, slab) }?;
+        slab = unsafe { read_back(queue, &array.owners(), &copies, slab) }?;
     }
     for piece in &plan.pieces {
+        if !matches!(piece.fix, Fix::None) {
+            let copied = &array.device().counters().host_copied_bytes;
+            Counters::add(copied, piece.dst_bytes);
+        }
         mend(piece, &mut slab[piece.dst..][..piece.region()]);
     }
     let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);

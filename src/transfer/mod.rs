@@ -4,6 +4,8 @@
 //! struct and map arrays; dictionaries and the children of list views and dense unions whole; of view
 //! arrays the buffers that its rows refer to on the way up, all on the way down; of run-end encoded
 //! arrays the runs that hold its rows.
+//!
+//! A copy straight from device to device leaves the bits behind a mask's last row as they are.
 
 mod download;
 mod fix;
@@ -23,7 +25,8 @@ use crate::error::Result;
 
 impl Device {
     /// Brings a batch to this device: one allocation and one list of copies, which run later. The
-    /// CPU takes it as it is, without a copy.
+    /// CPU takes it as it is, without a copy. Small buffers are packed into staging memory; beyond
+    /// some 128 MiB of it the call waits for the oldest copies.
     ///
     /// ```
     /// # use arrow_device::{Devices, Error};

@@ -1,4 +1,5 @@
-//! Host memory to a device: one allocation, one list of copies, no wait.
+//! Host memory to a device: one allocation, one list of copies, no wait. Large batches that must be
+//! staged go in several lists, and beyond some of them the oldest is waited for: the ring bounds memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -64,7 +65,7 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
 
 /// Copies a plan's pieces, which need no mending, out of another device's memory.
 pub(crate) fn pull(array: &DeviceArray, plan: Plan, queue: &Queue) -> Result<Tree> {
-    for owner in array.owners() {
+    for owner in array.owners().iter() {
         owner.wait_on(queue)?;
     }
     let mut slab = DeviceBufferMut::allocate(queue, plan.bytes)?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow_device::Device;
 use arrow_device::Queue;
 use arrow_device::conformance::{Hold, Subject, run};
-use arrow_device::device::sim::{SimConfig, SimDevice, SimMode, SimQueue};
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
 
 use super::{Gate, wrap};
 
@@ -17,10 +17,12 @@ pub fn deferred() -> SimConfig {
 pub fn hold(queue: &SimQueue) -> Hold {
     let gate = Arc::new(Gate::default());
     let kernel = gate.clone();
-    let launched = queue.launch(move |_| {
+    let pass = move |_: &mut SimMemory<'_>| {
         kernel.pass();
         Ok(())
-    });
+    };
+    // SAFETY: the kernel writes nothing.
+    let launched = unsafe { queue.launch(pass) };
     launched.unwrap();
     gate.hold()
 }

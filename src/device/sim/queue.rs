@@ -164,7 +164,7 @@ impl SimQueue {
     ///
     /// ```
     /// use arrow_device::device::Backend;
-    /// use arrow_device::device::sim::{SimConfig, SimDevice, SimQueue};
+    /// use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimQueue};
     /// # fn main() -> arrow_device::Result<()> {
     /// # if cfg!(any(miri, not(target_os = "linux"))) { return Ok(()) }
     /// let device = SimDevice::new(SimConfig::default())?;
@@ -172,19 +172,22 @@ impl SimQueue {
     /// let memory = queue.allocate(64)?;
     ///
     /// let sim = queue.as_any().downcast_ref::<SimQueue>().unwrap();
-    /// sim.launch(move |m| m.write(memory, &[1i64, 2, 3]))?;
-    /// sim.launch(move |m| {
+    /// // SAFETY (all kernels): they write only the memory that was allocated above.
+    /// unsafe { sim.launch(move |m| m.write(memory, &[1i64, 2, 3])) }?;
+    /// let tenfold = move |m: &mut SimMemory<'_>| {
     ///     for value in m.slice_mut::<i64>(memory, 3)? {
     ///         *value *= 10;
     ///     }
     ///     Ok(())
-    /// })?;
+    /// };
+    /// unsafe { sim.launch(tenfold) }?;
     ///
     /// let (sender, sum) = std::sync::mpsc::channel();
-    /// sim.launch(move |m| {
+    /// let add = move |m: &mut SimMemory<'_>| {
     ///     let values = m.slice::<i64>(memory, 3)?;
     ///     sender.send(values.iter().sum::<i64>()).map_err(|e| e.to_string())
-    /// })?;
+    /// };
+    /// unsafe { sim.launch(add) }?;
     /// device.synchronize()?;
     /// assert_eq!(sum.recv().unwrap(), 60);
     /// // SAFETY: allocated above, freed once, used on this queue only.
@@ -193,7 +196,11 @@ impl SimQueue {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn launch(
+    ///
+    /// # Safety
+    /// The kernel writes only memory that nobody reads as arrow data yet: not that of a
+    /// [`DeviceBuffer`](crate::DeviceBuffer), an array or a batch, whose values are relied upon.
+    pub unsafe fn launch(
         &self,
         kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
     ) -> Result<()> {

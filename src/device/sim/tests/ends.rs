@@ -16,7 +16,7 @@ fn a_failing_kernel_ends_the_device() {
             let memory = queue.allocate(1).unwrap();
             let (go, gate) = mpsc::channel::<()>();
             sim(&queue)
-                .launch(move |_| {
+                .run(move |_| {
                     gate.recv().map_err(|e| e.to_string())?;
                     assert!(!panics, "it broke");
                     Err("it broke".into())
@@ -29,7 +29,7 @@ fn a_failing_kernel_ends_the_device() {
             let held = Arc::new(());
             let kernel = held.clone();
             sim(&other)
-                .launch(move |_| {
+                .run(move |_| {
                     drop(kernel);
                     Ok(())
                 })
@@ -76,7 +76,7 @@ fn a_kernel_cannot_wait() {
         let own = device.clone();
         let kernel =
             move |_: &mut SimMemory<'_>| sender.send(own.synchronize()).map_err(|e| e.to_string());
-        sim(&queue).launch(kernel).unwrap();
+        sim(&queue).run(kernel).unwrap();
         device.synchronize().unwrap();
         assert_eq!(code(result.recv().unwrap()), MISUSE);
     }
@@ -94,7 +94,7 @@ fn drop_finishes_or_drops_pending_work() {
         let mut host = vec![0; 8];
         let (go, gate) = mpsc::channel::<()>();
         sim(&queue)
-            .launch(move |_| gate.recv().map_err(|e| e.to_string()))
+            .run(move |_| gate.recv().map_err(|e| e.to_string()))
             .unwrap();
         fill(&queue, memory, 5, 8).unwrap();
         download(&queue, memory, &mut host).unwrap();
@@ -117,7 +117,7 @@ fn the_worker_may_drop_the_last_handle() {
     let core = Arc::downgrade(device.core());
     let (go, gate) = mpsc::channel::<()>();
     sim(&queue)
-        .launch(move |_| {
+        .run(move |_| {
             gate.recv().map_err(|e| e.to_string())?;
             drop(device);
             Ok(())

@@ -22,7 +22,7 @@ fn with_host(device: &SimDevice, host: DevicePtr) -> Result<()> {
         };
         // SAFETY: both live until the work was waited for.
         unsafe { queue.copy(&[copy])? };
-        sim(&queue).launch(|_| Ok(()))?;
+        sim(&queue).run(|_| Ok(()))?;
         let event = queue.record()?;
         let result = (|| {
             // SAFETY: live.

@@ -197,7 +197,7 @@ fn bad_accesses_end_the_device() {
             unsafe { q.copy(&[copy]) }
         }),
         ("not allocated", |q, memory| {
-            sim(q).launch(move |m| {
+            sim(q).run(move |m| {
                 let _ = m.read(memory.offset(1 << 12), 1);
                 Ok(())
             })

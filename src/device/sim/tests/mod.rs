@@ -36,6 +36,17 @@ fn sim(queue: &Arc<dyn RawQueue>) -> &SimQueue {
     queue.as_any().downcast_ref().unwrap()
 }
 
+impl SimQueue {
+    /// Launches a kernel of these tests: no arrow data is near.
+    fn run(
+        &self,
+        kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
+    ) -> Result<()> {
+        // SAFETY: the tests' memory is no arrow data.
+        unsafe { self.launch(kernel) }
+    }
+}
+
 /// Queues a copy to the device. `host` outlives the work in every caller.
 fn upload(queue: &Arc<dyn RawQueue>, host: &[u8], dst: DevicePtr) -> Result<()> {
     let copy = CopyOp {

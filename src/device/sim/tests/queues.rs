@@ -49,7 +49,7 @@ fn waiting_runs_what_other_queues_owe() {
         }
         let sender = sender.clone();
         sim(queue)
-            .launch(move |_| sender.send(i).map_err(|e| e.to_string()))
+            .run(move |_| sender.send(i).map_err(|e| e.to_string()))
             .unwrap();
         last = queue.record().ok();
     }
@@ -74,7 +74,7 @@ fn events_order_queues() {
         let memory = first.allocate(64).unwrap();
         let (go, gate) = mpsc::channel::<()>();
         sim(&first)
-            .launch(move |_| gate.recv().map_err(|e| e.to_string()))
+            .run(move |_| gate.recv().map_err(|e| e.to_string()))
             .unwrap();
         fill(&first, memory, round, 64).unwrap();
         let filled = first.record().unwrap();
@@ -101,7 +101,7 @@ fn notifications_come_once_and_outside_locks() {
         let queue = device.default_queue().unwrap();
         let (go, gate) = mpsc::channel::<()>();
         sim(&queue)
-            .launch(move |_| gate.recv().map_err(|e| e.to_string()))
+            .run(move |_| gate.recv().map_err(|e| e.to_string()))
             .unwrap();
         let event = queue.record().unwrap();
         let count = Arc::new(Count::default());
@@ -201,7 +201,7 @@ fn kernels_see_memory() {
     let queue = device.default_queue().unwrap();
     let [a, b, c] = [64, 64, 64].map(|bytes| queue.allocate(bytes).unwrap());
     sim(&queue)
-        .launch(move |m| {
+        .run(move |m| {
             assert!(
                 m.slice::<i32>(a.offset(2), 1)
                     .unwrap_err()
