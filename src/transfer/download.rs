@@ -31,7 +31,7 @@ pub(crate) fn download(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         slab = unsafe { read_back(queue, &array.owners(), &copies, slab) }?;
     }
     for piece in &plan.pieces {
-        if !matches!(piece.fix, Fix::None) {
+        if !piece.is_plain() {
             let copied = &array.device().counters().host_copied_bytes;
             Counters::add(copied, piece.dst_bytes);
         }
