@@ -1,7 +1,58 @@
 //! Bit shifts and offset rebasing on the host: while packing for an upload, in place after a
 //! download.
 
-use crate::transfer::plan::{Fix, Piece};
+use crate::device::{ALIGNMENT, DevicePtr};
+
+/// One buffer's bytes.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) src: DevicePtr,
+    /// Bytes to read.
+    pub(crate) src_bytes: usize,
+    /// Byte offset in the slab.
+    pub(crate) dst: usize,
+    /// Bytes that the result has.
+    pub(crate) dst_bytes: usize,
+    pub(crate) fix: Fix,
+}
+
+/// What the host does to a piece on its way.
+#[derive(Debug)]
+pub(crate) enum Fix {
+    None,
+    /// `bits` bits start at bit `skip` of the source.
+    Bits {
+        skip: usize,
+        bits: usize,
+    },
+    /// `base` is taken from every offset.
+    Offsets {
+        width: usize,
+        base: i64,
+    },
+    /// The bytes are here; there is no source.
+    Ready(Box<[u8]>),
+}
+
+impl Piece {
+    /// Bytes that the piece takes in the slab.
+    pub(crate) fn region(&self) -> usize {
+        self.src_bytes
+            .max(self.dst_bytes)
+            .next_multiple_of(ALIGNMENT)
+    }
+
+    /// Whether the source's bytes are the result's.
+    pub(crate) fn is_plain(&self) -> bool {
+        match self.fix {
+            Fix::None => true,
+            // Bits behind the last row stay as they are.
+            Fix::Bits { skip, .. } => skip == 0,
+            Fix::Offsets { base, .. } => base == 0,
+            Fix::Ready(_) => false,
+        }
+    }
+}
 
 /// Copies `bits` bits that start at bit `skip` (0 to 7) of `src` to the start of `dst`; the rest of
 /// the last byte is zero. Goes upwards, so that `dst` may be `src`.

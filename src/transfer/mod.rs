@@ -133,7 +133,7 @@ impl DeviceArray {
         }
         if !from.is_host_readable() && to.backend().reaches(from.backend()) {
             let plan = plan::plan(self)?;
-            if plan.pieces.iter().all(plan::Piece::is_plain) {
+            if plan.pieces.iter().all(fix::Piece::is_plain) {
                 return self.like(Arc::new(upload::pull(self, plan, queue)?));
             }
         }

@@ -12,8 +12,9 @@ use crate::data::DeviceArray;
 use crate::data::hidden::{Answers, Request, check_size, count_bits, gather, int};
 use crate::data::layout::{BufferKind, Layout, Nesting};
 use crate::data::tree::{Node, NullCount, Tree, View};
-use crate::device::{ALIGNMENT, AddressClass, DevicePtr};
+use crate::device::{AddressClass, DevicePtr};
 use crate::error::{Error, Result};
+use crate::transfer::fix::{Fix, Piece};
 
 /// Where everything goes.
 #[derive(Debug, Default)]
@@ -26,57 +27,6 @@ pub(crate) struct Plan {
     pub(crate) pieces: Vec<Piece>,
     /// Length of the slab in bytes, a multiple of 64.
     pub(crate) bytes: usize,
-}
-
-/// One buffer's bytes.
-#[derive(Debug)]
-pub(crate) struct Piece {
-    pub(crate) src: DevicePtr,
-    /// Bytes to read.
-    pub(crate) src_bytes: usize,
-    /// Byte offset in the slab.
-    pub(crate) dst: usize,
-    /// Bytes that the result has.
-    pub(crate) dst_bytes: usize,
-    pub(crate) fix: Fix,
-}
-
-/// What the host does to a piece on its way.
-#[derive(Debug)]
-pub(crate) enum Fix {
-    None,
-    /// `bits` bits start at bit `skip` of the source.
-    Bits {
-        skip: usize,
-        bits: usize,
-    },
-    /// `base` is taken from every offset.
-    Offsets {
-        width: usize,
-        base: i64,
-    },
-    /// The bytes are here; there is no source.
-    Ready(Box<[u8]>),
-}
-
-impl Piece {
-    /// Bytes that the piece takes in the slab.
-    pub(crate) fn region(&self) -> usize {
-        self.src_bytes
-            .max(self.dst_bytes)
-            .next_multiple_of(ALIGNMENT)
-    }
-
-    /// Whether the source's bytes are the result's.
-    pub(crate) fn is_plain(&self) -> bool {
-        match self.fix {
-            Fix::None => true,
-            // Bits behind the last row stay as they are.
-            Fix::Bits { skip, .. } => skip == 0,
-            Fix::Offsets { base, .. } => base == 0,
-            Fix::Ready(_) => false,
-        }
-    }
 }
 
 /// Rows of the source that become a node of the result.

@@ -9,8 +9,8 @@ use crate::data::tree::{Owners, Slot, Tree};
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Owner, Ready};
-use crate::transfer::fix::pack;
-use crate::transfer::plan::{Fix, Piece, Plan, plan};
+use crate::transfer::fix::{Fix, Piece, pack};
+use crate::transfer::plan::{Plan, plan};
 
 /// Bytes of one staging slab.
 const CHUNK: usize = 4 << 20;
