@@ -473,6 +473,8 @@ fn release_synchronizes_elsewhere() {
         sim.launch(move |_| gate.recv().map_err(|e| e.to_string()))
             .unwrap();
         drop(exported);
+        // Long enough for a reaper that does not wait.
+        thread::sleep(std::time::Duration::from_millis(50));
         let live = place.sim().report().live_allocations;
         assert_eq!(
             live,

@@ -442,13 +442,14 @@ unsafe fn release_child(child: *mut CArray) {
 
 fn drop_owner(owner: Arc<Owner>, header: &Header) {
     match header.policy {
-        ReleasePolicy::Ordered => drop(owner),
-        ReleasePolicy::Synchronize => {
+        // Work of a synchronous device has completed already.
+        ReleasePolicy::Synchronize if !header.device.is_synchronous() => {
             let device = header.device.clone();
             header.device.reaper().later(move || {
                 device.settle();
                 drop(owner);
             });
         }
+        ReleasePolicy::Ordered | ReleasePolicy::Synchronize => drop(owner),
     }
 }
