@@ -255,7 +255,7 @@ fn copies() {
         .nulls(ints.nulls().map(|n| n.slice(1, 3)))
         .build()
         .unwrap();
-    let array = DeviceArray::from_host(data.clone());
+    let array = DeviceArray::from_host(data.clone()).unwrap();
     let exported = array.export_array(&options()).unwrap();
     // SAFETY: of an export.
     let again =
