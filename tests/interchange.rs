@@ -5,11 +5,11 @@ mod support;
 
 use std::sync::Arc;
 
-use arrow_array::{Array, RecordBatch};
+use arrow_array::{Array, RecordBatch, make_array};
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{
-    Device, DeviceArray, DeviceRecordBatch, Devices, ExportOptions, ImportOptions, NullCounts,
-    SyncPolicy, Validation,
+    Device, DeviceArray, DeviceRecordBatch, Devices, ExportOptions, FFI_ArrowDeviceArray,
+    ImportOptions, NullCounts, SyncPolicy, Validation,
 };
 use support::{Nulls, all_types, assert_same, assert_same_batch, batch, cases, wide_batch};
 
@@ -133,6 +133,42 @@ fn batches_and_slices() {
         }
         if let Some(sim) = sim {
             assert_clean(&device, &sim);
+        }
+    }
+}
+
+/// arrow-rs takes what we export on the CPU, and we take what it exports: all types and cases, masks at other bits
+/// than the values included.
+#[test]
+fn arrow_takes_ours_and_we_take_arrows() {
+    if cfg!(miri) {
+        return;
+    }
+    let cpu = Devices::cpu();
+    for (i, (name, data_type)) in all_types().into_iter().enumerate() {
+        for (case, array) in cases(&data_type, i as u64) {
+            let context = format!("{name}, {case}");
+            let up = cpu.upload_array(&array).unwrap();
+            let exported = up
+                .export_array(&ExportOptions::new(SyncPolicy::Event))
+                .unwrap();
+            drop(up);
+            let exported = exported.into_array().unwrap();
+            let data_type = data_type.clone();
+            // SAFETY: of an export.
+            let data = unsafe { arrow_array::ffi::from_ffi_and_data_type(exported, data_type) }
+                .expect(&context);
+            assert_same(&array, &make_array(data), &context);
+            let theirs = FFI_ArrowDeviceArray::new_cpu(&array.to_data());
+            let field = Arc::new(arrow_schema::Field::new(
+                "",
+                array.data_type().clone(),
+                true,
+            ));
+            // SAFETY: of arrow-rs.
+            let ours = unsafe { DeviceArray::import_as(theirs, field, &ImportOptions::default()) }
+                .unwrap();
+            assert_same(&array, &ours.to_host().unwrap(), &context);
         }
     }
 }

@@ -48,8 +48,8 @@ fn options() -> ExportOptions {
 fn out_and_in() {
     let place = cpu();
     for data_type in types() {
-        let whole = array(&data_type, 20, Nulls::Some, 1);
-        for array in [whole.clone(), whole.slice(3, 9), whole.slice(20, 0)] {
+        let whole = array(&data_type, 7, Nulls::Some, 1);
+        for array in [whole.slice(1, 5), whole.slice(7, 0)] {
             let up = place.device.upload_array(&array).unwrap();
             for export in [
                 options(),
@@ -151,6 +151,33 @@ fn children_outlive_their_parent() {
             drop(exported);
         }
     }
+}
+
+/// The second release of a struct that stayed where it is.
+#[test]
+fn released_twice() {
+    let data_type = structure(vec![
+        ("a", DataType::Int32),
+        ("b", dictionary(DataType::Int8, DataType::Utf8)),
+    ]);
+    let up = Devices::cpu()
+        .upload_array(&array(&data_type, 5, Nulls::Some, 1))
+        .unwrap();
+    let mut exported = up.export_array(&options()).unwrap();
+    drop(up);
+    let root: *mut CArray = std::ptr::from_mut::<FFI_ArrowDeviceArray>(&mut exported).cast();
+    // SAFETY: our own export, whose root is released last.
+    unsafe {
+        let release = (*root).release.unwrap();
+        for child in [*(*root).children.add(1), *(*root).children, root] {
+            release(child);
+            assert!((*child).release.is_none());
+            if child != root {
+                release(child);
+            }
+        }
+    }
+    assert!(exported.is_released());
 }
 
 #[test]

@@ -421,13 +421,14 @@ unsafe fn release_node(array: *mut CArray) {
             let entry = (*data).owners.add(*(*data).used.add(i) as usize);
             if (*entry).uses.fetch_sub(1, Ordering::AcqRel) == 1 {
                 let owner = ManuallyDrop::take(&mut (*entry).owner);
-                drop_owner(owner, &*header);
+                // A panic in a drop of the owner's must not keep the others.
+                let _ = guard::call_foreign("release", || drop_owner(owner, &*header));
             }
         }
         if (*header).nodes.fetch_sub(1, Ordering::AcqRel) == 1 {
             let memory = (*header).memory;
             if let Some(EventKeeper::Owner(owner)) = (*header).event.take() {
-                drop_owner(owner, &*header);
+                let _ = guard::call_foreign("release", || drop_owner(owner, &*header));
             }
             ptr::drop_in_place(header);
             alloc::dealloc(header.cast(), memory);
@@ -449,16 +450,14 @@ unsafe fn release_child(child: *mut CArray) {
 
 fn drop_owner(owner: Arc<Owner>, header: &Header) {
     match header.policy {
-        // A panic of one owner's drop must not keep the others.
-        ReleasePolicy::Ordered => {
-            let _ = guard::call_foreign("release", || drop(owner));
-        }
-        ReleasePolicy::Synchronize => {
+        // Work of a synchronous device has completed already.
+        ReleasePolicy::Synchronize if !header.device.is_synchronous() => {
             let device = header.device.clone();
             header.device.reaper().later(move || {
                 device.settle();
                 drop(owner);
             });
         }
+        ReleasePolicy::Ordered | ReleasePolicy::Synchronize => drop(owner),
     }
 }
