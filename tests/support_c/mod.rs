@@ -2,6 +2,7 @@
 //! spoil, and whose releases are counted.
 #![allow(dead_code)]
 
+pub mod export;
 pub mod sim;
 
 use std::ffi::c_void;

@@ -1,0 +1,234 @@
+//! Exported arrays are released in every order, on any thread, and each time once.
+
+mod support;
+mod support_c;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, make_array};
+use arrow_buffer::Buffer;
+use arrow_device::device::sim::{SimMode, SimQueue};
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::{
+    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions, FFI_ArrowDeviceArray,
+    NullCounts, ReleasePolicy, SyncPolicy,
+};
+use arrow_schema::{DataType, Field, Schema};
+use support::types::{dictionary, structure};
+use support::{Nulls, all_types, array, assert_same, wide_batch};
+use support_c::export::{field, import, ints, join};
+use support_c::sim::{Place, places, simulated};
+use support_c::{CArray, Foreign, Moved, c, take};
+
+const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
+const WAIT: ExportOptions = ExportOptions::new(SyncPolicy::Wait);
+
+/// Memory whose drops are counted.
+fn counted(buffer: Buffer) -> (DeviceBuffer, Arc<AtomicUsize>) {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let (address, len) = (
+        DevicePtr::new(buffer.as_ptr().cast_mut().cast()),
+        buffer.len(),
+    );
+    let owner = Box::new(Counted(drops.clone(), buffer));
+    // SAFETY: the owner holds the memory.
+    (
+        unsafe { DeviceBuffer::from_raw(&Devices::cpu(), address, len, owner, None) },
+        drops,
+    )
+}
+
+/// A batch of an integer column, a struct of one, and a dictionary; each buffer has an owner of its own.
+fn owned() -> (DeviceRecordBatch, Vec<Arc<AtomicUsize>>) {
+    let numbers = || counted(Buffer::from_vec(vec![0i32, 1, 1]));
+    let plain =
+        |buffer| DeviceArray::from_values(DataType::Int32, 3, buffer, None, Some(0)).unwrap();
+    let (buffers, drops): (Vec<_>, Vec<_>) = (0..4).map(|_| numbers()).unzip();
+    let inner = plain(buffers[1].clone());
+    let data_type = structure(vec![("i", DataType::Int32)]);
+    // SAFETY: no values but those of `inner`.
+    let outer =
+        unsafe { DeviceArray::from_parts(data_type, 3, Some(0), &[None], &[inner]) }.unwrap();
+    let keys = [None, Some(buffers[2].clone())];
+    let data_type = dictionary(DataType::Int32, DataType::Int32);
+    let values = plain(buffers[3].clone());
+    // SAFETY: keys 0 and 1 of three values.
+    let words =
+        unsafe { DeviceArray::from_parts(data_type, 3, Some(0), &keys, &[values]) }.unwrap();
+    (join(&[plain(buffers[0].clone()), outer, words]), drops)
+}
+
+fn dropped(drops: &[Arc<AtomicUsize>]) -> Vec<usize> {
+    drops.iter().map(|d| d.load(Ordering::Acquire)).collect()
+}
+
+/// Every order of `n` things.
+fn orders(n: usize) -> Vec<Vec<usize>> {
+    if n == 0 {
+        return vec![vec![]];
+    }
+    let shorter = orders(n - 1);
+    let insert = |o: &Vec<usize>, at| [&o[..at], &[n - 1], &o[at..]].concat();
+    shorter
+        .iter()
+        .flat_map(|o| (0..n).map(move |at| insert(o, at)))
+        .collect()
+}
+
+/// Root, three columns, a grandchild and a dictionary, all moved out, released in every order and on other threads:
+/// each lets go of its own memory, at its own release.
+#[test]
+fn every_order() {
+    // Which owner each of the six has: 4 is "none".
+    const OWNER: [usize; 6] = [4, 0, 4, 2, 1, 3];
+    for (k, order) in orders(6).into_iter().enumerate() {
+        let (batch, drops) = owned();
+        let mut exported = batch.export_array(&EVENT).unwrap();
+        drop(batch);
+        assert_eq!(dropped(&drops), [0; 4]);
+        // SAFETY: our own export; each struct is moved once.
+        let mut nodes: Vec<Option<Moved>> = unsafe {
+            let root = &raw mut c(&mut exported).array;
+            let child = |i| *(*root).children.add(i);
+            let grandchild: *mut CArray = *(*child(1)).children;
+            let words = (*child(2)).dictionary;
+            let all = [child(0), child(1), child(2), grandchild, words];
+            let all: Vec<_> = all.into_iter().map(|p| Some(Moved(take(p)))).collect();
+            [Some(Moved(take(root)))].into_iter().chain(all).collect()
+        };
+        drop(exported);
+        let mut expected = [0; 5];
+        for i in order {
+            let node = nodes[i].take();
+            if k % 10 == 0 {
+                thread::spawn(move || drop(node)).join().unwrap();
+            } else {
+                drop(node);
+            }
+            expected[OWNER[i]] = 1;
+            assert_eq!(dropped(&drops), expected[..4], "after {i} in order {k}");
+        }
+        assert_eq!(dropped(&drops), [1; 4]);
+    }
+}
+
+/// A release that leaves its children in place takes them along; a second one does nothing.
+#[test]
+fn whole_trees_and_twice() {
+    let (batch, drops) = owned();
+    let mut exported = batch.export_array(&EVENT).unwrap();
+    drop(batch);
+    let root = &raw mut c(&mut exported).array;
+    // SAFETY: our own export.
+    unsafe {
+        let release = (*root).release.unwrap();
+        let child = *(*root).children.add(1);
+        release(child);
+        assert!((*child).release.is_none());
+        assert_eq!(dropped(&drops), [0, 1, 0, 0]);
+        release(child);
+        assert_eq!(dropped(&drops), [0, 1, 0, 0]);
+        // Moved out with everything below.
+        drop(Moved(take(*(*root).children.add(2))));
+        assert_eq!(dropped(&drops), [0, 1, 1, 1]);
+        release(root);
+        assert_eq!(dropped(&drops), [1; 4]);
+    }
+    drop(exported);
+    assert_eq!(dropped(&drops), [1; 4]);
+}
+
+#[test]
+fn siblings_on_many_threads() {
+    for place in places() {
+        for _ in 0..20 {
+            let up = place.device.upload(&wide_batch(64, 10)).unwrap();
+            let mut exported = up.export_array(&EVENT).unwrap();
+            drop(up);
+            let root = c(&mut exported).array;
+            // SAFETY: our own export; each child is moved once.
+            let children: Vec<_> = unsafe {
+                (0..64)
+                    .map(|i| Moved(take(*root.children.add(i))))
+                    .collect()
+            };
+            if let Some(sim) = &place.sim {
+                assert_eq!(sim.report().live_allocations, 1);
+            }
+            thread::scope(|scope| {
+                let mut chunks: Vec<Vec<Moved>> = (0..4).map(|_| vec![]).collect();
+                children
+                    .into_iter()
+                    .enumerate()
+                    .for_each(|(i, child)| chunks[i % 4].push(child));
+                chunks.into_iter().for_each(|chunk| {
+                    scope.spawn(move || drop(chunk));
+                });
+                scope.spawn(move || drop(exported));
+            });
+            if let Some(sim) = &place.sim {
+                assert_eq!(sim.report().live_allocations, 0);
+            }
+        }
+        place.assert_clean();
+    }
+}
+
+/// A consumer whose work is not ordered: memory goes after the device's work, and the release does not wait for it.
+#[test]
+fn release_synchronizes_elsewhere() {
+    let Some(place) = simulated(SimMode::Async) else {
+        return;
+    };
+    for policy in [ReleasePolicy::Ordered, ReleasePolicy::Synchronize] {
+        let up = place.device.upload_array(&ints(100)).unwrap();
+        up.wait().unwrap();
+        let exported = up.export_array(&EVENT.with_release(policy)).unwrap();
+        drop(up);
+        let queue = place.device.new_queue().unwrap();
+        let (go, gate) = mpsc::channel::<()>();
+        let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+        // SAFETY: the kernel writes nothing.
+        unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
+        drop(exported);
+        // Long enough for a reaper that does not wait.
+        thread::sleep(std::time::Duration::from_millis(50));
+        let live = place.sim().report().live_allocations;
+        assert_eq!(
+            live,
+            usize::from(policy == ReleasePolicy::Synchronize),
+            "{policy:?}"
+        );
+        go.send(()).unwrap();
+        drop(queue);
+        place.assert_clean();
+    }
+}
+
+/// A panic in the drop of one owner costs the others nothing.
+#[test]
+fn owners_that_panic() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("owner's drop");
+        }
+    }
+    let values = Buffer::from_vec(vec![1i32, 2, 3]);
+    let address = DevicePtr::new(values.as_ptr().cast_mut().cast());
+    // SAFETY: `values` lives as long as the test.
+    let bomb =
+        unsafe { DeviceBuffer::from_raw(&Devices::cpu(), address, 12, Box::new(Bomb), None) };
+    let (calm, drops) = counted(values.clone());
+    // The mask's owner goes first.
+    let both = DeviceArray::from_values(DataType::Int32, 3, calm, Some(bomb), None).unwrap();
+    let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
+    let exported = both.export_array(&allowed).unwrap();
+    drop(both);
+    assert_eq!(drops.load(Ordering::Acquire), 0);
+    drop(exported);
+    assert_eq!(drops.load(Ordering::Acquire), 1);
+}
