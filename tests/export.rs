@@ -3,11 +3,7 @@
 mod support;
 mod support_c;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use arrow_array::{Array, RecordBatch, make_array};
-use arrow_buffer::Buffer;
 use arrow_device::device::sim::SimMode;
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{ExportOptions, FFI_ArrowDeviceArray, NullCounts, SyncPolicy};
@@ -266,14 +262,6 @@ fn null_counts() {
         assert_eq!(e.array().null_count(), nulls);
         drop((e, slice, imported, _foreign, _other));
         place.assert_clean();
-    }
-}
-
-struct Counted(Arc<AtomicUsize>, #[allow(dead_code)] Buffer);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
     }
 }
 

@@ -8,23 +8,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, make_array};
+use arrow_array::Array;
 use arrow_buffer::Buffer;
+use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{SimMode, SimQueue};
-use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{
-    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions, FFI_ArrowDeviceArray,
-    NullCounts, ReleasePolicy, SyncPolicy,
+    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions, NullCounts,
+    ReleasePolicy, SyncPolicy,
 };
-use arrow_schema::{DataType, Field, Schema};
+use arrow_schema::DataType;
 use support::types::{dictionary, structure};
-use support::{Nulls, all_types, array, assert_same, wide_batch};
-use support_c::export::{field, import, ints, join};
-use support_c::sim::{Place, places, simulated};
-use support_c::{CArray, Foreign, Moved, c, take};
+use support::wide_batch;
+use support_c::export::{ints, join};
+use support_c::sim::{places, simulated};
+use support_c::{CArray, Moved, c, take};
 
 const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
 const WAIT: ExportOptions = ExportOptions::new(SyncPolicy::Wait);
+
+struct Counted(Arc<AtomicUsize>, #[allow(dead_code)] Buffer);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+}
 
 /// Memory whose drops are counted.
 fn counted(buffer: Buffer) -> (DeviceBuffer, Arc<AtomicUsize>) {
