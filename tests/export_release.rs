@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use arrow_array::Array;
 use arrow_buffer::Buffer;
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{SimMode, SimQueue};
@@ -24,7 +23,6 @@ use support_c::sim::{places, simulated};
 use support_c::{CArray, Moved, c, take};
 
 const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
-const WAIT: ExportOptions = ExportOptions::new(SyncPolicy::Wait);
 
 struct Counted(Arc<AtomicUsize>, #[allow(dead_code)] Buffer);
 

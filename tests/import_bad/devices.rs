@@ -11,6 +11,10 @@ use std::ptr;
 /// Who may claim which device.
 #[test]
 fn devices() {
+    both_ways(devices_cases);
+}
+
+fn devices_cases() {
     let plain = || Foreign::new(&ints().to_data(), &Devices::cpu());
     let place = cpu();
     // 3.3.6, 2.3.6: types without a backend.
@@ -77,6 +81,10 @@ fn devices() {
 /// Type 12 is everybody's test type: a simulated device takes only what is its own.
 #[test]
 fn simulated_devices_accept_their_own_only() {
+    both_ways(simulated_devices_accept_their_own_only_cases);
+}
+
+fn simulated_devices_accept_their_own_only_cases() {
     let (Some(place), Some(other)) = (simulated(SimMode::Async), simulated(SimMode::Async)) else {
         return;
     };
@@ -157,6 +165,10 @@ fn simulated_devices_accept_their_own_only() {
 /// An import that reads its options' devices only.
 #[test]
 fn devices_are_those_of_the_options() {
+    both_ways(devices_are_those_of_the_options_cases);
+}
+
+fn devices_are_those_of_the_options_cases() {
     let Some(place) = simulated(SimMode::Async) else {
         return;
     };

@@ -317,6 +317,10 @@ fn cases() -> Vec<(&'static str, ArrayRef, Spoil, &'static str)> {
 
 #[test]
 fn structure_is_checked() {
+    both_ways(structure_is_checked_cases);
+}
+
+fn structure_is_checked_cases() {
     for place in places() {
         for (name, data, spoil, expected) in cases() {
             let mut foreign = Foreign::new(&data.to_data(), &place.device);
@@ -330,6 +334,10 @@ fn structure_is_checked() {
 /// A callback that is not there means released, whatever the other members say.
 #[test]
 fn missing_release_callbacks() {
+    both_ways(missing_release_callbacks_cases);
+}
+
+fn missing_release_callbacks_cases() {
     for path in [&[1usize][..], &[]] {
         let place = cpu();
         let mut foreign = Foreign::new(&pair().to_data(), &place.device);
@@ -359,6 +367,10 @@ fn missing_release_callbacks() {
 /// Every type refuses one buffer or child more or less, and nulls without a mask.
 #[test]
 fn every_type_has_its_counts() {
+    both_ways(every_type_has_its_counts_cases);
+}
+
+fn every_type_has_its_counts_cases() {
     for place in places() {
         for (name, data_type) in all_types() {
             let data = array(&data_type, 5, Nulls::None, 1).to_data();
@@ -411,6 +423,10 @@ fn every_type_has_its_counts() {
 /// An array of one type under the schema of another.
 #[test]
 fn schema_and_array_differ() {
+    both_ways(schema_and_array_differ_cases);
+}
+
+fn schema_and_array_differ_cases() {
     use DataType::*;
     let place = cpu();
     let flat = structure(vec![("a", Int32)]);
@@ -443,6 +459,10 @@ fn schema_and_array_differ() {
 /// Types and arrays that nest a thousand levels deep.
 #[test]
 fn nesting_is_bounded() {
+    both_ways(nesting_is_bounded_cases);
+}
+
+fn nesting_is_bounded_cases() {
     let place = cpu();
     let nest = |depth: usize| {
         let mut data = Int32Array::from(vec![1]).to_data();
@@ -459,11 +479,15 @@ fn nesting_is_bounded() {
     drop(foreign.import(&place.options).unwrap());
     foreign.assert_released("64 levels");
     for depth in [65, 1000] {
+        // arrow-rs, which writes the stream's schema here, needs a deep stack for the deep one.
+        if depth > 65 && super::IN_STREAM.get() {
+            continue;
+        }
         let foreign = Foreign::new(&nest(depth), &place.device);
         refused(
             &place,
             foreign,
-            "schema: types nest deeper",
+            "types nest deeper",
             &format!("{depth} levels"),
         );
     }

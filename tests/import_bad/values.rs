@@ -12,6 +12,10 @@ use arrow_schema::UnionMode;
 /// survives it.
 #[test]
 fn hidden_lengths() {
+    both_ways(hidden_lengths_cases);
+}
+
+fn hidden_lengths_cases() {
     // Rows, offsets of `Utf8`.
     let text = |last: i32| {
         let offsets = Buffer::from_vec(vec![0, 1, last]);
@@ -236,6 +240,10 @@ fn bad_values() -> Vec<(&'static str, ArrayData)> {
 
 #[test]
 fn values_are_checked_when_asked() {
+    both_ways(values_are_checked_when_asked_cases);
+}
+
+fn values_are_checked_when_asked_cases() {
     use arrow_device::Validation;
     for place in places() {
         let full = place.options.clone().with_validation(Validation::Full);
