@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_int};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -100,8 +101,8 @@ fn arrays_of_every_type() {
     }
     for (device, sim, options) in sims() {
         for (name, data_type) in all_types() {
-            let metadata = [("k".to_owned(), "v".to_owned())];
-            let field = Field::new("f", data_type.clone(), true).with_metadata(metadata.into());
+            let metadata = HashMap::from([("k".to_owned(), "v".to_owned())]);
+            let field = Field::new("f", data_type.clone(), true).with_metadata(metadata);
             let field = Arc::new(field);
             let arrays: Vec<_> = cases(&data_type, 7).into_iter().map(|(_, a)| a).collect();
             let up: Vec<_> = arrays.iter().map(|a| device.upload_array(a)).collect();
