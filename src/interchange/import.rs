@@ -9,8 +9,8 @@ use std::sync::Arc;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, FieldRef, SchemaRef};
 
+use crate::abi::FFI_ArrowDeviceArray;
 use crate::abi::c_data::CArray;
-use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
 use crate::data::build::root_node;
 use crate::data::hidden;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
@@ -222,12 +222,6 @@ unsafe fn import(
     }
     let id = DeviceId::new(array.device_type, array.device_id);
     let event = EventPtr::new(array.sync_event);
-    if id.device_type == ArrowDeviceType::CPU && event.is_some() {
-        return Err(Error::invalid(
-            "sync_event",
-            "the CPU has no events, so this one cannot be waited for",
-        ));
-    }
     let device = options.devices().get_for_import(id, event.is_some())?;
     if event.is_some() && device.is_synchronous() {
         return Err(Error::invalid(

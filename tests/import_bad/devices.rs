@@ -64,7 +64,7 @@ fn devices_cases() {
     refused(
         &place,
         foreign,
-        "sync_event: the CPU has no events",
+        "sync_event: cpu has no events",
         "CPU with an event",
     );
     // Any id is the CPU, and `reserved` may hold anything.

@@ -41,6 +41,7 @@ fn hidden_lengths_cases() {
             ),
             (view(&[-1], &place), "view length -1 (3.3.9)"),
             (view(&[i64::MIN], &place), "least view length"),
+            (view(&[i64::MAX], &place), "view length i64::MAX"),
         ];
         if on_sim {
             // Where the data tells nobody can know how much host memory there is.
@@ -48,7 +49,6 @@ fn hidden_lengths_cases() {
                 Foreign::new(&text(1 << 20), &place.device),
                 "last offset 1 MiB",
             ));
-            bad.push((view(&[i64::MAX], &place), "view length i64::MAX"));
             bad.push((view(&[1 << 20], &place), "view length 1 MiB"));
         }
         for (mut foreign, name) in bad {
@@ -272,6 +272,56 @@ fn values_are_checked_when_asked_cases() {
                 foreign.assert_released(&context);
                 place.device.synchronize().expect(&context);
             }
+        }
+        place.assert_clean();
+    }
+}
+
+/// Null counts that the mask contradicts, and values that no row shows but a child does.
+#[test]
+fn full_validation_looks_everywhere() {
+    both_ways(full_validation_looks_everywhere_cases);
+}
+
+fn full_validation_looks_everywhere_cases() {
+    use arrow_device::Validation;
+    // Row 0 of the child is not UTF-8.
+    let offsets = || Buffer::from_vec(vec![0, 1, 2]);
+    let child = ArrayData::builder(DataType::Utf8).len(2);
+    let child = child
+        .add_buffer(offsets())
+        .add_buffer(Buffer::from([0xFF, b'a']));
+    // SAFETY: never used as an arrow array.
+    let child = unsafe { child.build_unchecked() };
+    let lists = ArrayData::builder(list(DataType::Utf8)).len(2);
+    // SAFETY: as above.
+    let lists = unsafe {
+        lists
+            .add_buffer(offsets())
+            .add_child_data(child)
+            .build_unchecked()
+    };
+    for mut place in places() {
+        place.options = place.options.clone().with_validation(Validation::Full);
+        for claim in [-1, 1, 0, 2, 4] {
+            let mut foreign = Foreign::new(&ints().to_data(), &place.device);
+            foreign.root().null_count = claim;
+            let context = format!("{claim} nulls on {place}");
+            if claim.abs() == 1 {
+                let array = foreign.import(&place.options).expect(&context);
+                assert_eq!(array.null_count(), Some(1), "{context}");
+                drop(array);
+                foreign.assert_released(&context);
+            } else {
+                refused(&place, foreign, "array.null_count", &context);
+            }
+        }
+        for (offset, length) in [(0, 2), (1, 1), (0, 0)] {
+            let mut foreign = Foreign::new(&lists, &place.device);
+            let root = foreign.root();
+            (root.offset, root.length) = (offset, length);
+            let context = format!("rows {offset}, {length} on {place}");
+            refused(&place, foreign, "array.children[0]", &context);
         }
         place.assert_clean();
     }
