@@ -389,7 +389,8 @@ fn types() -> Vec<DataType> {
 
 #[test]
 fn round_trips() {
-    for data_type in types() {
+    // Miri takes some types only.
+    for data_type in types().into_iter().step_by(if cfg!(miri) { 5 } else { 1 }) {
         for nullable in [true, false] {
             let before = field("näme", data_type.clone(), nullable).with_dict_is_ordered(nullable);
             let schema = export_field(&before).unwrap();
