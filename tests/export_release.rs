@@ -164,6 +164,26 @@ fn siblings_on_many_threads() {
             if let Some(sim) = &place.sim {
                 assert_eq!(sim.report().live_allocations, 1);
             }
+            // All columns lie in one allocation, which stays for the last of them.
+            let mut children = children;
+            drop(children.split_off(1));
+            if let Some(sim) = &place.sim {
+                assert_eq!(sim.report().live_allocations, 1, "one column is left");
+            }
+            drop((children, exported));
+            if let Some(sim) = &place.sim {
+                assert_eq!(sim.report().live_allocations, 0);
+            }
+            let up = place.device.upload(&wide_batch(64, 10)).unwrap();
+            let mut exported = up.export_array(&EVENT).unwrap();
+            drop(up);
+            let root = c(&mut exported).array;
+            // SAFETY: as above.
+            let children: Vec<_> = unsafe {
+                (0..64)
+                    .map(|i| Moved(take(*root.children.add(i))))
+                    .collect()
+            };
             thread::scope(|scope| {
                 let mut chunks: Vec<Vec<Moved>> = (0..4).map(|_| vec![]).collect();
                 children

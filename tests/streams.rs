@@ -437,8 +437,18 @@ fn our_streams_end_again_and_again() {
         let (code, array) = consumer.next();
         assert_eq!((code, array.is_released()), (0, true));
     }
-    // Early close: nothing was asked for.
-    drop(export_reader(reader(&[ints()]), &Devices::cpu()).unwrap());
+    // Early close: nothing was asked for, and the reader goes with the stream.
+    let held = Arc::new(());
+    let guard = held.clone();
+    let batches = std::iter::from_fn(move || {
+        let _ = &guard;
+        Some(Ok(ints()))
+    });
+    let endless = RecordBatchIterator::new(batches, ints().schema());
+    let stream = export_reader(endless, &Devices::cpu()).unwrap();
+    assert_eq!(Arc::strong_count(&held), 2);
+    drop(stream);
+    assert_eq!(Arc::strong_count(&held), 1);
     // A null `out` is an error, not a crash.
     let null = std::ptr::null_mut();
     // SAFETY: null is refused.
