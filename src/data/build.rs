@@ -161,3 +161,12 @@ pub(crate) fn root_node(length: usize, n_slots: usize, nulls: NullCount) -> Node
         n_slots: n_slots as u32,
     }
 }
+
+/// Room for a child of the node at `parent`, filled in later.
+pub(crate) fn placeholder(parent: usize) -> Node {
+    Node {
+        parent: parent as u32,
+        first_child: 0,
+        ..root_node(0, 0, NullCount::known(0))
+    }
+}

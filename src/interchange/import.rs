@@ -11,7 +11,7 @@ use arrow_schema::{DataType, FieldRef, SchemaRef};
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::abi::c_data::CArray;
-use crate::data::build::root_node;
+use crate::data::build::placeholder;
 use crate::data::hidden;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
@@ -260,14 +260,6 @@ unsafe fn import(
         slots,
         owners: Owners::One(Arc::new(owner)),
     })
-}
-
-fn placeholder(parent: usize) -> Node {
-    Node {
-        parent: parent as u32,
-        first_child: 0,
-        ..root_node(0, 0, NullCount::known(0))
-    }
 }
 
 /// Where in the array a check stands; spelled out only for errors.

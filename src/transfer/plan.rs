@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use arrow_schema::DataType;
 
 use crate::data::DeviceArray;
+use crate::data::build::placeholder;
 use crate::data::hidden::{Answers, Request, check_size, count_bits, gather, int};
 use crate::data::layout::{BufferKind, Layout, Nesting};
 use crate::data::tree::{Node, NullCount, Tree, View};
@@ -94,14 +95,6 @@ pub(crate) fn plan(array: &DeviceArray) -> Result<Plan> {
         }
     }
     Ok(planner.plan)
-}
-
-fn placeholder(parent: usize) -> Node {
-    Node {
-        parent: parent as u32,
-        first_child: 0,
-        ..crate::data::build::root_node(0, 0, NullCount::known(0))
-    }
 }
 
 fn too_large() -> Error {
