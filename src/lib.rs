@@ -92,6 +92,8 @@
 pub mod abi;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod data;
 pub mod device;
 mod error;

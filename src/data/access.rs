@@ -42,6 +42,20 @@ impl<T> DeviceSlice<'_, T> {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl<T> DeviceSlice<'_, T> {
+    pub(crate) fn address_ref(&self) -> &DevicePtr {
+        &self.address
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl DeviceBits<'_> {
+    pub(crate) fn address_ref(&self) -> &DevicePtr {
+        &self.bytes.address
+    }
+}
+
 impl<T> Drop for DeviceSlice<'_, T> {
     fn drop(&mut self) {
         if let Some(owner) = self.owner {

@@ -150,7 +150,8 @@ pub enum Notify {
 ///   device may read for the whole length asked about;
 /// - a completed event ([`query_event`](Self::query_event), [`wait_event`](Self::wait_event)) means
 ///   that all work queued before it was recorded has finished and is visible to the host;
-/// - `classify` answers `Host` only for memory that the host may read;
+/// - `classify` answers `Host` only for memory that the host may read, if the address is one that
+///   may be read at all: a driver cannot tell ordinary memory from no memory;
 /// - after an error of [`synchronize`](Self::synchronize) nothing that was queued before runs any more;
 /// - [`allocate_host`](Self::allocate_host) gives memory that the host may read and write; of a
 ///   host-readable device, [`RawQueue::allocate`] gives initialised memory.
@@ -247,6 +248,9 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Gives back memory that is kept for reuse.
+    fn trim(&self) {}
+
     /// Makes the calling thread wait for all work of this device. An error means that the device has
     /// failed: nothing that was queued before runs any more.
     fn synchronize(&self) -> Result<()>;
@@ -277,7 +281,7 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()>;
 
     /// Runs a list of copies that do not overlap, in any order among themselves. Either all are
-    /// queued or, on an error, none.
+    /// queued or, on an error, none is under way.
     ///
     /// # Safety
     /// All memory is valid for its length and lives, unchanged, until the copies have completed.

@@ -2,6 +2,8 @@
 
 mod backend;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 mod event;
 mod handle;
 mod id;

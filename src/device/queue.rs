@@ -140,7 +140,7 @@ impl Queue {
     }
 
     /// Keeps `sources` alive until all work of this queue so far has completed. If no event can be
-    /// recorded this thread waits for the device.
+    /// recorded the reaper waits for the device.
     pub(crate) fn keep_until_done<T: Send + 'static>(&self, sources: T) {
         match self.record() {
             Ok(None) => drop(sources),
@@ -149,8 +149,11 @@ impl Queue {
                 .reaper()
                 .after(vec![event], move || drop(sources)),
             Err(_) => {
-                self.device.settle();
-                drop(sources);
+                let device = self.device.clone();
+                self.device.reaper().later(move || {
+                    device.settle();
+                    drop(sources);
+                });
             }
         }
     }

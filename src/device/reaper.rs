@@ -4,20 +4,24 @@
 //! only an action of [`Reaper::later`] may wait for the device. The thread ends when it has had nothing
 //! to do for a while, and is started again when needed.
 //!
-//! Where the backend cannot notify, the thread itself waits for events. Those waits hold up nobody
-//! and happen at no certain time, so they are not counted.
+//! Where the backend cannot notify, the thread asks again and again, less and less often; it never
+//! waits, so no event holds up another.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::device::SyncEvent;
 use crate::device::backend::Notify;
 
 /// How long an idle thread stays.
 const IDLE: Duration = Duration::from_secs(2);
+/// How soon the thread asks a backend again that cannot notify, at first and at last.
+const ASK: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
+/// How long it pauses at most where asking takes long.
+const LONG_ASK: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
 pub(crate) struct Reaper {
@@ -44,6 +48,8 @@ struct Item {
     action: Box<dyn FnOnce() + Send>,
     /// Of the registration for the last of `events`; the event is kept until it was called.
     signal: Option<Arc<Signal>>,
+    /// The backend of the last of `events` cannot notify.
+    asks: bool,
 }
 
 /// The waker of one registration.
@@ -72,7 +78,9 @@ impl Shared {
     }
 
     fn run(self: &Arc<Self>) {
+        let mut ask = ASK.0;
         loop {
+            let asking = Instant::now();
             let items = std::mem::take(&mut self.lock().items);
             let mut waiting = Vec::new();
             for mut item in items {
@@ -82,24 +90,29 @@ impl Shared {
                     waiting.push(item);
                 }
             }
-            // Items of backends that cannot notify are waited for here, one at a time.
-            if let Some(i) = waiting.iter().position(|item| item.signal.is_none()) {
-                let item = waiting.swap_remove(i);
-                item.wait();
-                run_action(item.action);
-            }
             let mut state = self.lock();
             state.items.append(&mut waiting);
             let blocked = state.items.iter().all(|item| item.signal.is_some());
             let mut idle = state.closed;
-            if !state.signalled && blocked && !(idle && state.items.is_empty()) {
+            let over = idle && state.items.is_empty();
+            if !state.signalled && !over {
+                // Asking takes time as well: at most a part of this thread's.
+                let pause = match blocked {
+                    true => IDLE,
+                    false => ask.max((4 * asking.elapsed()).min(LONG_ASK)),
+                };
                 let (guard, timeout) = self
                     .wake
-                    .wait_timeout_while(state, IDLE, |s| !s.signalled)
+                    .wait_timeout_while(state, pause, |s| !s.signalled)
                     .unwrap_or_else(PoisonError::into_inner);
                 state = guard;
-                idle = timeout.timed_out() || state.closed;
+                idle = blocked && timeout.timed_out() || state.closed;
             }
+            ask = if state.signalled {
+                ASK.0
+            } else {
+                (ask * 2).min(ASK.1)
+            };
             if idle && state.items.is_empty() {
                 state.running = false;
                 return;
@@ -119,29 +132,32 @@ impl Item {
         }
         self.signal = None;
         while let Some(event) = self.events.last() {
-            let signal = Arc::new(Signal {
-                fired: AtomicBool::new(false),
-                shared: shared.clone(),
-            });
-            let waker = Waker::from(signal.clone());
-            // SAFETY: the item keeps the event until the waker was called.
-            match unsafe {
-                event
-                    .device()
-                    .backend()
-                    .notify_event(event.as_ptr(), &waker)
-            } {
-                Ok(Notify::Completed) => {}
-                Ok(Notify::Registered) => {
-                    self.signal = Some(signal);
-                    return false;
-                }
-                Ok(Notify::Unsupported) | Err(_) => {
-                    if !event.is_complete().unwrap_or(false) {
+            if !self.asks {
+                let signal = Arc::new(Signal {
+                    fired: AtomicBool::new(false),
+                    shared: shared.clone(),
+                });
+                let waker = Waker::from(signal.clone());
+                let backend = event.device().backend();
+                // SAFETY: the item keeps the event until the waker was called.
+                match unsafe { backend.notify_event(event.as_ptr(), &waker) } {
+                    Ok(Notify::Completed) => {}
+                    Ok(Notify::Registered) => {
+                        self.signal = Some(signal);
                         return false;
                     }
+                    Ok(Notify::Unsupported) | Err(_) => self.asks = true,
                 }
             }
+            if self.asks {
+                match event.is_complete() {
+                    Ok(true) => {}
+                    Ok(false) => return false,
+                    // It will not tell: then all work must have ended.
+                    Err(_) => event.device().settle(),
+                }
+            }
+            self.asks = false;
             self.events.pop();
         }
         true
@@ -187,6 +203,7 @@ impl Reaper {
             events,
             action,
             signal: None,
+            asks: false,
         });
         state.signalled = true;
         if !state.running {

@@ -44,10 +44,16 @@ impl Devices {
         Self::default()
     }
 
-    /// The process's default set.
+    /// The process's default set: the CPU, the devices of the features that are on, and what the
+    /// program adds.
     pub fn global() -> &'static Self {
         static GLOBAL: OnceLock<Devices> = OnceLock::new();
-        GLOBAL.get_or_init(Devices::new)
+        GLOBAL.get_or_init(|| {
+            let devices = Devices::new();
+            #[cfg(feature = "cuda")]
+            crate::device::cuda::register(&devices);
+            devices
+        })
     }
 
     /// The CPU. There is one per process.
@@ -229,8 +235,11 @@ fn new_simulated() -> Result<Device> {
 fn no_backend(device: DeviceId) -> Error {
     let reason = match device.device_type {
         ArrowDeviceType::CUDA | ArrowDeviceType::CUDA_HOST | ArrowDeviceType::CUDA_MANAGED => {
-            "this build has no CUDA backend (this version of arrow-device has none yet); \
-             register one with Devices::register"
+            if cfg!(feature = "cuda") {
+                "this set of devices does not know CUDA; see cuda::register"
+            } else {
+                "this build of arrow-device has no CUDA; enable its feature `cuda`"
+            }
         }
         ArrowDeviceType::ROCM | ArrowDeviceType::ROCM_HOST => {
             "this build has no ROCm backend (this version of arrow-device has none yet); \

@@ -203,6 +203,13 @@ impl Loan<'_> {
     }
 }
 
+#[cfg(feature = "cuda")]
+impl Loan<'_> {
+    pub(crate) fn address_ref(&self) -> &DevicePtr {
+        &self.address
+    }
+}
+
 impl Drop for Loan<'_> {
     fn drop(&mut self) {
         self.owner.record_use(&self.queue);
@@ -297,6 +304,26 @@ impl DeviceBufferMut {
             },
             _ => Memory::Kept(Kept(Box::new(queue))),
         }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl DeviceBufferMut {
+    pub(crate) fn address_ref(&self) -> &DevicePtr {
+        &self.base
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl DeviceBuffer {
+    /// Gives the memory, all of it, to work on `queue`, which waits for what its free would wait for.
+    /// After an error the buffer is as it was.
+    pub(crate) fn surrender(&mut self, queue: &Queue) -> Result<DevicePtr> {
+        let (base, len) = (self.address(), self.len);
+        let owner = Arc::get_mut(&mut self.owner)
+            .ok_or_else(|| Error::argument("the memory is shared with other buffers"))?;
+        owner.surrender(queue, base, len)?;
+        Ok(base)
     }
 }
 

@@ -8,6 +8,8 @@ use arrow_data::ArrayData;
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::device::{Device, DevicePtr, EventPtr, EventRef, Queue, SyncEvent};
+#[cfg(feature = "cuda")]
+use crate::error::Error;
 use crate::error::Result;
 use crate::memory::HostSlab;
 
@@ -144,6 +146,38 @@ impl Owner {
         uses.retain(|old| !old.is_complete().unwrap_or(false));
         uses.push(event);
         lock().append(&mut uses);
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Owner {
+    /// Gives up memory of ours that is `len` bytes at `base`, or a few more of padding, to work on
+    /// `queue`, which waits for what the free would wait for. The owner then owns nothing.
+    pub(crate) fn surrender(&mut self, queue: &Queue, base: DevicePtr, len: usize) -> Result<()> {
+        let whole = match &self.memory {
+            Some(Memory::Device {
+                base: of, bytes, ..
+            }) => *of == base && len <= *bytes && *bytes - len < crate::device::ALIGNMENT,
+            _ => false,
+        };
+        if !whole {
+            let why = "the buffer is not all of an allocation on the device";
+            return Err(Error::argument(why));
+        }
+        self.hand_over(queue)?;
+        self.memory = None;
+        Ok(())
+    }
+
+    fn hand_over(&mut self, queue: &Queue) -> Result<()> {
+        self.wait_on(queue)?;
+        if *self.unrecorded.get_mut() {
+            self.device.synchronize()?;
+            *self.unrecorded.get_mut() = false;
+        }
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        uses.iter()
+            .try_for_each(|event| queue.wait_ref_unless_complete(event))
     }
 }
 

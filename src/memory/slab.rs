@@ -298,8 +298,9 @@ impl Device {
         Ok(block)
     }
 
-    /// Frees the idle host slabs that this device keeps for reuse.
+    /// Frees what this device keeps for reuse: idle host slabs, and what its backend keeps.
     pub fn trim(&self) {
         self.slabs().clear(self.backend());
+        self.backend().trim();
     }
 }

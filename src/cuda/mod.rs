@@ -1,0 +1,96 @@
+//! NVIDIA GPUs, and the way to and from [cudarc](https://docs.rs/cudarc), which is re-exported here.
+//!
+//! | device | name | memory |
+//! | --- | --- | --- |
+//! | ARROW_DEVICE_CUDA | `cuda:N` | the device's own, from a pool of its own |
+//! | ARROW_DEVICE_CUDA_HOST | `cuda-host:N` | page-locked host memory |
+//! | ARROW_DEVICE_CUDA_MANAGED | `cuda-managed:N` | managed memory |
+//!
+//! The driver's library is loaded at the first use. Where there is none, or no device, opening one
+//! answers [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason; nothing else
+//! changes. It must speak CUDA 11.4 or later.
+//!
+//! ```no_run
+//! use arrow_array::{RecordBatch, record_batch};
+//! use arrow_device::cuda::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
+//! use arrow_device::{DeviceArray, DeviceBufferMut, Devices, Error};
+//! # fn load(_: &arrow_device::cuda::CudaDevice) -> CudaFunction { panic!("{}", "from a module") }
+//! # fn main() -> Result<(), Error> {
+//! let batch = record_batch!(("price", Float64, [1.0, 2.0, 3.0]))?;
+//! let device = Devices::open("cuda:0")?;
+//! let queue = device.new_queue()?;
+//! let on_device = device.upload_on(&batch, &queue)?;
+//! let kernel: CudaFunction = load(device.as_cuda()?);      // void twice(const double*, double*, size_t)
+//!
+//! let prices = on_device.column_by_name("price")?;
+//! let mut twice = DeviceBufferMut::allocate(&queue, 3 * 8)?;
+//! {
+//!     let values = prices.values_on::<f64>(&queue)?;       // the stream waits for the upload
+//!     let rows = values.len();
+//!     let stream = queue.cuda_stream()?;
+//!     let mut launch = stream.launch_builder(&kernel);
+//!     launch.arg(&values).arg(&mut twice).arg(&rows);
+//!     // SAFETY: the arguments are the kernel's, and it stays within `rows`.
+//!     unsafe { launch.launch(LaunchConfig::for_num_elems(3)) }.unwrap();
+//! }                                                        // the loan ends: the use is recorded
+//! let column = DeviceArray::from_values(prices.data_type().clone(), 3, twice.freeze()?, None, Some(0))?;
+//! # let _ = column;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What goes in and out
+//!
+//! | cudarc's | becomes | and back |
+//! | --- | --- | --- |
+//! | `CudaContext` | a device: [`CudaConfig::with_context`] | [`CudaDevice::cuda_context`] |
+//! | `CudaStream` | a queue: [`Queue::from_cuda_stream`](crate::Queue::from_cuda_stream) | [`Queue::cuda_stream`](crate::Queue::cuda_stream) |
+//! | `CudaEvent` | an event: [`SyncEvent::from_cuda_event`](crate::SyncEvent::from_cuda_event) | [`SyncEvent::as_ptr`](crate::SyncEvent::as_ptr) points to the `CUevent` |
+//! | `CudaSlice<T>` | a buffer: [`DeviceBuffer::from_cuda_slice`](crate::DeviceBuffer::from_cuda_slice) | [`DeviceBuffer::try_into_cuda_slice`](crate::DeviceBuffer::try_into_cuda_slice) |
+//! | a kernel's argument | | loans ([`DeviceBuffer::on`](crate::DeviceBuffer::on), [`DeviceArray::values_on`](crate::DeviceArray::values_on), ...) and [`DeviceBufferMut`](crate::DeviceBufferMut) |
+//!
+//! A buffer becomes a column with [`DeviceArray::from_values`](crate::DeviceArray::from_values). Streams and
+//! events keep their order in each of these; no call leaves another context current than it found.
+//!
+//! # How it works
+//!
+//! Work runs on streams that do not wait for the legacy default stream. Memory is allocated and freed in
+//! the order of streams, from a pool that keeps it until [`Device::trim`](crate::Device::trim); page-locked
+//! and managed memory is recycled, and freed on a thread of its own, since the driver waits for the device
+//! then. Events have no timing and are reused. An import asks the driver about the first and the last byte of
+//! every buffer: the claimed device's own memory, managed memory, and page-locked memory that the device
+//! reaches at that address are accepted.
+//!
+//! After a kernel has failed (an illegal address, say), CUDA refuses everything in that process: every call
+//! answers with the code and its text, frees included, and releases go on being called once.
+//!
+//! A per-thread default stream may be a queue: calls on several threads are ordered by events. Work that
+//! the program itself gives to such a stream counts for calls on the same thread only.
+
+mod kernel;
+mod slices;
+mod streams;
+
+pub use crate::device::cuda::{
+    CudaConfig, CudaDevice, CudaMemory, CudaQueue, device_count, register,
+};
+pub use cudarc;
+pub use streams::QueueStream;
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+
+impl Device {
+    /// The CUDA backend.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] if the device is none of CUDA's.
+    pub fn as_cuda(&self) -> Result<&CudaDevice> {
+        let cuda = self.backend().as_any().downcast_ref();
+        cuda.ok_or_else(|| Error::NotSupported {
+            device: self.id(),
+            operation: "CUDA",
+            reason: "it is not a CUDA device of this crate".into(),
+        })
+    }
+}

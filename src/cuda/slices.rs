@@ -1,0 +1,140 @@
+//! `CudaSlice` in and out.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
+
+use super::{CudaDevice, CudaMemory};
+use crate::device::{Device, DevicePtr, Queue};
+use crate::error::{Error, Result};
+use crate::memory::{DeviceBuffer, DeviceBufferMut, Memory, Owner, Ready};
+
+/// The backend of a device whose memory is the device's own.
+fn plain_device(device: &Device) -> Result<&CudaDevice> {
+    let cuda = device.as_cuda()?;
+    if cuda.memory() == CudaMemory::Device {
+        return Ok(cuda);
+    }
+    Err(Error::NotSupported {
+        device: device.id(),
+        operation: "CudaSlice",
+        reason: "slices are of the device's own memory: use the device of type CUDA".into(),
+    })
+}
+
+impl DeviceBuffer {
+    /// Takes over a slice, without a copy. The buffer is ready after all work of the slice's stream
+    /// so far, and of the other streams that cudarc knows to use the slice; its memory is freed on that
+    /// stream.
+    ///
+    /// With [`DeviceArray::from_values`](crate::DeviceArray::from_values) the buffer becomes a column.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] for another device than one of type CUDA,
+    /// [`Error::InvalidArgument`] for a slice of another context, or what the driver says. The slice
+    /// is dropped then.
+    pub fn from_cuda_slice<T>(device: &Device, slice: CudaSlice<T>) -> Result<Self> {
+        let cuda = plain_device(device)?;
+        let context = slice.context().clone();
+        let queue = Queue::from_cuda_stream(device, slice.stream().clone());
+        let bytes = slice.num_bytes();
+        let queue = match queue {
+            Ok(queue) if bytes > 0 => queue,
+            other => {
+                cuda.let_go(context, move || drop(slice));
+                return DeviceBufferMut::allocate(&other?, 0)?.freeze();
+            }
+        };
+        let (address, known) = cuda.with_current("leak", || {
+            // The stream waits for other streams' uses; cudarc keeps an error of that for later.
+            let known = context.check_err();
+            let address = slice.leak();
+            (address, known.and(context.check_err()))
+        })?;
+        let base = DevicePtr::new(std::ptr::with_exposed_provenance_mut(address as usize));
+        let ordered = match known {
+            Ok(()) => queue.record(),
+            Err(_) => device.synchronize().and_then(|()| queue.record()),
+        };
+        let ready = match ordered {
+            Ok(event) => event.map_or(Ready::Now, Ready::Event),
+            Err(e) => {
+                // SAFETY: just leaked, so it is ours; freed in the order of its own stream.
+                unsafe { queue.free(base, bytes) };
+                return Err(e);
+            }
+        };
+        let memory = Memory::Device { queue, base, bytes };
+        let owner = Owner::new(device.clone(), memory, ready);
+        Ok(Self::from_parts(Arc::new(owner), base, 0, bytes))
+    }
+
+    /// Gives the memory up as a slice for work on `stream`, without a copy; the stream waits until the
+    /// buffer is ready and its uses are done.
+    ///
+    /// # Errors
+    /// The buffer, if it is not the only holder of all of its memory, if that is not memory that
+    /// a device of type CUDA allocated (by this crate, or adopted from a slice), if its length is
+    /// no multiple of `T`'s, or for a stream of another context; and the reason.
+    pub fn try_into_cuda_slice<T: DeviceRepr>(
+        mut self,
+        stream: &Arc<CudaStream>,
+    ) -> std::result::Result<CudaSlice<T>, (Self, Error)> {
+        let queue = match self.check_slice::<T>(stream) {
+            Ok(queue) => queue,
+            Err(e) => return Err((self, e)),
+        };
+        let len = self.len() / size_of::<T>().max(1);
+        let device = self.device().clone();
+        let base = match self.surrender(&queue) {
+            Ok(base) => base,
+            Err(e) => return Err((self, e)),
+        };
+        let upgrade = || {
+            let address = base.address() as CUdeviceptr;
+            // SAFETY: the memory was just given up by its only holder; it is valid for `len` elements, as
+            // `check_slice` saw, and free for work on the stream, which has waited for all that used it.
+            // Values of `DeviceRepr` types are whatever a kernel makes of them.
+            let upgrade = || unsafe { stream.upgrade_device_ptr::<T>(address, len) };
+            // cudarc panics if it cannot create events.
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(upgrade))
+        };
+        let slice = plain_device(&device).and_then(|cuda| cuda.with_current("upgrade", upgrade));
+        match slice {
+            Ok(Ok(slice)) => Ok(slice),
+            failed => {
+                let bytes = len * size_of::<T>();
+                // SAFETY: given up above, and nobody has it.
+                unsafe { queue.free(base, bytes) };
+                let e = match failed {
+                    Err(e) => e,
+                    _ => Error::argument("cudarc could not create the slice's events"),
+                };
+                let empty = DeviceBufferMut::allocate(&queue, 0).and_then(DeviceBufferMut::freeze);
+                Err((
+                    empty.unwrap_or_else(|_| arrow_buffer::Buffer::default().into()),
+                    e,
+                ))
+            }
+        }
+    }
+
+    /// What can be seen without taking the buffer apart.
+    fn check_slice<T>(&self, stream: &Arc<CudaStream>) -> Result<Queue> {
+        plain_device(self.device())?;
+        if size_of::<T>() == 0 || self.len() % size_of::<T>() != 0 {
+            return Err(Error::argument(format!(
+                "{} bytes are no whole number of elements of {} bytes",
+                self.len(),
+                size_of::<T>()
+            )));
+        }
+        if self.address().address() % align_of::<T>() != 0 {
+            return Err(Error::argument(
+                "the buffer is not aligned for the elements",
+            ));
+        }
+        Queue::from_cuda_stream(self.device(), stream.clone())
+    }
+}

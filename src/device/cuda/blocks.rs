@@ -1,0 +1,316 @@
+//! Memory that the driver allocates slowly and frees only after waiting for the device: page-locked
+//! and managed memory, and device memory where there are no pools. Blocks are kept for reuse; what
+//! is too much is freed on a thread of its own.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::sys::CUdeviceptr;
+
+use super::CudaMemory;
+use super::context::{Context, Current, EventCell};
+use crate::device::backend::DevicePtr;
+use crate::error::Result;
+
+/// Most bytes of idle blocks that are kept.
+const IDLE_LIMIT: usize = 256 << 20;
+/// Blocks of at least this many bytes are rounded up to a multiple of it, so that they fit again.
+const GRAIN: usize = 64 << 10;
+
+/// Allocates memory of one kind, once. The context is current.
+pub(super) fn allocate(
+    context: &Context,
+    memory: CudaMemory,
+    bytes: usize,
+    _: &Current<'_>,
+) -> Result<DevicePtr> {
+    let driver = context.driver;
+    let mut address: CUdeviceptr = 0;
+    let (operation, code) = match memory {
+        CudaMemory::Device => {
+            // SAFETY: `address` is written.
+            let code = unsafe { (driver.cuMemAlloc_v2)(&raw mut address, bytes) };
+            ("cuMemAlloc", code)
+        }
+        CudaMemory::Host => {
+            // For all contexts; not write-combined, since the host reads it.
+            const PORTABLE: u32 = 1;
+            let mut ptr = std::ptr::null_mut();
+            // SAFETY: `ptr` is written.
+            let code = unsafe { (driver.cuMemHostAlloc)(&raw mut ptr, bytes, PORTABLE) };
+            context.check_memory("cuMemHostAlloc", code, bytes)?;
+            return Ok(DevicePtr::new(ptr));
+        }
+        CudaMemory::Managed => {
+            const ATTACH_GLOBAL: u32 = 1;
+            // SAFETY: `address` is written.
+            let code =
+                unsafe { (driver.cuMemAllocManaged)(&raw mut address, bytes, ATTACH_GLOBAL) };
+            ("cuMemAllocManaged", code)
+        }
+    };
+    context.check_memory(operation, code, bytes)?;
+    Ok(to_ptr(address))
+}
+
+/// A driver's address. The memory is the driver's, so no Rust allocation is behind it.
+pub(super) fn to_ptr(address: CUdeviceptr) -> DevicePtr {
+    DevicePtr::new(std::ptr::with_exposed_provenance_mut::<c_void>(
+        address as usize,
+    ))
+}
+
+/// An idle block.
+struct Idle {
+    ptr: DevicePtr,
+    bytes: usize,
+    /// After which it may be used, on other queues than `queue`.
+    after: Box<EventCell>,
+    queue: u64,
+}
+
+/// Blocks of one kind of memory, by address.
+pub(super) struct Blocks {
+    memory: CudaMemory,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Blocks in use: address to length in bytes.
+    live: BTreeMap<usize, usize>,
+    idle: Vec<Idle>,
+    idle_bytes: usize,
+}
+
+impl Blocks {
+    pub(super) fn new(memory: CudaMemory) -> Self {
+        Self {
+            memory,
+            state: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A block of at least `bytes` bytes, for work on `queue` from now on.
+    pub(super) fn take(
+        &self,
+        context: &Context,
+        queue: u64,
+        bytes: usize,
+        current: &Current<'_>,
+    ) -> Result<DevicePtr> {
+        let grain = if bytes >= GRAIN { GRAIN } else { 256 };
+        let Some(bytes) = bytes.checked_next_multiple_of(grain) else {
+            return Err(context.out_of_memory("allocate", bytes));
+        };
+        let reused = self.reuse(context, queue, bytes);
+        let (ptr, bytes) = match reused {
+            Some(idle) => {
+                context.recycle(idle.after);
+                (idle.ptr, idle.bytes)
+            }
+            None => match allocate(context, self.memory, bytes, current) {
+                Err(crate::Error::OutOfMemory { .. }) => {
+                    // What is kept may be in the way.
+                    self.free_idle(context, current);
+                    (allocate(context, self.memory, bytes, current)?, bytes)
+                }
+                allocated => (allocated?, bytes),
+            },
+        };
+        self.lock().live.insert(ptr.address(), bytes);
+        Ok(ptr)
+    }
+
+    /// The smallest idle block that fits, at most twice as large, that `queue` may use without a
+    /// wait.
+    fn reuse(&self, context: &Context, queue: u64, bytes: usize) -> Option<Idle> {
+        let mut state = self.lock();
+        let most = bytes.saturating_mul(2);
+        let (i, _) = state
+            .idle
+            .iter()
+            .enumerate()
+            .filter(|(_, idle)| (bytes..=most).contains(&idle.bytes))
+            .filter(|(_, idle)| idle.queue == queue || is_done(context, &idle.after))
+            .min_by_key(|(_, idle)| idle.bytes)?;
+        let idle = state.idle.swap_remove(i);
+        state.idle_bytes -= idle.bytes;
+        Some(idle)
+    }
+
+    /// Takes a block back after all work of `queue` so far, which `after` stands for.
+    pub(super) fn give_back(
+        &self,
+        context: &Arc<Context>,
+        ptr: DevicePtr,
+        bytes: usize,
+        after: Box<EventCell>,
+        queue: u64,
+    ) {
+        let mut state = self.lock();
+        // Memory that was adopted is not in the map.
+        let bytes = state.live.remove(&ptr.address()).unwrap_or(bytes);
+        let idle = Idle {
+            ptr,
+            bytes,
+            after,
+            queue,
+        };
+        if state.idle_bytes.saturating_add(bytes) <= IDLE_LIMIT {
+            state.idle_bytes += bytes;
+            state.idle.push(idle);
+            return;
+        }
+        drop(state);
+        scrap(context, self.memory, idle.ptr, After::Event(idle.after));
+    }
+
+    /// Takes memory back that may be in use by anything.
+    pub(super) fn give_up(&self, context: &Arc<Context>, ptr: DevicePtr) {
+        self.lock().live.remove(&ptr.address());
+        scrap(context, self.memory, ptr, After::Everything);
+    }
+
+    /// Frees idle blocks that nothing uses any more, on this thread.
+    fn free_idle(&self, context: &Context, current: &Current<'_>) {
+        let mut state = self.lock();
+        let all = std::mem::take(&mut state.idle);
+        let (done, rest): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|idle| is_done(context, &idle.after));
+        state.idle = rest;
+        state.idle_bytes -= done.iter().map(|idle| idle.bytes).sum::<usize>();
+        drop(state);
+        for idle in done {
+            context.recycle(idle.after);
+            free(context, self.memory, idle.ptr, current);
+        }
+    }
+
+    /// Gives all idle blocks to the thread that frees.
+    pub(super) fn clear(&self, context: &Arc<Context>) {
+        let idle = {
+            let mut state = self.lock();
+            state.idle_bytes = 0;
+            std::mem::take(&mut state.idle)
+        };
+        for idle in idle {
+            scrap(context, self.memory, idle.ptr, After::Event(idle.after));
+        }
+    }
+}
+
+/// Whether an event of ours has completed.
+fn is_done(context: &Context, event: &EventCell) -> bool {
+    // SAFETY: the cell holds a live event.
+    unsafe { (context.driver.cuEventQuery)(event.raw()) == 0 }
+}
+
+/// Frees memory; may wait for the device. The context is current.
+fn free(context: &Context, memory: CudaMemory, ptr: DevicePtr, _: &Current<'_>) {
+    // A failed device keeps its memory until its context goes; there is nobody to tell.
+    // SAFETY: from `allocate` with this kind, used no more, freed once.
+    unsafe {
+        match memory {
+            CudaMemory::Host => (context.driver.cuMemFreeHost)(ptr.as_ptr()),
+            CudaMemory::Device | CudaMemory::Managed => {
+                (context.driver.cuMemFree_v2)(ptr.address() as CUdeviceptr)
+            }
+        }
+    };
+}
+
+/// When memory may be freed.
+pub(super) enum After {
+    /// Now.
+    Nothing,
+    Event(Box<EventCell>),
+    /// All work of the context.
+    Everything,
+}
+
+/// Memory to be freed on the thread for it.
+struct Scrap {
+    context: Arc<Context>,
+    memory: CudaMemory,
+    ptr: DevicePtr,
+    after: After,
+}
+
+#[derive(Default)]
+struct Heap {
+    items: Vec<Scrap>,
+    /// A thread is at work and will look again.
+    running: bool,
+}
+
+static HEAP: Mutex<Heap> = Mutex::new(Heap {
+    items: Vec::new(),
+    running: false,
+});
+
+/// Frees memory after an event, on a thread of its own: the driver waits for the device.
+pub(super) fn scrap(context: &Arc<Context>, memory: CudaMemory, ptr: DevicePtr, after: After) {
+    let mut heap = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
+    heap.items.push(Scrap {
+        context: context.clone(),
+        memory,
+        ptr,
+        after,
+    });
+    if heap.running {
+        return;
+    }
+    let thread = std::thread::Builder::new().name("arrow-device cuda free".into());
+    heap.running = thread.spawn(free_all).is_ok();
+    if !heap.running {
+        // No thread to be had: better late than never.
+        drop(heap);
+        free_all();
+    }
+}
+
+fn free_all() {
+    loop {
+        let items = {
+            let mut heap = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
+            if heap.items.is_empty() {
+                heap.running = false;
+                return;
+            }
+            std::mem::take(&mut heap.items)
+        };
+        for item in items {
+            let Scrap {
+                context,
+                memory,
+                ptr,
+                after,
+            } = item;
+            // An error of `synchronize` is final: nothing runs any more.
+            match after {
+                After::Nothing => {}
+                After::Event(event) => {
+                    // SAFETY: the cell holds a live event.
+                    let code = unsafe { (context.driver.cuEventSynchronize)(event.raw()) };
+                    if context.check("cuEventSynchronize", code).is_err() {
+                        let _ = context.synchronize();
+                    }
+                    context.recycle(event);
+                }
+                After::Everything => {
+                    let _ = context.synchronize();
+                }
+            }
+            if let Ok(current) = context.enter_even_if_failed("free") {
+                free(&context, memory, ptr, &current);
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! The driver library, loaded at run time.
+//!
+//! Handles and constants are cudarc's, its calls are not: they panic where the library or a function
+//! is missing, and take an error code that is newer than the bindings for an enum's value, which is
+//! undefined behaviour. Here codes are integers, and what is missing is an error.
+
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUmemPool_attribute,
+    CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
+};
+use libloading::Library;
+
+/// What a driver call answers: `CUresult` as an integer.
+pub(super) type Code = c_int;
+
+/// Codes that something depends on.
+pub(super) mod code {
+    use super::Code;
+
+    pub(in crate::device::cuda) const OUT_OF_MEMORY: Code = 2;
+    pub(in crate::device::cuda) const DEINITIALIZED: Code = 4;
+    pub(in crate::device::cuda) const NOT_READY: Code = 600;
+
+    /// Whether the context, or the whole driver, is lost after this code: nothing that was queued
+    /// before runs any more, and every later call fails.
+    pub(in crate::device::cuda) fn is_final(code: Code) -> bool {
+        // Deinitialized; device unavailable; invalid context; uncorrectable ECC and NVLink errors;
+        // illegal address to launch failure, with context is destroyed in between; external device.
+        matches!(
+            code,
+            DEINITIALIZED | 46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 911
+        )
+    }
+}
+
+macro_rules! driver {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => {
+        /// The driver's functions, by their own names.
+        #[allow(non_snake_case)]
+        pub(super) struct Driver {
+            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> Code,)*
+            cuGetErrorName: ErrorText,
+            cuGetErrorString: ErrorText,
+            /// Newer drivers only.
+            pub(super) batch: Option<BatchCopy>,
+            /// Keeps the functions loaded.
+            _library: Library,
+        }
+
+        impl Driver {
+            /// # Safety
+            /// `library` is a CUDA driver library.
+            unsafe fn from_library(library: Library) -> Result<Self, String> {
+                Ok(Self {
+                    // SAFETY: the caller's; the types are checked against the bindings below.
+                    $($name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
+                        .map_err(|_| missing(stringify!($name)))?,)*
+                    // SAFETY: as above; `CUresult` is a C enum, passed as an int, of any value.
+                    cuGetErrorName: *unsafe { library.get(b"cuGetErrorName\0") }
+                        .map_err(|_| missing("cuGetErrorName"))?,
+                    // SAFETY: as above.
+                    cuGetErrorString: *unsafe { library.get(b"cuGetErrorString\0") }
+                        .map_err(|_| missing("cuGetErrorString"))?,
+                    // SAFETY: as above.
+                    batch: unsafe { BatchCopy::load(&library) },
+                    _library: library,
+                })
+            }
+        }
+
+        /// The functions' types are those of the bindings.
+        const _: () = {
+            $(let _: unsafe fn($($type),*) -> CUresult = cudarc::driver::sys::$name;)*
+        };
+    };
+}
+
+driver! {
+    cuInit(flags: c_uint);
+    cuDriverGetVersion(version: *mut c_int);
+    cuDeviceGetCount(count: *mut c_int);
+    cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+    cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+    cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+    cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+    cuCtxPushCurrent_v2(context: CUcontext);
+    cuCtxPopCurrent_v2(context: *mut CUcontext);
+    cuCtxSynchronize();
+    cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+    cuStreamDestroy_v2(stream: CUstream);
+    cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
+    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    cuStreamSynchronize(stream: CUstream);
+    cuEventCreate(event: *mut CUevent, flags: c_uint);
+    cuEventDestroy_v2(event: CUevent);
+    cuEventRecord(event: CUevent, stream: CUstream);
+    cuEventQuery(event: CUevent);
+    cuEventSynchronize(event: CUevent);
+    cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
+    cuMemPoolDestroy(pool: CUmemoryPool);
+    cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+    cuMemPoolTrimTo(pool: CUmemoryPool, bytes_to_keep: usize);
+    cuMemAllocFromPoolAsync(ptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+    cuMemFreeAsync(ptr: CUdeviceptr, stream: CUstream);
+    cuMemAlloc_v2(ptr: *mut CUdeviceptr, bytes: usize);
+    cuMemFree_v2(ptr: CUdeviceptr);
+    cuMemHostAlloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint);
+    cuMemFreeHost(ptr: *mut c_void);
+    cuMemAllocManaged(ptr: *mut CUdeviceptr, bytes: usize, flags: c_uint);
+    cuPointerGetAttributes(
+        count: c_uint,
+        attributes: *mut CUpointer_attribute,
+        data: *mut *mut c_void,
+        ptr: CUdeviceptr
+    );
+    cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
+    cuMemsetD8Async(dst: CUdeviceptr, byte: c_uchar, count: usize, stream: CUstream);
+    cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
+}
+
+type ErrorText = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
+
+/// The call that runs a list of copies; its name and parameters depend on the driver, and the
+/// bindings have only one of them, or none.
+#[derive(Clone, Copy)]
+pub(super) enum BatchCopy {
+    /// `cuMemcpyBatchAsync_v2`, CUDA 13.
+    Plain(
+        unsafe extern "C" fn(
+            *mut CUdeviceptr,
+            *mut CUdeviceptr,
+            *mut usize,
+            usize,
+            *mut CopyAttributes,
+            *mut usize,
+            usize,
+            CUstream,
+        ) -> Code,
+    ),
+    /// `cuMemcpyBatchAsync`, CUDA 12.8: it also says which copy it refused.
+    WithIndex(
+        unsafe extern "C" fn(
+            *mut CUdeviceptr,
+            *mut CUdeviceptr,
+            *mut usize,
+            usize,
+            *mut CopyAttributes,
+            *mut usize,
+            usize,
+            *mut usize,
+            CUstream,
+        ) -> Code,
+    ),
+}
+
+/// `CUmemcpyAttributes`, which not all bindings have.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(super) struct CopyAttributes {
+    source_access_order: c_uint,
+    source_hint: [c_int; 2],
+    destination_hint: [c_int; 2],
+    flags: c_uint,
+}
+
+impl CopyAttributes {
+    /// Sources are read in the stream's order, not during the call.
+    pub(super) const IN_STREAM_ORDER: Self = Self {
+        source_access_order: 1,
+        source_hint: [0; 2],
+        destination_hint: [0; 2],
+        flags: 0,
+    };
+}
+
+impl BatchCopy {
+    /// # Safety
+    /// `library` is a CUDA driver library.
+    unsafe fn load(library: &Library) -> Option<Self> {
+        // SAFETY: the caller's; the types are those of CUDA's header of the versions named above.
+        unsafe {
+            match library.get(b"cuMemcpyBatchAsync_v2\0") {
+                Ok(function) => Some(Self::Plain(*function)),
+                Err(_) => match library.get(b"cuMemcpyBatchAsync\0") {
+                    Ok(function) => Some(Self::WithIndex(*function)),
+                    Err(_) => None,
+                },
+            }
+        }
+    }
+}
+
+fn missing(name: &str) -> String {
+    format!("the driver has no {name}: it is older than CUDA 11.4; update it")
+}
+
+impl Driver {
+    /// The driver, loaded and initialised at the first call, or what stands against it.
+    pub(super) fn get() -> Result<&'static Self, &'static str> {
+        static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+        DRIVER
+            .get_or_init(Self::load)
+            .as_ref()
+            .map_err(String::as_str)
+    }
+
+    fn load() -> Result<Self, String> {
+        // The order in which cudarc looks, so that both find the same library.
+        let names: &[&str] = if cfg!(windows) {
+            &["nvcuda.dll"]
+        } else {
+            &["libcuda.so", "libcuda.so.1"]
+        };
+        let mut why = String::new();
+        let library = names.iter().find_map(|name| {
+            // SAFETY: loading a driver library runs its initialisers, which is what it is for.
+            let library = unsafe { Library::new(*name) };
+            library.map_err(|e| why = e.to_string()).ok()
+        });
+        let library = library.ok_or_else(|| {
+            format!("the NVIDIA driver's library cannot be loaded; install the driver ({why})")
+        })?;
+        // SAFETY: libraries of this name are CUDA drivers.
+        let driver = unsafe { Self::from_library(library) }?;
+        // SAFETY: called before all others, with the only flags that there are.
+        match unsafe { (driver.cuInit)(0) } {
+            0 => Ok(driver),
+            code => Err(format!(
+                "cuInit failed: {} (code {code})",
+                driver.text(code)
+            )),
+        }
+    }
+
+    /// The driver's name and text for a code: "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected".
+    pub(super) fn text(&self, code: Code) -> String {
+        let ask = |function: ErrorText| {
+            let mut text = std::ptr::null();
+            // SAFETY: `text` is written, or left null for an unknown code.
+            let known = unsafe { function(code, &raw mut text) } == 0 && !text.is_null();
+            // SAFETY: the driver's texts are static.
+            known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
+        };
+        match (ask(self.cuGetErrorName), ask(self.cuGetErrorString)) {
+            (Some(name), Some(text)) => format!("{name}: {text}"),
+            (Some(name), None) => name.into_owned(),
+            _ => "a code that this driver does not name".into(),
+        }
+    }
+
+    /// How many devices there are.
+    pub(super) fn device_count(&self) -> Result<c_int, Code> {
+        let mut count = 0;
+        // SAFETY: `count` is written.
+        match unsafe { (self.cuDeviceGetCount)(&raw mut count) } {
+            0 => Ok(count),
+            code => Err(code),
+        }
+    }
+
+    /// The version of CUDA that the driver speaks: 13000 for 13.0.
+    pub(super) fn version(&self) -> Option<c_int> {
+        let mut version = 0;
+        // SAFETY: `version` is written.
+        let code = unsafe { (self.cuDriverGetVersion)(&raw mut version) };
+        (code == 0).then_some(version)
+    }
+}

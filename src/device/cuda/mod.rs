@@ -1,0 +1,482 @@
+//! CUDA devices: ARROW_DEVICE_CUDA, CUDA_HOST and CUDA_MANAGED. The public way in is
+//! [`crate::cuda`].
+//!
+//! | file | what is in it |
+//! | --- | --- |
+//! | `driver.rs` | the driver library, loaded at run time |
+//! | `context.rs` | contexts, events, the memory pool, errors |
+//! | `queue.rs` | streams as queues |
+//! | `copy.rs` | lists of copies |
+//! | `blocks.rs` | reuse of page-locked and managed memory, and its free |
+//! | `pointer.rs` | whose memory an address is |
+
+mod blocks;
+mod context;
+mod copy;
+mod driver;
+mod pointer;
+mod queue;
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use cudarc::driver::sys::{CUcontext, CUdevice_attribute};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+
+use self::blocks::{After, Blocks, scrap};
+use self::context::{Context, event_of};
+use self::driver::{Driver, code};
+use self::pointer::{PointerKind, kind_of};
+pub use self::queue::CudaQueue;
+use self::queue::Shared;
+use crate::abi::ArrowDeviceType;
+use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue, device_error};
+use crate::device::{Device, DeviceId, Devices};
+use crate::error::{Error, Result};
+
+/// Most bytes of page-locked memory that a device takes for staging and for downloads, unless
+/// [`CudaConfig::with_page_locked_limit`] says otherwise.
+const PAGE_LOCKED_LIMIT: usize = 2 << 30;
+
+/// Which memory a [`CudaDevice`] has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum CudaMemory {
+    /// The device's own (ARROW_DEVICE_CUDA).
+    #[default]
+    Device,
+    /// Page-locked host memory (ARROW_DEVICE_CUDA_HOST).
+    Host,
+    /// Managed memory (ARROW_DEVICE_CUDA_MANAGED).
+    Managed,
+}
+
+impl CudaMemory {
+    /// The device type of arrays in such memory.
+    pub fn device_type(self) -> ArrowDeviceType {
+        match self {
+            Self::Device => ArrowDeviceType::CUDA,
+            Self::Host => ArrowDeviceType::CUDA_HOST,
+            Self::Managed => ArrowDeviceType::CUDA_MANAGED,
+        }
+    }
+}
+
+/// How a CUDA device is opened. [`Devices::open`]`("cuda:0")` does with the defaults.
+///
+/// ```no_run
+/// use arrow_device::cuda::{CudaConfig, CudaMemory};
+/// let device = CudaConfig::new(0).with_memory(CudaMemory::Managed).open()?;
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct CudaConfig {
+    ordinal: usize,
+    memory: CudaMemory,
+    context: Option<Arc<CudaContext>>,
+    page_locked_limit: usize,
+}
+
+impl CudaConfig {
+    /// The device of this number, its own memory, its primary context.
+    pub fn new(ordinal: usize) -> Self {
+        Self {
+            ordinal,
+            memory: CudaMemory::default(),
+            context: None,
+            page_locked_limit: PAGE_LOCKED_LIMIT,
+        }
+    }
+
+    /// Which memory.
+    #[must_use]
+    pub fn with_memory(mut self, memory: CudaMemory) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// In another context than the device's primary one. The device keeps it.
+    #[must_use]
+    pub fn with_context(mut self, context: Arc<CudaContext>) -> Self {
+        self.context = Some(context);
+        self
+    }
+
+    /// How many bytes of page-locked memory the device takes at most for staging and for downloads;
+    /// beyond that they use ordinary memory, which is slower. 2 GiB if not given.
+    #[must_use]
+    pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
+        self.page_locked_limit = bytes;
+        self
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`Error::DeviceNotAvailable`] if there is no driver or no such device, and why.
+    pub fn open(&self) -> Result<Device> {
+        Device::new(Arc::new(CudaDevice::new(self)?))
+    }
+}
+
+/// The backend of a CUDA device. Found by downcasting [`Backend::as_any`].
+pub struct CudaDevice {
+    shared: Shared,
+    host_readable: bool,
+    queue: Arc<CudaQueue>,
+    /// Page-locked memory for staging and downloads: address to length in bytes.
+    page_locked: Mutex<PageLocked>,
+    page_locked_limit: usize,
+    asked: Mutex<VecDeque<Asked>>,
+    /// cudarc's handle of the primary context, once it was asked for.
+    cudarc: OnceLock<Arc<CudaContext>>,
+}
+
+#[derive(Default)]
+struct PageLocked {
+    ranges: std::collections::BTreeMap<usize, usize>,
+    bytes: usize,
+}
+
+/// A range that the driver was asked about: address, bytes, whether it is page-locked. A stale answer
+/// costs time, nothing else.
+type Asked = (usize, usize, bool);
+
+/// How many answers are kept.
+const ASKED: usize = 32;
+
+impl CudaDevice {
+    fn new(config: &CudaConfig) -> Result<Self> {
+        let id = DeviceId::new(config.memory.device_type(), config.ordinal as i64);
+        let context = Arc::new(Context::new(id, config.context.clone())?);
+        let host_readable = match config.memory {
+            CudaMemory::Device => false,
+            CudaMemory::Host => true,
+            CudaMemory::Managed => {
+                let managed = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY;
+                if context.attribute(managed) == 0 {
+                    return Err(Error::DeviceNotAvailable {
+                        device: id,
+                        reason: "the device has no managed memory".into(),
+                    });
+                }
+                // Elsewhere the host must not touch any of it while the device works.
+                let both = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
+                context.attribute(both) != 0
+            }
+        };
+        let shared = Shared {
+            blocks: Arc::new(Blocks::new(config.memory)),
+            memory: config.memory,
+            context,
+        };
+        Ok(Self {
+            queue: Arc::new(CudaQueue::new(shared.clone())?),
+            shared,
+            host_readable,
+            page_locked: Mutex::default(),
+            page_locked_limit: config.page_locked_limit,
+            asked: Mutex::default(),
+            cudarc: OnceLock::new(),
+        })
+    }
+
+    /// The device's number in the driver.
+    pub fn ordinal(&self) -> usize {
+        self.context().ordinal as usize
+    }
+
+    /// Which memory.
+    pub fn memory(&self) -> CudaMemory {
+        self.shared.memory
+    }
+
+    /// The context. It is the device's: do not destroy it.
+    pub fn cu_context(&self) -> CUcontext {
+        self.context().raw()
+    }
+
+    /// The version of CUDA that the driver speaks: 13000 for 13.0. `None` if it does not say.
+    pub fn driver_version(&self) -> Option<i32> {
+        self.context().driver.version()
+    }
+
+    /// cudarc's handle of the context.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if cudarc cannot retain it.
+    pub fn cuda_context(&self) -> Result<Arc<CudaContext>> {
+        if let Some(context) = self.context().given().or(self.cudarc.get()) {
+            return Ok(context.clone());
+        }
+        // cudarc makes it current: the guard takes that back.
+        let _current = self.context().enter("cuDevicePrimaryCtxRetain")?;
+        let context = CudaContext::new(self.ordinal())
+            .map_err(|e| device_error(self.id(), "CudaContext::new", e.0 as i32, e.to_string()))?;
+        // A primary context: another thread's is the same.
+        Ok(self.cudarc.get_or_init(|| context).clone())
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        &self.shared.context
+    }
+
+    /// Runs `calls`, which call cudarc, with the device's context current, and leaves the caller's
+    /// as it was.
+    pub(crate) fn with_current<T>(
+        &self,
+        operation: &'static str,
+        calls: impl FnOnce() -> T,
+    ) -> Result<T> {
+        let _current = self.context().enter(operation)?;
+        Ok(calls())
+    }
+
+    /// Drops something of cudarc's, and leaves the caller's current context as it was.
+    pub(crate) fn let_go(&self, of: Arc<CudaContext>, last: impl FnOnce()) {
+        self.context().let_go(of, last);
+    }
+
+    /// A stream as a queue.
+    pub(crate) fn adopt_stream(&self, stream: Arc<CudaStream>) -> Result<CudaQueue> {
+        CudaQueue::from_stream(self.shared.clone(), stream)
+    }
+
+    /// An event in the place to which `sync_event` points.
+    pub(crate) fn adopt_event(&self, event: Arc<CudaEvent>) -> Option<EventPtr> {
+        Context::adopt_event(event).into_ptr()
+    }
+
+    fn kind_of(&self, address: DevicePtr, bytes: usize) -> Option<PointerKind> {
+        kind_of(self.context(), address.address(), bytes)
+    }
+
+    fn page_locked(&self) -> std::sync::MutexGuard<'_, PageLocked> {
+        self.page_locked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn asked(&self) -> std::sync::MutexGuard<'_, VecDeque<Asked>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// SAFETY: page-locked memory is host memory, and so is managed memory where the host and the device may
+// use it at once; the driver vouches for addresses, first and last byte, and for what it does not know
+// this answers `Host`, which an import vouches for; a completed event means that its stream's work is
+// done and, by the driver's model, visible to the host; `synchronize` answers only final errors.
+unsafe impl Backend for CudaDevice {
+    fn id(&self) -> DeviceId {
+        self.context().id
+    }
+
+    fn host_readable(&self) -> bool {
+        self.host_readable
+    }
+
+    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(self.queue.clone())
+    }
+
+    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(Arc::new(CudaQueue::new(self.shared.clone())?))
+    }
+
+    /// A `CUevent` cannot be told from anything else; that it is there can be seen.
+    fn check_event(&self, event: EventPtr) -> Result<()> {
+        let ptr = event.as_ptr().cast::<*mut ()>();
+        if !ptr.is_aligned() {
+            return Err(Error::argument(format!(
+                "{ptr:p} is not the address of an event"
+            )));
+        }
+        // SAFETY: `sync_event` points to a `CUevent` (contract of the import).
+        if unsafe { event_of(event) }.is_null() {
+            return Err(Error::argument("the event is a null handle"));
+        }
+        Ok(())
+    }
+
+    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
+        let _current = self.context().enter("cuEventQuery")?;
+        // SAFETY: the caller's.
+        match unsafe { (self.context().driver.cuEventQuery)(event_of(event)) } {
+            code::NOT_READY => Ok(false),
+            code => self.context().check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
+        let _current = self.context().enter("cuEventSynchronize")?;
+        // SAFETY: the caller's.
+        let code = unsafe { (self.context().driver.cuEventSynchronize)(event_of(event)) };
+        self.context().check("cuEventSynchronize", code)
+    }
+
+    unsafe fn release_event(&self, event: EventPtr) {
+        // SAFETY: the caller's: from `EventCell::into_ptr`, given back once.
+        let cell = unsafe { Box::from_raw(event.as_ptr().cast::<context::EventCell>()) };
+        self.context().recycle(cell);
+    }
+
+    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+        use PointerKind as P;
+        let Some(kind) = self.kind_of(address, bytes) else {
+            return AddressClass::Inaccessible;
+        };
+        match (self.memory(), kind) {
+            (CudaMemory::Device, P::Device(of)) if of == self.context().ordinal => {
+                AddressClass::Device
+            }
+            // The host must be able to read it, and cannot.
+            (_, P::Device(_)) => AddressClass::Inaccessible,
+            (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
+            (CudaMemory::Host, P::Host { mapped: false }) => AddressClass::HostAccessible,
+            (_, P::Host { mapped: false } | P::Unknown) => AddressClass::Host,
+        }
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
+        // What is page-locked itself needs no staging.
+        if self.memory() == CudaMemory::Host || isize::try_from(bytes).is_err() {
+            return Ok(None);
+        }
+        {
+            let mut page_locked = self.page_locked();
+            match page_locked.bytes.checked_add(bytes) {
+                Some(all) if all <= self.page_locked_limit => page_locked.bytes = all,
+                _ => return Ok(None),
+            }
+        }
+        let context = self.context();
+        let allocated = context
+            .enter("cuMemHostAlloc")
+            .and_then(|current| blocks::allocate(context, CudaMemory::Host, bytes, &current));
+        let mut page_locked = self.page_locked();
+        match allocated {
+            Ok(ptr) => {
+                page_locked.ranges.insert(ptr.address(), bytes);
+                Ok(Some(ptr))
+            }
+            Err(e) => {
+                page_locked.bytes -= bytes;
+                // Ordinary memory serves as well, slower.
+                match e {
+                    Error::OutOfMemory { .. } => Ok(None),
+                    e => Err(e),
+                }
+            }
+        }
+    }
+
+    unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
+        let mut page_locked = self.page_locked();
+        page_locked.ranges.remove(&address.address());
+        page_locked.bytes = page_locked.bytes.saturating_sub(bytes);
+        drop(page_locked);
+        scrap(self.context(), CudaMemory::Host, address, After::Nothing);
+    }
+
+    fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
+        let start = address.address();
+        let Some(end) = start.checked_add(bytes) else {
+            return false;
+        };
+        // Copies to page-locked memory are the host's own.
+        if self.memory() == CudaMemory::Host {
+            return start != 0;
+        }
+        let before = |ranges: &PageLocked| {
+            let found = ranges.ranges.range(..=start).next_back();
+            found.is_some_and(|(at, len)| end <= at + len)
+        };
+        if before(&self.page_locked()) {
+            return true;
+        }
+        let known = |asked: &Asked| (asked.0, asked.1) == (start, bytes);
+        if let Some((_, _, answer)) = self.asked().iter().find(|asked| known(asked)) {
+            return *answer;
+        }
+        let kind = self.kind_of(address, bytes);
+        let answer = matches!(kind, Some(PointerKind::Host { .. }));
+        let mut asked = self.asked();
+        if asked.len() == ASKED {
+            asked.pop_front();
+        }
+        asked.push_back((start, bytes, answer));
+        answer
+    }
+
+    /// Copies between CUDA devices of one process need no help of the host.
+    fn reaches(&self, other: &dyn Backend) -> bool {
+        other.as_any().is::<Self>()
+    }
+
+    /// A stream waits for events of any device and context.
+    fn accepts_events_of(&self, other: &dyn Backend) -> bool {
+        other.as_any().is::<Self>()
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.context().synchronize()
+    }
+
+    fn trim(&self) {
+        self.shared.blocks.clear(self.context());
+        let _ = self.context().trim_pool(0);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        self.shared.blocks.clear(self.context());
+        if let Some(context) = self.cudarc.take() {
+            self.context().let_go(context, || ());
+        }
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CudaDevice").field(self.context()).finish()
+    }
+}
+
+/// How many CUDA devices there are.
+///
+/// # Errors
+/// [`Error::DeviceNotAvailable`] if there is no driver, and why.
+pub fn device_count() -> Result<usize> {
+    let absent = |reason: String| Error::DeviceNotAvailable {
+        device: DeviceId::new(ArrowDeviceType::CUDA, 0),
+        reason: reason.into(),
+    };
+    let driver = Driver::get().map_err(|why| absent(why.into()))?;
+    match driver.device_count() {
+        Ok(count) => Ok(usize::try_from(count).unwrap_or(0)),
+        Err(code) => Err(absent(format!(
+            "cuDeviceGetCount failed: {} (code {code})",
+            driver.text(code)
+        ))),
+    }
+}
+
+/// Teaches a set the three CUDA device types. [`Devices::global`] knows them.
+pub fn register(devices: &Devices) {
+    for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
+        devices.register(memory.device_type(), move |ordinal| {
+            let id = DeviceId::new(memory.device_type(), ordinal);
+            let ordinal = usize::try_from(ordinal).map_err(|_| Error::DeviceNotAvailable {
+                device: id,
+                reason: "CUDA devices are numbered from 0".into(),
+            })?;
+            CudaConfig::new(ordinal).with_memory(memory).open()
+        });
+    }
+}
