@@ -305,7 +305,7 @@ fn sources_of_failed_uploads() {
     if cfg!(miri) {
         return;
     }
-    // The record fails; so does the next one, whereupon the device is waited for.
+    // The record fails; so does the next one, whereupon the reaper waits for the device.
     for failures in 1..=2 {
         let sim = Sim::new(SimMode::Deferred);
         let (column, watch) = watched(200_001);
@@ -318,7 +318,8 @@ fn sources_of_failed_uploads() {
         drop(column);
         assert_eq!(sim.faults().fired(), failures);
         sim.trim();
-        assert_eq!(watch.strong_count() > 0, failures == 1);
+        // If no event could be recorded the reaper waits for the device.
+        assert!(watch.strong_count() > 0 || failures == 2);
         sim.assert_done();
         assert_eq!(watch.strong_count(), 0);
     }
