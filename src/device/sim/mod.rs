@@ -161,12 +161,38 @@ impl SimDevice {
         &self.core().faults
     }
 
+    /// Frees an allocation at once, in no queue's order and without running any: queued work that
+    /// still uses it fails when it runs. For frees that are not ordered by a queue.
+    ///
+    /// # Safety
+    /// As for [`RawQueue::free`]; no operation that uses the memory is running.
+    pub unsafe fn free_now(&self, base: DevicePtr, bytes: usize) -> Result<()> {
+        let core = self.core();
+        let mut state = core.state();
+        let offset = core.begin_free(&mut state, base, bytes)?;
+        state.finish_free(&core.mapping, offset);
+        Ok(())
+    }
+
     fn core(&self) -> &Arc<Core> {
         &self.handle.0
     }
 }
 
 impl Core {
+    /// Marks an allocation as freed; its byte offset. Anything else is refused and noted.
+    fn begin_free(&self, state: &mut State, base: DevicePtr, bytes: usize) -> Result<usize> {
+        let freed = match self.mapping.offset(base.address()) {
+            Some(offset) => state.memory.begin_free(offset, bytes).map(|()| offset),
+            None => Err("not an address of this device".into()),
+        };
+        freed.map_err(|why| {
+            let text = format!("free of {base:?} ({bytes} bytes): {why}");
+            state.violations.push(text.clone());
+            device_error(self.id, "free", MISUSE, text)
+        })
+    }
+
     /// Where a live event of this device stands; anything else is refused and noted.
     fn point_of(
         &self,

@@ -154,6 +154,14 @@ impl SimQueue {
         Ok(())
     }
 
+    /// How many operations have not completed. Unlike an event's, the answer needs no further
+    /// operation.
+    pub fn pending_operations(&self) -> usize {
+        let state = self.core().state();
+        let queue = state.queues.get(&self.id);
+        queue.map_or(0, |queue| queue.pending.len())
+    }
+
     /// Queues a kernel: a closure that runs in queue order with a view of the device's memory.
     ///
     /// If it answers with an error, panics, or touches memory that it must not, the device fails:
@@ -256,21 +264,12 @@ unsafe impl RawQueue for SimQueue {
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let core = self.core();
         let mut state = core.state();
-        let freed = match core.mapping.offset(base.address()) {
-            Some(offset) => state.memory.begin_free(offset, bytes).map(|()| offset),
-            None => Err("not an address of this device".into()),
-        };
-        match freed {
+        let offset = core.begin_free(&mut state, base, bytes)?;
+        if state.error.is_some() {
             // Nothing runs any more, so nothing uses it.
-            Ok(offset) if state.error.is_some() => state.finish_free(&core.mapping, offset),
-            Ok(offset) => {
-                core.enqueue(&mut state, self.id, Op::Free(offset))?;
-            }
-            Err(why) => {
-                let text = format!("free of {base:?} ({bytes} bytes): {why}");
-                state.violations.push(text.clone());
-                return Err(device_error(core.id, "free", MISUSE, text));
-            }
+            state.finish_free(&core.mapping, offset);
+        } else {
+            core.enqueue(&mut state, self.id, Op::Free(offset))?;
         }
         Ok(())
     }

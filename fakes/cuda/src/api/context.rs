@@ -1,0 +1,215 @@
+//! Contexts and the stack of them that each thread has.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::api::device;
+use crate::call::{self, FREE, Of, QUERY, QUIET, WORK, call};
+use crate::ffi::*;
+use crate::registry::{Registry, blame, registry};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(pctx: Out<Handle>, dev: c_int) -> Code {
+    call("cuDevicePrimaryCtxRetain", WORK, Of::Opening(dev), || {
+        if pctx.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let mut registry = registry();
+        let engine = registry.open_engine(dev)?;
+        if let Some(existing) = registry.primary.get(&dev).copied() {
+            Registry::change(&mut registry.contexts, existing, |context| {
+                context.retained = context.retained.map(|times| times + 1);
+            });
+            return pctx.put(handle(existing));
+        }
+        let context = registry.new_context(&engine, dev, Some(1));
+        registry.primary.insert(dev, number(context));
+        pctx.put(context)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(dev: c_int) -> Code {
+    call(
+        "cuDevicePrimaryCtxRelease_v2",
+        QUERY,
+        Of::Device(dev),
+        || {
+            device::check(dev)?;
+            let mut registry = registry();
+            let Some(context) = registry.primary.get(&dev).copied() else {
+                let engine = registry.engine(dev);
+                let text = format!("primary context of ordinal {dev} released, but not retained");
+                blame(engine.as_ref(), text);
+                return Err(INVALID_CONTEXT);
+            };
+            let mut left = 0;
+            Registry::change(&mut registry.contexts, context, |context| {
+                left = context.retained.map_or(0, |times| times.saturating_sub(1));
+                context.retained = Some(left);
+            });
+            if left == 0 {
+                registry.end_context(context);
+            }
+            Ok(())
+        },
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
+    dev: c_int,
+    flags: Out<c_uint>,
+    active: Out<c_int>,
+) -> Code {
+    call("cuDevicePrimaryCtxGetState", QUIET, Of::Device(dev), || {
+        device::check(dev)?;
+        flags.put(0)?;
+        active.put(i32::from(registry().primary.contains_key(&dev)))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxCreate_v2(pctx: Out<Handle>, _flags: c_uint, dev: c_int) -> Code {
+    call("cuCtxCreate_v2", WORK, Of::Opening(dev), || {
+        create(pctx, dev)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxCreate_v4(
+    pctx: Out<Handle>,
+    _params: *mut c_void,
+    _flags: c_uint,
+    dev: c_int,
+) -> Code {
+    call("cuCtxCreate_v4", WORK, Of::Opening(dev), || {
+        create(pctx, dev)
+    })
+}
+
+fn create(pctx: Out<Handle>, dev: c_int) -> Outcome {
+    if pctx.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let mut registry = registry();
+    let engine = registry.open_engine(dev)?;
+    let context = registry.new_context(&engine, dev, None);
+    call::with_stack(|stack| stack.push(number(context)));
+    pctx.put(context)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxDestroy_v2(ctx: Handle) -> Code {
+    call("cuCtxDestroy_v2", FREE, Of::Handle(ctx), || {
+        let mut registry = registry();
+        let (found, context) = registry.find(&registry.contexts, ctx)?;
+        if context.retained.is_some() {
+            let text = format!("primary context {found:#x} destroyed instead of released");
+            context.engine.blame(text);
+            return Err(INVALID_CONTEXT);
+        }
+        registry.end_context(found);
+        call::with_stack(|stack| {
+            if stack.last() == Some(&found) {
+                stack.pop();
+            }
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPushCurrent_v2(ctx: Handle) -> Code {
+    call("cuCtxPushCurrent_v2", QUIET, Of::Handle(ctx), || {
+        let registry = registry();
+        let (found, _) = registry.find(&registry.contexts, ctx)?;
+        call::with_stack(|stack| stack.push(found)).ok_or(INVALID_CONTEXT)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(pctx: Out<Handle>) -> Code {
+    call("cuCtxPopCurrent_v2", QUIET, Of::Current, || {
+        let popped = call::with_stack(Vec::pop).flatten();
+        pctx.put_if(handle(popped.ok_or(INVALID_CONTEXT)?));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxSetCurrent(ctx: Handle) -> Code {
+    call("cuCtxSetCurrent", QUIET, Of::Handle(ctx), || {
+        let registry = registry();
+        let new = match number(ctx) {
+            0 => None,
+            _ => Some(registry.find(&registry.contexts, ctx)?.0),
+        };
+        let set = call::with_stack(|stack| {
+            stack.pop();
+            stack.extend(new);
+        });
+        set.ok_or(INVALID_CONTEXT)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetCurrent(pctx: Out<Handle>) -> Code {
+    call("cuCtxGetCurrent", QUIET, Of::Current, || {
+        pctx.put(handle(call::current().unwrap_or(0)))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> Code {
+    call("cuCtxGetDevice", QUIET, Of::Current, || {
+        let registry = registry();
+        device.put(registry.current()?.1.ordinal)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetId(ctx: Handle, id: Out<u64>) -> Code {
+    call("cuCtxGetId", QUIET, Of::Handle(ctx), || {
+        let registry = registry();
+        let found = match number(ctx) {
+            0 => registry.current()?.0,
+            _ => registry.find(&registry.contexts, ctx)?.0,
+        };
+        id.put(found as u64)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxSetFlags(_flags: c_uint) -> Code {
+    call("cuCtxSetFlags", QUIET, Of::Current, || {
+        registry().current().map(|_| ())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
+    least: Out<c_int>,
+    greatest: Out<c_int>,
+) -> Code {
+    call("cuCtxGetStreamPriorityRange", QUIET, Of::Current, || {
+        registry().current()?;
+        least.put_if(0);
+        greatest.put_if(-5);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
+    call("cuCtxSynchronize", WORK, Of::Current, || {
+        let mut marks = Vec::new();
+        {
+            let registry = registry();
+            let (found, context) = registry.current()?;
+            for queue in registry.busy_queues(found) {
+                marks.push(context.engine.record(&queue)?);
+            }
+        }
+        marks.iter().try_for_each(|mark| mark.wait())
+    })
+}

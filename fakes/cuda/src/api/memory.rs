@@ -1,0 +1,326 @@
+//! Allocating, freeing, registering.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use arrow_device::device::Backend;
+
+use crate::api::pools;
+use crate::call::{FREE, Of, QUIET, WORK, call};
+use crate::engine::{Engine, Kind, Lasting, Queue};
+use crate::ffi::*;
+use crate::memory::{Block, What, pointer};
+use crate::registry::{Registry, blame, registry};
+
+/// Where a new block belongs.
+pub struct Home {
+    pub engine: Arc<Engine>,
+    pub context: usize,
+    pub ordinal: i32,
+    pub pool: Option<usize>,
+}
+
+impl Home {
+    /// The current context.
+    pub fn current(registry: &Registry) -> Outcome<Self> {
+        let (context, found) = registry.current()?;
+        Ok(Self {
+            engine: found.engine.clone(),
+            context,
+            ordinal: found.ordinal,
+            pool: None,
+        })
+    }
+
+    /// Allocates and adds to the table.
+    pub fn allocate(
+        self,
+        registry: &mut Registry,
+        what: What,
+        bytes: usize,
+        queue: Option<&Queue>,
+    ) -> Outcome<usize> {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let engine = self.engine;
+        let memory = match (what, queue) {
+            (What::Device, Some(queue)) => queue.allocate(bytes).map(Some),
+            (What::Device, None) => engine
+                .sim
+                .default_queue()
+                .and_then(|q| q.allocate(bytes).map(Some)),
+            _ => engine.sim.allocate_host(bytes),
+        };
+        let memory = memory.map_err(|error| engine.code_of(&error))?;
+        let ptr = memory.ok_or(OUT_OF_MEMORY)?.as_ptr();
+        let start = ptr.expose_provenance();
+        registry.memory.insert(Block {
+            what,
+            start,
+            bytes,
+            engine,
+            ordinal: self.ordinal,
+            context: self.context,
+            pool: self.pool,
+        });
+        Ok(start)
+    }
+}
+
+fn device(dptr: Out<Address>, what: What, bytes: usize) -> Outcome {
+    if dptr.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let mut registry = registry();
+    let home = Home::current(&registry)?;
+    dptr.put(home.allocate(&mut registry, what, bytes, None)? as Address)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAlloc_v2(dptr: Out<Address>, bytesize: usize) -> Code {
+    call("cuMemAlloc_v2", WORK, Of::Current, || {
+        device(dptr, What::Device, bytesize)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocManaged(
+    dptr: Out<Address>,
+    bytesize: usize,
+    flags: c_uint,
+) -> Code {
+    call("cuMemAllocManaged", WORK, Of::Current, || match flags {
+        // GLOBAL, HOST
+        1 | 2 => device(dptr, What::Managed, bytesize),
+        _ => Err(INVALID_VALUE),
+    })
+}
+
+fn pinned(pp: Out<*mut c_void>, bytes: usize) -> Outcome {
+    if pp.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let mut registry = registry();
+    let home = Home::current(&registry)?;
+    let start = home.allocate(&mut registry, What::Pinned, bytes, None)?;
+    pp.put(pointer(start).as_ptr())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostAlloc(
+    pp: Out<*mut c_void>,
+    bytesize: usize,
+    flags: c_uint,
+) -> Code {
+    call("cuMemHostAlloc", WORK, Of::Current, || match flags {
+        0..=7 => pinned(pp, bytesize),
+        _ => Err(INVALID_VALUE),
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocHost_v2(pp: Out<*mut c_void>, bytesize: usize) -> Code {
+    call("cuMemAllocHost_v2", WORK, Of::Current, || {
+        pinned(pp, bytesize)
+    })
+}
+
+/// Takes a block out of the table; anything else is a violation.
+fn take(
+    registry: &mut Registry,
+    name: &str,
+    address: Address,
+    which: impl Fn(&Block) -> bool,
+) -> Outcome<Block> {
+    let engine = registry.memory.engine_at(address);
+    let engine = engine.or_else(|| registry.current_engine());
+    registry.memory.take(name, address, which).map_err(|why| {
+        blame(engine.as_ref(), why);
+        INVALID_VALUE
+    })
+}
+
+/// Frees at once. Queued work that still uses the memory fails when it runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemFree_v2(dptr: Address) -> Code {
+    call("cuMemFree_v2", FREE, Of::Address(dptr), || {
+        let mut registry = registry();
+        registry.current()?;
+        let device = |block: &Block| matches!(block.what, What::Device | What::Managed);
+        take(&mut registry, "cuMemFree", dptr, device)?.release();
+        Ok(())
+    })
+}
+
+/// Succeeds even if the engine has failed: the memory is the host's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemFreeHost(p: *mut c_void) -> Code {
+    const KIND: Kind = Kind {
+        any: true,
+        lasting: Lasting::Ignored,
+    };
+    let address = p.addr() as Address;
+    call("cuMemFreeHost", KIND, Of::Address(address), || {
+        let mut registry = registry();
+        registry.current()?;
+        let pinned = |block: &Block| block.what == What::Pinned;
+        take(&mut registry, "cuMemFreeHost", address, pinned)?.release();
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocAsync(
+    dptr: Out<Address>,
+    bytesize: usize,
+    hStream: Handle,
+) -> Code {
+    call("cuMemAllocAsync", WORK, Of::Handle(hStream), || {
+        pools::allocate(dptr, bytesize, None, hStream)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAllocFromPoolAsync(
+    dptr: Out<Address>,
+    bytesize: usize,
+    pool: Handle,
+    hStream: Handle,
+) -> Code {
+    call("cuMemAllocFromPoolAsync", WORK, Of::Handle(hStream), || {
+        pools::allocate(dptr, bytesize, Some(pool), hStream)
+    })
+}
+
+/// Frees in the order of the stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemFreeAsync(dptr: Address, hStream: Handle) -> Code {
+    call("cuMemFreeAsync", FREE, Of::Handle(hStream), || {
+        let mut registry = registry();
+        let lane = registry.work_lane(hStream)?;
+        pools::check(&lane.engine)?;
+        let of_pool = |block: &Block| {
+            block.what == What::Device
+                && block.pool.is_some()
+                && Arc::ptr_eq(&block.engine, &lane.engine)
+        };
+        let block = take(&mut registry, "cuMemFreeAsync", dptr, of_pool)?;
+        // SAFETY: allocated by this engine, and in the table until now, so freed once; that work on
+        // other streams was waited for is what the caller of the driver function upholds.
+        let freed = unsafe { lane.queue.free(pointer(block.start), block.bytes) };
+        freed.map_err(|error| lane.engine.code_of(&error))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostRegister_v2(
+    p: *mut c_void,
+    bytesize: usize,
+    flags: c_uint,
+) -> Code {
+    call("cuMemHostRegister_v2", WORK, Of::Current, || {
+        let start = p.expose_provenance();
+        let mut registry = registry();
+        let home = Home::current(&registry)?;
+        let end = start.checked_add(bytesize).ok_or(INVALID_VALUE)?;
+        if start == 0 || bytesize == 0 || flags > 15 {
+            return Err(INVALID_VALUE);
+        }
+        if !home
+            .engine
+            .sim
+            .copies_directly_from(pointer(start), bytesize)
+        {
+            home.engine
+                .blame(format!("registers device addresses, {start:#x}"));
+            return Err(INVALID_VALUE);
+        }
+        if registry.memory.overlaps(&(start..end)) {
+            return Err(ALREADY_REGISTERED);
+        }
+        registry.memory.insert(Block {
+            what: What::Registered,
+            start,
+            bytes: bytesize,
+            engine: home.engine,
+            ordinal: home.ordinal,
+            context: home.context,
+            pool: None,
+        });
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostUnregister(p: *mut c_void) -> Code {
+    let address = p.addr() as Address;
+    call("cuMemHostUnregister", FREE, Of::Address(address), || {
+        let mut registry = registry();
+        registry.current()?;
+        let registered = |block: &Block| block.what == What::Registered;
+        let block = take(&mut registry, "cuMemHostUnregister", address, registered);
+        block.map_err(|_| NOT_REGISTERED)?.release();
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> Code {
+    call("cuMemGetInfo_v2", WORK, Of::Current, || {
+        let registry = registry();
+        let (_, context) = registry.current()?;
+        let engine = &context.engine;
+        let own = |block: &&Block| block.what == What::Device && Arc::ptr_eq(&block.engine, engine);
+        let used: usize = registry.memory.iter().filter(own).map(|b| b.bytes).sum();
+        free.put(engine.capacity_bytes.saturating_sub(used))?;
+        total.put(engine.capacity_bytes)
+    })
+}
+
+/// `CUmemLocation`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Location {
+    pub kind: c_int,
+    pub id: c_int,
+}
+
+/// Managed memory that lies at these addresses.
+fn managed(registry: &Registry, address: Address, bytes: usize) -> Outcome {
+    let block = registry.memory.at(address).ok_or(INVALID_VALUE)?;
+    let left = block.range().end - address as usize;
+    if block.what == What::Managed && (1..=left).contains(&bytes) {
+        Ok(())
+    } else {
+        Err(INVALID_VALUE)
+    }
+}
+
+/// Checked; managed memory does not move here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPrefetchAsync_v2(
+    devPtr: Address,
+    count: usize,
+    _location: Location,
+    _flags: c_uint,
+    hStream: Handle,
+) -> Code {
+    call("cuMemPrefetchAsync_v2", WORK, Of::Handle(hStream), || {
+        let mut registry = registry();
+        registry.work_lane(hStream)?;
+        managed(&registry, devPtr, count)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAdvise_v2(
+    devPtr: Address,
+    count: usize,
+    _advice: c_int,
+    _location: Location,
+) -> Code {
+    call("cuMemAdvise_v2", QUIET, Of::Address(devPtr), || {
+        managed(&registry(), devPtr, count)
+    })
+}

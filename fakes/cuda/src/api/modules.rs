@@ -1,0 +1,162 @@
+//! Modules, functions, launches.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use crate::call::{FREE, Of, WORK, call};
+use crate::ffi::*;
+use crate::kernels::Emulation;
+use crate::registry::{Function, Module, registry};
+
+/// Takes the text of PTX. What it does is looked up by the names of its entries.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadData(module: Out<Handle>, image: In<c_void>) -> Code {
+    call("cuModuleLoadData", WORK, Of::Current, || {
+        load(module, image)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadDataEx(
+    module: Out<Handle>,
+    image: In<c_void>,
+    _numOptions: c_uint,
+    _options: *mut c_int,
+    _optionValues: *mut *mut c_void,
+) -> Code {
+    call("cuModuleLoadDataEx", WORK, Of::Current, || {
+        load(module, image)
+    })
+}
+
+fn load(module: Out<Handle>, image: In<c_void>) -> Outcome {
+    if module.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // Compiled images begin otherwise and need not end with a NUL.
+    match image.cast::<u8>().get()? {
+        b'/' | b'.' | b' ' | b'\t' | b'\n' | b'\r' => {}
+        _ => return Err(INVALID_IMAGE),
+    }
+    let text = image.cast::<c_char>().text()?;
+    let kernels = entries(&text);
+    if kernels.is_empty() {
+        return Err(INVALID_PTX);
+    }
+    let mut registry = registry();
+    let (context, found) = registry.current()?;
+    let engine = found.engine.clone();
+    let new = Module { context, kernels };
+    module.put(registry.insert(|r| &mut r.modules, &engine, new))
+}
+
+/// The names of a text's entries: `.entry NAME(`.
+fn entries(text: &str) -> Vec<String> {
+    let rest = text.split(".entry").skip(1).filter_map(|rest| {
+        let rest = rest.strip_prefix([' ', '\t', '\n'])?;
+        let (name, _) = rest.split_once('(')?;
+        Some(name.trim().to_string())
+    });
+    rest.collect()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleUnload(hmod: Handle) -> Code {
+    call("cuModuleUnload", FREE, Of::Handle(hmod), || {
+        let mut registry = registry();
+        registry.remove(|r| &mut r.modules, hmod)?;
+        registry
+            .functions
+            .extract(|_, function| function.module == number(hmod));
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunction(
+    hfunc: Out<Handle>,
+    hmod: Handle,
+    name: In<c_char>,
+) -> Code {
+    call("cuModuleGetFunction", WORK, Of::Handle(hmod), || {
+        let name = name.text()?;
+        let mut registry = registry();
+        let (module, found) = registry.find(&registry.modules, hmod)?;
+        let context = found.context;
+        let emulation = Emulation::of(&name).filter(|_| found.kernels.contains(&name));
+        let emulation = emulation.ok_or(NOT_FOUND)?;
+        if hfunc.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let mut functions = registry.functions.iter();
+        let same = functions.find(|(_, f)| f.module == module && f.emulation == emulation);
+        if let Some((same, _)) = same {
+            return hfunc.put(handle(same));
+        }
+        drop(functions);
+        let engine = registry.owner(module).ok_or(INVALID_HANDLE)?;
+        let new = Function {
+            module,
+            context,
+            emulation,
+        };
+        hfunc.put(registry.insert(|r| &mut r.functions, &engine, new))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncSetAttribute(hfunc: Handle, _attrib: c_int, _value: c_int) -> Code {
+    call("cuFuncSetAttribute", WORK, Of::Handle(hfunc), || {
+        let registry = registry();
+        registry.find(&registry.functions, hfunc).map(drop)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncGetAttribute(pi: Out<c_int>, attrib: c_int, hfunc: Handle) -> Code {
+    call("cuFuncGetAttribute", WORK, Of::Handle(hfunc), || {
+        let registry = registry();
+        registry.find(&registry.functions, hfunc)?;
+        // MAX_THREADS_PER_BLOCK
+        pi.put(if attrib == 0 { 1024 } else { 0 })
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernel(
+    f: Handle,
+    gridDimX: c_uint,
+    gridDimY: c_uint,
+    gridDimZ: c_uint,
+    blockDimX: c_uint,
+    blockDimY: c_uint,
+    blockDimZ: c_uint,
+    _sharedMemBytes: c_uint,
+    hStream: Handle,
+    kernelParams: In<In<u64>>,
+    extra: In<c_void>,
+) -> Code {
+    call("cuLaunchKernel", WORK, Of::Handle(hStream), || {
+        let mut registry = registry();
+        let lane = registry.work_lane(hStream)?;
+        let (_, function) = registry.find(&registry.functions, f)?;
+        if function.context != lane.context {
+            lane.engine
+                .blame(format!("function {f:p} launched in another context"));
+            return Err(INVALID_HANDLE);
+        }
+        let grid = [gridDimX, gridDimY, gridDimZ];
+        let block = [blockDimX, blockDimY, blockDimZ];
+        let threads: u64 = block.iter().map(|n| u64::from(*n)).product();
+        if grid.contains(&0) || !(1..=1024).contains(&threads) {
+            return Err(INVALID_VALUE);
+        }
+        if !extra.is_null() {
+            return Err(NOT_SUPPORTED);
+        }
+        let emulation = function.emulation;
+        let parameters = kernelParams.list(emulation.parameters())?;
+        let parameters: Outcome<Vec<u64>> = parameters.into_iter().map(In::get).collect();
+        drop(registry);
+        emulation.launch(&lane, parameters?)
+    })
+}

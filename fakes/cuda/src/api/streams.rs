@@ -1,0 +1,165 @@
+//! Streams and host functions.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use crate::call::{FREE, Of, WORK, call, host_function};
+use crate::ffi::*;
+use crate::registry::{Stream, is_legacy, pending, registry};
+
+fn create(phStream: Out<Handle>) -> Outcome {
+    if phStream.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    let mut registry = registry();
+    let (context, found) = registry.current()?;
+    let engine = found.engine.clone();
+    let queue = engine.new_queue()?;
+    let stream = registry.insert(|r| &mut r.streams, &engine, Stream { context, queue });
+    phStream.put(stream)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreate(phStream: Out<Handle>, flags: c_uint) -> Code {
+    call("cuStreamCreate", WORK, Of::Current, || match flags {
+        0 | 1 => create(phStream),
+        _ => Err(INVALID_VALUE),
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreateWithPriority(
+    phStream: Out<Handle>,
+    flags: c_uint,
+    _priority: c_int,
+) -> Code {
+    call(
+        "cuStreamCreateWithPriority",
+        WORK,
+        Of::Current,
+        || match flags {
+            0 | 1 => create(phStream),
+            _ => Err(INVALID_VALUE),
+        },
+    )
+}
+
+/// What was given to the stream still runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamDestroy_v2(hStream: Handle) -> Code {
+    call("cuStreamDestroy_v2", FREE, Of::Handle(hStream), || {
+        let mut registry = registry();
+        let stream = registry.remove(|r| &mut r.streams, hStream)?;
+        registry.retire(stream);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetCtx(hStream: Handle, pctx: Out<Handle>) -> Code {
+    call("cuStreamGetCtx", WORK, Of::Handle(hStream), || {
+        let lane = registry().lane(hStream)?;
+        pctx.put(handle(lane.context))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(hStream: Handle, status: Out<c_int>) -> Code {
+    call("cuStreamIsCapturing", WORK, Of::Handle(hStream), || {
+        registry().lane(hStream)?;
+        status.put(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamQuery(hStream: Handle) -> Code {
+    call("cuStreamQuery", WORK, Of::Handle(hStream), || {
+        let lane = registry().lane(hStream)?;
+        if pending(&lane.queue) > 0 {
+            return Err(NOT_READY);
+        }
+        // Nothing is pending on an engine that failed in between, either.
+        lane.engine.lasting().map_or(Ok(()), Err)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamSynchronize(hStream: Handle) -> Code {
+    call("cuStreamSynchronize", WORK, Of::Handle(hStream), || {
+        let lane = registry().lane(hStream)?;
+        lane.engine.record(&lane.queue)?.wait()
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamWaitEvent(hStream: Handle, hEvent: Handle, flags: c_uint) -> Code {
+    call("cuStreamWaitEvent", WORK, Of::Handle(hStream), || {
+        let mut registry = registry();
+        let lane = registry.lane(hStream)?;
+        let (found, event) = registry.find(&registry.events, hEvent)?;
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        // An event that was never recorded is no work.
+        let Some(recorded) = &event.recorded else {
+            return Ok(());
+        };
+        if !std::sync::Arc::ptr_eq(recorded.engine(), &lane.engine) {
+            let text = format!("stream waits for event {found:#x} of another engine");
+            lane.engine.blame(text);
+            return Err(INVALID_HANDLE);
+        }
+        recorded.order(&lane.queue)
+    })
+}
+
+/// Managed memory is usable from everywhere at any time here.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamAttachMemAsync(
+    hStream: Handle,
+    dptr: Address,
+    _length: usize,
+    _flags: c_uint,
+) -> Code {
+    call("cuStreamAttachMemAsync", WORK, Of::Handle(hStream), || {
+        let mut registry = registry();
+        registry.work_lane(hStream)?;
+        let block = registry.memory.at(dptr);
+        match block.map(|block| block.what) {
+            Some(crate::memory::What::Managed) => Ok(()),
+            _ => Err(INVALID_VALUE),
+        }
+    })
+}
+
+type HostFn = Option<unsafe extern "C" fn(*mut c_void)>;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchHostFunc(
+    hStream: Handle,
+    function: HostFn,
+    userData: *mut c_void,
+) -> Code {
+    call("cuLaunchHostFunc", WORK, Of::Handle(hStream), || {
+        let function = function.ok_or(INVALID_VALUE)?;
+        let lane = registry().work_lane(hStream)?;
+        let data = userData.expose_provenance();
+        let engine = lane.engine.clone();
+        lane.engine.launch(&lane.queue, None, move |_| {
+            host_function(engine, || {
+                // SAFETY: the caller of the driver function upholds that the function may be called
+                // with this argument, once, on any thread.
+                unsafe { function(std::ptr::with_exposed_provenance_mut(data)) }
+            });
+            Ok(())
+        })
+    })
+}
+
+/// What the legacy default stream is asked and may not be.
+pub fn refuse_legacy(stream: Handle) -> Outcome {
+    if is_legacy(stream) {
+        Err(INVALID_VALUE)
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! What every call goes through, and the calling thread's context stack.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::engine::{Engine, Kind, Lasting};
+use crate::ffi::*;
+use crate::registry::{blame, registry};
+
+/// Ordinary work.
+pub const WORK: Kind = Kind {
+    any: true,
+    lasting: Lasting::Before,
+};
+/// Frees and destroys: the books are kept although the engine has failed.
+pub const FREE: Kind = Kind {
+    any: true,
+    lasting: Lasting::After,
+};
+/// Calls that a failed engine still answers.
+pub const QUERY: Kind = Kind {
+    any: true,
+    lasting: Lasting::Ignored,
+};
+/// Pushes, pops, attributes: nor does a failure of "any function" happen there.
+pub const QUIET: Kind = Kind {
+    any: false,
+    lasting: Lasting::Ignored,
+};
+/// Queries of pointers.
+pub const POINTER: Kind = Kind {
+    any: false,
+    lasting: Lasting::Before,
+};
+
+/// Whose call it is. Where this says nothing, it is the current context's.
+#[derive(Clone, Copy)]
+pub enum Of {
+    /// No engine's.
+    Nobody,
+    Current,
+    /// That of an ordinal, if it is open.
+    Device(i32),
+    /// That of an ordinal, which is opened.
+    Opening(i32),
+    Handle(Handle),
+    Address(Address),
+}
+
+thread_local! {
+    /// The context stack, the current one last.
+    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// Whose host function this thread is in.
+    static HOST_FUNCTION_OF: RefCell<Option<Arc<Engine>>> = const { RefCell::new(None) };
+}
+
+/// Works with the context stack; `None` on a thread that is ending.
+pub fn with_stack<T>(with: impl FnOnce(&mut Vec<usize>) -> T) -> Option<T> {
+    STACK.try_with(|stack| with(&mut stack.borrow_mut())).ok()
+}
+
+/// The current context.
+pub fn current() -> Option<usize> {
+    with_stack(|stack| stack.last().copied()).flatten()
+}
+
+static INITIALIZED: AtomicBool = AtomicBool::new(false);
+
+pub fn set_initialized() {
+    INITIALIZED.store(true, Ordering::SeqCst);
+}
+
+/// Runs a host function, in which no call is permitted.
+pub fn host_function(engine: Arc<Engine>, function: impl FnOnce()) {
+    struct Mark(Option<Arc<Engine>>);
+    impl Drop for Mark {
+        fn drop(&mut self) {
+            HOST_FUNCTION_OF.replace(self.0.take());
+        }
+    }
+    let _mark = Mark(HOST_FUNCTION_OF.replace(Some(engine)));
+    function();
+}
+
+/// A call that needs no initialisation and belongs to no engine.
+pub fn plain(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
+    caught(name, || permitted(name).and_then(|()| body()))
+}
+
+/// Carries out a call.
+pub fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -> Outcome) -> Code {
+    caught(name, || {
+        permitted(name)?;
+        if !INITIALIZED.load(Ordering::SeqCst) {
+            return Err(NOT_INITIALIZED);
+        }
+        let engine = engine_of(of);
+        if let Some(engine) = &engine {
+            engine.admit(name, kind)?;
+        }
+        let result = body();
+        match engine.and_then(|engine| engine.lasting()) {
+            Some(code) if kind.lasting == Lasting::After => Err(code),
+            _ => result,
+        }
+    })
+}
+
+/// Calls inside host functions are not permitted.
+fn permitted(name: &str) -> Outcome {
+    let engine = HOST_FUNCTION_OF.try_with(|engine| engine.borrow().clone());
+    match engine.ok().flatten() {
+        None => Ok(()),
+        engine => {
+            blame(engine.as_ref(), format!("{name} inside a host function"));
+            Err(NOT_PERMITTED)
+        }
+    }
+}
+
+fn engine_of(of: Of) -> Option<Arc<Engine>> {
+    let mut registry = registry();
+    let own = match of {
+        Of::Nobody => return None,
+        Of::Current => None,
+        Of::Device(ordinal) => return registry.engine(ordinal),
+        Of::Opening(ordinal) => return registry.open_engine(ordinal).ok(),
+        Of::Handle(handle) => registry.owner(number(handle)),
+        Of::Address(address) => registry.memory.engine_at(address),
+    };
+    own.or_else(|| registry.current_engine())
+}
+
+fn caught(name: &str, body: impl FnOnce() -> Outcome) -> Code {
+    static TRACE: OnceLock<bool> = OnceLock::new();
+    let code = caught_silently(name, body);
+    if *TRACE.get_or_init(|| std::env::var_os("FAKE_CUDA_TRACE").is_some()) {
+        eprintln!("{name}: {code}");
+    }
+    code
+}
+
+fn caught_silently(name: &str, body: impl FnOnce() -> Outcome) -> Code {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(code)) => code,
+        Err(_) => {
+            // The panic hook has written what and where.
+            eprintln!("{name} panicked");
+            UNKNOWN
+        }
+    }
+}

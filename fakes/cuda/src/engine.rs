@@ -1,0 +1,323 @@
+//! Engines: one simulated device for a group of ordinals.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use arrow_device::Error;
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
+use arrow_device::device::{Backend, EventPtr, RawQueue};
+
+use crate::ffi::*;
+
+pub const LAZY: u32 = 1;
+pub const PAGEABLE_EAGER: u32 = 2;
+pub const NO_POOLS: u32 = 4;
+pub const NO_CONCURRENT_MANAGED: u32 = 8;
+pub const NO_BATCH: u32 = 16;
+
+/// A queue of the simulated device.
+pub type Queue = Arc<dyn RawQueue>;
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A failure that was ordered.
+struct Fault {
+    name: String,
+    /// Calls until it happens; 1 is the next.
+    calls: u32,
+    code: Code,
+}
+
+#[derive(Default)]
+struct Books {
+    faults: Vec<Fault>,
+    fired: u32,
+    calls: BTreeMap<&'static str, u64>,
+    violations: Vec<String>,
+}
+
+pub struct Engine {
+    pub sim: Arc<SimDevice>,
+    pub flags: u32,
+    pub capacity_bytes: usize,
+    pub ordinals: Range<i32>,
+    queue: Queue,
+    books: Mutex<Books>,
+    shut_down: AtomicBool,
+    /// What a kernel ended the engine with; 0 if none has.
+    code: AtomicI32,
+}
+
+/// What is asked of an engine before a call is carried out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Kind {
+    /// Whether a failure of "any function" is for this one.
+    pub any: bool,
+    /// Whether a failed engine answers its lasting code.
+    pub lasting: Lasting,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Lasting {
+    Ignored,
+    /// Instead of doing anything.
+    Before,
+    /// After the books were kept.
+    After,
+}
+
+impl Engine {
+    pub fn new(ordinals: Range<i32>, flags: u32, capacity_bytes: u64) -> Result<Arc<Self>, Error> {
+        let capacity_bytes = match usize::try_from(capacity_bytes) {
+            Ok(0) => 1 << 30,
+            Ok(bytes) => bytes,
+            Err(_) => usize::MAX,
+        };
+        let mode = if flags & LAZY != 0 {
+            SimMode::Deferred
+        } else {
+            SimMode::Async
+        };
+        let config = SimConfig::default().with_mode(mode);
+        let sim = SimDevice::new(config.with_capacity_bytes(capacity_bytes))?;
+        let queue = sim.default_queue()?;
+        Ok(Arc::new(Self {
+            sim,
+            flags,
+            capacity_bytes,
+            ordinals,
+            queue,
+            books: Mutex::default(),
+            shut_down: AtomicBool::new(false),
+            code: AtomicI32::new(0),
+        }))
+    }
+
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Counts a call; the code that it answers instead of being carried out, if any.
+    pub fn admit(&self, name: &'static str, kind: Kind) -> Outcome {
+        let mut books = lock(&self.books);
+        *books.calls.entry(name).or_default() += 1;
+        if self.shut_down.load(Ordering::SeqCst) {
+            return Err(DEINITIALIZED);
+        }
+        let mut failed = None;
+        books.faults.retain_mut(|fault| {
+            let meant = fault.name == name || (fault.name == "*" && kind.any);
+            if !meant {
+                return true;
+            }
+            fault.calls = fault.calls.saturating_sub(1);
+            if fault.calls == 0 && failed.is_none() {
+                failed = Some(fault.code);
+                return false;
+            }
+            true
+        });
+        if let Some(code) = failed {
+            books.fired += 1;
+            return Err(code);
+        }
+        drop(books);
+        match self.lasting() {
+            Some(code) if kind.lasting == Lasting::Before => Err(code),
+            _ => Ok(()),
+        }
+    }
+
+    /// The code that this engine has failed with.
+    pub fn lasting(&self) -> Option<Code> {
+        // SAFETY: no copy is queued; an empty list only asks whether the device has failed.
+        let alive = unsafe { self.queue.copy(&[]) };
+        alive.err().map(|error| self.code_of(&error))
+    }
+
+    /// What an error of the simulated device is called here.
+    pub fn code_of(&self, error: &Error) -> Code {
+        match error {
+            Error::OutOfMemory { .. } => OUT_OF_MEMORY,
+            Error::InvalidArgument(_) => INVALID_VALUE,
+            Error::Device { code: 2, .. } => ILLEGAL_ADDRESS,
+            Error::Device { code: 3, .. } => match self.code.load(Ordering::SeqCst) {
+                0 => LAUNCH_FAILED,
+                code => code,
+            },
+            // A wait inside a host function.
+            Error::Device { code: 4, .. } => NOT_PERMITTED,
+            _ => UNKNOWN,
+        }
+    }
+
+    /// What a kernel answers so that the engine fails with this code.
+    pub fn failure(&self, code: Code, text: &str) -> String {
+        let _ = self
+            .code
+            .compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst);
+        text.into()
+    }
+
+    pub fn blame(&self, text: String) {
+        lock(&self.books).violations.push(text);
+    }
+
+    pub fn violations(&self) -> Vec<String> {
+        lock(&self.books).violations.clone()
+    }
+
+    pub fn fail_nth(&self, name: String, calls: u32, code: Code) {
+        lock(&self.books).faults.push(Fault { name, calls, code });
+    }
+
+    pub fn clear(&self) -> u32 {
+        let mut books = lock(&self.books);
+        books.faults.clear();
+        std::mem::take(&mut books.fired)
+    }
+
+    pub fn calls(&self, name: &str) -> u64 {
+        let books = lock(&self.books);
+        match name {
+            "*" => books.calls.values().sum(),
+            name => books.calls.get(name).copied().unwrap_or(0),
+        }
+    }
+
+    pub fn shut_down(&self, on: bool) {
+        self.shut_down.store(on, Ordering::SeqCst);
+    }
+
+    pub fn new_queue(&self) -> Outcome<Queue> {
+        self.sim.new_queue().map_err(|error| self.code_of(&error))
+    }
+
+    /// Records an event.
+    pub fn record(self: &Arc<Self>, queue: &Queue) -> Outcome<Arc<Recorded>> {
+        let event = queue.record().map_err(|error| self.code_of(&error))?;
+        let engine = self.clone();
+        Ok(Arc::new(Recorded { engine, event }))
+    }
+
+    /// Queues work that uses these host addresses.
+    pub fn launch(
+        self: &Arc<Self>,
+        queue: &Queue,
+        host: impl IntoIterator<Item = Range<usize>>,
+        work: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
+    ) -> Outcome {
+        let Some(sim) = queue.as_any().downcast_ref::<SimQueue>() else {
+            return Err(UNKNOWN);
+        };
+        let uses = Uses::new(self, host.into_iter().collect());
+        let work = move |memory: &mut SimMemory<'_>| {
+            let result = work(memory);
+            drop(uses);
+            result
+        };
+        // SAFETY: the memory of this device is the caller's of the driver function, who upholds
+        // what CUDA asks for; no `DeviceBuffer` is made of it inside this library.
+        unsafe { sim.launch(work) }.map_err(|error| self.code_of(&error))
+    }
+
+    /// Fails now. Waits for the operation that is running.
+    pub fn fail(self: &Arc<Self>, code: Code) -> Outcome {
+        let queue = self.new_queue()?;
+        let engine = self.clone();
+        self.launch(&queue, None, move |_| {
+            Err(engine.failure(code, "broken by the test"))
+        })?;
+        let _ = self.record(&queue)?.wait();
+        Ok(())
+    }
+}
+
+/// An event of the simulated device.
+pub struct Recorded {
+    engine: Arc<Engine>,
+    event: EventPtr,
+}
+
+impl Recorded {
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub fn query(&self) -> Outcome<bool> {
+        // SAFETY: live until `Drop`.
+        let done = unsafe { self.engine.sim.query_event(self.event) };
+        done.map_err(|error| self.engine.code_of(&error))
+    }
+
+    /// Waits. No lock may be held.
+    pub fn wait(&self) -> Outcome {
+        // SAFETY: live until `Drop`.
+        let done = unsafe { self.engine.sim.wait_event(self.event) };
+        done.map_err(|error| self.engine.code_of(&error))
+    }
+
+    /// Makes a queue of the same engine wait.
+    pub fn order(&self, queue: &Queue) -> Outcome {
+        // SAFETY: live until `Drop`; the wait stays after that.
+        let done = unsafe { queue.wait(self.event) };
+        done.map_err(|error| self.engine.code_of(&error))
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        // SAFETY: recorded by this engine, released here only.
+        unsafe { self.engine.sim.release_event(self.event) };
+    }
+}
+
+/// Host addresses that queued work uses, and whose work it is.
+type HostUse = (Arc<Engine>, Vec<Range<usize>>);
+
+/// The host addresses in use, by a number for each piece of work.
+static HOST_USES: Mutex<Option<HashMap<u64, HostUse>>> = Mutex::new(None);
+
+/// Whether queued work uses some of these host addresses. The work of a failed engine does not:
+/// it is dropped, if perhaps a little later.
+pub fn host_used(range: &Range<usize>) -> bool {
+    let uses = lock(&HOST_USES);
+    let mut uses = uses.iter().flat_map(|uses| uses.values());
+    uses.any(|(engine, ranges)| {
+        let mut ranges = ranges.iter();
+        ranges.any(|used| used.start < range.end && range.start < used.end)
+            && engine.lasting().is_none()
+    })
+}
+
+/// Host addresses in use; not any more once dropped, whether or not the work ran.
+struct Uses(Option<u64>);
+
+impl Uses {
+    fn new(engine: &Arc<Engine>, host: Vec<Range<usize>>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        if host.is_empty() {
+            return Self(None);
+        }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let host_use = (engine.clone(), host);
+        lock(&HOST_USES)
+            .get_or_insert_default()
+            .insert(id, host_use);
+        Self(Some(id))
+    }
+}
+
+impl Drop for Uses {
+    fn drop(&mut self) {
+        if let (Some(id), Some(uses)) = (self.0, lock(&HOST_USES).as_mut()) {
+            uses.remove(&id);
+        }
+    }
+}

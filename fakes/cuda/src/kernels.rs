@@ -1,0 +1,192 @@
+//! What stands in for kernels: closures with the names and parameters of real ones.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_device::device::sim::SimMemory;
+
+use crate::copy::is_device;
+use crate::engine::Engine;
+use crate::ffi::*;
+use crate::memory::pointer;
+use crate::registry::{Lane, registry};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Emulation {
+    /// `product_f64(a, a_mask, a_bit, b, b_mask, b_bit, out, out_mask, rows)`: out[i] = a[i] * b[i],
+    /// 0 where one of them is null. A mask of 0 has no nulls.
+    ProductF64,
+    /// `fill_i64(out, value, n)`
+    FillI64,
+    /// `fail()`: the engine fails with 719.
+    Fail,
+}
+
+impl Emulation {
+    pub fn of(name: &str) -> Option<Self> {
+        match name {
+            "product_f64" => Some(Self::ProductF64),
+            "fill_i64" => Some(Self::FillI64),
+            "fail" => Some(Self::Fail),
+            _ => None,
+        }
+    }
+
+    /// How many parameters it takes; each has 8 bytes.
+    pub fn parameters(self) -> usize {
+        match self {
+            Self::ProductF64 => 9,
+            Self::FillI64 => 3,
+            Self::Fail => 0,
+        }
+    }
+
+    /// Queues it.
+    pub fn launch(self, lane: &Lane, p: Vec<u64>) -> Outcome {
+        let engine = lane.engine.clone();
+        let host = self.host(&engine, &p);
+        lane.engine.launch(&lane.queue, host, move |memory| {
+            let mut view = View { memory, engine };
+            match self {
+                Self::ProductF64 => product_f64(&mut view, &p),
+                Self::FillI64 => fill_i64(&mut view, &p),
+                Self::Fail => Err(view.engine.failure(LAUNCH_FAILED, "the kernel failed")),
+            }
+        })
+    }
+
+    /// The host addresses that it uses.
+    fn host(self, engine: &Engine, p: &[u64]) -> Vec<Range<usize>> {
+        let values = |at: u64, rows: u64| (at, rows.saturating_mul(8));
+        let mask = |at: u64, bit: u64, rows: u64| {
+            let last = bit.saturating_add(rows).div_ceil(8);
+            (at.saturating_add(bit / 8), last.saturating_sub(bit / 8))
+        };
+        let used = match (self, p) {
+            (Self::ProductF64, &[a, a_mask, a_bit, b, b_mask, b_bit, out, out_mask, rows]) => vec![
+                values(a, rows),
+                mask(a_mask, a_bit, rows),
+                values(b, rows),
+                mask(b_mask, b_bit, rows),
+                values(out, rows),
+                mask(out_mask, 0, rows),
+            ],
+            (Self::FillI64, &[out, _, n]) => vec![values(out, n)],
+            _ => Vec::new(),
+        };
+        used.into_iter()
+            .map(|(start, bytes)| start as usize..start.saturating_add(bytes) as usize)
+            .filter(|range| !range.is_empty() && !is_device(engine, range.start, range.len()))
+            .collect()
+    }
+}
+
+/// Memory as a kernel sees it: the device's, page-locked and managed.
+struct View<'a, 'b> {
+    memory: &'a mut SimMemory<'b>,
+    engine: Arc<Engine>,
+}
+
+impl View<'_, '_> {
+    /// Whether these are page-locked or managed; other host addresses are refused as the device's.
+    fn on_host(&self, address: u64, bytes: usize) -> bool {
+        let registry = registry();
+        let block = registry.memory.at(address);
+        block.is_some_and(|block| {
+            !is_device(&self.engine, block.start, block.bytes)
+                && bytes <= block.range().end - address as usize
+        })
+    }
+
+    fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, String> {
+        let ptr = pointer(address as usize);
+        if self.on_host(address, bytes) {
+            // SAFETY: inside live page-locked or managed memory, whose free would be put off while
+            // this kernel is queued.
+            let bytes = unsafe { std::slice::from_raw_parts(ptr.as_ptr().cast(), bytes) };
+            return Ok(bytes.to_vec());
+        }
+        Ok(self.memory.read(ptr, bytes)?.to_vec())
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), String> {
+        let ptr = pointer(address as usize);
+        if self.on_host(address, bytes.len()) {
+            let to: *mut u8 = ptr.as_ptr().cast();
+            // SAFETY: as in `read`.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+            return Ok(());
+        }
+        self.memory.write(ptr, bytes)
+    }
+
+    /// The length in bytes of `n` values at an address, which must be aligned.
+    fn values(&self, address: u64, n: u64) -> Result<usize, String> {
+        if address % 8 != 0 {
+            let text = format!("{address:#x} is not aligned to 8 bytes");
+            return Err(self.engine.failure(MISALIGNED_ADDRESS, &text));
+        }
+        let bytes = n.checked_mul(8).and_then(|n| usize::try_from(n).ok());
+        bytes.ok_or_else(|| format!("{n} values: too many"))
+    }
+
+    fn read_f64(&self, address: u64, n: u64) -> Result<Vec<f64>, String> {
+        let bytes = self.read(address, self.values(address, n)?)?;
+        let values = bytes.chunks_exact(8);
+        Ok(values.map(|v| f64::from_bits(word(v))).collect())
+    }
+
+    /// `n` bits from `bit` on; all set if there is no mask.
+    fn read_mask(&self, address: u64, bit: u64, n: u64) -> Result<Vec<bool>, String> {
+        if address == 0 {
+            return Ok(vec![true; n as usize]);
+        }
+        let end = bit.checked_add(n).ok_or("too many bits")?.div_ceil(8);
+        let bytes = self.read(address + bit / 8, (end - bit / 8) as usize)?;
+        let at = |i: u64| (bit % 8 + i) as usize;
+        Ok((0..n)
+            .map(|i| bytes[at(i) / 8] >> (at(i) % 8) & 1 == 1)
+            .collect())
+    }
+}
+
+/// Eight bytes as a number.
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(bytes);
+    u64::from_ne_bytes(word)
+}
+
+fn product_f64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
+    let &[a, a_mask, a_bit, b, b_mask, b_bit, out, out_mask, rows] = p else {
+        return Err("product_f64 takes 9 parameters".into());
+    };
+    if rows == 0 {
+        return Ok(());
+    }
+    let (a, b) = (view.read_f64(a, rows)?, view.read_f64(b, rows)?);
+    let a_valid = view.read_mask(a_mask, a_bit, rows)?;
+    let b_valid = view.read_mask(b_mask, b_bit, rows)?;
+    view.values(out, rows)?;
+    let mut values = Vec::new();
+    let mut mask = vec![0u8; a.len().div_ceil(8)];
+    for (i, (a, b)) in a.iter().zip(&b).enumerate() {
+        let valid = a_valid[i] && b_valid[i];
+        let product = if valid { a * b } else { 0.0 };
+        values.extend(product.to_ne_bytes());
+        mask[i / 8] |= u8::from(valid) << (i % 8);
+    }
+    view.write(out, &values)?;
+    view.write(out_mask, &mask)
+}
+
+fn fill_i64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
+    let &[out, value, n] = p else {
+        return Err("fill_i64 takes 3 parameters".into());
+    };
+    let bytes = view.values(out, n)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    view.write(out, &value.to_ne_bytes().repeat(bytes / 8))
+}

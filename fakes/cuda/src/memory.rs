@@ -1,0 +1,195 @@
+//! All memory that calls have handed out or registered.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_device::device::{Backend, DevicePtr};
+
+use crate::engine::{Engine, host_used};
+use crate::ffi::*;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    Device,
+    Pinned,
+    Managed,
+    Registered,
+}
+
+impl What {
+    pub const ALL: [Self; 4] = [Self::Device, Self::Pinned, Self::Managed, Self::Registered];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Pinned => "pinned",
+            Self::Managed => "managed",
+            Self::Registered => "registered",
+        }
+    }
+}
+
+#[derive(Clone)]
+pub struct Block {
+    pub what: What,
+    pub start: usize,
+    pub bytes: usize,
+    pub engine: Arc<Engine>,
+    pub ordinal: i32,
+    pub context: usize,
+    /// The pool that it came from.
+    pub pool: Option<usize>,
+}
+
+impl Block {
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.bytes
+    }
+
+    fn ptr(&self) -> DevicePtr {
+        pointer(self.start)
+    }
+
+    /// What it is called in a report.
+    pub fn describe(&self) -> String {
+        let Self {
+            start,
+            bytes,
+            ordinal,
+            ..
+        } = self;
+        let what = self.what.name();
+        let pool = self.pool.map_or("", |_| ", from a pool");
+        format!("{what} memory {start:#x}, {bytes} bytes, ordinal {ordinal}{pool}")
+    }
+
+    /// Gives the memory back, out of any queue's order.
+    pub fn release(&self) {
+        match self.what {
+            What::Device => {
+                // SAFETY: allocated by this engine, and in the table until now, so freed once. That
+                // nothing uses it is what the caller of the driver function upholds; if something
+                // does, the access is refused or mixes with the poison, but stays in the mapping.
+                let freed = unsafe { self.engine.sim.free_now(self.ptr(), self.bytes) };
+                if let Err(error) = freed {
+                    self.engine.blame(error.to_string());
+                }
+            }
+            What::Pinned | What::Managed if host_used(&self.range()) => {
+                // It stays allocated, so that the work does no further harm.
+                let text = format!("{}: freed while queued work uses it", self.describe());
+                self.engine.blame(text);
+            }
+            What::Pinned | What::Managed => {
+                // SAFETY: from `allocate_host` of this engine, in the table until now, so freed
+                // once; no queued work uses it.
+                unsafe { self.engine.sim.free_host(self.ptr(), self.bytes) };
+            }
+            What::Registered if host_used(&self.range()) => {
+                let text = format!(
+                    "{}: unregistered while queued work uses it",
+                    self.describe()
+                );
+                self.engine.blame(text);
+            }
+            What::Registered => {}
+        }
+    }
+}
+
+pub fn pointer(address: usize) -> DevicePtr {
+    DevicePtr::new(std::ptr::with_exposed_provenance_mut(address))
+}
+
+/// Where one end of a copy lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// At an address of a simulated device, whether or not there is memory.
+    Device,
+    Managed,
+    /// Page-locked.
+    Locked,
+    Pageable,
+}
+
+/// All blocks by their first address.
+pub struct Memory(BTreeMap<usize, Block>);
+
+impl Memory {
+    pub const fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    pub fn insert(&mut self, block: Block) {
+        self.0.insert(block.start, block);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Block> {
+        self.0.values()
+    }
+
+    /// The block that an address lies in.
+    pub fn at(&self, address: Address) -> Option<&Block> {
+        let address = usize::try_from(address).ok()?;
+        let (_, block) = self.0.range(..=address).next_back()?;
+        block.range().contains(&address).then_some(block)
+    }
+
+    pub fn engine_at(&self, address: Address) -> Option<Arc<Engine>> {
+        self.at(address).map(|block| block.engine.clone())
+    }
+
+    /// Whether some of these addresses belong to a block.
+    pub fn overlaps(&self, range: &Range<usize>) -> bool {
+        let before = self.0.range(..range.end).next_back();
+        before.is_some_and(|(_, block)| block.range().end > range.start)
+    }
+
+    /// Where memory lies. An error if the end of a host block is in between.
+    pub fn place(&self, engine: &Engine, address: usize, bytes: usize) -> Result<Place, String> {
+        if !engine.sim.copies_directly_from(pointer(address), bytes) {
+            return Ok(Place::Device);
+        }
+        let Some(block) = self.at(address as Address) else {
+            return Ok(Place::Pageable);
+        };
+        if bytes > block.range().end - address {
+            return Err(format!(
+                "{bytes} bytes at {address:#x} go past the end of {}",
+                block.describe()
+            ));
+        }
+        Ok(match block.what {
+            What::Managed => Place::Managed,
+            _ => Place::Locked,
+        })
+    }
+
+    /// Takes out the block that starts at `address` if it is of one of these kinds; anything else
+    /// is a violation.
+    pub fn take(
+        &mut self,
+        call: &str,
+        address: Address,
+        which: impl Fn(&Block) -> bool,
+    ) -> Result<Block, String> {
+        let start = usize::try_from(address).unwrap_or(usize::MAX);
+        match self.0.get(&start) {
+            Some(block) if which(block) => self.0.remove(&start).ok_or_else(String::new),
+            Some(block) => Err(format!("{call} of {}", block.describe())),
+            None => Err(format!(
+                "{call} of {address:#x}: not a live allocation (double free?)"
+            )),
+        }
+    }
+
+    /// Frees what was allocated in a context; what that was.
+    pub fn end_context(&mut self, context: usize) -> Vec<String> {
+        let all = std::mem::take(&mut self.0).into_iter();
+        let (out, rest): (BTreeMap<_, _>, _) = all.partition(|(_, block)| block.context == context);
+        self.0 = rest;
+        let out = out.into_values().inspect(Block::release);
+        out.map(|block| block.describe()).collect()
+    }
+}

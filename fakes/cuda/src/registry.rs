@@ -1,0 +1,424 @@
+//! What exists: engines, and the objects behind handles.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::thread::ThreadId;
+
+use arrow_device::device::sim::SimQueue;
+
+use crate::call;
+use crate::engine::{Engine, Queue, Recorded, lock};
+use crate::ffi::*;
+use crate::kernels::Emulation;
+use crate::memory::Memory;
+
+pub struct Context {
+    pub engine: Arc<Engine>,
+    pub ordinal: i32,
+    /// How often a primary context is retained; `None` for others.
+    pub retained: Option<usize>,
+    /// The queue of the legacy default stream.
+    legacy: Option<Queue>,
+    /// The queues of the per-thread default streams.
+    per_thread: HashMap<ThreadId, Queue>,
+    /// Queues of destroyed streams, which still run what they were given.
+    retired: Vec<Queue>,
+}
+
+pub struct Stream {
+    pub context: usize,
+    pub queue: Queue,
+}
+
+pub struct Event {
+    pub context: usize,
+    pub flags: u32,
+    /// The last record.
+    pub recorded: Option<Arc<Recorded>>,
+}
+
+pub struct Pool {
+    pub ordinal: i32,
+    /// Attributes by number.
+    pub attributes: [u64; 9],
+    /// The default pool of its device, which always exists.
+    pub default: bool,
+}
+
+pub struct Module {
+    pub context: usize,
+    pub kernels: Vec<String>,
+}
+
+#[derive(Clone, Copy)]
+pub struct Function {
+    pub module: usize,
+    pub context: usize,
+    pub emulation: Emulation,
+}
+
+/// Objects of one kind that have not been destroyed.
+pub struct Table<T> {
+    kind: &'static str,
+    live: BTreeMap<usize, T>,
+}
+
+impl<T> Table<T> {
+    const fn new(kind: &'static str) -> Self {
+        let live = BTreeMap::new();
+        Self { kind, live }
+    }
+
+    pub fn peek(&self, handle: usize) -> Option<&T> {
+        self.live.get(&handle)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
+        self.live.iter().map(|(handle, object)| (*handle, object))
+    }
+
+    /// Takes out those that `which` accepts.
+    pub fn extract(&mut self, which: impl Fn(usize, &T) -> bool) -> Vec<(usize, T)> {
+        let all = std::mem::take(&mut self.live).into_iter();
+        let (out, rest) = all.partition(|(handle, object)| which(*handle, object));
+        self.live = rest;
+        BTreeMap::into_iter(out).collect()
+    }
+}
+
+pub struct Registry {
+    engines: BTreeMap<i32, Arc<Engine>>,
+    pub contexts: Table<Context>,
+    pub streams: Table<Stream>,
+    pub events: Table<Event>,
+    pub pools: Table<Pool>,
+    pub modules: Table<Module>,
+    pub functions: Table<Function>,
+    /// Retained primary contexts by ordinal.
+    pub primary: BTreeMap<i32, usize>,
+    /// The pool that `cuMemAllocAsync` takes from, by ordinal, if it was set.
+    pub current_pool: BTreeMap<i32, usize>,
+    /// The engines of all handles that there ever were.
+    owners: BTreeMap<usize, Arc<Engine>>,
+    pub memory: Memory,
+    next_handle: usize,
+}
+
+/// The one registry. It is never held while work runs, while waiting, or while calling foreign code.
+/// Locks inside it: those of an engine's books, of the host uses, of a simulated device's state.
+pub fn registry() -> MutexGuard<'static, Registry> {
+    static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
+        engines: BTreeMap::new(),
+        contexts: Table::new("context"),
+        streams: Table::new("stream"),
+        events: Table::new("event"),
+        pools: Table::new("memory pool"),
+        modules: Table::new("module"),
+        functions: Table::new("function"),
+        primary: BTreeMap::new(),
+        current_pool: BTreeMap::new(),
+        owners: BTreeMap::new(),
+        memory: Memory::new(),
+        next_handle: 0,
+    });
+    lock(&REGISTRY)
+}
+
+/// Violations that belong to no engine.
+static ORPHANS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Records a violation.
+pub fn blame(engine: Option<&Arc<Engine>>, text: String) {
+    match engine {
+        Some(engine) => engine.blame(text),
+        None => lock(&ORPHANS).push(text),
+    }
+}
+
+pub fn orphans() -> Vec<String> {
+    lock(&ORPHANS).clone()
+}
+
+/// How many devices there are.
+pub fn device_count() -> i32 {
+    static COUNT: OnceLock<i32> = OnceLock::new();
+    *COUNT.get_or_init(|| environment("FAKE_CUDA_COUNT").map_or(256, |count| count.max(0)))
+}
+
+pub fn environment(name: &str) -> Option<i32> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// A stream as work is given to it.
+pub struct Lane {
+    pub context: usize,
+    pub engine: Arc<Engine>,
+    pub queue: Queue,
+}
+
+/// The legacy default stream, under both of its names.
+pub fn is_legacy(stream: Handle) -> bool {
+    number(stream) <= 1
+}
+
+fn is_default(stream: Handle) -> bool {
+    number(stream) <= 2
+}
+
+pub fn pending(queue: &Queue) -> usize {
+    let sim = queue.as_any().downcast_ref::<SimQueue>();
+    sim.map_or(0, SimQueue::pending_operations)
+}
+
+impl Registry {
+    /// A new handle, which belongs to this engine for good.
+    pub fn new_handle(&mut self, engine: &Arc<Engine>) -> usize {
+        self.next_handle += 1;
+        let handle = 0x0CDA_0000_0000 + self.next_handle * 16;
+        self.owners.insert(handle, engine.clone());
+        handle
+    }
+
+    /// The engine that a handle belongs or belonged to.
+    pub fn owner(&self, handle: usize) -> Option<Arc<Engine>> {
+        self.owners.get(&handle).cloned()
+    }
+
+    /// The engine of an ordinal, if it was used before.
+    pub fn engine(&self, ordinal: i32) -> Option<Arc<Engine>> {
+        self.engines.get(&ordinal).cloned()
+    }
+
+    /// The engine of an ordinal, opened if need be.
+    pub fn open_engine(&mut self, ordinal: i32) -> Outcome<Arc<Engine>> {
+        if !(0..device_count()).contains(&ordinal) {
+            return Err(INVALID_DEVICE);
+        }
+        match self.engine(ordinal) {
+            Some(engine) => Ok(engine),
+            None => self.open(ordinal..ordinal + 1, 0, 0).ok_or(OUT_OF_MEMORY),
+        }
+    }
+
+    /// Opens an engine for the first run of unused ordinals. 0 is taken last: it is what programs
+    /// use that know nothing of engines.
+    pub fn open_group(&mut self, count: i32, flags: u32, capacity_bytes: u64) -> Option<i32> {
+        let total = device_count();
+        if !(1..=total).contains(&count) {
+            return None;
+        }
+        let is_free =
+            |first: &i32| (*first..*first + count).all(|o| !self.engines.contains_key(&o));
+        let first = (1..=total - count).chain([0]).find(is_free)?;
+        self.open(first..first + count, flags, capacity_bytes)?;
+        Some(first)
+    }
+
+    fn open(&mut self, ordinals: Range<i32>, flags: u32, bytes: u64) -> Option<Arc<Engine>> {
+        match Engine::new(ordinals.clone(), flags, bytes) {
+            Ok(engine) => {
+                self.engines
+                    .extend(ordinals.map(|ordinal| (ordinal, engine.clone())));
+                Some(engine)
+            }
+            Err(error) => {
+                eprintln!("no simulated device: {error}");
+                None
+            }
+        }
+    }
+
+    /// The engine of the calling thread's current context.
+    pub fn current_engine(&self) -> Option<Arc<Engine>> {
+        self.owner(call::current()?)
+    }
+
+    /// The calling thread's current context, which work needs.
+    pub fn current(&self) -> Outcome<(usize, &Context)> {
+        let handle = call::current().ok_or(INVALID_CONTEXT)?;
+        let context = self.contexts.peek(handle);
+        Ok((handle, context.ok_or(CONTEXT_IS_DESTROYED)?))
+    }
+
+    /// The object behind a handle; anything else is a violation.
+    pub fn find<'a, T>(&self, table: &'a Table<T>, handle: Handle) -> Outcome<(usize, &'a T)> {
+        let handle = number(handle);
+        match table.live.get(&handle) {
+            Some(object) => Ok((handle, object)),
+            None => Err(self.unknown(table.kind, handle)),
+        }
+    }
+
+    fn unknown(&self, kind: &str, handle: usize) -> Code {
+        let owner = self.owner(handle);
+        let why = match owner {
+            Some(_) => "destroyed, or of another kind",
+            None => "unknown",
+        };
+        let engine = owner.or_else(|| self.current_engine());
+        blame(engine.as_ref(), format!("{kind} {handle:#x}: {why}"));
+        INVALID_HANDLE
+    }
+
+    /// Adds an object; its handle.
+    pub fn insert<T>(
+        &mut self,
+        table: fn(&mut Self) -> &mut Table<T>,
+        engine: &Arc<Engine>,
+        object: T,
+    ) -> Handle {
+        let new = self.new_handle(engine);
+        table(self).live.insert(new, object);
+        handle(new)
+    }
+
+    /// Takes an object out of its table; anything unknown is a violation.
+    pub fn remove<T>(
+        &mut self,
+        table: fn(&mut Self) -> &mut Table<T>,
+        handle: Handle,
+    ) -> Outcome<T> {
+        let objects = table(self);
+        let kind = objects.kind;
+        match objects.live.remove(&number(handle)) {
+            Some(object) => Ok(object),
+            None => Err(self.unknown(kind, number(handle))),
+        }
+    }
+
+    /// Changes an object that is known to be there.
+    pub fn change<T>(table: &mut Table<T>, handle: usize, with: impl FnOnce(&mut T)) {
+        if let Some(object) = table.live.get_mut(&handle) {
+            with(object);
+        }
+    }
+
+    pub fn new_context(
+        &mut self,
+        engine: &Arc<Engine>,
+        ordinal: i32,
+        retained: Option<usize>,
+    ) -> Handle {
+        let context = Context {
+            engine: engine.clone(),
+            ordinal,
+            retained,
+            legacy: None,
+            per_thread: HashMap::new(),
+            retired: Vec::new(),
+        };
+        self.insert(|r| &mut r.contexts, engine, context)
+    }
+
+    /// The queue of a stream. The default streams are those of the current context.
+    pub fn lane(&mut self, stream: Handle) -> Outcome<Lane> {
+        if !is_default(stream) {
+            let (_, Stream { context, queue }) = self.find(&self.streams, stream)?;
+            let (context, queue) = (*context, queue.clone());
+            let engine = self.owner(context).ok_or(INVALID_HANDLE)?;
+            return Ok(Lane {
+                context,
+                engine,
+                queue,
+            });
+        }
+        let (handle, context) = self.current()?;
+        let engine = context.engine.clone();
+        let thread = std::thread::current().id();
+        let existing = match number(stream) {
+            2 => context.per_thread.get(&thread),
+            _ => context.legacy.as_ref(),
+        };
+        let queue = match existing {
+            Some(queue) => queue.clone(),
+            None => {
+                let queue = engine.new_queue()?;
+                let kept = queue.clone();
+                Self::change(&mut self.contexts, handle, |context| match number(stream) {
+                    2 => drop(context.per_thread.insert(thread, kept)),
+                    _ => context.legacy = Some(kept),
+                });
+                queue
+            }
+        };
+        Ok(Lane {
+            context: handle,
+            engine,
+            queue,
+        })
+    }
+
+    /// As [`lane`](Self::lane), for giving it work: its context must be current.
+    pub fn work_lane(&mut self, stream: Handle) -> Outcome<Lane> {
+        let lane = self.lane(stream)?;
+        let (current, _) = self.current()?;
+        if current == lane.context {
+            Ok(lane)
+        } else {
+            Err(INVALID_CONTEXT)
+        }
+    }
+
+    /// Keeps the queue of a destroyed stream for as long as it has work.
+    pub fn retire(&mut self, stream: Stream) {
+        Self::change(&mut self.contexts, stream.context, |context| {
+            context.retired.retain(|queue| pending(queue) > 0);
+            context.retired.push(stream.queue);
+        });
+    }
+
+    /// All queues of a context that have work.
+    pub fn busy_queues(&self, handle: usize) -> Vec<Queue> {
+        let Some(context) = self.contexts.peek(handle) else {
+            return Vec::new();
+        };
+        let streams = self.streams.iter();
+        let streams = streams.filter(|(_, stream)| stream.context == handle);
+        let own = context.legacy.iter().chain(context.per_thread.values());
+        own.chain(&context.retired)
+            .chain(streams.map(|(_, stream)| &stream.queue))
+            .filter(|queue| pending(queue) > 0)
+            .cloned()
+            .collect()
+    }
+
+    /// Ends a context. What still lives in it is freed, and a violation.
+    pub fn end_context(&mut self, handle: usize) {
+        let Some(Context {
+            engine,
+            ordinal,
+            retained,
+            ..
+        }) = self.contexts.live.remove(&handle)
+        else {
+            return;
+        };
+        let mut left = Vec::new();
+        if retained.is_some() {
+            self.primary.remove(&ordinal);
+            let pools = self
+                .pools
+                .extract(|_, p| p.ordinal == ordinal && !p.default);
+            left.extend(
+                pools
+                    .iter()
+                    .map(|(pool, _)| format!("memory pool {pool:#x}")),
+            );
+        }
+        let streams = self.streams.extract(|_, s| s.context == handle);
+        left.extend(
+            streams
+                .iter()
+                .map(|(stream, _)| format!("stream {stream:#x}")),
+        );
+        let events = self.events.extract(|_, e| e.context == handle);
+        left.extend(events.iter().map(|(event, _)| format!("event {event:#x}")));
+        self.modules.extract(|_, m| m.context == handle);
+        self.functions.extract(|_, f| f.context == handle);
+        left.extend(self.memory.end_context(handle));
+        for what in left {
+            engine.blame(format!("{what} outlived its context {handle:#x}"));
+        }
+    }
+}

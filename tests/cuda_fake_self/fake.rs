@@ -1,0 +1,138 @@
+//! The stand-in for the CUDA driver, loaded before anything looks for the real one, and what tests
+//! steer it with. `fakes/cuda/src/lib.rs` says what each function does.
+#![allow(dead_code)] // tests that include it use what they need
+
+use std::ffi::{CString, c_char};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys;
+use libloading::Library;
+
+pub const LAZY: u32 = 1;
+pub const PAGEABLE_EAGER: u32 = 2;
+pub const NO_POOLS: u32 = 4;
+pub const NO_CONCURRENT_MANAGED: u32 = 8;
+pub const NO_BATCH: u32 = 16;
+
+/// The library. It stays loaded.
+pub fn library() -> &'static Library {
+    static LIBRARY: OnceLock<Library> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let name = "libcuda_fake.so";
+        // Beside the tests first: what an earlier `cargo build` left comes before it on the path.
+        let beside = std::env::current_exe().unwrap().with_file_name(name);
+        let path = if beside.exists() { beside } else { name.into() };
+        // SAFETY: it has no initialisers that do anything.
+        let library = unsafe { Library::new(path) };
+        library.expect("cargo has built the library")
+    })
+}
+
+/// Calls a function of the library.
+macro_rules! fake {
+    ($name:ident($($arg:expr => $type:ty),*) -> $answer:ty) => {{
+        type Function = unsafe extern "C" fn($($type),*) -> $answer;
+        // SAFETY: the function has this type.
+        let function = unsafe {
+            $crate::fake::library().get::<Function>(stringify!($name)).expect(stringify!($name))
+        };
+        // SAFETY: pointers among the arguments are valid for the call.
+        unsafe { function($($arg),*) }
+    }};
+}
+pub(crate) use fake;
+
+/// A group of ordinals with one engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    pub first: i32,
+}
+
+impl Group {
+    /// `ordinals` fresh ordinals.
+    pub fn open(ordinals: i32, flags: u32) -> Self {
+        Self::with_capacity(ordinals, flags, 0)
+    }
+
+    pub fn with_capacity(ordinals: i32, flags: u32, bytes: u64) -> Self {
+        let first = fake!(fake_cuda_open(ordinals => i32, flags => u32, bytes => u64) -> i32);
+        assert!(first >= 0, "no ordinals left");
+        Self { first }
+    }
+
+    /// The first ordinal, as cudarc takes it.
+    pub fn ordinal(self) -> usize {
+        self.first as usize
+    }
+
+    /// Makes the `nth` call of `name` from now fail; 1 is the next.
+    pub fn fail(self, name: &str, nth: u32, code: i32) {
+        let name = text(name);
+        fake!(fake_cuda_fail(self.first => i32, name.as_ptr() => *const c_char,
+            nth => u32, code => i32) -> i32);
+    }
+
+    /// Takes the orders of `fail` back; how many calls failed.
+    pub fn clear(self) -> u32 {
+        fake!(fake_cuda_clear(self.first => i32) -> u32)
+    }
+
+    pub fn calls(self, name: &str) -> u64 {
+        let name = text(name);
+        fake!(fake_cuda_calls(self.first => i32, name.as_ptr() => *const c_char) -> u64)
+    }
+
+    /// Makes the engine fail for good.
+    pub fn break_with(self, code: i32) {
+        fake!(fake_cuda_break(self.first => i32, code => i32) -> i32);
+    }
+
+    pub fn shut_down(self, on: bool) {
+        fake!(fake_cuda_shutdown(self.first => i32, i32::from(on) => i32) -> i32);
+    }
+
+    /// Runs everything that is queued.
+    pub fn drain(self) -> i32 {
+        fake!(fake_cuda_drain(self.first => i32) -> i32)
+    }
+
+    pub fn live(self, what: &str) -> u64 {
+        let what = text(what);
+        fake!(fake_cuda_live(self.first => i32, what.as_ptr() => *const c_char) -> u64)
+    }
+
+    /// What is not clean, one item a line.
+    pub fn report(self) -> String {
+        let mut bytes = vec![0u8; 1 << 16];
+        let length = fake!(fake_cuda_report(self.first => i32, bytes.as_mut_ptr() => *mut u8,
+            bytes.len() => usize) -> usize);
+        bytes.truncate(length);
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[track_caller]
+    pub fn assert_clean(self) {
+        assert_eq!(self.report(), "", "{self:?} is not clean");
+    }
+
+    /// Asserts that the report has exactly these lines, each containing one of the texts, in order.
+    #[track_caller]
+    pub fn assert_report(self, lines: &[&str]) {
+        let report = self.report();
+        let fits = report.lines().count() == lines.len()
+            && report
+                .lines()
+                .zip(lines)
+                .all(|(line, text)| line.contains(text));
+        assert!(fits, "expected {lines:#?}, found:\n{report}");
+    }
+}
+
+fn text(text: &str) -> CString {
+    CString::new(text).unwrap()
+}
+
+/// The code of a driver call.
+pub fn code(result: sys::CUresult) -> i32 {
+    result as i32
+}

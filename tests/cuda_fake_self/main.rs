@@ -1,0 +1,10 @@
+//! The stand-in for the CUDA driver does what the tests of the CUDA backend rely on.
+#![cfg(all(target_os = "linux", not(miri)))]
+
+mod context;
+mod fake;
+mod faults;
+mod memory;
+mod raw;
+mod safe;
+mod work;
