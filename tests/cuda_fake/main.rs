@@ -1,0 +1,9 @@
+//! The CUDA backend on a stand-in for the driver library, without a GPU. A program of its own: the
+//! stand-in takes the real driver's place in the whole process.
+#![cfg(all(target_os = "linux", not(miri)))]
+
+#[path = "../cuda_fake_self/fake.rs"]
+mod fake;
+mod rig;
+
+mod conformance;
