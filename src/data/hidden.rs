@@ -8,7 +8,7 @@ use arrow_schema::DataType;
 use crate::data::array::DeviceArray;
 use crate::data::layout::{BufferKind, Layout};
 use crate::data::tree::{Tree, View};
-use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DevicePtr, Queue};
+use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{HostSlab, Owner};
 
@@ -179,7 +179,7 @@ pub(crate) fn check_size(
             format!("is null but {bytes} bytes long"),
         ));
     }
-    let usable = bytes == 0 || tree.device.is_host_readable() || {
+    let usable = bytes == 0 || tree.device.id() == DeviceId::CPU || {
         let class = tree.device.backend().classify(address, bytes);
         !matches!(class, AddressClass::Host | AddressClass::Inaccessible)
     };

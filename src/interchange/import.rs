@@ -477,7 +477,7 @@ impl Importer<'_> {
     }
 
     fn class(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        if self.device.is_host_readable() {
+        if self.device.id() == DeviceId::CPU {
             return AddressClass::HostAccessible;
         }
         self.device.backend().classify(address, bytes)

@@ -5,5 +5,10 @@
 #[path = "../cuda_fake_self/fake.rs"]
 mod fake;
 mod rig;
+mod rigs;
+#[path = "../support/mod.rs"]
+mod support;
 
 mod conformance;
+#[path = "../stream_suite/mod.rs"]
+mod stream_suite;

@@ -1,0 +1,33 @@
+//! Simulated devices.
+
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::{Device, Devices, ImportOptions};
+
+use crate::stream_suite::Rig;
+
+/// None where there are no simulated devices.
+pub fn rigs() -> Vec<Rig> {
+    let open = |mode| {
+        let sim = SimDevice::new(SimConfig::default().with_mode(mode)).ok()?;
+        let device = Device::new(sim.clone()).unwrap();
+        let devices = Devices::new();
+        devices.add(device.clone()).unwrap();
+        let (report, faults) = (sim.clone(), sim.clone());
+        Some(Rig {
+            device,
+            options: ImportOptions::default().with_devices(devices),
+            unclean: Box::new(move || {
+                let report = report.report();
+                (!report.is_clean()).then(|| format!("{report:#?}"))
+            }),
+            fail_nth: Box::new(move |n| faults.faults().fail_nth_of_any(n)),
+            failed: Box::new(move || {
+                let fired = sim.faults().fired() > 0;
+                sim.faults().clear();
+                fired
+            }),
+        })
+    };
+    let modes = [SimMode::Async, SimMode::Deferred];
+    modes.into_iter().filter_map(open).collect()
+}
