@@ -8,7 +8,11 @@ mod rig;
 mod rigs;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../support_c/mod.rs"]
+mod support_c;
 
 mod conformance;
+mod contexts;
+mod imports;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;

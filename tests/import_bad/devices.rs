@@ -57,7 +57,12 @@ fn devices_cases() {
         let mut foreign = plain();
         foreign.device_array.device_type = device_type;
         foreign.device_array.sync_event = ptr::from_mut(&mut event).cast();
-        refused(&place, foreign, "backend", "page-locked with an event");
+        refused(
+            &place,
+            foreign,
+            "is not available",
+            "page-locked with an event",
+        );
     }
     let mut foreign = plain();
     foreign.device_array.sync_event = ptr::from_mut(&mut event).cast();

@@ -260,9 +260,7 @@ fn device_ids_may_vary_in_a_foreign_stream() {
         0
     });
     let (stream, _) = producer.stream(ArrowDeviceType::CUDA_HOST);
-    let batches: Vec<_> = open(stream, &options)
-        .map(|b| b.unwrap())
-        .collect();
+    let batches: Vec<_> = open(stream, &options).map(|b| b.unwrap()).collect();
     let ids: Vec<_> = batches.iter().map(|b| b.device().id().id).collect();
     assert_eq!(ids, [1, 2, 3]);
     // Ours keep one id.

@@ -14,7 +14,8 @@ use arrow_array::UInt8Array;
 use arrow_buffer::{BooleanBuffer, Buffer};
 use arrow_data::ArrayData;
 use arrow_device::{
-    Device, DeviceArray, DeviceRecordBatch, FFI_ArrowDeviceArray, ImportOptions, Result, SyncEvent,
+    Device, DeviceArray, DeviceId, DeviceRecordBatch, FFI_ArrowDeviceArray, ImportOptions, Result,
+    SyncEvent,
 };
 use arrow_schema::{DataType, Field, Schema};
 
@@ -116,7 +117,7 @@ impl Foreign {
             if buffer.is_empty() {
                 return ptr::null();
             }
-            if device.is_host_readable() {
+            if device.id() == DeviceId::CPU {
                 memory.push(Box::new(buffer.clone()));
                 return buffer.as_ptr().cast::<c_void>();
             }

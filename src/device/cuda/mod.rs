@@ -420,7 +420,11 @@ unsafe impl Backend for CudaDevice {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.context().synchronize()
+        match self.context().synchronize() {
+            // There is no work any more, at the end of the process.
+            Err(_) if self.context().is_shut_down() => Ok(()),
+            done => done,
+        }
     }
 
     fn trim(&self) {
