@@ -231,7 +231,8 @@ impl Registry {
 
     /// The engine of the calling thread's current context.
     pub fn current_engine(&self) -> Option<Arc<Engine>> {
-        self.owner(call::current()?)
+        let context = self.contexts.peek(call::current()?)?;
+        Some(context.engine.clone())
     }
 
     /// The calling thread's current context, which work needs.
