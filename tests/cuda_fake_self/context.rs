@@ -162,3 +162,28 @@ fn work_needs_the_context_of_its_stream() {
     assert_eq!(cuDevicePrimaryCtxRelease_v2(bound.group.first), 0);
     bound.group.assert_report(&["stream of another context"]);
 }
+
+#[test]
+fn ordinals_of_a_group_are_peers() {
+    let bound = Bound::with_group(Group::open(2, 0));
+    let first = bound.group.first;
+    let other = retain(first + 1);
+    let can = |dev, peer| {
+        let mut can = -1;
+        assert_eq!(cuDeviceCanAccessPeer(&mut can, dev, peer), 0);
+        can
+    };
+    assert_eq!(
+        (can(first, first + 1), can(first, first), can(first, 0)),
+        (1, 0, 0)
+    );
+    assert_eq!(cuCtxDisablePeerAccess(other), 705);
+    assert_eq!(cuCtxEnablePeerAccess(other, 0), 0);
+    assert_eq!(cuCtxEnablePeerAccess(other, 0), 704);
+    assert_eq!(cuCtxDisablePeerAccess(other), 0);
+    let foreign = Bound::new(0);
+    assert_eq!(cuCtxEnablePeerAccess(other, 0), 217);
+    foreign.end();
+    assert_eq!(cuDevicePrimaryCtxRelease_v2(first + 1), 0);
+    bound.end();
+}

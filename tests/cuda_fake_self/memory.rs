@@ -307,7 +307,8 @@ fn addresses_tell_what_they_are() {
     assert_eq!(known(on_device + 8), unknown);
     let stack = 0u8;
     assert_eq!(known((&raw const stack).addr() as u64), unknown);
-    assert_eq!(cuPointerGetAttribute((&raw mut *&mut 0u64).cast(), 2, 8), 1);
+    let mut nothing = 0u64;
+    assert_eq!(cuPointerGetAttribute((&raw mut nothing).cast(), 2, 8), 1);
     assert_eq!(attribute(13, locked), 1);
     assert_eq!(cuMemFree_v2(on_device), 0);
     assert_eq!(cuMemFreeAsync(in_pool, stream), 0);

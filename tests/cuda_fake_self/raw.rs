@@ -31,6 +31,9 @@ functions! {
     cuCtxGetCurrent(ctx: *mut Ptr);
     cuCtxGetDevice(dev: *mut c_int);
     cuCtxSynchronize();
+    cuCtxEnablePeerAccess(peer: Ptr, flags: u32);
+    cuCtxDisablePeerAccess(peer: Ptr);
+    cuDeviceCanAccessPeer(can: *mut c_int, dev: c_int, peer: c_int);
     cuStreamCreate(stream: *mut Ptr, flags: u32);
     cuStreamDestroy_v2(stream: Ptr);
     cuStreamGetCtx(stream: Ptr, ctx: *mut Ptr);
