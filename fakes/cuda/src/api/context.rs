@@ -203,14 +203,18 @@ pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
 pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
     call("cuCtxSynchronize", WORK, Of::Current, || {
         let mut marks = Vec::new();
+        let engine;
         {
             let registry = registry();
             let (found, context) = registry.current()?;
+            engine = context.engine.clone();
             for queue in registry.busy_queues(found) {
-                marks.push(context.engine.record(&queue)?);
+                marks.push(engine.record(&queue)?);
             }
         }
-        marks.iter().try_for_each(|mark| mark.wait())
+        marks.iter().try_for_each(|mark| mark.wait())?;
+        // Nothing was busy any more, either, if the engine failed just before.
+        engine.lasting().map_or(Ok(()), Err)
     })
 }
 
