@@ -31,6 +31,9 @@ functions! {
     cuCtxGetCurrent(ctx: *mut Ptr);
     cuCtxGetDevice(dev: *mut c_int);
     cuCtxSynchronize();
+    cuCtxEnablePeerAccess(peer: Ptr, flags: u32);
+    cuCtxDisablePeerAccess(peer: Ptr);
+    cuDeviceCanAccessPeer(can: *mut c_int, dev: c_int, peer: c_int);
     cuStreamCreate(stream: *mut Ptr, flags: u32);
     cuStreamDestroy_v2(stream: Ptr);
     cuStreamGetCtx(stream: Ptr, ctx: *mut Ptr);
@@ -183,4 +186,12 @@ pub fn managed(bytes: usize) -> u64 {
 pub fn host<const N: usize>(ptr: *const u8) -> [u8; N] {
     // SAFETY: callers pass live memory of at least this length, after a wait.
     unsafe { ptr.cast::<[u8; N]>().read() }
+}
+
+/// Launches a kernel on the legacy default stream.
+pub fn launch_kernel(function: Ptr, grid: u32, params: &[Ptr]) -> i32 {
+    let (one, null) = (1u32, null_mut::<Ptr>());
+    fake!(cuLaunchKernel(function => Ptr, grid => u32, one => u32, one => u32, one => u32,
+        one => u32, one => u32, 0 => u32, null_mut() => Ptr, params.as_ptr() => *const Ptr,
+        null => *mut Ptr) -> i32)
 }

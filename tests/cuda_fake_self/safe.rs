@@ -219,6 +219,8 @@ fn a_kernel_that_fails_ends_the_engine() {
     let failed = sys::CUresult::CUDA_ERROR_LAUNCH_FAILED;
     assert_eq!(stream.synchronize().unwrap_err().0, failed);
     assert_eq!(stream.clone_htod(&[1]).unwrap_err().0, failed);
+    drop((fail, module, stream, context));
+    group.assert_clean(); // that it failed is nobody's mistake
 }
 
 #[test]

@@ -287,13 +287,14 @@ static HOST_USES: Mutex<Option<HashMap<u64, HostUse>>> = Mutex::new(None);
 /// Whether queued work uses some of these host addresses. The work of a failed engine does not:
 /// it is dropped, if perhaps a little later.
 pub fn host_used(range: &Range<usize>) -> bool {
+    let overlaps = |used: &Range<usize>| used.start < range.end && range.start < used.end;
     let uses = lock(&HOST_USES);
-    let mut uses = uses.iter().flat_map(|uses| uses.values());
-    uses.any(|(engine, ranges)| {
-        let mut ranges = ranges.iter();
-        ranges.any(|used| used.start < range.end && range.start < used.end)
-            && engine.lasting().is_none()
-    })
+    let uses = uses.iter().flat_map(|uses| uses.values());
+    let engines: Vec<Arc<Engine>> = uses
+        .filter(|(_, ranges)| ranges.iter().any(overlaps))
+        .map(|(engine, _)| engine.clone())
+        .collect();
+    engines.iter().any(|engine| engine.lasting().is_none())
 }
 
 /// Host addresses in use; not any more once dropped, whether or not the work ran.

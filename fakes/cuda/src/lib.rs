@@ -1,7 +1,8 @@
 //! A stand-in for the CUDA driver library (`libcuda.so`), on the simulated device, for tests.
 //!
-//! A test loads `libcuda_fake.so` by its plain file name; from then on `libcuda.so` is this library,
-//! by its SONAME. It is stricter than a driver: what a real one might forgive is recorded as a
+//! A test loads `libcuda_fake.so`, which cargo puts beside it; from then on `libcuda.so` is this
+//! library, by its SONAME. (By its plain file name an older one may be found, which an earlier
+//! `cargo build` has left one folder up.) It is stricter than a driver: what a real one might forgive is recorded as a
 //! violation and stands in the report.
 //!
 //! # Engines

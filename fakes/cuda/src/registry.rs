@@ -1,6 +1,6 @@
 //! What exists: engines, and the objects behind handles.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::ThreadId;
@@ -18,6 +18,8 @@ pub struct Context {
     pub ordinal: i32,
     /// How often a primary context is retained; `None` for others.
     pub retained: Option<usize>,
+    /// Contexts whose memory this one was given access to.
+    pub peers: BTreeSet<usize>,
     /// The queue of the legacy default stream.
     legacy: Option<Queue>,
     /// The queues of the per-thread default streams.
@@ -231,7 +233,8 @@ impl Registry {
 
     /// The engine of the calling thread's current context.
     pub fn current_engine(&self) -> Option<Arc<Engine>> {
-        self.owner(call::current()?)
+        let context = self.contexts.peek(call::current()?)?;
+        Some(context.engine.clone())
     }
 
     /// The calling thread's current context, which work needs.
@@ -304,6 +307,7 @@ impl Registry {
             engine: engine.clone(),
             ordinal,
             retained,
+            peers: BTreeSet::new(),
             legacy: None,
             per_thread: HashMap::new(),
             retired: Vec::new(),

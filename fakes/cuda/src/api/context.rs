@@ -203,13 +203,66 @@ pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
 pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
     call("cuCtxSynchronize", WORK, Of::Current, || {
         let mut marks = Vec::new();
+        let engine;
         {
             let registry = registry();
             let (found, context) = registry.current()?;
+            engine = context.engine.clone();
             for queue in registry.busy_queues(found) {
-                marks.push(context.engine.record(&queue)?);
+                marks.push(engine.record(&queue)?);
             }
         }
-        marks.iter().try_for_each(|mark| mark.wait())
+        marks.iter().try_for_each(|mark| mark.wait())?;
+        // Nothing was busy any more, either, if the engine failed just before.
+        engine.lasting().map_or(Ok(()), Err)
+    })
+}
+
+/// What peer access is given to: the current context and the peer, whose device is another one of
+/// the same group.
+fn peers(registry: &Registry, peer: Handle) -> Outcome<(usize, usize)> {
+    let (own, context) = registry.current()?;
+    let (peer, other) = registry.find(&registry.contexts, peer)?;
+    if own == peer {
+        return Err(INVALID_CONTEXT);
+    }
+    if std::sync::Arc::ptr_eq(&context.engine, &other.engine) && context.ordinal != other.ordinal {
+        Ok((own, peer))
+    } else {
+        Err(PEER_UNSUPPORTED)
+    }
+}
+
+/// Only kept in the books: within a group, all work reaches all memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxEnablePeerAccess(peerContext: Handle, flags: c_uint) -> Code {
+    call("cuCtxEnablePeerAccess", WORK, Of::Current, || {
+        let mut registry = registry();
+        let (own, peer) = peers(&registry, peerContext)?;
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let mut new = false;
+        Registry::change(&mut registry.contexts, own, |context| {
+            new = context.peers.insert(peer);
+        });
+        if new {
+            Ok(())
+        } else {
+            Err(PEER_ALREADY_ENABLED)
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxDisablePeerAccess(peerContext: Handle) -> Code {
+    call("cuCtxDisablePeerAccess", WORK, Of::Current, || {
+        let mut registry = registry();
+        let (own, peer) = peers(&registry, peerContext)?;
+        let mut was = false;
+        Registry::change(&mut registry.contexts, own, |context| {
+            was = context.peers.remove(&peer);
+        });
+        if was { Ok(()) } else { Err(PEER_NOT_ENABLED) }
     })
 }

@@ -245,6 +245,26 @@ fn wrong_frees_are_counted() {
 }
 
 #[test]
+fn frees_without_a_queue_run_nothing() {
+    let Some(device) = deferred() else { return };
+    let queue = device.default_queue().unwrap();
+    let (used, unused) = (queue.allocate(8).unwrap(), queue.allocate(8).unwrap());
+    fill(&queue, used, 1, 8).unwrap();
+    // SAFETY: what breaks the rules is refused, now or when it runs, which is what is tested.
+    let free_now = |base, bytes| unsafe { device.free_now(base, bytes) };
+    free_now(unused, 8).unwrap();
+    assert_eq!(code(free_now(unused, 8)), MISUSE);
+    assert_eq!(code(free_now(used, 4)), MISUSE);
+    assert_eq!(device.report().live_allocations, 1);
+    free_now(used, 8).unwrap();
+    assert_eq!(sim(&queue).pending_operations(), 1);
+    assert_eq!(code(device.synchronize()), INVALID_ACCESS);
+    assert_eq!(sim(&queue).pending_operations(), 0);
+    let report = device.report();
+    assert_eq!((report.live_allocations, report.violations.len()), (0, 3));
+}
+
+#[test]
 fn damaged_red_zones_are_found() {
     let Some(device) = deferred() else { return };
     let queue = device.default_queue().unwrap();
