@@ -51,6 +51,16 @@ fn everything(rig: &Rig) {
     rig.trim();
 }
 
+/// As `Rig::assert_done`, for several of a group.
+#[track_caller]
+fn all_done(rigs: &[&Rig]) {
+    let done = soon(|| {
+        rigs.iter().for_each(|rig| rig.trim());
+        rigs.iter().all(|rig| rig.unclean().is_none())
+    });
+    assert!(done, "{:?}", rigs[0].unclean());
+}
+
 #[test]
 fn the_callers_context_stays_as_it_was() {
     for mode in MODES {
@@ -113,8 +123,7 @@ fn two_contexts_of_one_device() {
         drop(up);
         assert_same_batch(&batch, &there.to_host().unwrap(), "other context");
         drop(there);
-        primary.trim();
-        other.assert_done();
+        all_done(&[&primary, &other]);
         // A stream of the one is none of the other, and an event of the other is the one's too.
         let stream = context.new_stream().unwrap();
         let e = Queue::from_cuda_stream(&primary.device, stream.clone()).unwrap_err();
@@ -155,10 +164,7 @@ fn two_devices() {
         assert_eq!(rigs[0].stats().bytes_to_host, 0);
         assert_same_batch(&batch, &there.to_host().unwrap(), "the other device");
         drop(there);
-        assert!(soon(|| rigs.iter().all(|rig| {
-            rigs.iter().for_each(|rig| rig.trim());
-            rig.unclean().is_none()
-        })));
+        all_done(&[&rigs[0], &rigs[1]]);
         for rig in rigs {
             drop(rig);
         }

@@ -401,14 +401,6 @@ impl Registry {
         let mut left = Vec::new();
         if retained.is_some() {
             self.primary.remove(&ordinal);
-            let pools = self
-                .pools
-                .extract(|_, p| p.ordinal == ordinal && !p.default);
-            left.extend(
-                pools
-                    .iter()
-                    .map(|(pool, _)| format!("memory pool {pool:#x}")),
-            );
         }
         let streams = self.streams.extract(|_, s| s.context == handle);
         left.extend(

@@ -168,7 +168,7 @@ impl Context {
     }
 
     /// A pool of our own that keeps freed memory until it is trimmed: the default one gives it back
-    /// at every synchronisation, and is everybody's.
+    /// at every synchronisation, and is everybody's. Pools are the device's, not a context's.
     fn new_pool(&self) -> Result<Option<CUmemoryPool>> {
         let supported = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         if self.attribute(supported) == 0 {
