@@ -52,8 +52,8 @@
 //! | room | what lives there |
 //! | --- | --- |
 //! | `stream/` | readers; C streams in and out; host staging |
-//! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export |
-//! | `transfer/` | upload, download, device to device: a plan, then one list of copies |
+//! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export; what cuDF asks for |
+//! | `transfer/` | upload, download, device to device, compact copies: a plan, then one list of copies |
 //! | `data/` | layout of every type, arrays, batches, typed access |
 //! | `memory/` | device buffers, host slabs, owners |
 //! | [`device`] | the [`Backend`](device::Backend) trait, queues, events, counters, the registry; CPU and simulated device |
@@ -105,7 +105,7 @@ pub use data::{DeviceArray, DeviceBits, DeviceRecordBatch, DeviceSlice};
 pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};
 pub use error::{Error, Result};
 pub use interchange::{
-    ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation,
+    ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation, check_for_cudf,
 };
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{
