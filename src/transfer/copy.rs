@@ -39,9 +39,9 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, compact: bool) -> Result<
             staged = Some(staging);
         }
     }
-    // A host that can read the source has waited for it, and so has the queue that brought some of it.
+    // A host that can read the source, or has read some of it, knows that it is ready.
     let waited = array.device().is_host_readable()
-        || (array.device() == queue.device() && groups.iter().flatten().any(|p| p.src_bytes > 0));
+        || groups.iter().flatten().any(|piece| piece.src_bytes > 0);
     if !waited {
         for owner in array.owners().iter() {
             owner.wait_on(queue)?;
