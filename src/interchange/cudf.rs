@@ -32,8 +32,8 @@ use crate::error::Error;
 /// | lengths | offset + length + 1 of every array fits 32 bits | slices of fewer rows, then `compact()` |
 ///
 /// - Padding (3) is that of the memory, not of the rows: transfers, [`compact`] and their slices keep
-///   to it. Of other memory (foreign, a kernel's) nobody knows, and it is reported although it may
-///   be fine. The rows of a slice need not end with the mask: cuDF honours offset and length.
+///   to it. Of other memory (foreign, a kernel's, parts of buffers) nobody knows, and it is reported
+///   although it may be fine. The rows of a slice need not end with the mask: cuDF honours offset and length.
 /// - That counts which are known are right (2), and that a mask is there where they say nulls, is
 ///   what imports and constructors see to.
 /// - A batch goes out at offset 0, without a mask, with columns of one length, `reserved` zero and an
@@ -70,7 +70,10 @@ pub fn check_for_cudf(batch: &DeviceRecordBatch) -> Vec<Error> {
         let message = format!("the memory is of {id}, not of CUDA; to_device copies it there");
         check.report("rule 1", ".device_type", message);
     }
-    check.length(array.view());
+    check.length(View {
+        offset: 0,
+        ..array.view()
+    });
     check.children(array.view(), true);
     check.problems
 }
@@ -179,8 +182,7 @@ impl Check<'_> {
             if address.address() % align != 0 {
                 let message = format!("{address:?} is not aligned to {align} bytes; {COMPACT}");
                 self.report("rule 3", &member, message);
-            }
-            if bits && !padded {
+            } else if bits && !padded {
                 let message = format!("not known to be padded to 64 bytes with zeros; {COMPACT}");
                 self.report("rule 3", &member, message);
             }
