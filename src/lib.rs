@@ -74,7 +74,8 @@
 //!    names the path of what it refuses. Whatever happens, the input is released exactly once.
 //! 6. Unknown lengths and null counts stay unknown until asked for, and are then read for a whole array
 //!    at once.
-//! 7. What this crate writes is padded to 64 bytes with zeros; exports have `reserved` zero and exact
+//! 7. What a transfer writes is padded to 64 bytes with zeros (foreign memory passes as it is:
+//!    [`check_for_cudf`] reports, [`compact`](DeviceRecordBatch::compact) mends); exports have `reserved` zero and exact
 //!    null counts unless asked otherwise.
 //! 8. An event is never dropped silently.
 //! 9. Everything is counted: [`TransferStats`].

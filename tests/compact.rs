@@ -5,7 +5,7 @@ mod support;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use arrow_array::{Array, ArrayRef, BooleanArray, Int64Array, StringArray};
+use arrow_array::{Array, ArrayRef, BooleanArray, Int32Array, Int64Array, StringArray, UInt8Array};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
@@ -392,6 +392,41 @@ fn the_cpu_packs_one_slab() {
     let copy = up.compact().unwrap();
     drop(up);
     assert_same(&whole, &copy.to_host().unwrap(), "on the CPU");
+}
+
+/// Whole arrays whose offsets start elsewhere, over more bytes than their rows have.
+#[test]
+fn offsets_start_at_0() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Deferred);
+    let bytes_of = |array: &dyn Array| sim.upload_array(array).unwrap().buffer(1).unwrap();
+    let offsets = bytes_of(&Int32Array::from(vec![3, 5, 9]));
+    let text = bytes_of(&UInt8Array::from(b"___aabbbb____".to_vec()));
+    let buffers = [None, Some(offsets.clone()), Some(text)];
+    // SAFETY: the offsets lie within the text, which is ASCII.
+    let texts =
+        unsafe { DeviceArray::from_parts(DataType::Utf8, 2, Some(0), &buffers, &[]) }.unwrap();
+    let items = sim.upload_array(&nullable(12)).unwrap();
+    let list = support::types::list(DataType::Int64);
+    // SAFETY: the offsets lie within the 12 items.
+    let lists =
+        unsafe { DeviceArray::from_parts(list, 2, Some(0), &[None, Some(offsets)], &[items]) };
+    drop(buffers);
+    for (array, buffer, bytes) in [(texts, 2, 6), (lists.unwrap(), 1, 12)] {
+        let (copy, stats) = counted(&sim, || array.compact().unwrap());
+        check_layout(&copy, true, Some(stats.allocated_bytes), "offsets");
+        assert_eq!(copy.buffer(buffer).unwrap().len(), bytes);
+        let rows = copy.child(0).map(|child| child.len());
+        assert!(rows.is_none_or(|rows| rows == 6));
+        assert_same(
+            &array.to_host().unwrap(),
+            &copy.to_host().unwrap(),
+            "offsets",
+        );
+    }
+    sim.assert_done();
 }
 
 /// What the host mends goes round in 16 MiB of staging memory.

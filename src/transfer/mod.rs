@@ -175,7 +175,9 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// As [`to_host`](Self::to_host) and [`Device::upload`].
+    /// As [`to_host`](Self::to_host) and [`Device::upload`];
+    /// [`Error::NotSupported`](crate::Error::NotSupported) for page-locked memory whose backend is
+    /// missing.
     pub fn compact(&self) -> Result<Self> {
         self.compact_on(&self.device().default_queue())
     }
