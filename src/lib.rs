@@ -52,8 +52,8 @@
 //! | room | what lives there |
 //! | --- | --- |
 //! | `stream/` | readers; C streams in and out; host staging |
-//! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export |
-//! | `transfer/` | upload, download, device to device: a plan, then one list of copies |
+//! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export; what cuDF asks for |
+//! | `transfer/` | upload, download, device to device, compact copies: a plan, then one list of copies |
 //! | `data/` | layout of every type, arrays, batches, typed access |
 //! | `memory/` | device buffers, host slabs, owners |
 //! | [`device`] | the [`Backend`](device::Backend) trait, queues, events, counters, the registry; CPU and simulated device |
@@ -74,7 +74,8 @@
 //!    names the path of what it refuses. Whatever happens, the input is released exactly once.
 //! 6. Unknown lengths and null counts stay unknown until asked for, and are then read for a whole array
 //!    at once.
-//! 7. What this crate writes is padded to 64 bytes with zeros; exports have `reserved` zero and exact
+//! 7. What a transfer writes is padded to 64 bytes with zeros (foreign memory passes as it is:
+//!    [`check_for_cudf`] reports, [`compact`](DeviceRecordBatch::compact) mends); exports have `reserved` zero and exact
 //!    null counts unless asked otherwise.
 //! 8. An event is never dropped silently.
 //! 9. Everything is counted: [`TransferStats`].
@@ -107,7 +108,7 @@ pub use data::{DeviceArray, DeviceBits, DeviceRecordBatch, DeviceSlice};
 pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};
 pub use error::{Error, Result};
 pub use interchange::{
-    ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation,
+    ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation, check_for_cudf,
 };
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{

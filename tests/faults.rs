@@ -208,6 +208,81 @@ fn from_device_to_device() {
     }
 }
 
+/// Values that go straight, bits and offsets that the host mends, nulls that it counts.
+#[test]
+fn compact_copies() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = sims(false);
+    let expected = batch(&types(), 45, Nulls::Some, 3);
+    let queue = sims[0].new_queue().unwrap();
+    for (offset, rows) in [(0, 45), (8, 20), (5, 21), (9, 0)] {
+        for queue in [sims[0].default_queue(), queue.clone()] {
+            let name = format!("compact, {rows} rows from {offset}");
+            fail_everywhere(
+                &name,
+                &sims,
+                0,
+                || sims[0].upload(&expected).unwrap(),
+                |up| {
+                    let slice = up.slice(offset, rows)?;
+                    slice.compact_on(&queue)
+                },
+                |copy| {
+                    let expected = expected.slice(offset, rows);
+                    assert_same_batch(&expected, &copy.to_host().unwrap(), &name);
+                },
+            );
+        }
+    }
+    let array = array(&DataType::Int32, 70, Nulls::Some, 5);
+    fail_everywhere(
+        "compact, nulls not counted",
+        &sims,
+        0,
+        || uncounted(&sims[0], &array),
+        |up| up.compact(),
+        |copy| assert_eq!(copy.null_count(), Some(array.null_count())),
+    );
+}
+
+/// The host mends in several groups: the first may be on the device when a later one fails.
+#[test]
+fn large_compact_copies() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = sims(false);
+    let bits = arrow_buffer::BooleanBuffer::collect_bool(140_000_011, |i| i % 3 == 0);
+    let array: ArrayRef = std::sync::Arc::new(arrow_array::BooleanArray::new(bits, None));
+    let up = sims[0].upload_array(&array).unwrap();
+    let expected = array.slice(5, 140_000_000);
+    let slice = up.slice(5, expected.len()).unwrap();
+    let faults = sims[0].faults();
+    let mut failed = 0;
+    for n in 1.. {
+        faults.clear();
+        faults.fail_nth_of_any(n);
+        let result = slice.compact();
+        let fired = faults.fired() > 0;
+        faults.clear();
+        sims[0].trim();
+        match result {
+            Err(_) => failed += 1,
+            Ok(copy) => assert!(*copy.to_host().unwrap() == *expected),
+        }
+        sims[0].synchronize().unwrap();
+        sims[0].assert_done_but(1);
+        if !fired {
+            break;
+        }
+    }
+    assert!(failed > 5, "{failed}");
+    drop((up, slice));
+    sims[0].assert_done();
+}
+
 /// Counts that nobody knows yet.
 fn uncounted(sim: &Sim, array: &ArrayRef) -> DeviceArray {
     let up = sim.upload_array(array).unwrap();

@@ -79,6 +79,10 @@ fn batches() {
                 return Err(TestCaseError::fail(e));
             }
         }
+        let compact = failure_free(failure_free(up.compact())?.to_host())?;
+        if let Err(e) = same_batch(&expected, &compact) {
+            return Err(TestCaseError::fail(e));
+        }
         let there = failure_free(up.to_device(&to))?;
         let half = expected.num_rows() / 2;
         let down = failure_free(failure_free(there.slice(half, expected.num_rows() - half))?.to_host())?;

@@ -55,6 +55,37 @@ pub(super) fn types(subject: &Subject) -> Verdict {
     Verdict::Kept
 }
 
+pub(super) fn compact(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    let queue = queue(device);
+    for array in all() {
+        let up = device.upload_array(&array).expect("upload");
+        let cuts = if cfg!(miri) { &CUTS[1..2] } else { &CUTS };
+        for &(offset, rows) in cuts {
+            let what = format!("{}, {rows} rows from {offset}", array.data_type());
+            let slice = up.slice(offset, rows).expect("slice");
+            let before = device.stats();
+            let copy = slice.compact_on(&queue);
+            let copy = copy.unwrap_or_else(|e| panic!("{what}: {e}"));
+            let cost = device.stats().since(&before);
+            assert!(cost.allocations <= 1, "{what}: {cost:?}");
+            assert_eq!((copy.device(), copy.offset()), (device, 0), "{what}");
+            assert!(copy.null_count().is_some(), "{what}");
+            for i in 0..copy.num_buffers() {
+                if let Some(buffer) = copy.buffer(i).filter(|buffer| !buffer.is_empty()) {
+                    assert_eq!(buffer.address().address() % 64, 0, "{what}");
+                    let source = slice.buffer(i).map(|source| source.address());
+                    assert_ne!(Some(buffer.address()), source, "{what}");
+                }
+            }
+            drop(slice);
+            let down = copy.to_host().unwrap_or_else(|e| panic!("{what}: {e}"));
+            assert_same(&array.slice(offset, rows), &down, &what);
+        }
+    }
+    Verdict::Kept
+}
+
 /// All samples as columns.
 fn batch() -> RecordBatch {
     let columns: Vec<ArrayRef> = all();

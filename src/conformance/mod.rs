@@ -297,6 +297,8 @@ rules! {
         "arrays of every layout, whole and sliced, come back with the same values"
     "array.devices" arrays::devices:
         "arrays go from device to device and back with the same values"
+    "array.compact" arrays::compact:
+        "compact copies of slices have the same values, in aligned memory of their own on the device"
     "array.threads" arrays::threads:
         "threads transfer side by side"
     "transfer.counts" transfer::counts:

@@ -109,6 +109,7 @@ impl Builder {
         self.nodes.push(Node {
             length: source.length,
             cut: source.cut,
+            padded: source.padded,
             offset: source.offset,
             validity_offset: source.validity_offset,
             nulls: source.nulls.clone(),
@@ -151,6 +152,7 @@ pub(crate) fn root_node(length: usize, n_slots: usize, nulls: NullCount) -> Node
     Node {
         length,
         cut: false,
+        padded: false,
         offset: 0,
         validity_offset: 0,
         nulls,

@@ -106,10 +106,11 @@ pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers
     Ok(Answers { slab, ranges })
 }
 
-/// Runs a list of copies into `slab` and waits for it: one host wait.
+/// Runs a list of copies into `slab`, or out of it, and waits for it: one host wait.
 ///
 /// # Safety
-/// The sources lie in memory of `owners`, the destinations in the slab.
+/// The other side of each copy lies in memory of `owners`, or the caller keeps it until the queue's
+/// work is done, whatever the outcome.
 pub(crate) unsafe fn read_back(
     queue: &Queue,
     owners: &[Arc<Owner>],

@@ -80,6 +80,7 @@ impl Wrapper {
         self.nodes.push(Node {
             length: data.len(),
             cut: false,
+            padded: false,
             offset,
             validity_offset,
             nulls: NullCount::known(nulls.map_or(0, NullBuffer::null_count)),

@@ -34,6 +34,9 @@ pub(crate) struct Node {
     pub(crate) length: usize,
     /// The buffers hold rows behind these: the node is a slice of another tree's.
     pub(crate) cut: bool,
+    /// A transfer wrote the buffers, for this node or for one that it is a slice of: they are padded
+    /// to 64 bytes with zeros, the bits behind the last one included.
+    pub(crate) padded: bool,
     /// Rows to skip in all buffers but the mask.
     pub(crate) offset: usize,
     /// Bits to skip in the mask; differs from `offset` only for arrow-rs arrays in host memory.

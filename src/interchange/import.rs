@@ -547,6 +547,7 @@ impl Importer<'_> {
         self.nodes[node] = Node {
             length,
             cut: false,
+            padded: false,
             offset,
             validity_offset: offset,
             nulls: NullCount::from(nulls),

@@ -12,7 +12,7 @@ use crate::transfer::upload::tree;
 
 /// Copies an array's rows to the CPU. All its buffers share one slab of the source device's pool.
 pub(crate) fn download(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
-    let plan = plan(array)?;
+    let plan = plan(array, false)?;
     let mut slab = array.device().host_slab(plan.bytes)?;
     let base = slab.as_device_ptr();
     let copies: Vec<_> = plan

@@ -14,6 +14,8 @@ pub(crate) struct Piece {
     /// Bytes that the result has.
     pub(crate) dst_bytes: usize,
     pub(crate) fix: Fix,
+    /// The node whose nulls are to be counted in this mask.
+    pub(crate) counts: Option<usize>,
 }
 
 /// What the host does to a piece on its way.
@@ -46,10 +48,43 @@ impl Piece {
     pub(crate) fn is_plain(&self) -> bool {
         match self.fix {
             Fix::None => true,
-            // Bits behind the last row stay as they are.
+            // But for the bits behind the last row.
             Fix::Bits { skip, .. } => skip == 0,
             Fix::Offsets { base, .. } => base == 0,
             Fix::Ready(_) => false,
+        }
+    }
+
+    /// How many leading bytes of the result are the source's as they stand. The host sees to the rest.
+    pub(crate) fn straight(&self) -> usize {
+        match self.fix {
+            _ if self.counts.is_some() => 0,
+            Fix::None | Fix::Offsets { base: 0, .. } => self.dst_bytes,
+            // The bits behind the last row must become zero.
+            Fix::Bits { skip: 0, bits } => bits / 8,
+            _ => 0,
+        }
+    }
+
+    /// Bytes `start..start + bytes` of the result as a piece of their own. Both are multiples of 64,
+    /// but where the piece ends; where it is bits, `start` may be any.
+    pub(crate) fn part(&self, start: usize, bytes: usize) -> Self {
+        let (src_bytes, fix) = match &self.fix {
+            Fix::None => (bytes, Fix::None),
+            &Fix::Bits { skip, bits } => {
+                let bits = (bits - start * 8).min(bytes * 8);
+                ((skip + bits).div_ceil(8), Fix::Bits { skip, bits })
+            }
+            &Fix::Offsets { width, base } => (bytes, Fix::Offsets { width, base }),
+            Fix::Ready(all) => (0, Fix::Ready(all[start..start + bytes].into())),
+        };
+        Self {
+            src: self.src.offset(start),
+            src_bytes,
+            dst: self.dst + start,
+            dst_bytes: bytes,
+            fix,
+            counts: self.counts,
         }
     }
 }

@@ -1,12 +1,17 @@
-//! Upload, download, device to device.
+//! Upload, download, device to device, compact copies.
 //!
 //! What a slice moves: only its rows, for fixed-width, boolean, binary, text, list, fixed-size list,
 //! struct and map arrays; dictionaries and the children of list views and dense unions whole; of view
 //! arrays the buffers that its rows refer to on the way up, all on the way down; of run-end encoded
 //! arrays the runs that hold its rows.
 //!
-//! A copy straight from device to device leaves the bits behind a mask's last row as they are.
+//! From device to device plain bytes are copied straight. The host sees to masks that start within a
+//! byte, to the last byte of masks with other bits behind their last row, and to offsets that do not
+//! start at 0: those pieces, and nothing else, take the way through it.
+//!
+//! Whatever a transfer wrote is padded to 64 bytes with zeros, the bits behind the last row included.
 
+mod copy;
 mod download;
 mod fix;
 mod plan;
@@ -115,9 +120,9 @@ impl DeviceArray {
         }
     }
 
-    /// The array on `device`: itself if it is there already, without a copy; a copy straight from
-    /// device to device where `device` reaches this one and nothing needs mending; else by way of
-    /// the host.
+    /// The array on `device`: itself if it is there already, without a copy; copied straight from
+    /// device to device where `device` reaches this one, with one host wait if something must be
+    /// mended; else by way of the host.
     ///
     /// # Errors
     /// As [`to_host`](Self::to_host) and [`Device::upload`].
@@ -132,10 +137,7 @@ impl DeviceArray {
             return Ok(self.clone());
         }
         if !from.is_host_readable() && to.backend().reaches(from.backend()) {
-            let plan = plan::plan(self)?;
-            if plan.pieces.iter().all(fix::Piece::is_plain) {
-                return self.like(Arc::new(upload::pull(self, plan, queue)?));
-            }
+            return self.like(Arc::new(copy::copy(self, queue, false)?));
         }
         let host = self.to_host_memory(&from.default_queue())?;
         if to.id() == DeviceId::CPU {
@@ -146,6 +148,44 @@ impl DeviceArray {
             return self.like(Arc::new(wrap_array(unwrap(&host)?)?));
         }
         self.like(Arc::new(upload::upload(&host, queue)?))
+    }
+
+    /// A copy of exactly these rows on the same device, in one fresh allocation: every buffer starts
+    /// at a multiple of 64 bytes and is padded to 64 with zeros, zero bits follow the last row, offsets
+    /// start at 0, array offsets are 0 and null counts are known. It lets go of what a slice holds on
+    /// to, and mends foreign memory for consumers that ask for more than the format does
+    /// ([`check_for_cudf`](crate::check_for_cudf)).
+    ///
+    /// Dictionaries and the children of list views and dense unions are copied whole.
+    ///
+    /// Where the host cannot read the memory, values are copied on the device. The ends of binary,
+    /// text, list and map arrays are read first: one read for each level, all columns together. Masks
+    /// that must be mended or counted and offsets that must be rebased come to the host with one
+    /// more.
+    ///
+    /// ```
+    /// # use arrow_array::record_batch;
+    /// # use arrow_device::{Devices, Error};
+    /// let batch = record_batch!(("id", Int64, [1, 2, 3]), ("name", Utf8, ["a", "b", "c"]))?;
+    /// let part = Devices::cpu().upload(&batch)?.slice(1, 2)?;
+    /// let own = part.compact()?;
+    /// assert_eq!(own.column(0)?.offset(), 0);
+    /// assert_eq!(own.to_host()?, part.to_host()?);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`to_host`](Self::to_host) and [`Device::upload`];
+    /// [`Error::NotSupported`](crate::Error::NotSupported) for page-locked memory whose backend is
+    /// missing.
+    pub fn compact(&self) -> Result<Self> {
+        self.compact_on(&self.device().default_queue())
+    }
+
+    /// As [`compact`](Self::compact), on a queue of the array's device.
+    pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
+        crate::memory::check_queue(queue, self.device())?;
+        self.like(Arc::new(copy::copy(self, queue, true)?))
     }
 }
 
@@ -165,6 +205,18 @@ impl DeviceRecordBatch {
     /// As [`to_device`](Self::to_device), on a queue of the destination.
     pub fn to_device_on(&self, queue: &Queue) -> Result<Self> {
         let array = self.as_struct().to_device_on(queue)?;
+        Ok(Self::from_struct(self.schema().clone(), array))
+    }
+
+    /// A copy of exactly these rows on the same device, in one fresh allocation; see
+    /// [`DeviceArray::compact`].
+    pub fn compact(&self) -> Result<Self> {
+        self.compact_on(&self.device().default_queue())
+    }
+
+    /// As [`compact`](Self::compact), on a queue of the batch's device.
+    pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
+        let array = self.as_struct().compact_on(queue)?;
         Ok(Self::from_struct(self.schema().clone(), array))
     }
 }

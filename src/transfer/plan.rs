@@ -35,6 +35,7 @@ type Work = (usize, View, Option<usize>);
 
 struct Planner<'a> {
     tree: &'a Tree,
+    compact: bool,
     plan: Plan,
     work: VecDeque<Work>,
     waiting: Vec<Waiting>,
@@ -64,12 +65,16 @@ enum Need {
 
 /// Plans the transfer of an array's rows. Where the source is host-readable this waits until it is
 /// ready.
-pub(crate) fn plan(array: &DeviceArray) -> Result<Plan> {
+///
+/// `compact`: offsets start at 0 and null counts become known, whatever that takes. Else an array
+/// that the host cannot read keeps its offsets where it is whole, and its nulls uncounted.
+pub(crate) fn plan(array: &DeviceArray, compact: bool) -> Result<Plan> {
     if array.device().is_host_readable() {
         array.wait()?;
     }
     let mut planner = Planner {
         tree: array.tree(),
+        compact,
         plan: Plan::default(),
         work: VecDeque::new(),
         waiting: Vec::new(),
@@ -121,7 +126,7 @@ impl<'a> Planner<'a> {
                 BufferKind::Bits => {
                     let slot = &tree.slots(view.node)[k];
                     if view.length > 0 && !slot.is_null() {
-                        self.bits(first_slot + k, slot.address(), view.offset, view.length)?;
+                        self.bits(first_slot + k, view, slot.address(), view.offset)?;
                     }
                 }
                 BufferKind::Fixed { width, .. } => {
@@ -162,7 +167,11 @@ impl<'a> Planner<'a> {
         let slot = self.plan.nodes[node].first_slot as usize;
         self.plan.nodes[node].nulls = NullCount::from(nulls);
         if masked && nulls != Some(0) && view.length > 0 {
-            self.bits(slot, slots[0].address(), view.validity_offset, view.length)?;
+            self.bits(slot, view, slots[0].address(), view.validity_offset)?;
+            let mask = self.plan.pieces.last_mut();
+            if let Some(mask) = mask.filter(|_| nulls.is_none() && self.compact) {
+                mask.counts = Some(node);
+            }
         }
         Ok(())
     }
@@ -201,17 +210,18 @@ impl<'a> Planner<'a> {
         self.piece(slot, src, bytes, bytes, Fix::None)
     }
 
-    fn bits(&mut self, slot: usize, src: DevicePtr, first: usize, bits: usize) -> Result<()> {
-        let skip = first % 8;
+    /// The bits of a view's rows, of which the first is bit `first` from `src`.
+    fn bits(&mut self, slot: usize, view: View, src: DevicePtr, first: usize) -> Result<()> {
+        let (skip, bits) = (first % 8, view.length);
         let src = src.offset(first / 8);
         let src_bytes = (skip + bits).div_ceil(8);
-        self.piece(
-            slot,
-            src,
-            src_bytes,
-            bits.div_ceil(8),
-            Fix::Bits { skip, bits },
-        )
+        let fix = if self.tree.nodes[view.node].padded && self.tree.is_uncut(view) {
+            // Zeros follow the last row already.
+            Fix::None
+        } else {
+            Fix::Bits { skip, bits }
+        };
+        self.piece(slot, src, src_bytes, bits.div_ceil(8), fix)
     }
 
     fn piece(
@@ -228,6 +238,7 @@ impl<'a> Planner<'a> {
             dst: self.plan.bytes,
             dst_bytes,
             fix,
+            counts: None,
         };
         let end = self.plan.bytes.checked_add(piece.region());
         self.plan.bytes = end
@@ -272,7 +283,7 @@ impl<'a> Planner<'a> {
         let at = |row: usize| (slots[1].address().offset(row * width), width);
         let last = at(view.offset + view.length);
         // Buffers of arrow-rs arrays may be longer than their rows need, so those are always asked.
-        if tree.is_uncut(view) && !tree.device.is_host_readable() {
+        if tree.is_uncut(view) && !tree.device.is_host_readable() && !self.compact {
             if tree.nodes[view.node].n_children > 0 {
                 let child = tree.child(view, 0);
                 return self.whole_range(node, view, width, Ok(child));

@@ -9,7 +9,7 @@ use crate::data::tree::{Owners, Slot, Tree};
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Owner, Ready};
-use crate::transfer::fix::{Fix, Piece, pack};
+use crate::transfer::fix::{Piece, pack};
 use crate::transfer::plan::{Plan, plan};
 
 /// Bytes of one staging slab.
@@ -24,7 +24,7 @@ const RING_LISTS: usize = 2;
 /// Copies an array's rows from ready, host-readable memory to `queue`'s device. The source is kept
 /// until the copies have completed.
 pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
-    let plan = plan(array)?;
+    let plan = plan(array, false)?;
     let slab = DeviceBufferMut::allocate(queue, plan.bytes)?;
     let mut stage = Stage {
         queue,
@@ -44,63 +44,32 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         }
     }
     let submitted = submitted.and_then(|()| stage.submit());
-    let event = match submitted {
-        Ok(event) => event,
-        Err(e) => {
-            // Earlier lists may still read the source.
-            queue.keep_until_done((array.clone(), std::mem::take(&mut stage.slabs)));
-            return Err(e);
-        }
-    };
-    if let Some(event) = &event {
-        let (source, slabs) = (array.clone(), std::mem::take(&mut stage.slabs));
-        let done = vec![event.clone()];
-        queue
-            .device()
-            .reaper()
-            .after(done, move || drop((slabs, source)));
-    }
+    // Earlier lists may read the source even after an error.
+    let sources = (array.clone(), std::mem::take(&mut stage.slabs));
+    let event = keep_until(queue, submitted, sources)?;
     Ok(result(array, plan, slab, event))
 }
 
-/// Copies a plan's pieces, which need no mending, out of another device's memory.
-pub(crate) fn pull(array: &DeviceArray, plan: Plan, queue: &Queue) -> Result<Tree> {
-    for owner in array.owners().iter() {
-        owner.wait_on(queue)?;
-    }
-    let mut slab = DeviceBufferMut::allocate(queue, plan.bytes)?;
-    // Padding that no piece covers must be zero.
-    slab.fill(0)?;
-    let copies: Vec<_> = plan
-        .pieces
-        .iter()
-        .map(|piece| CopyOp {
-            src: piece.src,
-            dst: slab.address().offset(piece.dst),
-            bytes: piece.dst_bytes,
-            kind: CopyKind::DeviceToDevice,
-        })
-        .collect();
-    // SAFETY: sources lie in memory of the array's owners, which live until the copies are done;
-    // the slab has room for every piece.
-    unsafe { queue.copy(&copies) }?;
-    let event = match queue.record() {
-        Ok(event) => event,
-        Err(e) => {
-            queue.keep_until_done(array.clone());
-            return Err(e);
+/// Keeps `sources` until `event`, recorded on `queue`; if that failed, until all work of the queue
+/// so far is done.
+pub(crate) fn keep_until<T: Send + 'static>(
+    queue: &Queue,
+    event: Result<Option<SyncEvent>>,
+    sources: T,
+) -> Result<Option<SyncEvent>> {
+    match &event {
+        Ok(Some(event)) => {
+            let done = vec![event.clone()];
+            queue.device().reaper().after(done, move || drop(sources));
         }
-    };
-    if let Some(event) = &event {
-        let source = array.clone();
-        let done = vec![event.clone()];
-        queue.device().reaper().after(done, move || drop(source));
+        Ok(None) => {}
+        Err(_) => queue.keep_until_done(sources),
     }
-    Ok(result(array, plan, slab, event))
+    event
 }
 
 /// The tree over a filled slab.
-fn result(
+pub(crate) fn result(
     array: &DeviceArray,
     plan: Plan,
     slab: DeviceBufferMut,
@@ -113,8 +82,11 @@ fn result(
     tree(array, plan, base, owner)
 }
 
-/// The tree that a plan makes of a slab at `base`.
-pub(crate) fn tree(array: &DeviceArray, plan: Plan, base: DevicePtr, owner: Owner) -> Tree {
+/// The tree that a plan makes of a slab at `base`, which holds all that was planned.
+pub(crate) fn tree(array: &DeviceArray, mut plan: Plan, base: DevicePtr, owner: Owner) -> Tree {
+    for node in &mut plan.nodes {
+        node.padded = true;
+    }
     let slots = plan.slots.iter().map(|slot| match slot {
         Some((offset, bytes)) => Slot::new(base, *offset, Some(*bytes), 0),
         None => Slot::absent(),
@@ -198,15 +170,10 @@ impl Stage<'_> {
     /// Copies the whole blocks of a large piece straight from where they are, if the device can.
     /// Answers how many bytes; the rest, with its padding, is packed.
     fn direct(&mut self, piece: &Piece) -> usize {
-        let whole = match piece.fix {
-            // The bits behind the last row must become zero.
-            Fix::Bits { bits, .. } => bits / 8,
-            _ => piece.dst_bytes,
-        };
-        let bytes = whole / ALIGNMENT * ALIGNMENT;
+        let bytes = piece.straight() / ALIGNMENT * ALIGNMENT;
         let backend = self.queue.device().backend();
         let direct = piece.dst_bytes >= DIRECT
-            && piece.is_plain()
+            && bytes > 0
             && backend.copies_directly_from(piece.src, piece.dst_bytes);
         if !direct {
             return 0;

@@ -1,0 +1,164 @@
+//! Device memory to device memory: plain bytes straight, what must be mended by way of the host.
+
+use crate::data::DeviceArray;
+use crate::data::hidden::{count_bits, read_back};
+use crate::data::tree::Tree;
+use crate::device::{CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Devices, Queue};
+use crate::error::Result;
+use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready};
+use crate::transfer::fix::{Piece, mend, pack};
+use crate::transfer::plan::{Plan, plan};
+use crate::transfer::upload::{keep_until, result, tree};
+
+/// Most bytes that are in the host's hands at a time.
+const STAGED: usize = 16 << 20;
+
+/// Copies an array's rows to fresh memory of `queue`'s device, which is the array's own or reaches
+/// it: one allocation, one fill for the padding, one list of copies. What must be mended comes to the
+/// host first, with one list and one wait for each [`STAGED`] bytes; for all but the last of those
+/// there is a list and a wait on the way back too.
+pub(crate) fn copy(array: &DeviceArray, queue: &Queue, compact: bool) -> Result<Tree> {
+    let mut plan = plan(array, compact)?;
+    if queue.device().id() == DeviceId::CPU {
+        return pack_all(array, plan);
+    }
+    let mut slab = DeviceBufferMut::allocate(queue, plan.bytes)?;
+    // Padding that no copy covers must be zero.
+    slab.fill(0)?;
+    let base = slab.address();
+    let (mut copies, groups) = divide(&plan, base);
+    let mut staged = None;
+    for (i, group) in groups.iter().enumerate() {
+        let (staging, ups) = on_host(array, group, &mut plan, base, queue)?;
+        if i + 1 < groups.len() {
+            // SAFETY: sources lie in the staging slab, destinations in the device slab, which is
+            // freed in the queue's order.
+            unsafe { read_back(queue, &[], &ups, staging) }?;
+        } else {
+            copies.extend(ups);
+            staged = Some(staging);
+        }
+    }
+    // A host that can read the source, or has read some of it, knows that it is ready.
+    let waited = array.device().is_host_readable()
+        || groups.iter().flatten().any(|piece| piece.src_bytes > 0);
+    if !waited {
+        for owner in array.owners().iter() {
+            owner.wait_on(queue)?;
+        }
+    }
+    // SAFETY: sources lie in memory of the array's owners and in the staging slab, which are kept
+    // until the copies are done; the device slab has room for every piece.
+    unsafe { queue.copy(&copies) }?;
+    let event = keep_until(queue, queue.record(), (array.clone(), staged))?;
+    Ok(result(array, plan, slab, event))
+}
+
+/// The host's own memory, which it packs itself.
+fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
+    let cpu = Devices::cpu();
+    let mut slab = cpu.host_slab(plan.bytes)?;
+    let base = slab.as_device_ptr();
+    for piece in &plan.pieces {
+        let region = &mut slab[piece.dst..][..piece.region()];
+        // SAFETY: the array is the CPU's too, and `plan` waited for it.
+        unsafe { pack(piece, 0, region) };
+    }
+    Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
+    let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
+    Ok(tree(array, plan, base, owner))
+}
+
+/// The copies to a slab at `base` of all that goes straight, and the rest in groups for the host.
+fn divide(plan: &Plan, base: DevicePtr) -> (Vec<CopyOp>, Vec<Vec<Piece>>) {
+    let mut copies = Vec::new();
+    let mut groups: Vec<Vec<Piece>> = Vec::new();
+    let mut room = 0;
+    for piece in &plan.pieces {
+        let mut done = piece.straight();
+        if done > 0 {
+            copies.push(CopyOp {
+                src: piece.src,
+                dst: base.offset(piece.dst),
+                bytes: done,
+                kind: CopyKind::DeviceToDevice,
+            });
+        }
+        while done < piece.dst_bytes {
+            let part = piece.part(done, STAGED.min(piece.dst_bytes - done));
+            done += part.dst_bytes;
+            if part.region() > room {
+                groups.push(Vec::new());
+                room = STAGED;
+            }
+            room = room.saturating_sub(part.region());
+            if let Some(group) = groups.last_mut() {
+                group.push(part);
+            }
+        }
+    }
+    (copies, groups)
+}
+
+/// Mends pieces in staging memory; with the copies that take them to a slab at `base`.
+fn on_host(
+    array: &DeviceArray,
+    pieces: &[Piece],
+    plan: &mut Plan,
+    base: DevicePtr,
+    queue: &Queue,
+) -> Result<(HostSlab, Vec<CopyOp>)> {
+    let (from, to) = (array.device(), queue.device());
+    let mut staging = to.host_slab(pieces.iter().map(Piece::region).sum())?;
+    let mut at = 0;
+    let mut downs = Vec::new();
+    let mut ups = Vec::new();
+    for piece in pieces {
+        let staged = staging.as_device_ptr().offset(at);
+        at += piece.region();
+        if piece.src_bytes > 0 {
+            downs.push(CopyOp {
+                src: piece.src,
+                dst: staged,
+                bytes: piece.src_bytes,
+                kind: CopyKind::DeviceToHost,
+            });
+        }
+        ups.push(CopyOp {
+            src: staged,
+            dst: base.offset(piece.dst),
+            bytes: piece.dst_bytes,
+            kind: CopyKind::HostToDevice,
+        });
+    }
+    let readable = from.is_host_readable();
+    if !readable && !downs.is_empty() {
+        let queue = if from == to {
+            queue.clone()
+        } else {
+            from.default_queue()
+        };
+        // SAFETY: the plan's sources lie in the array's buffers, and the slab has room for all.
+        staging = unsafe { read_back(&queue, &array.owners(), &downs, staging) }?;
+    }
+    let mut regions = &mut staging[..];
+    for piece in pieces {
+        let (region, rest) = regions.split_at_mut(piece.region());
+        regions = rest;
+        if readable {
+            // SAFETY: the host can read the array's memory, and `plan` waited for it.
+            unsafe { pack(piece, 0, region) };
+        } else {
+            mend(piece, region);
+        }
+        Counters::add(&to.counters().host_copied_bytes, piece.dst_bytes);
+        if let Some(node) = piece.counts {
+            // Parts of a mask follow each other; the bits behind the last row are zero.
+            let ones = count_bits(region, 0, piece.dst_bytes * 8);
+            let node = &plan.nodes[node];
+            let nulls = node.nulls.get().unwrap_or(node.length);
+            node.nulls.set(nulls.saturating_sub(ones));
+        }
+    }
+    Ok((staging, ups))
+}
