@@ -14,6 +14,7 @@ mod support_c;
 mod conformance;
 mod contexts;
 mod imports;
+mod interop;
 mod memory;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;
