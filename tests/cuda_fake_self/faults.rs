@@ -150,6 +150,21 @@ fn ordinals_come_in_groups() {
     assert_eq!(too_many, -1);
 }
 
+#[test]
+fn ordinals_can_be_given_back() {
+    for flags in [0, LAZY].repeat(200) {
+        let bound = Bound::with_group(Group::open(2, flags));
+        let (group, stream) = (bound.group, stream());
+        let memory = pooled(8, stream);
+        assert_eq!(cuMemsetD8Async(memory, 0, 8, stream), 0);
+        assert_eq!(cuMemFreeAsync(memory, stream), 0);
+        assert_eq!(cuStreamDestroy_v2(stream), 0);
+        assert!(!group.close(), "it has a context");
+        bound.end();
+        assert!(group.close());
+    }
+}
+
 /// Runs one test of this binary in a process of its own.
 fn child(test: &str, variable: &str, value: &str) {
     let mut command = Command::new(std::env::current_exe().unwrap());
