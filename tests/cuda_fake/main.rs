@@ -13,6 +13,7 @@ mod support_c;
 
 mod conformance;
 mod contexts;
+mod failures;
 mod imports;
 mod interop;
 mod memory;
