@@ -207,12 +207,16 @@ fn failures_on_the_way() {
                 memory.fill(1).unwrap();
                 let memory = memory.freeze().unwrap();
                 rig.group.fail("*", n, 1);
-                let failed = match into {
-                    true => memory
-                        .try_into_cuda_slice::<i64>(stream)
-                        .err()
-                        .map(|(_, e)| e),
-                    false => DeviceBuffer::from_cuda_slice(&rig.device, slice).err(),
+                // A slice that came back lives on: if its own drop fails cudarc frees too early.
+                let (failed, _slice) = match into {
+                    true => match memory.try_into_cuda_slice::<i64>(stream) {
+                        Ok(slice) => (None, Some(slice)),
+                        Err((_, e)) => (Some(e), None),
+                    },
+                    false => (
+                        DeviceBuffer::from_cuda_slice(&rig.device, slice).err(),
+                        None,
+                    ),
                 };
                 let fired = rig.group.clear();
                 if let Some(e) = &failed {
