@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use arrow_buffer::ArrowNativeType;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
 
@@ -71,13 +72,13 @@ impl DeviceBuffer {
     }
 
     /// Gives the memory up as a slice for work on `stream`, without a copy; the stream waits until the
-    /// buffer is ready and its uses are done.
+    /// buffer is ready and its uses are done. Every bit pattern is a value of `T`.
     ///
     /// # Errors
     /// The buffer, if it is not the only holder of all of its memory, if that is not memory that
     /// a device of type CUDA allocated (by this crate, or adopted from a slice), if its length is
     /// no multiple of `T`'s, or for a stream of another context; and the reason.
-    pub fn try_into_cuda_slice<T: DeviceRepr>(
+    pub fn try_into_cuda_slice<T: ArrowNativeType + DeviceRepr>(
         mut self,
         stream: &Arc<CudaStream>,
     ) -> std::result::Result<CudaSlice<T>, (Self, Error)> {
@@ -85,7 +86,7 @@ impl DeviceBuffer {
             Ok(queue) => queue,
             Err(e) => return Err((self, e)),
         };
-        let len = self.len() / size_of::<T>().max(1);
+        let len = self.len() / size_of::<T>();
         let device = self.device().clone();
         let base = match self.surrender(&queue) {
             Ok(base) => base,
@@ -95,7 +96,7 @@ impl DeviceBuffer {
             let address = base.address() as CUdeviceptr;
             // SAFETY: the memory was just given up by its only holder; it is valid for `len` elements, as
             // `check_slice` saw, and free for work on the stream, which has waited for all that used it.
-            // Values of `DeviceRepr` types are whatever a kernel makes of them.
+            // Every bit pattern is a value of arrow's native types.
             let upgrade = || unsafe { stream.upgrade_device_ptr::<T>(address, len) };
             // cudarc panics if it cannot create events.
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(upgrade))
@@ -123,7 +124,7 @@ impl DeviceBuffer {
     /// What can be seen without taking the buffer apart.
     fn check_slice<T>(&self, stream: &Arc<CudaStream>) -> Result<Queue> {
         plain_device(self.device())?;
-        if size_of::<T>() == 0 || self.len() % size_of::<T>() != 0 {
+        if self.len() % size_of::<T>() != 0 {
             return Err(Error::argument(format!(
                 "{} bytes are no whole number of elements of {} bytes",
                 self.len(),

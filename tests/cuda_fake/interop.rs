@@ -99,8 +99,14 @@ fn a_slice_becomes_a_column_and_a_slice_again() {
         memory.fill(1).unwrap();
         let buffer = memory.freeze().unwrap();
         let address = buffer.address();
-        let (buffer, e) = buffer.try_into_cuda_slice::<[u8; 3]>(stream).unwrap_err();
+        let odd = DeviceBufferMut::allocate(&queue, 12).unwrap();
+        let (odd, e) = odd
+            .freeze()
+            .unwrap()
+            .try_into_cuda_slice::<i64>(stream)
+            .unwrap_err();
         assert!(e.to_string().contains("whole number"), "{e}");
+        drop(odd);
         let before = rig.stats();
         let slice = buffer.try_into_cuda_slice::<i64>(stream).unwrap();
         assert_eq!(rig.stats().since(&before).host_waits, 0);
