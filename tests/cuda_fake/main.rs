@@ -14,5 +14,6 @@ mod support_c;
 mod conformance;
 mod contexts;
 mod imports;
+mod kernel;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;
