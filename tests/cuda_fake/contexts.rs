@@ -131,6 +131,7 @@ fn two_contexts_of_one_device() {
         assert!(e.to_string().contains("with_context"), "{e}");
         let theirs = Queue::from_cuda_stream(&other.device, stream).unwrap();
         let event = theirs.record().unwrap().unwrap();
+        let start = primary.stats();
         primary.default_queue().wait(&event).unwrap();
         assert_eq!(primary.stats().since(&start).host_waits, 0);
         drop((theirs, event));

@@ -14,6 +14,8 @@ mod support_c;
 mod conformance;
 mod contexts;
 mod imports;
+mod interop;
 mod kernel;
+mod memory;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;

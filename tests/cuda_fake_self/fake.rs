@@ -60,6 +60,11 @@ impl Group {
         Self { first }
     }
 
+    /// Gives the ordinals back, if no context is left. There are 256.
+    pub fn close(self) -> bool {
+        fake!(fake_cuda_close(self.first => i32) -> i32) == 0
+    }
+
     /// The first ordinal, as cudarc takes it.
     pub fn ordinal(self) -> usize {
         self.first as usize

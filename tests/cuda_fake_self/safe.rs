@@ -165,7 +165,8 @@ fn kernels_run_through_the_launch_builder() {
         let rows = 11u64;
         let a: Vec<f64> = (0..rows).map(|i| i as f64).collect();
         let a = stream.clone_htod(&a).unwrap();
-        let b = stream.clone_htod(&vec![0.5f64; rows as usize]).unwrap();
+        let halves = vec![0.5f64; rows as usize]; // read when the stream gets there
+        let b = stream.clone_htod(&halves).unwrap();
         // Bits 3..14 are those of the rows: row 1 and row 10 are null.
         let mask = stream.clone_htod(&[0b1110_1111u8, 0b1101_1111]).unwrap();
         let (no_mask, a_bit, b_bit) = (0u64, 3u64, 0u64);
@@ -185,8 +186,8 @@ fn kernels_run_through_the_launch_builder() {
         let values = stream.clone_dtoh(&out).unwrap();
         let bits = stream.clone_dtoh(&out_mask).unwrap();
         stream.synchronize().unwrap();
-        let halves = [0.0, 0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 0.0];
-        assert_eq!(values, halves);
+        let products = [0.0, 0.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 0.0];
+        assert_eq!(values, products);
         assert_eq!(bits, [0b1111_1101, 0b011]);
 
         let fill = module.load_function("fill_i64").unwrap();

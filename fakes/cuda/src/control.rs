@@ -27,6 +27,15 @@ pub unsafe extern "C" fn fake_cuda_open(count: c_int, flags: u32, capacity_bytes
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_cuda_close(ordinal: c_int) -> c_int {
+    caught(-1, || {
+        let engine = registry().engine(ordinal)?;
+        let closed = registry().close_group(&engine);
+        closed.map(|_| 0)
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_cuda_fail(
     ordinal: c_int,
     name: In<c_char>,

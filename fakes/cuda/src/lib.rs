@@ -17,6 +17,7 @@
 //! | function | what it does |
 //! |---|---|
 //! | `i32 fake_cuda_open(i32 count, u32 flags, u64 capacity_bytes)` | Reserves `count` consecutive ordinals with one engine; the first one, or -1. Ordinal 0 only if no other is left. Flags: 1 lazy, 2 pageable sources are read by the call, 4 no pools, 8 no concurrent managed access, 16 no batch copies. 0 bytes: 1 GiB. |
+//! | `i32 fake_cuda_close(i32 ordinal)` | Gives the ordinals of a group back, for tests that need many; -1 while it has contexts. |
 //! | `i32 fake_cuda_fail(i32 ordinal, const char *name, u32 nth, i32 code)` | The `nth` call of that function from now (1: the next) answers `code` and does nothing. `"*"`: any function but pushes, pops, and queries of attributes, error texts and pointers. |
 //! | `u32 fake_cuda_clear(i32 ordinal)` | Takes all these orders back; how many failures there were since the last time. |
 //! | `u64 fake_cuda_calls(i32 ordinal, const char *name)` | Calls of a function since the engine was opened; `"*"`: of all. |

@@ -217,6 +217,27 @@ impl Registry {
         Some(first)
     }
 
+    /// Gives up an engine: its ordinals are free again. `None` while it has contexts. The answer is
+    /// to be dropped without the lock, since that may wait for the engine's thread.
+    pub fn close_group(&mut self, engine: &Arc<Engine>) -> Option<Vec<Arc<Engine>>> {
+        let mut contexts = self.contexts.iter();
+        if contexts.any(|(_, context)| Arc::ptr_eq(&context.engine, engine)) {
+            return None;
+        }
+        drop(contexts);
+        let ordinals = engine.ordinals.clone();
+        self.pools
+            .extract(|_, pool| ordinals.contains(&pool.ordinal));
+        self.current_pool
+            .retain(|ordinal, _| !ordinals.contains(ordinal));
+        let mut kept = Vec::new();
+        for ordinal in ordinals {
+            kept.extend(self.engines.remove(&ordinal));
+        }
+        self.owners.retain(|_, owner| !Arc::ptr_eq(owner, engine));
+        Some(kept)
+    }
+
     fn open(&mut self, ordinals: Range<i32>, flags: u32, bytes: u64) -> Option<Arc<Engine>> {
         match Engine::new(ordinals.clone(), flags, bytes) {
             Ok(engine) => {

@@ -1,0 +1,364 @@
+//! cudarc's types in and out, and the order of streams in each.
+
+use std::ptr;
+use std::sync::Arc;
+
+use arrow_array::{Array, Float64Array, Int64Array};
+use arrow_device::cuda::{CudaConfig, CudaMemory};
+use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Error, Queue, SyncEvent};
+use arrow_schema::DataType;
+use cudarc::driver::{CudaContext, CudaStream, LaunchConfig, PushKernelArg, sys};
+use cudarc::nvrtc::Ptx;
+
+use crate::fake::{Group, NO_POOLS};
+use crate::rig::{MODES, Rig, hold};
+use crate::support::assert_same;
+
+const PTX: &str = ".entry fill_i64( .entry product_f64( .entry fail(";
+
+/// A device, cudarc's handle of its context and a stream of it.
+struct World {
+    rig: Rig,
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+}
+
+impl World {
+    fn new(flags: u32) -> Self {
+        let rig = Rig::new(flags);
+        let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
+        let stream = context.new_stream().unwrap();
+        Self {
+            rig,
+            context,
+            stream,
+        }
+    }
+
+    #[track_caller]
+    fn end(self) {
+        self.rig.assert_done();
+        assert!(self.context.check_err().is_ok());
+        drop((self.stream, self.context));
+        // SAFETY: null: none; cudarc has made the context current.
+        let code = unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) };
+        assert_eq!(code as i32, 0);
+        self.rig.end();
+    }
+}
+
+fn longs(n: i64) -> Vec<i64> {
+    (0..n).map(|i| i * 3 - 7).collect()
+}
+
+#[test]
+fn a_slice_becomes_a_column_and_a_slice_again() {
+    for flags in MODES.into_iter().chain([NO_POOLS]) {
+        let world = World::new(flags);
+        let (rig, stream) = (&world.rig, &world.stream);
+        let values = longs(1000);
+        let other = Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap();
+        let held = hold(&other);
+        let slice = stream.clone_htod(&values).unwrap();
+        let address = slice_address(&slice, stream);
+        let before = rig.stats();
+        let buffer = DeviceBuffer::from_cuda_slice(&rig.device, slice).unwrap();
+        assert_eq!(buffer.len(), 8000);
+        assert_eq!(buffer.address().address() as u64, address, "copied");
+        let column =
+            DeviceArray::from_values(DataType::Int64, 1000, buffer.clone(), None, Some(0)).unwrap();
+        assert!(!column.is_ready().unwrap(), "the stream has not run");
+        assert_eq!(rig.stats().since(&before).host_waits, 0);
+        drop(held);
+        assert_same(
+            &Int64Array::from(values.clone()),
+            &column.to_host().unwrap(),
+            "column",
+        );
+
+        // Shared memory is not given up, nor a part of it.
+        let (buffer, e) = buffer.try_into_cuda_slice::<i64>(stream).unwrap_err();
+        assert!(e.to_string().contains("shared"), "{e}");
+        drop(column);
+        let (part, e) = buffer
+            .slice(8, 80)
+            .unwrap()
+            .try_into_cuda_slice::<i64>(stream)
+            .unwrap_err();
+        assert!(e.to_string().contains("shared"), "{e}");
+        drop(buffer);
+        let (part, e) = part.try_into_cuda_slice::<i64>(stream).unwrap_err();
+        assert!(e.to_string().contains("not all"), "{e}");
+        drop(part);
+
+        // Our own memory, filled on another queue: the stream waits for it.
+        let queue = rig.new_queue().unwrap();
+        let mut memory = DeviceBufferMut::allocate(&queue, 800).unwrap();
+        let held = hold(&queue);
+        memory.fill(1).unwrap();
+        let buffer = memory.freeze().unwrap();
+        let address = buffer.address();
+        let (buffer, e) = buffer.try_into_cuda_slice::<[u8; 3]>(stream).unwrap_err();
+        assert!(e.to_string().contains("whole number"), "{e}");
+        let before = rig.stats();
+        let slice = buffer.try_into_cuda_slice::<i64>(stream).unwrap();
+        assert_eq!(rig.stats().since(&before).host_waits, 0);
+        assert_eq!(
+            (slice.len(), slice_address(&slice, stream)),
+            (100, address.address() as u64)
+        );
+        drop(held);
+        assert_eq!(
+            stream.clone_dtoh(&slice).unwrap(),
+            [0x0101_0101_0101_0101i64; 100]
+        );
+        stream.synchronize().unwrap();
+        drop((slice, queue, other));
+        stream.synchronize().unwrap();
+        world.end();
+    }
+}
+
+fn slice_address(slice: &cudarc::driver::CudaSlice<i64>, stream: &CudaStream) -> u64 {
+    use cudarc::driver::DevicePtr;
+    slice.device_ptr(stream).0
+}
+
+/// Uses of a slice on other streams, which cudarc knows of, come before the column's.
+#[test]
+fn other_streams_that_wrote_a_slice() {
+    for mode in MODES {
+        let world = World::new(mode);
+        let (rig, stream) = (&world.rig, &world.stream);
+        let writer = world.context.new_stream().unwrap();
+        let mut slice = stream.alloc_zeros::<i64>(500).unwrap();
+        stream.synchronize().unwrap();
+        let queue = Queue::from_cuda_stream(&rig.device, writer.clone()).unwrap();
+        let held = hold(&queue);
+        let values = longs(500);
+        // SAFETY: page-locked memory, which is read when the stream gets there.
+        let mut pinned = unsafe { world.context.alloc_pinned_with_flags::<i64>(500, 0) }.unwrap();
+        pinned.as_mut_slice().unwrap().copy_from_slice(&values);
+        writer.memcpy_htod(&pinned, &mut slice).unwrap();
+        let buffer = DeviceBuffer::from_cuda_slice(&rig.device, slice).unwrap();
+        let column = DeviceArray::from_values(DataType::Int64, 500, buffer, None, Some(0)).unwrap();
+        assert!(!column.is_ready().unwrap());
+        drop(held);
+        assert_same(
+            &Int64Array::from(values),
+            &column.to_host().unwrap(),
+            "written elsewhere",
+        );
+        writer.synchronize().unwrap();
+        drop((column, pinned, queue, writer));
+        world.end();
+    }
+}
+
+#[test]
+fn slices_that_are_refused() {
+    let world = World::new(0);
+    let (rig, stream) = (&world.rig, &world.stream);
+    // Nothing in it.
+    let empty = stream.null::<i64>().unwrap();
+    let buffer = DeviceBuffer::from_cuda_slice(&rig.device, empty).unwrap();
+    assert!(buffer.is_empty());
+    let (_, e) = buffer.try_into_cuda_slice::<i64>(stream).unwrap_err();
+    assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
+    // Other devices, other kinds of memory.
+    let slice = stream.clone_htod(&longs(10)).unwrap();
+    let e = DeviceBuffer::from_cuda_slice(&arrow_device::Devices::cpu(), slice).unwrap_err();
+    assert!(matches!(e, Error::NotSupported { .. }), "{e}");
+    let slice = stream.clone_htod(&longs(10)).unwrap();
+    let config = CudaConfig::new(rig.group.ordinal()).with_memory(CudaMemory::Managed);
+    let managed = config.open().unwrap();
+    let e = DeviceBuffer::from_cuda_slice(&managed, slice).unwrap_err();
+    assert!(matches!(e, Error::NotSupported { .. }), "{e}");
+    drop(managed);
+    let other = Group::open(1, 0);
+    let elsewhere = Rig::of(other, &CudaConfig::new(other.ordinal()));
+    let slice = stream.clone_htod(&longs(10)).unwrap();
+    let e = DeviceBuffer::from_cuda_slice(&elsewhere.device, slice).unwrap_err();
+    assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
+    assert!(Queue::from_cuda_stream(&arrow_device::Devices::cpu(), stream.clone()).is_err());
+    assert!(
+        arrow_device::Devices::cpu()
+            .default_queue()
+            .cuda_stream()
+            .is_err()
+    );
+    elsewhere.end();
+    stream.synchronize().unwrap();
+    world.end();
+}
+
+/// Every failure of the driver on the way: an error or a slice, and nothing is lost.
+#[test]
+fn failures_on_the_way() {
+    for flags in [0, NO_POOLS] {
+        let world = World::new(flags);
+        let (rig, stream) = (&world.rig, &world.stream);
+        for into in [true, false] {
+            for n in 1.. {
+                let slice = stream.clone_htod(&longs(100)).unwrap();
+                let mut memory = DeviceBufferMut::allocate(&rig.default_queue(), 800).unwrap();
+                memory.fill(1).unwrap();
+                let memory = memory.freeze().unwrap();
+                rig.group.fail("*", n, 1);
+                let failed = match into {
+                    true => memory
+                        .try_into_cuda_slice::<i64>(stream)
+                        .err()
+                        .map(|(_, e)| e),
+                    false => DeviceBuffer::from_cuda_slice(&rig.device, slice).err(),
+                };
+                let fired = rig.group.clear();
+                if let Some(e) = &failed {
+                    let sane =
+                        matches!(e, Error::Device { code: 1, .. } | Error::InvalidArgument(_));
+                    assert!(sane && fired > 0, "{n}: {e:?}");
+                }
+                // cudarc keeps errors of its drops for later.
+                let _ = world.context.check_err();
+                stream.synchronize().unwrap();
+                let _ = rig.take_drop_error();
+                if fired == 0 {
+                    assert!(n > 3 && failed.is_none(), "{n}: {failed:?}");
+                    break;
+                }
+            }
+        }
+        world.context.check_err().unwrap();
+        // cudarc loses what its own drops could not free.
+        let _ = rig.unclean();
+        assert!(
+            !rig.group.report().contains("violation"),
+            "{}",
+            rig.group.report()
+        );
+    }
+}
+
+#[test]
+fn events_of_cudarc() {
+    for mode in MODES {
+        let world = World::new(mode);
+        let (rig, stream) = (&world.rig, &world.stream);
+        let theirs = Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap();
+        let held = hold(&theirs);
+        let slice = stream.clone_htod(&longs(100)).unwrap();
+        let event = stream.record_event(None).unwrap();
+        let event = SyncEvent::from_cuda_event(&rig.device, event).unwrap();
+        assert!(!event.is_complete().unwrap());
+        // Adopted memory with an adopted event.
+        let address = slice_address(&slice, stream) as usize;
+        let base = arrow_device::device::DevicePtr::new(ptr::with_exposed_provenance_mut(address));
+        // SAFETY: the slice is kept, and nobody writes it.
+        let buffer = unsafe {
+            DeviceBuffer::from_raw(&rig.device, base, 800, Box::new(slice), Some(event.clone()))
+        };
+        let column = DeviceArray::from_values(DataType::Int64, 100, buffer, None, Some(0)).unwrap();
+        assert!(!column.is_ready().unwrap());
+        drop(held);
+        assert_same(
+            &Int64Array::from(longs(100)),
+            &column.to_host().unwrap(),
+            "event",
+        );
+        assert!(event.is_complete().unwrap() && column.is_ready().unwrap());
+        drop((column, theirs));
+        assert!(
+            SyncEvent::from_cuda_event(
+                &arrow_device::Devices::cpu(),
+                stream.record_event(None).unwrap()
+            )
+            .is_err()
+        );
+        // Released on a thread that never saw CUDA.
+        std::thread::spawn(move || drop(event)).join().unwrap();
+        stream.synchronize().unwrap();
+        world.end();
+    }
+}
+
+/// Loans are kernel arguments; the kernel's stream waits for what it reads, and the memory outlives
+/// the kernel.
+#[test]
+fn kernels() {
+    for mode in MODES {
+        for given in [true, false] {
+            let world = World::new(mode);
+            let rig = &world.rig;
+            let module = world.context.load_module(Ptx::from_src(PTX)).unwrap();
+            let product = module.load_function("product_f64").unwrap();
+            let queue = match given {
+                true => Queue::from_cuda_stream(&rig.device, world.stream.clone()).unwrap(),
+                false => rig.new_queue().unwrap(),
+            };
+            let a: Float64Array = (0..77)
+                .map(|i| (i % 4 > 0).then_some(f64::from(i)))
+                .collect();
+            let b: Float64Array = (0..77).map(|i| (i % 5 > 1).then_some(0.5)).collect();
+            let (a, b) = (a.slice(3, 70), b.slice(6, 70));
+            let held = hold(&rig.default_queue());
+            let (up_a, up_b) = (rig.upload_array(&a).unwrap(), rig.upload_array(&b).unwrap());
+            let mut values = DeviceBufferMut::allocate(&queue, 70 * 8).unwrap();
+            let mut mask = DeviceBufferMut::allocate(&queue, 70usize.div_ceil(8)).unwrap();
+            {
+                let stream = queue.cuda_stream().unwrap();
+                let a = up_a.values_on::<f64>(&queue).unwrap();
+                let b = up_b.values_on::<f64>(&queue).unwrap();
+                let a_mask = up_a.validity_on(&queue).unwrap().unwrap();
+                let b_mask = up_b.validity_on(&queue).unwrap().unwrap();
+                let (a_bit, b_bit, rows) = (a_mask.bit_offset(), b_mask.bit_offset(), a.len());
+                let mut launch = stream.launch_builder(&product);
+                launch.arg(&a).arg(&a_mask).arg(&a_bit);
+                launch.arg(&b).arg(&b_mask).arg(&b_bit);
+                launch.arg(&mut values).arg(&mut mask).arg(&rows);
+                // SAFETY: the kernel's parameters, and memory for its rows.
+                unsafe { launch.launch(LaunchConfig::for_num_elems(9)) }.unwrap();
+            }
+            // Gone before the kernel runs.
+            drop((up_a, up_b));
+            let (values, mask) = (values.freeze().unwrap(), mask.freeze().unwrap());
+            let result =
+                DeviceArray::from_values(DataType::Float64, 70, values, Some(mask), None).unwrap();
+            drop(held);
+            let expected: Float64Array = a.iter().zip(&b).map(|(a, b)| Some(a? * b?)).collect();
+            assert_same(&expected, &result.to_host().unwrap(), "product");
+            drop((result, queue, product, module));
+            world.end();
+        }
+    }
+}
+
+/// A loan of a whole buffer.
+#[test]
+fn a_buffer_as_an_argument() {
+    for mode in MODES {
+        let world = World::new(mode);
+        let rig = &world.rig;
+        let module = world.context.load_module(Ptx::from_src(PTX)).unwrap();
+        let fill = module.load_function("fill_i64").unwrap();
+        let queue = rig.default_queue();
+        let memory = DeviceBufferMut::allocate(&queue, 80).unwrap();
+        let buffer = memory.freeze().unwrap();
+        {
+            let loan = buffer.on(&queue).unwrap();
+            let stream = queue.cuda_stream().unwrap();
+            let (value, n) = (42i64, 10usize);
+            let mut launch = stream.launch_builder(&fill);
+            launch.arg(&loan).arg(&value).arg(&n);
+            // SAFETY: the kernel's parameters; nobody reads the buffer yet.
+            unsafe { launch.launch(LaunchConfig::for_num_elems(10)) }.unwrap();
+        }
+        let column = DeviceArray::from_values(DataType::Int64, 10, buffer, None, Some(0)).unwrap();
+        assert_same(
+            &Int64Array::from(vec![42; 10]),
+            &column.to_host().unwrap(),
+            "filled",
+        );
+        drop((column, queue, fill, module));
+        world.end();
+    }
+}

@@ -1,0 +1,324 @@
+//! What is allocated, copied and freed, and by which call.
+
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, Int64Array};
+use arrow_buffer::Buffer;
+use arrow_device::DeviceBufferMut;
+use arrow_device::cuda::{CudaConfig, CudaMemory};
+
+use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS};
+use crate::rig::{MODES, Rig, hold, soon};
+use crate::support::{assert_same_batch, wide_batch};
+
+fn longs(rows: usize) -> Int64Array {
+    (0..rows as i64).collect()
+}
+
+/// How often each of some functions was called by `work`.
+fn calls<const N: usize>(group: Group, names: [&str; N], work: impl FnOnce()) -> [u64; N] {
+    let before = names.map(|name| group.calls(name));
+    work();
+    let mut i = 0;
+    names.map(|name| {
+        i += 1;
+        group.calls(name) - before[i - 1]
+    })
+}
+
+#[test]
+fn warm_transfers_create_nothing() {
+    for mode in MODES {
+        let rig = Rig::new(mode);
+        let batch = wide_batch(40, 200);
+        let round = || {
+            let up = rig.upload(&batch).unwrap();
+            assert_same_batch(&batch, &up.to_host().unwrap(), "round");
+            drop(up);
+            rig.synchronize().unwrap();
+            // The reaper gives staging memory and events back.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        };
+        round();
+        round();
+        let created = [
+            "cuEventCreate",
+            "cuMemHostAlloc",
+            "cuMemAlloc_v2",
+            "cuMemPoolCreate",
+            "cuStreamCreate",
+        ];
+        assert_eq!(calls(rig.group, created, round), [0; 5]);
+        let before = rig.stats();
+        let pool = [
+            "cuMemAllocFromPoolAsync",
+            "cuMemFreeAsync",
+            "cuMemFree_v2",
+            "cuMemFreeHost",
+        ];
+        assert_eq!(calls(rig.group, pool, round), [1, 1, 0, 0]);
+        let cost = rig.stats().since(&before);
+        assert_eq!((cost.allocations, cost.host_allocations), (1, 0));
+        rig.assert_done();
+        rig.end();
+    }
+}
+
+#[test]
+fn the_pool_keeps_what_is_freed() {
+    let rig = Rig::new(0);
+    let pool = ["cuMemPoolSetAttribute", "cuMemPoolTrimTo"];
+    assert_eq!(rig.group.calls(pool[0]), 1, "the threshold");
+    assert_eq!(calls(rig.group, pool, || rig.trim()), [0, 1]);
+    rig.end();
+}
+
+/// Long lists of copies are one call, where the driver has it.
+#[test]
+fn lists_of_copies() {
+    for flags in [0, NO_BATCH, LAZY, LAZY | NO_BATCH] {
+        let rig = Rig::new(flags);
+        let batch = wide_batch(50, 100);
+        let up = rig.upload(&batch).unwrap();
+        rig.synchronize().unwrap();
+        let names = ["cuMemcpyBatchAsync_v2", "cuMemcpyAsync"];
+        let before = rig.stats();
+        let made = calls(rig.group, names, || {
+            assert_same_batch(&batch, &up.to_host().unwrap(), "list");
+        });
+        let copies = rig.stats().since(&before).copies;
+        assert!(copies > 50, "{copies} copies");
+        match flags & NO_BATCH {
+            0 => assert!(made[0] > 0 && made[1] < 8, "{made:?}"),
+            _ => assert_eq!(made[1], copies, "{made:?}"),
+        }
+        drop(up);
+        rig.assert_done();
+        rig.end();
+    }
+}
+
+/// Memory that is page-locked already is copied straight: our slabs, and what the driver knows.
+#[test]
+fn page_locked_sources() {
+    let rows = 300_000;
+    let bytes = rows * 8;
+    for mode in MODES {
+        let rig = Rig::new(mode);
+        let mut slab = rig.host_slab(bytes).unwrap();
+        for (i, value) in slab.chunks_exact_mut(8).enumerate() {
+            value.copy_from_slice(&(i as i64).to_ne_bytes());
+        }
+        let ours = Int64Array::new(slab.into_buffer().into(), None);
+
+        let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
+        // SAFETY: written below, before it is read.
+        let mut theirs = unsafe { context.alloc_pinned_with_flags::<i64>(rows, 1) }.unwrap();
+        for (i, value) in theirs.as_mut_slice().unwrap().iter_mut().enumerate() {
+            *value = i as i64;
+        }
+        let ptr = std::ptr::NonNull::new(theirs.as_mut_ptr().unwrap().cast::<u8>()).unwrap();
+        // SAFETY: the buffer keeps the memory, which nobody writes any more.
+        let buffer = unsafe {
+            let owner = Arc::new(std::panic::AssertUnwindSafe(theirs));
+            Buffer::from_custom_allocation(ptr, bytes, owner)
+        };
+        let theirs = Int64Array::new(buffer.into(), None);
+
+        for (column, queries) in [(&ours, 0), (&theirs, 2), (&theirs, 0)] {
+            let before = rig.stats();
+            let mut up = None;
+            let [asked] = calls(rig.group, ["cuPointerGetAttributes"], || {
+                up = Some(rig.upload_array(column).unwrap());
+            });
+            let cost = rig.stats().since(&before);
+            assert_eq!(asked, queries, "answers are kept");
+            // All but what does not fill a block.
+            assert!(cost.host_copied_bytes <= 64, "{cost:?}");
+            assert_eq!(
+                *column.to_data().buffers()[0],
+                *up.unwrap().to_host().unwrap().to_data().buffers()[0]
+            );
+        }
+        // Ordinary memory is staged.
+        let before = rig.stats();
+        drop(rig.upload_array(&longs(rows)).unwrap());
+        assert!(rig.stats().since(&before).host_copied_bytes as usize >= bytes);
+        drop((ours, theirs, context));
+        unset_context();
+        rig.assert_done();
+        rig.end();
+    }
+}
+
+/// cudarc has made a context current on this thread.
+fn unset_context() {
+    // SAFETY: null: none.
+    let code = unsafe { cudarc::driver::sys::cuCtxSetCurrent(std::ptr::null_mut()) };
+    assert_eq!(code as i32, 0);
+}
+
+/// Beyond the limit, and where the driver has no more, ordinary memory serves.
+#[test]
+fn page_locked_memory_is_bounded() {
+    let batch = wide_batch(20, 3000);
+    for limit in [0, 100_000] {
+        let group = Group::open(1, 0);
+        let config = CudaConfig::new(group.ordinal()).with_page_locked_limit(limit);
+        let rig = Rig::of(group, &config);
+        let kept: Vec<_> = (0..4)
+            .map(|_| rig.upload(&batch).unwrap().to_host().unwrap())
+            .collect();
+        assert!(kept.iter().all(|down| *down == batch));
+        let bytes: usize = (0..8)
+            .map_while(|_| rig.host_slab(64 << 10).ok())
+            .map(|slab| slab.len())
+            .sum();
+        assert_eq!(bytes, 8 * (64 << 10));
+        if limit == 0 {
+            assert_eq!(group.live("pinned"), 0);
+        }
+        drop(kept);
+        rig.assert_done();
+        rig.end();
+    }
+    let rig = Rig::new(0);
+    rig.group.fail("cuMemHostAlloc", 1, 2);
+    let slab = rig.host_slab(1 << 20).unwrap();
+    assert_eq!((rig.group.clear(), rig.group.live("pinned")), (1, 0));
+    drop(slab);
+    rig.end();
+}
+
+/// Page-locked and managed arrays are arrow arrays without a copy, and are not freed in a drop.
+#[test]
+fn host_readable_memory_becomes_arrow_memory() {
+    for memory in [CudaMemory::Host, CudaMemory::Managed] {
+        for mode in MODES {
+            let rig = Rig::with(mode, memory);
+            let live = match memory {
+                CudaMemory::Host => "pinned",
+                _ => "managed",
+            };
+            let column = longs(1000);
+            let up = rig.upload_array(&column).unwrap();
+            let address = up.buffer(1).unwrap().address().address();
+            let before = rig.stats();
+            let host = up.to_host().unwrap();
+            let cost = rig.stats().since(&before);
+            assert_eq!((cost.copies, cost.bytes_to_host), (0, 0));
+            assert_eq!(
+                host.to_data().buffers()[0].as_ptr().addr(),
+                address,
+                "copied"
+            );
+            assert_eq!(*host, column as Int64Array);
+            drop(up);
+            rig.synchronize().unwrap();
+            assert!(rig.group.live(live) > 0);
+
+            // The last buffer gives the memory back for reuse; nothing waits.
+            let free = [
+                "cuMemFreeHost",
+                "cuMemFree_v2",
+                "cuCtxSynchronize",
+                "cuEventSynchronize",
+            ];
+            let part = host.slice(5, 10);
+            drop(host);
+            assert_eq!(calls(rig.group, free, || drop(part)), [0; 4]);
+            let allocate = ["cuMemHostAlloc", "cuMemAllocManaged"];
+            let mut again = None;
+            let new = calls(rig.group, allocate, || {
+                let queue = rig.default_queue();
+                again = Some(DeviceBufferMut::allocate(&queue, 8000).unwrap());
+            });
+            assert_eq!(new, [0; 2], "the block is used again");
+            assert_eq!(again.as_ref().unwrap().address().address(), address);
+            drop(again);
+            rig.assert_done();
+            rig.end();
+        }
+    }
+}
+
+/// A block that a queue still uses is not given to another one.
+#[test]
+fn blocks_are_used_again_in_order() {
+    for (flags, memory) in [
+        (0, CudaMemory::Host),
+        (0, CudaMemory::Managed),
+        (NO_POOLS, CudaMemory::Device),
+    ] {
+        let rig = Rig::with(flags, memory);
+        let (one, two) = (rig.new_queue().unwrap(), rig.new_queue().unwrap());
+        let held = hold(&one);
+        let first = DeviceBufferMut::allocate(&one, 1000).unwrap();
+        let address = first.address();
+        drop(first);
+        let other = DeviceBufferMut::allocate(&two, 1000).unwrap();
+        assert_ne!(other.address(), address, "still in use by the first queue");
+        let same = DeviceBufferMut::allocate(&one, 1000).unwrap();
+        assert_eq!(same.address(), address, "the same queue runs in order");
+        drop((same, held));
+        rig.synchronize().unwrap();
+        let later = DeviceBufferMut::allocate(&two, 1000).unwrap();
+        assert_eq!(later.address(), address, "the first queue is done");
+        drop((other, later, one, two));
+        rig.assert_done();
+        rig.end();
+    }
+}
+
+/// What is kept is freed where memory runs out, and on `trim`.
+#[test]
+fn memory_that_is_kept_makes_room() {
+    for (flags, memory) in [(0, CudaMemory::Device), (NO_POOLS, CudaMemory::Device)] {
+        let group = Group::with_capacity(1, flags, 8 << 20);
+        let rig = Rig::of(group, &CudaConfig::new(group.ordinal()).with_memory(memory));
+        let queue = rig.default_queue();
+        drop(DeviceBufferMut::allocate(&queue, 5 << 20).unwrap());
+        rig.synchronize().unwrap();
+        // Too large to reuse the block, too large to stand beside it.
+        let large = DeviceBufferMut::allocate(&queue, 6 << 20).unwrap();
+        let e = DeviceBufferMut::allocate(&queue, 6 << 20).unwrap_err();
+        assert!(
+            matches!(e, arrow_device::Error::OutOfMemory { bytes, .. } if bytes == 6 << 20),
+            "{e}"
+        );
+        assert!(e.to_string().contains("cuMemAlloc"), "{e}");
+        drop(large);
+        rig.synchronize().unwrap();
+        drop(DeviceBufferMut::allocate(&queue, 6 << 20).unwrap());
+        rig.trim();
+        assert!(soon(|| {
+            group.drain();
+            group.live("device") == 0
+        }));
+        drop(queue);
+        rig.end();
+    }
+}
+
+/// Uploads do not wait, whatever memory their source is.
+#[test]
+fn uploads_do_not_wait() {
+    for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
+        let rig = Rig::with(0, memory);
+        let queue = rig.new_queue().unwrap();
+        let held = hold(&queue);
+        let batch = wide_batch(10, 5000);
+        let before = rig.stats();
+        let up = rig.upload_on(&batch, &queue).unwrap();
+        let column: ArrayRef = Arc::new(longs(1 << 20));
+        let large = rig.upload_data_on(column.to_data(), &queue).unwrap();
+        assert!(!up.is_ready().unwrap());
+        assert_eq!(rig.stats().since(&before).host_waits, 0);
+        drop(held);
+        assert_same_batch(&batch, &up.to_host().unwrap(), "held");
+        assert_eq!(*large.to_host().unwrap(), *column);
+        drop((up, large, queue));
+        rig.assert_done();
+        rig.end();
+    }
+}
