@@ -6,11 +6,9 @@ use arrow_array::{Array, ArrayRef, Float64Array, RecordBatch};
 use arrow_device::cuda::CudaMemory;
 use arrow_device::{Device, DeviceId, Devices, TransferStats};
 
+use crate::cuda_suite::example as work;
 use crate::fake::{Group, LAZY};
 use crate::rig::{MODES, Rig, soon, unclean};
-
-#[path = "../../examples/cuda_kernel/work.rs"]
-mod work;
 
 /// The example imports with the default set of devices, so its device must be there.
 fn open(group: Group, memory: CudaMemory) -> Device {
