@@ -1,0 +1,294 @@
+//! Every call of the driver fails once; the device fails for good; there is no driver.
+
+use std::cell::RefCell;
+use std::process::Command;
+use std::sync::Arc;
+
+use arrow_array::{Int64Array, RecordBatch};
+use arrow_device::cuda::{CudaConfig, CudaMemory, device_count};
+use arrow_device::{
+    DeviceBufferMut, DeviceRecordBatch, Devices, Error, Result, SyncPolicy, check_for_cudf,
+};
+use cudarc::driver::{LaunchConfig, sys};
+use cudarc::nvrtc::Ptx;
+
+use crate::fake::{Group, LAZY, NO_BATCH, NO_CONCURRENT_MANAGED, NO_POOLS};
+use crate::rig::{Rig, soon};
+use crate::support::{assert_same_batch, wide_batch};
+use crate::support_c::Foreign;
+
+/// Codes of the driver: an unknown one is none of ours to interpret.
+const CODES: [i32; 3] = [1, 2, 12345];
+
+fn batch() -> RecordBatch {
+    wide_batch(12, 300)
+}
+
+/// Runs `work` with each call of the driver failing in turn. At least one failure comes back.
+fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<()>) {
+    for code in CODES {
+        let mut failed = 0;
+        for n in 1.. {
+            assert!(n < 500, "{name} never ends");
+            rig.group.fail("*", n, code);
+            let result = work();
+            let fired = rig.group.clear();
+            match result {
+                Err(Error::OutOfMemory { operation, .. }) => {
+                    assert!(
+                        code == 2 && operation.starts_with("cu"),
+                        "{name}: {operation}"
+                    );
+                }
+                Err(Error::Device {
+                    code: got,
+                    operation,
+                    message,
+                    device,
+                }) => {
+                    assert_eq!((got, device), (code, rig.id()), "{name}");
+                    assert!(operation.starts_with("cu"), "{name}: {operation}");
+                    let text = match code {
+                        12345 => "does not name",
+                        2 => "CUDA_ERROR_OUT_OF_MEMORY",
+                        _ => "CUDA_ERROR_INVALID_VALUE",
+                    };
+                    assert!(message.contains(text), "{name}: {message}");
+                    failed += 1;
+                }
+                Err(Error::InvalidInput { message, .. }) => {
+                    // The driver could not say whose memory it is.
+                    assert!(fired > 0, "{name}: {message}");
+                }
+                Err(e) => panic!("{name}, call {n}: {e:?}"),
+                Ok(()) => {}
+            }
+            // And once more, without.
+            work().unwrap_or_else(|e| panic!("{name} after call {n}: {e}"));
+            let mut last = None;
+            let clean = soon(|| {
+                last = rig.unclean();
+                last.is_none()
+            });
+            assert!(
+                clean,
+                "{name}, call {n}, code {code}: {}",
+                last.unwrap_or_default()
+            );
+            let _ = rig.take_drop_error();
+            if fired == 0 {
+                break;
+            }
+        }
+        assert!(failed > 0, "{name}: no failure came back");
+    }
+}
+
+#[test]
+fn every_call_fails_once() {
+    for (flags, memory) in [
+        (0, CudaMemory::Device),
+        (LAZY | NO_BATCH, CudaMemory::Device),
+        (NO_POOLS, CudaMemory::Device),
+        (0, CudaMemory::Host),
+        (0, CudaMemory::Managed),
+        (NO_CONCURRENT_MANAGED, CudaMemory::Managed),
+    ] {
+        let rig = Rig::with(flags, memory);
+        let batch = batch();
+        fail_everywhere(&rig, "up and down", || {
+            let up = rig.upload(&batch)?;
+            let down = up.slice(3, 200)?.to_host()?;
+            assert_same_batch(&batch.slice(3, 200), &down, "down");
+            Ok(())
+        });
+        fail_everywhere(&rig, "interchange", || {
+            let (array, schema) = rig.upload(&batch)?.export(SyncPolicy::Event)?;
+            // SAFETY: just exported.
+            let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }?;
+            assert_same_batch(&batch, &again.to_host()?, "again");
+            Ok(())
+        });
+        // A stream that the driver refuses to destroy would be lost.
+        let queues = RefCell::new(Vec::new());
+        fail_everywhere(&rig, "memory", || {
+            let queue = rig.new_queue()?;
+            queues.borrow_mut().push(queue.clone());
+            let mut memory = DeviceBufferMut::allocate(&queue, 1000)?;
+            memory.fill(3)?;
+            let buffer = memory.freeze()?;
+            drop(buffer.on(&rig.default_queue())?);
+            queue.synchronize()
+        });
+        drop(queues);
+        fail_everywhere(&rig, "compact", || {
+            let compact = rig.upload(&batch)?.slice(3, 200)?.compact()?;
+            assert_same_batch(&batch.slice(3, 200), &compact.to_host()?, "compact");
+            Ok(())
+        });
+        rig.end();
+    }
+}
+
+/// Opening a device, and every failure on the way.
+#[test]
+fn opening_fails() {
+    for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
+        let group = Group::open(1, 0);
+        let config = CudaConfig::new(group.ordinal()).with_memory(memory);
+        for n in 1.. {
+            group.fail("*", n, 1);
+            let opened = config.open();
+            let fired = group.clear();
+            match opened {
+                Err(e) => assert!(fired > 0 && e.to_string().contains("code 1"), "{e}"),
+                Ok(device) => drop(device),
+            }
+            crate::rig::assert_gone(group);
+            if fired == 0 {
+                assert!(n > 2);
+                break;
+            }
+        }
+    }
+}
+
+/// After a kernel has failed: every call says so, foreign arrays are released once, host memory is let
+/// go, and nothing hangs.
+#[test]
+fn a_failed_kernel() {
+    for flags in [0, LAZY, NO_POOLS] {
+        let rig = Rig::new(flags);
+        let column = Arc::new(Int64Array::from_iter_values(0..300_000));
+        let watch = Arc::downgrade(&column);
+        let held = RecordBatch::try_from_iter([("v", column as _)]).unwrap();
+        let foreign_source = Int64Array::from_iter_values(0..100);
+        let mut foreign = Foreign::new(&arrow_array::Array::to_data(&foreign_source), &rig.device);
+        let imported = foreign.import(&rig.options).unwrap();
+        let queue = rig.new_queue().unwrap();
+        drop(imported.values_on::<i64>(&queue).unwrap());
+        let up = rig.upload(&held).unwrap();
+        let (array, schema) = up.export(SyncPolicy::Event).unwrap();
+        drop(held);
+        {
+            let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
+            let module = context.load_module(Ptx::from_src(".entry fail(")).unwrap();
+            let fail = module.load_function("fail").unwrap();
+            let default = rig.default_queue();
+            let stream = default.cuda_stream().unwrap();
+            // SAFETY: it has no parameters.
+            unsafe {
+                stream
+                    .launch_builder(&fail)
+                    .launch(LaunchConfig::for_num_elems(1))
+            }
+            .unwrap();
+            // SAFETY: null: none; cudarc has made the context current.
+            unsafe { assert_eq!(sys::cuCtxSetCurrent(std::ptr::null_mut()) as i32, 0) };
+        }
+        let e = rig.synchronize().unwrap_err();
+        let text = e.to_string();
+        assert!(matches!(e, Error::Device { code: 719, .. }), "{e}");
+        for part in [
+            "CUDA_ERROR_LAUNCH_FAILED",
+            "cannot be used any more",
+            &rig.device.to_string(),
+        ] {
+            assert!(text.contains(part), "{text} lacks {part}");
+        }
+        for result in [
+            rig.upload(&batch()).map(drop),
+            up.to_host().map(drop),
+            rig.new_queue().map(drop),
+            DeviceBufferMut::allocate(&queue, 10).map(drop),
+            imported.to_host().map(drop),
+        ] {
+            let e = result.unwrap_err();
+            assert!(matches!(e, Error::Device { code: 719, .. }), "{e}");
+        }
+        assert!(check_for_cudf(&up).is_empty());
+        drop((array, schema, up, imported, queue));
+        assert!(soon(|| foreign.releases() == (1, 1)), "one release");
+        assert!(soon(|| watch.strong_count() == 0), "the source is let go");
+        let group = rig.group;
+        rig.trim();
+        drop(rig);
+        assert!(
+            soon(|| group.live("contexts") == 0 && group.live("pinned") == 0),
+            "{}",
+            group.report()
+        );
+        assert!(!group.report().contains("violation"), "{}", group.report());
+    }
+}
+
+#[test]
+fn out_of_device_memory() {
+    let group = Group::with_capacity(1, 0, 4 << 20);
+    let rig = Rig::of(group, &CudaConfig::new(group.ordinal()));
+    let large = wide_batch(20, 100_000);
+    let e = rig.upload(&large).unwrap_err();
+    assert!(matches!(e, Error::OutOfMemory { .. }), "{e}");
+    let text = e.to_string();
+    assert!(
+        text.contains("cuMemAllocFromPoolAsync") && text.contains("bytes"),
+        "{text}"
+    );
+    let small = wide_batch(5, 10);
+    assert_same_batch(
+        &small,
+        &rig.upload(&small).unwrap().to_host().unwrap(),
+        "after",
+    );
+    rig.assert_done();
+    rig.end();
+}
+
+/// What a program sees where there is no device, in a process of its own.
+#[test]
+fn no_device() {
+    if std::env::var_os("FAKE_CUDA_INIT").is_some() {
+        let _ = crate::fake::library();
+        for name in ["cuda:0", "cuda-host:0", "cuda-managed:0"] {
+            let e = Devices::open(name).unwrap_err();
+            assert!(matches!(e, Error::DeviceNotAvailable { .. }), "{e:?}");
+            let text = e.to_string();
+            for part in [name, "cuInit", "CUDA_ERROR_NO_DEVICE", "code 100"] {
+                assert!(text.contains(part), "{text} lacks {part}");
+            }
+        }
+        assert!(device_count().unwrap_err().to_string().contains("cuInit"));
+        let e = Devices::gpu().unwrap_err().to_string();
+        assert!(
+            e.contains("no GPU") && e.contains("CUDA_ERROR_NO_DEVICE"),
+            "{e}"
+        );
+        return;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["failures::no_device", "--exact"]);
+    let output = command.env("FAKE_CUDA_INIT", "100").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
+    assert_eq!(device_count().unwrap(), 256);
+}
+
+/// Page-locked memory without a backend is host memory still.
+#[test]
+fn page_locked_memory_without_a_device() {
+    let array = Int64Array::from_iter_values(0..100);
+    let cpu = Devices::cpu();
+    let mut foreign = Foreign::new(&arrow_array::Array::to_data(&array), &cpu);
+    foreign.device_array.device_type = 3;
+    foreign.device_array.device_id = 999;
+    let _ = crate::fake::library();
+    let imported = foreign
+        .import(&arrow_device::ImportOptions::default())
+        .unwrap();
+    assert_eq!(*imported.to_host().unwrap(), array as Int64Array);
+    drop(imported);
+    foreign.assert_released("page-locked");
+}
