@@ -193,13 +193,17 @@ fn events_are_adopted() {
         let context = device.as_cuda().unwrap().cuda_context().unwrap();
         let stream = context.new_stream().unwrap();
         let queue = Queue::from_cuda_stream(&device, stream.clone()).unwrap();
+        // Warm: the driver may wait for held work when it allocates page-locked memory.
+        let sent = wide_batch(4, 100);
+        device.upload(&sent).unwrap().wait().unwrap();
+        device.synchronize().unwrap();
         let mut held = super::hold::hold(&queue);
         let event = stream.record_event(None).unwrap();
         let event = SyncEvent::from_cuda_event(&device, event).unwrap();
         assert!(!event.is_complete().unwrap());
         let other = device.new_queue().unwrap();
         other.wait(&event).unwrap();
-        let up = device.upload_on(&wide_batch(4, 100), &other).unwrap();
+        let up = device.upload_on(&sent, &other).unwrap();
         assert!(!up.is_ready().unwrap());
         held.open();
         event.wait().unwrap();

@@ -1,8 +1,8 @@
 //! What must hold on every CUDA driver: `tests/cuda` runs this on the real one, `tests/cuda_fake` on
 //! the stand-in. The program that includes it says where the devices are (`crate::places`).
 
+use std::any::Any;
 use std::ops::Deref;
-use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use arrow_device::cuda::{CudaConfig, CudaMemory};
@@ -35,7 +35,7 @@ pub struct Place {
     pub unclean: Box<dyn Fn() -> Option<String>>,
     /// Keeps other tests of the program away: what one holds up may hold up all.
     #[allow(dead_code)] // held, not read
-    pub alone: Option<MutexGuard<'static, ()>>,
+    pub alone: Option<Box<dyn Any>>,
 }
 
 /// Runs a test at every place there is.
