@@ -51,12 +51,13 @@
 //!
 //! | room | what lives there |
 //! | --- | --- |
+//! | `cuda/` | a door: cudarc's types in and out (feature `cuda`) |
 //! | `stream/` | readers; C streams in and out; host staging |
 //! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export; what cuDF asks for |
 //! | `transfer/` | upload, download, device to device, compact copies: a plan, then one list of copies |
 //! | `data/` | layout of every type, arrays, batches, typed access |
 //! | `memory/` | device buffers, host slabs, owners |
-//! | [`device`] | the [`Backend`](device::Backend) trait, queues, events, counters, the registry; CPU and simulated device |
+//! | [`device`] | the [`Backend`](device::Backend) trait, queues, events, counters, the registry; CPU, simulated device, CUDA |
 //! | [`abi`], `error` | the C structs; the one error type |
 //!
 //! [`Device`] is a handle around a [`Backend`](device::Backend), so that counting, pooling and the
@@ -85,6 +86,7 @@
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
 //! | `sim` | yes | `device::sim`, the simulated device (Linux) |
+//! | `cuda` | no | `cuda`, NVIDIA GPUs; loaded at run time |
 //! | `conformance` | no | `conformance`, the suite that every backend passes; may change in any release |
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
