@@ -142,8 +142,8 @@ fn many(n: usize) -> Vec<RecordBatch> {
 }
 
 fn reader(batches: &[RecordBatch]) -> impl RecordBatchReader + Send + 'static {
-    let schema = batches[0].schema();
-    RecordBatchIterator::new(batches.to_vec().into_iter().map(Ok), schema)
+    let (batches, schema) = (batches.to_vec(), batches[0].schema());
+    RecordBatchIterator::new(batches.into_iter().map(Ok), schema)
 }
 
 fn open(stream: FFI_ArrowDeviceArrayStream, device: &Opened) -> DeviceRecordBatchStreamReader {
