@@ -7,7 +7,7 @@
 //! | ARROW_DEVICE_CUDA_MANAGED | `cuda-managed:N` | managed memory |
 //!
 //! The driver's library is loaded at the first use. Where there is none, or no device, opening one
-//! answers [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason; nothing else
+//! answers [`Error::DeviceNotAvailable`] with the reason; nothing else
 //! changes. It must speak CUDA 11.4 or later.
 //!
 //! ```no_run

@@ -214,6 +214,13 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         AddressClass::Unknown
     }
 
+    /// Why `classify` does not vouch for `bytes` bytes at `address`, if there is more to say, and what to
+    /// do about it; for errors.
+    fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
+        let _ = (address, bytes);
+        None
+    }
+
     /// Host memory from which this device copies fastest (page-locked), 64-byte aligned; never 0 bytes;
     /// `Ok(None)` if ordinary memory serves.
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {

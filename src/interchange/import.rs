@@ -492,13 +492,17 @@ impl Importer<'_> {
     ) -> Result<()> {
         match self.class(address, bytes) {
             AddressClass::Device | AddressClass::HostAccessible | AddressClass::Unknown => Ok(()),
-            AddressClass::Host | AddressClass::Inaccessible => path.error(
-                &format!("buffers[{buffer}]"),
-                format!(
-                    "{bytes} bytes at {address:?} are not memory that {} can use",
-                    self.device
-                ),
-            ),
+            AddressClass::Host | AddressClass::Inaccessible => {
+                let why = self.device.backend().explain(address, bytes);
+                let why = why.map_or_else(String::new, |why| format!(": {why}"));
+                path.error(
+                    &format!("buffers[{buffer}]"),
+                    format!(
+                        "{bytes} bytes at {address:?} are not memory that {} can use{why}",
+                        self.device
+                    ),
+                )
+            }
         }
     }
 

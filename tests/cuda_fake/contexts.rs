@@ -8,7 +8,7 @@ use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{DeviceRecordBatch, Error, Queue, SyncPolicy};
 use cudarc::driver::{CudaContext, sys};
 
-use crate::fake::{Group, LAZY, fake};
+use crate::fake::{Group, LAZY, NO_POOLS, fake};
 use crate::rig::{MODES, Rig, assert_gone, soon};
 use crate::support::{assert_same_batch, wide_batch};
 
@@ -147,6 +147,46 @@ fn two_contexts_of_one_device() {
         primary.synchronize().unwrap();
         drop(primary);
         drop(other);
+        assert_gone(group);
+        assert!(current().is_null());
+    }
+}
+
+/// Memory that belongs to a context, not to a pool: only that context's kernels reach it. Copies out of it
+/// name it.
+#[test]
+fn memory_of_another_context() {
+    for mode in MODES {
+        let group = Group::open(1, mode | NO_POOLS);
+        let primary = Rig::of(group, &CudaConfig::new(group.ordinal()));
+        let context = another_context(group.first);
+        let config = CudaConfig::new(group.ordinal()).with_context(context.clone());
+        let other = Rig::of(group, &config);
+        let batch = wide_batch(8, 500);
+        let up = other.upload(&batch).unwrap();
+        let address = up.column(0).unwrap().buffer(1).unwrap().address();
+        for rig in [&primary, &other] {
+            let cuda = rig.device.as_cuda().unwrap();
+            assert_eq!(cuda.context_of(address), Some(context.cu_ctx()));
+        }
+        let (array, schema) = up.export(SyncPolicy::Event).unwrap();
+        // SAFETY: just exported; the memory is the other context's.
+        let refused = unsafe { DeviceRecordBatch::import_with(array, &schema, &primary.options) }
+            .unwrap_err();
+        assert!(refused.to_string().contains("with_context"), "{refused}");
+        let (array, schema) = up.export(SyncPolicy::Event).unwrap();
+        // SAFETY: just exported.
+        let again =
+            unsafe { DeviceRecordBatch::import_with(array, &schema, &other.options) }.unwrap();
+        drop(again);
+        let before = group.calls("cuMemcpyPeerAsync");
+        let there = up.to_device(&primary.device).unwrap();
+        assert!(group.calls("cuMemcpyPeerAsync") > before);
+        drop(up);
+        assert_same_batch(&batch, &there.to_host().unwrap(), "other context");
+        drop((there, config, context));
+        all_done(&[&primary, &other]);
+        drop((primary, other));
         assert_gone(group);
         assert!(current().is_null());
     }

@@ -144,6 +144,8 @@ fn device_memory_is_the_claimed_devices() {
         );
         let other = Block::device(group.first + 1, 400);
         refused(&rig, moved(&rig, other.ptr), "array.buffers[1]");
+        let text = format!("it is memory of CUDA device {}", group.first + 1);
+        refused(&rig, moved(&rig, other.ptr), &text);
         drop(other);
         // Too short: the last byte is somebody else's.
         let short = Block::device(group.first, 128);

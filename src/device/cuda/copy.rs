@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
 
 use super::CudaMemory;
 use super::context::Context;
@@ -38,7 +38,7 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
             .iter()
             .partition(|copy| is_between_hosts(context, copy));
         // SAFETY: the caller's.
-        unsafe { one_by_one(context, stream, &device) }?;
+        unsafe { one_by_one(context, stream, &device, None) }?;
         if host.is_empty() {
             return Ok(());
         }
@@ -49,8 +49,13 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
         }
         return queued;
     }
+    // What one list takes from a device it all takes from one.
+    let between = copies
+        .iter()
+        .find(|copy| copy.kind == CopyKind::DeviceToDevice);
+    let from = between.and_then(|copy| other_context(context, copy.src));
     // The default streams take no lists.
-    if copies.len() >= BATCH && stream.addr() > 2 {
+    if copies.len() >= BATCH && stream.addr() > 2 && from.is_none() {
         if let Some(batch) = context.driver.batch {
             // SAFETY: the caller's. No answer: the driver has the call, but not for this device.
             if let Some(done) = unsafe { batch_copy(context, stream, batch, copies) } {
@@ -59,23 +64,49 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
         }
     }
     // SAFETY: the caller's.
-    unsafe { one_by_one(context, stream, copies) }
+    unsafe { one_by_one(context, stream, copies, from) }
 }
 
+/// The context that memory belongs to, if it is another one.
+fn other_context(context: &Context, ptr: DevicePtr) -> Option<CUcontext> {
+    match kind_of(context, ptr.address(), 1) {
+        Some(PointerKind::Device(_, of)) => of.filter(|of| *of != context.raw()),
+        _ => None,
+    }
+}
+
+/// Each by itself; those within and between devices out of memory of the context `from`, if it is not
+/// the current one's.
+///
 /// # Safety
 /// As [`run`].
-unsafe fn one_by_one(context: &Context, stream: CUstream, copies: &[CopyOp]) -> Result<()> {
+unsafe fn one_by_one(
+    context: &Context,
+    stream: CUstream,
+    copies: &[CopyOp],
+    from: Option<CUcontext>,
+) -> Result<()> {
+    let driver = context.driver;
     for (i, copy) in copies.iter().enumerate() {
+        let (dst, src) = (
+            copy.dst.address() as CUdeviceptr,
+            copy.src.address() as CUdeviceptr,
+        );
+        let from = from.filter(|_| copy.kind == CopyKind::DeviceToDevice);
         // SAFETY: the caller's. All memory is in one address space: the driver finds the direction.
-        let code = unsafe {
-            (context.driver.cuMemcpyAsync)(
-                copy.dst.address() as CUdeviceptr,
-                copy.src.address() as CUdeviceptr,
-                copy.bytes,
-                stream,
-            )
+        let (operation, code) = unsafe {
+            match from {
+                None => (
+                    "cuMemcpyAsync",
+                    (driver.cuMemcpyAsync)(dst, src, copy.bytes, stream),
+                ),
+                Some(from) => (
+                    "cuMemcpyPeerAsync",
+                    (driver.cuMemcpyPeerAsync)(dst, context.raw(), src, from, copy.bytes, stream),
+                ),
+            }
         };
-        if let Err(e) = context.check("cuMemcpyAsync", code) {
+        if let Err(e) = context.check(operation, code) {
             if i > 0 {
                 wait_for(context, stream);
             }
@@ -146,7 +177,7 @@ fn is_between_hosts(context: &Context, copy: &CopyOp) -> bool {
     let is_device = |ptr: DevicePtr| {
         matches!(
             kind_of(context, ptr.address(), 1),
-            Some(PointerKind::Device(_) | PointerKind::Managed)
+            Some(PointerKind::Device(..) | PointerKind::Managed)
         )
     };
     copy.kind != CopyKind::DeviceToDevice || !is_device(copy.src)

@@ -117,6 +117,14 @@ driver! {
         ptr: CUdeviceptr
     );
     cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
+    cuMemcpyPeerAsync(
+        dst: CUdeviceptr,
+        dst_context: CUcontext,
+        src: CUdeviceptr,
+        src_context: CUcontext,
+        bytes: usize,
+        stream: CUstream
+    );
     cuMemsetD8Async(dst: CUdeviceptr, byte: c_uchar, count: usize, stream: CUstream);
     cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
 }

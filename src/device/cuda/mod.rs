@@ -248,6 +248,20 @@ impl CudaDevice {
         Context::adopt_event(event).into_ptr()
     }
 
+    /// Whether device memory of an ordinal, and of a context if it belongs to one, is this device's.
+    fn is_own(&self, of: std::ffi::c_int, context: Option<CUcontext>) -> bool {
+        of == self.context().ordinal && context.is_none_or(|raw| raw == self.cu_context())
+    }
+
+    /// The context that the memory at an address belongs to, by the driver's knowledge; `None` if it
+    /// belongs to none (memory of a pool), or is not device memory.
+    pub fn context_of(&self, address: DevicePtr) -> Option<CUcontext> {
+        match self.kind_of(address, 1)? {
+            PointerKind::Device(_, context) => context,
+            _ => None,
+        }
+    }
+
     fn kind_of(&self, address: DevicePtr, bytes: usize) -> Option<PointerKind> {
         kind_of(self.context(), address.address(), bytes)
     }
@@ -327,15 +341,39 @@ unsafe impl Backend for CudaDevice {
             return AddressClass::Inaccessible;
         };
         match (self.memory(), kind) {
-            (CudaMemory::Device, P::Device(of)) if of == self.context().ordinal => {
+            (CudaMemory::Device, P::Device(of, context)) if self.is_own(of, context) => {
                 AddressClass::Device
             }
-            // The host must be able to read it, and cannot.
-            (_, P::Device(_)) => AddressClass::Inaccessible,
+            // Kernels of this context cannot reach it, or the host must be able to read it.
+            (_, P::Device(..)) => AddressClass::Inaccessible,
             (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
             (CudaMemory::Host, P::Host { mapped: false }) => AddressClass::HostAccessible,
             (_, P::Host { mapped: false } | P::Unknown) => AddressClass::Host,
         }
+    }
+
+    fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
+        use PointerKind as P;
+        let text = match self.kind_of(address, bytes)? {
+            P::Device(of, context) if self.memory() == CudaMemory::Device => {
+                if of != self.context().ordinal {
+                    format!("it is memory of CUDA device {of}")
+                } else if self.is_own(of, context) {
+                    return None;
+                } else {
+                    "it is memory of another context; open the device with that one \
+                     (CudaConfig::with_context)"
+                        .into()
+                }
+            }
+            P::Device(of, _) => {
+                format!("it is memory of CUDA device {of}, which the host cannot read")
+            }
+            P::Host { mapped: false } => "the device does not reach it at this address".into(),
+            P::Unknown => "the driver does not know it: it is ordinary host memory, or none".into(),
+            P::Host { mapped: true } | P::Managed => return None,
+        };
+        Some(text)
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {

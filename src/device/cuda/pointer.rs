@@ -2,15 +2,16 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use cudarc::driver::sys::{CUdeviceptr, CUpointer_attribute as Attribute};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUpointer_attribute as Attribute};
 
 use super::context::Context;
 
 /// What kind of memory an address lies in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PointerKind {
-    /// Memory of the device of this ordinal.
-    Device(c_int),
+    /// Memory of the device of this ordinal; in which context, if it belongs to one (memory of a pool
+    /// does not).
+    Device(c_int, Option<CUcontext>),
     /// Page-locked host memory; whether a device reaches it under this very address.
     Host { mapped: bool },
     /// Managed memory.
@@ -25,17 +26,20 @@ fn kind_of_byte(context: &Context, address: usize) -> PointerKind {
     let mut managed: c_uint = 0;
     let mut ordinal: c_int = -1;
     let mut device_pointer: CUdeviceptr = 0;
+    let mut of: CUcontext = std::ptr::null_mut();
     let mut attributes = [
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
         Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
+        Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
     ];
-    let mut values: [*mut c_void; 4] = [
+    let mut values: [*mut c_void; 5] = [
         (&raw mut memory_type).cast(),
         (&raw mut managed).cast(),
         (&raw mut ordinal).cast(),
         (&raw mut device_pointer).cast(),
+        (&raw mut of).cast(),
     ];
     let Ok(_current) = context.enter("cuPointerGetAttributes") else {
         return PointerKind::Unknown;
@@ -58,7 +62,7 @@ fn kind_of_byte(context: &Context, address: usize) -> PointerKind {
         HOST => PointerKind::Host {
             mapped: device_pointer == address as CUdeviceptr,
         },
-        DEVICE => PointerKind::Device(ordinal),
+        DEVICE => PointerKind::Device(ordinal, (!of.is_null()).then_some(of)),
         _ => PointerKind::Unknown,
     }
 }
