@@ -2,8 +2,11 @@
 //! stand-in takes the real driver's place in the whole process.
 #![cfg(all(target_os = "linux", not(miri)))]
 
+#[path = "../cuda_suite/mod.rs"]
+mod cuda_suite;
 #[path = "../cuda_fake_self/fake.rs"]
 mod fake;
+mod places;
 mod rig;
 mod rigs;
 #[path = "../support/mod.rs"]
@@ -16,6 +19,7 @@ mod contexts;
 mod failures;
 mod imports;
 mod interop;
+mod kernel;
 mod memory;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;

@@ -1,14 +1,10 @@
 //! CUDA devices on the stand-in driver.
 
-use std::ffi::c_void;
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, Instant};
+use arrow_device::cuda::{CudaConfig, CudaMemory};
+use arrow_device::{Device, Devices, ImportOptions};
 
-use arrow_device::conformance::Hold;
-use arrow_device::cuda::{CudaConfig, CudaMemory, CudaQueue};
-use arrow_device::{Device, Devices, ImportOptions, Queue};
-use cudarc::driver::sys;
-
+pub use crate::cuda_suite::hold::hold;
+pub use crate::cuda_suite::soon;
 use crate::fake::{Group, LAZY};
 
 /// The ways in which the driver runs work.
@@ -104,54 +100,4 @@ pub fn unclean(group: Group) -> Option<String> {
         }
     }
     (!text.is_empty()).then_some(text)
-}
-
-/// Whether something becomes true within a while.
-pub fn soon(mut done: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + Duration::from_secs(10);
-    while !done() {
-        if Instant::now() > end {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    true
-}
-
-/// Something that a stream's work waits at until it is opened.
-#[derive(Default)]
-struct Gate {
-    open: Mutex<bool>,
-    opened: Condvar,
-}
-
-/// Keeps a queue's stream busy with a host function.
-pub fn hold(queue: &Queue) -> Hold {
-    unsafe extern "C" fn pass(gate: *mut c_void) {
-        // SAFETY: the reference that `hold` gave away.
-        let gate = unsafe { Arc::from_raw(gate.cast_const().cast::<Gate>()) };
-        let open = gate.open.lock().unwrap();
-        drop(gate.opened.wait_while(open, |open| !*open).unwrap());
-    }
-    let gate = Arc::new(Gate::default());
-    let data = Arc::into_raw(gate.clone()).cast_mut().cast();
-    launch_host(queue, pass, data);
-    Hold::new(move || {
-        *gate.open.lock().unwrap() = true;
-        gate.opened.notify_all();
-    })
-}
-
-/// Queues a host function.
-pub fn launch_host(queue: &Queue, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
-    let stream = queue.raw().as_any().downcast_ref::<CudaQueue>().unwrap();
-    let context = queue.device().as_cuda().unwrap().cu_context();
-    let mut popped = std::ptr::null_mut();
-    // SAFETY: context and stream live; the callers' functions take their data once.
-    unsafe {
-        assert_eq!(sys::cuCtxPushCurrent_v2(context) as i32, 0);
-        let launched = sys::cuLaunchHostFunc(stream.cu_stream(), Some(f), data);
-        assert_eq!(sys::cuCtxPopCurrent_v2(&raw mut popped) as i32, 0);
-        assert_eq!(launched as i32, 0);
-    }
 }

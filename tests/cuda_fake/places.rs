@@ -1,0 +1,31 @@
+//! Devices for the suite that the real driver goes through too.
+
+use crate::cuda_suite::Place;
+use crate::fake::Group;
+use crate::rig::MODES;
+
+pub fn places() -> Vec<Place> {
+    let place = |flags| {
+        let group = Group::with_capacity(3, flags, 256 << 20);
+        let first = group.ordinal();
+        Place {
+            ordinal: first,
+            others: vec![first + 1, first + 2],
+            rows: 300,
+            // The simulated device's own tests go through all of them. Prime: other cases for each type.
+            share: 5,
+            unclean: Box::new(move || {
+                group.drain();
+                let report = group.report();
+                if !report.is_empty() {
+                    return Some(report);
+                }
+                // For other tests: there are not many ordinals.
+                group.close();
+                None
+            }),
+            alone: None,
+        }
+    };
+    MODES.map(place).into()
+}

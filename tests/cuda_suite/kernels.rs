@@ -1,0 +1,160 @@
+//! Kernels in the order of queues, with much work under way: a missing wait would be a wrong value.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{Array, ArrayRef, Float64Array, RecordBatch};
+use arrow_device::cuda::CudaMemory;
+use arrow_device::device::DevicePtr;
+use arrow_device::{Device, DeviceArray, DeviceBufferMut, Queue};
+use arrow_schema::DataType;
+use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
+use cudarc::nvrtc::Ptx;
+
+use super::{MEMORIES, everywhere, example};
+
+const ROUNDS: usize = 200;
+/// Rounds that are under way at once.
+const AHEAD: usize = 4;
+
+/// The kernel `fill_i64(out, value, n)`.
+pub fn fill_kernel(device: &Device) -> CudaFunction {
+    let context = device.as_cuda().unwrap().cuda_context().unwrap();
+    let module = context.load_module(Ptx::from_src(include_str!("fill.ptx")));
+    module.unwrap().load_function("fill_i64").unwrap()
+}
+
+/// Queues `fill_i64` at an address.
+pub fn fill_at(kernel: &CudaFunction, queue: &Queue, at: DevicePtr, value: i64, n: usize) {
+    let stream = queue.cuda_stream().unwrap();
+    let address = at.address() as u64;
+    let mut launch = stream.launch_builder(kernel);
+    launch.arg(&address).arg(&value).arg(&n);
+    // SAFETY: the kernel's parameters. The memory is the caller's; one test has none on purpose.
+    unsafe { launch.launch(LaunchConfig::for_num_elems(n as u32)) }.unwrap();
+}
+
+/// A column of `rows` times `value`, made by a kernel.
+fn filled(kernel: &CudaFunction, queue: &Queue, value: i64, rows: usize) -> DeviceArray {
+    let memory = DeviceBufferMut::allocate(queue, rows * 8).unwrap();
+    fill_at(kernel, queue, memory.address(), value, rows);
+    let values = memory.freeze().unwrap();
+    DeviceArray::from_values(DataType::Int64, rows, values, None, Some(0)).unwrap()
+}
+
+#[test]
+fn a_kernels_results_are_ready_before_they_are_read() {
+    everywhere(|place| {
+        for memory in MEMORIES {
+            let device = place.open(memory);
+            let kernel = fill_kernel(&device);
+            let context = device.as_cuda().unwrap().cuda_context().unwrap();
+            let given = Queue::from_cuda_stream(&device, context.new_stream().unwrap()).unwrap();
+            let queues = [device.default_queue(), device.new_queue().unwrap(), given];
+            let check = |value: usize, column: DeviceArray| {
+                let back = column.to_host().unwrap();
+                let back = back.as_primitive::<Int64Type>();
+                let wrong = back.values().iter().position(|v| *v != value as i64);
+                assert_eq!(wrong, None, "{memory:?}, round {value}");
+            };
+            let mut ahead = VecDeque::new();
+            for round in 0..ROUNDS {
+                let queue = &queues[round % queues.len()];
+                let rows = place.rows - round;
+                ahead.push_back((round, filled(&kernel, queue, round as i64, rows)));
+                if ahead.len() > AHEAD {
+                    let (round, column) = ahead.pop_front().unwrap();
+                    check(round, column);
+                }
+            }
+            ahead
+                .into_iter()
+                .for_each(|(round, column)| check(round, column));
+            drop((queues, kernel, context));
+            device.assert_done();
+        }
+    });
+}
+
+/// Prices and quantities of one round.
+fn inputs(round: usize, rows: usize) -> [ArrayRef; 2] {
+    let column = |nulls: usize, factor: f64| -> ArrayRef {
+        let value = |i: usize| {
+            let value = (i + round) as f64 * factor - round as f64;
+            ((i + round) % nulls != 0).then_some(value)
+        };
+        Arc::new((0..rows).map(value).collect::<Float64Array>())
+    };
+    [column(7, 0.37), column(5, 1.25)]
+}
+
+fn batch(columns: [(&str, ArrayRef); 3]) -> RecordBatch {
+    RecordBatch::try_from_iter(columns).unwrap()
+}
+
+/// Upload, kernel and download on three queues, with memory that is freed and used again meanwhile.
+#[test]
+fn upload_kernel_download_again_and_again() {
+    everywhere(|place| {
+        for memory in MEMORIES {
+            let device = place.open(memory);
+            let kernel = example::load(&device).unwrap();
+            let (up, work) = (device.new_queue().unwrap(), device.new_queue().unwrap());
+            let check = |round: usize, rows: usize, total: DeviceArray| {
+                let [a, b] = inputs(round, rows);
+                let back = total.to_host().unwrap();
+                let sent = batch([("id", a.clone()), ("price", a.clone()), ("quantity", b)]);
+                let back = batch([("id", a.clone()), ("total", back), ("", a)]);
+                let same = example::check(&sent, &back);
+                same.unwrap_or_else(|e| panic!("{memory:?}, round {round}: {e}"));
+            };
+            let mut ahead = VecDeque::new();
+            for round in 0..ROUNDS {
+                let rows = place.rows - round;
+                let [a, b] = inputs(round, rows);
+                let [a, b] =
+                    [a, b].map(|array| device.upload_data_on(array.to_data(), &up).unwrap());
+                let total = example::product(&kernel, &a, &b, &work).unwrap();
+                // Freed while the kernel has yet to read them; the next round may get their memory.
+                drop((a, b));
+                ahead.push_back((round, rows, total));
+                if ahead.len() > AHEAD {
+                    let (round, rows, total) = ahead.pop_front().unwrap();
+                    check(round, rows, total);
+                }
+            }
+            for (round, rows, total) in ahead {
+                check(round, rows, total);
+            }
+            drop((up, work, kernel));
+            device.assert_done();
+        }
+    });
+}
+
+/// The same kernel on threads of their own, each with its queue.
+#[test]
+fn kernels_on_many_threads() {
+    everywhere(|place| {
+        let device = place.open(CudaMemory::Device);
+        let kernel = fill_kernel(&device);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (device, kernel) = (&device, &kernel);
+                scope.spawn(move || {
+                    let queue = device.new_queue().unwrap();
+                    for round in 0..50 {
+                        let value = thread * 1000 + round;
+                        let back = filled(kernel, &queue, value, 5000).to_host().unwrap();
+                        let back = back.as_primitive::<Int64Type>();
+                        assert!(back.values().iter().all(|v| *v == value), "{value}");
+                    }
+                });
+            }
+        });
+        drop(kernel);
+        device.assert_done();
+    });
+}
