@@ -39,6 +39,10 @@
 //! # }
 //! ```
 //!
+//! The example `cuda_kernel` is the whole of it, nulls included. To load a kernel's PTX through cudarc a program
+//! names cudarc's feature `nvrtc` itself, on the same version: `cudarc = { version = "0.19", features = ["nvrtc"],
+//! default-features = false }`.
+//!
 //! # What goes in and out
 //!
 //! | cudarc's | becomes | and back |
@@ -59,7 +63,8 @@
 //! and managed memory is recycled, and freed on a thread of its own, since the driver waits for the device
 //! then. Events have no timing and are reused. An import asks the driver about the first and the last byte of
 //! every buffer: the claimed device's own memory, managed memory, and page-locked memory that the device
-//! reaches at that address are accepted.
+//! reaches at that address are accepted. Ordinary host memory is refused under all of CUDA's names, and so is
+//! device memory that belongs to another context, whose kernels alone reach it.
 //!
 //! After a kernel has failed (an illegal address, say), CUDA refuses everything in that process: every call
 //! answers with the code and its text, frees included, and releases go on being called once.
