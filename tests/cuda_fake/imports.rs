@@ -147,6 +147,15 @@ fn device_memory_is_the_claimed_devices() {
         let text = format!("it is memory of CUDA device {}", group.first + 1);
         refused(&rig, moved(&rig, other.ptr), &text);
         drop(other);
+        // Memory of a pool belongs to no context, but to a device.
+        let neighbour = Rig::of(group, &CudaConfig::new(group.ordinal() + 1));
+        let there = neighbour.upload_array(&ints()).unwrap();
+        let address = there.buffer(1).unwrap().address().as_ptr();
+        refused(&rig, moved(&rig, address), "array.buffers[1]");
+        drop(there);
+        neighbour.synchronize().unwrap();
+        neighbour.trim();
+        drop(neighbour);
         // Too short: the last byte is somebody else's.
         let short = Block::device(group.first, 128);
         refused(&rig, moved(&rig, short.ptr), "array.buffers[1]");

@@ -140,11 +140,12 @@ fn other_streams_that_wrote_a_slice() {
         let mut slice = stream.alloc_zeros::<i64>(500).unwrap();
         stream.synchronize().unwrap();
         let queue = Queue::from_cuda_stream(&rig.device, writer.clone()).unwrap();
-        let held = hold(&queue);
         let values = longs(500);
         // SAFETY: page-locked memory, which is read when the stream gets there.
         let mut pinned = unsafe { world.context.alloc_pinned_with_flags::<i64>(500, 0) }.unwrap();
         pinned.as_mut_slice().unwrap().copy_from_slice(&values);
+        // Declared last: were the test to fail, what waits for the stream would wait for it.
+        let held = hold(&queue);
         writer.memcpy_htod(&pinned, &mut slice).unwrap();
         let buffer = DeviceBuffer::from_cuda_slice(&rig.device, slice).unwrap();
         let column = DeviceArray::from_values(DataType::Int64, 500, buffer, None, Some(0)).unwrap();

@@ -4,6 +4,7 @@
 //! is missing, and take an error code that is newer than the bindings for an enum's value, which is
 //! undefined behaviour. Here codes are integers, and what is missing is an error.
 
+use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use std::sync::OnceLock;
 
@@ -226,7 +227,15 @@ impl Driver {
         let library = names.iter().find_map(|name| {
             // SAFETY: loading a driver library runs its initialisers, which is what it is for.
             let library = unsafe { Library::new(*name) };
-            library.map_err(|e| why = e.to_string()).ok()
+            library
+                .map_err(|e| {
+                    // The system's own text stands behind the library's.
+                    let text = e
+                        .source()
+                        .map_or_else(|| e.to_string(), ToString::to_string);
+                    why = text;
+                })
+                .ok()
         });
         let library = library.ok_or_else(|| {
             format!("the NVIDIA driver's library cannot be loaded; install the driver ({why})")
