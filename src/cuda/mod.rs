@@ -66,11 +66,16 @@
 //! reaches at that address are accepted. Ordinary host memory is refused under all of CUDA's names, and so is
 //! device memory that belongs to another context, whose kernels alone reach it.
 //!
-//! After a kernel has failed (an illegal address, say), CUDA refuses everything in that process: every call
-//! answers with the code and its text, frees included, and releases go on being called once.
+//! After a kernel has failed (an illegal address, say), CUDA refuses everything of that context for the rest of
+//! the process: every call answers with the code and its text, frees included, and releases go on being called once.
 //!
-//! A per-thread default stream may be a queue: calls on several threads are ordered by events. Work that
-//! the program itself gives to such a stream counts for calls on the same thread only.
+//! CUDA tells nobody when an event completes: who waits for one without a thread
+//! ([`SyncEvent::notify`](crate::SyncEvent::notify), releases) is served by a thread that asks, within a
+//! millisecond.
+//!
+//! A per-thread default stream may be a queue: what is given to it through this crate, on several threads, is
+//! ordered by events. Kernels that the program itself launches on such a stream must be launched, and their loans
+//! dropped, on one thread.
 
 mod kernel;
 mod slices;

@@ -7,6 +7,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
 
 use super::{CudaDevice, CudaMemory};
+use crate::device::cuda::let_go;
 use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, DeviceBufferMut, Memory, Owner, Ready};
@@ -36,27 +37,51 @@ impl DeviceBuffer {
     /// [`Error::InvalidArgument`] for a slice of another context, or what the driver says. The slice
     /// is dropped then.
     pub fn from_cuda_slice<T>(device: &Device, slice: CudaSlice<T>) -> Result<Self> {
-        let cuda = plain_device(device)?;
         let context = slice.context().clone();
-        let queue = Queue::from_cuda_stream(device, slice.stream().clone());
         let bytes = slice.num_bytes();
-        let queue = match queue {
-            Ok(queue) if bytes > 0 => queue,
+        let discard = |slice| {
+            let of = context.clone();
+            let_go(of, move || drop(slice));
+        };
+        let place = plain_device(device).and_then(|cuda| {
+            let queue = Queue::from_cuda_stream(device, slice.stream().clone())?;
+            Ok((cuda, queue))
+        });
+        let (cuda, queue) = match place {
+            Ok((cuda, queue)) if bytes > 0 => (cuda, queue),
             other => {
-                cuda.let_go(context, move || drop(slice));
-                return DeviceBufferMut::allocate(&other?, 0)?.freeze();
+                discard(slice);
+                let_go(context, || ());
+                return DeviceBufferMut::allocate(&other?.1, 0)?.freeze();
             }
         };
-        let (address, known) = cuda.with_current("leak", || {
-            // The stream waits for other streams' uses; cudarc keeps an error of that for later.
-            let known = context.check_err();
+        let mut slice = Some(slice);
+        let leaked = cuda.with_current("CudaSlice::leak", || {
+            let slice = slice.take()?;
+            // The stream waits for other streams' uses; cudarc keeps an error of that for later, beside
+            // those that are the program's.
+            let earlier = context.check_err();
             let address = slice.leak();
-            (address, known.and(context.check_err()))
-        })?;
+            let own = context.check_err();
+            context.record_err(earlier);
+            Some((address, own.is_ok()))
+        });
+        let (address, ordered) = match leaked {
+            Ok(Some(leaked)) => leaked,
+            failed => {
+                if let Some(slice) = slice {
+                    discard(slice);
+                }
+                let_go(context, || ());
+                return Err(failed.err().unwrap_or(Error::Released("the slice")));
+            }
+        };
+        let_go(context, || ());
         let base = DevicePtr::new(std::ptr::with_exposed_provenance_mut(address as usize));
-        let ordered = match known {
-            Ok(()) => queue.record(),
-            Err(_) => device.synchronize().and_then(|()| queue.record()),
+        // Work that other threads gave to a per-thread stream is known to nobody.
+        let ordered = match ordered && queue.raw().is_one_stream() {
+            true => queue.record(),
+            false => device.synchronize().and_then(|()| queue.record()),
         };
         let ready = match ordered {
             Ok(event) => event.map_or(Ready::Now, Ready::Event),
@@ -75,7 +100,8 @@ impl DeviceBuffer {
     /// buffer is ready and its uses are done. Every bit pattern is a value of `T`.
     ///
     /// # Errors
-    /// The buffer, if it is not the only holder of all of its memory, if that is not memory that
+    /// The buffer (empty if what fails is cudarc, after the memory was taken: then the content is lost), if
+    /// it is not the only holder of all of its memory, if that is not memory that
     /// a device of type CUDA allocated (by this crate, or adopted from a slice), if its length is
     /// no multiple of `T`'s, or for a stream of another context; and the reason.
     pub fn try_into_cuda_slice<T: ArrowNativeType + DeviceRepr>(
@@ -92,6 +118,9 @@ impl DeviceBuffer {
             Ok(base) => base,
             Err(e) => return Err((self, e)),
         };
+        if let Ok(cuda) = plain_device(&device) {
+            cuda.forget(base);
+        }
         let upgrade = || {
             let address = base.address() as CUdeviceptr;
             // SAFETY: the memory was just given up by its only holder; it is valid for `len` elements, as
@@ -101,7 +130,8 @@ impl DeviceBuffer {
             // cudarc panics if it cannot create events.
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(upgrade))
         };
-        let slice = plain_device(&device).and_then(|cuda| cuda.with_current("upgrade", upgrade));
+        let slice = plain_device(&device)
+            .and_then(|cuda| cuda.with_current("CudaStream::upgrade_device_ptr", upgrade));
         match slice {
             Ok(Ok(slice)) => Ok(slice),
             failed => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::CudaQueue;
+use crate::device::cuda::let_go;
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
@@ -16,7 +17,15 @@ impl Queue {
     /// [`Error::NotSupported`] for another device than CUDA's, [`Error::InvalidArgument`] for a
     /// stream of another context.
     pub fn from_cuda_stream(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
-        let raw = device.as_cuda()?.adopt_stream(stream)?;
+        let cuda = match device.as_cuda() {
+            Ok(cuda) => cuda,
+            Err(e) => {
+                let of = stream.context().clone();
+                let_go(of, move || drop(stream));
+                return Err(e);
+            }
+        };
+        let raw = cuda.adopt_stream(stream)?;
         // SAFETY: the queue was just made by the device's backend.
         Ok(unsafe { device.wrap_queue(Arc::new(raw)) })
     }
@@ -67,7 +76,15 @@ impl SyncEvent {
     /// # Errors
     /// [`Error::NotSupported`] for another device than CUDA's.
     pub fn from_cuda_event(device: &Device, event: CudaEvent) -> Result<Self> {
-        let ptr = device.as_cuda()?.adopt_event(Arc::new(event));
+        let cuda = match device.as_cuda() {
+            Ok(cuda) => cuda,
+            Err(e) => {
+                let of = event.context().clone();
+                let_go(of, move || drop(event));
+                return Err(e);
+            }
+        };
+        let ptr = cuda.adopt_event(event);
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
         // SAFETY: made by the device's backend for its own `release_event`, and given to nobody else.
         Ok(unsafe { Self::from_recorded(device.clone(), ptr) })

@@ -152,7 +152,7 @@ pub enum Notify {
 ///   that all work queued before it was recorded has finished and is visible to the host;
 /// - `classify` answers `Host` only for memory that the host may read, if the address is one that
 ///   may be read at all: a driver cannot tell ordinary memory from no memory;
-/// - after an error of [`synchronize`](Self::synchronize) nothing that was queued before runs any more;
+/// - after [`settle`](Self::settle), whatever it answers, nothing that was queued before runs any more;
 /// - [`allocate_host`](Self::allocate_host) gives memory that the host may read and write; of a
 ///   host-readable device, [`RawQueue::allocate`] gives initialised memory.
 pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
@@ -258,9 +258,14 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Gives back memory that is kept for reuse.
     fn trim(&self) {}
 
-    /// Makes the calling thread wait for all work of this device. An error means that the device has
-    /// failed: nothing that was queued before runs any more.
+    /// Makes the calling thread wait for all work of this device.
     fn synchronize(&self) -> Result<()>;
+
+    /// As [`synchronize`](Self::synchronize), as long as it takes: an error means that the device has
+    /// failed, and nothing that was queued before runs any more. For threads that hold up nobody.
+    fn settle(&self) -> Result<()> {
+        self.synchronize()
+    }
 
     /// For downcasts to the backend's own type.
     fn as_any(&self) -> &dyn Any;
@@ -299,6 +304,12 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// # Safety
     /// As [`copy`](Self::copy).
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()>;
+
+    /// Whether all that is given to the queue's handle, by anybody on any thread, runs in one order. A
+    /// per-thread stream's does not: there, only work given through this queue does.
+    fn is_one_stream(&self) -> bool {
+        true
+    }
 
     /// Records an event after all work so far. The pointer is stable until
     /// [`Backend::release_event`].

@@ -123,11 +123,11 @@ impl Device {
     }
 
     /// Makes sure that no work of the device runs any more that was queued before: waits for all of
-    /// it. An error says that the device has failed and runs nothing more ([`Backend::synchronize`]);
-    /// it is parked.
+    /// it. An error says that the device has failed and runs nothing more ([`Backend::settle`]); it is
+    /// parked.
     pub(crate) fn settle(&self) {
         Counters::add(&self.0.counters.host_waits, 1);
-        if let Err(e) = self.0.backend.synchronize() {
+        if let Err(e) = self.0.backend.settle() {
             self.park_drop_error(e);
         }
     }

@@ -16,8 +16,8 @@ type Factory = Arc<dyn Fn(i64) -> Result<Device> + Send + Sync>;
 /// [`Devices::global`] is the process's default and is never dropped; own values are for tests and
 /// for programs that keep worlds apart. Clones share their content.
 ///
-/// A device is made by the factory of its type at its first use and kept. If that fails, the reason
-/// is kept too, and later requests get it again.
+/// A device is made by the factory of its type at its first use and kept. If there is none
+/// ([`Error::DeviceNotAvailable`]), the reason is kept too, and later requests get it again.
 ///
 /// ```
 /// use arrow_device::{Devices, DeviceId};
@@ -167,7 +167,7 @@ impl Devices {
             };
         };
         let slot = self.slot(id);
-        slot.get_or_init(|| {
+        let made = slot.get_or_init(|| {
             let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| factory(id.id)));
             made.unwrap_or_else(|payload| {
                 std::mem::forget(payload);
@@ -176,8 +176,21 @@ impl Devices {
                     reason: "its factory panicked".into(),
                 })
             })
-        })
-        .clone()
+        });
+        match made {
+            Ok(_) | Err(Error::DeviceNotAvailable { .. }) => {}
+            // Perhaps for now only: the next request tries again.
+            Err(_) => {
+                let mut devices = self.devices();
+                if devices
+                    .get(&id)
+                    .is_some_and(|there| Arc::ptr_eq(there, &slot))
+                {
+                    devices.remove(&id);
+                }
+            }
+        }
+        made.clone()
     }
 
     /// As [`get`](Self::get); page-locked memory whose backend is missing is then served as plain

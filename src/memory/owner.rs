@@ -122,13 +122,18 @@ impl Owner {
     }
 
     fn is_home(&self, queue: &Queue) -> bool {
+        self.is_freed_on(queue) && matches!(&self.ready, Ready::Event(_))
+    }
+
+    /// Whether the free comes after all work of `queue` by itself.
+    fn is_freed_on(&self, queue: &Queue) -> bool {
         matches!(&self.memory, Some(Memory::Device { queue: home, .. }) if home.same_as(queue))
-            && matches!(&self.ready, Ready::Event(_))
+            && queue.raw().is_one_stream()
     }
 
     /// Notes that work on `queue` so far reads the memory.
     pub(crate) fn record_use(&self, queue: &Queue) {
-        if matches!(&self.memory, Some(Memory::Device { queue: home, .. }) if home.same_as(queue)) {
+        if self.is_freed_on(queue) {
             return;
         }
         match queue.record() {
@@ -171,6 +176,14 @@ impl Owner {
 
     fn hand_over(&mut self, queue: &Queue) -> Result<()> {
         self.wait_on(queue)?;
+        // Uses on the home queue are not recorded: the free would come after them.
+        if let Some(Memory::Device { queue: home, .. }) = &self.memory {
+            if !home.same_as(queue) {
+                if let Some(event) = home.record()? {
+                    queue.wait(&event)?;
+                }
+            }
+        }
         if *self.unrecorded.get_mut() {
             self.device.synchronize()?;
             *self.unrecorded.get_mut() = false;

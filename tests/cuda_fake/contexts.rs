@@ -316,6 +316,101 @@ fn the_per_thread_stream_on_many_threads() {
     }
 }
 
+/// Between the pools of two devices the driver must be told both contexts.
+#[test]
+fn pools_of_two_devices() {
+    let group = Group::open(2, 0);
+    let rigs = [0, 1].map(|i| Rig::of(group, &CudaConfig::new(group.ordinal() + i)));
+    let batch = wide_batch(30, 50);
+    let up = rigs[0].upload(&batch).unwrap();
+    let before = group.calls("cuMemcpyPeerAsync");
+    let there = up.to_device(&rigs[1].device).unwrap();
+    assert!(group.calls("cuMemcpyPeerAsync") > before);
+    assert_same_batch(&batch, &there.to_host().unwrap(), "peers");
+    drop((up, there));
+    all_done(&[&rigs[0], &rigs[1]]);
+    drop(rigs);
+    assert_gone(group);
+}
+
+/// A code that a foreign event brings with it does not end the device.
+#[test]
+fn a_code_of_another_context() {
+    let rig = Rig::new(0);
+    let batch = wide_batch(4, 100);
+    for (call, code) in [
+        ("cuStreamWaitEvent", 709),
+        ("cuEventQuery", 700),
+        ("cuEventSynchronize", 201),
+        ("cuMemcpyAsync", 719),
+    ] {
+        let up = rig.upload(&batch).unwrap();
+        let queue = rig.new_queue().unwrap();
+        rig.group.fail(call, 1, code);
+        drop(
+            up.column(0)
+                .unwrap()
+                .buffer(1)
+                .map(|b| b.on(&queue).map(drop)),
+        );
+        let _ = up.to_host();
+        rig.group.clear();
+        let e = rig.synchronize();
+        assert!(e.is_ok(), "{call}: {e:?}");
+        assert_same_batch(&batch, &up.to_host().unwrap(), call);
+    }
+    let _ = rig.take_drop_error();
+    rig.assert_done();
+    // What cannot be asked now can be later.
+    rig.group.fail("cuCtxSynchronize", 1, 900);
+    let e = rig.synchronize().unwrap_err();
+    assert!(matches!(e, Error::Device { code: 900, .. }), "{e}");
+    rig.synchronize().unwrap();
+    rig.end();
+}
+
+/// Where the driver refuses on the way, a per-thread queue keeps its order.
+#[test]
+fn failures_of_a_per_thread_stream() {
+    for mode in MODES {
+        let rig = Rig::new(mode);
+        let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
+        let queue = Queue::from_cuda_stream(&rig.device, context.per_thread_stream()).unwrap();
+        let batch = wide_batch(6, 200);
+        for n in 1.. {
+            assert!(n < 300, "never ends");
+            rig.group.fail("*", n, 1);
+            let up = std::thread::scope(|scope| {
+                scope
+                    .spawn(|| rig.device.upload_on(&batch, &queue))
+                    .join()
+                    .unwrap()
+            });
+            let fired = rig.group.clear();
+            if let Ok(up) = &up {
+                assert_same_batch(&batch, &up.to_host().unwrap(), format!("call {n}"));
+            }
+            drop(up);
+            let _ = rig.take_drop_error();
+            let mut last = None;
+            assert!(
+                soon(|| {
+                    last = rig.unclean();
+                    last.is_none()
+                }),
+                "call {n}: {last:?}"
+            );
+            if fired == 0 {
+                break;
+            }
+        }
+        drop((queue, context));
+        // SAFETY: null: none; cudarc has made the context current.
+        unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
+        rig.end();
+    }
+}
+
 /// A driver that is going away is no error of a release.
 #[test]
 fn a_driver_that_shuts_down() {

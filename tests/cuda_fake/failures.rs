@@ -222,6 +222,46 @@ fn a_failed_kernel() {
     }
 }
 
+/// A device that has failed cannot say whose memory an address is: nothing is read on the host then.
+#[test]
+fn views_on_a_failed_device() {
+    let texts = ["short", "one that is longer than twelve bytes"];
+    let array = arrow_array::StringViewArray::from_iter_values(texts);
+    let rig = Rig::new(0);
+    let mut foreign = Foreign::new(&arrow_array::Array::to_data(&array), &rig.device);
+    // On the device, and ready.
+    let lengths = arrow_array::UInt8Array::from(vec![36, 0, 0, 0, 0, 0, 0, 0]);
+    let lengths = rig.upload_array(&lengths).unwrap().buffer(1).unwrap();
+    let last = foreign.root().n_buffers as usize - 1;
+    foreign.set_buffer(&[], last, lengths.address().as_ptr());
+    rig.synchronize().unwrap();
+    foreign.device_array.sync_event = std::ptr::null_mut();
+    let imported = foreign.import(&rig.options).unwrap();
+    rig.group.break_with(700);
+    let e = imported.to_host().unwrap_err();
+    assert!(
+        e.to_string().contains("700") || e.to_string().contains("ILLEGAL_ADDRESS"),
+        "{e}"
+    );
+    drop((imported, lengths));
+    assert!(soon(|| foreign.releases() == (1, 1)));
+}
+
+/// What failed for now is tried again; what is not there is not.
+#[test]
+fn a_device_that_could_not_be_opened_yet() {
+    let group = Group::open(1, 0);
+    let devices = Devices::new();
+    arrow_device::cuda::register(&devices);
+    let id = format!("cuda:{}", group.first).parse().unwrap();
+    group.fail("cuDevicePrimaryCtxRetain", 1, 2);
+    let e = devices.get(id).unwrap_err();
+    assert!(e.to_string().contains("cuDevicePrimaryCtxRetain"), "{e}");
+    assert_eq!(devices.get(id).unwrap().id(), id);
+    drop(devices);
+    crate::rig::assert_gone(group);
+}
+
 #[test]
 fn out_of_device_memory() {
     let group = Group::with_capacity(1, 0, 4 << 20);

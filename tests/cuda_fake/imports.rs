@@ -304,6 +304,21 @@ fn the_queue_waits_and_not_the_host() {
     }
 }
 
+/// Managed memory under the name of host memory, where the host must not read it.
+#[test]
+fn managed_memory_as_host_memory() {
+    let rig = Rig::with(NO_CONCURRENT_MANAGED, CudaMemory::Host);
+    let managed = Block::managed(rig.group.first, 400).with(ints().values());
+    refused(
+        &rig,
+        moved(&rig, managed.ptr),
+        "managed memory, which the host must not read",
+    );
+    drop(managed);
+    rig.assert_done();
+    rig.end();
+}
+
 /// Where the host must not touch managed memory it is copied.
 #[test]
 fn managed_memory_without_concurrent_access_is_copied() {

@@ -130,6 +130,67 @@ fn slice_address(slice: &cudarc::driver::CudaSlice<i64>, stream: &CudaStream) ->
     slice.device_ptr(stream).0
 }
 
+/// Work of the home queue that reads a buffer comes before the slice's.
+#[test]
+fn a_slice_waits_for_the_home_queue() {
+    for mode in MODES {
+        let world = World::new(mode);
+        let (rig, stream) = (&world.rig, &world.stream);
+        let queue = rig.new_queue().unwrap();
+        let mut memory = DeviceBufferMut::allocate(&queue, 800).unwrap();
+        memory.fill(1).unwrap();
+        let buffer = memory.freeze().unwrap();
+        let held = hold(&queue);
+        // A kernel of the home queue would stand here.
+        drop(buffer.on(&queue).unwrap());
+        let slice = buffer.try_into_cuda_slice::<i64>(stream).unwrap();
+        let event = stream.record_event(None).unwrap();
+        let event = SyncEvent::from_cuda_event(&rig.device, event).unwrap();
+        assert!(
+            !event.is_complete().unwrap(),
+            "the stream does not wait for the home queue"
+        );
+        drop(held);
+        stream.synchronize().unwrap();
+        drop((event, slice));
+        stream.synchronize().unwrap();
+        drop(queue);
+        world.end();
+    }
+}
+
+/// What is refused leaves no context current.
+#[test]
+fn refusals_leave_no_context_current() {
+    let world = World::new(0);
+    let stream = &world.stream;
+    let current = || {
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` is written.
+        unsafe { assert_eq!(sys::cuCtxGetCurrent(&raw mut raw) as i32, 0) };
+        raw
+    };
+    let slices = [0; 2].map(|_| stream.clone_htod(&longs(10)).unwrap());
+    let event = stream.record_event(None).unwrap();
+    stream.synchronize().unwrap();
+    // SAFETY: null: none.
+    unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
+    let cpu = arrow_device::Devices::cpu();
+    let [one, two] = slices;
+    assert!(DeviceBuffer::from_cuda_slice(&cpu, one).is_err());
+    assert!(current().is_null());
+    let buffer = DeviceBuffer::from_cuda_slice(&world.rig.device, two).unwrap();
+    assert!(current().is_null());
+    assert!(SyncEvent::from_cuda_event(&cpu, event).is_err());
+    assert!(Queue::from_cuda_stream(&cpu, stream.clone()).is_err());
+    assert!(current().is_null());
+    drop(buffer);
+    assert!(current().is_null());
+    world.rig.synchronize().unwrap();
+    stream.synchronize().unwrap();
+    world.end();
+}
+
 /// Uses of a slice on other streams, which cudarc knows of, come before the column's.
 #[test]
 fn other_streams_that_wrote_a_slice() {

@@ -18,6 +18,8 @@ pub enum Way {
     HostToDevice,
     DeviceToHost,
     DeviceToDevice,
+    /// Device to device, with both contexts named.
+    Peer,
 }
 
 /// When the source of a copy is read, if it is pageable.
@@ -78,7 +80,7 @@ impl Copy {
             Way::Any => (true, true),
             Way::HostToDevice => (true, false),
             Way::DeviceToHost => (false, true),
-            Way::DeviceToDevice => (false, false),
+            Way::DeviceToDevice | Way::Peer => (false, false),
         };
         // Page-locked and managed memory is both.
         let fits = |place, host: bool| match place {
@@ -88,6 +90,19 @@ impl Copy {
         };
         if !fits(from, host_source) || !fits(to, host_target) {
             return Err(wrong(format!("the wrong way, from {from:?} to {to:?}")));
+        }
+        // Drivers do not find memory of another device's pool by its address alone.
+        let pooled = |address: usize| {
+            let block = registry.memory.at(address as Address);
+            block
+                .filter(|block| block.pool.is_some())
+                .map(|block| block.ordinal)
+        };
+        if let (Some(of), Some(other), true) = (pooled(src), pooled(dst), way != Way::Peer) {
+            if of != other {
+                let why = "between pools of two devices without naming their contexts";
+                return Err(wrong(why.into()));
+            }
         }
         let eager = match reads {
             Reads::AsFlagged => engine.has(PAGEABLE_EAGER),

@@ -5,18 +5,37 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cudarc::driver::sys::CUdeviceptr;
 
 use super::CudaMemory;
-use super::context::{Context, Current, EventCell};
+use super::context::{Context, Current, EventCell, MemoryCall, memory_call};
+use super::driver::code;
 use crate::device::backend::DevicePtr;
 use crate::error::Result;
 
 /// Most bytes of idle blocks that are kept.
 const IDLE_LIMIT: usize = 256 << 20;
+/// Most idle blocks.
+const IDLE_BLOCKS: usize = 1024;
+/// How many blocks of other queues are asked about at most.
+const ASKED: usize = 8;
 /// Blocks of at least this many bytes are rounded up to a multiple of it, so that they fit again.
 const GRAIN: usize = 64 << 10;
+
+/// The driver's call that allocates memory of a kind.
+pub(super) fn call(memory: CudaMemory) -> &'static str {
+    names(memory).0
+}
+
+fn names(memory: CudaMemory) -> MemoryCall {
+    match memory {
+        CudaMemory::Device => memory_call!("cuMemAlloc"),
+        CudaMemory::Host => memory_call!("cuMemHostAlloc"),
+        CudaMemory::Managed => memory_call!("cuMemAllocManaged"),
+    }
+}
 
 /// Allocates memory of one kind, once. The context is current.
 pub(super) fn allocate(
@@ -25,33 +44,27 @@ pub(super) fn allocate(
     bytes: usize,
     _: &Current<'_>,
 ) -> Result<DevicePtr> {
+    // For all contexts; not write-combined, since the host reads it.
+    const PORTABLE: u32 = 1;
+    const ATTACH_GLOBAL: u32 = 1;
     let driver = context.driver;
     let mut address: CUdeviceptr = 0;
-    let (operation, code) = match memory {
-        CudaMemory::Device => {
-            // SAFETY: `address` is written.
-            let code = unsafe { (driver.cuMemAlloc_v2)(&raw mut address, bytes) };
-            ("cuMemAlloc", code)
-        }
-        CudaMemory::Host => {
-            // For all contexts; not write-combined, since the host reads it.
-            const PORTABLE: u32 = 1;
-            let mut ptr = std::ptr::null_mut();
-            // SAFETY: `ptr` is written.
-            let code = unsafe { (driver.cuMemHostAlloc)(&raw mut ptr, bytes, PORTABLE) };
-            context.check_memory("cuMemHostAlloc", code, bytes)?;
-            return Ok(DevicePtr::new(ptr));
-        }
-        CudaMemory::Managed => {
-            const ATTACH_GLOBAL: u32 = 1;
-            // SAFETY: `address` is written.
-            let code =
-                unsafe { (driver.cuMemAllocManaged)(&raw mut address, bytes, ATTACH_GLOBAL) };
-            ("cuMemAllocManaged", code)
+    let mut host = std::ptr::null_mut();
+    // SAFETY: `address` or `host` is written.
+    let code = unsafe {
+        match memory {
+            CudaMemory::Device => (driver.cuMemAlloc_v2)(&raw mut address, bytes),
+            CudaMemory::Host => (driver.cuMemHostAlloc)(&raw mut host, bytes, PORTABLE),
+            CudaMemory::Managed => {
+                (driver.cuMemAllocManaged)(&raw mut address, bytes, ATTACH_GLOBAL)
+            }
         }
     };
-    context.check_memory(operation, code, bytes)?;
-    Ok(to_ptr(address))
+    context.check_memory(names(memory), code, bytes)?;
+    Ok(match memory {
+        CudaMemory::Host => DevicePtr::new(host),
+        CudaMemory::Device | CudaMemory::Managed => to_ptr(address),
+    })
 }
 
 /// A driver's address. The memory is the driver's, so no Rust allocation is behind it.
@@ -106,7 +119,7 @@ impl Blocks {
     ) -> Result<DevicePtr> {
         let grain = if bytes >= GRAIN { GRAIN } else { 256 };
         let Some(bytes) = bytes.checked_next_multiple_of(grain) else {
-            return Err(context.out_of_memory("allocate", bytes));
+            return Err(context.out_of_memory(call(self.memory), bytes));
         };
         let reused = self.reuse(context, queue, bytes);
         let (ptr, bytes) = match reused {
@@ -132,13 +145,18 @@ impl Blocks {
     fn reuse(&self, context: &Context, queue: u64, bytes: usize) -> Option<Idle> {
         let mut state = self.lock();
         let most = bytes.saturating_mul(2);
-        let (i, _) = state
-            .idle
-            .iter()
-            .enumerate()
-            .filter(|(_, idle)| (bytes..=most).contains(&idle.bytes))
-            .filter(|(_, idle)| idle.queue == queue || is_done(context, &idle.after))
-            .min_by_key(|(_, idle)| idle.bytes)?;
+        let fits = |idle: &Idle| (bytes..=most).contains(&idle.bytes);
+        let smallest = |(_, idle): &(usize, &Idle)| idle.bytes;
+        let fitting = || state.idle.iter().enumerate().filter(|(_, idle)| fits(idle));
+        let own = fitting()
+            .filter(|(_, idle)| idle.queue == queue)
+            .min_by_key(smallest);
+        let (i, _) = own.or_else(|| {
+            fitting()
+                .take(ASKED)
+                .filter(|(_, idle)| is_done(context, &idle.after))
+                .min_by_key(smallest)
+        })?;
         let idle = state.idle.swap_remove(i);
         state.idle_bytes -= idle.bytes;
         Some(idle)
@@ -162,19 +180,30 @@ impl Blocks {
             after,
             queue,
         };
-        if state.idle_bytes.saturating_add(bytes) <= IDLE_LIMIT {
+        if state.idle_bytes.saturating_add(bytes) <= IDLE_LIMIT && state.idle.len() < IDLE_BLOCKS {
             state.idle_bytes += bytes;
             state.idle.push(idle);
             return;
         }
         drop(state);
-        scrap(context, self.memory, idle.ptr, After::Event(idle.after));
+        scrap(
+            context,
+            self.memory,
+            idle.ptr,
+            After::Event(idle.after),
+            None,
+        );
+    }
+
+    /// A block is not the device's any more.
+    pub(super) fn forget(&self, ptr: DevicePtr) {
+        self.lock().live.remove(&ptr.address());
     }
 
     /// Takes memory back that may be in use by anything.
     pub(super) fn give_up(&self, context: &Arc<Context>, ptr: DevicePtr) {
-        self.lock().live.remove(&ptr.address());
-        scrap(context, self.memory, ptr, After::Everything);
+        self.forget(ptr);
+        scrap(context, self.memory, ptr, After::Everything, None);
     }
 
     /// Frees idle blocks that nothing uses any more, on this thread.
@@ -201,7 +230,13 @@ impl Blocks {
             std::mem::take(&mut state.idle)
         };
         for idle in idle {
-            scrap(context, self.memory, idle.ptr, After::Event(idle.after));
+            scrap(
+                context,
+                self.memory,
+                idle.ptr,
+                After::Event(idle.after),
+                None,
+            );
         }
     }
 }
@@ -235,12 +270,16 @@ pub(super) enum After {
     Everything,
 }
 
+/// What is to be called once memory was freed.
+type Freed = Box<dyn FnOnce() + Send>;
+
 /// Memory to be freed on the thread for it.
 struct Scrap {
     context: Arc<Context>,
     memory: CudaMemory,
     ptr: DevicePtr,
     after: After,
+    freed: Option<Freed>,
 }
 
 #[derive(Default)]
@@ -255,14 +294,25 @@ static HEAP: Mutex<Heap> = Mutex::new(Heap {
     running: false,
 });
 
+fn heap() -> MutexGuard<'static, Heap> {
+    HEAP.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Frees memory after an event, on a thread of its own: the driver waits for the device.
-pub(super) fn scrap(context: &Arc<Context>, memory: CudaMemory, ptr: DevicePtr, after: After) {
-    let mut heap = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
+pub(super) fn scrap(
+    context: &Arc<Context>,
+    memory: CudaMemory,
+    ptr: DevicePtr,
+    after: After,
+    freed: Option<Freed>,
+) {
+    let mut heap = heap();
     heap.items.push(Scrap {
         context: context.clone(),
         memory,
         ptr,
         after,
+        freed,
     });
     if heap.running {
         return;
@@ -276,41 +326,59 @@ pub(super) fn scrap(context: &Arc<Context>, memory: CudaMemory, ptr: DevicePtr, 
     }
 }
 
+/// Frees what is ready, asks again about the rest, and ends when nothing is left.
 fn free_all() {
+    let mut pause = Duration::from_micros(50);
     loop {
-        let items = {
-            let mut heap = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut items = {
+            let mut heap = heap();
             if heap.items.is_empty() {
                 heap.running = false;
                 return;
             }
             std::mem::take(&mut heap.items)
         };
-        for item in items {
-            let Scrap {
-                context,
-                memory,
-                ptr,
-                after,
-            } = item;
-            // An error of `synchronize` is final: nothing runs any more.
-            match after {
-                After::Nothing => {}
-                After::Event(event) => {
-                    // SAFETY: the cell holds a live event.
-                    let code = unsafe { (context.driver.cuEventSynchronize)(event.raw()) };
-                    if context.check("cuEventSynchronize", code).is_err() {
-                        let _ = context.synchronize();
-                    }
-                    context.recycle(event);
+        let before = items.len();
+        items.retain_mut(|item| !item.free_if_ready());
+        if items.len() == before {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(10));
+        } else {
+            pause = Duration::from_micros(50);
+        }
+        heap().items.append(&mut items);
+    }
+}
+
+impl Scrap {
+    fn free_if_ready(&mut self) -> bool {
+        let context = &self.context;
+        match std::mem::replace(&mut self.after, After::Nothing) {
+            After::Nothing => {}
+            After::Event(event) => {
+                // SAFETY: the cell holds a live event.
+                let code = unsafe { (context.driver.cuEventQuery)(event.raw()) };
+                if code == code::NOT_READY {
+                    self.after = After::Event(event);
+                    return false;
                 }
-                After::Everything => {
-                    let _ = context.synchronize();
+                context.recycle(event);
+                if context.check("cuEventQuery", code).is_err() {
+                    // It does not tell: then all work must have ended.
+                    let _ = context.settle();
                 }
             }
-            if let Ok(current) = context.enter_even_if_failed("free") {
-                free(&context, memory, ptr, &current);
+            // Whatever it answers, nothing runs any more.
+            After::Everything => {
+                let _ = context.settle();
             }
         }
+        if let Ok(current) = context.enter_even_if_failed() {
+            free(context, self.memory, self.ptr, &current);
+        }
+        if let Some(freed) = self.freed.take() {
+            freed();
+        }
+        true
     }
 }

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUevent, CUmemAllocationType, CUmemLocationType,
@@ -19,6 +20,19 @@ use crate::error::{Error, Result};
 
 /// More idle events than this are destroyed.
 const IDLE_EVENTS: usize = 4096;
+/// A context that answers with errors for so long is lost.
+const LOST: Duration = Duration::from_secs(5);
+
+/// A call that asks for memory: its name, and its name with the code for none.
+pub(super) type MemoryCall = (&'static str, &'static str);
+
+/// The names of a call that asks for memory.
+macro_rules! memory_call {
+    ($name:literal) => {
+        ($name, concat!($name, " (CUDA_ERROR_OUT_OF_MEMORY, code 2)"))
+    };
+}
+pub(super) use memory_call;
 
 /// A device's context. All calls go through [`Context::enter`], which makes it current for the call
 /// and leaves the caller's current context as it was.
@@ -39,6 +53,8 @@ pub(super) struct Context {
     /// Boxed: `sync_event` holds a cell's address.
     #[allow(clippy::vec_box)]
     events: Mutex<Vec<Box<EventCell>>>,
+    /// Primary contexts of other devices, by ordinal, retained.
+    others: Mutex<Vec<(c_int, CUcontext)>>,
 }
 
 // SAFETY: the handles may be used on any thread; each call makes the context current there.
@@ -51,7 +67,7 @@ unsafe impl Sync for Context {}
 pub(super) struct EventCell {
     raw: CUevent,
     /// Whose event it is; `None`: ours.
-    given: Option<Arc<CudaEvent>>,
+    given: Option<CudaEvent>,
 }
 
 // SAFETY: an event may be used on any thread.
@@ -135,7 +151,12 @@ impl Context {
                 // SAFETY: `raw` is written; released in `drop`.
                 match unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut raw, device) } {
                     0 => raw,
-                    code => return Err(failed("cuDevicePrimaryCtxRetain", code)),
+                    // Perhaps for now only: not the device that is missing.
+                    code => {
+                        let text = driver.text(code);
+                        let call = "cuDevicePrimaryCtxRetain";
+                        return Err(device_error(id, call, code, text));
+                    }
                 }
             }
         };
@@ -150,6 +171,7 @@ impl Context {
             pool: None,
             failed: AtomicI32::new(0),
             events: Mutex::new(Vec::new()),
+            others: Mutex::new(Vec::new()),
         };
         if context.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING) == 0 {
             return Err(absent("the device has no unified addressing".into()));
@@ -219,43 +241,60 @@ impl Context {
     /// Makes the context current for as long as the answer lives.
     pub(super) fn enter(&self, operation: &'static str) -> Result<Current<'_>> {
         match self.failed.load(Ordering::Acquire) {
-            0 => self.enter_even_if_failed(operation),
+            0 => self.enter_even_if_failed(),
             code => Err(self.error(operation, code)),
         }
     }
 
     /// As [`enter`](Self::enter), to free what a failed device still has.
-    pub(super) fn enter_even_if_failed(&self, operation: &'static str) -> Result<Current<'_>> {
+    pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_>> {
         // SAFETY: the context lives as long as `self`.
-        let code = unsafe { (self.driver.cuCtxPushCurrent_v2)(self.raw) };
-        self.check(operation, code)?;
+        match unsafe { (self.driver.cuCtxPushCurrent_v2)(self.raw) } {
+            0 => {}
+            code => {
+                // The context itself is refused.
+                self.mark(code);
+                return Err(self.error("cuCtxPushCurrent", code));
+            }
+        }
         Ok(Current(self, std::marker::PhantomData))
     }
 
-    /// The error that a code stands for. After a code that nothing works after the context is failed.
+    /// The error that a code stands for. If the context is lost it is failed from now on.
     pub(super) fn check(&self, operation: &'static str, code: Code) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
         if code::is_final(code) {
-            let _ = self
-                .failed
-                .compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
+            self.confirm();
         }
         Err(self.error(operation, code))
     }
 
-    /// As [`check`](Self::check), for a call that asked for memory.
-    pub(super) fn check_memory(
-        &self,
-        operation: &'static str,
-        code: Code,
-        bytes: usize,
-    ) -> Result<()> {
-        if code == code::OUT_OF_MEMORY {
-            return Err(self.out_of_memory(operation, bytes));
+    /// Asks this context itself whether it is lost: a code may be another one's, whose event or memory
+    /// was named.
+    fn confirm(&self) {
+        if let Ok(_current) = self.enter_even_if_failed() {
+            // SAFETY: the legacy default stream is always there; a query gives it no work.
+            self.mark(unsafe { (self.driver.cuStreamQuery)(std::ptr::null_mut()) });
         }
-        self.check(operation, code)
+    }
+
+    /// Notes a code of this context's own.
+    fn mark(&self, code: Code) {
+        if code::is_final(code) {
+            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+            let _ = self.failed.compare_exchange(0, code, success, failure);
+        }
+    }
+
+    /// As [`check`](Self::check), for a call that asked for memory. It has two names: the second one
+    /// says the code as well, which this error has no other place for.
+    pub(super) fn check_memory(&self, call: MemoryCall, code: Code, bytes: usize) -> Result<()> {
+        if code == code::OUT_OF_MEMORY {
+            return Err(self.out_of_memory(call.1, bytes));
+        }
+        self.check(call.0, code)
     }
 
     pub(super) fn out_of_memory(&self, operation: &'static str, bytes: usize) -> Error {
@@ -268,7 +307,7 @@ impl Context {
 
     fn error(&self, operation: &'static str, code: Code) -> Error {
         let mut text = self.driver.text(code);
-        if code::is_final(code) {
+        if self.has_failed() {
             text.push_str("; the device cannot be used any more in this process");
         }
         device_error(self.id, operation, code, text)
@@ -311,7 +350,7 @@ impl Context {
     pub(super) fn recycle(&self, cell: Box<EventCell>) {
         if let Some(event) = cell.given {
             let context = event.context().clone();
-            return self.let_go(context, move || drop(event));
+            return self.driver.let_go(context, move || drop(event));
         }
         let mut idle = self.idle_events();
         if idle.len() < IDLE_EVENTS {
@@ -322,32 +361,8 @@ impl Context {
         self.destroy_event(&cell);
     }
 
-    /// Runs `last`, which drops something of cudarc's that lives in `context`, without leaving that
-    /// context current: cudarc makes it current for every call.
-    pub(super) fn let_go(&self, context: Arc<CudaContext>, last: impl FnOnce()) {
-        let push = |raw| {
-            // SAFETY: `context` keeps it alive.
-            unsafe { (self.driver.cuCtxPushCurrent_v2)(raw) == 0 }
-        };
-        let pop = || {
-            let mut popped = std::ptr::null_mut();
-            // SAFETY: takes off what `push` put there, or what cudarc put in its place.
-            unsafe { (self.driver.cuCtxPopCurrent_v2)(&raw mut popped) };
-        };
-        let pushed = push(context.cu_ctx());
-        last();
-        // Destroying a context takes it off the stack by itself; releasing a primary one does not.
-        match Arc::into_inner(context) {
-            Some(context) if !context.is_primary() => return drop(context),
-            context => drop(context),
-        }
-        if pushed {
-            pop();
-        }
-    }
-
     fn destroy_event(&self, cell: &EventCell) {
-        if let Ok(_current) = self.enter_even_if_failed("cuEventDestroy") {
+        if let Ok(_current) = self.enter_even_if_failed() {
             // SAFETY: created here, and used no more. What waits for it goes on to do so.
             unsafe { (self.driver.cuEventDestroy_v2)(cell.raw) };
         }
@@ -359,37 +374,77 @@ impl Context {
     }
 
     /// The cell of an event that is somebody else's.
-    pub(super) fn adopt_event(event: Arc<CudaEvent>) -> Box<EventCell> {
+    pub(super) fn adopt_event(event: CudaEvent) -> Box<EventCell> {
         Box::new(EventCell {
             raw: event.cu_event(),
             given: Some(event),
         })
     }
 
-    /// Makes this thread wait for all work of the context. An error is final.
+    /// Makes this thread wait for all work of the context. Asks the driver even if the context has
+    /// failed.
     pub(super) fn synchronize(&self) -> Result<()> {
-        let mut pause = std::time::Duration::from_millis(1);
-        loop {
-            let current = self.enter("cuCtxSynchronize")?;
+        let code = {
+            let _current = self.enter_even_if_failed()?;
             // SAFETY: the context is current.
-            let code = unsafe { (self.driver.cuCtxSynchronize)() };
-            drop(current);
-            match self.check("cuCtxSynchronize", code) {
-                // Not now (a stream is being captured, say): work may go on, so it must be waited for.
-                Err(_) if !self.has_failed() => std::thread::sleep(pause),
-                done => return done,
-            }
-            pause = (pause * 2).min(std::time::Duration::from_millis(100));
+            unsafe { (self.driver.cuCtxSynchronize)() }
+        };
+        self.check("cuCtxSynchronize", code)?;
+        match self.failed.load(Ordering::Acquire) {
+            0 => Ok(()),
+            code => Err(self.error("cuCtxSynchronize", code)),
         }
+    }
+
+    /// As [`synchronize`](Self::synchronize), until it succeeds or the context is lost: then nothing of
+    /// it runs any more.
+    pub(super) fn settle(&self) -> Result<()> {
+        let start = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let done = self.synchronize();
+            let e = match done {
+                Err(e) if !self.has_failed() => e,
+                done => {
+                    if done.is_err() {
+                        copy::stop_jobs(self);
+                    }
+                    return done;
+                }
+            };
+            // What cannot be asked now (a stream is being captured) can be later. A context that
+            // answers with another error for so long is lost.
+            if let Error::Device { code, .. } = e {
+                if !code::is_passing(code) && start.elapsed() > LOST {
+                    let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+                    let _ = self.failed.compare_exchange(0, code, success, failure);
+                }
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+
+    /// The primary context of another device, for copies out of its memory. Kept as long as this one.
+    pub(super) fn primary_of(&self, ordinal: c_int) -> Result<CUcontext> {
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, raw)) = others.iter().find(|(of, _)| *of == ordinal) {
+            return Ok(*raw);
+        }
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` is written; released in `drop`.
+        let code = unsafe { (self.driver.cuDevicePrimaryCtxRetain)(&raw mut raw, ordinal) };
+        self.check("cuDevicePrimaryCtxRetain", code)?;
+        others.push((ordinal, raw));
+        Ok(raw)
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         if copy::has_jobs(self) {
-            // Nobody waited for them. An error is final: they are not called any more.
-            let _ = self.synchronize();
-            copy::forget_jobs(self);
+            // Nobody waited for them.
+            let _ = self.settle();
         }
         let events = std::mem::take(
             self.events
@@ -399,14 +454,20 @@ impl Drop for Context {
         for cell in &events {
             self.destroy_event(cell);
         }
-        if let (Some(pool), Ok(_current)) =
-            (self.pool, self.enter_even_if_failed("cuMemPoolDestroy"))
-        {
+        if let (Some(pool), Ok(_current)) = (self.pool, self.enter_even_if_failed()) {
             // SAFETY: made in `new`; memory that is still being freed in stream order stays until then.
             unsafe { (self.driver.cuMemPoolDestroy)(pool) };
         }
+        let others = self
+            .others
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (ordinal, _) in others.drain(..) {
+            // SAFETY: retained in `primary_of`; devices are their ordinals.
+            unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(ordinal) };
+        }
         match self.given.take() {
-            Some(context) => self.let_go(context, || ()),
+            Some(context) => self.driver.let_go(context, || ()),
             // SAFETY: retained in `new`.
             None => unsafe {
                 (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device);

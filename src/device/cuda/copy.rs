@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
 
@@ -34,9 +34,13 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
     if shared.memory == CudaMemory::Host {
         // Between host memories the driver would copy at once, on this thread, after waiting for
         // the stream.
-        let (host, device): (Vec<_>, Vec<_>) = copies
-            .iter()
-            .partition(|copy| is_between_hosts(context, copy));
+        let (mut host, mut device) = (Vec::new(), Vec::new());
+        for copy in copies {
+            match is_between_hosts(context, copy)? {
+                true => host.push(*copy),
+                false => device.push(*copy),
+            }
+        }
         // SAFETY: the caller's.
         unsafe { one_by_one(context, stream, &device, None) }?;
         if host.is_empty() {
@@ -53,13 +57,16 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
     let between = copies
         .iter()
         .find(|copy| copy.kind == CopyKind::DeviceToDevice);
-    let from = between.and_then(|copy| other_context(context, copy.src));
-    // The default streams take no lists.
-    if copies.len() >= BATCH && stream.addr() > 2 && from.is_none() {
+    let from = match between {
+        Some(copy) => other_context(context, copy.src)?,
+        None => None,
+    };
+    // The legacy default stream takes no lists.
+    if copies.len() >= BATCH && !matches!(stream.addr(), 0 | 1) && from.is_none() {
         if let Some(batch) = context.driver.batch {
-            // SAFETY: the caller's. No answer: the driver has the call, but not for this device.
-            if let Some(done) = unsafe { batch_copy(context, stream, batch, copies) } {
-                return done;
+            // SAFETY: the caller's.
+            if unsafe { batch_copy(context, stream, batch, copies) }? {
+                return Ok(());
             }
         }
     }
@@ -67,11 +74,15 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
     unsafe { one_by_one(context, stream, copies, from) }
 }
 
-/// The context that memory belongs to, if it is another one.
-fn other_context(context: &Context, ptr: DevicePtr) -> Option<CUcontext> {
-    match kind_of(context, ptr.address(), 1) {
-        Some(PointerKind::Device(_, of)) => of.filter(|of| *of != context.raw()),
-        _ => None,
+/// The context out of whose memory the driver must be told to copy: another one of this device, or
+/// another device's, whose pools' memory it does not find by the address.
+fn other_context(context: &Context, ptr: DevicePtr) -> Result<Option<CUcontext>> {
+    match kind_of(context, ptr.address(), 1)? {
+        Some(PointerKind::Device(_, Some(of))) => Ok((of != context.raw()).then_some(of)),
+        Some(PointerKind::Device(ordinal, None)) if ordinal != context.ordinal => {
+            context.primary_of(ordinal).map(Some)
+        }
+        _ => Ok(None),
     }
 }
 
@@ -122,11 +133,11 @@ fn wait_for(context: &Context, stream: CUstream) {
     let code = unsafe { (context.driver.cuStreamSynchronize)(stream) };
     if context.check("cuStreamSynchronize", code).is_err() {
         // Its error is final: nothing runs any more.
-        let _ = context.synchronize();
+        let _ = context.settle();
     }
 }
 
-/// `None` if the driver does not support the call here.
+/// Whether the driver took the list. It may not, for reasons of its own: then nothing of it is under way.
 ///
 /// # Safety
 /// As [`run`].
@@ -135,7 +146,7 @@ unsafe fn batch_copy(
     stream: CUstream,
     batch: BatchCopy,
     copies: &[CopyOp],
-) -> Option<Result<()>> {
+) -> Result<bool> {
     let list = |of: fn(&CopyOp) -> DevicePtr| -> Vec<CUdeviceptr> {
         copies
             .iter()
@@ -163,24 +174,28 @@ unsafe fn batch_copy(
             }
         }
     };
-    const NOT_SUPPORTED: i32 = 801;
-    if code == NOT_SUPPORTED {
-        return None;
+    if code == 0 {
+        return Ok(true);
     }
-    Some(context.check("cuMemcpyBatchAsync", code).inspect_err(|_| {
-        wait_for(context, stream);
-    }))
+    if let Err(e) = context.check("cuMemcpyBatchAsync", code) {
+        if context.has_failed() {
+            return Err(e);
+        }
+    }
+    wait_for(context, stream);
+    Ok(false)
 }
 
 /// Whether the host does a copy of page-locked memory.
-fn is_between_hosts(context: &Context, copy: &CopyOp) -> bool {
-    let is_device = |ptr: DevicePtr| {
-        matches!(
-            kind_of(context, ptr.address(), 1),
-            Some(PointerKind::Device(..) | PointerKind::Managed)
-        )
-    };
-    copy.kind != CopyKind::DeviceToDevice || !is_device(copy.src)
+fn is_between_hosts(context: &Context, copy: &CopyOp) -> Result<bool> {
+    if copy.kind != CopyKind::DeviceToDevice {
+        return Ok(true);
+    }
+    let kind = kind_of(context, copy.src.address(), 1)?;
+    Ok(!matches!(
+        kind,
+        Some(PointerKind::Device(..) | PointerKind::Managed)
+    ))
 }
 
 /// Fills page-locked memory in the stream's order.
@@ -208,11 +223,13 @@ enum Job {
     },
 }
 
-/// Jobs under way, by number, with the context that they are of. After a failure the driver calls
-/// none of them: they go with their context.
-static JOBS: Mutex<BTreeMap<u64, (usize, Job)>> = Mutex::new(BTreeMap::new());
+/// Jobs under way, by number, with the context that they are of; `None` while one runs. After a failure
+/// the driver calls none of them.
+static JOBS: Mutex<BTreeMap<u64, (usize, Option<Job>)>> = Mutex::new(BTreeMap::new());
+/// A job has run.
+static RAN: Condvar = Condvar::new();
 
-fn jobs() -> MutexGuard<'static, BTreeMap<u64, (usize, Job)>> {
+fn jobs() -> MutexGuard<'static, BTreeMap<u64, (usize, Option<Job>)>> {
     JOBS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -226,9 +243,14 @@ pub(super) fn has_jobs(context: &Context) -> bool {
     jobs().values().any(|(of, _)| *of == key(context))
 }
 
-/// Forgets the jobs of a context whose work is lost.
-pub(super) fn forget_jobs(context: &Context) {
-    jobs().retain(|_, (of, _)| *of != key(context));
+/// Ends the jobs of a context that has failed: waits for what runs, and forgets the rest.
+pub(super) fn stop_jobs(context: &Context) {
+    let key = key(context);
+    let mut jobs = jobs();
+    jobs.retain(|_, (of, job)| *of != key || job.is_none());
+    while jobs.values().any(|(of, _)| *of == key) {
+        jobs = RAN.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+    }
 }
 
 /// # Safety
@@ -236,7 +258,7 @@ pub(super) fn forget_jobs(context: &Context) {
 unsafe fn on_host(context: &Context, stream: CUstream, job: Job) -> Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    jobs().insert(number, (key(context), job));
+    jobs().insert(number, (key(context), Some(job)));
     // A number, not an address: 64 bits on all systems that CUDA runs on.
     let data = std::ptr::without_provenance_mut::<c_void>(number as usize);
     // SAFETY: `run_job` takes a job's number and does not unwind.
@@ -248,9 +270,10 @@ unsafe fn on_host(context: &Context, stream: CUstream, job: Job) -> Result<()> {
 
 /// Called by the driver, which must not be called from here.
 unsafe extern "C" fn run_job(number: *mut c_void) {
-    let job = jobs().remove(&(number.addr() as u64));
+    let number = number.addr() as u64;
+    let job = jobs().get_mut(&number).and_then(|(_, job)| job.take());
     match job {
-        Some((_, Job::Copy(copies))) => {
+        Some(Job::Copy(copies)) => {
             for copy in copies {
                 // SAFETY: the memory is valid until this has run (`on_host`), and is host memory.
                 // The ranges do not overlap (contract of `RawQueue::copy`).
@@ -264,9 +287,12 @@ unsafe extern "C" fn run_job(number: *mut c_void) {
             }
         }
         // SAFETY: as above.
-        Some((_, Job::Fill { dst, byte, bytes })) => unsafe {
+        Some(Job::Fill { dst, byte, bytes }) => unsafe {
             dst.as_ptr().cast::<u8>().write_bytes(byte, bytes);
         },
-        None => {}
+        // Its device has failed.
+        None => return,
     }
+    jobs().remove(&number);
+    RAN.notify_all();
 }

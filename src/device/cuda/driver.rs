@@ -6,8 +6,10 @@
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
-use std::sync::OnceLock;
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, OnceLock};
 
+use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUmemPool_attribute,
     CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
@@ -25,15 +27,22 @@ pub(super) mod code {
     pub(in crate::device::cuda) const DEINITIALIZED: Code = 4;
     pub(in crate::device::cuda) const NOT_READY: Code = 600;
 
-    /// Whether the context, or the whole driver, is lost after this code: nothing that was queued
-    /// before runs any more, and every later call fails.
+    /// Codes after which a context, or the whole driver, is lost: nothing that was queued before runs
+    /// any more, and every later call fails. Some also stand for another context's loss.
     pub(in crate::device::cuda) fn is_final(code: Code) -> bool {
-        // Deinitialized; device unavailable; invalid context; uncorrectable ECC and NVLink errors;
-        // illegal address to launch failure, with context is destroyed in between; external device.
+        // Deinitialized; device unavailable; invalid context; uncorrectable ECC, NVLink and contained
+        // errors; MPS client terminated; illegal address to launch failure, with context is destroyed
+        // in between; tensor memory leak; external device.
         matches!(
             code,
-            DEINITIALIZED | 46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 911
+            DEINITIALIZED | 46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714
+                ..=719 | 721 | 808 | 911
         )
+    }
+
+    /// Codes of calls that cannot be made now: during a stream capture, or in a host function.
+    pub(in crate::device::cuda) fn is_passing(code: Code) -> bool {
+        matches!(code, 800 | 900..=908)
     }
 }
 
@@ -47,14 +56,14 @@ macro_rules! driver {
             cuGetErrorString: ErrorText,
             /// Newer drivers only.
             pub(super) batch: Option<BatchCopy>,
-            /// Keeps the functions loaded.
-            _library: Library,
+            /// Stays loaded.
+            _library: ManuallyDrop<Library>,
         }
 
         impl Driver {
             /// # Safety
             /// `library` is a CUDA driver library.
-            unsafe fn from_library(library: Library) -> Result<Self, String> {
+            unsafe fn from_library(library: ManuallyDrop<Library>) -> Result<Self, String> {
                 Ok(Self {
                     // SAFETY: the caller's; the types are checked against the bindings below.
                     $($name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
@@ -94,6 +103,7 @@ driver! {
     cuStreamDestroy_v2(stream: CUstream);
     cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
     cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    cuStreamQuery(stream: CUstream);
     cuStreamSynchronize(stream: CUstream);
     cuEventCreate(event: *mut CUevent, flags: c_uint);
     cuEventDestroy_v2(event: CUevent);
@@ -223,32 +233,63 @@ impl Driver {
         } else {
             &["libcuda.so", "libcuda.so.1"]
         };
-        let mut why = String::new();
-        let library = names.iter().find_map(|name| {
-            // SAFETY: loading a driver library runs its initialisers, which is what it is for.
-            let library = unsafe { Library::new(*name) };
-            library
-                .map_err(|e| {
-                    // The system's own text stands behind the library's.
-                    let text = e
-                        .source()
-                        .map_or_else(|| e.to_string(), ToString::to_string);
-                    why = text;
-                })
-                .ok()
-        });
-        let library = library.ok_or_else(|| {
-            format!("the NVIDIA driver's library cannot be loaded; install the driver ({why})")
+        let mut why = None;
+        for name in names {
+            match Self::load_from(name) {
+                Ok(driver) => return Ok(driver),
+                // A library that is there says more than one that is not.
+                Err((there, text)) => {
+                    if there || why.is_none() {
+                        why = Some(text);
+                    }
+                }
+            }
+        }
+        Err(why.unwrap_or_default())
+    }
+
+    /// An error says whether there is such a library.
+    fn load_from(name: &str) -> Result<Self, (bool, String)> {
+        // SAFETY: loading a driver library runs its initialisers, which is what it is for.
+        let library = unsafe { Library::new(name) }.map_err(|e| {
+            // The system's own text stands behind the library's.
+            let text = e
+                .source()
+                .map_or_else(|| e.to_string(), ToString::to_string);
+            let text = format!(
+                "the NVIDIA driver's library cannot be loaded; install the driver ({text})"
+            );
+            (false, text)
         })?;
-        // SAFETY: libraries of this name are CUDA drivers.
-        let driver = unsafe { Self::from_library(library) }?;
+        // SAFETY: libraries of this name are CUDA drivers. It stays loaded, whatever comes: it may
+        // have started threads.
+        let driver = unsafe { Self::from_library(ManuallyDrop::new(library)) };
+        let driver = driver.map_err(|text| (true, text))?;
         // SAFETY: called before all others, with the only flags that there are.
         match unsafe { (driver.cuInit)(0) } {
             0 => Ok(driver),
-            code => Err(format!(
-                "cuInit failed: {} (code {code})",
-                driver.text(code)
-            )),
+            code => {
+                let text = driver.text(code);
+                Err((true, format!("cuInit failed: {text} (code {code})")))
+            }
+        }
+    }
+
+    /// Runs `last`, which drops something of cudarc's that lives in `context`, without leaving that
+    /// context current: cudarc makes it current for every call.
+    pub(super) fn let_go(&self, context: Arc<CudaContext>, last: impl FnOnce()) {
+        // SAFETY: `context` keeps it alive.
+        let pushed = unsafe { (self.cuCtxPushCurrent_v2)(context.cu_ctx()) == 0 };
+        last();
+        // Destroying a context takes it off the stack by itself; releasing a primary one does not.
+        match Arc::into_inner(context) {
+            Some(context) if !context.is_primary() => return drop(context),
+            context => drop(context),
+        }
+        if pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: takes off what was pushed, or what cudarc put in its place.
+            unsafe { (self.cuCtxPopCurrent_v2)(&raw mut popped) };
         }
     }
 

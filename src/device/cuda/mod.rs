@@ -23,7 +23,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUdevice_attribute};
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 
 use self::blocks::{After, Blocks, scrap};
 use self::context::{Context, event_of};
@@ -39,6 +39,9 @@ use crate::error::{Error, Result};
 /// Most bytes of page-locked memory that a device takes for staging and for downloads, unless
 /// [`CudaConfig::with_page_locked_limit`] says otherwise.
 const PAGE_LOCKED_LIMIT: usize = 2 << 30;
+/// Pieces of page-locked memory up to this many bytes are not bounded: an export's lengths of views must
+/// lie where the device reaches them.
+const SMALL: usize = 64 << 10;
 
 /// Which memory a [`CudaDevice`] has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -104,7 +107,8 @@ impl CudaConfig {
     }
 
     /// How many bytes of page-locked memory the device takes at most for staging and for downloads;
-    /// beyond that they use ordinary memory, which is slower. 2 GiB if not given.
+    /// beyond that they use ordinary memory, which is slower. 2 GiB if not given. Pieces of up to 64 KiB
+    /// do not count against it.
     #[must_use]
     pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
         self.page_locked_limit = bytes;
@@ -114,7 +118,8 @@ impl CudaConfig {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`Error::DeviceNotAvailable`] if there is no driver or no such device, and why.
+    /// [`Error::DeviceNotAvailable`] if there is no driver or no such device, and why;
+    /// [`Error::InvalidArgument`] for a context of another device; what the driver reports.
     pub fn open(&self) -> Result<Device> {
         Device::new(Arc::new(CudaDevice::new(self)?))
     }
@@ -126,11 +131,12 @@ pub struct CudaDevice {
     host_readable: bool,
     queue: Arc<CudaQueue>,
     /// Page-locked memory for staging and downloads: address to length in bytes.
-    page_locked: Mutex<PageLocked>,
+    page_locked: Arc<Mutex<PageLocked>>,
     page_locked_limit: usize,
     asked: Mutex<VecDeque<Asked>>,
-    /// cudarc's handle of the primary context, once it was asked for.
-    cudarc: OnceLock<Arc<CudaContext>>,
+    /// cudarc's handle of the primary context, once it was asked for. Its stream is there so that cudarc
+    /// orders slices between streams: it does so from the first new stream on.
+    cudarc: OnceLock<(Arc<CudaContext>, Arc<CudaStream>)>,
 }
 
 #[derive(Default)]
@@ -140,7 +146,7 @@ struct PageLocked {
 }
 
 /// A range that the driver was asked about: address, bytes, whether it is page-locked. A stale answer
-/// costs time, nothing else.
+/// costs time: a copy that is staged needlessly, or one that the driver stages by itself.
 type Asked = (usize, usize, bool);
 
 /// How many answers are kept.
@@ -175,7 +181,7 @@ impl CudaDevice {
             queue: Arc::new(CudaQueue::new(shared.clone())?),
             shared,
             host_readable,
-            page_locked: Mutex::default(),
+            page_locked: Arc::default(),
             page_locked_limit: config.page_locked_limit,
             asked: Mutex::default(),
             cudarc: OnceLock::new(),
@@ -207,15 +213,24 @@ impl CudaDevice {
     /// # Errors
     /// [`Error::Device`] if cudarc cannot retain it.
     pub fn cuda_context(&self) -> Result<Arc<CudaContext>> {
-        if let Some(context) = self.context().given().or(self.cudarc.get()) {
+        if let Some(context) = self.context().given() {
             return Ok(context.clone());
         }
+        if let Some((context, _)) = self.cudarc.get() {
+            return Ok(context.clone());
+        }
+        let failed = |operation, e: DriverError| {
+            device_error(self.id(), operation, e.0 as i32, e.to_string())
+        };
         // cudarc makes it current: the guard takes that back.
         let _current = self.context().enter("cuDevicePrimaryCtxRetain")?;
-        let context = CudaContext::new(self.ordinal())
-            .map_err(|e| device_error(self.id(), "CudaContext::new", e.0 as i32, e.to_string()))?;
-        // A primary context: another thread's is the same.
-        Ok(self.cudarc.get_or_init(|| context).clone())
+        let context =
+            CudaContext::new(self.ordinal()).map_err(|e| failed("CudaContext::new", e))?;
+        let stream = context
+            .new_stream()
+            .map_err(|e| failed("CudaContext::new_stream", e))?;
+        // Another thread's is of the same primary context.
+        Ok(self.cudarc.get_or_init(|| (context, stream)).0.clone())
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -235,7 +250,12 @@ impl CudaDevice {
 
     /// Drops something of cudarc's, and leaves the caller's current context as it was.
     pub(crate) fn let_go(&self, of: Arc<CudaContext>, last: impl FnOnce()) {
-        self.context().let_go(of, last);
+        self.context().driver.let_go(of, last);
+    }
+
+    /// A block that is cudarc's from now on.
+    pub(crate) fn forget(&self, base: DevicePtr) {
+        self.shared.blocks.forget(base);
     }
 
     /// A stream as a queue.
@@ -244,7 +264,7 @@ impl CudaDevice {
     }
 
     /// An event in the place to which `sync_event` points.
-    pub(crate) fn adopt_event(&self, event: Arc<CudaEvent>) -> Option<EventPtr> {
+    pub(crate) fn adopt_event(&self, event: CudaEvent) -> Option<EventPtr> {
         Context::adopt_event(event).into_ptr()
     }
 
@@ -256,13 +276,19 @@ impl CudaDevice {
     /// The context that the memory at an address belongs to, by the driver's knowledge; `None` if it
     /// belongs to none (memory of a pool), or is not device memory.
     pub fn context_of(&self, address: DevicePtr) -> Option<CUcontext> {
-        match self.kind_of(address, 1)? {
-            PointerKind::Device(_, context) => context,
+        match self.kind_of(address, 1) {
+            Ok(Some(PointerKind::Device(_, context))) => context,
             _ => None,
         }
     }
 
-    fn kind_of(&self, address: DevicePtr, bytes: usize) -> Option<PointerKind> {
+    /// Whether the host may read managed memory while the device works.
+    fn reads_managed(&self) -> bool {
+        let both = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
+        self.context().attribute(both) != 0
+    }
+
+    fn kind_of(&self, address: DevicePtr, bytes: usize) -> Result<Option<PointerKind>> {
         kind_of(self.context(), address.address(), bytes)
     }
 
@@ -279,8 +305,9 @@ impl CudaDevice {
 
 // SAFETY: page-locked memory is host memory, and so is managed memory where the host and the device may
 // use it at once; the driver vouches for addresses, first and last byte, and for what it does not know
-// this answers `Host`, which an import vouches for; a completed event means that its stream's work is
-// done and, by the driver's model, visible to the host; `synchronize` answers only final errors.
+// this answers `Host`, which an import vouches for; where the driver cannot answer, `Inaccessible`; a completed event means that its stream's work is
+// done and, by the driver's model, visible to the host; `settle` answers only when all work is done or the
+// context is lost.
 unsafe impl Backend for CudaDevice {
     fn id(&self) -> DeviceId {
         self.context().id
@@ -337,7 +364,8 @@ unsafe impl Backend for CudaDevice {
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
         use PointerKind as P;
-        let Some(kind) = self.kind_of(address, bytes) else {
+        // What the driver cannot tell must not be touched.
+        let Ok(Some(kind)) = self.kind_of(address, bytes) else {
             return AddressClass::Inaccessible;
         };
         match (self.memory(), kind) {
@@ -346,6 +374,8 @@ unsafe impl Backend for CudaDevice {
             }
             // Kernels of this context cannot reach it, or the host must be able to read it.
             (_, P::Device(..)) => AddressClass::Inaccessible,
+            // Under the name of host memory it would be read while the device works.
+            (CudaMemory::Host, P::Managed) if !self.reads_managed() => AddressClass::Inaccessible,
             (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
             (CudaMemory::Host, P::Host { mapped: false }) => AddressClass::HostAccessible,
             (_, P::Host { mapped: false } | P::Unknown) => AddressClass::Host,
@@ -354,7 +384,11 @@ unsafe impl Backend for CudaDevice {
 
     fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
         use PointerKind as P;
-        let text = match self.kind_of(address, bytes)? {
+        let kind = match self.kind_of(address, bytes) {
+            Ok(kind) => kind?,
+            Err(e) => return Some(e.to_string()),
+        };
+        let text = match kind {
             P::Device(of, context) if self.memory() == CudaMemory::Device => {
                 if of != self.context().ordinal {
                     format!("it is memory of CUDA device {of}")
@@ -371,6 +405,9 @@ unsafe impl Backend for CudaDevice {
             }
             P::Host { mapped: false } => "the device does not reach it at this address".into(),
             P::Unknown => "the driver does not know it: it is ordinary host memory, or none".into(),
+            P::Managed if !self.reads_managed() => {
+                "it is managed memory, which the host must not read while the device works".into()
+            }
             P::Host { mapped: true } | P::Managed => return None,
         };
         Some(text)
@@ -384,7 +421,9 @@ unsafe impl Backend for CudaDevice {
         {
             let mut page_locked = self.page_locked();
             match page_locked.bytes.checked_add(bytes) {
-                Some(all) if all <= self.page_locked_limit => page_locked.bytes = all,
+                Some(all) if all <= self.page_locked_limit || bytes <= SMALL => {
+                    page_locked.bytes = all;
+                }
                 _ => return Ok(None),
             }
         }
@@ -410,11 +449,21 @@ unsafe impl Backend for CudaDevice {
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
-        let mut page_locked = self.page_locked();
-        page_locked.ranges.remove(&address.address());
-        page_locked.bytes = page_locked.bytes.saturating_sub(bytes);
-        drop(page_locked);
-        scrap(self.context(), CudaMemory::Host, address, After::Nothing);
+        self.page_locked().ranges.remove(&address.address());
+        // Counted until it is really gone.
+        let page_locked = self.page_locked.clone();
+        let freed = move || {
+            let mut page_locked = page_locked.lock().unwrap_or_else(PoisonError::into_inner);
+            page_locked.bytes = page_locked.bytes.saturating_sub(bytes);
+        };
+        let (context, freed) = (self.context(), Box::new(freed));
+        scrap(
+            context,
+            CudaMemory::Host,
+            address,
+            After::Nothing,
+            Some(freed),
+        );
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
@@ -438,7 +487,7 @@ unsafe impl Backend for CudaDevice {
             return *answer;
         }
         let kind = self.kind_of(address, bytes);
-        let answer = matches!(kind, Some(PointerKind::Host { .. }));
+        let answer = matches!(kind, Ok(Some(PointerKind::Host { .. })));
         let mut asked = self.asked();
         if asked.len() == ASKED {
             asked.pop_front();
@@ -458,8 +507,12 @@ unsafe impl Backend for CudaDevice {
     }
 
     fn synchronize(&self) -> Result<()> {
-        match self.context().synchronize() {
-            // There is no work any more, at the end of the process.
+        self.context().synchronize()
+    }
+
+    fn settle(&self) -> Result<()> {
+        match self.context().settle() {
+            // At the end of the process there is no work any more, and nobody to tell.
             Err(_) if self.context().is_shut_down() => Ok(()),
             done => done,
         }
@@ -478,8 +531,8 @@ unsafe impl Backend for CudaDevice {
 impl Drop for CudaDevice {
     fn drop(&mut self) {
         self.shared.blocks.clear(self.context());
-        if let Some(context) = self.cudarc.take() {
-            self.context().let_go(context, || ());
+        if let Some((context, stream)) = self.cudarc.take() {
+            self.let_go(context, || drop(stream));
         }
     }
 }
@@ -487,6 +540,15 @@ impl Drop for CudaDevice {
 impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("CudaDevice").field(self.context()).finish()
+    }
+}
+
+/// Drops something of cudarc's that lives in `of`, and leaves the caller's current context as it was.
+pub(crate) fn let_go(of: Arc<CudaContext>, last: impl FnOnce()) {
+    match Driver::get() {
+        Ok(driver) => driver.let_go(of, last),
+        // cudarc's objects need a driver, so there is one.
+        Err(_) => last(),
     }
 }
 

@@ -4,7 +4,8 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUpointer_attribute as Attribute};
 
-use super::context::Context;
+use super::context::{Context, Current};
+use crate::error::Result;
 
 /// What kind of memory an address lies in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,8 +21,8 @@ pub(super) enum PointerKind {
     Unknown,
 }
 
-/// Asks the driver about one byte. Anything it cannot answer is unknown.
-fn kind_of_byte(context: &Context, address: usize) -> PointerKind {
+/// Asks the driver about one byte. The context is current.
+fn kind_of_byte(context: &Context, address: usize, _: &Current<'_>) -> Result<PointerKind> {
     let mut memory_type: c_uint = 0;
     let mut managed: c_uint = 0;
     let mut ordinal: c_int = -1;
@@ -41,9 +42,6 @@ fn kind_of_byte(context: &Context, address: usize) -> PointerKind {
         (&raw mut device_pointer).cast(),
         (&raw mut of).cast(),
     ];
-    let Ok(_current) = context.enter("cuPointerGetAttributes") else {
-        return PointerKind::Unknown;
-    };
     // SAFETY: each value has its attribute's type. The driver looks the address up, it does not
     // follow it.
     let code = unsafe {
@@ -54,27 +52,36 @@ fn kind_of_byte(context: &Context, address: usize) -> PointerKind {
             address as CUdeviceptr,
         )
     };
+    context.check("cuPointerGetAttributes", code)?;
     const HOST: c_uint = 1;
     const DEVICE: c_uint = 2;
-    match memory_type {
-        _ if code != 0 => PointerKind::Unknown,
-        HOST | DEVICE if managed != 0 => PointerKind::Managed,
+    Ok(match memory_type {
+        _ if managed != 0 => PointerKind::Managed,
         HOST => PointerKind::Host {
             mapped: device_pointer == address as CUdeviceptr,
         },
         DEVICE => PointerKind::Device(ordinal, (!of.is_null()).then_some(of)),
         _ => PointerKind::Unknown,
-    }
+    })
 }
 
 /// What `bytes` bytes at `address` are; `None` if first and last byte are not the same, or there is
 /// no such range. The allocation's own range is not asked for: it is wrong for mapped memory.
-pub(super) fn kind_of(context: &Context, address: usize, bytes: usize) -> Option<PointerKind> {
-    let last = address.checked_add(bytes.saturating_sub(1))?;
+///
+/// An error: the driver cannot tell, so nothing may be assumed.
+pub(super) fn kind_of(
+    context: &Context,
+    address: usize,
+    bytes: usize,
+) -> Result<Option<PointerKind>> {
+    let Some(last) = address.checked_add(bytes.saturating_sub(1)) else {
+        return Ok(None);
+    };
     if address == 0 {
-        return None;
+        return Ok(None);
     }
-    let kind = kind_of_byte(context, address);
-    let same = bytes <= 1 || kind == kind_of_byte(context, last);
-    same.then_some(kind)
+    let current = context.enter("cuPointerGetAttributes")?;
+    let kind = kind_of_byte(context, address, &current)?;
+    let same = bytes <= 1 || kind == kind_of_byte(context, last, &current)?;
+    Ok(same.then_some(kind))
 }

@@ -10,8 +10,8 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
 
 use super::CudaMemory;
-use super::blocks::{Blocks, to_ptr};
-use super::context::{Context, Current, EventCell, event_of};
+use super::blocks::{self, Blocks, to_ptr};
+use super::context::{Context, Current, EventCell, event_of, memory_call};
 use super::copy;
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
@@ -85,7 +85,24 @@ impl CudaQueue {
 
     /// A stream of cudarc's, in the device's context.
     pub(super) fn from_stream(shared: Shared, stream: Arc<CudaStream>) -> Result<Self> {
-        let context = &shared.context;
+        if let Err(e) = Self::check_stream(&shared.context, &stream) {
+            let of = stream.context().clone();
+            shared.context.driver.let_go(of, move || drop(stream));
+            return Err(e);
+        }
+        let stream = match stream.cu_stream() {
+            raw if raw == per_thread() => Stream::PerThread(stream, Mutex::default()),
+            _ => Stream::Given(stream),
+        };
+        Ok(Self {
+            shared,
+            stream,
+            id: next_id(),
+        })
+    }
+
+    /// Refuses a stream of another context.
+    fn check_stream(context: &Context, stream: &CudaStream) -> Result<()> {
         let raw = stream.cu_stream();
         let mut of: CUcontext = stream.context().cu_ctx();
         // The default streams are of whichever context is current.
@@ -102,15 +119,7 @@ impl CudaQueue {
                 context.id
             )));
         }
-        let stream = match raw {
-            raw if raw == per_thread() => Stream::PerThread(stream, Mutex::default()),
-            _ => Stream::Given(stream),
-        };
-        Ok(Self {
-            shared,
-            stream,
-            id: next_id(),
-        })
+        Ok(())
     }
 
     /// The stream. It is the queue's, or that of whoever gave it: do not destroy it. 2 stands for
@@ -152,20 +161,23 @@ impl CudaQueue {
             }
             _ => {}
         }
-        let done = work(&current, stream);
+        // Before the work: what was done is not undone by an error.
         let event = match hop.last.take() {
             Some((_, event)) => event,
             None => context.event(&current)?,
         };
+        let done = work(&current, stream);
         // SAFETY: event and stream are live, and of the current context.
-        let mut code = unsafe { (driver.cuEventRecord)(event.raw(), stream) };
-        if code != 0 {
-            // Without the event only the work's end keeps the order.
+        let code = unsafe { (driver.cuEventRecord)(event.raw(), stream) };
+        if context.check("cuEventRecord", code).is_err() {
+            // Without the event only the work's end keeps the order. The event stands for earlier work.
             // SAFETY: as above.
-            code = unsafe { (driver.cuStreamSynchronize)(stream) };
+            let code = unsafe { (driver.cuStreamSynchronize)(stream) };
+            if context.check("cuStreamSynchronize", code).is_err() {
+                let _ = context.settle();
+            }
         }
         hop.last = Some((this, event));
-        context.check("cuEventRecord", code)?;
         done
     }
 }
@@ -178,7 +190,7 @@ unsafe impl RawQueue for CudaQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         let context = &self.shared.context;
         if isize::try_from(bytes).is_err() {
-            return Err(context.out_of_memory("allocate", bytes));
+            return Err(context.out_of_memory(blocks::call(self.shared.memory), bytes));
         }
         let pool = context
             .pool
@@ -187,7 +199,7 @@ unsafe impl RawQueue for CudaQueue {
             let take = |current: &Current<'_>, _| {
                 self.shared.blocks.take(context, self.id, bytes, current)
             };
-            return self.run("allocate", take);
+            return self.run(blocks::call(self.shared.memory), take);
         };
         self.run("cuMemAllocFromPoolAsync", |_, stream| {
             let allocate = || {
@@ -197,7 +209,7 @@ unsafe impl RawQueue for CudaQueue {
                     let function = context.driver.cuMemAllocFromPoolAsync;
                     function(&raw mut address, bytes, pool, stream)
                 };
-                context.check_memory("cuMemAllocFromPoolAsync", code, bytes)?;
+                context.check_memory(memory_call!("cuMemAllocFromPoolAsync"), code, bytes)?;
                 Ok(to_ptr(address))
             };
             match allocate() {
@@ -244,7 +256,7 @@ unsafe impl RawQueue for CudaQueue {
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         // SAFETY: the caller's.
         let copy = |_: &Current<'_>, stream| unsafe { copy::run(&self.shared, stream, copies) };
-        self.run("copy", copy)
+        self.run("cuMemcpyAsync", copy)
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
@@ -261,6 +273,10 @@ unsafe impl RawQueue for CudaQueue {
             };
             context.check("cuMemsetD8Async", code)
         })
+    }
+
+    fn is_one_stream(&self) -> bool {
+        !matches!(self.stream, Stream::PerThread(..))
     }
 
     fn record(&self) -> Result<EventPtr> {
@@ -304,14 +320,14 @@ impl Drop for CudaQueue {
         let context = &self.shared.context;
         match std::mem::replace(&mut self.stream, Stream::Own(std::ptr::null_mut())) {
             Stream::Own(stream) => {
-                if let Ok(_current) = context.enter_even_if_failed("cuStreamDestroy") {
+                if let Ok(_current) = context.enter_even_if_failed() {
                     // SAFETY: created in `new`. Work that it was given runs on.
                     unsafe { (context.driver.cuStreamDestroy_v2)(stream) };
                 }
             }
             Stream::Given(stream) => {
                 let of = stream.context().clone();
-                context.let_go(of, move || drop(stream));
+                context.driver.let_go(of, move || drop(stream));
             }
             Stream::PerThread(stream, hop) => {
                 let hop = hop.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -319,7 +335,7 @@ impl Drop for CudaQueue {
                     context.recycle(event);
                 }
                 let of = stream.context().clone();
-                context.let_go(of, move || drop(stream));
+                context.driver.let_go(of, move || drop(stream));
             }
         }
     }

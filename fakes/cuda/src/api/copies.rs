@@ -118,7 +118,7 @@ pub unsafe extern "C" fn cuMemcpyPeerAsync(
         registry.find(&registry.contexts, dstContext)?;
         registry.find(&registry.contexts, srcContext)?;
         let lane = registry.lane(hStream)?;
-        copy_on(&registry, &lane, Way::DeviceToDevice, dst, src, bytes)
+        copy_on(&registry, &lane, Way::Peer, dst, src, bytes)
     })
 }
 
