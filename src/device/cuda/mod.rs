@@ -3,6 +3,7 @@
 //!
 //! | file | what is in it |
 //! | --- | --- |
+//! | `config.rs` | how a device is opened |
 //! | `driver.rs` | the driver library, loaded at run time |
 //! | `context.rs` | contexts, events, the memory pool, errors |
 //! | `queue.rs` | streams as queues |
@@ -11,6 +12,7 @@
 //! | `pointer.rs` | whose memory an address is |
 
 mod blocks;
+mod config;
 mod context;
 mod copy;
 mod driver;
@@ -26,6 +28,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice_attribute};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 
 use self::blocks::{After, Blocks, scrap};
+pub use self::config::{CudaConfig, CudaMemory};
 use self::context::{Context, event_of};
 use self::driver::{Driver, code};
 use self::pointer::{PointerKind, kind_of};
@@ -33,97 +36,12 @@ pub use self::queue::CudaQueue;
 use self::queue::Shared;
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue, device_error};
-use crate::device::{Device, DeviceId, Devices};
+use crate::device::{DeviceId, Devices};
 use crate::error::{Error, Result};
 
-/// Most bytes of page-locked memory that a device takes for staging and for downloads, unless
-/// [`CudaConfig::with_page_locked_limit`] says otherwise.
-const PAGE_LOCKED_LIMIT: usize = 2 << 30;
 /// Pieces of page-locked memory up to this many bytes are not bounded: an export's lengths of views must
 /// lie where the device reaches them.
 const SMALL: usize = 64 << 10;
-
-/// Which memory a [`CudaDevice`] has.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum CudaMemory {
-    /// The device's own (ARROW_DEVICE_CUDA).
-    #[default]
-    Device,
-    /// Page-locked host memory (ARROW_DEVICE_CUDA_HOST).
-    Host,
-    /// Managed memory (ARROW_DEVICE_CUDA_MANAGED).
-    Managed,
-}
-
-impl CudaMemory {
-    /// The device type of arrays in such memory.
-    pub fn device_type(self) -> ArrowDeviceType {
-        match self {
-            Self::Device => ArrowDeviceType::CUDA,
-            Self::Host => ArrowDeviceType::CUDA_HOST,
-            Self::Managed => ArrowDeviceType::CUDA_MANAGED,
-        }
-    }
-}
-
-/// How a CUDA device is opened. [`Devices::open`]`("cuda:0")` does with the defaults.
-///
-/// ```no_run
-/// use arrow_device::cuda::{CudaConfig, CudaMemory};
-/// let device = CudaConfig::new(0).with_memory(CudaMemory::Managed).open()?;
-/// # Ok::<(), arrow_device::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct CudaConfig {
-    ordinal: usize,
-    memory: CudaMemory,
-    context: Option<Arc<CudaContext>>,
-    page_locked_limit: usize,
-}
-
-impl CudaConfig {
-    /// The device of this number, its own memory, its primary context.
-    pub fn new(ordinal: usize) -> Self {
-        Self {
-            ordinal,
-            memory: CudaMemory::default(),
-            context: None,
-            page_locked_limit: PAGE_LOCKED_LIMIT,
-        }
-    }
-
-    /// Which memory.
-    #[must_use]
-    pub fn with_memory(mut self, memory: CudaMemory) -> Self {
-        self.memory = memory;
-        self
-    }
-
-    /// In another context than the device's primary one. The device keeps it.
-    #[must_use]
-    pub fn with_context(mut self, context: Arc<CudaContext>) -> Self {
-        self.context = Some(context);
-        self
-    }
-
-    /// How many bytes of page-locked memory the device takes at most for staging and for downloads;
-    /// beyond that they use ordinary memory, which is slower. 2 GiB if not given. Pieces of up to 64 KiB
-    /// do not count against it.
-    #[must_use]
-    pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
-        self.page_locked_limit = bytes;
-        self
-    }
-
-    /// Opens the device.
-    ///
-    /// # Errors
-    /// [`Error::DeviceNotAvailable`] if there is no driver or no such device, and why;
-    /// [`Error::InvalidArgument`] for a context of another device; what the driver reports.
-    pub fn open(&self) -> Result<Device> {
-        Device::new(Arc::new(CudaDevice::new(self)?))
-    }
-}
 
 /// The backend of a CUDA device. Found by downcasting [`Backend::as_any`].
 pub struct CudaDevice {

@@ -1,0 +1,97 @@
+//! How a CUDA device is opened.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
+
+use super::CudaDevice;
+use crate::abi::ArrowDeviceType;
+use crate::device::Device;
+use crate::error::Result;
+
+/// Most bytes of page-locked memory that a device takes for staging and for downloads, unless
+/// [`CudaConfig::with_page_locked_limit`] says otherwise.
+const PAGE_LOCKED_LIMIT: usize = 2 << 30;
+
+/// Which memory a [`CudaDevice`] has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum CudaMemory {
+    /// The device's own (ARROW_DEVICE_CUDA).
+    #[default]
+    Device,
+    /// Page-locked host memory (ARROW_DEVICE_CUDA_HOST).
+    Host,
+    /// Managed memory (ARROW_DEVICE_CUDA_MANAGED).
+    Managed,
+}
+
+impl CudaMemory {
+    /// The device type of arrays in such memory.
+    pub fn device_type(self) -> ArrowDeviceType {
+        match self {
+            Self::Device => ArrowDeviceType::CUDA,
+            Self::Host => ArrowDeviceType::CUDA_HOST,
+            Self::Managed => ArrowDeviceType::CUDA_MANAGED,
+        }
+    }
+}
+
+/// How a CUDA device is opened. [`Devices::open`](crate::Devices::open)`("cuda:0")` does with the defaults.
+///
+/// ```no_run
+/// use arrow_device::cuda::{CudaConfig, CudaMemory};
+/// let device = CudaConfig::new(0).with_memory(CudaMemory::Managed).open()?;
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct CudaConfig {
+    pub(super) ordinal: usize,
+    pub(super) memory: CudaMemory,
+    pub(super) context: Option<Arc<CudaContext>>,
+    pub(super) page_locked_limit: usize,
+}
+
+impl CudaConfig {
+    /// The device of this number, its own memory, its primary context.
+    pub fn new(ordinal: usize) -> Self {
+        Self {
+            ordinal,
+            memory: CudaMemory::default(),
+            context: None,
+            page_locked_limit: PAGE_LOCKED_LIMIT,
+        }
+    }
+
+    /// Which memory.
+    #[must_use]
+    pub fn with_memory(mut self, memory: CudaMemory) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// In another context than the device's primary one. The device keeps it.
+    #[must_use]
+    pub fn with_context(mut self, context: Arc<CudaContext>) -> Self {
+        self.context = Some(context);
+        self
+    }
+
+    /// How many bytes of page-locked memory the device takes at most for staging and for downloads;
+    /// beyond that they use ordinary memory, which is slower. 2 GiB if not given. Pieces of up to 64 KiB
+    /// do not count against it.
+    #[must_use]
+    pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
+        self.page_locked_limit = bytes;
+        self
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) if there is no driver or no such device, and why;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a context of another device; what the driver reports.
+    pub fn open(&self) -> Result<Device> {
+        Device::new(Arc::new(CudaDevice::new(self)?))
+    }
+}
