@@ -1,0 +1,217 @@
+//! The first measurement on a GPU: what the machine can do, by plain driver calls, and this crate
+//! beside it in the same run.
+//!
+//! ```text
+//! cargo bench --features cuda --bench cuda_probe > benches/results/NAME.txt
+//! ```
+//!
+//! It measures and prints; it judges nothing. About two minutes; less than 6 GiB of host memory.
+
+mod calls;
+mod data;
+mod host;
+mod links;
+mod machine;
+mod ours;
+mod raw;
+mod reads;
+mod staged;
+mod stats;
+mod streams;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use arrow_device::cuda::cudarc::driver::sys;
+use arrow_device::cuda::{CudaConfig, CudaQueue};
+use arrow_device::{Device, Error};
+
+use raw::{Batch, Stream, check};
+use stats::{Res, Rounds};
+
+const HELP: &str = "\
+Measures copies, memory and calls of a CUDA device, and this crate beside them.
+
+Usage: cuda_probe [--device N] [--quick]
+
+  --device N  which device [default: 0]
+  --quick     small sizes and few rounds: shows that it runs, measures nothing worth keeping
+  -h, --help  print this text
+
+Without a device it says so and exits 0; with ARROW_DEVICE_REQUIRE=cuda it exits 1.
+Exit status 1 also if something could not be measured, 2 after bad usage.
+";
+
+struct Args {
+    ordinal: usize,
+    quick: bool,
+}
+
+/// `None`: print the help.
+fn arguments() -> Result<Option<Args>, lexopt::Error> {
+    use lexopt::prelude::*;
+    let mut args = Args {
+        ordinal: 0,
+        quick: false,
+    };
+    let mut parser = lexopt::Parser::from_env();
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("device") => args.ordinal = parser.value()?.parse()?,
+            Long("quick") => args.quick = true,
+            Short('h') | Long("help") => return Ok(None),
+            // Cargo adds them.
+            Long("bench" | "test") => {}
+            other => return Err(other.unexpected()),
+        }
+    }
+    Ok(Some(args))
+}
+
+/// What every measurement has. The device's context is current on this thread.
+pub struct Probe {
+    pub ordinal: usize,
+    pub quick: bool,
+    pub cores: usize,
+    pub device: Device,
+    /// That of the device's default queue, so that raw copies run where the crate's do.
+    pub stream: Stream,
+    /// For the other direction.
+    pub second: Stream,
+    pub batch: Option<Batch>,
+}
+
+impl Probe {
+    fn new(args: &Args, device: Device) -> Res<Self> {
+        let queue = device.default_queue();
+        let queue = queue.raw().as_any().downcast_ref::<CudaQueue>();
+        let queue = queue.ok_or("the default queue is not a CUDA stream")?;
+        Ok(Self {
+            ordinal: args.ordinal,
+            quick: args.quick,
+            cores: std::thread::available_parallelism()?.get(),
+            // SAFETY: the device keeps its default queue, and `device` is dropped after `stream`
+            // has been used for the last time.
+            stream: unsafe { Stream::borrowed(queue.cu_stream()) },
+            device,
+            second: Stream::new()?,
+            batch: Batch::load(),
+        })
+    }
+
+    /// At least `least` rounds, and more for up to `seconds`.
+    pub fn rounds(&self, least: usize, seconds: f64) -> Rounds {
+        if self.quick {
+            return Rounds {
+                least: 2,
+                most: 2,
+                seconds: 0.0,
+            };
+        }
+        Rounds {
+            least,
+            most: 2000,
+            seconds,
+        }
+    }
+
+    /// The size of something, and the one that shows that it runs.
+    pub fn bytes(&self, full: usize, quick: usize) -> usize {
+        if self.quick { quick } else { full }
+    }
+}
+
+fn main() -> ExitCode {
+    let args = match arguments() {
+        Ok(Some(args)) => args,
+        Ok(None) => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Err(e) => {
+            eprintln!("cuda_probe: {e} (see --help)");
+            return ExitCode::from(2);
+        }
+    };
+    // A device of its own rather than the default set's: it goes when the probe is done.
+    let device = match CudaConfig::new(args.ordinal).open() {
+        Ok(device) => device,
+        Err(e @ Error::DeviceNotAvailable { .. }) if !is_required() => {
+            println!("cuda_probe: nothing measured: {e}");
+            return ExitCode::SUCCESS;
+        }
+        Err(e) => {
+            eprintln!("cuda_probe: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match run(&args, device) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(failed) => {
+            println!("{failed} of the measurements failed; see FAILED above");
+            ExitCode::FAILURE
+        }
+        Err(e) => {
+            println!("FAILED: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As the tests have it: a list, separated by commas.
+fn is_required() -> bool {
+    let list = std::env::var("ARROW_DEVICE_REQUIRE").unwrap_or_default();
+    list.split(',').any(|name| name.trim() == "cuda")
+}
+
+/// Answers how many measurements failed.
+fn run(args: &Args, device: Device) -> Res<usize> {
+    let start = Instant::now();
+    let context = device.as_cuda()?.cu_context();
+    // SAFETY: the context is the device's, which lives until the end of this function.
+    check("cuCtxPushCurrent", unsafe {
+        sys::cuCtxPushCurrent_v2(context)
+    })?;
+    let probe = Probe::new(args, device.clone())?;
+    if probe.quick {
+        println!("QUICK: shows that the probe runs. These figures are no record.\n");
+    }
+    type Part = fn(&Probe) -> Res<()>;
+    let parts: [(&str, Part); 12] = [
+        ("machine", machine::run),
+        ("raw copies", links::run),
+        ("memcpy", host::copies),
+        ("page-locking", host::locking),
+        ("pools", calls::pools),
+        ("small copies", calls::small_copies),
+        ("events and calls", calls::events),
+        ("reads of 8 bytes", reads::run),
+        ("this crate: 512 MiB", ours::large),
+        ("this crate: many and few columns", ours::small),
+        ("this crate: 300 text columns", staged::texts),
+        ("this crate: streams", streams::run),
+    ];
+    let mut failed = 0;
+    for (name, part) in parts {
+        println!("== {name}\n");
+        let start = Instant::now();
+        if let Err(e) = part(&probe) {
+            println!("FAILED: {name}: {e}\n");
+            failed += 1;
+        }
+        // What a failed part left behind must not count for the next.
+        device.synchronize()?;
+        device.trim();
+        println!("({name}: {:.1} s)\n", stats::since(start));
+    }
+    println!("peak resident host memory: {}", machine::peak());
+    println!("all of it: {:.1} s", stats::since(start));
+    drop(probe);
+    let mut popped = std::ptr::null_mut();
+    // SAFETY: pushed above; `popped` is written.
+    check("cuCtxPopCurrent", unsafe {
+        sys::cuCtxPopCurrent_v2(&raw mut popped)
+    })?;
+    drop(device);
+    Ok(failed)
+}

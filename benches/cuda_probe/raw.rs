@@ -1,0 +1,382 @@
+//! The driver, without this crate: what the figures of the crate stand beside.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
+
+use arrow_device::cuda::cudarc::driver::sys::{
+    self, CUevent, CUmemAllocationType, CUmemLocationType, CUmemPool_attribute, CUmemPoolProps,
+    CUmemoryPool, CUresult, CUstream,
+};
+use libloading::Library;
+
+use crate::stats::Res;
+
+/// The driver's answer as a result that names the call.
+pub fn check(call: &str, code: CUresult) -> Res<()> {
+    code.result().map_err(|e| format!("{call}: {e}").into())
+}
+
+/// Page-locked memory, made as the crate makes it.
+pub struct Locked {
+    ptr: *mut c_void,
+    bytes: usize,
+}
+
+impl Locked {
+    /// Of arbitrary content.
+    pub fn new(bytes: usize) -> Res<Self> {
+        const PORTABLE: c_uint = 1;
+        let mut ptr = null_mut();
+        // SAFETY: `ptr` is written; the context is current.
+        let code = unsafe { sys::cuMemHostAlloc(&raw mut ptr, bytes, PORTABLE) };
+        check("cuMemHostAlloc", code)?;
+        Ok(Self { ptr, bytes })
+    }
+
+    /// Freed here, so that the free can be timed.
+    pub fn free(self) -> Res<()> {
+        let ptr = self.ptr;
+        std::mem::forget(self);
+        // SAFETY: from `cuMemHostAlloc`, freed once; callers wait for what uses it.
+        check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(ptr) })
+    }
+
+    pub fn address(&self) -> u64 {
+        self.ptr.expose_provenance() as u64
+    }
+
+    /// The bytes, while nothing on the device uses them.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is the driver's own, of this size; callers wait for what uses it. The
+        // kernel has zeroed it.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.cast(), self.bytes) }
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // SAFETY: as in `free`.
+        unsafe { sys::cuMemFreeHost(self.ptr) };
+    }
+}
+
+/// Memory of the device.
+pub struct OnDevice {
+    address: u64,
+}
+
+impl OnDevice {
+    pub fn new(bytes: usize) -> Res<Self> {
+        let mut address = 0;
+        // SAFETY: `address` is written; the context is current.
+        let code = unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) };
+        check("cuMemAlloc", code)?;
+        Ok(Self { address })
+    }
+
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Freed here, so that the free can be timed.
+    pub fn free(self) -> Res<()> {
+        let address = self.address;
+        std::mem::forget(self);
+        // SAFETY: from `cuMemAlloc`, freed once.
+        check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
+    }
+}
+
+impl Drop for OnDevice {
+    fn drop(&mut self) {
+        // SAFETY: as in `free`.
+        unsafe { sys::cuMemFree_v2(self.address) };
+    }
+}
+
+/// An event without timing, as the crate's.
+pub struct Event(CUevent);
+
+impl Event {
+    pub fn new() -> Res<Self> {
+        const DISABLE_TIMING: c_uint = 2;
+        let mut event = null_mut();
+        // SAFETY: `event` is written; the context is current.
+        let code = unsafe { sys::cuEventCreate(&raw mut event, DISABLE_TIMING) };
+        check("cuEventCreate", code)?;
+        Ok(Self(event))
+    }
+
+    pub fn record(&self, stream: &Stream) -> Res<()> {
+        // SAFETY: both live.
+        let code = unsafe { sys::cuEventRecord(self.0, stream.raw) };
+        check("cuEventRecord", code)
+    }
+
+    /// Makes this thread wait.
+    pub fn wait(&self) -> Res<()> {
+        // SAFETY: the event lives.
+        check("cuEventSynchronize", unsafe {
+            sys::cuEventSynchronize(self.0)
+        })
+    }
+
+    /// Asks whether it has completed; an event that has not is an error here.
+    pub fn query(&self) -> Res<()> {
+        // SAFETY: the event lives.
+        check("cuEventQuery", unsafe { sys::cuEventQuery(self.0) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`.
+        unsafe { sys::cuEventDestroy_v2(self.0) };
+    }
+}
+
+/// A stream: an own one, or that of a queue of the crate.
+pub struct Stream {
+    raw: CUstream,
+    own: bool,
+}
+
+impl Stream {
+    /// One that does not wait for the legacy default stream, as the crate's.
+    pub fn new() -> Res<Self> {
+        const NON_BLOCKING: c_uint = 1;
+        let mut raw = null_mut();
+        // SAFETY: `raw` is written; the context is current.
+        let code = unsafe { sys::cuStreamCreate(&raw mut raw, NON_BLOCKING) };
+        check("cuStreamCreate", code)?;
+        Ok(Self { raw, own: true })
+    }
+
+    /// # Safety
+    /// The stream outlives the answer.
+    pub unsafe fn borrowed(raw: CUstream) -> Self {
+        Self { raw, own: false }
+    }
+
+    /// Makes this thread wait for all of it.
+    pub fn wait(&self) -> Res<()> {
+        // SAFETY: the stream lives.
+        check("cuStreamSynchronize", unsafe {
+            sys::cuStreamSynchronize(self.raw)
+        })
+    }
+
+    pub fn wait_for(&self, event: &Event) -> Res<()> {
+        // SAFETY: both live.
+        let code = unsafe { sys::cuStreamWaitEvent(self.raw, event.0, 0) };
+        check("cuStreamWaitEvent", code)
+    }
+
+    /// One copy, in whichever direction the addresses say.
+    ///
+    /// # Safety
+    /// Both ranges are valid until the stream has run the copy, and nothing else uses them.
+    pub unsafe fn copy(&self, dst: u64, src: u64, bytes: usize) -> Res<()> {
+        // SAFETY: the caller's.
+        let code = unsafe { sys::cuMemcpyAsync(dst, src, bytes, self.raw) };
+        check("cuMemcpyAsync", code)
+    }
+
+    /// # Safety
+    /// As [`copy`](Self::copy).
+    pub unsafe fn fill(&self, dst: u64, byte: u8, bytes: usize) -> Res<()> {
+        // SAFETY: the caller's.
+        let code = unsafe { sys::cuMemsetD8Async(dst, byte, bytes, self.raw) };
+        check("cuMemsetD8Async", code)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.own {
+            // SAFETY: created in `new`.
+            unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        }
+    }
+}
+
+/// A pool of device memory.
+pub struct Pool(CUmemoryPool);
+
+impl Pool {
+    /// Keeps `threshold` bytes when the host waits.
+    pub fn new(ordinal: usize, mut threshold: u64) -> Res<Self> {
+        // SAFETY: all members are integers or pointers, for which zero is a value.
+        let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
+        props.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        props.location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        // The second member: its name depends on the version of the bindings.
+        let location = (&raw mut props.location).cast::<c_int>();
+        // SAFETY: `CUmemLocation` is a C struct of the type and an int, the device.
+        unsafe { location.add(1).write(c_int::try_from(ordinal)?) };
+        let mut pool = null_mut();
+        // SAFETY: `pool` is written.
+        let code = unsafe { sys::cuMemPoolCreate(&raw mut pool, &raw const props) };
+        check("cuMemPoolCreate", code)?;
+        let pool = Self(pool);
+        let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+        let value = (&raw mut threshold).cast();
+        // SAFETY: the attribute is 64 bits wide.
+        let code = unsafe { sys::cuMemPoolSetAttribute(pool.0, attribute, value) };
+        check("cuMemPoolSetAttribute", code)?;
+        Ok(pool)
+    }
+
+    pub fn allocate(&self, bytes: usize, stream: &Stream) -> Res<u64> {
+        let mut address = 0;
+        // SAFETY: `address` is written; pool and stream live.
+        let code =
+            unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, self.0, stream.raw) };
+        check("cuMemAllocFromPoolAsync", code)?;
+        Ok(address)
+    }
+
+    /// # Safety
+    /// From `allocate`, freed once.
+    pub unsafe fn free(&self, address: u64, stream: &Stream) -> Res<()> {
+        // SAFETY: the caller's.
+        check("cuMemFreeAsync", unsafe {
+            sys::cuMemFreeAsync(address, stream.raw)
+        })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`; what was allocated was freed.
+        unsafe { sys::cuMemPoolDestroy(self.0) };
+    }
+}
+
+/// The driver's call that runs a list of copies. By name: its parameters depend on the driver, and the
+/// bindings may lack it.
+pub struct Batch {
+    call: BatchCall,
+    _library: Library,
+}
+
+type Plain = unsafe extern "C" fn(
+    *const u64,
+    *const u64,
+    *const usize,
+    usize,
+    *const Attributes,
+    *const usize,
+    usize,
+    CUstream,
+) -> c_int;
+type WithIndex = unsafe extern "C" fn(
+    *const u64,
+    *const u64,
+    *const usize,
+    usize,
+    *const Attributes,
+    *const usize,
+    usize,
+    *mut usize,
+    CUstream,
+) -> c_int;
+
+enum BatchCall {
+    /// CUDA 13.
+    Plain(Plain),
+    /// CUDA 12.8: it also says which copy it refused.
+    WithIndex(WithIndex),
+}
+
+/// `CUmemcpyAttributes`.
+#[repr(C)]
+struct Attributes {
+    order: c_uint,
+    hints: [c_int; 4],
+    flags: c_uint,
+}
+
+/// A list of copies.
+#[derive(Default)]
+pub struct Copies {
+    pub dst: Vec<u64>,
+    pub src: Vec<u64>,
+    pub bytes: Vec<usize>,
+}
+
+impl Copies {
+    pub fn add(&mut self, dst: u64, src: u64, bytes: usize) {
+        self.dst.push(dst);
+        self.src.push(src);
+        self.bytes.push(bytes);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64, usize)> + '_ {
+        let pairs = self.dst.iter().zip(&self.src).zip(&self.bytes);
+        pairs.map(|((dst, src), bytes)| (*dst, *src, *bytes))
+    }
+}
+
+impl Batch {
+    /// `None` if the driver has no such call.
+    pub fn load() -> Option<Self> {
+        let load = |name: &str| {
+            // SAFETY: the driver, which is loaded already.
+            unsafe { Library::new(name) }.ok()
+        };
+        let library = load("libcuda.so").or_else(|| load("libcuda.so.1"))?;
+        // SAFETY: the type is that of CUDA's header.
+        let plain = unsafe { library.get::<Plain>(b"cuMemcpyBatchAsync_v2\0") };
+        let call = match plain.map(|call| *call) {
+            Ok(call) => BatchCall::Plain(call),
+            Err(_) => {
+                // SAFETY: as above.
+                let call = unsafe { library.get::<WithIndex>(b"cuMemcpyBatchAsync\0") };
+                BatchCall::WithIndex(*call.ok()?)
+            }
+        };
+        Some(Self {
+            call,
+            _library: library,
+        })
+    }
+
+    pub fn name(&self) -> &'static str {
+        match self.call {
+            BatchCall::Plain(_) => "cuMemcpyBatchAsync_v2",
+            BatchCall::WithIndex(_) => "cuMemcpyBatchAsync",
+        }
+    }
+
+    /// Sources are read in the stream's order.
+    ///
+    /// # Safety
+    /// As [`Stream::copy`].
+    pub unsafe fn copy(&self, copies: &Copies, stream: &Stream) -> Res<()> {
+        let attributes = Attributes {
+            order: 1,
+            hints: [0; 4],
+            flags: 0,
+        };
+        let (mut refused, first) = (usize::MAX, 0usize);
+        let (dst, src) = (copies.dst.as_ptr(), copies.src.as_ptr());
+        let (sizes, n) = (copies.bytes.as_ptr(), copies.bytes.len());
+        let (set, first) = (&raw const attributes, &raw const first);
+        // SAFETY: the lists have `n` members, and there is one set of attributes; the rest is the
+        // caller's.
+        let code = unsafe {
+            match self.call {
+                BatchCall::Plain(call) => call(dst, src, sizes, n, set, first, 1, stream.raw),
+                BatchCall::WithIndex(call) => {
+                    let refused = &raw mut refused;
+                    call(dst, src, sizes, n, set, first, 1, refused, stream.raw)
+                }
+            }
+        };
+        match code {
+            0 => Ok(()),
+            code => Err(format!("{}: code {code}", self.name()).into()),
+        }
+    }
+}
