@@ -54,7 +54,8 @@
 //! | a kernel's argument | | loans ([`DeviceBuffer::on`](crate::DeviceBuffer::on), [`DeviceArray::values_on`](crate::DeviceArray::values_on), ...) and [`DeviceBufferMut`](crate::DeviceBufferMut) |
 //!
 //! A buffer becomes a column with [`DeviceArray::from_values`](crate::DeviceArray::from_values). Streams and
-//! events keep their order in each of these; no call leaves another context current than it found.
+//! events keep their order in each of these; no call of this crate leaves another context current than it found
+//! (cudarc's own do). cudarc is part of this crate's interface: another minor version of it is a breaking change.
 //!
 //! # How it works
 //!
@@ -70,8 +71,8 @@
 //! the process: every call answers with the code and its text, frees included, and releases go on being called once.
 //!
 //! CUDA tells nobody when an event completes: who waits for one without a thread
-//! ([`SyncEvent::notify`](crate::SyncEvent::notify), releases) is served by a thread that asks, within a
-//! millisecond.
+//! ([`SyncEvent::notify`](crate::SyncEvent::notify), releases) is served by a thread that asks again and
+//! again, every millisecond at the longest unless it has much to ask about.
 //!
 //! A per-thread default stream may be a queue: what is given to it through this crate, on several threads, is
 //! ordered by events. Kernels that the program itself launches on such a stream must be launched, and their loans

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arrow_buffer::ArrowNativeType;
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, DeviceRepr};
 
 use super::{CudaDevice, CudaMemory};
 use crate::device::cuda::let_go;
@@ -86,8 +86,8 @@ impl DeviceBuffer {
         let ready = match ordered {
             Ok(event) => event.map_or(Ready::Now, Ready::Event),
             Err(e) => {
-                // SAFETY: just leaked, so it is ours; freed in the order of its own stream.
-                unsafe { queue.free(base, bytes) };
+                // Other streams may still use it.
+                cuda.give_up(base);
                 return Err(e);
             }
         };
@@ -114,6 +114,12 @@ impl DeviceBuffer {
         };
         let len = self.len() / size_of::<T>();
         let device = self.device().clone();
+        // A slice may go to other threads, whose streams of that name are others.
+        if !queue.raw().is_one_stream() {
+            if let Err(e) = device.synchronize() {
+                return Err((self, e));
+            }
+        }
         let base = match self.surrender(&queue) {
             Ok(base) => base,
             Err(e) => return Err((self, e)),
@@ -126,7 +132,13 @@ impl DeviceBuffer {
             // SAFETY: the memory was just given up by its only holder; it is valid for `len` elements, as
             // `check_slice` saw, and free for work on the stream, which has waited for all that used it.
             // Every bit pattern is a value of arrow's native types.
-            let upgrade = || unsafe { stream.upgrade_device_ptr::<T>(address, len) };
+            let upgrade = || {
+                // SAFETY: as above.
+                let mut slice = unsafe { stream.upgrade_device_ptr::<T>(address, len) };
+                // Other streams of cudarc's wait for what this guard records when it goes.
+                drop(slice.device_ptr_mut(stream));
+                slice
+            };
             // cudarc panics if it cannot create events.
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(upgrade))
         };

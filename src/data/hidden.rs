@@ -185,10 +185,12 @@ pub(crate) fn check_size(
         !matches!(class, AddressClass::Host | AddressClass::Inaccessible)
     };
     if !usable {
+        let why = tree.device.backend().explain(address, bytes);
+        let why = why.map_or_else(String::new, |why| format!(": {why}"));
         return Err(Error::invalid(
             path(),
             format!(
-                "claims {bytes} bytes at {address:?}, which {} does not have",
+                "claims {bytes} bytes at {address:?}, which {} does not have{why}",
                 tree.device
             ),
         ));

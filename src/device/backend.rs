@@ -85,6 +85,7 @@ impl EventPtr {
 }
 
 /// Between which memories a copy runs.
+#[non_exhaustive]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyKind {
     /// From host memory to this device.
@@ -109,6 +110,7 @@ pub struct CopyOp {
 }
 
 /// Whose memory an address lies in.
+#[non_exhaustive]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AddressClass {
     /// This device's own memory; `bytes` bytes from the address are known to belong to it.
@@ -262,7 +264,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     fn synchronize(&self) -> Result<()>;
 
     /// As [`synchronize`](Self::synchronize), as long as it takes: an error means that the device has
-    /// failed, and nothing that was queued before runs any more. For threads that hold up nobody.
+    /// failed, and nothing that was queued before runs any more. For threads that hold up nobody, and after
+    /// errors.
     fn settle(&self) -> Result<()> {
         self.synchronize()
     }

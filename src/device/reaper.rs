@@ -4,8 +4,8 @@
 //! only an action of [`Reaper::later`] may wait for the device. The thread ends when it has had nothing
 //! to do for a while, and is started again when needed.
 //!
-//! Where the backend cannot notify, the thread asks again and again, less and less often; it never
-//! waits, so no event holds up another.
+//! Where the backend cannot notify, the thread asks again and again, less and less often; it waits only
+//! for a device that does not answer any more, so no event holds up another.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};

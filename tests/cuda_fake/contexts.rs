@@ -167,7 +167,7 @@ fn memory_of_another_context() {
         let address = up.column(0).unwrap().buffer(1).unwrap().address();
         for rig in [&primary, &other] {
             let cuda = rig.device.as_cuda().unwrap();
-            assert_eq!(cuda.context_of(address), Some(context.cu_ctx()));
+            assert_eq!(cuda.context_of(address).unwrap(), Some(context.cu_ctx()));
         }
         let (array, schema) = up.export(SyncPolicy::Event).unwrap();
         // SAFETY: just exported; the memory is the other context's.
@@ -331,6 +331,42 @@ fn pools_of_two_devices() {
     all_done(&[&rigs[0], &rigs[1]]);
     drop(rigs);
     assert_gone(group);
+}
+
+/// An array whose columns are in several kinds of memory goes to another device: each copy as its memory asks for.
+#[test]
+fn mixed_memory_to_another_device() {
+    for pinned_first in [true, false] {
+        let group = Group::open(2, 0);
+        let rigs = [0, 1].map(|i| Rig::of(group, &CudaConfig::new(group.ordinal() + i)));
+        let host = Rig::of(
+            group,
+            &CudaConfig::new(group.ordinal()).with_memory(CudaMemory::Host),
+        );
+        let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
+        let names = ["a", "b"];
+        let columns = names.map(|name| (name, column.clone()));
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        let pinned = host.upload_array(&column).unwrap();
+        host.synchronize().unwrap();
+        let data = arrow_array::StructArray::from(batch.clone());
+        let data = arrow_array::Array::to_data(&data);
+        let mut foreign = crate::support_c::Foreign::new(&data, &rigs[0].device);
+        let child = usize::from(!pinned_first);
+        let address = pinned.buffer(1).unwrap().address().as_ptr();
+        foreign.set_buffer(&[child], 1, address.cast_const());
+        let imported = foreign.import_batch(&rigs[0].options).unwrap();
+        let there = imported.to_device(&rigs[1].device).unwrap();
+        assert_eq!(there.to_host().unwrap().columns(), batch.columns());
+        drop((imported, there, pinned));
+        for rig in &rigs {
+            rig.synchronize().unwrap();
+        }
+        assert!(soon(|| foreign.releases().0 == 3));
+        all_done(&[&rigs[0], &rigs[1], &host]);
+        drop((rigs, host));
+        assert_gone(group);
+    }
 }
 
 /// A code that a foreign event brings with it does not end the device.

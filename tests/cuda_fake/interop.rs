@@ -10,7 +10,7 @@ use arrow_schema::DataType;
 use cudarc::driver::{CudaContext, CudaStream, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
 
-use crate::fake::{Group, NO_POOLS, PAGEABLE_EAGER};
+use crate::fake::{Group, NO_POOLS, PAGEABLE_EAGER, fake};
 use crate::rig::{MODES, Rig, hold};
 use crate::support::assert_same;
 
@@ -157,6 +157,69 @@ fn a_slice_waits_for_the_home_queue() {
         drop(queue);
         world.end();
     }
+}
+
+/// A slice that was given away, used on another stream of cudarc's: that one waits as well.
+#[test]
+fn a_slice_given_away_on_another_stream() {
+    for mode in MODES {
+        let world = World::new(mode);
+        let (rig, stream) = (&world.rig, &world.stream);
+        let reader = world.context.new_stream().unwrap();
+        let queue = rig.new_queue().unwrap();
+        let mut back = vec![0i64; 100];
+        let mut memory = DeviceBufferMut::allocate(&queue, 800).unwrap();
+        let held = hold(&queue);
+        memory.fill(1).unwrap();
+        let buffer = memory.freeze().unwrap();
+        let slice = buffer.try_into_cuda_slice::<i64>(stream).unwrap();
+        reader.memcpy_dtoh(&slice, &mut back).unwrap();
+        let event = reader.record_event(None).unwrap();
+        let event = SyncEvent::from_cuda_event(&rig.device, event).unwrap();
+        let early = event.is_complete().unwrap();
+        drop(held);
+        reader.synchronize().unwrap();
+        assert!(!early, "the other stream does not wait");
+        assert_eq!(back, [0x0101_0101_0101_0101; 100]);
+        drop((event, slice));
+        stream.synchronize().unwrap();
+        reader.synchronize().unwrap();
+        drop((queue, reader));
+        world.end();
+    }
+}
+
+/// Work that would only be captured is refused: it would run when its memory is gone.
+#[test]
+fn streams_that_are_captured() {
+    let world = World::new(0);
+    let (rig, stream) = (&world.rig, &world.stream);
+    let queue = Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap();
+    let batch = crate::support::wide_batch(4, 50);
+    let kept = rig.upload_on(&batch, &queue).unwrap();
+    let raw = stream.cu_stream();
+    let code = fake!(cuStreamBeginCapture_v2(raw => sys::CUstream, 0 => i32) -> i32);
+    assert_eq!(code, 0);
+    for refused in [
+        rig.upload_on(&batch, &queue).map(drop),
+        queue.record().map(drop),
+        DeviceBufferMut::allocate(&queue, 100).map(drop),
+    ] {
+        let e = refused.unwrap_err();
+        assert!(matches!(e, Error::NotSupported { .. }), "{e}");
+        assert!(e.to_string().contains("captured"), "{e}");
+    }
+    // Memory of the stream is freed all the same.
+    rig.synchronize().unwrap();
+    drop(kept);
+    let mut graph: *mut () = ptr::null_mut();
+    let code =
+        fake!(cuStreamEndCapture(raw => sys::CUstream, &raw mut graph => *mut *mut ()) -> i32);
+    assert_eq!(code, 0);
+    drop(rig.upload_on(&batch, &queue).unwrap());
+    let _ = rig.take_drop_error();
+    drop(queue);
+    world.end();
 }
 
 /// What is refused leaves no context current.

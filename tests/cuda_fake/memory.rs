@@ -101,6 +101,38 @@ fn lists_of_copies() {
     }
 }
 
+/// A driver that refuses lists is not asked again, and uploads do not wait for it.
+#[test]
+fn lists_that_are_refused() {
+    let rig = Rig::new(0);
+    let batch = wide_batch(50, 100);
+    let up = rig.upload(&batch).unwrap();
+    for n in 0..3 {
+        rig.group.fail("cuMemcpyBatchAsync_v2", 1, 1);
+        assert_same_batch(&batch, &up.to_host().unwrap(), "refused");
+        assert_eq!(rig.group.clear(), u32::from(n == 0), "asked again");
+    }
+    drop(up);
+    rig.assert_done();
+    rig.end();
+}
+
+/// Only what is asked for: no managed memory elsewhere.
+#[test]
+fn managed_memory_is_not_used_unasked() {
+    for memory in [CudaMemory::Device, CudaMemory::Host] {
+        let rig = Rig::with(0, memory);
+        let batch = wide_batch(10, 1000);
+        assert_same_batch(
+            &batch,
+            &rig.upload(&batch).unwrap().to_host().unwrap(),
+            "unasked",
+        );
+        assert_eq!(rig.group.calls("cuMemAllocManaged"), 0);
+        rig.end();
+    }
+}
+
 /// Memory that is page-locked already is copied straight: our slabs, and what the driver knows.
 #[test]
 fn page_locked_sources() {
@@ -178,6 +210,14 @@ fn page_locked_memory_is_bounded() {
             let slabs = [0; 8].map(|_| rig.host_slab(128 << 10).unwrap());
             assert_eq!(group.live("pinned"), before);
             assert!(slabs.iter().all(|slab| slab.len() == 128 << 10));
+            // Small ones have a little room of their own.
+            let small: Vec<_> = (0..300).map(|_| rig.host_slab(16 << 10).unwrap()).collect();
+            assert!(
+                group.live("pinned") <= before + 64,
+                "{}",
+                group.live("pinned")
+            );
+            drop((slabs, small));
         }
         drop(kept);
         rig.assert_done();

@@ -11,7 +11,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::CudaMemory;
 use super::context::{Context, Current, EventCell, MemoryCall, memory_call};
-use super::driver::code;
+use super::driver::{Code, code};
 use crate::device::backend::DevicePtr;
 use crate::error::Result;
 
@@ -157,7 +157,7 @@ impl Blocks {
                 .filter(|(_, idle)| is_done(context, &idle.after))
                 .min_by_key(smallest)
         })?;
-        let idle = state.idle.swap_remove(i);
+        let idle = state.idle.remove(i);
         state.idle_bytes -= idle.bytes;
         Some(idle)
     }
@@ -180,19 +180,25 @@ impl Blocks {
             after,
             queue,
         };
-        if state.idle_bytes.saturating_add(bytes) <= IDLE_LIMIT && state.idle.len() < IDLE_BLOCKS {
-            state.idle_bytes += bytes;
-            state.idle.push(idle);
-            return;
+        state.idle_bytes = state.idle_bytes.saturating_add(bytes);
+        state.idle.push(idle);
+        // The oldest go: they may fit nobody any more.
+        let mut over = Vec::new();
+        while state.idle_bytes > IDLE_LIMIT || state.idle.len() > IDLE_BLOCKS {
+            let oldest = state.idle.remove(0);
+            state.idle_bytes -= oldest.bytes;
+            over.push(oldest);
         }
         drop(state);
-        scrap(
-            context,
-            self.memory,
-            idle.ptr,
-            After::Event(idle.after),
-            None,
-        );
+        for idle in over {
+            scrap(
+                context,
+                self.memory,
+                idle.ptr,
+                After::Event(idle.after),
+                None,
+            );
+        }
     }
 
     /// A block is not the device's any more.
@@ -248,7 +254,7 @@ fn is_done(context: &Context, event: &EventCell) -> bool {
 }
 
 /// Frees memory; may wait for the device. The context is current.
-fn free(context: &Context, memory: CudaMemory, ptr: DevicePtr, _: &Current<'_>) {
+fn free(context: &Context, memory: CudaMemory, ptr: DevicePtr, _: &Current<'_>) -> Code {
     // A failed device keeps its memory until its context goes; there is nobody to tell.
     // SAFETY: from `allocate` with this kind, used no more, freed once.
     unsafe {
@@ -258,7 +264,7 @@ fn free(context: &Context, memory: CudaMemory, ptr: DevicePtr, _: &Current<'_>) 
                 (context.driver.cuMemFree_v2)(ptr.address() as CUdeviceptr)
             }
         }
-    };
+    }
 }
 
 /// When memory may be freed.
@@ -306,19 +312,27 @@ pub(super) fn scrap(
     after: After,
     freed: Option<Freed>,
 ) {
-    let mut heap = heap();
-    heap.items.push(Scrap {
+    let mut item = Scrap {
         context: context.clone(),
         memory,
         ptr,
         after,
         freed,
-    });
+    };
+    let builder = std::thread::Builder::new().name("arrow-device cuda free".into());
+    if matches!(item.after, After::Everything) {
+        // It may take long, and holds up no other.
+        let wait = move || while !item.free_if_ready() {};
+        // Without a thread the memory is lost: this one must not wait.
+        let _ = builder.spawn(wait);
+        return;
+    }
+    let mut heap = heap();
+    heap.items.push(item);
     if heap.running {
         return;
     }
-    let thread = std::thread::Builder::new().name("arrow-device cuda free".into());
-    heap.running = thread.spawn(free_all).is_ok();
+    heap.running = builder.spawn(free_all).is_ok();
     if !heap.running {
         // No thread to be had: better late than never.
         drop(heap);
@@ -356,16 +370,20 @@ impl Scrap {
         match std::mem::replace(&mut self.after, After::Nothing) {
             After::Nothing => {}
             After::Event(event) => {
+                let current = context.enter_even_if_failed();
                 // SAFETY: the cell holds a live event.
                 let code = unsafe { (context.driver.cuEventQuery)(event.raw()) };
-                if code == code::NOT_READY {
+                drop(current);
+                if code == code::NOT_READY || code::is_passing(code) {
                     self.after = After::Event(event);
                     return false;
                 }
                 context.recycle(event);
                 if context.check("cuEventQuery", code).is_err() {
                     // It does not tell: then all work must have ended.
-                    let _ = context.settle();
+                    let (memory, ptr, freed) = (self.memory, self.ptr, self.freed.take());
+                    scrap(context, memory, ptr, After::Everything, freed);
+                    return true;
                 }
             }
             // Whatever it answers, nothing runs any more.
@@ -374,7 +392,10 @@ impl Scrap {
             }
         }
         if let Ok(current) = context.enter_even_if_failed() {
-            free(context, self.memory, self.ptr, &current);
+            let code = free(context, self.memory, self.ptr, &current);
+            if code::is_passing(code) {
+                return false;
+            }
         }
         if let Some(freed) = self.freed.take() {
             freed();

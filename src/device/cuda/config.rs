@@ -63,6 +63,11 @@ impl CudaConfig {
         }
     }
 
+    /// The device of a context of cudarc's, in that context.
+    pub fn from_context(context: Arc<CudaContext>) -> Self {
+        Self::new(context.ordinal()).with_context(context)
+    }
+
     /// Which memory.
     #[must_use]
     pub fn with_memory(mut self, memory: CudaMemory) -> Self {
@@ -79,7 +84,7 @@ impl CudaConfig {
 
     /// How many bytes of page-locked memory the device takes at most for staging and for downloads;
     /// beyond that they use ordinary memory, which is slower. 2 GiB if not given. Pieces of up to 64 KiB
-    /// do not count against it.
+    /// may take up 1 MiB more.
     #[must_use]
     pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
         self.page_locked_limit = bytes;

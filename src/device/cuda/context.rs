@@ -2,13 +2,14 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUevent, CUmemAllocationType, CUmemLocationType,
-    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUstreamCaptureMode,
 };
 use cudarc::driver::{CudaContext, CudaEvent};
 
@@ -50,11 +51,13 @@ pub(super) struct Context {
     pub(super) pool: Option<CUmemoryPool>,
     /// The code after which nothing works any more; 0 before.
     failed: AtomicI32,
+    /// The driver has refused a list of copies.
+    pub(super) no_batch: AtomicBool,
     /// Boxed: `sync_event` holds a cell's address.
     #[allow(clippy::vec_box)]
     events: Mutex<Vec<Box<EventCell>>>,
     /// Primary contexts of other devices, by ordinal, retained.
-    others: Mutex<Vec<(c_int, CUcontext)>>,
+    others: Mutex<Vec<(c_int, CUdevice, CUcontext)>>,
 }
 
 // SAFETY: the handles may be used on any thread; each call makes the context current there.
@@ -93,15 +96,24 @@ pub(super) unsafe fn event_of(event: EventPtr) -> CUevent {
     unsafe { event.as_ptr().cast::<CUevent>().read() }
 }
 
-/// While it lives the context is current on this thread. Not `Send`.
-pub(super) struct Current<'a>(&'a Context, std::marker::PhantomData<*const ()>);
+/// While it lives the context is current on this thread, and calls are allowed that would spoil other
+/// libraries' stream captures: this crate refuses streams that are captured, and touches no others'. Not
+/// `Send`.
+pub(super) struct Current<'a> {
+    context: &'a Context,
+    capture_mode: CUstreamCaptureMode,
+    not_send: PhantomData<*const ()>,
+}
 
 impl Drop for Current<'_> {
     fn drop(&mut self) {
+        let driver = self.context.driver;
         let mut popped = std::ptr::null_mut();
         // SAFETY: pushed on this thread by `enter`. cudarc may have set another context in its
         // place; that one goes.
-        unsafe { (self.0.driver.cuCtxPopCurrent_v2)(&raw mut popped) };
+        unsafe { (driver.cuCtxPopCurrent_v2)(&raw mut popped) };
+        // SAFETY: the thread's own mode, as it was.
+        unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&raw mut self.capture_mode) };
     }
 }
 
@@ -170,6 +182,7 @@ impl Context {
             given,
             pool: None,
             failed: AtomicI32::new(0),
+            no_batch: AtomicBool::new(false),
             events: Mutex::new(Vec::new()),
             others: Mutex::new(Vec::new()),
         };
@@ -257,7 +270,14 @@ impl Context {
                 return Err(self.error("cuCtxPushCurrent", code));
             }
         }
-        Ok(Current(self, std::marker::PhantomData))
+        let mut capture_mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the thread's mode, which is written back in `drop`.
+        unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&raw mut capture_mode) };
+        Ok(Current {
+            context: self,
+            capture_mode,
+            not_send: PhantomData,
+        })
     }
 
     /// The error that a code stands for. If the context is lost it is failed from now on.
@@ -412,8 +432,8 @@ impl Context {
                     return done;
                 }
             };
-            // What cannot be asked now (a stream is being captured) can be later. A context that
-            // answers with another error for so long is lost.
+            // What cannot be asked now (a stream is being captured) can be later. That a context which
+            // answers with another error for so long is lost is an assumption: no driver says so.
             if let Error::Device { code, .. } = e {
                 if !code::is_passing(code) && start.elapsed() > LOST {
                     let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
@@ -428,14 +448,17 @@ impl Context {
     /// The primary context of another device, for copies out of its memory. Kept as long as this one.
     pub(super) fn primary_of(&self, ordinal: c_int) -> Result<CUcontext> {
         let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, raw)) = others.iter().find(|(of, _)| *of == ordinal) {
+        if let Some((_, _, raw)) = others.iter().find(|(of, ..)| *of == ordinal) {
             return Ok(*raw);
         }
-        let mut raw = std::ptr::null_mut();
+        let (mut device, mut raw): (CUdevice, _) = (0, std::ptr::null_mut());
+        // SAFETY: `device` is written.
+        let code = unsafe { (self.driver.cuDeviceGet)(&raw mut device, ordinal) };
+        self.check("cuDeviceGet", code)?;
         // SAFETY: `raw` is written; released in `drop`.
-        let code = unsafe { (self.driver.cuDevicePrimaryCtxRetain)(&raw mut raw, ordinal) };
+        let code = unsafe { (self.driver.cuDevicePrimaryCtxRetain)(&raw mut raw, device) };
         self.check("cuDevicePrimaryCtxRetain", code)?;
-        others.push((ordinal, raw));
+        others.push((ordinal, device, raw));
         Ok(raw)
     }
 }
@@ -462,9 +485,9 @@ impl Drop for Context {
             .others
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        for (ordinal, _) in others.drain(..) {
-            // SAFETY: retained in `primary_of`; devices are their ordinals.
-            unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(ordinal) };
+        for (_, device, _) in others.drain(..) {
+            // SAFETY: retained in `primary_of`.
+            unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(device) };
         }
         match self.given.take() {
             Some(context) => self.driver.let_go(context, || ()),

@@ -42,7 +42,7 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
             }
         }
         // SAFETY: the caller's.
-        unsafe { one_by_one(context, stream, &device, None) }?;
+        unsafe { one_by_one(context, stream, &device) }?;
         if host.is_empty() {
             return Ok(());
         }
@@ -53,16 +53,42 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
         }
         return queued;
     }
-    // What one list takes from a device it all takes from one.
-    let between = copies
+    // Imported arrays may mix kinds of memory: each copy between devices is asked about.
+    let (mut plain, mut named) = (Vec::new(), Vec::new());
+    if copies
         .iter()
-        .find(|copy| copy.kind == CopyKind::DeviceToDevice);
-    let from = match between {
-        Some(copy) => other_context(context, copy.src)?,
-        None => None,
-    };
+        .any(|copy| copy.kind == CopyKind::DeviceToDevice)
+    {
+        for copy in copies {
+            let from = match copy.kind {
+                CopyKind::DeviceToDevice => other_context(context, copy.src)?,
+                _ => None,
+            };
+            match from {
+                Some(from) => named.push((*copy, from)),
+                None => plain.push(*copy),
+            }
+        }
+    }
+    let plain = if named.is_empty() { copies } else { &plain };
+    // SAFETY: the caller's.
+    unsafe { plain_copies(context, stream, plain) }?;
+    // SAFETY: the caller's.
+    let done = unsafe { named_copies(context, stream, &named) };
+    if done.is_err() && !plain.is_empty() {
+        wait_for(context, stream);
+    }
+    done
+}
+
+/// Copies whose direction the driver finds by their addresses.
+///
+/// # Safety
+/// As [`run`].
+unsafe fn plain_copies(context: &Context, stream: CUstream, copies: &[CopyOp]) -> Result<()> {
     // The legacy default stream takes no lists.
-    if copies.len() >= BATCH && !matches!(stream.addr(), 0 | 1) && from.is_none() {
+    let takes_lists = !matches!(stream.addr(), 0 | 1) && !context.no_batch.load(Ordering::Relaxed);
+    if copies.len() >= BATCH && takes_lists {
         if let Some(batch) = context.driver.batch {
             // SAFETY: the caller's.
             if unsafe { batch_copy(context, stream, batch, copies) }? {
@@ -71,7 +97,38 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
         }
     }
     // SAFETY: the caller's.
-    unsafe { one_by_one(context, stream, copies, from) }
+    unsafe { one_by_one(context, stream, copies) }
+}
+
+/// Copies out of memory of other contexts.
+///
+/// # Safety
+/// As [`run`].
+unsafe fn named_copies(
+    context: &Context,
+    stream: CUstream,
+    copies: &[(CopyOp, CUcontext)],
+) -> Result<()> {
+    for (i, (copy, from)) in copies.iter().enumerate() {
+        // SAFETY: the caller's; the source's context lives as long as its memory.
+        let code = unsafe {
+            (context.driver.cuMemcpyPeerAsync)(
+                copy.dst.address() as CUdeviceptr,
+                context.raw(),
+                copy.src.address() as CUdeviceptr,
+                *from,
+                copy.bytes,
+                stream,
+            )
+        };
+        if let Err(e) = context.check("cuMemcpyPeerAsync", code) {
+            if i > 0 {
+                wait_for(context, stream);
+            }
+            return Err(e);
+        }
+    }
+    Ok(())
 }
 
 /// The context out of whose memory the driver must be told to copy: another one of this device, or
@@ -86,38 +143,22 @@ fn other_context(context: &Context, ptr: DevicePtr) -> Result<Option<CUcontext>>
     }
 }
 
-/// Each by itself; those within and between devices out of memory of the context `from`, if it is not
-/// the current one's.
+/// Each by itself.
 ///
 /// # Safety
 /// As [`run`].
-unsafe fn one_by_one(
-    context: &Context,
-    stream: CUstream,
-    copies: &[CopyOp],
-    from: Option<CUcontext>,
-) -> Result<()> {
-    let driver = context.driver;
+unsafe fn one_by_one(context: &Context, stream: CUstream, copies: &[CopyOp]) -> Result<()> {
     for (i, copy) in copies.iter().enumerate() {
-        let (dst, src) = (
-            copy.dst.address() as CUdeviceptr,
-            copy.src.address() as CUdeviceptr,
-        );
-        let from = from.filter(|_| copy.kind == CopyKind::DeviceToDevice);
         // SAFETY: the caller's. All memory is in one address space: the driver finds the direction.
-        let (operation, code) = unsafe {
-            match from {
-                None => (
-                    "cuMemcpyAsync",
-                    (driver.cuMemcpyAsync)(dst, src, copy.bytes, stream),
-                ),
-                Some(from) => (
-                    "cuMemcpyPeerAsync",
-                    (driver.cuMemcpyPeerAsync)(dst, context.raw(), src, from, copy.bytes, stream),
-                ),
-            }
+        let code = unsafe {
+            (context.driver.cuMemcpyAsync)(
+                copy.dst.address() as CUdeviceptr,
+                copy.src.address() as CUdeviceptr,
+                copy.bytes,
+                stream,
+            )
         };
-        if let Err(e) = context.check(operation, code) {
+        if let Err(e) = context.check("cuMemcpyAsync", code) {
             if i > 0 {
                 wait_for(context, stream);
             }
@@ -182,6 +223,8 @@ unsafe fn batch_copy(
             return Err(e);
         }
     }
+    // It will not take the next one either.
+    context.no_batch.store(true, Ordering::Relaxed);
     wait_for(context, stream);
     Ok(false)
 }

@@ -12,7 +12,8 @@ use std::sync::{Arc, OnceLock};
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUmemPool_attribute,
-    CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
+    CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
+    CUstreamCaptureStatus,
 };
 use libloading::Library;
 
@@ -104,6 +105,8 @@ driver! {
     cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
     cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     cuStreamQuery(stream: CUstream);
+    cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
+    cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
     cuStreamSynchronize(stream: CUstream);
     cuEventCreate(event: *mut CUevent, flags: c_uint);
     cuEventDestroy_v2(event: CUevent);
@@ -213,7 +216,7 @@ impl BatchCopy {
 }
 
 fn missing(name: &str) -> String {
-    format!("the driver has no {name}: it is older than CUDA 11.4; update it")
+    format!("the driver has no {name}: it is too old, update it")
 }
 
 impl Driver {

@@ -39,9 +39,10 @@ use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueu
 use crate::device::{DeviceId, Devices};
 use crate::error::{Error, Result};
 
-/// Pieces of page-locked memory up to this many bytes are not bounded: an export's lengths of views must
-/// lie where the device reaches them.
+/// Pieces of page-locked memory up to `SMALL` bytes may take up `RESERVE` bytes beyond the limit: an export's
+/// lengths of views should lie where the device reaches them.
 const SMALL: usize = 64 << 10;
+const RESERVE: usize = 1 << 20;
 
 /// The backend of a CUDA device. Found by downcasting [`Backend::as_any`].
 pub struct CudaDevice {
@@ -126,7 +127,9 @@ impl CudaDevice {
         self.context().driver.version()
     }
 
-    /// cudarc's handle of the context.
+    /// cudarc's handle of the context. Of the primary one, the first call makes one and waits for the
+    /// context's work: cudarc does so when it begins to order slices between streams. A given context is
+    /// answered as it is.
     ///
     /// # Errors
     /// [`Error::Device`] if cudarc cannot retain it.
@@ -176,6 +179,11 @@ impl CudaDevice {
         self.shared.blocks.forget(base);
     }
 
+    /// Takes back memory that anything may use.
+    pub(crate) fn give_up(&self, base: DevicePtr) {
+        self.shared.blocks.give_up(self.context(), base);
+    }
+
     /// A stream as a queue.
     pub(crate) fn adopt_stream(&self, stream: Arc<CudaStream>) -> Result<CudaQueue> {
         CudaQueue::from_stream(self.shared.clone(), stream)
@@ -193,11 +201,14 @@ impl CudaDevice {
 
     /// The context that the memory at an address belongs to, by the driver's knowledge; `None` if it
     /// belongs to none (memory of a pool), or is not device memory.
-    pub fn context_of(&self, address: DevicePtr) -> Option<CUcontext> {
-        match self.kind_of(address, 1) {
-            Ok(Some(PointerKind::Device(_, context))) => context,
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn context_of(&self, address: DevicePtr) -> Result<Option<CUcontext>> {
+        Ok(match self.kind_of(address, 1)? {
+            Some(PointerKind::Device(_, context)) => context,
             _ => None,
-        }
+        })
     }
 
     /// Whether the host may read managed memory while the device works.
@@ -336,12 +347,12 @@ unsafe impl Backend for CudaDevice {
         if self.memory() == CudaMemory::Host || isize::try_from(bytes).is_err() {
             return Ok(None);
         }
+        let reserve = if bytes <= SMALL { RESERVE } else { 0 };
+        let limit = self.page_locked_limit.saturating_add(reserve);
         {
             let mut page_locked = self.page_locked();
             match page_locked.bytes.checked_add(bytes) {
-                Some(all) if all <= self.page_locked_limit || bytes <= SMALL => {
-                    page_locked.bytes = all;
-                }
+                Some(all) if all <= limit => page_locked.bytes = all,
                 _ => return Ok(None),
             }
         }
@@ -416,7 +427,11 @@ unsafe impl Backend for CudaDevice {
 
     /// Copies between CUDA devices of one process need no help of the host.
     fn reaches(&self, other: &dyn Backend) -> bool {
-        other.as_any().is::<Self>()
+        let other = other.as_any().downcast_ref::<Self>();
+        // Into host memory only from the own device: no call names the other's context there.
+        other.is_some_and(|other| {
+            self.memory() == CudaMemory::Device || other.ordinal() == self.ordinal()
+        })
     }
 
     /// A stream waits for events of any device and context.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::ThreadId;
 
 use cudarc::driver::CudaStream;
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream, CUstreamCaptureStatus};
 
 use super::CudaMemory;
 use super::blocks::{self, Blocks, to_ptr};
@@ -147,6 +147,21 @@ impl CudaQueue {
     ) -> Result<T> {
         let context = &self.shared.context;
         let current = context.enter(operation)?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is live; the driver writes one of the three values that there ever were.
+        let code =
+            unsafe { (context.driver.cuStreamIsCapturing)(self.cu_stream(), &raw mut status) };
+        context.check("cuStreamIsCapturing", code)?;
+        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Err(Error::NotSupported {
+                device: context.id,
+                operation,
+                reason:
+                    "the stream is being captured into a graph, which would run the work later, \
+                         when its memory may be gone; end the capture first"
+                        .into(),
+            });
+        }
         let Stream::PerThread(_, hop) = &self.stream else {
             return work(&current, self.cu_stream());
         };

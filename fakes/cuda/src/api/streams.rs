@@ -1,8 +1,11 @@
 //! Streams and host functions.
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::call::{FREE, Of, WORK, call, host_function};
+use crate::call::{FREE, Of, QUIET, WORK, call, host_function};
 use crate::ffi::*;
 use crate::registry::{Stream, is_legacy, pending, registry};
 
@@ -62,12 +65,58 @@ pub unsafe extern "C" fn cuStreamGetCtx(hStream: Handle, pctx: Out<Handle>) -> C
     })
 }
 
+/// Streams that are being captured. Nothing is: they only say so.
+static CAPTURING: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+
+fn capturing() -> MutexGuard<'static, BTreeSet<usize>> {
+    CAPTURING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamBeginCapture_v2(hStream: Handle, _mode: c_int) -> Code {
+    call("cuStreamBeginCapture_v2", WORK, Of::Handle(hStream), || {
+        registry().lane(hStream)?;
+        capturing().insert(hStream.addr());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamEndCapture(hStream: Handle, graph: Out<Handle>) -> Code {
+    call("cuStreamEndCapture", WORK, Of::Handle(hStream), || {
+        capturing().remove(&hStream.addr());
+        graph.put(std::ptr::null_mut())
+    })
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamIsCapturing(hStream: Handle, status: Out<c_int>) -> Code {
     call("cuStreamIsCapturing", WORK, Of::Handle(hStream), || {
         registry().lane(hStream)?;
-        status.put(0)
+        status.put(c_int::from(capturing().contains(&hStream.addr())))
     })
+}
+
+thread_local! {
+    /// The thread's capture mode; 0 is global.
+    static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> Code {
+    call(
+        "cuThreadExchangeStreamCaptureMode",
+        QUIET,
+        Of::Nobody,
+        || {
+            if mode.is_null() {
+                return Err(INVALID_VALUE);
+            }
+            // SAFETY: the caller's: it points to a mode.
+            unsafe { *mode = CAPTURE_MODE.replace(*mode) };
+            Ok(())
+        },
+    )
 }
 
 #[unsafe(no_mangle)]
