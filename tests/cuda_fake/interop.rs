@@ -140,19 +140,32 @@ fn a_slice_waits_for_the_home_queue() {
         let mut memory = DeviceBufferMut::allocate(&queue, 800).unwrap();
         memory.fill(1).unwrap();
         let buffer = memory.freeze().unwrap();
-        let held = hold(&queue);
-        // A kernel of the home queue would stand here.
-        drop(buffer.on(&queue).unwrap());
-        let slice = buffer.try_into_cuda_slice::<i64>(stream).unwrap();
-        let event = stream.record_event(None).unwrap();
-        let event = SyncEvent::from_cuda_event(&rig.device, event).unwrap();
-        assert!(
-            !event.is_complete().unwrap(),
-            "the stream does not wait for the home queue"
-        );
-        drop(held);
+        // What a kernel of the home queue would do: it reads the buffer.
+        let seen = DeviceBufferMut::allocate(&queue, 800).unwrap();
+        {
+            let loan = buffer.on(&queue).unwrap();
+            let copy = arrow_device::device::CopyOp {
+                src: loan.address(),
+                dst: seen.address(),
+                bytes: 800,
+                kind: arrow_device::device::CopyKind::DeviceToDevice,
+            };
+            // SAFETY: both are there for the copy.
+            unsafe { queue.raw().copy(&[copy]) }.unwrap();
+        }
+        let mut slice = buffer.try_into_cuda_slice::<i64>(stream).unwrap();
+        stream.memset_zeros(&mut slice).unwrap();
+        // On the lazy driver nothing else has run then.
         stream.synchronize().unwrap();
-        drop((event, slice));
+        let seen = seen.freeze().unwrap();
+        let seen = DeviceArray::from_values(DataType::Int64, 100, seen, None, Some(0)).unwrap();
+        let expected = Int64Array::from(vec![0x0101_0101_0101_0101; 100]);
+        assert_same(
+            &expected,
+            &seen.to_host().unwrap(),
+            "read before it was given away",
+        );
+        drop((seen, slice));
         stream.synchronize().unwrap();
         drop(queue);
         world.end();
