@@ -113,9 +113,16 @@ pub unsafe extern "C" fn cuMemHostAlloc(
     bytesize: usize,
     flags: c_uint,
 ) -> Code {
-    call("cuMemHostAlloc", WORK, Of::Current, || match flags {
-        0..=7 => pinned(pp, bytesize),
-        _ => Err(INVALID_VALUE),
+    call("cuMemHostAlloc", WORK, Of::Current, || {
+        if flags > 7 {
+            return Err(INVALID_VALUE);
+        }
+        const WRITE_COMBINED: c_uint = 4;
+        if flags & WRITE_COMBINED != 0 {
+            let engine = registry().current()?.1.engine.clone();
+            engine.blame("write-combined memory, which the host reads slowly".into());
+        }
+        pinned(pp, bytesize)
     })
 }
 
