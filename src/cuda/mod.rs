@@ -8,7 +8,7 @@
 //!
 //! The driver's library is loaded at the first use. Where there is none, or no device, opening one
 //! answers [`Error::DeviceNotAvailable`] with the reason; nothing else
-//! changes. It must speak CUDA 11.4 or later.
+//! changes. cudarc's oldest version is CUDA 11.4.
 //!
 //! ```no_run
 //! use arrow_array::{RecordBatch, record_batch};

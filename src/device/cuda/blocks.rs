@@ -190,15 +190,7 @@ impl Blocks {
             over.push(oldest);
         }
         drop(state);
-        for idle in over {
-            scrap(
-                context,
-                self.memory,
-                idle.ptr,
-                After::Event(idle.after),
-                None,
-            );
-        }
+        self.scrap(context, over);
     }
 
     /// A block is not the device's any more.
@@ -235,14 +227,12 @@ impl Blocks {
             state.idle_bytes = 0;
             std::mem::take(&mut state.idle)
         };
-        for idle in idle {
-            scrap(
-                context,
-                self.memory,
-                idle.ptr,
-                After::Event(idle.after),
-                None,
-            );
+        self.scrap(context, idle);
+    }
+
+    fn scrap(&self, context: &Arc<Context>, blocks: Vec<Idle>) {
+        for Idle { ptr, after, .. } in blocks {
+            scrap(context, self.memory, ptr, After::Event(after), None);
         }
     }
 }
@@ -332,12 +322,8 @@ pub(super) fn scrap(
     if heap.running {
         return;
     }
+    // If there is no thread to be had the next memory tries again: this one must not wait.
     heap.running = builder.spawn(free_all).is_ok();
-    if !heap.running {
-        // No thread to be had: better late than never.
-        drop(heap);
-        free_all();
-    }
 }
 
 /// Frees what is ready, asks again about the rest, and ends when nothing is left.

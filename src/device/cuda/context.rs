@@ -202,6 +202,12 @@ impl Context {
         if code == 0 { value } else { 0 }
     }
 
+    /// Whether the host may read managed memory while the device works.
+    pub(super) fn reads_managed(&self) -> bool {
+        let both = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
+        self.attribute(both) != 0
+    }
+
     /// A pool of our own that keeps freed memory until it is trimmed: the default one gives it back
     /// at every synchronisation, and is everybody's. Pools are the device's, not a context's.
     fn new_pool(&self) -> Result<Option<CUmemoryPool>> {
@@ -343,12 +349,12 @@ impl Context {
         self.failed.load(Ordering::Acquire) == code::DEINITIALIZED
     }
 
-    /// Gives idle pool memory beyond `keep` bytes back to the driver.
-    pub(super) fn trim_pool(&self, keep: usize) -> Result<()> {
+    /// Gives idle pool memory back to the driver.
+    pub(super) fn trim_pool(&self) -> Result<()> {
         let Some(pool) = self.pool else { return Ok(()) };
         let _current = self.enter("cuMemPoolTrimTo")?;
         // SAFETY: the pool is ours.
-        let code = unsafe { (self.driver.cuMemPoolTrimTo)(pool, keep) };
+        let code = unsafe { (self.driver.cuMemPoolTrimTo)(pool, 0) };
         self.check("cuMemPoolTrimTo", code)
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUstream};
 
 use super::CudaMemory;
-use super::context::Context;
+use super::context::{Context, Current};
 use super::driver::{BatchCopy, CopyAttributes};
 use super::pointer::{PointerKind, kind_of};
 use super::queue::Shared;
@@ -23,7 +23,12 @@ const BATCH: usize = 8;
 ///
 /// # Safety
 /// As [`RawQueue::copy`](crate::device::RawQueue::copy).
-pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -> Result<()> {
+pub(super) unsafe fn run(
+    shared: &Shared,
+    stream: CUstream,
+    copies: &[CopyOp],
+    current: &Current<'_>,
+) -> Result<()> {
     let context = &*shared.context;
     if copies
         .iter()
@@ -36,13 +41,13 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
         // the stream.
         let (mut host, mut device) = (Vec::new(), Vec::new());
         for copy in copies {
-            match is_between_hosts(context, copy)? {
+            match is_between_hosts(context, copy, current)? {
                 true => host.push(*copy),
                 false => device.push(*copy),
             }
         }
         // SAFETY: the caller's.
-        unsafe { one_by_one(context, stream, &device) }?;
+        unsafe { one_by_one(context, stream, device.iter().map(|copy| (copy, None))) }?;
         if host.is_empty() {
             return Ok(());
         }
@@ -61,11 +66,11 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
     {
         for copy in copies {
             let from = match copy.kind {
-                CopyKind::DeviceToDevice => other_context(context, copy.src)?,
+                CopyKind::DeviceToDevice => other_context(context, copy.src, current)?,
                 _ => None,
             };
             match from {
-                Some(from) => named.push((*copy, from)),
+                Some(_) => named.push((copy, from)),
                 None => plain.push(*copy),
             }
         }
@@ -74,7 +79,7 @@ pub(super) unsafe fn run(shared: &Shared, stream: CUstream, copies: &[CopyOp]) -
     // SAFETY: the caller's.
     unsafe { plain_copies(context, stream, plain) }?;
     // SAFETY: the caller's.
-    let done = unsafe { named_copies(context, stream, &named) };
+    let done = unsafe { one_by_one(context, stream, named.into_iter()) };
     if done.is_err() && !plain.is_empty() {
         wait_for(context, stream);
     }
@@ -97,44 +102,17 @@ unsafe fn plain_copies(context: &Context, stream: CUstream, copies: &[CopyOp]) -
         }
     }
     // SAFETY: the caller's.
-    unsafe { one_by_one(context, stream, copies) }
-}
-
-/// Copies out of memory of other contexts.
-///
-/// # Safety
-/// As [`run`].
-unsafe fn named_copies(
-    context: &Context,
-    stream: CUstream,
-    copies: &[(CopyOp, CUcontext)],
-) -> Result<()> {
-    for (i, (copy, from)) in copies.iter().enumerate() {
-        // SAFETY: the caller's; the source's context lives as long as its memory.
-        let code = unsafe {
-            (context.driver.cuMemcpyPeerAsync)(
-                copy.dst.address() as CUdeviceptr,
-                context.raw(),
-                copy.src.address() as CUdeviceptr,
-                *from,
-                copy.bytes,
-                stream,
-            )
-        };
-        if let Err(e) = context.check("cuMemcpyPeerAsync", code) {
-            if i > 0 {
-                wait_for(context, stream);
-            }
-            return Err(e);
-        }
-    }
-    Ok(())
+    unsafe { one_by_one(context, stream, copies.iter().map(|copy| (copy, None))) }
 }
 
 /// The context out of whose memory the driver must be told to copy: another one of this device, or
 /// another device's, whose pools' memory it does not find by the address.
-fn other_context(context: &Context, ptr: DevicePtr) -> Result<Option<CUcontext>> {
-    match kind_of(context, ptr.address(), 1)? {
+fn other_context(
+    context: &Context,
+    ptr: DevicePtr,
+    current: &Current<'_>,
+) -> Result<Option<CUcontext>> {
+    match kind_of(context, ptr.address(), 1, current)? {
         Some(PointerKind::Device(_, Some(of))) => Ok((of != context.raw()).then_some(of)),
         Some(PointerKind::Device(ordinal, None)) if ordinal != context.ordinal => {
             context.primary_of(ordinal).map(Some)
@@ -143,22 +121,33 @@ fn other_context(context: &Context, ptr: DevicePtr) -> Result<Option<CUcontext>>
     }
 }
 
-/// Each by itself.
+/// Each by itself, with the context of its source if the driver must be told.
 ///
 /// # Safety
-/// As [`run`].
-unsafe fn one_by_one(context: &Context, stream: CUstream, copies: &[CopyOp]) -> Result<()> {
-    for (i, copy) in copies.iter().enumerate() {
+/// As [`run`]; the contexts live as long as the sources.
+unsafe fn one_by_one<'a>(
+    context: &Context,
+    stream: CUstream,
+    copies: impl Iterator<Item = (&'a CopyOp, Option<CUcontext>)>,
+) -> Result<()> {
+    let driver = context.driver;
+    for (i, (copy, from)) in copies.enumerate() {
+        let dst = copy.dst.address() as CUdeviceptr;
+        let src = copy.src.address() as CUdeviceptr;
         // SAFETY: the caller's. All memory is in one address space: the driver finds the direction.
-        let code = unsafe {
-            (context.driver.cuMemcpyAsync)(
-                copy.dst.address() as CUdeviceptr,
-                copy.src.address() as CUdeviceptr,
-                copy.bytes,
-                stream,
-            )
+        let (call, code) = unsafe {
+            match from {
+                None => (
+                    "cuMemcpyAsync",
+                    (driver.cuMemcpyAsync)(dst, src, copy.bytes, stream),
+                ),
+                Some(from) => (
+                    "cuMemcpyPeerAsync",
+                    (driver.cuMemcpyPeerAsync)(dst, context.raw(), src, from, copy.bytes, stream),
+                ),
+            }
         };
-        if let Err(e) = context.check("cuMemcpyAsync", code) {
+        if let Err(e) = context.check(call, code) {
             if i > 0 {
                 wait_for(context, stream);
             }
@@ -230,11 +219,11 @@ unsafe fn batch_copy(
 }
 
 /// Whether the host does a copy of page-locked memory.
-fn is_between_hosts(context: &Context, copy: &CopyOp) -> Result<bool> {
+fn is_between_hosts(context: &Context, copy: &CopyOp, current: &Current<'_>) -> Result<bool> {
     if copy.kind != CopyKind::DeviceToDevice {
         return Ok(true);
     }
-    let kind = kind_of(context, copy.src.address(), 1)?;
+    let kind = kind_of(context, copy.src.address(), 1, current)?;
     Ok(!matches!(
         kind,
         Some(PointerKind::Device(..) | PointerKind::Managed)

@@ -87,8 +87,7 @@ impl CudaDevice {
                     });
                 }
                 // Elsewhere the host must not touch any of it while the device works.
-                let both = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
-                context.attribute(both) != 0
+                context.reads_managed()
             }
         };
         let shared = Shared {
@@ -169,11 +168,6 @@ impl CudaDevice {
         Ok(calls())
     }
 
-    /// Drops something of cudarc's, and leaves the caller's current context as it was.
-    pub(crate) fn let_go(&self, of: Arc<CudaContext>, last: impl FnOnce()) {
-        self.context().driver.let_go(of, last);
-    }
-
     /// A block that is cudarc's from now on.
     pub(crate) fn forget(&self, base: DevicePtr) {
         self.shared.blocks.forget(base);
@@ -211,14 +205,9 @@ impl CudaDevice {
         })
     }
 
-    /// Whether the host may read managed memory while the device works.
-    fn reads_managed(&self) -> bool {
-        let both = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
-        self.context().attribute(both) != 0
-    }
-
     fn kind_of(&self, address: DevicePtr, bytes: usize) -> Result<Option<PointerKind>> {
-        kind_of(self.context(), address.address(), bytes)
+        let current = self.context().enter("cuPointerGetAttributes")?;
+        kind_of(self.context(), address.address(), bytes, &current)
     }
 
     fn page_locked(&self) -> std::sync::MutexGuard<'_, PageLocked> {
@@ -232,11 +221,13 @@ impl CudaDevice {
     }
 }
 
-// SAFETY: page-locked memory is host memory, and so is managed memory where the host and the device may
-// use it at once; the driver vouches for addresses, first and last byte, and for what it does not know
-// this answers `Host`, which an import vouches for; where the driver cannot answer, `Inaccessible`; a completed event means that its stream's work is
-// done and, by the driver's model, visible to the host; `settle` answers only when all work is done or the
-// context is lost.
+// SAFETY:
+// - page-locked memory is host memory, and so is managed memory where the host and the device may use it
+//   at once;
+// - the driver vouches for the first and the last byte of what `classify` accepts; what it does not know is
+//   `Host`, for which an import vouches; where it cannot answer, `Inaccessible`;
+// - a completed event means that its stream's work is done and visible to the host;
+// - `settle` answers when all work is done or the context is lost.
 unsafe impl Backend for CudaDevice {
     fn id(&self) -> DeviceId {
         self.context().id
@@ -304,7 +295,9 @@ unsafe impl Backend for CudaDevice {
             // Kernels of this context cannot reach it, or the host must be able to read it.
             (_, P::Device(..)) => AddressClass::Inaccessible,
             // Under the name of host memory it would be read while the device works.
-            (CudaMemory::Host, P::Managed) if !self.reads_managed() => AddressClass::Inaccessible,
+            (CudaMemory::Host, P::Managed) if !self.context().reads_managed() => {
+                AddressClass::Inaccessible
+            }
             (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
             (CudaMemory::Host, P::Host { mapped: false }) => AddressClass::HostAccessible,
             (_, P::Host { mapped: false } | P::Unknown) => AddressClass::Host,
@@ -334,7 +327,7 @@ unsafe impl Backend for CudaDevice {
             }
             P::Host { mapped: false } => "the device does not reach it at this address".into(),
             P::Unknown => "the driver does not know it: it is ordinary host memory, or none".into(),
-            P::Managed if !self.reads_managed() => {
+            P::Managed if !self.context().reads_managed() => {
                 "it is managed memory, which the host must not read while the device works".into()
             }
             P::Host { mapped: true } | P::Managed => return None,
@@ -453,7 +446,7 @@ unsafe impl Backend for CudaDevice {
 
     fn trim(&self) {
         self.shared.blocks.clear(self.context());
-        let _ = self.context().trim_pool(0);
+        let _ = self.context().trim_pool();
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -465,7 +458,7 @@ impl Drop for CudaDevice {
     fn drop(&mut self) {
         self.shared.blocks.clear(self.context());
         if let Some((context, stream)) = self.cudarc.take() {
-            self.let_go(context, || drop(stream));
+            self.context().driver.let_go(context, || drop(stream));
         }
     }
 }

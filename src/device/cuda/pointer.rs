@@ -66,13 +66,14 @@ fn kind_of_byte(context: &Context, address: usize, _: &Current<'_>) -> Result<Po
 }
 
 /// What `bytes` bytes at `address` are; `None` if first and last byte are not the same, or there is
-/// no such range. The allocation's own range is not asked for: it is wrong for mapped memory.
+/// no such range. The context is current. The allocation's own range is not asked for: it is wrong for mapped memory.
 ///
 /// An error: the driver cannot tell, so nothing may be assumed.
 pub(super) fn kind_of(
     context: &Context,
     address: usize,
     bytes: usize,
+    current: &Current<'_>,
 ) -> Result<Option<PointerKind>> {
     let Some(last) = address.checked_add(bytes.saturating_sub(1)) else {
         return Ok(None);
@@ -80,8 +81,7 @@ pub(super) fn kind_of(
     if address == 0 {
         return Ok(None);
     }
-    let current = context.enter("cuPointerGetAttributes")?;
-    let kind = kind_of_byte(context, address, &current)?;
-    let same = bytes <= 1 || kind == kind_of_byte(context, last, &current)?;
+    let kind = kind_of_byte(context, address, current)?;
+    let same = bytes <= 1 || kind == kind_of_byte(context, last, current)?;
     Ok(same.then_some(kind))
 }

@@ -230,7 +230,7 @@ unsafe impl RawQueue for CudaQueue {
             match allocate() {
                 Err(Error::OutOfMemory { .. }) => {
                     // What the pool keeps may be in the way.
-                    context.trim_pool(0)?;
+                    context.trim_pool()?;
                     allocate()
                 }
                 allocated => allocated,
@@ -270,7 +270,9 @@ unsafe impl RawQueue for CudaQueue {
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         // SAFETY: the caller's.
-        let copy = |_: &Current<'_>, stream| unsafe { copy::run(&self.shared, stream, copies) };
+        let copy = |current: &Current<'_>, stream| unsafe {
+            copy::run(&self.shared, stream, copies, current)
+        };
         self.run("cuMemcpyAsync", copy)
     }
 
