@@ -299,12 +299,17 @@ fn the_per_thread_stream_on_many_threads() {
                 up.join().unwrap()
             });
             // Read on this thread's stream, freed on a third one's.
-            let mut copy = arrow_device::DeviceBufferMut::allocate(&queue, 64).unwrap();
-            copy.fill(1).unwrap();
             let down = up.to_host().unwrap();
             assert_eq!(down, batch);
+            let mut copy = arrow_device::DeviceBufferMut::allocate(&queue, 64).unwrap();
+            copy.fill(1).unwrap();
+            let queue = &queue;
             std::thread::scope(|scope| {
-                scope.spawn(move || drop((up, copy)));
+                scope.spawn(move || {
+                    drop((up, copy));
+                    // Without an order this runs the free, and the fill comes later.
+                    queue.synchronize().unwrap();
+                });
             });
         }
         drop(queue);
