@@ -11,8 +11,8 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use tpchgen::generators as tpch;
 use tpchgen_arrow as tables;
 
-use crate::guard;
-use crate::ipc;
+use super::guard;
+use super::ipc;
 
 type BoxReader = Box<dyn RecordBatchReader + Send>;
 

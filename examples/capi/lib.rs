@@ -1,0 +1,188 @@
+//! A C library around the crate, so that any language can drive it: files as device streams, device streams as files,
+//! batches from one device to another. `arrow_device.h` is its header.
+//!
+//! ```text
+//! cargo build --release --example capi        # target/release/examples/libcapi.so
+//! ```
+#![deny(unsafe_op_in_unsafe_fn)]
+#![warn(clippy::undocumented_unsafe_blocks)]
+
+#[allow(dead_code)]
+#[path = "../roundtrip/guard.rs"]
+mod guard;
+#[allow(dead_code)]
+#[path = "../roundtrip/input.rs"]
+mod input;
+#[allow(dead_code)]
+#[path = "../roundtrip/ipc.rs"]
+mod ipc;
+mod outcome;
+
+use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
+use std::fs::File;
+use std::io::BufWriter;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use arrow_device::{
+    DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
+    FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, Validation,
+    export_reader,
+};
+use arrow_schema::ffi::FFI_ArrowSchema;
+
+pub use outcome::arrow_device_last_error;
+use outcome::{Failure, answer};
+
+/// Rows of the batches that files are read in, at most.
+const BATCH_ROWS: usize = 65536;
+
+/// See the header.
+///
+/// # Safety
+/// The texts are null-terminated; `out` is valid for writes. Either may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn arrow_device_open(
+    path: *const c_char,
+    device: *const c_char,
+    out: *mut FFI_ArrowDeviceArrayStream,
+) -> c_int {
+    answer(|| {
+        check(out, "out")?;
+        // SAFETY: not null, and the caller's; what was there is not ours to release.
+        unsafe { FFI_ArrowDeviceArrayStream::empty().write_to(out) };
+        // SAFETY: the caller's.
+        let (path, device) = unsafe { (path_of(path)?, text(device, "device")?) };
+        let source = input::sources(&[path], 0.0).map_err(Failure::invalid)?;
+        let source = source.first().ok_or_else(|| Failure::invalid("no file"))?;
+        let reader = source.open(BATCH_ROWS).map_err(Failure::invalid)?.reader;
+        let stream = export_reader(reader, &Devices::open(device)?)?;
+        // SAFETY: as above.
+        unsafe { stream.write_to(out) };
+        Ok(())
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// `stream` keeps to the C device stream interface; `path` is null-terminated. Either may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn arrow_device_write_ipc(
+    stream: *mut FFI_ArrowDeviceArrayStream,
+    path: *const c_char,
+) -> c_int {
+    answer(|| {
+        check(stream, "stream")?;
+        // SAFETY: not null, and the caller's. Taken first: it is consumed whatever happens.
+        let stream = unsafe { FFI_ArrowDeviceArrayStream::from_raw(stream) };
+        // SAFETY: the caller's.
+        let path = unsafe { path_of(path) }?;
+        // SAFETY: the caller vouches for the structs; values are checked.
+        let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, checked()) }?;
+        let mut name = path.file_name().map(OsString::from).unwrap_or_default();
+        name.push(format!(".{}.part", std::process::id()));
+        let part = path.with_file_name(name);
+        let written = write_ipc(reader, &part).and_then(|()| Ok(std::fs::rename(&part, &path)?));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&part);
+        }
+        written
+    })
+}
+
+fn write_ipc(reader: DeviceRecordBatchStreamReader, path: &Path) -> Result<(), Failure> {
+    let schema = reader.schema();
+    let file = BufWriter::new(File::create(path)?);
+    let mut writer = arrow_ipc::writer::StreamWriter::try_new(file, &schema)?;
+    for batch in reader.into_host_reader() {
+        writer.write(&batch?)?;
+    }
+    writer.finish()?;
+    writer
+        .into_inner()?
+        .into_inner()
+        .map_err(|e| e.into_error())?;
+    Ok(())
+}
+
+/// See the header.
+///
+/// # Safety
+/// The structs keep to the C device data interface; `device` is null-terminated; `out` and `out_schema` are valid
+/// for writes. Any of them may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn arrow_device_copy(
+    array: *mut FFI_ArrowDeviceArray,
+    schema: *mut FFI_ArrowSchema,
+    device: *const c_char,
+    out: *mut FFI_ArrowDeviceArray,
+    out_schema: *mut FFI_ArrowSchema,
+) -> c_int {
+    answer(|| {
+        // Taken first: both are consumed whatever happens.
+        // SAFETY: not null, and the caller's.
+        let array =
+            check(array, "array").map(|array| unsafe { FFI_ArrowDeviceArray::from_raw(array) });
+        // SAFETY: as above.
+        let schema =
+            check(schema, "schema").map(|schema| unsafe { FFI_ArrowSchema::from_raw(schema) });
+        if !out.is_null() {
+            // SAFETY: valid for writes; what was there is not ours to release.
+            unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
+        }
+        if !out_schema.is_null() {
+            // SAFETY: as above.
+            unsafe { out_schema.write(FFI_ArrowSchema::empty()) };
+        }
+        let (array, schema) = (array?, schema?);
+        let (out, out_schema) = (check(out, "out")?, check(out_schema, "out_schema")?);
+        // SAFETY: the caller's.
+        let device = Devices::open(unsafe { text(device, "device") }?)?;
+        // SAFETY: the caller vouches for the structs; values are checked.
+        let mut batch = unsafe { DeviceRecordBatch::import_with(array, &schema, &checked()) }?;
+        if *batch.device() != device {
+            batch = batch.to_device(&device)?;
+        }
+        let (array, schema) = batch.export(SyncPolicy::Event)?;
+        // SAFETY: not null, and valid for writes.
+        unsafe {
+            array.write_to(out);
+            out_schema.write(schema);
+        }
+        Ok(())
+    })
+}
+
+fn checked() -> ImportOptions {
+    ImportOptions::default().with_validation(Validation::Full)
+}
+
+fn check<T>(pointer: *mut T, name: &str) -> Result<*mut T, Failure> {
+    if pointer.is_null() || !pointer.is_aligned() {
+        return Err(Failure::invalid(format!("{name} is null or misaligned")));
+    }
+    Ok(pointer)
+}
+
+/// # Safety
+/// `text` is null or null-terminated, and lives for `'a`.
+unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> {
+    if text.is_null() {
+        return Err(Failure::invalid(format!("{name} is null")));
+    }
+    // SAFETY: the caller's.
+    let text = unsafe { CStr::from_ptr(text) }.to_str();
+    text.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))
+}
+
+/// # Safety
+/// As [`text`].
+unsafe fn path_of(path: *const c_char) -> Result<PathBuf, Failure> {
+    if path.is_null() {
+        return Err(Failure::invalid("path is null"));
+    }
+    // SAFETY: the caller's.
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    Ok(OsStr::from_bytes(bytes).into())
+}

@@ -1,0 +1,1 @@
+//! Arrays of every type, and comparisons with them.

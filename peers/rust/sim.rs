@@ -1,0 +1,1 @@
+//! A simulated device for a peer to build its own device on.
