@@ -8,7 +8,6 @@
 mod capi;
 mod cases;
 mod sim;
-#[allow(dead_code, unused_imports)]
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
