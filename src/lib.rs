@@ -102,6 +102,8 @@ pub mod device;
 mod error;
 mod interchange;
 mod memory;
+#[cfg(feature = "pyo3")]
+pub mod python;
 mod stream;
 mod transfer;
 

@@ -69,8 +69,13 @@ impl FFI_ArrowDeviceArray {
     /// Shares `data`, which is in host memory, without copying its buffers: device type CPU, id -1,
     /// no event.
     pub fn new_cpu(data: &ArrayData) -> Self {
+        Self::from_host(CArray::from_arrow(FFI_ArrowArray::new(data)))
+    }
+
+    /// An array in host memory: device type CPU, id -1, no event.
+    pub(crate) const fn from_host(array: CArray) -> Self {
         Self {
-            array: CArray::from_arrow(FFI_ArrowArray::new(data)),
+            array,
             device_id: -1,
             device_type: ArrowDeviceType::CPU,
             sync_event: ptr::null_mut(),

@@ -1,0 +1,128 @@
+//! What goes through the functions of this module.
+
+use std::sync::Arc;
+
+use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{DataType, Field, FieldRef, SchemaRef};
+
+use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
+use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::error::Result;
+use crate::interchange::schema::{export_field, export_schema, import_field, import_schema};
+use crate::interchange::{ExportOptions, ImportOptions};
+use crate::stream::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};
+
+/// A [`DeviceArray`] or a [`DeviceRecordBatch`].
+pub trait CapsuleArray: sealed::Array {}
+
+/// A [`DeviceRecordBatchStreamReader`] or a [`DeviceArrayStreamReader`].
+pub trait CapsuleStream: sealed::Stream {}
+
+pub(super) mod sealed {
+    use super::*;
+
+    pub trait Array: Sized + Send + Sync {
+        /// What the schema capsule says.
+        type Type: Send;
+        fn data_type(&self) -> DataType;
+        fn schema(&self) -> Result<FFI_ArrowSchema>;
+        fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray>;
+        fn parse(schema: &FFI_ArrowSchema) -> Result<Self::Type>;
+        /// # Safety
+        /// As [`DeviceArray::import`].
+        unsafe fn import(
+            array: FFI_ArrowDeviceArray,
+            as_type: Self::Type,
+            options: &ImportOptions,
+        ) -> Result<Self>;
+    }
+
+    pub trait Stream: Sized + Send {
+        /// # Safety
+        /// As [`DeviceRecordBatchStreamReader::from_raw`].
+        unsafe fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self>;
+    }
+}
+
+impl CapsuleArray for DeviceArray {}
+
+impl sealed::Array for DeviceArray {
+    type Type = FieldRef;
+
+    fn data_type(&self) -> DataType {
+        self.data_type().clone()
+    }
+
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        match self.field() {
+            Some(field) => export_field(field),
+            None => export_field(&Field::new("", self.data_type().clone(), true)),
+        }
+    }
+
+    fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
+        self.export_array(options)
+    }
+
+    fn parse(schema: &FFI_ArrowSchema) -> Result<FieldRef> {
+        import_field(schema).map(Arc::new)
+    }
+
+    unsafe fn import(
+        array: FFI_ArrowDeviceArray,
+        field: FieldRef,
+        options: &ImportOptions,
+    ) -> Result<Self> {
+        // SAFETY: the caller's.
+        unsafe { Self::import_as(array, field, options) }
+    }
+}
+
+impl CapsuleArray for DeviceRecordBatch {}
+
+impl sealed::Array for DeviceRecordBatch {
+    type Type = SchemaRef;
+
+    fn data_type(&self) -> DataType {
+        DataType::Struct(self.schema().fields().clone())
+    }
+
+    fn schema(&self) -> Result<FFI_ArrowSchema> {
+        export_schema(self.schema())
+    }
+
+    fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
+        self.export_array(options)
+    }
+
+    fn parse(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
+        import_schema(schema)
+    }
+
+    unsafe fn import(
+        array: FFI_ArrowDeviceArray,
+        schema: SchemaRef,
+        options: &ImportOptions,
+    ) -> Result<Self> {
+        // SAFETY: the caller's.
+        unsafe { Self::import_as(array, schema, options) }
+    }
+}
+
+impl CapsuleStream for DeviceRecordBatchStreamReader {}
+
+impl sealed::Stream for DeviceRecordBatchStreamReader {
+    unsafe fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
+        // SAFETY: the caller's.
+        unsafe { Self::new(stream, options) }
+    }
+}
+
+impl CapsuleStream for DeviceArrayStreamReader {}
+
+impl sealed::Stream for DeviceArrayStreamReader {
+    unsafe fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
+        // SAFETY: the caller's.
+        unsafe { Self::new(stream, options) }
+    }
+}

@@ -1,0 +1,61 @@
+//! Out: to capsules.
+
+use arrow_schema::ffi::FFI_ArrowSchema;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+
+use super::attached::detached;
+use super::capsule::pack;
+use super::data::CapsuleArray;
+use super::request::{check_keywords, check_schema};
+use super::stream;
+use crate::abi::FFI_ArrowDeviceArrayStream;
+use crate::interchange::ExportOptions;
+use crate::interchange::schema::import_field;
+
+/// An array or a batch as the two capsules, `arrow_schema` and `arrow_device_array`, that
+/// `__arrow_c_device_array__(requested_schema=None, **kwargs)` answers with. Nothing is copied.
+///
+/// `requested_schema` and `keywords` are the method's arguments. A request for another representation of the same data
+/// gets the data as it is; nothing is converted. pyarrow ignores events: for it, and for other consumers that read on
+/// the host, use [`SyncPolicy::Wait`](crate::SyncPolicy::Wait).
+///
+/// # Errors
+/// `ValueError` for a requested schema that does not fit the data; `NotImplementedError` for a keyword that is not
+/// None; what [`DeviceArray::export`](crate::DeviceArray::export) fails with.
+pub fn array_to_python<'py>(
+    py: Python<'py>,
+    data: &impl CapsuleArray,
+    options: &ExportOptions,
+    requested_schema: Option<&Bound<'py, PyAny>>,
+    keywords: Option<&Bound<'py, PyDict>>,
+) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
+    check_keywords(keywords)?;
+    check_schema(requested_schema, || Ok(data.data_type()))?;
+    let (schema, array) = detached(|| Ok::<_, PyErr>((data.schema()?, data.array(options)?)))?;
+    Ok((pack(py, schema)?, pack(py, array)?))
+}
+
+/// A stream as the capsule `arrow_device_array_stream` that
+/// `__arrow_c_device_stream__(requested_schema=None, **kwargs)` answers with. Nothing is copied.
+///
+/// Make the stream with [`FFI_ArrowDeviceArrayStream::new`] or [`export_reader`](crate::export_reader). Consumers may
+/// call it attached to the interpreter or not; while the reader works, the interpreter is free. The stream is released
+/// if this fails.
+///
+/// # Errors
+/// As [`array_to_python`]; `ValueError` for a stream that was released.
+pub fn stream_to_python<'py>(
+    py: Python<'py>,
+    stream: FFI_ArrowDeviceArrayStream,
+    requested_schema: Option<&Bound<'py, PyAny>>,
+    keywords: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    check_keywords(keywords)?;
+    let mut stream = stream::outgoing(stream)?;
+    check_schema(requested_schema, || {
+        let schema: FFI_ArrowSchema = stream::schema(&mut stream)?;
+        import_field(&schema).map(|field| field.data_type().clone())
+    })?;
+    pack(py, stream)
+}

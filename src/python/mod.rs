@@ -1,0 +1,73 @@
+//! Python: the Arrow PyCapsule interface for devices, through [`pyo3`], which is re-exported here.
+//!
+//! | function | for |
+//! | --- | --- |
+//! | [`array_to_python`] | what `__arrow_c_device_array__` answers |
+//! | [`stream_to_python`] | what `__arrow_c_device_stream__` answers |
+//! | [`array_from_python`] | taking over an array or a batch from any object that has such a method |
+//! | [`stream_from_python`] | taking over a stream, likewise |
+//!
+//! There are no Python classes here: an extension module has its own. The crate `python-example` of the
+//! repository is a complete one. Whether the module is an extension (`extension-module`,
+//! `PYO3_BUILD_EXTENSION_MODULE`) or a program that embeds Python is the module's choice too.
+//!
+//! ```
+//! use arrow_device::python::pyo3::prelude::*;
+//! use arrow_device::python::pyo3::types::{PyCapsule, PyDict};
+//! use arrow_device::python::{array_from_python, array_to_python};
+//! use arrow_device::{DeviceRecordBatch, ExportOptions, SyncPolicy};
+//!
+//! struct Batch(DeviceRecordBatch); // a #[pyclass]
+//!
+//! impl Batch {
+//!     // #[staticmethod]
+//!     fn from_arrow(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+//!         array_from_python(object).map(Self)
+//!     }
+//!
+//!     // #[pyo3(signature = (requested_schema = None, **kwargs))]
+//!     fn __arrow_c_device_array__<'py>(
+//!         &self,
+//!         py: Python<'py>,
+//!         requested_schema: Option<&Bound<'py, PyAny>>,
+//!         kwargs: Option<&Bound<'py, PyDict>>,
+//!     ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
+//!         let options = ExportOptions::new(SyncPolicy::Event);
+//!         array_to_python(py, &self.0, &options, requested_schema, kwargs)
+//!     }
+//! }
+//! ```
+//!
+//! # The interpreter
+//!
+//! Nothing here waits for a device, or for a producer, while it keeps the interpreter from others: the thread is
+//! detached for that time, also around each `get_next` of streams that go out or come in ([`Detached`]).
+//!
+//! Some producers' releases drop Python objects without attaching to the interpreter first. What came from Python is
+//! therefore released by a thread that is attached: by this one if it is, else by a thread that this module starts for
+//! it, so that a release never waits here either. When the interpreter is gone, or going, such memory is left alone:
+//! leaked, not released.
+//!
+//! # Trust
+//!
+//! A capsule's pointers are trusted, as all of Python trusts them. Values are not: they are checked
+//! ([`Validation::Full`](crate::Validation::Full)) unless an `unsafe` variant is asked not to.
+//!
+//! Source: "The Arrow PyCapsule Interface" of the Arrow format documentation.
+
+mod attached;
+mod capsule;
+mod data;
+mod errors;
+mod export;
+mod import;
+mod request;
+mod stream;
+
+pub use attached::Detached;
+pub use data::{CapsuleArray, CapsuleStream};
+pub use export::{array_to_python, stream_to_python};
+pub use import::{
+    array_from_python, array_from_python_with, stream_from_python, stream_from_python_with,
+};
+pub use pyo3;
