@@ -7,7 +7,7 @@ use pyo3::types::{PyCapsule, PyDict};
 use super::attached::detached;
 use super::capsule::pack;
 use super::data::CapsuleArray;
-use super::request::{check_keywords, check_schema};
+use super::request::{check_keywords, check_request, check_schema};
 use super::stream;
 use crate::abi::FFI_ArrowDeviceArrayStream;
 use crate::interchange::ExportOptions;
@@ -30,8 +30,7 @@ pub fn array_to_python<'py>(
     requested_schema: Option<&Bound<'py, PyAny>>,
     keywords: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
-    check_keywords(keywords)?;
-    check_schema(requested_schema, || Ok(data.data_type()))?;
+    check_request(&data.data_type(), requested_schema, keywords)?;
     let (schema, array) = detached(|| Ok::<_, PyErr>((data.schema()?, data.array(options)?)))?;
     Ok((pack(py, schema)?, pack(py, array)?))
 }
@@ -41,7 +40,7 @@ pub fn array_to_python<'py>(
 ///
 /// Make the stream with [`FFI_ArrowDeviceArrayStream::new`] or [`export_reader`](crate::export_reader). Consumers may
 /// call it attached to the interpreter or not; while the reader works, the interpreter is free. The stream is released
-/// if this fails.
+/// if this fails: [`check_request`](super::check_request) tells before.
 ///
 /// # Errors
 /// As [`array_to_python`]; `ValueError` for a stream that was released.

@@ -71,3 +71,4 @@ pub use import::{
     array_from_python, array_from_python_with, stream_from_python, stream_from_python_with,
 };
 pub use pyo3;
+pub use request::check_request;

@@ -10,6 +10,23 @@ use super::capsule;
 use crate::error::Result;
 use crate::interchange::schema::import_field;
 
+/// Whether the arguments of a consumer can be met: those of `__arrow_c_device_array__` and `__arrow_c_device_stream__`, for
+/// data of this type (a struct for batches).
+///
+/// [`array_to_python`](super::array_to_python) and [`stream_to_python`](super::stream_to_python) ask this themselves. An
+/// object whose stream can be taken once asks before it takes it.
+///
+/// # Errors
+/// `ValueError` for a requested schema that does not fit the data; `NotImplementedError` for a keyword that is not None.
+pub fn check_request(
+    data_type: &DataType,
+    requested_schema: Option<&Bound<'_, PyAny>>,
+    keywords: Option<&Bound<'_, PyDict>>,
+) -> PyResult<()> {
+    check_keywords(keywords)?;
+    check_schema(requested_schema, || Ok(data_type.clone()))
+}
+
 /// Unknown keywords are accepted if they are None.
 pub(super) fn check_keywords(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
     let unknown: Vec<String> = keywords

@@ -12,12 +12,20 @@ use crate::error::{Error, Result};
 
 /// A stream that goes to Python: whoever calls it lets go of the interpreter meanwhile.
 pub(super) fn outgoing(stream: FFI_ArrowDeviceArrayStream) -> Result<FFI_ArrowDeviceArrayStream> {
-    Ok(adapt(Outgoing(complete(stream)?)))
+    let stream = complete(stream)?;
+    Ok(adapt(DeviceStream {
+        stream,
+        is_from_python: false,
+    }))
 }
 
 /// A stream from Python: it and its arrays are released as what comes from Python must be.
 pub(super) fn incoming(stream: FFI_ArrowDeviceArrayStream) -> Result<FFI_ArrowDeviceArrayStream> {
-    Ok(adapt(Incoming(complete(stream)?)))
+    let stream = complete(stream)?;
+    Ok(adapt(DeviceStream {
+        stream,
+        is_from_python: true,
+    }))
 }
 
 /// As [`incoming`], for a stream on the CPU.
@@ -156,9 +164,10 @@ impl Drop for HostStream {
     }
 }
 
-struct Outgoing(FFI_ArrowDeviceArrayStream);
-
-struct Incoming(FFI_ArrowDeviceArrayStream);
+struct DeviceStream {
+    stream: FFI_ArrowDeviceArrayStream,
+    is_from_python: bool,
+}
 
 /// A C stream whose callbacks may be called.
 ///
@@ -169,63 +178,42 @@ unsafe trait Source: Send + 'static {
     unsafe fn get_schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int;
     unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int;
     unsafe fn get_last_error(&mut self) -> *const c_char;
-    /// An array that `get_next` gave.
-    fn arrived(array: FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray;
-    fn close(self);
+    /// It and its arrays are released as what comes from Python must be.
+    fn is_from_python(&self) -> bool;
 }
 
-macro_rules! of_device_stream {
-    () => {
-        fn device_type(&self) -> ArrowDeviceType {
-            self.0.device_type
-        }
+// SAFETY: calls go to the producer's own callbacks, on its own struct.
+unsafe impl Source for DeviceStream {
+    fn device_type(&self) -> ArrowDeviceType {
+        self.stream.device_type
+    }
 
-        unsafe fn get_schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int {
-            // SAFETY: the producer's callback, on its own struct; `out` is the caller's.
-            self.0
-                .get_schema
-                .map_or(libc::EINVAL, |f| unsafe { f(&mut self.0, out) })
+    unsafe fn get_schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int {
+        match self.stream.get_schema {
+            // SAFETY: the producer's callback; `out` is the caller's.
+            Some(get_schema) => unsafe { get_schema(&mut self.stream, out) },
+            None => libc::EINVAL,
         }
+    }
 
-        unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int {
+    unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int {
+        match self.stream.get_next {
             // SAFETY: as above.
-            self.0
-                .get_next
-                .map_or(libc::EINVAL, |f| unsafe { f(&mut self.0, out) })
+            Some(get_next) => unsafe { get_next(&mut self.stream, out) },
+            None => libc::EINVAL,
         }
+    }
 
-        unsafe fn get_last_error(&mut self) -> *const c_char {
+    unsafe fn get_last_error(&mut self) -> *const c_char {
+        match self.stream.get_last_error {
             // SAFETY: as above.
-            self.0
-                .get_last_error
-                .map_or(ptr::null(), |f| unsafe { f(&mut self.0) })
+            Some(get_last_error) => unsafe { get_last_error(&mut self.stream) },
+            None => ptr::null(),
         }
-    };
-}
-
-// SAFETY: calls go to the producer's own callbacks.
-unsafe impl Source for Outgoing {
-    of_device_stream!();
-
-    fn arrived(array: FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray {
-        array
     }
 
-    fn close(self) {
-        detached(|| drop(self));
-    }
-}
-
-// SAFETY: as above.
-unsafe impl Source for Incoming {
-    of_device_stream!();
-
-    fn arrived(array: FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray {
-        released_attached(array)
-    }
-
-    fn close(self) {
-        drop_attached(self);
+    fn is_from_python(&self) -> bool {
+        self.is_from_python
     }
 }
 
@@ -236,17 +224,20 @@ unsafe impl Source for HostStream {
     }
 
     unsafe fn get_schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int {
-        // SAFETY: the producer's callback, on its own struct; `out` is the caller's.
-        self.get_schema
-            .map_or(libc::EINVAL, |f| unsafe { f(self, out) })
+        match self.get_schema {
+            // SAFETY: the producer's callback, on its own struct; `out` is the caller's.
+            Some(get_schema) => unsafe { get_schema(self, out) },
+            None => libc::EINVAL,
+        }
     }
 
     unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int {
         let mut array = CArray::empty();
-        // SAFETY: as above; `array` is ours.
-        let code = self
-            .get_next
-            .map_or(libc::EINVAL, |f| unsafe { f(self, &mut array) });
+        let code = match self.get_next {
+            // SAFETY: as above; `array` is ours.
+            Some(get_next) => unsafe { get_next(self, &mut array) },
+            None => libc::EINVAL,
+        };
         if !array.is_released() {
             // SAFETY: `out` is the caller's.
             unsafe { FFI_ArrowDeviceArray::from_host(array).write_to(out) };
@@ -255,17 +246,15 @@ unsafe impl Source for HostStream {
     }
 
     unsafe fn get_last_error(&mut self) -> *const c_char {
-        // SAFETY: as above.
-        self.get_last_error
-            .map_or(ptr::null(), |f| unsafe { f(self) })
+        match self.get_last_error {
+            // SAFETY: as above.
+            Some(get_last_error) => unsafe { get_last_error(self) },
+            None => ptr::null(),
+        }
     }
 
-    fn arrived(array: FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray {
-        released_attached(array)
-    }
-
-    fn close(self) {
-        drop_attached(self);
+    fn is_from_python(&self) -> bool {
+        true
     }
 }
 
@@ -372,7 +361,9 @@ unsafe extern "C-unwind" fn get_next<S: Source>(
     let code = call(adapter, "get_next", move |source| unsafe {
         source.get_next(to.get())
     });
-    let array = S::arrived(array);
+    if adapter.source.is_from_python() {
+        array = released_attached(array);
+    }
     if code == 0 {
         // SAFETY: as above.
         unsafe { array.write_to(out) };
@@ -405,6 +396,12 @@ unsafe extern "C-unwind" fn release<S: Source>(stream: *mut FFI_ArrowDeviceArray
         let adapter = (*stream).private_data.cast::<Adapter<S>>();
         FFI_ArrowDeviceArrayStream::mark_released(stream);
         let adapter = Box::from_raw(adapter);
-        let _ = guard::call_foreign("release", || adapter.source.close());
+        let source = adapter.source;
+        if source.is_from_python() {
+            drop_attached(source);
+        } else {
+            // A panic of the reader's drop ends here.
+            let _ = guard::call_foreign("release", || detached(|| drop(source)));
+        }
     }
 }

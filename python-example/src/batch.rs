@@ -1,0 +1,73 @@
+//! Record batches.
+
+use arrow_device::DeviceRecordBatch;
+use arrow_device::python::{array_from_python, array_to_python};
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+
+use crate::array::Array;
+use crate::{export_options, open};
+
+/// A record batch on a device.
+#[pyclass(frozen)]
+pub struct Batch(pub DeviceRecordBatch);
+
+#[pymethods]
+impl Batch {
+    /// From any object with `__arrow_c_device_array__` or `__arrow_c_array__`, without a copy.
+    #[new]
+    fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        array_from_python(object).map(Self)
+    }
+
+    /// The device's name.
+    #[getter]
+    fn device(&self) -> String {
+        self.0.device().to_string()
+    }
+
+    #[getter]
+    fn column_names(&self) -> Vec<String> {
+        let schema = self.0.schema();
+        schema.fields().iter().map(|f| f.name().clone()).collect()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.num_rows()
+    }
+
+    /// A column by its name.
+    fn __getitem__(&self, name: &str) -> PyResult<Array> {
+        match self.0.column_by_name(name) {
+            Ok(column) => Ok(Array(column)),
+            Err(e) => Err(PyKeyError::new_err(e.to_string())),
+        }
+    }
+
+    /// Rows without a copy.
+    fn slice(&self, offset: usize, length: usize) -> PyResult<Self> {
+        Ok(Self(self.0.slice(offset, length)?))
+    }
+
+    /// The same batch on a device; nothing is copied if it is there.
+    fn to(&self, py: Python<'_>, device: &str) -> PyResult<Self> {
+        let device = open(py, device)?;
+        Ok(Self(py.detach(|| self.0.to_device(&device))?))
+    }
+
+    #[pyo3(signature = (requested_schema = None, **kwargs))]
+    fn __arrow_c_device_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
+        let options = export_options(self.0.device());
+        array_to_python(py, &self.0, &options, requested_schema, kwargs)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("{:?}", self.0)
+    }
+}

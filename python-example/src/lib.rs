@@ -1,0 +1,73 @@
+//! A Python extension module whose objects live on any device and are exchanged with any library that speaks the
+//! Arrow PyCapsule interface:
+//!
+//! ```text
+//! PYO3_BUILD_EXTENSION_MODULE=1 cargo build --release -p arrow-device-python-example
+//! cp target/release/libarrow_device_example.so arrow_device_example.so
+//! ```
+//!
+//! ```python
+//! import arrow_device_example as ad, pyarrow as pa
+//! on_device = ad.Batch(pa.record_batch({"id": [1, 2, 3]})).to("sim")     # or "cuda", "cuda-managed", ...
+//! back = pa.record_batch(on_device.to("cpu"))
+//! ```
+//!
+//! Classes have only what shows the way; all that is hard is in `arrow_device::python`.
+
+mod array;
+mod batch;
+mod stream;
+
+use std::collections::HashMap;
+
+use arrow_device::python::pyo3;
+use arrow_device::{Device, Devices, Error, ExportOptions, SyncPolicy};
+use pyo3::prelude::*;
+
+/// Arrow data on devices.
+#[pymodule]
+mod arrow_device_example {
+    #[pymodule_export]
+    use super::{array::Array, batch::Batch, stream::HostStream, stream::Stream};
+    #[pymodule_export]
+    use super::{counters, synchronize};
+}
+
+/// A device by its name: "cpu", "sim", "cuda:1", ...
+fn open(py: Python<'_>, name: &str) -> PyResult<Device> {
+    Ok(py.detach(|| Devices::open(name))?)
+}
+
+/// What the device was asked to do since it was opened, counted.
+#[pyfunction]
+fn counters(py: Python<'_>, device: &str) -> PyResult<HashMap<&'static str, u64>> {
+    let stats = open(py, device)?.stats();
+    Ok(HashMap::from([
+        ("allocations", stats.allocations),
+        ("frees", stats.frees),
+        ("copies", stats.copies),
+        ("bytes_to_device", stats.bytes_to_device),
+        ("bytes_to_host", stats.bytes_to_host),
+        ("host_waits", stats.host_waits),
+    ]))
+}
+
+/// Waits for all work of the device; its errors are raised here.
+#[pyfunction]
+fn synchronize(py: Python<'_>, device: &str) -> PyResult<()> {
+    let device = open(py, device)?;
+    py.detach(|| {
+        device.synchronize()?;
+        device.take_drop_error().map_or(Ok(()), Err)
+    })
+    .map_err(Error::into)
+}
+
+/// Consumers of memory that the host can read often ignore events; they get it when it is ready.
+fn export_options(device: &Device) -> ExportOptions {
+    ExportOptions::new(if device.is_host_readable() {
+        SyncPolicy::Wait
+    } else {
+        SyncPolicy::Event
+    })
+}

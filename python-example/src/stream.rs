@@ -1,0 +1,144 @@
+//! Streams of record batches, which are consumed once.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use arrow_array::RecordBatchReader;
+use arrow_array::ffi_stream::FFI_ArrowArrayStream;
+use arrow_device::abi::ArrowDeviceType;
+use arrow_device::python::{Detached, check_request, stream_from_python, stream_to_python};
+use arrow_device::{
+    Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    ExportOptions, FFI_ArrowDeviceArrayStream, SyncPolicy,
+};
+use arrow_schema::{DataType, SchemaRef};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict};
+
+use crate::batch::Batch;
+use crate::open;
+
+type Reader = Box<dyn DeviceRecordBatchReader + Send>;
+
+/// A stream of record batches on devices.
+#[pyclass(frozen)]
+pub struct Stream(Mutex<Option<Reader>>);
+
+impl Stream {
+    fn of(reader: impl DeviceRecordBatchReader + Send + 'static) -> Self {
+        Self(Mutex::new(Some(Box::new(reader))))
+    }
+
+    /// Only to be called while the interpreter is free: another thread may hold the lock for long.
+    fn lock(&self) -> MutexGuard<'_, Option<Reader>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn schema(&self, py: Python<'_>) -> Option<SchemaRef> {
+        py.detach(|| self.lock().as_ref().map(|reader| reader.schema()))
+    }
+
+    fn take(&self, py: Python<'_>) -> PyResult<Reader> {
+        let reader = py.detach(|| self.lock().take());
+        reader.ok_or_else(|| PyValueError::new_err("the stream was already consumed"))
+    }
+}
+
+#[pymethods]
+impl Stream {
+    /// From any object with `__arrow_c_device_stream__` or `__arrow_c_stream__`.
+    #[new]
+    fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        stream_from_python::<DeviceRecordBatchStreamReader>(object).map(Self::of)
+    }
+
+    fn __iter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Batch>> {
+        let next = py.detach(|| match &mut *self.lock() {
+            Some(reader) => reader.next().transpose(),
+            None => Ok(None),
+        })?;
+        Ok(next.map(Batch))
+    }
+
+    /// The stream with each batch moved to a device when it is asked for. Consumes this one.
+    fn to(&self, py: Python<'_>, device: &str) -> PyResult<Self> {
+        let device = open(py, device)?;
+        let reader = self.take(py)?;
+        Ok(Self::of(Moved { reader, device }))
+    }
+
+    /// The stream for consumers that read on the host only. Consumes this one.
+    fn to_host(&self, py: Python<'_>) -> PyResult<HostStream> {
+        let reader = self.take(py)?.into_host_reader();
+        let reader: Box<dyn RecordBatchReader + Send> = Box::new(Detached::new(reader));
+        let stream = FFI_ArrowArrayStream::new(reader);
+        Ok(HostStream(Mutex::new(Some(stream))))
+    }
+
+    #[pyo3(signature = (requested_schema = None, **kwargs))]
+    fn __arrow_c_device_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        if let Some(schema) = self.schema(py) {
+            let data_type = DataType::Struct(schema.fields().clone());
+            check_request(&data_type, requested_schema, kwargs)?;
+        }
+        let options = ExportOptions::new(SyncPolicy::Event);
+        let stream = FFI_ArrowDeviceArrayStream::new(self.take(py)?, options)?;
+        stream_to_python(py, stream, requested_schema, kwargs)
+    }
+}
+
+/// A stream with `__arrow_c_stream__`, for pyarrow, polars, DuckDB and others.
+#[pyclass(frozen)]
+pub struct HostStream(Mutex<Option<FFI_ArrowArrayStream>>);
+
+#[pymethods]
+impl HostStream {
+    /// The requested schema is a wish that is not granted, as the protocol allows.
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_stream__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let _ = requested_schema;
+        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(stream) = stream else {
+            return Err(PyValueError::new_err("the stream was already consumed"));
+        };
+        PyCapsule::new_with_value(py, stream, c"arrow_array_stream")
+    }
+}
+
+/// Each batch moved to a device.
+struct Moved {
+    reader: Reader,
+    device: Device,
+}
+
+impl Iterator for Moved {
+    type Item = arrow_device::Result<DeviceRecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let batch = self.reader.next()?;
+        Some(batch.and_then(|batch| batch.to_device(&self.device)))
+    }
+}
+
+impl DeviceRecordBatchReader for Moved {
+    fn schema(&self) -> SchemaRef {
+        self.reader.schema()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device.id().device_type
+    }
+}
