@@ -65,6 +65,13 @@ ArrowDeviceArrayStream._fields_ = [
     ("private_data", c.c_void_p),
 ]
 
+
+class ArrowArrayStream(c.Structure):
+    """Of the C stream interface; callbacks are addresses."""
+
+    _fields_ = [(name, c.c_void_p) for name in ("get_schema", "get_next", "get_last_error", "release", "private_data")]
+
+
 CPU, CUDA, CUDA_HOST, OPENCL, VULKAN, METAL, VPI, ROCM, ROCM_HOST, EXT_DEV, CUDA_MANAGED, ONEAPI, WEBGPU, HEXAGON = (
     1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16,
 )  # fmt: skip

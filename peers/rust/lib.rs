@@ -7,8 +7,10 @@
 #[path = "../../examples/capi/lib.rs"]
 mod capi;
 mod cases;
+mod python;
 mod sim;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
 pub use capi::*;
+pub use python::*;

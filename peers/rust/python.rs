@@ -1,0 +1,164 @@
+//! Producers that notice whether the Python interpreter is attached when they are called.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_device::{
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, Devices, ExportOptions,
+    FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, SyncPolicy,
+};
+use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+
+/// Whether this thread is attached: what the interpreter says.
+fn is_attached() -> bool {
+    // SAFETY: CPython's `int PyGILState_Check(void)`, if it is there.
+    unsafe {
+        let check = libc::dlsym(libc::RTLD_DEFAULT, c"PyGILState_Check".as_ptr());
+        assert!(!check.is_null(), "no interpreter in this process");
+        let check: unsafe extern "C" fn() -> c_int = std::mem::transmute(check);
+        check() == 1
+    }
+}
+
+static RELEASED_ATTACHED: AtomicU64 = AtomicU64::new(0);
+static RELEASED_DETACHED: AtomicU64 = AtomicU64::new(0);
+static CALLED_ATTACHED: AtomicU64 = AtomicU64::new(0);
+static CALLED_DETACHED: AtomicU64 = AtomicU64::new(0);
+
+fn count(attached: &AtomicU64, detached: &AtomicU64) {
+    if is_attached() { attached } else { detached }.fetch_add(1, SeqCst);
+}
+
+/// Four counts: releases with and without the interpreter, calls of `get_next` with and without.
+///
+/// # Safety
+/// `out` is valid for writes of four numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_python_counts(out: *mut u64) {
+    let counts = [
+        &RELEASED_ATTACHED,
+        &RELEASED_DETACHED,
+        &CALLED_ATTACHED,
+        &CALLED_DETACHED,
+    ];
+    for (i, count) in counts.into_iter().enumerate() {
+        // SAFETY: the caller's.
+        unsafe { out.add(i).write(count.load(SeqCst)) };
+    }
+}
+
+/// Counts how it is dropped.
+struct Noticing;
+
+impl Drop for Noticing {
+    fn drop(&mut self) {
+        count(&RELEASED_ATTACHED, &RELEASED_DETACHED);
+    }
+}
+
+impl AsRef<[u8]> for Noticing {
+    fn as_ref(&self) -> &[u8] {
+        static VALUES: [u64; 3] = [1, 2, 3];
+        // SAFETY: 24 bytes of a static that nobody writes to.
+        unsafe { std::slice::from_raw_parts(VALUES.as_ptr().cast(), 24) }
+    }
+}
+
+fn schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![Field::new("v", DataType::Int64, false)]))
+}
+
+fn batch() -> RecordBatch {
+    let bytes = bytes::Bytes::from_owner(Noticing);
+    let values = arrow_buffer::ScalarBuffer::new(arrow_buffer::Buffer::from(bytes), 0, 3);
+    let column: ArrayRef = Arc::new(Int64Array::new(values, None));
+    RecordBatch::try_new(schema(), vec![column]).expect("one column")
+}
+
+/// A batch of one column `v` with the values 1, 2, 3, whose release is counted.
+///
+/// # Safety
+/// Both are valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_python_batch(
+    out: *mut FFI_ArrowDeviceArray,
+    schema: *mut FFI_ArrowSchema,
+) -> c_int {
+    let device = Devices::cpu();
+    let exported = device
+        .upload(&batch())
+        .and_then(|batch| batch.export(SyncPolicy::Wait));
+    let Ok((array, c_schema)) = exported else {
+        return 5;
+    };
+    // SAFETY: the caller's.
+    unsafe {
+        array.write_to(out);
+        schema.write(c_schema);
+    }
+    0
+}
+
+/// A stream of `batches` of them; each `get_next` takes so many milliseconds and is counted.
+///
+/// # Safety
+/// `out` is valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_python_stream(
+    batches: u32,
+    milliseconds: u32,
+    out: *mut FFI_ArrowDeviceArrayStream,
+) -> c_int {
+    let device = Devices::cpu();
+    let next = move |_| -> arrow_device::Result<DeviceRecordBatch> {
+        count(&CALLED_ATTACHED, &CALLED_DETACHED);
+        std::thread::sleep(Duration::from_millis(milliseconds.into()));
+        device.upload(&batch())
+    };
+    let reader =
+        DeviceRecordBatchIterator::new((0..batches).map(next), schema(), ArrowDeviceType::CPU);
+    let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Wait));
+    let Ok(stream) = stream else { return 5 };
+    // SAFETY: the caller's.
+    unsafe { stream.write_to(out) };
+    0
+}
+
+static HELD: Mutex<Vec<FFI_ArrowDeviceArray>> = Mutex::new(Vec::new());
+
+/// Complains if the producer's release was called.
+extern "C" fn release_held() {
+    let releases = || RELEASED_ATTACHED.load(SeqCst) + RELEASED_DETACHED.load(SeqCst);
+    let before = releases();
+    HELD.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+/// Keeps an array until the process ends, and releases it then, when the interpreter is gone.
+///
+/// # Safety
+/// A valid array.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_python_hold(array: *mut FFI_ArrowDeviceArray) {
+    // SAFETY: the caller's.
+    let array = unsafe { FFI_ArrowDeviceArray::from_raw(array) };
+    HELD.lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(array);
+    // SAFETY: a function that does not unwind.
+    unsafe { libc::atexit(release_held) };
+}
+
+/// Releases an array on a thread that knows nothing of the interpreter.
+///
+/// # Safety
+/// A valid array.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_python_release_elsewhere(array: *mut FFI_ArrowDeviceArray) {
+    // SAFETY: the caller's.
+    let array = unsafe { FFI_ArrowDeviceArray::from_raw(array) };
+    let _ = std::thread::spawn(move || drop(array)).join();
+}
