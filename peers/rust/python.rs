@@ -135,6 +135,9 @@ extern "C" fn release_held() {
     let releases = || RELEASED_ATTACHED.load(SeqCst) + RELEASED_DETACHED.load(SeqCst);
     let before = releases();
     HELD.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    if releases() != before {
+        eprintln!("released without an interpreter");
+    }
 }
 
 /// Keeps an array until the process ends, and releases it then, when the interpreter is gone.
