@@ -52,6 +52,7 @@
 //! | room | what lives there |
 //! | --- | --- |
 //! | `cuda/` | a door: cudarc's types in and out (feature `cuda`) |
+//! | `python/` | a door: the Arrow PyCapsule interface (feature `pyo3`) |
 //! | `stream/` | readers; C streams in and out; host staging |
 //! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export; what cuDF asks for |
 //! | `transfer/` | upload, download, device to device, compact copies: a plan, then one list of copies |
@@ -87,6 +88,7 @@
 //! | --- | --- | --- |
 //! | `sim` | yes | `device::sim`, the simulated device (Linux) |
 //! | `cuda` | no | `cuda`, NVIDIA GPUs; loaded at run time |
+//! | `pyo3` | no | `python`, the PyCapsule interface for devices |
 //! | `conformance` | no | `conformance`, the suite that every backend passes; may change in any release |
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
