@@ -20,10 +20,12 @@ mod outcome;
 
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use arrow_device::abi::ForeignSchema;
 use arrow_device::{
     DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
     FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, Validation,
@@ -53,6 +55,7 @@ pub unsafe extern "C" fn arrow_device_open(
         unsafe { FFI_ArrowDeviceArrayStream::empty().write_to(out) };
         // SAFETY: the caller's.
         let (path, device) = unsafe { (path_of(path)?, text(device, "device")?) };
+        File::open(&path)?;
         let source = input::sources(&[path], 0.0).map_err(Failure::invalid)?;
         let source = source.first().ok_or_else(|| Failure::invalid("no file"))?;
         let reader = source.open(BATCH_ROWS).map_err(Failure::invalid)?.reader;
@@ -80,32 +83,58 @@ pub unsafe extern "C" fn arrow_device_write_ipc(
         let path = unsafe { path_of(path) }?;
         // SAFETY: the caller vouches for the structs; values are checked.
         let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, checked()) }?;
-        let mut name = path.file_name().map(OsString::from).unwrap_or_default();
-        name.push(format!(".{}.part", std::process::id()));
-        let part = path.with_file_name(name);
-        let written = write_ipc(reader, &part).and_then(|()| Ok(std::fs::rename(&part, &path)?));
-        if written.is_err() {
-            let _ = std::fs::remove_file(&part);
-        }
-        written
+        let mut part = Part::create(&path)?;
+        write_ipc(reader, &mut part.file)?;
+        part.keep(&path)
     })
 }
 
-fn write_ipc(reader: DeviceRecordBatchStreamReader, path: &Path) -> Result<(), Failure> {
+/// A file beside the one that it will be; removed unless it is kept.
+struct Part {
+    file: BufWriter<File>,
+    path: PathBuf,
+    kept: bool,
+}
+
+impl Part {
+    fn create(whole: &Path) -> Result<Self, Failure> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let mut name = whole.file_name().map(OsString::from).unwrap_or_default();
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        name.push(format!(".{}-{count}.part", std::process::id()));
+        let path = whole.with_file_name(name);
+        Ok(Self {
+            file: BufWriter::new(File::create_new(&path)?),
+            path,
+            kept: false,
+        })
+    }
+
+    fn keep(mut self, whole: &Path) -> Result<(), Failure> {
+        self.file.flush()?;
+        std::fs::rename(&self.path, whole)?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.kept {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn write_ipc(reader: DeviceRecordBatchStreamReader, to: impl Write) -> Result<(), Failure> {
     let schema = reader.schema();
-    let file = BufWriter::new(File::create(path)?);
-    let mut writer = arrow_ipc::writer::StreamWriter::try_new(file, &schema)?;
+    let mut writer = arrow_ipc::writer::StreamWriter::try_new(to, &schema)?;
     for batch in reader.into_host_reader() {
         writer.write(&batch?)?;
     }
     writer.finish()?;
-    writer
-        .into_inner()?
-        .into_inner()
-        .map_err(|e| e.into_error())?;
     Ok(())
 }
-
 /// See the header.
 ///
 /// # Safety
@@ -121,30 +150,26 @@ pub unsafe extern "C" fn arrow_device_copy(
 ) -> c_int {
     answer(|| {
         // Taken first: both are consumed whatever happens.
-        // SAFETY: not null, and the caller's.
-        let array =
-            check(array, "array").map(|array| unsafe { FFI_ArrowDeviceArray::from_raw(array) });
-        // SAFETY: as above.
-        let schema =
-            check(schema, "schema").map(|schema| unsafe { FFI_ArrowSchema::from_raw(schema) });
-        if !out.is_null() {
-            // SAFETY: valid for writes; what was there is not ours to release.
-            unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
-        }
-        if !out_schema.is_null() {
+        let array = check(array, "array")
+            // SAFETY: not null, and the caller's.
+            .map(|array| unsafe { FFI_ArrowDeviceArray::from_raw(array) });
+        let schema = check(schema, "schema")
             // SAFETY: as above.
-            unsafe { out_schema.write(FFI_ArrowSchema::empty()) };
-        }
-        let (array, schema) = (array?, schema?);
-        let (out, out_schema) = (check(out, "out")?, check(out_schema, "out_schema")?);
+            .map(|schema| unsafe { ForeignSchema::from_raw(schema) });
+        let out = check(out, "out").inspect(|out| {
+            // SAFETY: valid for writes; what was there is not ours to release.
+            unsafe { FFI_ArrowDeviceArray::empty().write_to(*out) };
+        });
+        let out_schema = check(out_schema, "out_schema").inspect(|out| {
+            // SAFETY: as above.
+            unsafe { out.write(FFI_ArrowSchema::empty()) };
+        });
+        let (array, schema, out, out_schema) = (array?, schema?, out?, out_schema?);
         // SAFETY: the caller's.
         let device = Devices::open(unsafe { text(device, "device") }?)?;
         // SAFETY: the caller vouches for the structs; values are checked.
-        let mut batch = unsafe { DeviceRecordBatch::import_with(array, &schema, &checked()) }?;
-        if *batch.device() != device {
-            batch = batch.to_device(&device)?;
-        }
-        let (array, schema) = batch.export(SyncPolicy::Event)?;
+        let batch = unsafe { DeviceRecordBatch::import_with(array, schema.as_ref(), &checked()) }?;
+        let (array, schema) = batch.to_device(&device)?.export(SyncPolicy::Event)?;
         // SAFETY: not null, and valid for writes.
         unsafe {
             array.write_to(out);

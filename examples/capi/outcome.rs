@@ -30,7 +30,10 @@ impl From<Error> for Failure {
 
 impl From<ArrowError> for Failure {
     fn from(e: ArrowError) -> Self {
-        Error::from(e).into()
+        match e {
+            ArrowError::IoError(text, e) => Self(e.raw_os_error().unwrap_or(EIO), text),
+            e => Error::from(e).into(),
+        }
     }
 }
 

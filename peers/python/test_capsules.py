@@ -1,8 +1,10 @@
 """The example extension module: capsules out and in."""
 
+import contextlib
 import ctypes as c
 import gc
 import inspect
+import sys
 import threading
 import unittest
 
@@ -10,8 +12,21 @@ import arrow_device_example as ad
 import nanoarrow.device
 import pyarrow as pa
 import rust
-from abi import CPU, EXT_DEV, ArrayRelease, ArrowDeviceArray, ArrowSchema, SchemaRelease
-from capsules import Answers, capsule, device_array_of, stream_of
+from abi import (
+    CPU,
+    EXT_DEV,
+    ArrayRelease,
+    ArrowArrayStream,
+    ArrowDeviceArray,
+    ArrowDeviceArrayStream,
+    ArrowSchema,
+    GetLastError,
+    GetNext,
+    GetSchema,
+    SchemaRelease,
+    StreamRelease,
+)
+from capsules import Answers, capsule, device_array_of, stream_of, struct_of
 
 
 def batch():
@@ -129,6 +144,14 @@ class Requests(Balanced):
         self.assertEqual(pa.RecordBatch._import_from_c_device_capsule(schema, array).schema, batch().schema)
         self.requests(ad.Stream(batch()).__arrow_c_device_stream__, wish)
 
+    def test_names_within_a_map_mean_nothing(self):
+        map_of = pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))
+        entries = pa.struct([pa.field("x", pa.string(), False), pa.field("y", pa.int32())])
+        wish = pa.schema([pa.field("m", pa.list_(pa.field("z", entries, False)))]).field(0)
+        schema = wish.__arrow_c_schema__()
+        struct_of(schema, b"arrow_schema", ArrowSchema).format = b"+m"
+        ad.Array(map_of).__arrow_c_device_array__(schema)
+
     def test_other_data_is_refused(self):
         fields = list(batch().schema)
         wrong = {
@@ -185,6 +208,16 @@ class Streams(Balanced):
         gc.collect()
         self.assertTrue(pa.record_batch(first.to("cpu")).equals(batch()))
 
+    def test_exceptions_keep_their_kind(self):
+        for kind in (ValueError, MemoryError, NotImplementedError):
+
+            def batches():
+                raise kind("no batches today")
+                yield
+
+            with self.assertRaisesRegex(kind, "no batches today"):
+                next(ad.Stream(pa.RecordBatchReader.from_batches(batch().schema, batches())))
+
     def test_an_error_of_the_producer(self):
         def batches():
             yield batch()
@@ -205,6 +238,116 @@ class Streams(Balanced):
         reader = pa.RecordBatchReader.from_stream(ad.Stream(inner).to("sim").to_host())
         with self.assertRaisesRegex(Exception, "no batches today"):
             reader.read_all()
+
+
+class BadStreams(Balanced):
+    """Producers of streams that do not keep to the rules, made with ctypes."""
+
+    def make(self, on_next, on_schema=None, device_type=CPU, **without):
+        """A capsule of a stream whose `get_next` is this; counts its releases."""
+        kept, self.released = _kept, []
+
+        def schema(_, out):
+            c.memmove(out, c.byref(child_schema()), c.sizeof(ArrowSchema))
+            return 0
+
+        def release(stream):
+            self.released.append(1)
+            stream.contents.release = StreamRelease()
+
+        struct = ArrowDeviceArrayStream(device_type=device_type)
+        struct.get_schema, struct.get_next = GetSchema(on_schema or schema), GetNext(on_next)
+        struct.get_last_error, struct.release = GetLastError(lambda _: 0), StreamRelease(release)
+        for name, callback in without.items():
+            setattr(struct, name, callback)
+        kept.append(struct)
+        return capsule(struct, b"arrow_device_array_stream")
+
+    def refuses(self, exception, text, *args, **kwargs):
+        with self.assertRaisesRegex(exception, text):
+            for _ in ad.Stream(self.make(*args, **kwargs)):
+                pass
+        settle(lambda: self.released == [1])
+
+    @staticmethod
+    def fill(out, device_type=CPU):
+        array = empty_struct(device_type)
+        c.memmove(out, c.byref(array), c.sizeof(ArrowDeviceArray))
+
+    def test_the_end_at_once(self):
+        self.assertEqual(list(ad.Stream(self.make(lambda _, out: 0))), [])
+        settle(lambda: self.released == [1])
+
+    def test_errors_without_a_text(self):
+        self.refuses(OSError, "no text", lambda _, out: 5)
+        self.refuses(OSError, "-7", lambda _, out: -7)
+        self.refuses(ValueError, "no text", lambda _, out: 22)
+        self.refuses(MemoryError, "no text", lambda _, out: 12)
+
+    def test_an_error_with_an_array(self):
+        """What `out` holds after a failure is released, not used."""
+
+        def get_next(_, out):
+            self.fill(out)
+            return 5
+
+        _releases.clear()
+        self.refuses(OSError, "errno 5", get_next)
+        settle(lambda: _releases == [1])
+
+    def test_another_device_type(self):
+        def get_next(_, out):
+            self.fill(out, 9)
+            return 0
+
+        _releases.clear()
+        self.refuses(ValueError, r"device_type.*is VPI \(9\) in a stream of CPU", get_next)
+        settle(lambda: _releases == [1])
+
+    def test_an_exception_in_a_callback(self):
+        """ctypes prints it and answers something; nothing breaks."""
+
+        def get_next(_, out):
+            raise RuntimeError("boom")
+
+        caught = []
+        before, sys.unraisablehook = sys.unraisablehook, caught.append
+        try:
+            with contextlib.suppress(Exception):
+                list(ad.Stream(self.make(get_next)))
+        finally:
+            sys.unraisablehook = before
+        self.assertIn("boom", str(caught[0].exc_value))
+        del caught, before
+        settle(lambda: self.released == [1])
+
+    def test_a_failing_schema(self):
+        self.refuses(OSError, "get_schema.*errno 5", lambda _, out: 0, on_schema=lambda _, out: 5)
+        # Filled all the same.
+        def filled(_, out):
+            c.memmove(out, c.byref(child_schema()), c.sizeof(ArrowSchema))
+            return 5
+
+        self.refuses(OSError, "errno 5", lambda _, out: 0, on_schema=filled)
+        # Not filled although it succeeded.
+        self.refuses(ValueError, "schema", lambda _, out: 0, on_schema=lambda _, out: 0)
+
+    def test_missing_callbacks(self):
+        missing = {"get_schema": GetSchema(), "get_next": GetNext(), "get_last_error": GetLastError()}
+        for name, none in missing.items():
+            self.refuses(ValueError, f"{name}.*is null", lambda _, out: 0, **{name: none})
+
+    def test_wrong_names(self):
+        struct = ArrowDeviceArrayStream()
+        for name in (b"arrow_device_array", b"arrow_stream", b""):
+            with self.assertRaises((TypeError, ValueError)):
+                ad.Stream(capsule(struct, name))
+            with self.assertRaisesRegex(ValueError, "arrow_device_array_stream"):
+                ad.Stream(Answers(device_stream=capsule(struct, name)))
+        with self.assertRaisesRegex(ValueError, "released"):
+            ad.Stream(capsule(struct, b"arrow_device_array_stream"))
+        with self.assertRaisesRegex(ValueError, "released"):
+            ad.Stream(capsule(ArrowArrayStream(), b"arrow_array_stream"))
 
 
 class BadInput(Balanced):
@@ -316,15 +459,35 @@ class BadInput(Balanced):
             ad.Batch(batch()).to("rocm")
 
 
-def schema_capsule():
-    """An empty struct type, without a release: nobody owns it."""
+def child_schema():
+    """An empty struct type, whose release frees nothing."""
     struct = ArrowSchema(format=b"+s", flags=2)
     struct.release = _keep
     _kept.append(struct)
-    return capsule(struct, b"arrow_schema")
+    return struct
 
 
-_keep = SchemaRelease(lambda schema: None)
+def schema_capsule():
+    return capsule(child_schema(), b"arrow_schema")
+
+
+def empty_struct(device_type):
+    """An array of it, whose releases are counted."""
+    struct = ArrowDeviceArray(device_type=device_type, device_id=-1)
+    struct.array.n_buffers, struct.array.buffers = 1, (c.c_void_p * 1)(None)
+    struct.array.release = _release
+    _kept.append(struct)
+    return struct
+
+
+def _released(array):
+    _releases.append(1)
+    array.contents.release = ArrayRelease()
+
+
+_keep = SchemaRelease(lambda schema: setattr(schema.contents, "release", SchemaRelease()))
+_releases = []
+_release = ArrayRelease(_released)
 _kept = []
 
 

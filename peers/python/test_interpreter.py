@@ -1,12 +1,14 @@
 """The interpreter is free while others work, there when a release needs it, and may be gone."""
 
 import ctypes as c
+import errno
 import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 import unittest
 
 import arrow_device_example as ad
@@ -71,9 +73,16 @@ class Interpreter(Balanced):
         self.assertEqual(self.since()["released_detached"], 0)
 
     def test_a_refused_array_is_released_attached(self):
-        with self.assertRaises(ValueError):
-            noticed(lambda pair: ad.Batch((ad.Array(pa.array([1])).__arrow_c_device_array__()[0], pair[1])) and None)
-        # The pair's own capsules own nothing: what was not taken is still there, and released here.
+        """After it was taken: its device is not there."""
+
+        def refused(pair):
+            device_array_of(pair)[1].device_type = 99
+            with self.assertRaisesRegex(NotImplementedError, "99"):
+                ad.Batch(pair)
+
+        noticed(refused)
+        settle(lambda: self.since()["released_attached"] == 1)
+        self.assertEqual(self.since()["released_detached"], 0)
 
     def test_get_next_is_called_detached(self):
         self.assertEqual(sum(len(batch) for batch in stream(3, 0)), 9)
@@ -104,6 +113,60 @@ class Interpreter(Balanced):
         self.assertEqual(c.cast(struct.get_next, attached)(c.addressof(struct), c.byref(array)), 0)
         array.release(c.byref(array))
         self.assertEqual((self.since()["called_attached"], self.since()["called_detached"]), (0, 1))
+
+    def overlapping(self, get_next, struct, array_type):
+        """The answers of two calls at once by a consumer that keeps the interpreter."""
+        get_next = c.cast(get_next, c.PYFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p))
+        answers = []
+
+        def call():
+            array = array_type()
+            answers.append(get_next(c.addressof(struct), c.addressof(array)))
+            inner = getattr(array, "array", array)
+            if inner.release:
+                inner.release(c.byref(inner))
+
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sorted(answers)
+
+    def test_calls_that_overlap_are_refused(self):
+        answer = stream(4, 300).__arrow_c_device_stream__()
+        struct = stream_of(answer)
+        self.assertEqual(self.overlapping(struct.get_next, struct, ArrowDeviceArray), [0, errno.EBUSY])
+        host_answer = stream(4, 300).to_host().__arrow_c_stream__()
+        host = struct_of(host_answer, b"arrow_array_stream", ArrowArrayStream)
+        self.assertEqual(self.overlapping(host.get_next, host, ArrowArray), [0, errno.EBUSY])
+
+    def test_errors_that_overlap(self):
+        def batches():
+            raise ValueError("x" * 300)
+            yield
+
+        reader = pa.RecordBatchReader.from_batches(pa.schema([("a", pa.int64())]), batches())
+        answer = ad.Stream(reader).__arrow_c_device_stream__()
+        struct = stream_of(answer)
+        for _ in range(500):
+            self.assertNotIn(0, self.overlapping(struct.get_next, struct, ArrowDeviceArray))
+
+    def test_released_from_inside_its_own_call(self):
+        """The call goes on to its end, and what it used is freed then."""
+        answer = stream(4, 300).__arrow_c_device_stream__()
+        struct = stream_of(answer)
+        get_next = c.cast(struct.get_next, c.PYFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p))
+        array = ArrowDeviceArray()
+        thread = threading.Thread(target=get_next, args=(c.addressof(struct), c.addressof(array)))
+        thread.start()
+        while self.since()["called_detached"] == 0:
+            time.sleep(0.001)
+        struct.release(c.byref(struct))
+        self.assertFalse(struct.release)
+        thread.join()
+        self.assertEqual(array.array.length, 3)
+        array.array.release(c.byref(array.array))
 
     def test_others_run_meanwhile(self):
         """With the interpreter held, the other thread could not count."""
@@ -193,6 +256,82 @@ class Ends(unittest.TestCase):
             """
         )
         self.assertEqual(out, "ends\n")
+
+    SUBINTERPRETER = """
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        interpreters.destroy(interpreters.create())
+    """
+
+    def test_after_a_subinterpreter_waits(self):
+        """CPython does not answer PyGILState_Check any more then. The consumer, pyarrow, detaches without pyo3's knowledge."""
+        out = self.run_alone(
+            self.SUBINTERPRETER
+            + """
+        import arrow_device_example as ad, pyarrow as pa
+        batch = pa.record_batch({"a": [1, 2]})
+        class Producer:
+            def __arrow_c_device_array__(self, requested_schema=None, **kwargs):
+                reader = pa.RecordBatchReader.from_batches(batch.schema, [batch] * 3)
+                print(pa.RecordBatchReader.from_stream(ad.Stream(reader).to("sim").to_host()).read_all().num_rows)
+                return batch.__arrow_c_device_array__()
+        print(len(ad.Batch(Producer())))
+            """
+        )
+        self.assertEqual(out, "6\n2\n")
+
+    def test_after_a_subinterpreter_releases(self):
+        """A consumer that joins its releasing thread while it keeps the interpreter."""
+        out = self.run_alone(
+            self.SUBINTERPRETER
+            + """
+        import ctypes, rust, test_interpreter as t
+        from capsules import device_array_of
+        faulthandler.dump_traceback_later(20, exit=True)
+        pair = t.noticed(t.ad.Batch).__arrow_c_device_array__()
+        ctypes.PyDLL(rust.lib._name).peers_python_release_elsewhere(ctypes.byref(device_array_of(pair)[1]))
+        t.settle(lambda: t.counts()["released_attached"] == 1)
+        print(t.counts()["released_detached"])
+            """
+        )
+        self.assertEqual(out, "0\n")
+
+    def test_a_forked_process_releases(self):
+        out = self.run_alone(
+            """
+            import ctypes, os, rust, test_interpreter as t
+            from capsules import device_array_of
+            def one():
+                pair = t.noticed(t.ad.Batch).__arrow_c_device_array__()
+                rust.lib.peers_python_release_elsewhere(ctypes.byref(device_array_of(pair)[1]))
+            one()
+            t.settle(lambda: t.counts()["released_attached"] == 1)
+            child = os.fork()
+            if child == 0:
+                one()
+                t.settle(lambda: t.counts()["released_attached"] == 2)
+                os._exit(7)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            """
+        )
+        self.assertEqual(out, "7\n")
+
+    def test_a_stream_from_python_after_the_interpreter(self):
+        """It is not called any more: its consumer gets an error."""
+        out = self.run_alone(
+            """
+            import ctypes, rust, pyarrow as pa, arrow_device_example as ad
+            from capsules import stream_of
+            batch = pa.record_batch({"a": [1, 2]})
+            reader = pa.RecordBatchReader.from_batches(batch.schema, [batch] * 3)
+            answer = ad.Stream(reader).__arrow_c_device_stream__()
+            rust.lib.peers_python_hold_stream(ctypes.byref(stream_of(answer)))
+            print("ends", flush=True)
+            """
+        )
+        self.assertRegex(out, "^ends\nget_next after the interpreter: 125 .*interpreter is gone")
 
 
 if __name__ == "__main__":

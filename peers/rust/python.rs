@@ -1,6 +1,6 @@
 //! Producers that notice whether the Python interpreter is attached when they are called.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -153,6 +153,44 @@ pub unsafe extern "C" fn peers_python_hold(array: *mut FFI_ArrowDeviceArray) {
         .push(array);
     // SAFETY: a function that does not unwind.
     unsafe { libc::atexit(release_held) };
+}
+
+static HELD_STREAM: Mutex<Option<FFI_ArrowDeviceArrayStream>> = Mutex::new(None);
+
+extern "C" fn use_held_stream() {
+    let held = HELD_STREAM
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .take();
+    let Some(mut stream) = held else { return };
+    let mut out = FFI_ArrowDeviceArray::empty();
+    let (Some(get_next), Some(get_last_error)) = (stream.get_next(), stream.get_last_error())
+    else {
+        return;
+    };
+    // SAFETY: a live stream of ours, with all its callbacks; its texts are terminated.
+    let (code, text) = unsafe {
+        let code = get_next(&mut stream, &mut out);
+        let text = get_last_error(&mut stream);
+        (code, (!text.is_null()).then(|| CStr::from_ptr(text)))
+    };
+    println!(
+        "get_next after the interpreter: {code} {}",
+        text.unwrap_or_default().to_string_lossy()
+    );
+}
+
+/// Keeps a stream until the process ends, and calls it then, when the interpreter is gone.
+///
+/// # Safety
+/// A valid stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_python_hold_stream(stream: *mut FFI_ArrowDeviceArrayStream) {
+    // SAFETY: the caller's.
+    let stream = unsafe { FFI_ArrowDeviceArrayStream::from_raw(stream) };
+    *HELD_STREAM.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
+    // SAFETY: a function that does not unwind.
+    unsafe { libc::atexit(use_held_stream) };
 }
 
 /// Releases an array on a thread that knows nothing of the interpreter.

@@ -3,12 +3,13 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use arrow_array::RecordBatchReader;
-use arrow_array::ffi_stream::FFI_ArrowArrayStream;
 use arrow_device::abi::ArrowDeviceType;
-use arrow_device::python::{Detached, check_request, stream_from_python, stream_to_python};
+use arrow_device::python::{
+    check_request, host_stream_to_python, stream_from_python, stream_to_python,
+};
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
-    ExportOptions, FFI_ArrowDeviceArrayStream, SyncPolicy,
+    ExportOptions, FFI_ArrowDeviceArrayStream, HostRecordBatchReader, SyncPolicy,
 };
 use arrow_schema::{DataType, SchemaRef};
 use pyo3::exceptions::PyValueError;
@@ -68,15 +69,20 @@ impl Stream {
     fn to(&self, py: Python<'_>, device: &str) -> PyResult<Self> {
         let device = open(py, device)?;
         let reader = self.take(py)?;
-        Ok(Self::of(Moved { reader, device }))
+        Ok(Self::of(Moved {
+            reader,
+            device,
+            failed: false,
+        }))
     }
 
     /// The stream for consumers that read on the host only. Consumes this one.
     fn to_host(&self, py: Python<'_>) -> PyResult<HostStream> {
         let reader = self.take(py)?.into_host_reader();
-        let reader: Box<dyn RecordBatchReader + Send> = Box::new(Detached::new(reader));
-        let stream = FFI_ArrowArrayStream::new(reader);
-        Ok(HostStream(Mutex::new(Some(stream))))
+        Ok(HostStream {
+            schema: reader.schema(),
+            reader: Mutex::new(Some(reader)),
+        })
     }
 
     #[pyo3(signature = (requested_schema = None, **kwargs))]
@@ -90,46 +96,67 @@ impl Stream {
             let data_type = DataType::Struct(schema.fields().clone());
             check_request(&data_type, requested_schema, kwargs)?;
         }
-        let options = ExportOptions::new(SyncPolicy::Event);
-        let stream = FFI_ArrowDeviceArrayStream::new(self.take(py)?, options)?;
+        let reader = self.take(py)?;
+        // As for batches: memory that the host can read goes out when it is ready.
+        let options = ExportOptions::new(match reader.device_type() {
+            ArrowDeviceType::CPU
+            | ArrowDeviceType::CUDA_HOST
+            | ArrowDeviceType::CUDA_MANAGED
+            | ArrowDeviceType::ROCM_HOST => SyncPolicy::Wait,
+            _ => SyncPolicy::Event,
+        });
+        let stream = FFI_ArrowDeviceArrayStream::new(reader, options)?;
         stream_to_python(py, stream, requested_schema, kwargs)
     }
 }
 
 /// A stream with `__arrow_c_stream__`, for pyarrow, polars, DuckDB and others.
 #[pyclass(frozen)]
-pub struct HostStream(Mutex<Option<FFI_ArrowArrayStream>>);
+pub struct HostStream {
+    schema: SchemaRef,
+    reader: Mutex<Option<HostRecordBatchReader<Reader>>>,
+}
 
 #[pymethods]
 impl HostStream {
-    /// The requested schema is a wish that is not granted, as the protocol allows.
     #[pyo3(signature = (requested_schema = None))]
     fn __arrow_c_stream__<'py>(
         &self,
         py: Python<'py>,
         requested_schema: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        let _ = requested_schema;
-        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(stream) = stream else {
+        let data_type = DataType::Struct(self.schema.fields().clone());
+        check_request(&data_type, requested_schema, None)?;
+        let reader = self
+            .reader
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(reader) = reader else {
             return Err(PyValueError::new_err("the stream was already consumed"));
         };
-        PyCapsule::new_with_value(py, stream, c"arrow_array_stream")
+        host_stream_to_python(py, reader, requested_schema)
     }
 }
 
-/// Each batch moved to a device.
+/// Each batch moved to a device, until an error.
 struct Moved {
     reader: Reader,
     device: Device,
+    failed: bool,
 }
 
 impl Iterator for Moved {
     type Item = arrow_device::Result<DeviceRecordBatch>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
         let batch = self.reader.next()?;
-        Some(batch.and_then(|batch| batch.to_device(&self.device)))
+        let batch = batch.and_then(|batch| batch.to_device(&self.device));
+        self.failed = batch.is_err();
+        Some(batch)
     }
 }
 

@@ -44,6 +44,7 @@ pub(crate) mod c_data;
 mod device_array;
 mod device_stream;
 mod device_type;
+mod foreign_schema;
 #[allow(dead_code)]
 pub(crate) mod guard;
 #[doc(hidden)]
@@ -61,3 +62,4 @@ pub use device_stream::{
     FFI_ArrowDeviceArrayStream, StreamGetLastError, StreamGetNext, StreamGetSchema, StreamRelease,
 };
 pub use device_type::ArrowDeviceType;
+pub use foreign_schema::ForeignSchema;

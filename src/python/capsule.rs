@@ -109,7 +109,7 @@ pub(super) fn unpack<T: InCapsule>(object: &Bound<'_, PyAny>) -> PyResult<T> {
     with_critical_section(object, || {
         let source = pointer::<T>(capsule)?;
         // SAFETY: a capsule of this name holds a live struct of this type until its destructor runs (the protocol), and
-        // `capsule` is alive; nobody else uses it while this thread has the capsule.
+        // `capsule` is alive; no other consumer takes from it meanwhile (the protocol; this crate's own are kept out).
         Ok(unsafe { T::take(source) })
     })
 }

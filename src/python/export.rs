@@ -1,6 +1,6 @@
 //! Out: to capsules.
 
-use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_array::RecordBatchReader;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
@@ -10,8 +10,10 @@ use super::data::CapsuleArray;
 use super::request::{check_keywords, check_request, check_schema};
 use super::stream;
 use crate::abi::FFI_ArrowDeviceArrayStream;
+use crate::device::Devices;
 use crate::interchange::ExportOptions;
 use crate::interchange::schema::import_field;
+use crate::stream::export_reader;
 
 /// An array or a batch as the two capsules, `arrow_schema` and `arrow_device_array`, that
 /// `__arrow_c_device_array__(requested_schema=None, **kwargs)` answers with. Nothing is copied.
@@ -38,9 +40,12 @@ pub fn array_to_python<'py>(
 /// A stream as the capsule `arrow_device_array_stream` that
 /// `__arrow_c_device_stream__(requested_schema=None, **kwargs)` answers with. Nothing is copied.
 ///
-/// Make the stream with [`FFI_ArrowDeviceArrayStream::new`] or [`export_reader`](crate::export_reader). Consumers may
-/// call it attached to the interpreter or not; while the reader works, the interpreter is free. The stream is released
-/// if this fails: [`check_request`](super::check_request) tells before.
+/// Make the stream with [`FFI_ArrowDeviceArrayStream::new`] or [`export_reader`]. Consumers may call it attached to the
+/// interpreter or not; while the reader works, the interpreter is free. The stream is released if this fails:
+/// [`check_request`](super::check_request) tells before.
+///
+/// A reader that uses Python itself should know that pyo3 takes a thread for attached that was detached by others than
+/// pyo3, within a call from Python (`Python::attach` then attaches nothing); consumers written in C detach so.
 ///
 /// # Errors
 /// As [`array_to_python`]; `ValueError` for a stream that was released.
@@ -51,10 +56,36 @@ pub fn stream_to_python<'py>(
     keywords: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
     check_keywords(keywords)?;
-    let mut stream = stream::outgoing(stream)?;
+    pack(py, outgoing(stream, requested_schema)?)
+}
+
+/// A reader of host batches as the capsule `arrow_array_stream` that `__arrow_c_stream__(requested_schema=None)` answers
+/// with: for consumers that do not know of devices, pyarrow among them. A device stream becomes such a reader by
+/// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader). Else as [`stream_to_python`].
+///
+/// # Errors
+/// As [`stream_to_python`].
+pub fn host_stream_to_python<'py>(
+    py: Python<'py>,
+    reader: impl RecordBatchReader + Send + 'static,
+    requested_schema: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let stream = export_reader(reader, &Devices::cpu())?;
+    let stream = outgoing(stream, requested_schema)?;
+    pack(py, stream::as_host(stream))
+}
+
+fn outgoing(
+    stream: FFI_ArrowDeviceArrayStream,
+    requested_schema: Option<&Bound<'_, PyAny>>,
+) -> PyResult<FFI_ArrowDeviceArrayStream> {
+    let stream = stream::outgoing(stream)?;
+    if requested_schema.is_none() {
+        return Ok(stream);
+    }
+    let (stream, schema) = stream::with_schema(stream)?;
     check_schema(requested_schema, || {
-        let schema: FFI_ArrowSchema = stream::schema(&mut stream)?;
-        import_field(&schema).map(|field| field.data_type().clone())
+        import_field(schema.as_ref()).map(|field| field.data_type().clone())
     })?;
-    pack(py, stream)
+    Ok(stream)
 }

@@ -31,7 +31,7 @@ use crate::interchange::{ImportOptions, Validation};
 /// # Errors
 /// `TypeError` for another object; `ValueError` for capsules of the wrong name, ones that were used before, and data
 /// that breaks a rule; `NotImplementedError` for a device that is not there; what the method raises. The array is
-/// released then.
+/// released then, unless it was left in its capsule (a wrong name, a schema that breaks a rule).
 pub fn array_from_python<T: CapsuleArray>(object: &Bound<'_, PyAny>) -> PyResult<T> {
     // SAFETY: values are checked.
     unsafe { array_from_python_with(object, &checked()) }

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`array_to_python`] | what `__arrow_c_device_array__` answers |
 //! | [`stream_to_python`] | what `__arrow_c_device_stream__` answers |
+//! | [`host_stream_to_python`] | what `__arrow_c_stream__` answers, for consumers that do not know of devices |
 //! | [`array_from_python`] | taking over an array or a batch from any object that has such a method |
 //! | [`stream_from_python`] | taking over a stream, likewise |
 //!
@@ -40,18 +41,21 @@
 //!
 //! # The interpreter
 //!
-//! Nothing here waits for a device, or for a producer, while it keeps the interpreter from others: the thread is
-//! detached for that time, also around each `get_next` of streams that go out or come in ([`Detached`]).
+//! While these functions, and the streams that go through them, wait for a device or for a producer, the thread is
+//! detached from the interpreter, so that others may use it; [`Detached`] does that for readers. What else waits
+//! (`to_host`, `to_device`) is the caller's to put into `py.detach`.
 //!
 //! Some producers' releases drop Python objects without attaching to the interpreter first. What came from Python is
-//! therefore released by a thread that is attached: by this one if it is, else by a thread that this module starts for
-//! it, so that a release never waits here either. When the interpreter is gone, or going, such memory is left alone:
-//! leaked, not released.
+//! therefore released by a thread that is attached: by this one if it is, else, some time later, by a thread that this
+//! module starts for it, so that a release never waits for the interpreter. When the interpreter is gone, or going, such
+//! memory is left alone: leaked, not released; and streams from Python end with an error.
 //!
 //! # Trust
 //!
-//! A capsule's pointers are trusted, as all of Python trusts them. Values are not: they are checked
-//! ([`Validation::Full`](crate::Validation::Full)) unless an `unsafe` variant is asked not to.
+//! A capsule's pointers are trusted, as all of Python trusts them, and so is that one consumer at a time takes from a
+//! capsule. Values are not: they are checked ([`Validation::Full`](crate::Validation::Full)) unless an `unsafe` variant
+//! is asked not to. A stream of this module that is called while another call on it is under way refuses the second call
+//! (`EBUSY`).
 //!
 //! Source: "The Arrow PyCapsule Interface" of the Arrow format documentation.
 
@@ -66,7 +70,7 @@ mod stream;
 
 pub use attached::Detached;
 pub use data::{CapsuleArray, CapsuleStream};
-pub use export::{array_to_python, stream_to_python};
+pub use export::{array_to_python, host_stream_to_python, stream_to_python};
 pub use import::{
     array_from_python, array_from_python_with, stream_from_python, stream_from_python_with,
 };

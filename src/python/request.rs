@@ -70,6 +70,7 @@ fn difference(actual: &DataType, requested: &DataType, path: &str) -> Option<Str
         let at = if path.is_empty() { "the data" } else { path };
         return Some(format!("{at} is {actual}, {requested} is asked for"));
     }
+    let named = matches!(a, DataType::Struct(_) | DataType::Union(..));
     let (a, b) = (fields(a), fields(b));
     if a.len() != b.len() {
         let at = if path.is_empty() { "the data" } else { path };
@@ -79,7 +80,6 @@ fn difference(actual: &DataType, requested: &DataType, path: &str) -> Option<Str
             b.len()
         ));
     }
-    let named = matches!(actual, DataType::Struct(_) | DataType::Union(..));
     a.iter().zip(&b).find_map(|(a, b)| {
         let path = match path {
             "" => a.name().clone(),
@@ -129,7 +129,12 @@ fn fields(data_type: &DataType) -> Vec<&FieldRef> {
     use DataType::*;
     match data_type {
         List(item) | LargeList(item) | ListView(item) | LargeListView(item) => vec![item],
-        FixedSizeList(item, _) | Map(item, _) => vec![item],
+        FixedSizeList(item, _) => vec![item],
+        // Whatever its fields are called.
+        Map(entries, _) => match entries.data_type() {
+            Struct(fields) => fields.iter().collect(),
+            _ => vec![entries],
+        },
         Struct(fields) => fields.iter().collect(),
         Union(fields, _) => fields.iter().map(|(_, field)| field).collect(),
         _ => Vec::new(),

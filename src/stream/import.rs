@@ -4,11 +4,11 @@ use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{FieldRef, SchemaRef};
 
-use crate::abi::c_data::CSchema;
-use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, guard};
+use crate::abi::{
+    ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ForeignSchema, guard,
+};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::error::{Error, Result};
 use crate::interchange::ImportOptions;
@@ -60,7 +60,7 @@ impl DeviceRecordBatchStreamReader {
     /// As [`from_raw`](Self::from_raw).
     pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
         let mut stream = Stream::open(stream, options)?;
-        let schema = import_schema(stream.schema()?.0.as_arrow())?;
+        let schema = import_schema(stream.schema()?.as_ref())?;
         Ok(Self { stream, schema })
     }
 }
@@ -93,7 +93,7 @@ impl DeviceArrayStreamReader {
     /// As [`DeviceRecordBatchStreamReader::from_raw`].
     pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
         let mut stream = Stream::open(stream, options)?;
-        let field = Arc::new(import_field(stream.schema()?.0.as_arrow())?);
+        let field = Arc::new(import_field(stream.schema()?.as_ref())?);
         Ok(Self { stream, field })
     }
 }
@@ -142,25 +142,15 @@ impl DeviceArrayReader for DeviceArrayStreamReader {
     }
 }
 
-/// A producer's schema; released under the guard, unlike arrow-rs's own type.
-struct ForeignSchema(CSchema);
-
-impl Drop for ForeignSchema {
-    fn drop(&mut self) {
-        // SAFETY: the producer gave it to us, and this is its only copy. An error cannot be told.
-        let _ = unsafe { CSchema::release(&mut self.0) };
-    }
-}
-
 /// A foreign stream with all its callbacks.
-struct Stream {
+pub(crate) struct Stream {
     stream: FFI_ArrowDeviceArrayStream,
     options: ImportOptions,
     done: bool,
 }
 
 impl Stream {
-    fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
+    pub(crate) fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
         if stream.is_released() {
             return Err(Error::Released("the ArrowDeviceArrayStream"));
         }
@@ -181,9 +171,14 @@ impl Stream {
         })
     }
 
-    fn schema(&mut self) -> Result<ForeignSchema> {
-        let mut out = ForeignSchema(CSchema::empty());
-        let to = (&raw mut out.0).cast::<FFI_ArrowSchema>();
+    #[cfg(feature = "pyo3")]
+    pub(crate) fn into_inner(self) -> FFI_ArrowDeviceArrayStream {
+        self.stream
+    }
+
+    pub(crate) fn schema(&mut self) -> Result<ForeignSchema> {
+        let mut out = ForeignSchema::empty();
+        let to = out.as_mut_ptr();
         let this = &mut self.stream as *mut _;
         if let Some(get_schema) = self.stream.get_schema() {
             // SAFETY: the constructor's caller vouches for the callbacks; `out` is ours and empty,

@@ -1,7 +1,7 @@
 //! Streams of batches and arrays: device readers, C streams in and out, host staging.
 
 mod export;
-mod import;
+pub(crate) mod import;
 mod reader;
 
 pub use export::export_reader;
