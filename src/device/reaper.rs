@@ -13,8 +13,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::device::{Device, SyncEvent};
 use crate::device::backend::Notify;
+use crate::device::{Device, SyncEvent};
 
 /// How long an idle thread stays.
 const IDLE: Duration = Duration::from_secs(2);

@@ -422,13 +422,17 @@ unsafe fn release_node(array: *mut CArray) {
             if (*entry).uses.fetch_sub(1, Ordering::AcqRel) == 1 {
                 let owner = ManuallyDrop::take(&mut (*entry).owner);
                 // A panic in a drop of the owner's must not keep the others.
-                (*header).device.parking("release", || drop_owner(owner, &*header));
+                (*header)
+                    .device
+                    .parking("release", || drop_owner(owner, &*header));
             }
         }
         if (*header).nodes.fetch_sub(1, Ordering::AcqRel) == 1 {
             let memory = (*header).memory;
             if let Some(EventKeeper::Owner(owner)) = (*header).event.take() {
-                (*header).device.parking("release", || drop_owner(owner, &*header));
+                (*header)
+                    .device
+                    .parking("release", || drop_owner(owner, &*header));
             }
             ptr::drop_in_place(header);
             alloc::dealloc(header.cast(), memory);

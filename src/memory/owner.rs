@@ -235,7 +235,9 @@ impl Drop for Owner {
             memory.free(&self.device);
         } else {
             let device = self.device.clone();
-            self.device.reaper().after(uses, move || memory.free(&device));
+            self.device
+                .reaper()
+                .after(uses, move || memory.free(&device));
         }
     }
 }

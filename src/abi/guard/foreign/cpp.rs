@@ -21,12 +21,8 @@ struct TypeInfo {
 type Begin = unsafe extern "C-unwind" fn(*mut Exception) -> *mut c_void;
 type End = unsafe extern "C-unwind" fn();
 type CurrentType = unsafe extern "C" fn() -> *const TypeInfo;
-type Demangle = unsafe extern "C" fn(
-    *const c_char,
-    *mut c_char,
-    *mut usize,
-    *mut c_int,
-) -> *mut c_char;
+type Demangle =
+    unsafe extern "C" fn(*const c_char, *mut c_char, *mut usize, *mut c_int) -> *mut c_char;
 
 /// Ends `exception` and gives the name of its type. `None` if the runtime was not found; the exception
 /// is untouched then.
