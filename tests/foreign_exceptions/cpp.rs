@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write as _;
-use std::mem::{align_of, size_of, transmute};
+use std::mem::{size_of, transmute_copy};
 use std::thread;
 
 use crate::{assert_thrown, exported, import, made::Thrown, rigged};
@@ -30,6 +30,18 @@ unsafe impl Send for Runtime {}
 /// Bytes of a `std::runtime_error`: a vtable and a string of shared text.
 const RUNTIME_ERROR: usize = size_of::<[usize; 2]>();
 
+/// # Safety
+/// `T` is a pointer or function pointer of the type that the symbol has.
+unsafe fn find<T: Copy>(library: *mut c_void, name: &CStr) -> T {
+    assert_eq!(size_of::<T>(), size_of::<*mut c_void>());
+    // SAFETY: an open library; the size is a pointer's, the type the caller's.
+    unsafe {
+        let found = libc::dlsym(library, name.as_ptr());
+        assert!(!found.is_null(), "{name:?}");
+        transmute_copy(&found)
+    }
+}
+
 impl Runtime {
     fn load() -> Option<Self> {
         // SAFETY: no constructor of the library does harm; symbols are what the C++ ABI says.
@@ -41,23 +53,18 @@ impl Runtime {
                     "CI needs a C++ runtime: no libstdc++.so.6"
                 );
                 // Not `eprintln!`, which the test harness hides.
-                let line = "C++ exceptions not tested: no libstdc++.so.6";
-                writeln!(std::io::stderr(), "{line}").unwrap();
+                let line = b"C++ exceptions not tested: no libstdc++.so.6\n";
+                std::io::stderr().write_all(line).unwrap();
                 return None;
             }
-            let find = |name: &CStr| {
-                let found = libc::dlsym(library, name.as_ptr());
-                assert!(!found.is_null(), "{name:?}");
-                found
-            };
             Some(Self {
-                allocate: transmute::<*mut c_void, _>(find(c"__cxa_allocate_exception")),
-                throw: transmute::<*mut c_void, _>(find(c"__cxa_throw")),
-                uncaught: transmute::<*mut c_void, _>(find(c"_ZSt19uncaught_exceptionsv")),
-                int: find(c"_ZTIi"),
-                runtime_error: find(c"_ZTISt13runtime_error"),
-                construct: transmute::<*mut c_void, _>(find(c"_ZNSt13runtime_errorC1EPKc")),
-                destroy: transmute::<*mut c_void, _>(find(c"_ZNSt13runtime_errorD1Ev")),
+                allocate: find(library, c"__cxa_allocate_exception"),
+                throw: find(library, c"__cxa_throw"),
+                uncaught: find(library, c"_ZSt19uncaught_exceptionsv"),
+                int: find(library, c"_ZTIi"),
+                runtime_error: find(library, c"_ZTISt13runtime_error"),
+                construct: find(library, c"_ZNSt13runtime_errorC1EPKc"),
+                destroy: find(library, c"_ZNSt13runtime_errorD1Ev"),
             })
         }
     }
@@ -72,10 +79,9 @@ impl Runtime {
     }
 
     fn throw_runtime_error(self) {
-        // SAFETY: room for the object, made by its constructor; the unwinder aligns to more than it asks.
+        // SAFETY: room for the object, aligned for any, and its own constructor and destructor.
         unsafe {
             let value = (self.allocate)(RUNTIME_ERROR);
-            assert!(value.cast::<usize>().is_aligned() && align_of::<usize>() == 8);
             (self.construct)(value, c"a text long enough to be on the heap".as_ptr());
             (self.throw)(value, self.runtime_error, Some(self.destroy))
         }
@@ -95,8 +101,8 @@ fn by_type() {
     };
     let test = move || {
         let place = simulated(SimMode::Async).unwrap();
-        let throws: [(fn(Runtime), &str); 2] = [
-            (Runtime::throw_int, "a C++ exception (int)"),
+        let throws = [
+            (Runtime::throw_int as fn(_), "a C++ exception (int)"),
             (
                 Runtime::throw_runtime_error,
                 "a C++ exception (std::runtime_error)",
