@@ -1,5 +1,6 @@
 //! C++ exceptions, thrown by the C++ runtime itself, which is loaded if the machine has one.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io::Write as _;
 use std::mem::{size_of, transmute_copy};
@@ -27,6 +28,11 @@ struct Runtime {
 // SAFETY: addresses in a library that stays loaded.
 unsafe impl Send for Runtime {}
 
+thread_local! {
+    /// Thrown integers that this thread has destroyed.
+    static DESTROYED: Cell<usize> = const { Cell::new(0) };
+}
+
 /// Bytes of a `std::runtime_error`: a vtable and a string of shared text.
 const RUNTIME_ERROR: usize = size_of::<[usize; 2]>();
 
@@ -43,10 +49,10 @@ unsafe fn find<T: Copy>(library: *mut c_void, name: &CStr) -> T {
 }
 
 impl Runtime {
-    fn load() -> Option<Self> {
+    fn load(flags: c_int) -> Option<Self> {
         // SAFETY: no constructor of the library does harm; symbols are what the C++ ABI says.
         unsafe {
-            let library = libc::dlopen(c"libstdc++.so.6".as_ptr(), libc::RTLD_NOW);
+            let library = libc::dlopen(c"libstdc++.so.6".as_ptr(), libc::RTLD_NOW | flags);
             if library.is_null() {
                 assert!(
                     std::env::var_os("CI").is_none(),
@@ -70,11 +76,14 @@ impl Runtime {
     }
 
     fn throw_int(self) {
-        // SAFETY: room for an `int`, which needs no destructor.
+        unsafe extern "C" fn destroy(_: *mut c_void) {
+            DESTROYED.set(DESTROYED.get() + 1);
+        }
+        // SAFETY: room for an `int`, whose destructor only counts.
         unsafe {
             let value = (self.allocate)(size_of::<c_int>()).cast::<c_int>();
             value.write(7);
-            (self.throw)(value.cast(), self.int, None)
+            (self.throw)(value.cast(), self.int, Some(destroy))
         }
     }
 
@@ -96,7 +105,7 @@ impl Runtime {
 
 #[test]
 fn by_type() {
-    let Some(runtime) = Runtime::load() else {
+    let Some(runtime) = Runtime::load(libc::RTLD_LOCAL) else {
         return;
     };
     let test = move || {
@@ -108,7 +117,7 @@ fn by_type() {
                 "a C++ exception (std::runtime_error)",
             ),
         ];
-        for _ in 0..100 {
+        for i in 0..100 {
             for (throw, text) in throws {
                 let release = move || {
                     assert_eq!(runtime.uncaught(), 0);
@@ -121,6 +130,7 @@ fn by_type() {
                 assert_thrown(place.device.take_drop_error(), "ArrowArray.release", text);
                 assert_eq!(runtime.uncaught(), 0);
             }
+            assert_eq!(DESTROYED.get(), i + 1);
         }
         place.assert_clean();
     };
@@ -131,8 +141,8 @@ fn by_type() {
 /// An exception that says that it is C++'s, of a runtime that shows nothing: the unwinder ends it.
 #[test]
 fn hidden_runtime() {
-    // Another runtime does not take it for one of its own.
-    let _ = Runtime::load();
+    // Another runtime, which the whole program sees, is not asked.
+    let _ = Runtime::load(libc::RTLD_GLOBAL);
     let place = simulated(SimMode::Async).unwrap();
     let thrown = Thrown::default();
     let throw = thrown.clone();
