@@ -25,8 +25,10 @@ struct Runtime {
     destroy: Destructor,
 }
 
-// SAFETY: addresses in a library that stays loaded.
+// SAFETY: addresses in a library that stays loaded, which any thread may use.
 unsafe impl Send for Runtime {}
+// SAFETY: as above.
+unsafe impl Sync for Runtime {}
 
 thread_local! {
     /// Thrown integers that this thread has destroyed.

@@ -45,7 +45,7 @@ const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
 const MADE_UP: &str = r"a foreign exception (class MADEUP\x00\x00)";
 
 /// What a release does last.
-type Throw = Box<dyn FnOnce() + Send>;
+type Throw = Box<dyn FnOnce() + Send + Sync>;
 
 struct Rigged {
     array: FFI_ArrowDeviceArray,
@@ -144,53 +144,69 @@ fn release() {
     }
 }
 
-/// The release runs on the reaper, after our own use.
+/// An owner whose drop throws.
+struct Owner(Throw, #[allow(dead_code)] Buffer);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        std::mem::replace(&mut self.0, Box::new(|| ()))()
+    }
+}
+
+/// Memory of such an owner.
+fn owned(place: &Place, throw: Throw) -> DeviceBuffer {
+    let values = Buffer::from_vec(vec![1i32, 2, 3]);
+    let address = DevicePtr::new(values.as_ptr().cast_mut().cast());
+    let owner = Box::new(Owner(throw, values));
+    // SAFETY: the owner holds the memory, which nothing here reads.
+    unsafe { DeviceBuffer::from_raw(&place.device, address, 12, owner, None) }
+}
+
+/// What is let go by the reaper, after our own use: a foreign array, and an owner of the program's.
 #[test]
-fn release_on_the_reaper() {
+fn on_the_reaper() {
     let place = simulated(SimMode::Async).unwrap();
-    let thrown = Thrown::default();
-    let throw = thrown.clone();
-    let here = thread::current().id();
-    let throw = move || {
-        assert_ne!(thread::current().id(), here);
-        throw.throw()
-    };
-    let (array, released) = rigged(exported(&place), Box::new(throw));
-    let imported = import(array, &place);
-    let queue = place.device.new_queue().unwrap();
-    let values = imported.values_on::<i32>(&queue).unwrap();
-    let (go, gate) = mpsc::channel::<()>();
-    let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
-    // SAFETY: the kernel writes nothing.
-    unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
-    drop(values);
-    drop(imported);
-    assert_eq!((released.load(SeqCst), thrown.counts()), (0, (0, 0)));
-    go.send(()).unwrap();
-    let error = dropped_error(&place.device);
-    assert_thrown(error, "ArrowArray.release", MADE_UP);
-    assert_eq!((released.load(SeqCst), thrown.counts()), (1, (1, 1)));
-    drop(queue);
+    for foreign in [true, false] {
+        let thrown = Thrown::default();
+        let throw = thrown.clone();
+        let here = thread::current().id();
+        let throw = Box::new(move || {
+            assert_ne!(thread::current().id(), here);
+            throw.throw()
+        });
+        let (array, operation) = if foreign {
+            let (array, _) = rigged(exported(&place), throw);
+            (import(array, &place), "ArrowArray.release")
+        } else {
+            let buffer = owned(&place, throw);
+            let array = DeviceArray::from_values(DataType::Int32, 3, buffer, None, None).unwrap();
+            (array, "release")
+        };
+        let queue = place.device.new_queue().unwrap();
+        let values = array.values_on::<i32>(&queue).unwrap();
+        let (go, gate) = mpsc::channel::<()>();
+        let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+        // SAFETY: the kernel writes nothing.
+        unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
+        drop(values);
+        drop(array);
+        assert_eq!(thrown.counts(), (0, 0));
+        go.send(()).unwrap();
+        assert_thrown(dropped_error(&place.device), operation, MADE_UP);
+        assert_eq!(thrown.counts(), (1, 1));
+    }
+    assert_eq!(place.device.stats().drop_errors, 2);
     place.assert_clean();
 }
 
-/// An owner's drop that throws, in a release that a consumer calls: the consumer sees nothing, the other owners go.
+/// Owners' drops that throw in a release that a consumer calls: the consumer sees nothing, and each is dropped.
 #[test]
 fn owners_of_an_export() {
-    struct Owner(Thrown, #[allow(dead_code)] Buffer);
-    impl Drop for Owner {
-        fn drop(&mut self) {
-            self.0.throw()
-        }
-    }
     let place = simulated(SimMode::Async).unwrap();
     let thrown = Thrown::default();
     let buffer = || {
-        let values = Buffer::from_vec(vec![1i32, 2, 3]);
-        let address = DevicePtr::new(values.as_ptr().cast_mut().cast());
-        let owner = Box::new(Owner(thrown.clone(), values));
-        // SAFETY: the owner holds the memory, which nothing here reads.
-        unsafe { DeviceBuffer::from_raw(&place.device, address, 12, owner, None) }
+        let throw = thrown.clone();
+        owned(&place, Box::new(move || throw.throw()))
     };
     let array =
         DeviceArray::from_values(DataType::Int32, 3, buffer(), Some(buffer()), None).unwrap();
@@ -201,8 +217,7 @@ fn owners_of_an_export() {
     assert_eq!(thrown.counts(), (0, 0));
     drop(exported);
     assert_eq!(thrown.counts(), (2, 2));
-    let error = place.device.take_drop_error();
-    assert_thrown(error, "release", MADE_UP);
+    assert_thrown(place.device.take_drop_error(), "release", MADE_UP);
     assert_eq!(place.device.stats().drop_errors, 2);
 }
 
