@@ -445,6 +445,30 @@ fn frames_between() {
     place.assert_clean();
 }
 
+/// A release that throws while a panic of ours goes by: both arrive where they should.
+#[test]
+fn during_a_panic() {
+    let place = simulated(SimMode::Async).unwrap();
+    let thrown = Thrown::default();
+    let throw = thrown.clone();
+    let array = import(
+        rigged(exported(&place), Box::new(move || throw.throw())).0,
+        &place,
+    );
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        let _array = array;
+        panic!("ours");
+    }));
+    assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"ours"));
+    assert_thrown(
+        place.device.take_drop_error(),
+        "ArrowArray.release",
+        MADE_UP,
+    );
+    assert_eq!(thrown.counts(), (1, 1));
+    place.assert_clean();
+}
+
 /// What ends an exception throws, and what ends that one too.
 #[test]
 fn destructors_that_throw() {

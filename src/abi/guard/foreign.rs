@@ -3,7 +3,7 @@
 //! The frame is a few instructions with unwind information that names [`personality`]. The unwinder
 //! asks that function about each exception that comes by: Rust panics pass, to the `catch_unwind`
 //! outside, and so does a thread's forced end (`pthread_exit`, `pthread_cancel`); any other exception
-//! is caught, which makes the frame return its address. It is then ended as C++ would end it.
+//! is caught, which makes the frame return its address. Whoever threw it then destroys it.
 //!
 //! Rust frames between the throw and the frame are unwound as in a panic: their drops run.
 
@@ -34,12 +34,8 @@ const CONTINUE: c_int = 8;
 /// Register of the landing's argument, in DWARF's numbers.
 const RAX: c_int = 0;
 
-/// Panics of any Rust runtime. Some versions of the standard library write the bytes in the order of
-/// memory, others as the ABI says.
-const RUST: [u64; 2] = [
-    u64::from_ne_bytes(*b"MOZ\0RUST"),
-    u64::from_be_bytes(*b"MOZ\0RUST"),
-];
+/// The class of panics; the standard library writes it in the order of memory.
+const RUST: u64 = u64::from_ne_bytes(*b"MOZ\0RUST");
 
 // The unwinder, which the standard library links.
 unsafe extern "C" {
@@ -120,7 +116,7 @@ unsafe extern "C" fn personality(
     exception: *mut Exception,
     context: *mut Context,
 ) -> c_int {
-    if RUST.contains(&class) || actions & FORCED != 0 {
+    if class == RUST || actions & FORCED != 0 {
         return CONTINUE;
     }
     if actions & SEARCH_PHASE != 0 {

@@ -9,7 +9,8 @@
 //!
 //! What ends the process, in a defined way, because foreign callbacks are typed `extern "C-unwind"`:
 //! - foreign exceptions elsewhere: "Rust cannot catch foreign exceptions, aborting";
-//! - a panic of another copy of the Rust runtime, in another library;
+//! - an exception of a library that has an unwinder of its own (`-static-libgcc`);
+//! - a panic of another copy of the Rust runtime, in another library: as the first;
 //! - the forced end of a thread (`pthread_exit`) from within a callback.
 //!
 //! With `panic = "abort"` nothing is caught: a panic has ended the process before, and an exception ends
