@@ -90,7 +90,7 @@ pub enum Error {
     Panic {
         /// The callback in which it happened.
         operation: &'static str,
-        /// The panic's text.
+        /// The panic's text, or what threw: `a C++ exception (std::runtime_error)`.
         message: Cow<'static, str>,
     },
     /// The operation was cancelled.

@@ -109,7 +109,7 @@ macro_rules! conversions {
 
             /// Calls the release callback, unless it is null, under the guard, and leaves the
             /// struct marked released whatever happened. A panic comes back as
-            /// [`Error::Panic`](crate::Error::Panic); see [`guard`](super::guard) for C++.
+            /// [`Error::Panic`](crate::Error::Panic); see [`guard`](super::guard) for exceptions.
             ///
             /// # Safety
             /// `this` is valid for reads and writes, aligned, and not used elsewhere during the

@@ -9,6 +9,7 @@ use arrow_data::ffi::FFI_ArrowArray;
 
 use super::ArrowDeviceType;
 use super::c_data::CArray;
+use crate::error::Error;
 
 /// `struct ArrowDeviceArray`: an array whose buffers lie in the memory of a device ("The
 /// ArrowDeviceArray structure" of the specification).
@@ -211,18 +212,27 @@ impl FFI_ArrowDeviceArray {
     pub(crate) const fn take_array(&mut self) -> CArray {
         mem::replace(&mut self.array, CArray::empty())
     }
-}
 
-impl Drop for FFI_ArrowDeviceArray {
-    fn drop(&mut self) {
+    /// Calls the release callback, if there is one; [`Error::Panic`](crate::Error::Panic) if it threw.
+    /// The struct is released either way.
+    pub(crate) fn release(mut self) -> Result<(), Error> {
+        self.release_once()
+    }
+
+    fn release_once(&mut self) -> Result<(), Error> {
         // The address of the whole struct, which starts with the array: a producer may look at the
         // members behind it from within its callback.
         let array = ptr::from_mut(self).cast::<CArray>();
         // SAFETY: `self` is the only copy of the struct (`from_raw` and `write_to` move), so its
         // callback has not run; whoever made the struct vouches that it may.
-        let outcome = unsafe { CArray::release(array) };
-        // A drop cannot report it. The struct is released all the same.
-        drop(outcome);
+        unsafe { CArray::release(array) }
+    }
+}
+
+impl Drop for FFI_ArrowDeviceArray {
+    fn drop(&mut self) {
+        // A drop cannot report an error; who has a device to keep it calls `release`.
+        let _ = self.release_once();
     }
 }
 

@@ -21,10 +21,11 @@
 //! `write_to` puts one into foreign memory. Neither calls a callback, and so each struct is released
 //! exactly once.
 //!
-//! **Unwinding.** Callbacks are typed `extern "C-unwind"`, since foreign ones may throw. Releases
-//! run under a guard: a Rust panic ends there. A C++ exception, or a panic of another copy of the
-//! Rust runtime, cannot be caught by stable Rust; the guard makes it a defined abort of the process
-//! ("Rust cannot catch foreign exceptions, aborting") instead of undefined behaviour.
+//! **Unwinding.** Callbacks are typed `extern "C-unwind"`, since foreign ones may throw. They run under
+//! a guard: a Rust panic becomes [`Error::Panic`](crate::Error::Panic), and so does a foreign exception
+//! (C++) on x86-64 Linux with glibc, in programs built with `panic = "unwind"`. Elsewhere an exception is
+//! a defined abort of the process ("Rust cannot catch foreign exceptions, aborting"), and so is a panic of
+//! another copy of the Rust runtime everywhere.
 //!
 //! **Where the specification's text and `abi.h` differ**, `abi.h` is the ABI and the text's rules of
 //! behaviour hold:

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
-use crate::device::reaper::Reaper;
+use crate::device::reaper::{Reaper, ReaperOf};
 use crate::device::{Counters, DeviceId, Queue, TransferStats};
 use crate::error::{Error, Result};
 use crate::memory::SlabPool;
@@ -136,8 +137,15 @@ impl Device {
         &self.0.counters
     }
 
-    pub(crate) fn reaper(&self) -> &Reaper {
-        &self.0.reaper
+    /// Runs `f`, which lets go of something; what it throws is parked.
+    pub(crate) fn parking(&self, operation: &'static str, f: impl FnOnce()) {
+        if let Err(e) = guard::call_foreign(operation, f) {
+            self.park_drop_error(e);
+        }
+    }
+
+    pub(crate) fn reaper(&self) -> ReaperOf<'_> {
+        ReaperOf::new(self, &self.0.reaper)
     }
 
     pub(crate) fn slabs(&self) -> &SlabPool {

@@ -13,8 +13,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::device::SyncEvent;
 use crate::device::backend::Notify;
+use crate::device::{Device, SyncEvent};
 
 /// How long an idle thread stays.
 const IDLE: Duration = Duration::from_secs(2);
@@ -26,6 +26,12 @@ const LONG_ASK: Duration = Duration::from_millis(10);
 #[derive(Default)]
 pub(crate) struct Reaper {
     shared: Arc<Shared>,
+}
+
+/// The reaper of a device, which keeps what actions throw.
+pub(crate) struct ReaperOf<'a> {
+    device: &'a Device,
+    reaper: &'a Reaper,
 }
 
 #[derive(Default)]
@@ -173,7 +179,7 @@ impl Item {
     }
 }
 
-/// Runs outside all locks; a panic in a foreign release or a waker ends here.
+/// Runs outside all locks. Panics are parked already, but not those of a device's own drop.
 fn run_action(action: Box<dyn FnOnce() + Send>) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(action)) {
         // Dropping the payload could panic again.
@@ -181,22 +187,34 @@ fn run_action(action: Box<dyn FnOnce() + Send>) {
     }
 }
 
-impl Reaper {
+impl<'a> ReaperOf<'a> {
+    pub(super) fn new(device: &'a Device, reaper: &'a Reaper) -> Self {
+        Self { device, reaper }
+    }
+
     /// Runs `action` once all `events` have completed: at once on this thread if they have
     /// already, else on the reaper's.
     pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
         events.retain(|event| !event.is_complete().unwrap_or(false));
         if events.is_empty() {
-            return run_action(Box::new(action));
+            return self.device.parking("release", action);
         }
-        self.push(events, Box::new(action));
+        self.push(events, action);
     }
 
     /// Runs `action`, which may wait for the device, on the reaper's thread.
     pub(crate) fn later(&self, action: impl FnOnce() + Send + 'static) {
-        self.push(Vec::new(), Box::new(action));
+        self.push(Vec::new(), action);
     }
 
+    fn push(&self, events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
+        let device = self.device.clone();
+        let action = move || device.parking("release", action);
+        self.reaper.push(events, Box::new(action));
+    }
+}
+
+impl Reaper {
     fn push(&self, events: Vec<SyncEvent>, action: Box<dyn FnOnce() + Send>) {
         let mut state = self.shared.lock();
         state.items.push(Item {

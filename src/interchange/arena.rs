@@ -393,7 +393,7 @@ fn repacked_masks(
 /// # Safety
 /// `array` is a struct that [`build`] made, or a bitwise move of one, as the C data interface says.
 unsafe extern "C-unwind" fn release(array: *mut CArray) {
-    // A release cannot report an error; the guard keeps panics of owners' drops inside.
+    // A release cannot report an error. What owners throw is parked, and nothing else does.
     let _ = guard::callback("release", || {
         // SAFETY: the consumer's contract.
         unsafe { release_node(array) };
@@ -422,13 +422,17 @@ unsafe fn release_node(array: *mut CArray) {
             if (*entry).uses.fetch_sub(1, Ordering::AcqRel) == 1 {
                 let owner = ManuallyDrop::take(&mut (*entry).owner);
                 // A panic in a drop of the owner's must not keep the others.
-                let _ = guard::call_foreign("release", || drop_owner(owner, &*header));
+                (*header)
+                    .device
+                    .parking("release", || drop_owner(owner, &*header));
             }
         }
         if (*header).nodes.fetch_sub(1, Ordering::AcqRel) == 1 {
             let memory = (*header).memory;
             if let Some(EventKeeper::Owner(owner)) = (*header).event.take() {
-                let _ = guard::call_foreign("release", || drop_owner(owner, &*header));
+                (*header)
+                    .device
+                    .parking("release", || drop_owner(owner, &*header));
             }
             ptr::drop_in_place(header);
             alloc::dealloc(header.cast(), memory);

@@ -43,8 +43,8 @@ pub(crate) enum Memory {
     Slab(#[allow(dead_code)] HostSlab),
     /// Arrow arrays in host memory.
     Arrow(#[allow(dead_code)] Vec<ArrayData>),
-    /// A foreign producer's array: dropping it calls `release`.
-    Foreign(#[allow(dead_code)] FFI_ArrowDeviceArray),
+    /// A foreign producer's array, which is released.
+    Foreign(FFI_ArrowDeviceArray),
     /// Anything else.
     Kept(#[allow(dead_code)] Kept),
 }
@@ -195,11 +195,17 @@ impl Owner {
 }
 
 impl Memory {
-    fn free(self) {
-        if let Self::Device { queue, base, bytes } = self {
+    fn free(self, device: &Device) {
+        match self {
             // SAFETY: the owner allocated it, is gone, and its uses have completed or were waited
             // for on the queue.
-            unsafe { queue.free(base, bytes) }
+            Self::Device { queue, base, bytes } => unsafe { queue.free(base, bytes) },
+            Self::Foreign(array) => {
+                if let Err(e) = array.release() {
+                    device.park_drop_error(e);
+                }
+            }
+            Self::Slab(_) | Self::Arrow(_) | Self::Kept(_) => {}
         }
     }
 }
@@ -214,7 +220,7 @@ impl Drop for Owner {
             let device = self.device.clone();
             return self.device.reaper().later(move || {
                 device.settle();
-                memory.free();
+                memory.free(&device);
             });
         }
         // Our own memory is freed in the order of its queue; other memory may still be written.
@@ -226,9 +232,12 @@ impl Drop for Owner {
             uses.retain(|event| queue.wait_ref_unless_complete(event).is_err());
         }
         if uses.is_empty() {
-            memory.free();
+            memory.free(&self.device);
         } else {
-            self.device.reaper().after(uses, move || memory.free());
+            let device = self.device.clone();
+            self.device
+                .reaper()
+                .after(uses, move || memory.free(&device));
         }
     }
 }

@@ -1,16 +1,29 @@
 //! Calls across the C boundary, in both directions, that never unwind.
 //!
 //! What a guard catches, with `panic = "unwind"`:
-//! - **A Rust panic of this program's own runtime** is caught and becomes [`Error::Panic`].
-//! - **A foreign exception** (thrown by C++, or a panic of another copy of the Rust runtime in
-//!   another library) cannot be caught by stable Rust. The standard library leaves open whether
-//!   `catch_unwind` aborts or answers `Err`; at present it ends the process with
-//!   "Rust cannot catch foreign exceptions, aborting". That is why foreign callbacks are typed
-//!   `extern "C-unwind"`: the exception then ends in this defined abort, where unwinding out of an
-//!   `extern "C"` call would be undefined behaviour. Should `catch_unwind` answer `Err` one day,
-//!   the guards report it as [`Error::Panic`] without a change.
+//! - **A Rust panic of this program's own runtime** becomes [`Error::Panic`] with its text.
+//! - **A foreign exception** (thrown by C++ or any other language) becomes [`Error::Panic`] too, on
+//!   x86-64 Linux with glibc; for C++ the text names its type. It is destroyed by who threw it, and the
+//!   drops of the Rust frames that it leaves run. `catch_unwind` of stable Rust would end the process;
+//!   `foreign` tells how it is kept from there.
 //!
-//! With `panic = "abort"` nothing is caught; a panic has ended the process before.
+//! What ends the process, in a defined way, because foreign callbacks are typed `extern "C-unwind"`:
+//! - foreign exceptions elsewhere: "Rust cannot catch foreign exceptions, aborting";
+//! - an exception of a library that has an unwinder of its own (`-static-libgcc`);
+//! - a panic of another copy of the Rust runtime, in another library: as the first;
+//! - the forced end of a thread (`pthread_exit`) from within a callback.
+//!
+//! With `panic = "abort"` nothing is caught: a panic has ended the process before, and an exception ends
+//! it at the first Rust frame.
+
+#[cfg(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_os = "linux",
+    target_env = "gnu",
+    not(miri)
+))]
+mod foreign;
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -21,13 +34,29 @@ use crate::error::{Error, Result};
 /// A release callback, as it is called: it may unwind, and the guard deals with it.
 pub(crate) type ReleaseFn<T> = unsafe extern "C-unwind" fn(*mut T);
 
-/// Calls foreign code; a panic in it becomes [`Error::Panic`] with its text.
-///
-/// See the module for foreign exceptions.
+/// Without the unwinder's help: foreign exceptions pass, and meet `catch_unwind`.
+#[cfg(not(all(
+    target_arch = "x86_64",
+    target_pointer_width = "64",
+    target_os = "linux",
+    target_env = "gnu",
+    not(miri)
+)))]
+mod foreign {
+    pub(super) fn call<R>(f: impl FnOnce() -> R) -> Result<R, std::borrow::Cow<'static, str>> {
+        Ok(f())
+    }
+}
+
+/// Calls foreign code; a panic or a foreign exception in it becomes [`Error::Panic`] with its text.
 pub(crate) fn call_foreign<R>(operation: &'static str, f: impl FnOnce() -> R) -> Result<R> {
     // Unwind safety: after a panic nothing of `f` is used again but what its caller owns, and every
     // caller in this crate treats an error as "the callback ran, its effect is unknown".
-    catch_unwind(AssertUnwindSafe(f)).map_err(|payload| panicked(operation, payload))
+    match catch_unwind(AssertUnwindSafe(|| foreign::call(f))) {
+        Ok(Ok(result)) => Ok(result),
+        Ok(Err(message)) => Err(Error::Panic { operation, message }),
+        Err(payload) => Err(panicked(operation, payload)),
+    }
 }
 
 /// Runs the body of one of this crate's own `extern "C"` functions, which must never unwind.

@@ -1,0 +1,524 @@
+//! Foreign exceptions that leave callbacks: each becomes an error with a text, is ended once, and costs nothing else.
+//!
+//! No C++ compiler is needed: exceptions of a made-up language are raised through the unwinder (`made`), and C++ ones
+//! through a loaded C++ runtime (`cpp`).
+
+#![cfg(all(
+    target_arch = "x86_64",
+    target_os = "linux",
+    target_env = "gnu",
+    panic = "unwind",
+    not(miri)
+))]
+
+mod cpp;
+mod made;
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../support_c/mod.rs"]
+mod support_c;
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use arrow_array::Array;
+use arrow_buffer::Buffer;
+use arrow_device::device::DevicePtr;
+use arrow_device::device::sim::{SimMode, SimQueue};
+use arrow_device::{
+    Device, DeviceArray, DeviceArrayIterator, DeviceArrayStreamReader, DeviceBuffer, Devices,
+    Error, ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, NullCounts, SyncPolicy,
+};
+use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{DataType, Field, Schema};
+use made::Thrown;
+use support::producer::Producer;
+use support_c::export::{field, ints};
+use support_c::sim::{Place, places, simulated};
+use support_c::{CArray, c};
+
+const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
+const MADE_UP: &str = r"a foreign exception (class MADEUP\x00\x00)";
+
+/// What a release does last.
+type Throw = Box<dyn FnOnce() + Send + Sync>;
+
+struct Rigged {
+    array: FFI_ArrowDeviceArray,
+    released: Arc<AtomicUsize>,
+    throw: Throw,
+}
+
+/// The same array with a release that counts itself, releases what it should, and then throws.
+fn rigged(array: FFI_ArrowDeviceArray, throw: Throw) -> (FFI_ArrowDeviceArray, Arc<AtomicUsize>) {
+    unsafe extern "C-unwind" fn release(array: *mut CArray) {
+        // SAFETY: called once, on a struct that `rigged` made.
+        let rigged = unsafe {
+            (*array).release = None;
+            Box::from_raw((*array).private_data.cast::<Rigged>())
+        };
+        rigged.released.fetch_add(1, SeqCst);
+        drop(rigged.array);
+        (rigged.throw)();
+    }
+    let released = Arc::<AtomicUsize>::default();
+    let mut rigged = Box::new(Rigged {
+        array,
+        released: released.clone(),
+        throw,
+    });
+    let mut outer = *c(&mut rigged.array);
+    outer.array.private_data = Box::into_raw(rigged).cast();
+    // SAFETY: function pointers that differ only in whether they may unwind; this one is called by the crate alone,
+    // which allows it.
+    outer.array.release = Some(unsafe {
+        std::mem::transmute::<
+            unsafe extern "C-unwind" fn(*mut CArray),
+            unsafe extern "C" fn(*mut CArray),
+        >(release)
+    });
+    // SAFETY: the C struct, whose release is above.
+    let outer = unsafe { FFI_ArrowDeviceArray::from_raw((&raw mut outer).cast()) };
+    (outer, released)
+}
+
+fn import(array: FFI_ArrowDeviceArray, place: &Place) -> DeviceArray {
+    // SAFETY: an export of ours, rigged or not.
+    unsafe { DeviceArray::import_as(array, field(&DataType::Int32), &place.options) }.unwrap()
+}
+
+fn exported(place: &Place) -> FFI_ArrowDeviceArray {
+    let up = place.device.upload_array(&ints(10)).unwrap();
+    up.export_array(&EVENT).unwrap()
+}
+
+#[track_caller]
+fn assert_thrown(error: Option<Error>, operation: &str, what: &str) {
+    let error = error.expect("an error");
+    assert_eq!(error.errno(), libc::EIO);
+    assert!(matches!(error, Error::Panic { .. }), "{error:?}");
+    assert_eq!(error.to_string(), format!("{operation} panicked: {what}"));
+}
+
+/// The error that the device keeps, once there is one.
+fn dropped_error(device: &Device) -> Option<Error> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let error = device.take_drop_error();
+        if error.is_some() || Instant::now() > until {
+            return error;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn release() {
+    for place in places() {
+        let thrown = Thrown::default();
+        let throw = thrown.clone();
+        let (array, released) = rigged(exported(&place), Box::new(move || throw.throw()));
+        let imported = import(array, &place);
+        let device = imported.device().clone();
+        imported.wait().unwrap();
+        assert_eq!(imported.to_host().unwrap().len(), 10);
+        let before = device.stats().drop_errors;
+        drop(imported);
+        assert_eq!((released.load(SeqCst), thrown.counts()), (1, (1, 1)));
+        // The CPU is every test's.
+        if place.sim.is_some() {
+            let error = device.take_drop_error();
+            assert_thrown(error, "ArrowArray.release", MADE_UP);
+            assert_eq!(device.stats().drop_errors, before + 1);
+        }
+        // Never imported: nobody to tell.
+        let throw = thrown.clone();
+        let (array, released) = rigged(exported(&place), Box::new(move || throw.throw()));
+        drop(array);
+        assert_eq!((released.load(SeqCst), thrown.counts()), (1, (2, 2)));
+        place.assert_clean();
+    }
+}
+
+/// An owner whose drop throws.
+struct Owner(Throw, #[allow(dead_code)] Buffer);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        std::mem::replace(&mut self.0, Box::new(|| ()))()
+    }
+}
+
+/// Memory of such an owner.
+fn owned(place: &Place, throw: Throw) -> DeviceBuffer {
+    let values = Buffer::from_vec(vec![1i32, 2, 3]);
+    let address = DevicePtr::new(values.as_ptr().cast_mut().cast());
+    let owner = Box::new(Owner(throw, values));
+    // SAFETY: the owner holds the memory, which nothing here reads.
+    unsafe { DeviceBuffer::from_raw(&place.device, address, 12, owner, None) }
+}
+
+/// What is let go by the reaper, after our own use: a foreign array, and an owner of the program's.
+#[test]
+fn on_the_reaper() {
+    let place = simulated(SimMode::Async).unwrap();
+    for foreign in [true, false] {
+        let thrown = Thrown::default();
+        let throw = thrown.clone();
+        let here = thread::current().id();
+        let throw = Box::new(move || {
+            assert_ne!(thread::current().id(), here);
+            throw.throw()
+        });
+        let (array, operation) = if foreign {
+            let (array, _) = rigged(exported(&place), throw);
+            (import(array, &place), "ArrowArray.release")
+        } else {
+            let buffer = owned(&place, throw);
+            let array = DeviceArray::from_values(DataType::Int32, 3, buffer, None, None).unwrap();
+            (array, "release")
+        };
+        let queue = place.device.new_queue().unwrap();
+        let values = array.values_on::<i32>(&queue).unwrap();
+        let (go, gate) = mpsc::channel::<()>();
+        let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+        // SAFETY: the kernel writes nothing.
+        unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
+        drop(values);
+        drop(array);
+        assert_eq!(thrown.counts(), (0, 0));
+        go.send(()).unwrap();
+        assert_thrown(dropped_error(&place.device), operation, MADE_UP);
+        assert_eq!(thrown.counts(), (1, 1));
+    }
+    assert_eq!(place.device.stats().drop_errors, 2);
+    place.assert_clean();
+}
+
+/// Owners' drops that throw in a release that a consumer calls: the consumer sees nothing, and each is dropped.
+#[test]
+fn owners_of_an_export() {
+    let place = simulated(SimMode::Async).unwrap();
+    let thrown = Thrown::default();
+    let buffer = || {
+        let throw = thrown.clone();
+        owned(&place, Box::new(move || throw.throw()))
+    };
+    let array =
+        DeviceArray::from_values(DataType::Int32, 3, buffer(), Some(buffer()), None).unwrap();
+    // Not asked for its nulls: nothing reads the mask.
+    let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
+    let exported = array.export_array(&allowed).unwrap();
+    drop(array);
+    assert_eq!(thrown.counts(), (0, 0));
+    drop(exported);
+    assert_eq!(thrown.counts(), (2, 2));
+    assert_thrown(place.device.take_drop_error(), "release", MADE_UP);
+    assert_eq!(place.device.stats().drop_errors, 2);
+}
+
+fn stream(producer: Producer, place: &Place) -> (FFI_ArrowDeviceArrayStream, Arc<AtomicUsize>) {
+    producer.stream(place.device.id().device_type)
+}
+
+fn open(
+    stream: FFI_ArrowDeviceArrayStream,
+    place: &Place,
+) -> Result<DeviceArrayStreamReader, Error> {
+    // SAFETY: the tests' streams keep to the interface, but for what they throw.
+    unsafe { DeviceArrayStreamReader::new(stream, place.options.clone()) }
+}
+
+fn schema() -> Schema {
+    Schema::new(vec![Field::new("a", DataType::Int32, true)])
+}
+
+#[test]
+fn get_schema() {
+    let place = simulated(SimMode::Async).unwrap();
+    let thrown = Thrown::default();
+    let throw = thrown.clone();
+    let mut producer = Producer::new(&schema(), |_| unreachable!());
+    producer.schema = Box::new(move |_| throw.throw_int());
+    let (stream, released) = stream(producer, &place);
+    assert_thrown(open(stream, &place).err(), "get_schema", MADE_UP);
+    assert_eq!((released.load(SeqCst), thrown.counts()), (1, (1, 1)));
+}
+
+#[test]
+fn get_next() {
+    let place = simulated(SimMode::Async).unwrap();
+    let thrown = Thrown::default();
+    // Gives out an array, then one more and throws.
+    let (mut n, throw, device) = (0, thrown.clone(), place.device.clone());
+    let mut producer = Producer::new(&schema(), move |out| {
+        let up = device.upload_array(&ints(10)).unwrap();
+        let array = up.export_array(&EVENT).unwrap();
+        n += 1;
+        // SAFETY: `out` is the consumer's, for writing.
+        unsafe { array.write_to(out) };
+        if n == 2 {
+            throw.throw();
+        }
+        0
+    });
+    producer.schema = int_schema();
+    let (stream, released) = stream(producer, &place);
+    let mut reader = open(stream, &place).unwrap();
+    assert_eq!(reader.next().unwrap().unwrap().len(), 10);
+    assert_thrown(reader.next().unwrap().err(), "get_next", MADE_UP);
+    assert!(reader.next().is_none());
+    assert_eq!((released.load(SeqCst), thrown.counts()), (0, (1, 1)));
+    drop(reader);
+    assert_eq!(released.load(SeqCst), 1);
+    place.assert_clean();
+}
+
+fn int_schema() -> Box<dyn FnMut(*mut FFI_ArrowSchema) -> c_int + Send> {
+    Box::new(|out| {
+        let schema = FFI_ArrowSchema::try_from(&*field(&DataType::Int32)).unwrap();
+        // SAFETY: `out` is the consumer's, for writing.
+        unsafe { out.write(schema) };
+        0
+    })
+}
+
+/// `get_last_error` and the release throw.
+#[test]
+fn get_last_error_and_release() {
+    unsafe extern "C-unwind" fn get_schema(
+        _: *mut FFI_ArrowDeviceArrayStream,
+        _: *mut FFI_ArrowSchema,
+    ) -> c_int {
+        libc::ENODATA
+    }
+    unsafe extern "C-unwind" fn get_next(
+        _: *mut FFI_ArrowDeviceArrayStream,
+        _: *mut FFI_ArrowDeviceArray,
+    ) -> c_int {
+        libc::ENODATA
+    }
+    unsafe extern "C-unwind" fn get_last_error(
+        s: *mut FFI_ArrowDeviceArrayStream,
+    ) -> *const c_char {
+        // SAFETY: a stream of this test's.
+        unsafe { &*(*s).private_data().cast::<Thrown>() }.throw();
+        ptr::null()
+    }
+    unsafe extern "C-unwind" fn release(s: *mut FFI_ArrowDeviceArrayStream) {
+        // SAFETY: as above. It is not marked released, as if the exception had cut it short.
+        unsafe { &*(*s).private_data().cast::<Thrown>() }.throw();
+    }
+    let place = simulated(SimMode::Async).unwrap();
+    let thrown = Thrown::default();
+    // SAFETY: the callbacks fit; `thrown` outlives the stream.
+    let stream = unsafe {
+        FFI_ArrowDeviceArrayStream::from_parts(
+            place.device.id().device_type,
+            get_schema,
+            get_next,
+            get_last_error,
+            release,
+            ptr::from_ref(&thrown).cast_mut().cast(),
+        )
+    };
+    assert_thrown(open(stream, &place).err(), "get_last_error", MADE_UP);
+    assert_eq!(thrown.counts(), (2, 2));
+}
+
+/// A reader of ours that throws, behind an exported stream: the consumer gets an errno and a text.
+#[test]
+fn exported_streams() {
+    let place = simulated(SimMode::Async).unwrap();
+    let thrown = Thrown::default();
+    let throw = thrown.clone();
+    let arrays = (0..1).map(move |_| -> Result<DeviceArray, Error> { throw.throw_any() });
+    let device_type = place.device.id().device_type;
+    let arrays = DeviceArrayIterator::new(arrays, field(&DataType::Int32), device_type);
+    let mut stream = FFI_ArrowDeviceArrayStream::new_arrays(arrays, EVENT).unwrap();
+    let (next, text) = (stream.get_next().unwrap(), stream.get_last_error().unwrap());
+    let mut out = FFI_ArrowDeviceArray::empty();
+    for _ in 0..2 {
+        // SAFETY: our own stream's callbacks.
+        let (code, text) = unsafe {
+            let code = next(&raw mut stream, &raw mut out);
+            (code, CStr::from_ptr(text(&raw mut stream)))
+        };
+        let text = text.to_str().unwrap();
+        assert_eq!(
+            (code, text),
+            (libc::EIO, &*format!("get_next panicked: {MADE_UP}"))
+        );
+        assert!(out.is_released());
+        // It is not asked again.
+        assert_eq!(thrown.counts(), (1, 1));
+    }
+}
+
+/// A release that drops what it holds, whose release throws too, and so on; each exception stops at its own guard.
+#[test]
+fn nested() {
+    let place = simulated(SimMode::Async).unwrap();
+    let thrown = Thrown::default();
+    let mut array = exported(&place);
+    let mut counts = vec![];
+    for _ in 0..10 {
+        let (throw, inner) = (thrown.clone(), import(array, &place));
+        let release = move || {
+            drop(inner);
+            throw.throw();
+        };
+        let (outer, released) = rigged(exported(&place), Box::new(release));
+        counts.push(released);
+        array = outer;
+    }
+    drop(array);
+    assert!(counts.iter().all(|n| n.load(SeqCst) == 1));
+    assert_eq!(thrown.counts(), (10, 10));
+    // The outermost was in nobody's hands.
+    assert_eq!(place.device.stats().drop_errors, 9);
+    let _ = place.device.take_drop_error();
+    place.assert_clean();
+}
+
+/// What the exception leaves on its way is dropped; Rust panics are told from it, also by the frames between.
+#[test]
+fn frames_between() {
+    struct Count(Arc<AtomicUsize>);
+    impl Drop for Count {
+        fn drop(&mut self) {
+            assert!(!thread::panicking(), "it is no panic");
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    fn deep(n: usize, drops: &Arc<AtomicUsize>, last: &mut dyn FnMut()) {
+        let _count = Count(drops.clone());
+        match n {
+            0 => last(),
+            n => deep(n - 1, drops, last),
+        }
+    }
+    let place = simulated(SimMode::Async).unwrap();
+    let (thrown, drops) = (Thrown::default(), Arc::<AtomicUsize>::default());
+    let (throw, counted) = (thrown.clone(), drops.clone());
+    let release = move || deep(99, &counted, &mut || throw.throw());
+    drop(import(
+        rigged(exported(&place), Box::new(release)).0,
+        &place,
+    ));
+    assert_eq!((drops.load(SeqCst), thrown.counts()), (100, (1, 1)));
+    assert_thrown(
+        place.device.take_drop_error(),
+        "ArrowArray.release",
+        MADE_UP,
+    );
+    // A panic, caught and let go between two exceptions.
+    let throw = thrown.clone();
+    let release = move || {
+        let caught = std::panic::catch_unwind(|| panic!("caught in between")).unwrap_err();
+        assert_eq!(caught.downcast_ref(), Some(&"caught in between"));
+        throw.throw();
+    };
+    drop(import(
+        rigged(exported(&place), Box::new(release)).0,
+        &place,
+    ));
+    assert_thrown(
+        place.device.take_drop_error(),
+        "ArrowArray.release",
+        MADE_UP,
+    );
+    let release = || panic!("with {}", 1);
+    drop(import(
+        rigged(exported(&place), Box::new(release)).0,
+        &place,
+    ));
+    assert_thrown(
+        place.device.take_drop_error(),
+        "ArrowArray.release",
+        "with 1",
+    );
+    place.assert_clean();
+}
+
+/// A release that throws while a panic of ours goes by: both arrive where they should.
+#[test]
+fn during_a_panic() {
+    let place = simulated(SimMode::Async).unwrap();
+    let thrown = Thrown::default();
+    let throw = thrown.clone();
+    let array = import(
+        rigged(exported(&place), Box::new(move || throw.throw())).0,
+        &place,
+    );
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+        let _array = array;
+        panic!("ours");
+    }));
+    assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"ours"));
+    assert_thrown(
+        place.device.take_drop_error(),
+        "ArrowArray.release",
+        MADE_UP,
+    );
+    assert_eq!(thrown.counts(), (1, 1));
+    place.assert_clean();
+}
+
+/// What ends an exception throws, and what ends that one too.
+#[test]
+fn destructors_that_throw() {
+    let place = simulated(SimMode::Async).unwrap();
+    let text = "a foreign exception whose destructor threw another";
+    for depth in [1, 2] {
+        let thrown = Thrown::default();
+        let throw = thrown.clone();
+        let release = move || throw.throw_nested(depth);
+        drop(import(
+            rigged(exported(&place), Box::new(release)).0,
+            &place,
+        ));
+        assert_thrown(place.device.take_drop_error(), "ArrowArray.release", text);
+        assert_eq!(thrown.counts(), (depth + 1, 2));
+        if depth == 2 {
+            // The third is caught and left alone.
+            thrown.end_last();
+        }
+        assert_eq!(thrown.holders(), 1);
+    }
+    place.assert_clean();
+}
+
+/// Many at once, and nothing is lost.
+#[test]
+fn threads() {
+    let (thrown, drops) = (Thrown::default(), Arc::<AtomicUsize>::default());
+    let values = ints(1).to_data();
+    let place = support_c::sim::cpu();
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for i in 0..1250 {
+                    let (throw, drops) = (thrown.clone(), drops.clone());
+                    let release = move || {
+                        drops.fetch_add(1, SeqCst);
+                        match i % 5 {
+                            0 => panic!("{}", "in between"),
+                            _ => throw.throw(),
+                        }
+                    };
+                    let array = FFI_ArrowDeviceArray::new_cpu(&values);
+                    drop(import(rigged(array, Box::new(release)).0, &place));
+                }
+            });
+        }
+    });
+    assert_eq!(drops.load(SeqCst), 10_000);
+    assert_eq!(thrown.counts(), (8_000, 8_000));
+    assert_eq!(thrown.holders(), 1);
+    let _ = Devices::cpu().take_drop_error();
+}
