@@ -210,16 +210,12 @@ int shim_batch_wait(const Batch* batch) {
   return Run([&] { return shim::WaitFor(shim::EventOf(**batch)); });
 }
 
-// Columns of two batches, side by side.
-int shim_batch_join(const Batch* left, const Batch* right, Batch** out) {
+// The first column of one batch, and the others of another of the same schema.
+int shim_batch_mix(const Batch* first, const Batch* others, Batch** out) {
   return Run([&]() -> Status {
-    auto fields = (*left)->schema()->fields();
-    auto columns = (*left)->columns();
-    for (int i = 0; i < (*right)->num_columns(); ++i) {
-      fields.push_back((*right)->schema()->field(i));
-      columns.push_back((*right)->column(i));
-    }
-    *out = new Batch(arrow::RecordBatch::Make(arrow::schema(fields), (*left)->num_rows(), columns));
+    auto columns = (*others)->columns();
+    columns[0] = (*first)->column(0);
+    *out = new Batch(arrow::RecordBatch::Make((*others)->schema(), (*others)->num_rows(), std::move(columns)));
     return Status::OK();
   });
 }

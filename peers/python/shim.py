@@ -1,10 +1,12 @@
 """Arrow C++, through the shim of `peers/cpp`; and what the Rust side has for tests against it (`peers/rust/cpp`,
 `peers/rust/sim.rs`). One libarrow is in the process: that of pyarrow."""
 
+import contextlib
 import ctypes as c
 import os
 import time
 import unittest
+import weakref
 
 import pyarrow  # Its libarrow is loaded first, and the shim finds it. # noqa: F401
 
@@ -88,7 +90,7 @@ _pairs = {
     "batch_same": [_handle, _handle],
     "batch_copy": [_handle, _handle, _out],
     "batch_wait": [_handle],
-    "batch_join": [_handle, _handle, _out],
+    "batch_mix": [_handle, _handle, _out],
     "batch_select": [_handle, P(c.c_int), c.c_int, _out],
     "batch_device_type": [_handle],
     "move_columns": [_array, _schema, P(c.c_int), c.c_int, _out],
@@ -159,9 +161,17 @@ class _Handle:
     """Something of the shim's; dropped once, at the latest with this object."""
 
     kind = ""
+    live = weakref.WeakSet()
 
     def __init__(self, handle):
         self.handle = handle
+        self.live.add(self)
+
+    @classmethod
+    def drop_all_but(cls, kept):
+        """Variables and tracebacks may hold handles for longer than tests mean it."""
+        for handle in set(cls.live) - kept:
+            handle.drop()
 
     @classmethod
     def call(cls, function, *args):
@@ -170,9 +180,14 @@ class _Handle:
         return cls(out)
 
     def drop(self):
-        handle, self.handle = self.handle, None
+        handle = self.give()
         if handle:
             getattr(lib, f"shim_{self.kind}_drop")(handle)
+
+    def give(self):
+        """The handle, for somebody else to drop."""
+        handle, self.handle = self.handle, None
+        return handle
 
     def __del__(self):
         self.drop()
@@ -227,8 +242,9 @@ class Batch(_Data):
     def select(self, columns):
         return self.call("batch_select", self.handle, (c.c_int * len(columns))(*columns), len(columns))
 
-    def join(self, other):
-        return self.call("batch_join", self.handle, other.handle)
+    def mix(self, others):
+        """The first column of this batch, and the others of another."""
+        return self.call("batch_mix", self.handle, others.handle)
 
     @property
     def rows(self):
@@ -307,9 +323,6 @@ class Device(_Handle):
 
     kind = "device"
 
-    def __init__(self, handle):
-        super().__init__(handle)
-
     @classmethod
     def over(cls, sim):
         return cls.call("device_new", sim.handle)
@@ -349,8 +362,8 @@ class Case:
         self.name = f"{rust.peers_cpp_type_name(of_type).decode()}: {rust.peers_cpp_case_name(*self.at).decode()}"
         self.rows = rust.peers_cpp_case_rows(*self.at)
 
-    def export(self, sim=None, wait=False):
-        pair = ArrowDeviceArray(), ArrowSchema()
+    def export(self, sim=None, wait=False, into=None):
+        pair = into or (ArrowDeviceArray(), ArrowSchema())
         check_rust(rust.peers_cpp_case_export(*self.at, handle_of(sim), wait, *pair))
         return pair
 
@@ -421,8 +434,71 @@ class Balanced(unittest.TestCase):
         self.before = balance()
 
     def tearDown(self):
+        _Handle.drop_all_but(set())
         # The Rust side may let go of foreign memory on a thread of its own.
         until = time.monotonic() + 5
         while (now := balance()) != self.before and time.monotonic() < until:
             time.sleep(0.01)
         self.assertEqual(self.before, now)
+
+    def assert_fails(self, code, text, call, *args, **kwargs):
+        """That a call fails with this code, and a text that has `text` in it."""
+        with self.assertRaises((ShimError, RustError)) as failed:
+            call(*args, **kwargs)
+        error = failed.exception
+        self.assertEqual(getattr(error, "code", getattr(error, "errno", None)), code, error.text)
+        self.assertIn(text, error.text)
+
+    @contextlib.contextmanager
+    def simulated(self, lazy):
+        """A simulated device, and Arrow C++'s device over it; in the end nothing is left there.
+
+        Lazy: what nobody waits for does not happen, every time."""
+        sim = Sim(lazy)
+        device = Device.over(sim)
+        kept = set(_Handle.live)
+        yield sim, device
+        _Handle.drop_all_but(kept)
+        device.settle()
+        sim.assert_clean()
+        counts = device.counts
+        self.assertEqual((counts.buffers, counts.events), (0, 0), "left in C++")
+        device.drop()
+        sim.drop()
+
+
+def walk(schema, array=None):
+    """The format of each node of a type, and its array's struct if there is one."""
+    yield schema.format.decode(), array
+    for i in range(schema.n_children):
+        yield from walk(schema.children[i].contents, array and array.children[i].contents)
+    if schema.dictionary:
+        yield from walk(schema.dictionary.contents, array and array.dictionary.contents)
+
+
+def has_strings(schema):
+    """Whether a type has strings or bytes with offsets, at any depth."""
+    return any(format in ("u", "U", "z", "Z") for format, _ in walk(schema))
+
+
+def has_null_data(array, schema):
+    """Whether a buffer other than a mask is null, at any depth: one of no bytes."""
+    for format, node in walk(schema, array):
+        masks = 0 if format in ("n", "+r") or format.startswith("+u") else 1
+        if any(not node.buffers[i] for i in range(masks, node.n_buffers)):
+            return True
+    return False
+
+
+def count_buffers(array, schema):
+    """How many buffers are there, at any depth."""
+    nodes = (node for _, node in walk(schema, array))
+    return sum(bool(node.buffers[i]) for node in nodes for i in range(node.n_buffers))
+
+
+def spoiled():
+    """Structs full of 0xAB, for an export to write to."""
+    pair = ArrowDeviceArray(), ArrowSchema()
+    for struct in pair:
+        c.memset(c.byref(struct), 0xAB, c.sizeof(struct))
+    return pair

@@ -12,7 +12,7 @@ use std::ffi::CString;
 
 use arrow_array::Array;
 use arrow_data::ArrayData;
-use arrow_device::{Device, Devices, ImportOptions, SyncPolicy, Validation};
+use arrow_device::{Device, Devices, ImportOptions, Queue, SyncPolicy, Validation};
 
 use crate::sim::PeersSim;
 use answer::Failure;
@@ -20,6 +20,15 @@ use answer::Failure;
 /// The simulated device, or the CPU if there is none.
 fn device(sim: Option<&PeersSim>) -> Device {
     sim.map_or_else(Devices::cpu, |sim| sim.device.clone())
+}
+
+/// A queue of that device's that nothing else uses: work elsewhere is ordered after its own by events only.
+fn queue(sim: Option<&PeersSim>) -> Result<Queue, Failure> {
+    let device = device(sim);
+    match sim {
+        Some(_) => Ok(device.new_queue()?),
+        None => Ok(device.default_queue()),
+    }
 }
 
 /// Imports find the CPU, and the simulated device.

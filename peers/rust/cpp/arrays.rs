@@ -10,7 +10,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 
 use super::answer::{Failure, answer};
-use super::{device, holders, name, options, policy, spelling, write};
+use super::{device, holders, name, options, policy, queue, spelling, write};
 use crate::sim::PeersSim;
 use crate::support::{all_types, cases, same};
 
@@ -111,8 +111,10 @@ pub unsafe extern "C" fn peers_cpp_case_export(
     answer(|| {
         let (of_type, case) = case(of_type, of_case)?;
         // SAFETY: the caller's.
-        let device = device(unsafe { sim.as_ref() });
-        let array = device.upload_array(&case.array)?;
+        let queue = queue(unsafe { sim.as_ref() })?;
+        let array = queue
+            .device()
+            .upload_data_on(case.array.to_data(), &queue)?;
         let array = array.with_field(Arc::new(of_type.field()))?;
         let (array, schema) = array.export(policy(wait))?;
         // SAFETY: the caller's.

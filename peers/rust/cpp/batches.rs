@@ -1,9 +1,12 @@
 //! Record batches: out, and compared on their way back.
 
 use std::ffi::{CString, c_char, c_int};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use arrow_array::{Array, RecordBatch, StructArray};
+use arrow_array::types::Int32Type;
+use arrow_array::{
+    Array, ArrayRef, BinaryArray, Int32Array, ListArray, RecordBatch, StringArray, StructArray,
+};
 use arrow_data::ffi::FFI_ArrowArray;
 use arrow_device::{DeviceRecordBatch, Devices, FFI_ArrowDeviceArray, SyncPolicy};
 use arrow_schema::DataType::{self, *};
@@ -11,7 +14,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{FieldRef, TimeUnit};
 
 use super::answer::{Failure, answer};
-use super::{device, name, options, policy, spelling, write};
+use super::{device, name, options, policy, queue, spelling, write};
 use crate::sim::PeersSim;
 use crate::support::types::{fixed_list, list, structure};
 use crate::support::{Nulls, all_types, batch, same_batch, zero_column_batch};
@@ -25,7 +28,7 @@ struct Kind {
 fn kinds() -> &'static [Kind] {
     static KINDS: OnceLock<Vec<Kind>> = OnceLock::new();
     KINDS.get_or_init(|| {
-        let kinds: [(&str, fn(u64) -> RecordBatch); 7] = [
+        let kinds: [(&str, fn(u64) -> RecordBatch); 8] = [
             ("every type", |seed| batch(&every(), 57, Nulls::Some, seed)),
             ("every type, no rows", |seed| {
                 batch(&every(), 0, Nulls::Some, seed)
@@ -42,6 +45,7 @@ fn kinds() -> &'static [Kind] {
                 let types: Vec<_> = fixed().into_iter().cycle().take(200).collect();
                 batch(&types, 20, Nulls::None, seed)
             }),
+            ("empty strings", |_| empty_strings()),
         ];
         let kinds = kinds.into_iter();
         let kinds = kinds.map(|(text, make)| Kind {
@@ -73,6 +77,24 @@ fn fixed() -> Vec<DataType> {
 
 fn strings() -> Vec<DataType> {
     vec![Utf8, LargeUtf8, Binary, list(Utf8), Utf8View]
+}
+
+/// Rows whose values have no bytes: buffers of length 0 in arrays that have rows.
+fn empty_strings() -> RecordBatch {
+    let lists: [Option<[Option<i32>; 0]>; 3] = [Some([]), None, Some([])];
+    let columns: [(&str, ArrayRef); 4] = [
+        ("utf8", Arc::new(StringArray::from(vec!["", "", ""]))),
+        (
+            "binary",
+            Arc::new(BinaryArray::from(vec![None, Some(b"".as_slice()), None])),
+        ),
+        (
+            "list",
+            Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>(lists)),
+        ),
+        ("int", Arc::new(Int32Array::from(vec![1, 2, 3]))),
+    ];
+    RecordBatch::try_from_iter(columns).expect("columns of one length")
 }
 
 /// The batch of this kind and seed.
@@ -107,8 +129,8 @@ pub unsafe extern "C" fn peers_cpp_batch_export(
 ) -> c_int {
     answer(|| {
         // SAFETY: the caller's.
-        let device = device(unsafe { sim.as_ref() });
-        let batch = device.upload(&make(kind, seed)?)?;
+        let queue = queue(unsafe { sim.as_ref() })?;
+        let batch = queue.device().upload_on(&make(kind, seed)?, &queue)?;
         let (array, schema) = batch.export(policy(wait))?;
         // SAFETY: the caller's.
         unsafe {

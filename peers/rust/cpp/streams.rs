@@ -12,7 +12,7 @@ use arrow_schema::ArrowError;
 
 use super::answer::{Failure, answer};
 use super::batches::make;
-use super::{device, options, policy, spelling, write};
+use super::{options, policy, queue, spelling, write};
 use crate::sim::PeersSim;
 use crate::support::same_batch;
 
@@ -56,7 +56,8 @@ fn failure(how: c_int, k: u64) -> ArrowError {
         12 => ArrowError::MemoryError(text),
         22 => ArrowError::InvalidArgumentError(text),
         95 => ArrowError::NotYetImplemented(text),
-        _ => panic!("{text}"),
+        // A panic, without the hook's words on the terminal.
+        _ => std::panic::resume_unwind(Box::new(text)),
     }
 }
 
@@ -85,7 +86,7 @@ pub unsafe extern "C" fn peers_cpp_stream(
         });
         let reader = RecordBatchIterator::new(Counted::new(batches), schema);
         // SAFETY: the caller's.
-        let reader = UploadingReader::new(reader, &device(unsafe { sim.as_ref() }));
+        let reader = UploadingReader::new_on(reader, queue(unsafe { sim.as_ref() })?);
         let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(policy(wait)))?;
         // SAFETY: the caller's.
         unsafe { write(out, stream) }
