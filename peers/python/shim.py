@@ -122,7 +122,7 @@ _pairs = {
     "cpp_case_export": [_n, _n, _sim, c.c_bool, _array, _schema],
     "cpp_case_export_host": [_n, _n, P(ArrowArray), _schema],
     "cpp_case_check": [_n, _n, _n, _n, _sim, c.c_bool, _array, _schema],
-    "cpp_batch_export": [_n, c.c_uint64, _sim, c.c_bool, _array, _schema],
+    "cpp_batch_export": [_n, c.c_uint64, _sim, c.c_bool, c.c_bool, _array, _schema],
     "cpp_batch_export_host": [_n, c.c_uint64, P(ArrowArray), _schema],
     "cpp_batch_check": [_n, c.c_uint64, _sim, c.c_bool, _array, _schema],
     "cpp_stream": [_n, c.c_uint64, c.c_int64, c.c_int, _sim, c.c_bool, _stream],
@@ -393,9 +393,10 @@ class Kind:
     def named(cls, name):
         return next(kind for kind in cls.all() if kind.name == name)
 
-    def export(self, seed=0, sim=None, wait=False):
+    def export(self, seed=0, sim=None, wait=False, apart=False):
+        """`apart`: each column has an event of its own, before they become one."""
         pair = ArrowDeviceArray(), ArrowSchema()
-        check_rust(rust.peers_cpp_batch_export(self.index, seed, handle_of(sim), wait, *pair))
+        check_rust(rust.peers_cpp_batch_export(self.index, seed, handle_of(sim), wait, apart, *pair))
         return pair
 
     def export_host(self, seed=0):

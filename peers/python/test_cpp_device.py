@@ -2,12 +2,32 @@
 
 On a lazy device queued work runs only when somebody waits for it: what is right there is right because of its event."""
 
+import signal
+import subprocess
+import sys
 import unittest
 
 import abi
 import shim
 from shim import DIFFERS, NEW_EVENT, OWN_EVENT, UNKNOWN
-from shim import Array, Balanced, Batch, Cases, Kind, Reader, count_buffers, has_null_data, has_strings, release
+from shim import Array, Balanced, Batch, Cases, Kind, Reader
+from shim import count_buffers, has_null_data, has_strings, release
+
+FIXED = ("Int32", "Float64", "Boolean", "Decimal128(38, 10)", "fixed_list<i16, 3>")
+
+
+class TheDevice(unittest.TestCase):
+    def test_the_host_cannot_read(self):
+        """A load from the device's memory ends the process: what passes below has read none of it."""
+        code = """
+import ctypes, shim
+sim = shim.Sim(lazy=False)
+array, schema = shim.Cases().of("Int32")[2].export(sim, wait=True)
+print(array.array.length, flush=True)
+ctypes.string_at(array.array.buffers[1], 4)
+"""
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        self.assertEqual((child.stdout, child.returncode), ("1000\n", -signal.SIGSEGV), child.stderr)
 
 
 class FromRust(Balanced):
@@ -36,7 +56,7 @@ class FromRust(Balanced):
     def test_the_event_is_needed(self):
         """Without a wait for our event Arrow C++ copies what is not there yet."""
         cases = Cases()
-        for name in ("Int32", "Float64", "Boolean", "Decimal128(38, 10)", "fixed_list<i16, 3>", "list<i32>", "Utf8View"):
+        for name in (*FIXED, "list<i32>", "Utf8View"):
             with self.subTest(name), self.simulated(lazy=True) as (sim, device):
                 case = cases.of(name)[2]
                 host = Array.take_host(case.export_host())
@@ -74,15 +94,26 @@ class FromRust(Balanced):
                     on_host.validate()
                     on_host.assert_same(Batch.take_host(kind.export_host()))
 
-    def test_move_several_children(self):
-        """Children that were moved out keep the event alive, and wait for it."""
+    def test_one_event_of_many(self):
+        """Columns with events of their own go out with one event, after all of them."""
         kind = Kind.named("fixed width")
         host = Batch.take_host(kind.export_host())
-        for columns in ([3], [9, 0, 8]):
-            with self.simulated(lazy=True) as (sim, device):
-                moved = Batch.move_columns(kind.export(sim=sim), columns)
-                self.assertGreater(sim.stats.live_events, 0)
-                moved.copy().assert_same(host.select(columns))
+        with self.simulated(lazy=True) as (sim, device):
+            before = sim.stats
+            ours = Batch.take(kind.export(sim=sim, apart=True))
+            self.assertEqual(sim.stats.queue_waits - before.queue_waits, 10)
+            self.assertEqual(sim.stats.host_waits, before.host_waits)
+            ours.copy().assert_same(host)
+
+    def test_move_several_children(self):
+        """Children that were moved out keep the event alive, also one that is nobody else's, and wait for it."""
+        kind = Kind.named("fixed width")
+        host = Batch.take_host(kind.export_host())
+        for apart in (False, True):
+            for columns in ([3], [9, 0, 8]):
+                with self.subTest(columns, apart=apart), self.simulated(lazy=True) as (sim, device):
+                    moved = Batch.move_columns(kind.export(sim=sim, apart=apart), columns)
+                    moved.copy().assert_same(host.select(columns))
 
     def test_released_unread(self):
         """Whether or not anybody waited."""
@@ -157,7 +188,7 @@ class FromCpp(Balanced):
     def test_the_event_is_needed(self):
         """Without their event we copy what is not there yet."""
         cases = Cases()
-        for name in ("Int32", "Float64", "Boolean", "Decimal128(38, 10)", "fixed_list<i16, 3>"):
+        for name in FIXED:
             with self.subTest(name), self.simulated(lazy=True) as (sim, device):
                 case = cases.of(name)[2]
                 host = Array.take_host(case.export_host())

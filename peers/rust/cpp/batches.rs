@@ -8,7 +8,7 @@ use arrow_array::{
     Array, ArrayRef, BinaryArray, Int32Array, ListArray, RecordBatch, StringArray, StructArray,
 };
 use arrow_data::ffi::FFI_ArrowArray;
-use arrow_device::{DeviceRecordBatch, Devices, FFI_ArrowDeviceArray, SyncPolicy};
+use arrow_device::{DeviceArray, DeviceRecordBatch, Devices, FFI_ArrowDeviceArray, SyncPolicy};
 use arrow_schema::DataType::{self, *};
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{FieldRef, TimeUnit};
@@ -19,16 +19,18 @@ use crate::sim::PeersSim;
 use crate::support::types::{fixed_list, list, structure};
 use crate::support::{Nulls, all_types, batch, same_batch, zero_column_batch};
 
-/// A recipe: from a seed to a batch.
+/// From a seed to a batch.
+type Make = fn(u64) -> RecordBatch;
+
 struct Kind {
     name: CString,
-    make: fn(u64) -> RecordBatch,
+    make: Make,
 }
 
 fn kinds() -> &'static [Kind] {
     static KINDS: OnceLock<Vec<Kind>> = OnceLock::new();
     KINDS.get_or_init(|| {
-        let kinds: [(&str, fn(u64) -> RecordBatch); 8] = [
+        let kinds: [(&str, Make); 8] = [
             ("every type", |seed| batch(&every(), 57, Nulls::Some, seed)),
             ("every type, no rows", |seed| {
                 batch(&every(), 0, Nulls::Some, seed)
@@ -114,7 +116,8 @@ pub extern "C" fn peers_cpp_batch_name(kind: usize) -> *const c_char {
     kind.map_or(std::ptr::null(), |kind| kind.name.as_ptr())
 }
 
-/// The batch on the simulated device, or on the CPU if `sim` is null.
+/// The batch on the simulated device, or on the CPU if `sim` is null. `apart`: each column by itself, with an event of
+/// its own; they become one.
 ///
 /// # Safety
 /// `sim` is null or live; `out` and `out_schema` are valid for writes.
@@ -124,13 +127,26 @@ pub unsafe extern "C" fn peers_cpp_batch_export(
     seed: u64,
     sim: *const PeersSim,
     wait: bool,
+    apart: bool,
     out: *mut FFI_ArrowDeviceArray,
     out_schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
         // SAFETY: the caller's.
-        let queue = queue(unsafe { sim.as_ref() })?;
-        let batch = queue.device().upload_on(&make(kind, seed)?, &queue)?;
+        let sim = unsafe { sim.as_ref() };
+        let batch = make(kind, seed)?;
+        let batch = if apart {
+            let columns = batch.columns().iter().map(|column| {
+                let queue = queue(sim)?;
+                let device = queue.device();
+                Ok(device.upload_data_on(column.to_data(), &queue)?)
+            });
+            let columns: Vec<DeviceArray> = columns.collect::<Result<_, Failure>>()?;
+            DeviceRecordBatch::try_new(batch.schema(), &columns)?
+        } else {
+            let queue = queue(sim)?;
+            queue.device().upload_on(&batch, &queue)?
+        };
         let (array, schema) = batch.export(policy(wait))?;
         // SAFETY: the caller's.
         unsafe {
