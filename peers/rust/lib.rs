@@ -7,6 +7,7 @@
 #[path = "../../examples/capi/lib.rs"]
 mod capi;
 mod cases;
+mod cpp;
 mod python;
 mod sim;
 #[path = "../../tests/support/mod.rs"]
