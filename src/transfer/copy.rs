@@ -22,7 +22,7 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, compact: bool) -> Result<
     if queue.device().id() == DeviceId::CPU {
         return pack_all(array, plan);
     }
-    let mut slab = DeviceBufferMut::allocate(queue, plan.bytes)?;
+    let mut slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     // Padding that no copy covers must be zero.
     slab.fill(0)?;
     let base = slab.address();

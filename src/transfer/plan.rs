@@ -13,7 +13,7 @@ use crate::data::build::placeholder;
 use crate::data::hidden::{Answers, Request, check_size, count_bits, gather, int};
 use crate::data::layout::{BufferKind, Layout, Nesting};
 use crate::data::tree::{Node, NullCount, Tree, View};
-use crate::device::{AddressClass, DevicePtr};
+use crate::device::{ALIGNMENT, AddressClass, DevicePtr};
 use crate::error::{Error, Result};
 use crate::transfer::fix::{Fix, Piece};
 
@@ -24,10 +24,22 @@ pub(crate) struct Plan {
     pub(crate) nodes: Vec<Node>,
     /// One for each slot of the result: offset and length in bytes in the slab, if it is there.
     pub(crate) slots: Vec<Option<(usize, usize)>>,
+    /// How many of them are for masks.
+    masks: usize,
     /// In ascending order of destination.
     pub(crate) pieces: Vec<Piece>,
     /// Length of the slab in bytes, a multiple of 64.
     pub(crate) bytes: usize,
+}
+
+impl Plan {
+    /// Bytes of a device slab: buffers without bytes need an address too.
+    pub(crate) fn device_bytes(&self) -> usize {
+        match self.slots.len() > self.masks {
+            true => self.bytes.max(ALIGNMENT),
+            false => self.bytes,
+        }
+    }
 }
 
 /// Rows of the source that become a node of the result.
@@ -113,6 +125,7 @@ impl<'a> Planner<'a> {
         let n_slots = tree.slots(view.node).len();
         let first_slot = self.plan.slots.len();
         self.plan.slots.resize(first_slot + n_slots, None);
+        self.plan.masks += usize::from(layout.has_validity());
         let planned = &mut self.plan.nodes[node];
         planned.length = view.length;
         planned.first_slot = first_slot as u32;
@@ -481,6 +494,7 @@ impl<'a> Planner<'a> {
         let child = self.plan.nodes[node].first_child as usize;
         let slot = self.plan.slots.len();
         self.plan.slots.resize(slot + 2, None);
+        self.plan.masks += 1;
         let planned = &mut self.plan.nodes[child];
         planned.length = runs.len();
         planned.first_slot = slot as u32;

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::data::DeviceArray;
+use crate::data::layout::Layout;
 use crate::data::tree::{Owners, Slot, Tree};
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
@@ -25,7 +26,7 @@ const RING_LISTS: usize = 2;
 /// until the copies have completed.
 pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
     let plan = plan(array, false)?;
-    let slab = DeviceBufferMut::allocate(queue, plan.bytes)?;
+    let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let mut stage = Stage {
         queue,
         base: slab.address(),
@@ -79,7 +80,18 @@ pub(crate) fn result(
     let device = slab.queue().device().clone();
     let ready = event.map_or(Ready::Now, Ready::Event);
     let owner = Owner::new(device, slab.into_memory(), ready);
-    tree(array, plan, base, owner)
+    let mut tree = tree(array, plan, base, owner);
+    // Buffers without bytes may be null, but Arrow C++ takes null for the CPU's memory.
+    for node in 0..tree.nodes.len() {
+        let masks = usize::from(Layout::of(tree.data_type(node)).has_validity());
+        let (first, count) = (tree.nodes[node].first_slot, tree.nodes[node].n_slots);
+        for slot in &mut tree.slots[first as usize..][..count as usize][masks..] {
+            if slot.is_null() {
+                *slot = Slot::new(base, 0, Some(0), 0);
+            }
+        }
+    }
+    tree
 }
 
 /// The tree that a plan makes of a slab at `base`, which holds all that was planned.
