@@ -54,17 +54,14 @@ class Quirks(Balanced):
             kind.check(pair, sim=sim)
 
     def test_5_ours_there_and_back(self):
-        """A null pointer of ours keeps Arrow C++ from exporting the batch again; where there is none it does."""
+        """Buffers of no bytes of ours have an address, so that Arrow C++ takes them for what they are."""
         for kind in map(Kind.named, ("empty strings", "every type, no rows", "every type", "fixed width")):
             with self.subTest(kind.name), self.simulated(lazy=True) as (sim, device):
                 pair = kind.export(sim=sim, wait=True)
-                has_null = has_null_data(pair[0].array, pair[1])
+                self.assertFalse(has_null_data(pair[0].array, pair[1]))
                 ours = Batch.take(pair)
                 ours.copy().assert_same(Batch.take_host(kind.export_host()))
-                if has_null:
-                    self.assert_fails(INVALID, "more than one device", ours.export)
-                else:
-                    kind.check(ours.export(), sim=sim)
+                kind.check(ours.export(), sim=sim)
 
     def test_7_their_stream_declares_another_type(self):
         """CUDA or CPU is declared, arrays are on the simulated device: refused, and nothing stays behind."""
