@@ -52,6 +52,7 @@
 //! | room | what lives there |
 //! | --- | --- |
 //! | `cuda/` | a door: cudarc's types in and out (feature `cuda`) |
+//! | `dlpack/` | a door: columns as DLPack tensors (feature `dlpack`) |
 //! | `stream/` | readers; C streams in and out; host staging |
 //! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export; what cuDF asks for |
 //! | `transfer/` | upload, download, device to device, compact copies: a plan, then one list of copies |
@@ -87,6 +88,7 @@
 //! | --- | --- | --- |
 //! | `sim` | yes | `device::sim`, the simulated device (Linux) |
 //! | `cuda` | no | `cuda`, NVIDIA GPUs; loaded at run time |
+//! | `dlpack` | no | `dlpack`, columns as DLPack tensors, out and in |
 //! | `conformance` | no | `conformance`, the suite that every backend passes; may change in any release |
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -99,6 +101,8 @@ pub mod conformance;
 pub mod cuda;
 mod data;
 pub mod device;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 mod error;
 mod interchange;
 mod memory;
