@@ -109,6 +109,7 @@ impl DlpackTensor {
     /// The struct of DLPack 1.0 and later, marked read-only.
     ///
     /// The consumer calls its deleter once; if none does, the memory is never freed.
+    #[must_use = "the memory is freed by the struct's deleter only"]
     pub fn into_versioned(self) -> *mut DLManagedTensorVersioned {
         self.into_managed()
     }
@@ -119,6 +120,7 @@ impl DlpackTensor {
     ///
     /// # Safety
     /// The consumer writes nothing to the memory. Here it is not told: this struct has no place to say so.
+    #[must_use = "the memory is freed by the struct's deleter only"]
     pub unsafe fn into_unversioned(self) -> *mut DLManagedTensor {
         self.into_managed()
     }

@@ -40,8 +40,8 @@
 //! - **Immutable**, before 1.0. Such a struct is given out by `unsafe` code, which answers for the consumer.
 //! - **When a consumer's work ends.** The memory is let go after all work of the device, unless the consumer
 //!   is known to [order its work](DlpackOptions::with_release).
-//! - **Where it has not been ready yet.** The stream is all that orders a consumer; one that uses the memory
-//!   on another must wait for the first itself.
+//! - **Which streams follow.** Only the stream that was named waits for the data; a consumer that uses the
+//!   memory on another one orders that one itself.
 //!
 //! A tensor goes out with the address of its first element as `data` and a `byte_offset` of 0, except on
 //! devices whose addresses are handles; with strides, which since 1.2 must be there; and if it is empty with
