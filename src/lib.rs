@@ -53,6 +53,7 @@
 //! | --- | --- |
 //! | `cuda/` | a door: cudarc's types in and out (feature `cuda`) |
 //! | `python/` | a door: the Arrow PyCapsule interface (feature `pyo3`) |
+//! | `dlpack/` | a door: columns as DLPack tensors (feature `dlpack`) |
 //! | `stream/` | readers; C streams in and out; host staging |
 //! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export; what cuDF asks for |
 //! | `transfer/` | upload, download, device to device, compact copies: a plan, then one list of copies |
@@ -89,6 +90,7 @@
 //! | `sim` | yes | `device::sim`, the simulated device (Linux) |
 //! | `cuda` | no | `cuda`, NVIDIA GPUs; loaded at run time |
 //! | `pyo3` | no | `python`, the PyCapsule interface for devices |
+//! | `dlpack` | no | `dlpack`, columns as DLPack tensors, out and in |
 //! | `conformance` | no | `conformance`, the suite that every backend passes; may change in any release |
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -101,6 +103,8 @@ pub mod conformance;
 pub mod cuda;
 mod data;
 pub mod device;
+#[cfg(feature = "dlpack")]
+pub mod dlpack;
 mod error;
 mod interchange;
 mod memory;

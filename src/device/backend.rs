@@ -257,6 +257,18 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Makes later work of a stream that need not be this crate's wait for `event`, without waiting
+    /// itself. `stream` is the runtime's handle as a number. `Ok(false)`: this backend knows no streams by
+    /// handles, and nothing was done.
+    ///
+    /// # Safety
+    /// `stream` is a handle of the device's runtime: of a live stream, or one that stands for a default
+    /// stream. `event` points to a live event of this device's type.
+    unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
+        let _ = (stream, event);
+        Ok(false)
+    }
+
     /// Gives back memory that is kept for reuse.
     fn trim(&self) {}
 
@@ -324,6 +336,11 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// # Safety
     /// `event` points to a live event of this device's type.
     unsafe fn wait(&self, event: EventPtr) -> Result<()>;
+
+    /// The runtime's handle of the queue's stream as a number, if there is one.
+    fn stream_handle(&self) -> Option<usize> {
+        None
+    }
 
     /// For downcasts to the backend's own type.
     fn as_any(&self) -> &dyn Any;

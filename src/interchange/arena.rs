@@ -22,7 +22,7 @@ use crate::data::DeviceArray;
 use crate::data::hidden::part;
 use crate::data::layout::{BufferKind, Layout, Nesting};
 use crate::data::tree::{Slot, Tree, View};
-use crate::device::{Counters, Device, SyncEvent};
+use crate::device::{Counters, SyncEvent};
 use crate::error::{Error, Result};
 use crate::interchange::export::ReleasePolicy;
 use crate::memory::{HostSlab, Owner};
@@ -32,7 +32,6 @@ struct Header {
     /// Nodes not yet released.
     nodes: AtomicUsize,
     memory: Memory,
-    device: Device,
     policy: ReleasePolicy,
     /// Keeps the event in `sync_event`.
     event: Option<EventKeeper>,
@@ -163,7 +162,6 @@ pub(crate) fn build(
         header.write(Header {
             nodes: AtomicUsize::new(size.nodes),
             memory,
-            device: device.clone(),
             policy,
             event,
             _masks: masks_list,
@@ -422,17 +420,15 @@ unsafe fn release_node(array: *mut CArray) {
             if (*entry).uses.fetch_sub(1, Ordering::AcqRel) == 1 {
                 let owner = ManuallyDrop::take(&mut (*entry).owner);
                 // A panic in a drop of the owner's must not keep the others.
-                (*header)
-                    .device
-                    .parking("release", || drop_owner(owner, &*header));
+                let device = owner.device().clone();
+                device.parking("release", || (*header).policy.let_go(owner));
             }
         }
         if (*header).nodes.fetch_sub(1, Ordering::AcqRel) == 1 {
             let memory = (*header).memory;
             if let Some(EventKeeper::Owner(owner)) = (*header).event.take() {
-                (*header)
-                    .device
-                    .parking("release", || drop_owner(owner, &*header));
+                let device = owner.device().clone();
+                device.parking("release", || (*header).policy.let_go(owner));
             }
             ptr::drop_in_place(header);
             alloc::dealloc(header.cast(), memory);
@@ -449,19 +445,5 @@ unsafe fn release_child(child: *mut CArray) {
             // An error here is a panic that the callee caught already.
             let _ = CArray::release(child);
         }
-    }
-}
-
-fn drop_owner(owner: Arc<Owner>, header: &Header) {
-    match header.policy {
-        // Work of a synchronous device has completed already.
-        ReleasePolicy::Synchronize if !header.device.is_synchronous() => {
-            let device = header.device.clone();
-            header.device.reaper().later(move || {
-                device.settle();
-                drop(owner);
-            });
-        }
-        ReleasePolicy::Ordered | ReleasePolicy::Synchronize => drop(owner),
     }
 }

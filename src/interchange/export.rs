@@ -55,6 +55,23 @@ pub enum ReleasePolicy {
     Synchronize,
 }
 
+impl ReleasePolicy {
+    /// Lets go of memory that a consumer has released. Never waits.
+    pub(crate) fn let_go(self, owner: Arc<Owner>) {
+        match self {
+            // Work of a synchronous device has completed already.
+            Self::Synchronize if !owner.device().is_synchronous() => {
+                let device = owner.device().clone();
+                device.clone().reaper().later(move || {
+                    device.settle();
+                    drop(owner);
+                });
+            }
+            Self::Ordered | Self::Synchronize => drop(owner),
+        }
+    }
+}
+
 /// How an export is done.
 ///
 /// ```

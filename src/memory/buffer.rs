@@ -130,6 +130,17 @@ impl DeviceBuffer {
     pub(crate) fn owner(&self) -> &Arc<Owner> {
         &self.owner
     }
+
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn base(&self) -> DevicePtr {
+        self.base
+    }
+
+    /// Bytes from the base.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn offset(&self) -> usize {
+        self.offset
+    }
 }
 
 /// A [`Buffer`] over ready, host-readable memory that `owner` keeps alive.

@@ -16,6 +16,7 @@ mod support_c;
 
 mod conformance;
 mod contexts;
+mod dlpack;
 mod failures;
 mod imports;
 mod interop;

@@ -432,6 +432,13 @@ unsafe impl Backend for CudaDevice {
         other.as_any().is::<Self>()
     }
 
+    unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
+        let stream = std::ptr::with_exposed_provenance_mut(stream);
+        // SAFETY: the caller's.
+        unsafe { CudaQueue::wait_on_stream(self.context(), stream, event) }?;
+        Ok(true)
+    }
+
     fn synchronize(&self) -> Result<()> {
         self.context().synchronize()
     }

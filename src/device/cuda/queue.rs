@@ -85,7 +85,10 @@ impl CudaQueue {
 
     /// A stream of cudarc's, in the device's context.
     pub(super) fn from_stream(shared: Shared, stream: Arc<CudaStream>) -> Result<Self> {
-        if let Err(e) = Self::check_stream(&shared.context, &stream) {
+        let own = stream.context().cu_ctx();
+        // SAFETY: cudarc's stream is live.
+        let checked = unsafe { Self::check_stream(&shared.context, stream.cu_stream(), own) };
+        if let Err(e) = checked {
             let of = stream.context().clone();
             shared.context.driver.let_go(of, move || drop(stream));
             return Err(e);
@@ -101,15 +104,17 @@ impl CudaQueue {
         })
     }
 
-    /// Refuses a stream of another context.
-    fn check_stream(context: &Context, stream: &CudaStream) -> Result<()> {
-        let raw = stream.cu_stream();
-        let mut of: CUcontext = stream.context().cu_ctx();
+    /// Refuses a stream of another context. The default streams are `own`'s.
+    ///
+    /// # Safety
+    /// `stream` is a live stream, or stands for a default stream.
+    unsafe fn check_stream(context: &Context, stream: CUstream, own: CUcontext) -> Result<()> {
+        let mut of = own;
         // The default streams are of whichever context is current.
-        if raw.addr() > 2 {
+        if stream.addr() > 2 {
             let _current = context.enter("cuStreamGetCtx")?;
-            // SAFETY: cudarc's stream is live; `of` is written.
-            let code = unsafe { (context.driver.cuStreamGetCtx)(raw, &raw mut of) };
+            // SAFETY: the caller's: the stream is live; `of` is written.
+            let code = unsafe { (context.driver.cuStreamGetCtx)(stream, &raw mut of) };
             context.check("cuStreamGetCtx", code)?;
         }
         if of != context.raw() {
@@ -120,6 +125,54 @@ impl CudaQueue {
             )));
         }
         Ok(())
+    }
+
+    /// Refuses a stream that is being captured. The context is current.
+    ///
+    /// # Safety
+    /// `stream` is a live stream, or stands for a default stream.
+    unsafe fn check_capture(
+        context: &Context,
+        stream: CUstream,
+        operation: &'static str,
+    ) -> Result<()> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the caller's; the driver writes one of the three values that there ever were.
+        let code = unsafe { (context.driver.cuStreamIsCapturing)(stream, &raw mut status) };
+        context.check("cuStreamIsCapturing", code)?;
+        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Err(Error::NotSupported {
+                device: context.id,
+                operation,
+                reason:
+                    "the stream is being captured into a graph, which would run the work later, \
+                         when its memory may be gone; end the capture first"
+                        .into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Makes later work of a stream that somebody else has, or of a default stream of the context, wait
+    /// for an event.
+    ///
+    /// # Safety
+    /// `stream` is a live stream, or stands for a default stream; the event is live.
+    pub(super) unsafe fn wait_on_stream(
+        context: &Context,
+        stream: CUstream,
+        event: EventPtr,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { Self::check_stream(context, stream, context.raw()) }?;
+        let _current = context.enter("cuStreamWaitEvent")?;
+        // SAFETY: the caller's.
+        unsafe { Self::check_capture(context, stream, "cuStreamWaitEvent") }?;
+        // SAFETY: the caller's: both are live. The event may be of any context.
+        let raw = unsafe { event_of(event) };
+        // SAFETY: as above.
+        let code = unsafe { (context.driver.cuStreamWaitEvent)(stream, raw, 0) };
+        context.check("cuStreamWaitEvent", code)
     }
 
     /// The stream. It is the queue's, or that of whoever gave it: do not destroy it. 2 stands for
@@ -147,21 +200,8 @@ impl CudaQueue {
     ) -> Result<T> {
         let context = &self.shared.context;
         let current = context.enter(operation)?;
-        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream is live; the driver writes one of the three values that there ever were.
-        let code =
-            unsafe { (context.driver.cuStreamIsCapturing)(self.cu_stream(), &raw mut status) };
-        context.check("cuStreamIsCapturing", code)?;
-        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
-            return Err(Error::NotSupported {
-                device: context.id,
-                operation,
-                reason:
-                    "the stream is being captured into a graph, which would run the work later, \
-                         when its memory may be gone; end the capture first"
-                        .into(),
-            });
-        }
+        // SAFETY: the queue's stream is live.
+        unsafe { Self::check_capture(context, self.cu_stream(), operation) }?;
         let Stream::PerThread(_, hop) = &self.stream else {
             return work(&current, self.cu_stream());
         };
@@ -313,6 +353,10 @@ unsafe impl RawQueue for CudaQueue {
             let code = unsafe { (context.driver.cuStreamWaitEvent)(stream, event_of(event), 0) };
             context.check("cuStreamWaitEvent", code)
         })
+    }
+
+    fn stream_handle(&self) -> Option<usize> {
+        Some(self.cu_stream().expose_provenance())
     }
 
     fn as_any(&self) -> &dyn Any {

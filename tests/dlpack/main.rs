@@ -1,0 +1,15 @@
+//! Columns as DLPack tensors, out and in, on every device there is without hardware.
+
+mod kit;
+mod lifetime;
+mod malformed;
+mod out;
+mod shapes;
+#[cfg(target_os = "linux")]
+#[path = "../simkit/mod.rs"]
+mod simkit;
+#[cfg(target_os = "linux")]
+mod simulated;
+mod streams;
+#[path = "../support/mod.rs"]
+mod support;
