@@ -1,9 +1,15 @@
 //! Arrays of any type.
 
-use arrow_device::DeviceArray;
-use arrow_device::python::{array_from_python, array_to_python};
+use arrow_device::abi::ArrowDeviceType;
+use arrow_device::dlpack::{DLDataType, DLDevice, DlpackOptions, DlpackStream};
+use arrow_device::python::{
+    array_from_python, array_to_python, tensor_from_python, tensor_to_python,
+};
+use arrow_device::{DeviceArray, Error};
+use arrow_schema::DataType;
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::{export_options, open};
 
@@ -55,6 +61,70 @@ impl Array {
     ) -> PyResult<(Bound<'py, PyCapsule>, Bound<'py, PyCapsule>)> {
         let options = export_options(self.0.device());
         array_to_python(py, &self.0, &options, requested_schema, kwargs)
+    }
+
+    /// From any object with `__dlpack__` and `__dlpack_device__`, without a copy.
+    #[staticmethod]
+    fn from_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        tensor_from_python(object).map(Self)
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        tensor_to_python(py, &self.0, stream, max_version, dl_device, copy)
+    }
+
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        let device = DLDevice::of(self.0.device().id())?;
+        Ok((device.device_type.value(), device.device_id))
+    }
+
+    /// The CUDA Array Interface, version 3, of the same columns as `__dlpack__`, but not of booleans, which have bits.
+    /// Other arrays do not have this attribute. The array must live until the consumer's work is done.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let absent =
+            |e: Error| PyAttributeError::new_err(format!("no __cuda_array_interface__: {e}"));
+        let (array, id) = (&self.0, self.0.device().id());
+        if !matches!(
+            id.device_type,
+            ArrowDeviceType::CUDA | ArrowDeviceType::CUDA_MANAGED
+        ) {
+            return Err(PyAttributeError::new_err(format!("{id} is not CUDA's")));
+        }
+        if *array.data_type() == DataType::Boolean {
+            return Err(PyAttributeError::new_err("booleans have bits, not bytes"));
+        }
+        // The queue waits until the data is ready; the consumer waits for the queue's stream.
+        let queue = array.device().default_queue();
+        let options = DlpackOptions::new(DlpackStream::queue(&queue));
+        let tensor = py
+            .detach(|| array.export_dlpack(&options))
+            .map_err(absent)?;
+        let stream = queue.dlpack_stream().map_err(absent)?;
+        let bytes = tensor.data_type().bits / 8;
+        let kind = match tensor.data_type().code {
+            DLDataType::INT => 'i',
+            DLDataType::UINT => 'u',
+            _ => 'f',
+        };
+        let order = if bytes == 1 { '|' } else { '<' };
+        let read_only = true;
+        let dict = PyDict::new(py);
+        dict.set_item("version", 3)?;
+        dict.set_item("shape", PyTuple::new(py, tensor.shape())?)?;
+        dict.set_item("typestr", format!("{order}{kind}{bytes}"))?;
+        dict.set_item("data", (tensor.address().address(), read_only))?;
+        dict.set_item("strides", py.None())?;
+        dict.set_item("stream", stream)?;
+        Ok(dict)
     }
 
     fn __repr__(&self) -> String {

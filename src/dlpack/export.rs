@@ -90,6 +90,11 @@ impl DlpackTensor {
         &self.shape
     }
 
+    /// Where the first element is; null if there is none. On devices whose addresses are handles, the handle.
+    pub fn address(&self) -> DevicePtr {
+        self.data
+    }
+
     /// The type of an element.
     pub fn data_type(&self) -> DLDataType {
         self.dtype

@@ -8,6 +8,8 @@
 //! | [`array_from_python`] | taking over an array or a batch from any object that has such a method |
 //! | [`stream_from_python`] | taking over a stream, likewise |
 //!
+//! With the feature `dlpack`, columns also go through `__dlpack__`: `tensor_to_python`, `tensor_from_python`.
+//!
 //! There are no Python classes here: an extension module has its own. The crate `python-example` of the
 //! repository is a complete one. Whether the module is an extension (`extension-module`,
 //! `PYO3_BUILD_EXTENSION_MODULE`) or a program that embeds Python is the module's choice too.
@@ -67,6 +69,8 @@ mod export;
 mod import;
 mod request;
 mod stream;
+#[cfg(feature = "dlpack")]
+mod tensor;
 
 pub use attached::Detached;
 pub use data::{CapsuleArray, CapsuleStream};
@@ -76,3 +80,5 @@ pub use import::{
 };
 pub use pyo3;
 pub use request::check_request;
+#[cfg(feature = "dlpack")]
+pub use tensor::{tensor_from_python, tensor_to_python};

@@ -1,0 +1,183 @@
+//! DLPack capsules: `dltensor` and, since version 1.0, `dltensor_versioned`.
+//!
+//! A consumer that takes a capsule's tensor renames the capsule; the destructor of one that still has its name deletes
+//! the tensor.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
+
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
+use pyo3::{Borrowed, ffi, intern};
+
+use super::attached::detached;
+use crate::abi::ArrowDeviceType;
+use crate::data::DeviceArray;
+use crate::device::{Device, Devices};
+use crate::dlpack::{
+    DLDevice, DLManagedTensor, DLManagedTensorVersioned, DlpackOptions, DlpackStream, DlpackTensor,
+};
+
+const VERSIONED: &CStr = c"dltensor_versioned";
+const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
+const UNVERSIONED: &CStr = c"dltensor";
+const USED_UNVERSIONED: &CStr = c"used_dltensor";
+
+/// The values of a column as what `__dlpack__(stream=None, max_version=None, dl_device=None, copy=None)` answers with;
+/// see [`DeviceArray::export_dlpack`] for what goes out, and [`DlpackStream`] for `stream`. Nothing is copied.
+///
+/// Before version 1.0 a tensor cannot say that nobody may write to it; a consumer that asks for such a one
+/// (no `max_version`) is trusted not to.
+///
+/// # Errors
+/// `BufferError` for another device than the column's, and if a copy is asked for; `ValueError` for a column that is no
+/// tensor, one with nulls, and a stream that the device cannot have.
+pub fn tensor_to_python<'py>(
+    py: Python<'py>,
+    column: &DeviceArray,
+    stream: Option<i64>,
+    max_version: Option<(u32, u32)>,
+    dl_device: Option<(i32, i32)>,
+    copy: Option<bool>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    if copy == Some(true) {
+        return Err(PyBufferError::new_err(
+            "no copies are made here; bring it elsewhere first",
+        ));
+    }
+    let device = DLDevice::of(column.device().id())?;
+    if dl_device.is_some_and(|asked| asked != (device.device_type.value(), device.device_id)) {
+        return Err(PyBufferError::new_err(format!(
+            "the data is on {}, and no copies are made here",
+            column.device()
+        )));
+    }
+    let tensor = detached(|| {
+        // SAFETY: Python's consumer vouches for its stream.
+        let stream = unsafe { DlpackStream::from_number(stream) };
+        column.export_dlpack(&DlpackOptions::new(stream))
+    })?;
+    pack(py, tensor, max_version.is_some_and(|(major, _)| major >= 1))
+}
+
+fn pack(py: Python<'_>, tensor: DlpackTensor, versioned: bool) -> PyResult<Bound<'_, PyCapsule>> {
+    // SAFETY: the pointers are not null, names are static; the destructor deletes the tensor unless a consumer has
+    // taken it, on whatever thread. Before 1.0 consumers are trusted not to write.
+    unsafe {
+        let (pointer, name, destructor): (*mut c_void, _, ffi::PyCapsule_Destructor) = if versioned
+        {
+            (tensor.into_versioned().cast(), VERSIONED, delete_versioned)
+        } else {
+            (
+                tensor.into_unversioned().cast(),
+                UNVERSIONED,
+                delete_unversioned,
+            )
+        };
+        let pointer = NonNull::new_unchecked(pointer);
+        PyCapsule::new_with_pointer_and_destructor(py, pointer, name, Some(destructor))
+    }
+}
+
+unsafe extern "C" fn delete_versioned(capsule: *mut ffi::PyObject) {
+    // SAFETY: Python calls this on a capsule of `pack`, once; one of this name still has its tensor.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, VERSIONED.as_ptr()) == 1 {
+            let tensor = ffi::PyCapsule_GetPointer(capsule, VERSIONED.as_ptr());
+            let tensor = tensor.cast::<DLManagedTensorVersioned>();
+            if let Some(deleter) = (*tensor).deleter {
+                deleter(tensor);
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn delete_unversioned(capsule: *mut ffi::PyObject) {
+    // SAFETY: as above.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, UNVERSIONED.as_ptr()) == 1 {
+            let tensor = ffi::PyCapsule_GetPointer(capsule, UNVERSIONED.as_ptr());
+            let tensor = tensor.cast::<DLManagedTensor>();
+            if let Some(deleter) = (*tensor).deleter {
+                deleter(tensor);
+            }
+        }
+    }
+}
+
+/// Takes over a tensor from any object with `__dlpack__` and `__dlpack_device__`, without a copy; see
+/// [`DeviceArray::import_dlpack`] for what comes in. The object makes the device's default queue wait until the memory is
+/// ready.
+///
+/// Nobody may write to the memory while the column lives: the object's side is trusted with that.
+///
+/// # Errors
+/// `TypeError` for another object; `NotImplementedError` for a device that is not there; `ValueError` for a tensor that
+/// is malformed, not compact, or of a type that Arrow has not; what the methods raise. The tensor is deleted then.
+pub fn tensor_from_python(object: &Bound<'_, PyAny>) -> PyResult<DeviceArray> {
+    let py = object.py();
+    let Some(of_device) = object.getattr_opt(intern!(py, "__dlpack_device__"))? else {
+        return Err(PyTypeError::new_err(format!(
+            "an object of type {} has no __dlpack_device__",
+            object.get_type().name()?
+        )));
+    };
+    let (device_type, device_id) = of_device.call0()?.extract::<(i32, i32)>()?;
+    let id = DLDevice {
+        device_type: ArrowDeviceType::new(device_type),
+        device_id,
+    };
+    let device: Device = detached(|| Devices::global().get(id.id()))?;
+    let queue = device.default_queue();
+    let arguments = PyDict::new(py);
+    arguments.set_item("stream", queue.dlpack_stream()?)?;
+    let method = object.getattr(intern!(py, "__dlpack__"))?;
+    arguments.set_item("max_version", (1, 0))?;
+    let answer = match method.call((), Some(&arguments)) {
+        // Objects from before version 1.0 know no such argument.
+        Err(e) if e.is_instance_of::<PyTypeError>(py) => {
+            arguments.del_item("max_version")?;
+            method.call((), Some(&arguments))?
+        }
+        answer => answer?,
+    };
+    let Ok(capsule) = answer.cast::<PyCapsule>() else {
+        return Err(PyTypeError::new_err(
+            "__dlpack__ answered something else than a capsule",
+        ));
+    };
+    let capsule = capsule.as_borrowed();
+    let array = if let Some(tensor) = take(capsule, VERSIONED, USED_VERSIONED)? {
+        let tensor = tensor.cast::<DLManagedTensorVersioned>().as_ptr();
+        // SAFETY: the capsule's producer vouches for the tensor, which was taken just now, and has made the queue wait.
+        unsafe { DeviceArray::import_dlpack(tensor, &queue) }
+    } else if let Some(tensor) = take(capsule, UNVERSIONED, USED_UNVERSIONED)? {
+        let tensor = tensor.cast::<DLManagedTensor>().as_ptr();
+        // SAFETY: as above.
+        unsafe { DeviceArray::import_dlpack_unversioned(tensor, &queue) }
+    } else {
+        return Err(PyTypeError::new_err(
+            "__dlpack__ answered a capsule that is no tensor, or was used",
+        ));
+    };
+    Ok(array?)
+}
+
+/// The tensor of a capsule of this name, which gets the other one: its destructor leaves the tensor alone then.
+fn take(
+    capsule: Borrowed<'_, '_, PyCapsule>,
+    name: &'static CStr,
+    used: &'static CStr,
+) -> PyResult<Option<NonNull<c_void>>> {
+    if !capsule.is_valid_checked(Some(name)) {
+        return Ok(None);
+    }
+    let pointer = capsule.pointer_checked(Some(name))?;
+    // SAFETY: a capsule, attached; the name is static.
+    let renamed = unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) };
+    match renamed {
+        0 => Ok(Some(pointer)),
+        _ => Err(PyErr::fetch(capsule.py())),
+    }
+}
