@@ -69,13 +69,25 @@ pub fn batch(of: &RecordBatch) -> Result<RecordBatch, ArrowError> {
 
 /// The same values under a type that differs in names and metadata only.
 fn retyped(data: ArrayData, to: DataType) -> ArrayData {
-    let children = data.child_data().iter();
-    let children = children.map(|child| {
-        let to = data_type(child.data_type());
-        retyped(child.clone(), to)
-    });
+    let children = data.child_data().iter().zip(child_types(&to));
+    let children = children.map(|(child, to)| retyped(child.clone(), to.clone()));
     let children = children.collect();
     let builder = data.into_builder().data_type(to).child_data(children);
     // SAFETY: the values are those of `data`.
     unsafe { builder.build_unchecked() }
+}
+
+fn child_types(of: &DataType) -> Vec<&DataType> {
+    use DataType::*;
+    match of {
+        List(f) | LargeList(f) | ListView(f) | LargeListView(f) | FixedSizeList(f, _) => {
+            vec![f.data_type()]
+        }
+        Map(entries, _) => vec![entries.data_type()],
+        Struct(fields) => fields.iter().map(|f| f.data_type()).collect(),
+        Union(fields, _) => fields.iter().map(|(_, f)| f.data_type()).collect(),
+        Dictionary(_, value) => vec![value.as_ref()],
+        RunEndEncoded(ends, values) => vec![ends.data_type(), values.data_type()],
+        _ => vec![],
+    }
 }
