@@ -56,7 +56,7 @@ class Table(PeerCase):
             visit(array_in(*cases.array(t, 0)).type)
         names = {value: name for name, value in vars(pa.lib).items() if name.startswith("Type_")}
         missing = {names[i] for i in ids - ours}
-        self.assertEqual(missing, {"Type_INTERVAL_MONTHS", "Type_INTERVAL_DAY_TIME"} & set(names.values()))
+        self.assertEqual(missing, {"Type_INTERVAL_MONTHS", "Type_INTERVAL_DAY_TIME"})
 
 
 class ArraysFromRust(PeerCase):

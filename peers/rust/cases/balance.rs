@@ -143,6 +143,7 @@ fn counted_by(stats: &TransferStats, counter: &str) -> Option<u64> {
         "copies" => stats.copies,
         "bytes_to_device" => stats.bytes_to_device,
         "bytes_to_host" => stats.bytes_to_host,
+        "bytes_on_device" => stats.bytes_on_device,
         "events" => stats.events,
         "queue_waits" => stats.queue_waits,
         "host_waits" => stats.host_waits,
