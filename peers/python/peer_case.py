@@ -163,6 +163,14 @@ def batch_in(out: ArrowDeviceArray, schema: ArrowSchema | pa.Schema) -> pa.Recor
     return pa.RecordBatch._import_from_c_device(c.addressof(out), to)
 
 
+def schema_in(schema: ArrowSchema) -> pa.Schema:
+    return pa.Schema._import_from_c(c.addressof(schema))
+
+
+def field_in(schema: ArrowSchema) -> pa.Field:
+    return pa.Field._import_from_c(c.addressof(schema))
+
+
 def plain(type_: int, case: int) -> pa.Array:
     """A case as pyarrow reads it from arrow-rs, without this crate."""
     out, schema = cases.plain_array(type_, case)
@@ -171,7 +179,7 @@ def plain(type_: int, case: int) -> pa.Array:
 
 def batches_in(stream: ArrowDeviceArrayStream) -> Iterator[pa.RecordBatch]:
     """Reads a stream of batches on the CPU to its end; the caller releases it."""
-    schema = pa.Schema._import_from_c(c.addressof(stream_schema(stream)))
+    schema = schema_in(stream_schema(stream))
     for out in arrays_of(stream):
         yield batch_in(out, schema)
 

@@ -1,6 +1,5 @@
 """Every type in every variant, as array and as batch: this crate to pyarrow, pyarrow to this crate."""
 
-import ctypes as c
 import os
 import tempfile
 
@@ -9,7 +8,19 @@ import pyarrow as pa
 import cases
 import known
 from cases import COMMON, TYPES
-from peer_case import COMPARED, PeerCase, array_in, array_out, batch_in, batch_out, plain, release, released
+from peer_case import (
+    COMPARED,
+    PeerCase,
+    array_in,
+    array_out,
+    batch_in,
+    batch_out,
+    field_in,
+    plain,
+    release,
+    released,
+    schema_in,
+)
 from rust import RustError
 
 SEEN = [t for t, name in enumerate(TYPES) if name not in known.NO_CLASS]
@@ -230,7 +241,7 @@ class Batches(PeerCase):
         """Names, nullability and metadata of schema and fields, in both directions."""
         types = [TYPES.index(name) for name in ("Int32", "Utf8", "FixedSizeBinary(16)")]
         out, schema = cases.batch(types, 2)
-        seen = pa.Schema._import_from_c(c.addressof(schema))
+        seen = schema_in(schema)
         release(out)
         self.assertTrue(released(out))
         self.assertEqual(
@@ -249,6 +260,6 @@ class Batches(PeerCase):
         with cases.Held.take(*batch_out(batch)) as held:
             out, schema = held.export()
         release(out)
-        again = pa.Field._import_from_c(c.addressof(schema))
+        again = field_in(schema)
         self.assertEqual(pa.schema(again.type).to_string(), pa.schema(list(own)).to_string())
         self.assertEqual(again.metadata, own.metadata)
