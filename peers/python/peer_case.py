@@ -254,6 +254,15 @@ def filled(struct_type, byte: int = 0xAB):
     return out
 
 
+def is_zero(struct: c.Structure) -> bool:
+    """Whether every member is zero; padding between members may be anything."""
+    for name, of in struct._fields_:
+        member, size = getattr(type(struct), name), c.sizeof(of)
+        if any(bytes(struct)[member.offset : member.offset + size]):
+            return False
+    return True
+
+
 class Given:
     """An array that counts its releases, around one of somebody else's, which is released with it.
 
