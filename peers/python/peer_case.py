@@ -14,8 +14,8 @@ import cases
 from abi import ArrayRelease, ArrowArray, ArrowDeviceArray, ArrowDeviceArrayStream, ArrowSchema, SchemaRelease
 from rust import lib
 
-# Work in the background lets go of its memory a little later.
-PATIENCE_SECONDS = 30
+# Work in the background lets go of its memory a little later; on a slow machine later still.
+PATIENCE_SECONDS = 20
 
 
 class Counter:
@@ -57,17 +57,21 @@ def unbalanced(but_for: dict[str, int] = {}, seconds: float = PATIENCE_SECONDS) 
 # What a failed test left behind is not blamed on those after it.
 _left_behind: dict[str, int] = {}
 _failed = False
+# Nor is the suite held up by one leak after the other.
+_failed_before = False
 
 
 def _balanced(test):
     @functools.wraps(test)
     def wrapper(self):
-        global _left_behind, _failed
+        global _left_behind, _failed, _failed_before
         if _failed:
             _left_behind = unbalanced(seconds=1)
         _failed = True
         test(self)
-        self.assertEqual(unbalanced(_left_behind), _left_behind, "alive after the test")
+        left = unbalanced(_left_behind, 1 if _failed_before else PATIENCE_SECONDS)
+        _failed_before = left != _left_behind
+        self.assertEqual(left, _left_behind, "alive after the test")
         _failed = False
 
     return wrapper

@@ -286,6 +286,26 @@ class Mistakes(InFolder):
                 self.assertTrue(released(given.out) and released(schema))
                 self.assertEqual(given.releases, 1)
 
+    def test_values_are_checked(self):
+        """Both functions that take data look at every value of it: here a text that is not UTF-8."""
+
+        def broken() -> pa.RecordBatch:
+            text = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\3\0\0\0"), pa.py_buffer(b"a\xffb"))
+            return pa.record_batch([text], ["x"])
+
+        for device in ("cpu", "sim"):
+            out, schema = batch_out(broken())
+            with self.assertRaises(RustError) as refused:
+                INNER.copy(out, schema, device)
+            self.assertEqual(refused.exception.errno, errno.EINVAL)
+            self.assertIn("invalid input at array.children[0]: ", refused.exception.text)
+            self.assertTrue(released(out) and released(schema))
+        producer = Producer(broken().schema, [broken()])
+        with self.assertRaises(RustError) as refused:
+            INNER.write_ipc(producer.stream, self.path("x"))
+        self.assertIn("invalid input at array.children[0]: ", refused.exception.text)
+        self.assertEqual((producer.releases, os.listdir(self.folder)), (1, []))
+
     def test_misaligned(self):
         """A pointer that no compiler would give."""
         memory = c.create_string_buffer(c.sizeof(ArrowDeviceArray) + 8)

@@ -18,13 +18,15 @@ OWNED = [t for t in SEEN if TYPES[t] not in known.EMPTY_VIEWS]
 
 class ThroughTheDevice(PeerCase):
     def on_device(self, out, schema):
-        """Moves a batch to the simulated device and sees that it went there."""
+        """Moves a batch to the simulated device and sees that it went there. Its event may be over already, and is then
+        not handed on if it is one of several."""
         before = cases.stat("sim", "bytes_to_device")
+        rows = out.array.length
         out, schema = INNER.copy(out, schema, "sim")
         self.assertEqual((out.device_type, out.device_id), (EXT_DEV, 0))
         self.assertEqual(list(out.reserved), [0, 0, 0])
-        if cases.stat("sim", "bytes_to_device") > before:
-            self.assertIsNotNone(out.sync_event)
+        if rows:
+            self.assertGreater(cases.stat("sim", "bytes_to_device"), before)
         return out, schema
 
     def test_from_rust_to_pyarrow(self):
