@@ -55,8 +55,12 @@ pub unsafe extern "C" fn arrow_device_open(
         unsafe { FFI_ArrowDeviceArrayStream::empty().write_to(out) };
         // SAFETY: the caller's.
         let (path, device) = unsafe { (path_of(path)?, text(device, "device")?) };
-        File::open(&path)?;
-        let source = input::sources(&[path], 0.0).map_err(Failure::invalid)?;
+        // What the system says of it, with its errno. Opening another thing than a file could wait for ever.
+        let file = |e| Failure::file(&path, &e);
+        if path.metadata().map_err(file)?.is_file() {
+            File::open(&path).map_err(file)?;
+        }
+        let source = input::sources(std::slice::from_ref(&path), 0.0).map_err(Failure::invalid)?;
         let source = source.first().ok_or_else(|| Failure::invalid("no file"))?;
         let reader = source.open(BATCH_ROWS).map_err(Failure::invalid)?.reader;
         let stream = export_reader(reader, &Devices::open(device)?)?;

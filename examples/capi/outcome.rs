@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
+use std::path::Path;
 use std::ptr;
 
 use arrow_device::Error;
@@ -19,6 +20,12 @@ impl Failure {
     /// Something that the caller gave breaks a rule.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self(EINVAL, text.into())
+    }
+
+    /// A file that cannot be read.
+    pub fn file(path: &Path, e: &std::io::Error) -> Self {
+        let errno = e.raw_os_error().unwrap_or(EIO);
+        Self(errno, format!("{}: {e}", path.display()))
     }
 }
 

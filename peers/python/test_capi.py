@@ -210,7 +210,7 @@ class Mistakes(InFolder):
         with open(odd, "wb") as file:
             file.write(b"PAR1" + b"\xff" * 64)
         for path, device, number, text in [
-            (self.path("missing.arrow").encode(), b"cpu", errno.EINVAL, "missing.arrow"),
+            (self.path("missing.arrow").encode(), b"cpu", errno.ENOENT, "missing.arrow"),
             (self.folder.encode(), b"cpu", errno.EINVAL, "is a directory"),
             (empty.encode(), b"cpu", errno.EINVAL, "is empty"),
             (odd.encode(), b"cpu", errno.EINVAL, "odd.parquet"),

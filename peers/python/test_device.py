@@ -87,7 +87,8 @@ class ThroughTheDevice(PeerCase):
         with self.assertRaises(KeyError) as refused:
             batch_in(out, schema)
         self.assertTrue(released(schema))
-        self.assertIn("Device type 12is not registered", str(refused.exception))
+        # The second where the tests of Arrow C++ have registered their device in this process.
+        self.assertRegex(str(refused.exception), "Device type 12is not registered|no simulated device")
         self.assertTrue(out.array.release)
         release(out)
 
