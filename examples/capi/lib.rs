@@ -31,6 +31,7 @@ use arrow_device::{
     FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, Validation,
     export_reader,
 };
+use arrow_schema::DataType;
 use arrow_schema::ffi::FFI_ArrowSchema;
 
 pub use outcome::arrow_device_last_error;
@@ -132,12 +133,37 @@ impl Drop for Part {
 
 fn write_ipc(reader: DeviceRecordBatchStreamReader, to: impl Write) -> Result<(), Failure> {
     let schema = reader.schema();
+    let slices_are_wrong = schema
+        .fields()
+        .iter()
+        .any(|f| has_runs_or_unions(f.data_type()));
     let mut writer = arrow_ipc::writer::StreamWriter::try_new(to, &schema)?;
-    for batch in reader.into_host_reader() {
-        writer.write(&batch?)?;
+    for batch in reader {
+        let mut batch = batch?;
+        if slices_are_wrong {
+            batch = batch.compact()?;
+        }
+        writer.write(&batch.to_host()?)?;
     }
     writer.finish()?;
     Ok(())
+}
+
+/// arrow-ipc writes other values than those of a slice for these, at any depth.
+fn has_runs_or_unions(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::RunEndEncoded(..) | DataType::Union(..) => true,
+        DataType::List(item) | DataType::LargeList(item) => has_runs_or_unions(item.data_type()),
+        DataType::ListView(item) | DataType::LargeListView(item) => {
+            has_runs_or_unions(item.data_type())
+        }
+        DataType::FixedSizeList(item, _) | DataType::Map(item, _) => {
+            has_runs_or_unions(item.data_type())
+        }
+        DataType::Struct(fields) => fields.iter().any(|f| has_runs_or_unions(f.data_type())),
+        DataType::Dictionary(_, values) => has_runs_or_unions(values),
+        _ => false,
+    }
 }
 /// See the header.
 ///

@@ -398,15 +398,17 @@ class TwoCopies(PeerCase):
                 self.assertTrue(released(out) and released(schema))
 
     def test_streams_pass(self):
-        types = [t for t in SEEN if TYPES[t] not in known.IPC_WRONG | known.EMPTY_VIEWS]
+        types = [t for t in SEEN if TYPES[t] not in known.EMPTY_VIEWS]
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "x")
             EXAMPLE.write_ipc(cases.stream(types), path)
             with pa.OSFile(path) as file:
                 for variant, batch in enumerate(pa.ipc.open_stream(file)):
                     self.same_batch(batch_in(*cases.batch(types, variant)), batch)
-            stream = EXAMPLE.open(path)
-            cases.check_stream(stream, types)
+            # arrow-rs cannot read all of it again: it takes run ends of no rows for wrong ones.
+            types = [t for t in types if TYPES[t] not in known.IPC_WRONG]
+            EXAMPLE.write_ipc(cases.stream(types), path)
+            cases.check_stream(EXAMPLE.open(path), types)
 
 
 class Header(unittest.TestCase):
