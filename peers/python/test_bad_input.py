@@ -419,9 +419,10 @@ class Lifetimes(PeerCase):
 
     def test_memory_that_is_used_is_kept(self):
         """pyarrow's memory stays as long as this crate's copy of the struct, and no longer."""
+        before = pa.total_allocated_bytes()
         array = pa.array(range(10_000))
         size = pa.total_allocated_bytes()
-        self.assertGreater(size, 0)
+        self.assertGreater(size, before)
         held = cases.Held.take(*array_out(array))
         del array
         slice_ = held.slice(10, 5)
@@ -429,7 +430,7 @@ class Lifetimes(PeerCase):
         self.assertGreaterEqual(pa.total_allocated_bytes(), size)
         self.assertEqual(array_in(*slice_.export()).to_pylist(), [10, 11, 12, 13, 14])
         slice_.drop()
-        self.assertEqual(pa.total_allocated_bytes(), 0)
+        self.assertEqual(pa.total_allocated_bytes(), before)
 
     def test_the_heap_does_not_grow(self):
         """Round trips of a batch of all types leave this library's heap as it was. Pools and lists grow for a while; what
@@ -446,8 +447,10 @@ class Lifetimes(PeerCase):
             release(stream_schema(stream))
             release(stream)
 
+        left = unbalanced(seconds=1)
+
         def heap() -> int:
-            self.assertEqual(unbalanced(), {})
+            self.assertEqual(unbalanced(left), left)
             return lib.peers_heap_bytes()
 
         grown = []
