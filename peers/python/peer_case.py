@@ -3,7 +3,9 @@
 import ctypes as c
 import functools
 import gc
+import os
 import struct
+import tempfile
 import time
 import unittest
 from collections.abc import Iterator
@@ -113,6 +115,18 @@ class PeerCase(unittest.TestCase):
             if time.monotonic() > deadline:
                 self.fail(f"does not happen: {what}")
             time.sleep(0.002)
+
+
+class InFolder(PeerCase):
+    """With a folder for files."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
 
 
 class List:

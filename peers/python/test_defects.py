@@ -61,8 +61,8 @@ class Nanoarrow(PeerCase):
         return Producer(schema, items(), device_type), ends
 
     def test_n3_the_end_has_a_release_callback(self):
-        """N3: the released array that ends the stream comes with a callback again, the rest of it zero. Such an array is
-        none of the stream's type, and that is how it is told: an error, and the reader has ended."""
+        """N3: the released array that ends the stream comes with a callback again, the rest of it zero. Such an array
+        is none of the stream's type, and that is how it is told: an error, and the reader has ended."""
         for device_type in (CPU, CUDA_HOST):
             for schema in (ints().schema, pa.schema([("a", pa.utf8()), ("b", pa.list_(pa.int8()))]), pa.schema([])):
                 with self.subTest(schema=schema, device_type=device_type):

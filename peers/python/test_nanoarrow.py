@@ -1,5 +1,5 @@
-"""nanoarrow as a peer for devices that are not here: it takes any device type and gives it on as it is. It never moves a
-struct out of its capsule, where pyarrow always does."""
+"""nanoarrow as a peer for devices that are not here: it takes any device type and gives it on as it is. It never moves
+a struct out of its capsule, where pyarrow always does."""
 
 import ctypes as c
 import errno
