@@ -23,8 +23,8 @@ struct ArrowDeviceArrayStream;
 // A file (Arrow IPC file or stream, Parquet, CSV with a header) as a stream of record batches on the device.
 int arrow_device_open(const char* path, const char* device, struct ArrowDeviceArrayStream* out);
 
-// Writes the batches of any device stream to an Arrow IPC stream file. The stream is consumed, whatever happens. The
-// file appears when it is whole; until then its parts are in a file beside it.
+// Writes the batches of any device stream to an Arrow IPC stream file. The stream is consumed, whatever happens. A
+// file appears when it is whole; until then its parts are in a file beside it. Pipes and devices are written to directly.
 int arrow_device_write_ipc(struct ArrowDeviceArrayStream* stream, const char* path);
 
 // Moves a record batch to the device; nothing is copied if it is there. Array and schema are consumed, whatever

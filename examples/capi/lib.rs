@@ -18,9 +18,9 @@ mod input;
 mod ipc;
 mod outcome;
 
-use std::ffi::{CStr, OsStr, OsString, c_char, c_int};
+use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -88,6 +88,14 @@ pub unsafe extern "C" fn arrow_device_write_ipc(
         let path = unsafe { path_of(path) }?;
         // SAFETY: the caller vouches for the structs; values are checked.
         let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, checked()) }?;
+        // Where a link leads to.
+        let path = path.canonicalize().unwrap_or(path);
+        if path.metadata().is_ok_and(|old| !old.is_file()) {
+            // A pipe or a device cannot be replaced.
+            let mut file = BufWriter::new(File::options().write(true).open(&path)?);
+            write_ipc(reader, &mut file)?;
+            return Ok(file.flush()?);
+        }
         let mut part = Part::create(&path)?;
         write_ipc(reader, &mut part.file)?;
         part.keep(&path)
@@ -104,19 +112,28 @@ struct Part {
 impl Part {
     fn create(whole: &Path) -> Result<Self, Failure> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let mut name = whole.file_name().map(OsString::from).unwrap_or_default();
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        name.push(format!(".{}-{count}.part", std::process::id()));
-        let path = whole.with_file_name(name);
-        Ok(Self {
-            file: BufWriter::new(File::create_new(&path)?),
-            path,
-            kept: false,
-        })
+        loop {
+            let count = COUNT.fetch_add(1, Ordering::Relaxed);
+            let path = whole.with_file_name(format!(".{}-{count}.part", std::process::id()));
+            match File::create_new(&path) {
+                // Another process' of the same number, or left behind by one.
+                Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+                file => {
+                    return Ok(Self {
+                        file: BufWriter::new(file?),
+                        path,
+                        kept: false,
+                    });
+                }
+            }
+        }
     }
 
     fn keep(mut self, whole: &Path) -> Result<(), Failure> {
         self.file.flush()?;
+        if let Ok(old) = whole.metadata() {
+            std::fs::set_permissions(&self.path, old.permissions())?;
+        }
         std::fs::rename(&self.path, whole)?;
         self.kept = true;
         Ok(())

@@ -64,7 +64,7 @@ def versions():
     print(f"numpy {numpy.__version__}")
     if "ARROW_DEVICE_SHIM" in os.environ:
         compiler = subprocess.run(
-            [os.environ.get("CXX", "g++"), "--version"], capture_output=True, text=True, check=True
+            [os.environ.get("CXX", "c++"), "--version"], capture_output=True, text=True, check=True
         )
         print(compiler.stdout.splitlines()[0])
 

@@ -1,6 +1,6 @@
 //! Producers that notice whether the Python interpreter is attached when they are called.
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,30 +13,42 @@ use arrow_device::{
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
-/// Whether this thread is attached: what the interpreter says.
+/// Whether this thread is attached. Not by `PyGILState_Check`, which answers 1 once there was a sub-interpreter.
 fn is_attached() -> bool {
-    // SAFETY: CPython's `int PyGILState_Check(void)`, if it is there.
-    unsafe {
-        let check = libc::dlsym(libc::RTLD_DEFAULT, c"PyGILState_Check".as_ptr());
-        assert!(!check.is_null(), "no interpreter in this process");
-        let check: unsafe extern "C" fn() -> c_int = std::mem::transmute(check);
-        check() == 1
-    }
+    let find = |name: &CStr| {
+        // SAFETY: the name is terminated.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        // SAFETY: CPython's functions of these names take nothing and give a pointer; null becomes `None`.
+        unsafe {
+            std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn() -> *mut c_void>>(found)
+        }
+    };
+    let current =
+        find(c"PyThreadState_GetUnchecked").or_else(|| find(c"_PyThreadState_UncheckedGet"));
+    let own = find(c"PyGILState_GetThisThreadState");
+    let (Some(current), Some(own)) = (current, own) else {
+        panic!("no interpreter in this process");
+    };
+    // SAFETY: both may be called on any thread.
+    let (current, own) = unsafe { (current(), own()) };
+    !current.is_null() && current == own
 }
 
 static RELEASED_ATTACHED: AtomicU64 = AtomicU64::new(0);
 static RELEASED_DETACHED: AtomicU64 = AtomicU64::new(0);
 static CALLED_ATTACHED: AtomicU64 = AtomicU64::new(0);
 static CALLED_DETACHED: AtomicU64 = AtomicU64::new(0);
+static READERS_DROPPED: AtomicU64 = AtomicU64::new(0);
 
 fn count(attached: &AtomicU64, detached: &AtomicU64) {
     if is_attached() { attached } else { detached }.fetch_add(1, SeqCst);
 }
 
-/// Four counts: releases with and without the interpreter, calls of `get_next` with and without.
+/// Five counts: releases with and without the interpreter, calls of `get_next` with and without, streams' readers that
+/// were dropped.
 ///
 /// # Safety
-/// `out` is valid for writes of four numbers.
+/// `out` is valid for writes of five numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_python_counts(out: *mut u64) {
     let counts = [
@@ -44,6 +56,7 @@ pub unsafe extern "C" fn peers_python_counts(out: *mut u64) {
         &RELEASED_DETACHED,
         &CALLED_ATTACHED,
         &CALLED_DETACHED,
+        &READERS_DROPPED,
     ];
     for (i, count) in counts.into_iter().enumerate() {
         // SAFETY: the caller's.
@@ -103,6 +116,15 @@ pub unsafe extern "C" fn peers_python_batch(
     0
 }
 
+/// Counts when it goes.
+struct NoticedReader;
+
+impl Drop for NoticedReader {
+    fn drop(&mut self) {
+        READERS_DROPPED.fetch_add(1, SeqCst);
+    }
+}
+
 /// A stream of `batches` of them; each `get_next` takes so many milliseconds and is counted.
 ///
 /// # Safety
@@ -114,7 +136,9 @@ pub unsafe extern "C" fn peers_python_stream(
     out: *mut FFI_ArrowDeviceArrayStream,
 ) -> c_int {
     let device = Devices::cpu();
+    let noticed = NoticedReader;
     let next = move |_| -> arrow_device::Result<DeviceRecordBatch> {
+        let _ = &noticed;
         count(&CALLED_ATTACHED, &CALLED_DETACHED);
         std::thread::sleep(Duration::from_millis(milliseconds.into()));
         device.upload(&batch())

@@ -316,7 +316,12 @@ impl Writer<'_> {
             self.structs.add(i).write(CArray {
                 length: view.length as i64,
                 null_count: if batch_root { 0 } else { null_count },
-                offset: if batch_root { 0 } else { view.offset as i64 },
+                // Without rows an offset means nothing, but consumers add it to buffers of no bytes.
+                offset: if batch_root || view.length == 0 {
+                    0
+                } else {
+                    view.offset as i64
+                },
                 n_buffers: slots.len() as i64,
                 n_children: listed as i64,
                 buffers: if slots.is_empty() {

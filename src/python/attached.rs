@@ -160,6 +160,16 @@ impl Drop for Ensured {
     }
 }
 
+/// Runs `f` attached; waits for the interpreter. `None` if there is none.
+pub(super) fn attached<T>(f: impl FnOnce(Python<'_>) -> T) -> Option<T> {
+    if state() == State::NoInterpreter {
+        return None;
+    }
+    let _ensured = Ensured::new();
+    // SAFETY: attached, and the token does not leave `f`.
+    Some(f(unsafe { Python::assume_attached() }))
+}
+
 /// Drops what may need the interpreter for it, on a thread that is attached to it. Does not wait for the interpreter;
 /// leaks the value if there is none any more.
 pub(super) fn drop_attached<T: Send + 'static>(value: T) {
@@ -177,7 +187,10 @@ pub(super) fn drop_attached<T: Send + 'static>(value: T) {
                 }
             }
             // No thread can be had: better a wait than a leak.
-            None => drop_when_attached(value),
+            None => {
+                let _ensured = Ensured::new();
+                drop(value);
+            }
         },
     }
 }
@@ -187,6 +200,7 @@ struct Pending([*mut ffi::PyObject; 3]);
 
 impl Pending {
     /// On a thread that is attached.
+    #[allow(deprecated)] // since Python 3.12, whose calls 3.11 does not have
     fn set_aside() -> Self {
         let [mut kind, mut value, mut traceback] = [std::ptr::null_mut(); 3];
         // SAFETY: attached; the three are written, and owned from here on.
@@ -196,6 +210,7 @@ impl Pending {
 }
 
 impl Drop for Pending {
+    #[allow(deprecated)] // as above
     fn drop(&mut self) {
         let [kind, value, traceback] = self.0;
         // SAFETY: still attached; what `PyErr_Fetch` gave, given back once. What was raised meanwhile goes.
@@ -217,7 +232,8 @@ fn releaser() -> Option<Releaser> {
             let thread = std::thread::Builder::new().name("arrow-device-python".into());
             let run = move || values.into_iter().for_each(drop_when_attached);
             thread.spawn(run).ok()?;
-            *releaser = Some((process, sender.clone()));
+            // After a fork: nobody gives the parent's lock back.
+            std::mem::forget(releaser.replace((process, sender.clone())));
             Some(sender)
         }
     }

@@ -1,10 +1,12 @@
 //! Errors as Python exceptions.
 
 use arrow_schema::ArrowError;
+use pyo3::PyErr;
 use pyo3::exceptions::{
     PyMemoryError, PyNotImplementedError, PyOSError, PyRuntimeError, PyValueError,
 };
-use pyo3::{PyErr, Python};
+
+use super::attached::attached;
 
 use crate::error::Error;
 
@@ -34,5 +36,5 @@ fn raised(e: &Error) -> Option<PyErr> {
         return None;
     };
     let raised = source.downcast_ref::<PyErr>()?;
-    Python::try_attach(|py| raised.clone_ref(py))
+    attached(|py| raised.clone_ref(py))
 }

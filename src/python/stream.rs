@@ -193,15 +193,17 @@ unsafe impl Source for HostStream {
     }
 
     unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int {
-        let mut array = FFI_ArrowDeviceArray::from_host(CArray::empty());
-        let code = match self.get_next {
-            // SAFETY: as above; `array` is ours, and released if this unwinds.
-            Some(get_next) => unsafe { get_next(self, &mut array.array) },
-            None => libc::EINVAL,
-        };
+        // Written where it is to be: what the callback leaves when it unwinds is `out`'s owner's.
         // SAFETY: `out` is the caller's, and empty.
-        unsafe { array.write_to(out) };
-        code
+        let array = unsafe {
+            FFI_ArrowDeviceArray::from_host(CArray::empty()).write_to(out);
+            &raw mut (*out).array
+        };
+        match self.get_next {
+            // SAFETY: as above; `array` is valid and empty.
+            Some(get_next) => unsafe { get_next(self, array) },
+            None => libc::EINVAL,
+        }
     }
 
     unsafe fn get_last_error(&mut self) -> *const c_char {
@@ -371,6 +373,8 @@ unsafe extern "C-unwind" fn get_schema<S: Source>(
     if code == 0 {
         // SAFETY: as above.
         unsafe { out.cast::<CSchema>().write(schema.into_inner()) };
+    } else if call.inner().source.is_from_python() {
+        drop_attached(schema);
     }
     code
 }
@@ -417,6 +421,9 @@ unsafe extern "C-unwind" fn get_last_error<S: Source>(
     let Inner { source, text } = call.inner();
     if let Some(text) = text {
         return text.as_ptr();
+    }
+    if source.is_from_python() && !has_interpreter() {
+        return ptr::null();
     }
     // SAFETY: the source's last operation failed.
     guard::call_foreign("get_last_error", || unsafe { source.get_last_error() })
