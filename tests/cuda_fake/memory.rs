@@ -8,7 +8,7 @@ use arrow_device::DeviceBufferMut;
 use arrow_device::cuda::{CudaConfig, CudaMemory};
 
 use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS};
-use crate::rig::{MODES, Rig, hold, soon};
+use crate::rig::{MODES, Rig, assert_gone, hold, soon};
 use crate::support::{assert_same_batch, wide_batch};
 
 fn longs(rows: usize) -> Int64Array {
@@ -362,4 +362,20 @@ fn uploads_do_not_wait() {
         rig.assert_done();
         rig.end();
     }
+}
+
+/// What the host packs for another device has arrived in page-locked memory first. Nothing runs by itself here.
+#[test]
+fn a_copy_out_of_page_locked_memory_that_is_not_ready() {
+    let group = Group::open(1, LAZY);
+    let [from, to] = [CudaMemory::Host, CudaMemory::Device]
+        .map(|memory| Rig::of(group, &CudaConfig::new(group.ordinal()).with_memory(memory)));
+    let batch = wide_batch(8, 300);
+    let up = from.upload(&batch).unwrap();
+    assert!(!up.is_ready().unwrap());
+    let there = up.to_device(&to.device).unwrap();
+    assert_same_batch(&batch, &there.to_host().unwrap(), "out of page-locked memory");
+    drop((up, there));
+    drop((from, to));
+    assert_gone(group);
 }
