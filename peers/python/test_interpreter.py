@@ -308,6 +308,23 @@ class Ends(unittest.TestCase):
         )
         self.assertEqual(out, "0\n")
 
+    def test_a_tensor_is_released_without_a_wait(self):
+        """Its object's deleter wants the interpreter, which the consumer keeps until the releasing thread has ended."""
+        out = self.run_alone(
+            """
+            import ctypes, sys, numpy as np, rust, test_interpreter as t
+            from capsules import device_array_of
+            faulthandler.dump_traceback_later(20, exit=True)
+            values = np.arange(3)
+            before = sys.getrefcount(values)
+            pair = t.ad.Array.from_dlpack(values).__arrow_c_device_array__()
+            ctypes.PyDLL(rust.lib._name).peers_python_release_elsewhere(ctypes.byref(device_array_of(pair)[1]))
+            t.settle(lambda: sys.getrefcount(values) == before)
+            print("released")
+            """
+        )
+        self.assertEqual(out, "released\n")
+
     def test_a_forked_process_releases(self):
         out = self.run_alone(
             """

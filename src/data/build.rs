@@ -51,7 +51,7 @@ impl Builder {
             None => Slot::absent(),
             Some(buffer) => {
                 let owner = self.owner(buffer.owner())?;
-                Slot::new(buffer.address(), 0, Some(buffer.len()), owner)
+                Slot::new(buffer.base(), buffer.offset(), Some(buffer.len()), owner)
             }
         };
         self.slots.push(slot);

@@ -216,7 +216,7 @@ const _: () = {
 ///
 /// # Safety
 /// The pointers that the functions answer point into `this`.
-pub(super) unsafe trait Managed: Sized + 'static {
+pub(crate) unsafe trait Managed: Sized + 'static {
     /// The name in `dlpack.h`.
     const NAME: &'static str;
 

@@ -195,7 +195,8 @@ unsafe extern "C-unwind" fn delete<T: Managed>(tensor: *mut T) {
         // SAFETY: the caller's. The struct itself may have been moved; the block has not.
         let block = unsafe { Box::from_raw(T::manager_ctx(tensor).cast::<Block<T>>()) };
         if let Some(owner) = block.owner {
-            block.release.let_go(owner);
+            let device = owner.device().clone();
+            device.parking("deleter", || block.release.let_go(owner));
         }
         Ok(())
     });

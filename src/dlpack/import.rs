@@ -9,7 +9,7 @@ use super::abi::{
     shares_ids,
 };
 use super::types::data_type;
-use crate::abi::{ArrowDeviceType, guard};
+use crate::abi::ArrowDeviceType;
 use crate::data::DeviceArray;
 use crate::data::layout::MAX_DEPTH;
 use crate::device::{AddressClass, Device, DevicePtr, Queue};
@@ -64,7 +64,7 @@ impl DeviceArray {
 }
 
 /// A producer's tensor: dropping it calls the deleter.
-struct Foreign<T: Managed>(*mut T);
+struct Foreign<T: Managed>(*mut T, Device);
 
 // SAFETY: only the deleter is called, once, which may happen on any thread (contract of the import).
 unsafe impl<T: Managed> Send for Foreign<T> {}
@@ -75,9 +75,8 @@ impl<T: Managed> Drop for Foreign<T> {
     fn drop(&mut self) {
         // SAFETY: the import saw a struct, of whatever version; it lives until its deleter is called.
         if let Some(deleter) = unsafe { T::deleter(self.0) } {
-            // A drop cannot report a panic.
             // SAFETY: this is the one call (contract of the import).
-            let _ = guard::call_foreign("deleter", || unsafe { deleter(self.0) });
+            self.1.parking("deleter", || unsafe { deleter(self.0) });
         }
     }
 }
@@ -92,7 +91,7 @@ unsafe fn import<T: Managed>(tensor: *mut T, queue: &Queue) -> Result<DeviceArra
     if tensor.is_null() || !tensor.is_aligned() {
         return invalid(T::NAME, format!("is not to be followed: {tensor:p}"));
     }
-    let foreign = Foreign(tensor);
+    let foreign = Foreign(tensor, queue.device().clone());
     // SAFETY: the caller's: there is a struct.
     if let Some(version) = unsafe { T::version(tensor) } {
         let ours = DLPackVersion::CURRENT.major;

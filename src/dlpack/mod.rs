@@ -40,6 +40,10 @@
 //! - **Immutable**, before 1.0. Such a struct is given out by `unsafe` code, which answers for the consumer.
 //! - **When a consumer's work ends.** The memory is let go after all work of the device, unless the consumer
 //!   is known to [order its work](DlpackOptions::with_release).
+//! - **On which GPU** page-locked and managed memory is used: it names all of it device 0's. Here a default stream is
+//!   that of the context that the device was opened with, and the deleter waits for that context's work. A consumer that
+//!   uses such memory of another GPU than the first, or memory of a device in a context of its own, sees to the order
+//!   itself.
 //! - **Which streams follow.** Only the stream that was named waits for the data; a consumer that uses the
 //!   memory on another one orders that one itself.
 //!
@@ -53,6 +57,8 @@ mod import;
 mod stream;
 mod types;
 
+#[cfg(feature = "pyo3")]
+pub(crate) use abi::Managed;
 pub use abi::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
     Deleter,

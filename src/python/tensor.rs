@@ -6,17 +6,20 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
-use pyo3::exceptions::{PyBufferError, PyTypeError};
+use arrow_schema::DataType;
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
 use pyo3::{Borrowed, ffi, intern};
 
-use super::attached::detached;
-use crate::abi::ArrowDeviceType;
+use super::attached::{detached, drop_attached};
+use crate::abi::{ArrowDeviceType, guard};
 use crate::data::DeviceArray;
 use crate::device::{Device, Devices};
 use crate::dlpack::{
-    DLDevice, DLManagedTensor, DLManagedTensorVersioned, DlpackOptions, DlpackStream, DlpackTensor,
+    DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DlpackOptions,
+    DlpackStream, DlpackTensor, Managed,
 };
 
 const VERSIONED: &CStr = c"dltensor_versioned";
@@ -32,7 +35,7 @@ const USED_UNVERSIONED: &CStr = c"used_dltensor";
 ///
 /// # Errors
 /// `BufferError` for another device than the column's, and if a copy is asked for; `ValueError` for a column that is no
-/// tensor, one with nulls, and a stream that the device cannot have.
+/// tensor, booleans, nulls, and a stream that the device cannot have.
 pub fn tensor_to_python<'py>(
     py: Python<'py>,
     column: &DeviceArray,
@@ -53,6 +56,11 @@ pub fn tensor_to_python<'py>(
             column.device()
         )));
     }
+    if *column.data_type() == DataType::Boolean {
+        return Err(PyValueError::new_err(
+            "booleans have bits, which no tensor has; cast them to UInt8",
+        ));
+    }
     let tensor = detached(|| {
         // SAFETY: Python's consumer vouches for its stream.
         let stream = unsafe { DlpackStream::from_number(stream) };
@@ -63,21 +71,78 @@ pub fn tensor_to_python<'py>(
 
 fn pack(py: Python<'_>, tensor: DlpackTensor, versioned: bool) -> PyResult<Bound<'_, PyCapsule>> {
     // SAFETY: the pointers are not null, names are static; the destructor deletes the tensor unless a consumer has
-    // taken it, on whatever thread. Before 1.0 consumers are trusted not to write.
+    // taken it, on whatever thread; without a capsule it is deleted here. Before 1.0 consumers are trusted not to write.
     unsafe {
-        let (pointer, name, destructor): (*mut c_void, _, ffi::PyCapsule_Destructor) = if versioned
-        {
-            (tensor.into_versioned().cast(), VERSIONED, delete_versioned)
+        if versioned {
+            let tensor = tensor.into_versioned();
+            let pointer = NonNull::new_unchecked(tensor.cast());
+            let delete = Some(delete_versioned as ffi::PyCapsule_Destructor);
+            PyCapsule::new_with_pointer_and_destructor(py, pointer, VERSIONED, delete)
+                .inspect_err(|_| drop(Original(tensor)))
         } else {
-            (
-                tensor.into_unversioned().cast(),
-                UNVERSIONED,
-                delete_unversioned,
-            )
-        };
-        let pointer = NonNull::new_unchecked(pointer);
-        PyCapsule::new_with_pointer_and_destructor(py, pointer, name, Some(destructor))
+            let tensor = tensor.into_unversioned();
+            let pointer = NonNull::new_unchecked(tensor.cast());
+            let delete = Some(delete_unversioned as ffi::PyCapsule_Destructor);
+            PyCapsule::new_with_pointer_and_destructor(py, pointer, UNVERSIONED, delete)
+                .inspect_err(|_| drop(Original(tensor)))
+        }
     }
+}
+
+/// A producer's tensor: dropping it calls the deleter.
+struct Original<T: Managed>(*mut T);
+
+// SAFETY: only the deleter is called, once, which may happen on any thread (DLPack).
+unsafe impl<T: Managed> Send for Original<T> {}
+
+impl<T: Managed> Drop for Original<T> {
+    fn drop(&mut self) {
+        // SAFETY: a tensor that was taken from its producer, and lives until its deleter is called.
+        if let Some(deleter) = unsafe { T::deleter(self.0) } {
+            // A drop cannot report a panic.
+            // SAFETY: this is the one call.
+            let _ = guard::call_foreign("deleter", || unsafe { deleter(self.0) });
+        }
+    }
+}
+
+/// What [`held`] puts before a tensor.
+struct Held<T: Managed> {
+    tensor: T,
+    original: Original<T>,
+}
+
+/// The same tensor, deleted as what comes from Python must be released.
+///
+/// # Safety
+/// `original` was taken from its producer.
+unsafe fn held<T: Managed>(original: *mut T) -> *mut T {
+    // SAFETY: the caller's; of another version nothing more is read.
+    let version = unsafe { T::version(original) };
+    if version.is_some_and(|version| version.major != DLPackVersion::CURRENT.major) {
+        // It will be refused, and deleted at once: on this thread, which is attached.
+        return original;
+    }
+    // SAFETY: as above: of a version that has a tensor there. A copy of plain members.
+    let tensor = unsafe { T::tensor(original).read() };
+    let held = Box::into_raw(Box::new(Held {
+        tensor: T::new(tensor, delete_held::<T>),
+        original: Original(original),
+    }));
+    // SAFETY: just made, and nobody else has it.
+    unsafe {
+        let tensor = &raw mut (*held).tensor;
+        T::set_manager_ctx(tensor, held.cast());
+        tensor
+    }
+}
+
+/// # Safety
+/// A tensor of [`held`], once.
+unsafe extern "C-unwind" fn delete_held<T: Managed>(tensor: *mut T) {
+    // SAFETY: the caller's.
+    let held = unsafe { Box::from_raw(T::manager_ctx(tensor).cast::<Held<T>>()) };
+    drop_attached(held.original);
 }
 
 unsafe extern "C" fn delete_versioned(capsule: *mut ffi::PyObject) {
@@ -151,11 +216,11 @@ pub fn tensor_from_python(object: &Bound<'_, PyAny>) -> PyResult<DeviceArray> {
     let array = if let Some(tensor) = take(capsule, VERSIONED, USED_VERSIONED)? {
         let tensor = tensor.cast::<DLManagedTensorVersioned>().as_ptr();
         // SAFETY: the capsule's producer vouches for the tensor, which was taken just now, and has made the queue wait.
-        unsafe { DeviceArray::import_dlpack(tensor, &queue) }
+        unsafe { DeviceArray::import_dlpack(held(tensor), &queue) }
     } else if let Some(tensor) = take(capsule, UNVERSIONED, USED_UNVERSIONED)? {
         let tensor = tensor.cast::<DLManagedTensor>().as_ptr();
         // SAFETY: as above.
-        unsafe { DeviceArray::import_dlpack_unversioned(tensor, &queue) }
+        unsafe { DeviceArray::import_dlpack_unversioned(held(tensor), &queue) }
     } else {
         return Err(PyTypeError::new_err(
             "__dlpack__ answered a capsule that is no tensor, or was used",
@@ -170,14 +235,20 @@ fn take(
     name: &'static CStr,
     used: &'static CStr,
 ) -> PyResult<Option<NonNull<c_void>>> {
-    if !capsule.is_valid_checked(Some(name)) {
-        return Ok(None);
-    }
-    let pointer = capsule.pointer_checked(Some(name))?;
-    // SAFETY: a capsule, attached; the name is static.
-    let renamed = unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) };
-    match renamed {
-        0 => Ok(Some(pointer)),
-        _ => Err(PyErr::fetch(capsule.py())),
-    }
+    // Without the one interpreter lock two threads could take at once.
+    with_critical_section(&capsule, || {
+        if !capsule.is_valid_checked(Some(name)) {
+            return Ok(None);
+        }
+        let pointer = capsule.pointer_checked(Some(name))?;
+        if !pointer.cast::<DLManagedTensorVersioned>().is_aligned() {
+            return Err(PyValueError::new_err("the tensor's pointer is misaligned"));
+        }
+        // SAFETY: a capsule, attached; the name is static.
+        let renamed = unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) };
+        match renamed {
+            0 => Ok(Some(pointer)),
+            _ => Err(PyErr::fetch(capsule.py())),
+        }
+    })
 }

@@ -374,7 +374,11 @@ fn a_copy_out_of_page_locked_memory_that_is_not_ready() {
     let up = from.upload(&batch).unwrap();
     assert!(!up.is_ready().unwrap());
     let there = up.to_device(&to.device).unwrap();
-    assert_same_batch(&batch, &there.to_host().unwrap(), "out of page-locked memory");
+    assert_same_batch(
+        &batch,
+        &there.to_host().unwrap(),
+        "out of page-locked memory",
+    );
     drop((up, there));
     drop((from, to));
     assert_gone(group);
