@@ -131,13 +131,11 @@ impl DeviceBuffer {
         &self.owner
     }
 
-    #[cfg(feature = "dlpack")]
     pub(crate) fn base(&self) -> DevicePtr {
         self.base
     }
 
     /// Bytes from the base.
-    #[cfg(feature = "dlpack")]
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
