@@ -222,14 +222,18 @@ class TwoCopies(PeerCase):
                 cases.check_batch(*EXAMPLE.copy(out, schema, "cpu"), types, variant)
 
     def test_the_others_device_is_refused(self):
-        """Both call their device ext-dev:0. Addresses and events of another are told apart, and released."""
+        """Both have a device ext-dev:0. Addresses and events of another are told apart, and released."""
         t = [TYPES.index("Int32")]
-        for wait in (False, True):
+        for struct in EXAMPLE.copy(*cases.batch(t, 5), "sim"):  # so that it has one
+            release(struct)
+        for wait, path in [(False, "sync_event: "), (True, "array.children[0].buffers[")]:
             with self.subTest(wait=wait):
                 out, schema = cases.batch(t, 5, "sim", wait)
+                out.device_id = 0
                 with self.assertRaises(RustError) as refused:
                     EXAMPLE.copy(out, schema, "cpu")
-                self.assertIn(refused.exception.errno, (errno.EINVAL, errno.ENOTSUP))
+                self.assertEqual(refused.exception.errno, errno.EINVAL)
+                self.assertIn(f"invalid input at {path}", refused.exception.text)
                 self.assertTrue(released(out) and released(schema))
 
     def test_streams_pass(self):

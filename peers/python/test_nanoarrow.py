@@ -199,7 +199,7 @@ class FromNanoarrow(NanoarrowCase):
         """Page-locked memory without an event needs no backend."""
         t = TYPES.index("struct<i32, utf8, bool>")
         for number in (CUDA_HOST, ROCM_HOST):
-            for device_id in (0, ID):
+            for device_id in (ID, ID + 1):
                 with self.subTest(device_type=number, device_id=device_id):
                     out, schema = cases.array(t, 22)
                     out.device_type, out.device_id = number, device_id
