@@ -7,7 +7,6 @@ use pyo3::exceptions::{
 };
 
 use super::attached::attached;
-
 use crate::error::Error;
 
 impl From<Error> for PyErr {

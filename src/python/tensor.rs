@@ -146,27 +146,23 @@ unsafe extern "C-unwind" fn delete_held<T: Managed>(tensor: *mut T) {
 }
 
 unsafe extern "C" fn delete_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls this on a capsule of `pack`, once; one of this name still has its tensor.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, VERSIONED.as_ptr()) == 1 {
-            let tensor = ffi::PyCapsule_GetPointer(capsule, VERSIONED.as_ptr());
-            let tensor = tensor.cast::<DLManagedTensorVersioned>();
-            if let Some(deleter) = (*tensor).deleter {
-                deleter(tensor);
-            }
-        }
-    }
+    // SAFETY: Python calls this on a capsule of `pack`, once.
+    unsafe { delete::<DLManagedTensorVersioned>(capsule, VERSIONED) }
 }
 
 unsafe extern "C" fn delete_unversioned(capsule: *mut ffi::PyObject) {
     // SAFETY: as above.
+    unsafe { delete::<DLManagedTensor>(capsule, UNVERSIONED) }
+}
+
+/// # Safety
+/// A capsule of [`pack`], of this type and name unless a consumer has taken its tensor; once.
+unsafe fn delete<T: Managed>(capsule: *mut ffi::PyObject, name: &'static CStr) {
+    // SAFETY: the caller's; one of this name still has its tensor.
     unsafe {
-        if ffi::PyCapsule_IsValid(capsule, UNVERSIONED.as_ptr()) == 1 {
-            let tensor = ffi::PyCapsule_GetPointer(capsule, UNVERSIONED.as_ptr());
-            let tensor = tensor.cast::<DLManagedTensor>();
-            if let Some(deleter) = (*tensor).deleter {
-                deleter(tensor);
-            }
+        if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
+            let tensor = ffi::PyCapsule_GetPointer(capsule, name.as_ptr());
+            drop(Original(tensor.cast::<T>()));
         }
     }
 }
