@@ -148,7 +148,7 @@ impl DeviceArray {
             D::ListView(_) if width == 4 => self.elements_on(queue, 1, 0),
             D::LargeListView(_) if width == 8 => self.elements_on(queue, 1, 0),
             D::Union(_, UnionMode::Dense) if width == 4 => self.elements_on(queue, 1, 0),
-            t if Layout::of(t).buffers().get(1) == Some(&BufferKind::Offsets { width }) => {
+            _ if matches!(self.tree().layout(self.view().node).buffers().get(1), Some(BufferKind::Offsets { width: w }) if usize::from(*w) == width) => {
                 self.elements_on(queue, 1, 1)
             }
             t => Err(Error::argument(format!(
@@ -189,7 +189,7 @@ impl DeviceArray {
     /// # Errors
     /// [`Error::InvalidArgument`] for a queue of another device.
     pub fn validity_on(&self, queue: &Queue) -> Result<Option<DeviceBits<'_>>> {
-        let masked = Layout::of(self.data_type()).has_validity()
+        let masked = self.tree().layout(self.view().node).has_validity()
             && !self.tree().slots(self.view().node)[0].is_null();
         if !masked {
             return Ok(None);

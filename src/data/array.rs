@@ -128,13 +128,13 @@ impl DeviceArray {
         } else {
             buffers.len() == kinds.len()
         };
-        if !fits || children.len() != layout.n_children {
+        if !fits || children.len() != layout.n_children() {
             return wrong(format!(
                 "{} buffers and {} children given, {} and {} needed",
                 buffers.len(),
                 children.len(),
                 kinds.len(),
-                layout.n_children
+                layout.n_children()
             ));
         }
         let device = buffers.iter().flatten().map(DeviceBuffer::device);
@@ -174,7 +174,7 @@ impl DeviceArray {
             let needed = match layout.nesting {
                 Nesting::RowByRow => length,
                 Nesting::Times(n) => length
-                    .checked_mul(n)
+                    .checked_mul(n as usize)
                     .ok_or_else(|| Error::argument("too many rows"))?,
                 _ => 0,
             };
@@ -194,7 +194,7 @@ impl DeviceArray {
         let n_slots = builder.slots.len();
         builder
             .nodes
-            .push(root_node(length, n_slots, NullCount::from(nulls)));
+            .push(root_node(layout, length, n_slots, NullCount::from(nulls)));
         builder.children(0, children)?;
         Ok(Self::from_tree(Arc::new(builder.finish(data_type))))
     }
@@ -239,7 +239,7 @@ impl DeviceArray {
     /// buffer of lengths.
     pub fn num_buffers(&self) -> usize {
         let slots = self.tree.slots(self.view.node).len();
-        slots - usize::from(Layout::of(self.data_type()).variadic)
+        slots - usize::from(self.tree.layout(self.view.node).variadic)
     }
 
     /// Buffer `i`, unsliced; `None` if it is not there, or while its length is hidden on the device.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::data::array::DeviceArray;
 use arrow_schema::DataType;
 
+use crate::data::layout::Layout;
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -108,6 +109,7 @@ impl Builder {
         let source = &tree.nodes[from];
         self.nodes.push(Node {
             length: source.length,
+            layout: source.layout,
             cut: source.cut,
             padded: source.padded,
             offset: source.offset,
@@ -141,16 +143,19 @@ pub(crate) fn struct_tree(
     children: &[DeviceArray],
 ) -> Result<Tree> {
     let mut builder = Builder::new(device);
-    builder.nodes.push(root_node(rows, 1, NullCount::known(0)));
+    builder
+        .nodes
+        .push(root_node(Layout::of(&root), rows, 1, NullCount::known(0)));
     builder.slots.push(Slot::absent());
     builder.children(0, children)?;
     Ok(builder.finish(root))
 }
 
 /// A root node over the first `n_slots` slots.
-pub(crate) fn root_node(length: usize, n_slots: usize, nulls: NullCount) -> Node {
+pub(crate) fn root_node(layout: Layout, length: usize, n_slots: usize, nulls: NullCount) -> Node {
     Node {
         length,
+        layout,
         cut: false,
         padded: false,
         offset: 0,
@@ -169,6 +174,6 @@ pub(crate) fn placeholder(parent: usize) -> Node {
     Node {
         parent: parent as u32,
         first_child: 0,
-        ..root_node(0, 0, NullCount::known(0))
+        ..root_node(Layout::NONE, 0, 0, NullCount::known(0))
     }
 }

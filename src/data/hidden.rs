@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
-use crate::data::layout::{BufferKind, Layout};
+use crate::data::layout::BufferKind;
 use crate::data::tree::{Tree, View};
 use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
@@ -210,8 +210,9 @@ struct Target {
 fn collect_sizes(tree: &Tree, node: usize, requests: &mut Vec<Request>, targets: &mut Vec<Target>) {
     let slots = tree.slots(node);
     let n = &tree.nodes[node];
-    let layout = Layout::of(tree.data_type(node));
+    let layout = tree.layout(node);
     if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *layout.buffers() {
+        let width = usize::from(width);
         if slots[2].bytes().is_none() {
             if slots[1].is_null() || n.length == 0 {
                 slots[2].set_bytes(0);
@@ -334,7 +335,7 @@ fn count_masks(tree: &Tree, views: &[View]) -> Result<Vec<usize>> {
 pub(crate) fn check_null_counts(tree: &Tree) -> Result<()> {
     let masked = |&node: &usize| {
         tree.nodes[node].length > 0
-            && Layout::of(tree.data_type(node)).has_validity()
+            && tree.layout(node).has_validity()
             && !tree.slots(node)[0].is_null()
     };
     let nodes: Vec<_> = (0..tree.nodes.len()).filter(masked).collect();

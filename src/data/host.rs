@@ -27,12 +27,14 @@ pub(crate) fn wrap_array(data: ArrayData) -> Result<Tree> {
 
 /// The columns of a batch as a tree of the CPU.
 pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<Tree> {
+    let root = DataType::Struct(batch.schema_ref().fields().clone());
+    let layout = Layout::of(&root);
     let columns: Vec<_> = batch.columns().iter().map(|c| c.to_data()).collect();
     let mut wrapper = Wrapper::default();
     wrapper.slots.push(Slot::absent());
     wrapper.nodes.push(Node {
         n_children: columns.len() as u32,
-        ..root_node(batch.num_rows(), 1, NullCount::known(0))
+        ..root_node(layout, batch.num_rows(), 1, NullCount::known(0))
     });
     for column in &columns {
         check_type(column.data_type())?;
@@ -45,8 +47,7 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<Tree> {
             .map(|(i, c)| (1 + i, c))
             .collect(),
     )?;
-    let fields = batch.schema_ref().fields().clone();
-    Ok(wrapper.finish(columns, DataType::Struct(fields)))
+    Ok(wrapper.finish(columns, root))
 }
 
 #[derive(Default)]
@@ -79,6 +80,7 @@ impl Wrapper {
         }
         self.nodes.push(Node {
             length: data.len(),
+            layout,
             cut: false,
             padded: false,
             offset,
@@ -134,7 +136,7 @@ impl Wrapper {
 fn row_offset(data: &ArrayData, layout: &Layout) -> Result<usize> {
     let times = match layout.nesting {
         Nesting::RowByRow => 1,
-        Nesting::Times(n) => n,
+        Nesting::Times(n) => n as usize,
         _ => return Ok(data.offset()),
     };
     let children = data.child_data();
@@ -183,7 +185,7 @@ pub(crate) fn unwrap(array: &DeviceArray) -> Result<ArrayData> {
 
 fn data(tree: &Arc<Tree>, view: View, nulls: Option<usize>) -> Result<ArrayData> {
     let data_type = tree.data_type(view.node);
-    let layout = Layout::of(data_type);
+    let layout = tree.layout(view.node);
     let slots = tree.slots(view.node);
     // Struct rows are pushed down to the children, so that the struct itself starts at 0.
     let pushed = matches!(layout.nesting, Nesting::RowByRow | Nesting::Times(_))
@@ -226,7 +228,7 @@ fn data(tree: &Arc<Tree>, view: View, nulls: Option<usize>) -> Result<ArrayData>
         // Type ids are cut here, since arrow-rs would cut the children too.
         buffers[0] = buffers[0].slice_with_length(view.offset, view.length);
     }
-    let children = (0..layout.n_children)
+    let children = (0..layout.n_children())
         .map(|i| {
             let child = tree.child(view, i);
             data(tree, child, tree.null_count(child))

@@ -17,9 +17,9 @@ pub(crate) enum BufferKind {
     /// One value bit per element.
     Bits,
     /// `width` bytes per element, aligned to `align` bytes when typed.
-    Fixed { width: usize, align: usize },
+    Fixed { width: u32, align: u8 },
     /// One `i32` or `i64` per element and one more; `width` bytes each.
-    Offsets { width: usize },
+    Offsets { width: u8 },
     /// Bytes that the last offset counts.
     Bytes,
 }
@@ -32,7 +32,7 @@ pub(crate) enum Nesting {
     /// Child row = row (struct, sparse union).
     RowByRow,
     /// Child rows = row times this many (fixed-size list).
-    Times(usize),
+    Times(u32),
     /// Child rows between two offsets (list, map).
     Ranges,
     /// Any child rows (list view, dense union).
@@ -47,28 +47,31 @@ pub(crate) enum Nesting {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     buffers: [BufferKind; 3],
-    n_buffers: usize,
+    n_buffers: u8,
     /// Further buffers of out-of-line bytes follow, and in the C interface one of their lengths.
     pub(crate) variadic: bool,
     pub(crate) nesting: Nesting,
-    pub(crate) n_children: usize,
+    n_children: u32,
 }
 
-const fn fixed(width: usize) -> BufferKind {
+const fn fixed(width: u8) -> BufferKind {
     BufferKind::Fixed {
-        width,
+        width: width as u32,
         align: width,
     }
 }
 
 impl Layout {
+    /// No buffers, no children.
+    pub(crate) const NONE: Self = Self::new(&[]);
+
     pub(crate) fn of(data_type: &DataType) -> Self {
         use BufferKind::{Bits, Bytes, Offsets, Validity};
         use DataType as T;
         let offsets32 = Offsets { width: 4 };
         let offsets64 = Offsets { width: 8 };
         match data_type {
-            T::Null => Self::new(&[]),
+            T::Null => Self::NONE,
             T::Boolean => Self::new(&[Validity, Bits]),
             T::Int8 | T::UInt8 => Self::new(&[Validity, fixed(1)]),
             T::Int16 | T::UInt16 | T::Float16 => Self::new(&[Validity, fixed(2)]),
@@ -109,7 +112,7 @@ impl Layout {
             T::FixedSizeBinary(width) => Self::new(&[
                 Validity,
                 BufferKind::Fixed {
-                    width: usize::try_from(*width).unwrap_or(0),
+                    width: u32::try_from(*width).unwrap_or(0),
                     align: 1,
                 },
             ]),
@@ -129,8 +132,9 @@ impl Layout {
             T::LargeListView(_) => {
                 Self::new(&[Validity, fixed(8), fixed(8)]).nested(Nesting::Anywhere, 1)
             }
-            T::FixedSizeList(_, size) => Self::new(&[Validity])
-                .nested(Nesting::Times(usize::try_from(*size).unwrap_or(0)), 1),
+            T::FixedSizeList(_, size) => {
+                Self::new(&[Validity]).nested(Nesting::Times(u32::try_from(*size).unwrap_or(0)), 1)
+            }
             T::Struct(fields) => Self::new(&[Validity]).nested(Nesting::RowByRow, fields.len()),
             T::Union(fields, UnionMode::Sparse) => {
                 Self::new(&[fixed(1)]).nested(Nesting::RowByRow, fields.len())
@@ -147,12 +151,16 @@ impl Layout {
         }
     }
 
-    fn new(kinds: &[BufferKind]) -> Self {
+    const fn new(kinds: &[BufferKind]) -> Self {
         let mut buffers = [BufferKind::Bits; 3];
-        buffers[..kinds.len()].copy_from_slice(kinds);
+        let mut i = 0;
+        while i < kinds.len() {
+            buffers[i] = kinds[i];
+            i += 1;
+        }
         Self {
             buffers,
-            n_buffers: kinds.len(),
+            n_buffers: kinds.len() as u8,
             variadic: false,
             nesting: Nesting::Leaf,
             n_children: 0,
@@ -162,14 +170,19 @@ impl Layout {
     fn nested(self, nesting: Nesting, n_children: usize) -> Self {
         Self {
             nesting,
-            n_children,
+            // No type has more: a union has 128, a struct's fields lie in one allocation of pointers.
+            n_children: u32::try_from(n_children).unwrap_or(u32::MAX),
             ..self
         }
     }
 
     /// The buffers in the order of the C data interface, variadic ones apart.
     pub(crate) fn buffers(&self) -> &[BufferKind] {
-        &self.buffers[..self.n_buffers]
+        &self.buffers[..usize::from(self.n_buffers)]
+    }
+
+    pub(crate) fn n_children(&self) -> usize {
+        self.n_children as usize
     }
 
     pub(crate) fn has_validity(&self) -> bool {
@@ -185,8 +198,11 @@ impl BufferKind {
     pub(crate) fn bytes(self, rows: usize) -> Option<Result<usize>> {
         let bytes = match self {
             Self::Validity | Self::Bits => Some(rows.div_ceil(8)),
-            Self::Fixed { width, .. } => rows.checked_mul(width),
-            Self::Offsets { width } => rows.checked_add(1).and_then(|n| n.checked_mul(width)),
+            Self::Fixed { width, .. } => rows.checked_mul(width as usize),
+            Self::Offsets { width } => {
+                let offsets = rows.checked_add(1);
+                offsets.and_then(|n| n.checked_mul(usize::from(width)))
+            }
             Self::Bytes => return None,
         };
         let fits = bytes.filter(|&n| isize::try_from(n).is_ok());
@@ -197,8 +213,8 @@ impl BufferKind {
     pub(crate) fn align(self) -> usize {
         match self {
             Self::Validity | Self::Bits | Self::Bytes => 1,
-            Self::Fixed { align, .. } => align.max(1),
-            Self::Offsets { width } => width,
+            Self::Fixed { align, .. } => usize::from(align.max(1)),
+            Self::Offsets { width } => usize::from(width),
         }
     }
 }
@@ -254,7 +270,7 @@ fn check(data_type: &DataType, depth: usize) -> Result<()> {
     if let Some(fault) = fault(data_type) {
         return Err(Error::invalid("schema", fault));
     }
-    for i in 0..Layout::of(data_type).n_children {
+    for i in 0..Layout::of(data_type).n_children() {
         if let Some(child) = child_type(data_type, i) {
             check(child, depth + 1)?;
         }
@@ -371,11 +387,15 @@ mod tests {
                             byte_width,
                             alignment,
                         },
-                    ) => assert_eq!((width, align), (byte_width, alignment), "{data_type}"),
+                    ) => assert_eq!(
+                        (*width as usize, usize::from(*align)),
+                        (*byte_width, *alignment),
+                        "{data_type}"
+                    ),
                     (
                         BufferKind::Offsets { width },
                         arrow_data::BufferSpec::FixedWidth { byte_width, .. },
-                    ) => assert_eq!(width, byte_width, "{data_type}"),
+                    ) => assert_eq!(usize::from(*width), *byte_width, "{data_type}"),
                     (BufferKind::Bits, arrow_data::BufferSpec::BitMap)
                     | (BufferKind::Bytes, arrow_data::BufferSpec::VariableWidth) => {}
                     other => panic!("{data_type}: {other:?}"),

@@ -32,6 +32,8 @@ pub(crate) enum Owners {
 pub(crate) struct Node {
     /// Rows.
     pub(crate) length: usize,
+    /// Of the node's type.
+    pub(crate) layout: Layout,
     /// The buffers hold rows behind these: the node is a slice of another tree's.
     pub(crate) cut: bool,
     /// A transfer wrote the buffers, for this node or for one that it is a slice of: they are padded
@@ -167,6 +169,10 @@ impl Tree {
         child_field(self.data_type(parent), position)
     }
 
+    pub(crate) fn layout(&self, node: usize) -> &Layout {
+        &self.nodes[node].layout
+    }
+
     pub(crate) fn slots(&self, node: usize) -> &[Slot] {
         let node = &self.nodes[node];
         &self.slots[node.first_slot as usize..][..node.n_slots as usize]
@@ -208,9 +214,12 @@ impl Tree {
     pub(crate) fn child(&self, view: View, i: usize) -> View {
         let node = self.nodes[view.node].first_child as usize + i;
         let child = &self.nodes[node];
-        let (skip, length) = match Layout::of(self.data_type(view.node)).nesting {
+        let (skip, length) = match self.layout(view.node).nesting {
             Nesting::RowByRow => (view.offset, view.length),
-            Nesting::Times(n) => (view.offset.saturating_mul(n), view.length.saturating_mul(n)),
+            Nesting::Times(n) => {
+                let n = n as usize;
+                (view.offset.saturating_mul(n), view.length.saturating_mul(n))
+            }
             _ => return self.whole(node),
         };
         View {
@@ -225,7 +234,7 @@ impl Tree {
     pub(crate) fn null_count(&self, view: View) -> Option<usize> {
         let node = &self.nodes[view.node];
         let has_mask = self.slots(view.node).first().is_some_and(|s| !s.is_null())
-            && Layout::of(self.data_type(view.node)).has_validity();
+            && node.layout.has_validity();
         match node.nulls.get() {
             _ if matches!(self.data_type(view.node), DataType::Null) => Some(view.length),
             _ if !has_mask || view.length == 0 => Some(0),

@@ -340,7 +340,7 @@ impl DeviceArray {
     /// [`Error::InvalidArgument`] if there is no mask: then nothing is null.
     pub fn export_dlpack_validity(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
         let slots = self.tree().slots(self.view().node);
-        let has_mask = crate::data::layout::Layout::of(self.data_type()).has_validity()
+        let has_mask = self.tree().layout(self.view().node).has_validity()
             && slots.first().is_some_and(|slot| !slot.is_null());
         if !has_mask {
             return Err(Error::argument(format!(

@@ -20,7 +20,7 @@ use crate::abi::c_data::CArray;
 use crate::abi::guard;
 use crate::data::DeviceArray;
 use crate::data::hidden::part;
-use crate::data::layout::{BufferKind, Layout, Nesting};
+use crate::data::layout::Nesting;
 use crate::data::tree::{Slot, Tree, View};
 use crate::device::{Counters, SyncEvent};
 use crate::error::{Error, Result};
@@ -79,7 +79,7 @@ struct Size {
 impl Size {
     fn add(&mut self, tree: &Tree, node: usize) {
         let n = &tree.nodes[node];
-        let layout = Layout::of(tree.data_type(node));
+        let layout = tree.layout(node);
         self.nodes += 1;
         self.buffers += n.n_slots as usize;
         if layout.nesting != Nesting::Dictionary {
@@ -258,8 +258,7 @@ impl Writer<'_> {
         batch_root: bool,
     ) {
         let tree = self.tree;
-        let data_type = tree.data_type(view.node);
-        let layout = Layout::of(data_type);
+        let layout = tree.layout(view.node);
         let slots = tree.slots(view.node);
         let n_children = tree.nodes[view.node].n_children as usize;
         // SAFETY: see `build`.
@@ -360,10 +359,8 @@ fn repacked_masks(
     let views = crate::data::hidden::parts(array, as_batch);
     for (i, view) in views.iter().enumerate() {
         let slots = tree.slots(view.node);
-        let masked = Layout::of(tree.data_type(view.node)).buffers().first()
-            == Some(&BufferKind::Validity)
-            && !slots[0].is_null()
-            && !(as_batch && i == 0);
+        let masked =
+            tree.layout(view.node).has_validity() && !slots[0].is_null() && !(as_batch && i == 0);
         let no_nulls = match nulls {
             Some(counts) => counts[i] == 0,
             None => tree.null_count(*view) == Some(0),

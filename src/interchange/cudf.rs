@@ -9,7 +9,7 @@ use arrow_schema::DataType;
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
 use crate::data::hidden::part;
-use crate::data::layout::{BufferKind, Layout, Nesting};
+use crate::data::layout::{BufferKind, Nesting};
 use crate::data::tree::{Tree, View};
 use crate::error::Error;
 
@@ -96,7 +96,7 @@ impl Check<'_> {
 
     /// The children as they stand in the C struct.
     fn children(&mut self, view: View, batch_root: bool) {
-        let dictionary = Layout::of(self.tree.data_type(view.node)).nesting == Nesting::Dictionary;
+        let dictionary = self.tree.layout(view.node).nesting == Nesting::Dictionary;
         for i in 0..self.tree.nodes[view.node].n_children as usize {
             let parent = self.path.len();
             // Writing to a `String` does not fail.
@@ -154,7 +154,7 @@ impl Check<'_> {
     fn buffers(&mut self, view: View) {
         let tree = self.tree;
         let padded = tree.nodes[view.node].padded;
-        let layout = Layout::of(tree.data_type(view.node));
+        let layout = tree.layout(view.node);
         for (i, (kind, slot)) in layout
             .buffers()
             .iter()

@@ -197,7 +197,7 @@ fn validate_values(array: &DeviceArray) -> Result<()> {
     let tree = array.tree();
     for node in 1..tree.nodes.len() {
         let parent = tree.nodes[node].parent as usize;
-        let nesting = Layout::of(tree.data_type(parent)).nesting;
+        let nesting = tree.layout(parent).nesting;
         let in_part = matches!(nesting, Nesting::Ranges | Nesting::Anywhere | Nesting::Runs)
             && (tree.nodes[parent].offset > 0 || tree.nodes[parent].length == 0);
         if in_part {
@@ -408,14 +408,14 @@ impl Importer<'_> {
             }
         }
         let slots = if layout.variadic { n_buffers } else { fixed };
-        self.count.0 += layout.n_children;
+        self.count.0 += layout.n_children();
         self.count.1 += slots;
         if self.count.0 > MOST as usize || self.count.1 > MOST as usize {
             return path.error("n_children", "there are too many children or buffers");
         }
 
         let dictionary = layout.nesting == Nesting::Dictionary;
-        let n_children = if dictionary { 0 } else { layout.n_children };
+        let n_children = if dictionary { 0 } else { layout.n_children() };
         if array.n_children != n_children as i64 {
             return path.error(
                 "n_children",
@@ -445,7 +445,7 @@ impl Importer<'_> {
         }
         let needed = match layout.nesting {
             Nesting::RowByRow => rows,
-            Nesting::Times(n) => match rows.checked_mul(n) {
+            Nesting::Times(n) => match rows.checked_mul(n as usize) {
                 Some(needed) => needed,
                 None => return path.error("length", format!("{rows} lists of {n} overflow")),
             },
@@ -550,6 +550,7 @@ impl Importer<'_> {
         let parent = self.nodes[node].parent;
         self.nodes[node] = Node {
             length,
+            layout,
             cut: false,
             padded: false,
             offset,
@@ -557,13 +558,13 @@ impl Importer<'_> {
             nulls: NullCount::from(nulls),
             parent,
             first_child: first_child as u32,
-            n_children: layout.n_children as u32,
+            n_children: layout.n_children() as u32,
             first_slot: first_slot as u32,
             n_slots: n_buffers as u32,
         };
         self.nodes
-            .extend((0..layout.n_children).map(|_| placeholder(node)));
-        for i in 0..layout.n_children {
+            .extend((0..layout.n_children()).map(|_| placeholder(node)));
+        for i in 0..layout.n_children() {
             // SAFETY: `check` saw every child and dictionary that the type has.
             let child = unsafe {
                 if layout.nesting == Nesting::Dictionary {

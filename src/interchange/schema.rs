@@ -378,7 +378,7 @@ fn check_texts(data_type: &DataType, path: &mut String) -> Result<()> {
         check_text(path, ".format", zone)?;
     }
     let parent = path.len();
-    for i in 0..Layout::of(data_type).n_children {
+    for i in 0..Layout::of(data_type).n_children() {
         match child_field(data_type, i) {
             Some(child) => {
                 // Writing to a `String` does not fail.
@@ -404,7 +404,7 @@ unsafe fn flag_sorted_maps(schema: *mut CSchema, data_type: &DataType) {
         // SAFETY: the caller's `schema` is alive and not used elsewhere.
         unsafe { (*schema).flags |= Flags::MAP_KEYS_SORTED.bits() };
     }
-    for i in 0..Layout::of(data_type).n_children {
+    for i in 0..Layout::of(data_type).n_children() {
         let Some(child_type) = child_type(data_type, i) else {
             continue;
         };

@@ -135,13 +135,13 @@ impl Walk {
     /// Number, types and lengths of the children.
     fn shape(&self, data: &ArrayData, layout: &Layout, rows: usize) -> Result<()> {
         let children = data.child_data();
-        if children.len() != layout.n_children {
-            let (n, expected) = (children.len(), layout.n_children);
+        if children.len() != layout.n_children() {
+            let (n, expected) = (children.len(), layout.n_children());
             return self.refuse(".n_children", format!("{n}; the type has {expected}"));
         }
         let needed = match layout.nesting {
             Nesting::RowByRow => Some(rows),
-            Nesting::Times(n) => match rows.checked_mul(n) {
+            Nesting::Times(n) => match rows.checked_mul(n as usize) {
                 Some(rows) => Some(rows),
                 None => return self.refuse(".length", "the child's rows overflow"),
             },
@@ -177,7 +177,7 @@ impl Walk {
 
     /// The one offset that `validate_values` skips; the others it compares with those before.
     fn first_offset(&self, data: &ArrayData, layout: &Layout) -> Result<()> {
-        let Some(BufferKind::Offsets { width }) = layout.buffers().get(1) else {
+        let Some(BufferKind::Offsets { width }) = layout.buffers().get(1).copied() else {
             return Ok(());
         };
         let limit = match data.child_data() {
@@ -185,6 +185,7 @@ impl Walk {
             _ => data.buffers()[1].len(),
         };
         // Long enough, unless there are no offsets at all: checked before.
+        let width = usize::from(width);
         let start = data.offset() * width;
         let first = match data.buffers()[0].get(start..start + width) {
             Some(&[a, b, c, d]) => i32::from_ne_bytes([a, b, c, d]).into(),
@@ -298,9 +299,8 @@ fn whole_elements(data: &ArrayData) -> Cow<'_, ArrayData> {
     let layout = Layout::of(data.data_type());
     let kinds = &layout.buffers()[usize::from(layout.has_validity())..];
     let spare = |kind: &BufferKind, bytes: usize| match kind {
-        BufferKind::Fixed { width, .. } | BufferKind::Offsets { width } => {
-            bytes.checked_rem(*width).unwrap_or(0)
-        }
+        BufferKind::Fixed { width, .. } => bytes.checked_rem(*width as usize).unwrap_or(0),
+        BufferKind::Offsets { width } => bytes % usize::from(*width),
         _ => 0,
     };
     let runs = layout.nesting == Nesting::Runs;

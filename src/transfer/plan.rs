@@ -121,13 +121,14 @@ fn too_large() -> Error {
 impl<'a> Planner<'a> {
     fn visit(&mut self, node: usize, view: View, nulls: Option<usize>) -> Result<()> {
         let tree = self.tree;
-        let layout = Layout::of(tree.data_type(view.node));
+        let layout = *tree.layout(view.node);
         let n_slots = tree.slots(view.node).len();
         let first_slot = self.plan.slots.len();
         self.plan.slots.resize(first_slot + n_slots, None);
         self.plan.masks += usize::from(layout.has_validity());
         let planned = &mut self.plan.nodes[node];
         planned.length = view.length;
+        planned.layout = layout;
         planned.first_slot = first_slot as u32;
         planned.n_slots = n_slots as u32;
         self.validity(node, view, nulls)?;
@@ -144,7 +145,7 @@ impl<'a> Planner<'a> {
                 }
                 BufferKind::Fixed { width, .. } => {
                     // Run ends of a cut array are planned in `resume`.
-                    self.fixed(first_slot + k, view, k, width)?;
+                    self.fixed(first_slot + k, view, k, width as usize)?;
                 }
             }
         }
@@ -157,7 +158,9 @@ impl<'a> Planner<'a> {
             }
             Nesting::Runs => self.runs(node, view),
             _ => match layout.buffers().get(1) {
-                Some(BufferKind::Offsets { width }) => self.offsets(node, view, *width),
+                Some(BufferKind::Offsets { width }) => {
+                    self.offsets(node, view, usize::from(*width))
+                }
                 _ => Ok(()),
             },
         }
@@ -167,7 +170,7 @@ impl<'a> Planner<'a> {
     fn validity(&mut self, node: usize, view: View, mut nulls: Option<usize>) -> Result<()> {
         let tree = self.tree;
         let slots = tree.slots(view.node);
-        let masked = Layout::of(tree.data_type(view.node)).has_validity() && !slots[0].is_null();
+        let masked = tree.layout(view.node).has_validity() && !slots[0].is_null();
         if nulls.is_none() && masked && tree.device.is_host_readable() {
             let (skip, bits) = (view.validity_offset % 8, view.length);
             let src = slots[0].address().offset(view.validity_offset / 8);
@@ -192,7 +195,7 @@ impl<'a> Planner<'a> {
     /// Makes room for the children and plans those whose rows the type tells.
     fn children(&mut self, node: usize, view: View, layout: &Layout) {
         let first = self.plan.nodes.len();
-        let n = layout.n_children;
+        let n = layout.n_children();
         self.plan.nodes[node].first_child = first as u32;
         self.plan.nodes[node].n_children = n as u32;
         self.plan.nodes.extend((0..n).map(|_| placeholder(node)));
@@ -497,6 +500,7 @@ impl<'a> Planner<'a> {
         self.plan.masks += 1;
         let planned = &mut self.plan.nodes[child];
         planned.length = runs.len();
+        planned.layout = *tree.layout(run_ends.node);
         planned.first_slot = slot as u32;
         planned.n_slots = 2;
         if !cut.is_empty() {
@@ -520,8 +524,8 @@ impl<'a> Planner<'a> {
             need,
         } = *waiting;
         let tree = self.tree;
-        let width = match Layout::of(tree.data_type(view.node)).buffers().get(1) {
-            Some(BufferKind::Offsets { width }) => *width,
+        let width = match tree.layout(view.node).buffers().get(1) {
+            Some(BufferKind::Offsets { width }) => usize::from(*width),
             _ => 8,
         };
         match need {

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::data::DeviceArray;
-use crate::data::layout::Layout;
 use crate::data::tree::{Owners, Slot, Tree};
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
@@ -83,7 +82,7 @@ pub(crate) fn result(
     let mut tree = tree(array, plan, base, owner);
     // Buffers without bytes may be null, but Arrow C++ takes null for the CPU's memory.
     for node in 0..tree.nodes.len() {
-        let masks = usize::from(Layout::of(tree.data_type(node)).has_validity());
+        let masks = usize::from(tree.layout(node).has_validity());
         let (first, count) = (tree.nodes[node].first_slot, tree.nodes[node].n_slots);
         for slot in &mut tree.slots[first as usize..][..count as usize][masks..] {
             if slot.is_null() {

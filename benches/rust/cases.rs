@@ -1,0 +1,301 @@
+//! What is measured, by name. A case times what it is about and nothing that prepares it.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use arrow_array::ffi::{FFI_ArrowArray, from_ffi_and_data_type};
+use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
+use arrow_array::{Array, RecordBatch, RecordBatchIterator, StructArray};
+use arrow_data::ArrayData;
+use arrow_device::{
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArray,
+    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, export_reader,
+};
+use arrow_schema::{ArrowError, DataType};
+
+/// Whatever goes wrong, as text.
+pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// A batch with what the cases need of it.
+pub struct Input {
+    pub host: RecordBatch,
+    /// The same memory as a batch of the CPU device.
+    pub device: DeviceRecordBatch,
+    pub data_type: DataType,
+    /// Every buffer of the batch: address and bytes.
+    pub buffers: Vec<(*const u8, usize)>,
+    /// All bytes of the buffers, one after the other.
+    pub payload: Vec<u8>,
+}
+
+impl Input {
+    /// # Errors
+    /// The crate's.
+    pub fn new(host: RecordBatch) -> Result<Self> {
+        let device = Devices::cpu().upload(&host)?;
+        let data_type = DataType::Struct(host.schema().fields().clone());
+        let mut buffers = Vec::new();
+        for column in host.columns() {
+            let data = column.to_data();
+            let masks = data.nulls().map(|nulls| nulls.buffer());
+            for buffer in masks.into_iter().chain(data.buffers()) {
+                buffers.push((buffer.as_ptr(), buffer.len()));
+            }
+        }
+        let mut payload = Vec::new();
+        for (address, bytes) in &buffers {
+            // SAFETY: a buffer of `host`, which lives.
+            payload.extend_from_slice(unsafe { std::slice::from_raw_parts(*address, *bytes) });
+        }
+        Ok(Self {
+            host,
+            device,
+            data_type,
+            buffers,
+            payload,
+        })
+    }
+}
+
+type Case = fn(&Input, usize) -> Result<Duration>;
+
+/// Every case, by its name.
+pub const CASES: &[(&str, Case)] = &[
+    ("export", export),
+    ("export_host", export_host),
+    ("export_arrow", export_arrow),
+    ("import", import),
+    ("import_host", import_host),
+    ("import_arrow", import_arrow),
+    ("stream", stream),
+    ("stream_host", stream_host),
+    ("stream_arrow", stream_arrow),
+    ("copy", copy),
+    ("copy_cold", copy_cold),
+    ("memcpy", memcpy),
+    ("malloc_copy", malloc_copy),
+];
+
+/// The case of this name.
+pub fn case(name: &str) -> Option<Case> {
+    Some(CASES.iter().find(|(n, _)| *n == name)?.1)
+}
+
+fn timed(n: usize, mut body: impl FnMut() -> Result<()>) -> Result<Duration> {
+    let start = Instant::now();
+    for _ in 0..n {
+        body()?;
+    }
+    Ok(start.elapsed())
+}
+
+const OPTIONS: ExportOptions = ExportOptions::new(SyncPolicy::Event);
+
+/// A device batch to the C struct, which is released.
+fn export(input: &Input, n: usize) -> Result<Duration> {
+    timed(n, || {
+        drop(black_box(input.device.export_array(&OPTIONS)?));
+        Ok(())
+    })
+}
+
+/// The same from a batch of arrow-rs.
+fn export_host(input: &Input, n: usize) -> Result<Duration> {
+    let cpu = Devices::cpu();
+    timed(n, || {
+        drop(black_box(cpu.upload(&input.host)?.export_array(&OPTIONS)?));
+        Ok(())
+    })
+}
+
+fn struct_data(batch: &RecordBatch) -> ArrayData {
+    StructArray::from(batch.clone()).into_data()
+}
+
+fn export_arrow(input: &Input, n: usize) -> Result<Duration> {
+    timed(n, || {
+        drop(black_box(FFI_ArrowArray::new(&struct_data(&input.host))));
+        Ok(())
+    })
+}
+
+/// C structs as arrow-rs makes them, for either importer.
+fn produced(input: &Input, n: usize) -> Vec<FFI_ArrowArray> {
+    (0..n)
+        .map(|_| FFI_ArrowArray::new(&struct_data(&input.host)))
+        .collect()
+}
+
+fn produced_for_device(input: &Input, n: usize) -> Vec<FFI_ArrowDeviceArray> {
+    (0..n)
+        .map(|_| FFI_ArrowDeviceArray::new_cpu(&struct_data(&input.host)))
+        .collect()
+}
+
+/// Times `step` for each struct; what it makes is dropped afterwards.
+fn each<S, T>(structs: Vec<S>, mut step: impl FnMut(S) -> Result<T>) -> Result<Duration> {
+    let mut kept = Vec::with_capacity(structs.len());
+    let start = Instant::now();
+    for array in structs {
+        kept.push(step(array)?);
+    }
+    let took = start.elapsed();
+    drop(black_box(kept));
+    Ok(took)
+}
+
+/// C structs to device batches, schema known.
+fn import(input: &Input, n: usize) -> Result<Duration> {
+    let (schema, options) = (input.host.schema(), ImportOptions::default());
+    each(produced_for_device(input, n), |array| {
+        // SAFETY: arrow-rs made it of a batch of this schema.
+        Ok(unsafe { DeviceRecordBatch::import_as(array, schema.clone(), &options) }?)
+    })
+}
+
+/// C structs to arrow-rs batches, schema known.
+fn import_host(input: &Input, n: usize) -> Result<Duration> {
+    let (schema, options) = (input.host.schema(), ImportOptions::default());
+    each(produced_for_device(input, n), |array| {
+        // SAFETY: as in `import`.
+        let batch = unsafe { DeviceRecordBatch::import_as(array, schema.clone(), &options) }?;
+        Ok(batch.to_host()?)
+    })
+}
+
+fn import_arrow(input: &Input, n: usize) -> Result<Duration> {
+    let schema = input.host.schema();
+    each(produced(input, n), |array| {
+        // SAFETY: as in `import`.
+        let data = unsafe { from_ffi_and_data_type(array, input.data_type.clone()) }?;
+        Ok(RecordBatch::from(StructArray::from(data)).with_schema(schema.clone())?)
+    })
+}
+
+/// Times the way through a C stream of `n` batches: from the reader to each batch that comes out.
+fn through<T>(n: usize, open: impl FnOnce() -> Result<T>) -> Result<Duration>
+where
+    T: Iterator<Item = Result<()>>,
+{
+    let start = Instant::now();
+    let mut count = 0;
+    for batch in open()? {
+        batch?;
+        count += 1;
+    }
+    let took = start.elapsed();
+    if count != n {
+        return Err(format!("{count} of {n} batches").into());
+    }
+    Ok(took)
+}
+
+/// Device batches out and in again.
+fn stream(input: &Input, n: usize) -> Result<Duration> {
+    let batch = input.device.clone();
+    through(n, || {
+        let batches = (0..n).map(move |_| Ok(batch.clone()));
+        let reader =
+            DeviceRecordBatchIterator::new(batches, input.host.schema(), ArrowDeviceType::CPU);
+        let mut stream = FFI_ArrowDeviceArrayStream::new(reader, OPTIONS)?;
+        // SAFETY: it is ours.
+        let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
+        Ok(reader.map(|batch| Ok(drop(black_box(batch?)))))
+    })
+}
+
+type HostReader =
+    RecordBatchIterator<Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>>;
+
+fn reader(input: &Input, n: usize) -> HostReader {
+    let (batch, schema) = (input.host.clone(), input.host.schema());
+    RecordBatchIterator::new(Box::new((0..n).map(move |_| Ok(batch.clone()))), schema)
+}
+
+/// arrow-rs batches out and, as arrow-rs batches, in again.
+fn stream_host(input: &Input, n: usize) -> Result<Duration> {
+    through(n, || {
+        let mut stream = export_reader(reader(input, n), &Devices::cpu())?;
+        // SAFETY: it is ours.
+        let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
+        Ok(reader
+            .into_host_reader()
+            .map(|batch| Ok(drop(black_box(batch?)))))
+    })
+}
+
+fn stream_arrow(input: &Input, n: usize) -> Result<Duration> {
+    through(n, || {
+        let mut stream = FFI_ArrowArrayStream::new(Box::new(reader(input, n)));
+        // SAFETY: arrow-rs made it.
+        let reader = unsafe { ArrowArrayStreamReader::from_raw(&mut stream) }?;
+        Ok(reader.map(|batch| Ok(drop(black_box(batch?)))))
+    })
+}
+
+/// A deep copy into recycled memory, dropped again.
+fn copy(input: &Input, n: usize) -> Result<Duration> {
+    timed(n, || {
+        drop(black_box(input.device.compact()?));
+        Ok(())
+    })
+}
+
+/// Deep copies into memory that nobody has touched yet.
+fn copy_cold(input: &Input, n: usize) -> Result<Duration> {
+    let mut took = Duration::ZERO;
+    for _ in 0..n {
+        Devices::cpu().trim();
+        release_heap();
+        took += timed(1, || {
+            black_box(input.device.compact()?);
+            Ok(())
+        })?;
+    }
+    Ok(took)
+}
+
+/// One copy of all bytes into memory that is there.
+fn memcpy(input: &Input, n: usize) -> Result<Duration> {
+    let mut to = input.payload.clone();
+    timed(n, || {
+        to.copy_from_slice(black_box(&input.payload));
+        black_box(to.as_ptr());
+        Ok(())
+    })
+}
+
+/// An allocation and a copy for each buffer, freed again.
+fn malloc_copy(input: &Input, n: usize) -> Result<Duration> {
+    let mut kept = Vec::with_capacity(input.buffers.len());
+    timed(n, || {
+        for (address, bytes) in &input.buffers {
+            let layout = Layout::from_size_align(bytes.next_multiple_of(64).max(64), 64)?;
+            // SAFETY: the layout is not empty; the source is a buffer of the input's.
+            unsafe {
+                let to = alloc(layout);
+                if to.is_null() {
+                    return Err("out of memory".into());
+                }
+                to.copy_from_nonoverlapping(*address, *bytes);
+                kept.push((to, layout));
+            }
+        }
+        for (address, layout) in black_box(&mut kept).drain(..) {
+            // SAFETY: allocated above with this layout.
+            unsafe { dealloc(address, layout) };
+        }
+        Ok(())
+    })
+}
+
+/// Gives idle heap memory back to the system.
+pub fn release_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no conditions.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
