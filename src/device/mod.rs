@@ -1,6 +1,7 @@
 //! Devices, queues, events.
 
 mod backend;
+mod bulk;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
@@ -17,7 +18,10 @@ mod stats;
 pub use backend::{
     AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Notify, RawQueue, device_error,
 };
+pub(crate) use bulk::{LARGE, copy_large};
 pub(crate) use cpu::ALIGNMENT;
+#[cfg(test)]
+pub(crate) use cpu::HostBackend;
 pub(crate) use event::EventRef;
 pub use event::SyncEvent;
 pub use handle::Device;

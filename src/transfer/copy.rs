@@ -3,7 +3,9 @@
 use crate::data::DeviceArray;
 use crate::data::hidden::{count_bits, read_back};
 use crate::data::tree::Tree;
-use crate::device::{CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Devices, Queue};
+use crate::device::{
+    ALIGNMENT, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Devices, LARGE, Queue, copy_large,
+};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready};
 use crate::transfer::fix::{Piece, mend, pack};
@@ -61,8 +63,17 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     let base = slab.as_device_ptr();
     for piece in &plan.pieces {
         let region = &mut slab[piece.dst..][..piece.region()];
-        // SAFETY: the array is the CPU's too, and `plan` waited for it.
-        unsafe { pack(piece, 0, region) };
+        let large = if plan.bytes < LARGE {
+            0
+        } else {
+            piece.straight() / ALIGNMENT * ALIGNMENT
+        };
+        // SAFETY: the array is the CPU's too, and `plan` waited for it; what is straight is the
+        // source's, and the region has room for it.
+        unsafe {
+            copy_large(piece.src.as_ptr().cast(), region.as_mut_ptr(), large);
+            pack(piece, large, &mut region[large..]);
+        }
     }
     Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
     let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);

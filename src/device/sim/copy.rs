@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::engine::{Core, lock};
 use super::{INVALID_ACCESS, SimError};
-use crate::device::{CopyKind, CopyOp, DevicePtr};
+use crate::device::{CopyKind, CopyOp, DevicePtr, LARGE, copy_large};
 
 /// The addresses of all simulated devices.
 static DEVICES: Mutex<Vec<(Range<usize>, Weak<Core>)>> = Mutex::new(Vec::new());
@@ -61,17 +61,21 @@ impl Core {
 
     /// Runs a list of copies, last one first: their order must not matter.
     pub(super) fn run_copies(&self, copies: &[CopyOp]) -> Result<(), SimError> {
+        let bytes = copies
+            .iter()
+            .fold(0usize, |n, copy| n.saturating_add(copy.bytes));
         for copy in copies.iter().rev() {
-            self.run_copy(copy).map_err(|message| SimError {
-                operation: "copy",
-                code: INVALID_ACCESS,
-                message,
-            })?;
+            self.run_copy(copy, bytes >= LARGE)
+                .map_err(|message| SimError {
+                    operation: "copy",
+                    code: INVALID_ACCESS,
+                    message,
+                })?;
         }
         Ok(())
     }
 
-    fn run_copy(&self, copy: &CopyOp) -> Result<(), String> {
+    fn run_copy(&self, copy: &CopyOp, large: bool) -> Result<(), String> {
         let CopyOp {
             src, dst, bytes, ..
         } = *copy;
@@ -94,7 +98,13 @@ impl Core {
         // SAFETY: device addresses were just checked against live allocations, which only this
         // engine frees; host memory, and memory of a peer, lives unchanged until the copy has
         // completed, as the caller of `RawQueue::copy` upholds. `peer` keeps a peer mapped.
-        unsafe { std::ptr::copy(from, to, bytes) };
+        // Copies that overlap are refused (`check_copy`).
+        unsafe {
+            match large {
+                true => copy_large(from, to, bytes),
+                false => std::ptr::copy_nonoverlapping(from, to, bytes),
+            }
+        }
         drop(peer);
         Ok(())
     }
