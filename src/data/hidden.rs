@@ -1,16 +1,14 @@
 //! What hides on a device: lengths in offsets, and null counts in masks. Both stay unknown until
 //! asked for; then all of an array's are read at once: one list of copies, one host wait.
 
-use std::sync::Arc;
-
 use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::BufferKind;
 use crate::data::tree::{Tree, View};
-use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
+use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr};
 use crate::error::{Error, Result};
-use crate::memory::{HostSlab, Owner};
+use crate::memory::{HostSlab, read_back};
 
 /// A small piece of an array's memory.
 #[derive(Clone, Copy, Debug)]
@@ -104,31 +102,6 @@ pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers
         slab = unsafe { read_back(&device.default_queue(), owners, &copies, slab) }?;
     }
     Ok(Answers { slab, ranges })
-}
-
-/// Runs a list of copies into `slab`, or out of it, and waits for it: one host wait.
-///
-/// # Safety
-/// The other side of each copy lies in memory of `owners`, or the caller keeps it until the queue's
-/// work is done, whatever the outcome.
-pub(crate) unsafe fn read_back(
-    queue: &Queue,
-    owners: &[Arc<Owner>],
-    copies: &[CopyOp],
-    slab: HostSlab,
-) -> Result<HostSlab> {
-    for owner in owners {
-        owner.wait_on(queue)?;
-    }
-    // SAFETY: the caller's; sources and slab live until the wait below, or with the reaper.
-    unsafe { queue.copy(copies) }?;
-    match queue.synchronize() {
-        Ok(()) => Ok(slab),
-        Err(e) => {
-            queue.keep_until_done((slab, owners.to_vec()));
-            Err(e)
-        }
-    }
 }
 
 /// Resolves all lengths of an array and its descendants that are still unknown, with one read.

@@ -16,7 +16,8 @@ use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::interchange::{ExportOptions, SyncPolicy};
-use crate::stream::reader::{DeviceArrayReader, DeviceRecordBatchReader, UploadingReader};
+use crate::stream::UploadingReader;
+use crate::stream::reader::{DeviceArrayReader, DeviceRecordBatchReader};
 
 /// A reader of host batches as a device stream: each batch is brought to `device` when the consumer
 /// asks for it, and goes out with an event, so that uploading overlaps with what the consumer does.

@@ -1,12 +1,11 @@
 //! Device readers.
 
-use arrow_array::{RecordBatch, RecordBatchReader};
-use arrow_schema::{ArrowError, FieldRef, SchemaRef};
+use arrow_schema::{FieldRef, SchemaRef};
 
 use crate::abi::ArrowDeviceType;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{Device, Queue};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::stream::host::HostRecordBatchReader;
 
 /// A stream of batches of one schema on one type of device: [`arrow_array::RecordBatchReader`] for
 /// device memory.
@@ -17,8 +16,9 @@ pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
     /// The type of device that all batches are on.
     fn device_type(&self) -> ArrowDeviceType;
 
-    /// The stream as a plain [`RecordBatchReader`]: memory that the host can read is not copied,
-    /// other memory is brought down.
+    /// The stream as a plain [`RecordBatchReader`](arrow_array::RecordBatchReader): memory that the
+    /// host can read is not copied, other memory is brought down, one batch ahead of the consumer
+    /// ([`HostRecordBatchReader`]).
     ///
     /// ```
     /// # use arrow_array::{RecordBatchIterator, record_batch};
@@ -37,10 +37,7 @@ pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
     where
         Self: Sized,
     {
-        HostRecordBatchReader {
-            reader: self,
-            failed: false,
-        }
+        HostRecordBatchReader::new(self)
     }
 }
 
@@ -154,81 +151,5 @@ impl<I: Iterator<Item = Result<DeviceArray>>> DeviceArrayReader for DeviceArrayI
 
     fn device_type(&self) -> ArrowDeviceType {
         self.device_type
-    }
-}
-
-/// A [`RecordBatchReader`] whose batches are brought to a device as they are asked for. An upload
-/// runs on while the next batch is produced.
-#[derive(Debug)]
-pub struct UploadingReader<R> {
-    reader: R,
-    queue: Queue,
-}
-
-impl<R: RecordBatchReader> UploadingReader<R> {
-    /// Uploads on `device`'s default queue.
-    pub fn new(reader: R, device: &Device) -> Self {
-        Self::new_on(reader, device.default_queue())
-    }
-
-    /// Uploads on `queue`.
-    pub fn new_on(reader: R, queue: Queue) -> Self {
-        Self { reader, queue }
-    }
-}
-
-impl<R: RecordBatchReader> Iterator for UploadingReader<R> {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let batch = match self.reader.next()? {
-            Ok(batch) => batch,
-            Err(e) => return Some(Err(e.into())),
-        };
-        Some(self.queue.device().upload_on(&batch, &self.queue))
-    }
-}
-
-impl<R: RecordBatchReader> DeviceRecordBatchReader for UploadingReader<R> {
-    fn schema(&self) -> SchemaRef {
-        self.reader.schema()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.queue.device().id().device_type
-    }
-}
-
-/// A device stream read as host batches. After an error it ends.
-#[derive(Debug)]
-pub struct HostRecordBatchReader<R> {
-    reader: R,
-    failed: bool,
-}
-
-impl<R: DeviceRecordBatchReader> Iterator for HostRecordBatchReader<R> {
-    type Item = Result<RecordBatch, ArrowError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.failed {
-            return None;
-        }
-        let schema = self.reader.schema();
-        let batch = self.reader.next()?.and_then(|batch| {
-            if batch.schema().fields() != schema.fields() {
-                return Err(Error::argument(
-                    "a batch's schema differs from its stream's",
-                ));
-            }
-            batch.to_host()
-        });
-        self.failed = batch.is_err();
-        Some(batch.map_err(Error::into))
-    }
-}
-
-impl<R: DeviceRecordBatchReader> RecordBatchReader for HostRecordBatchReader<R> {
-    fn schema(&self) -> SchemaRef {
-        self.reader.schema()
     }
 }

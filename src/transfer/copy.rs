@@ -1,13 +1,13 @@
 //! Device memory to device memory: plain bytes straight, what must be mended by way of the host.
 
 use crate::data::DeviceArray;
-use crate::data::hidden::{count_bits, read_back};
+use crate::data::hidden::count_bits;
 use crate::data::tree::Tree;
 use crate::device::{
     ALIGNMENT, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Devices, LARGE, Queue, copy_large,
 };
 use crate::error::Result;
-use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready};
+use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready, read_back};
 use crate::transfer::fix::{Piece, mend, pack};
 use crate::transfer::plan::{Plan, plan};
 use crate::transfer::upload::{keep_until, result, tree};

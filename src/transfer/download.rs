@@ -1,42 +1,63 @@
 //! A device's memory to the host: one list of copies, one host wait, one slab.
 
 use crate::data::DeviceArray;
-use crate::data::hidden::read_back;
 use crate::data::tree::Tree;
-use crate::device::{CopyKind, CopyOp, Counters, Devices, Queue};
+use crate::device::{CopyKind, CopyOp, Counters, Devices, Queue, SyncEvent};
 use crate::error::Result;
-use crate::memory::{Memory, Owner, Ready};
+use crate::memory::{Memory, Owner, Reading, Ready};
 use crate::transfer::fix::{Fix, mend};
-use crate::transfer::plan::plan;
+use crate::transfer::plan::{Plan, plan};
 use crate::transfer::upload::tree;
 
-/// Copies an array's rows to the CPU. All its buffers share one slab of the source device's pool.
-pub(crate) fn download(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
-    let plan = plan(array, false)?;
-    let mut slab = array.device().host_slab(plan.bytes)?;
-    let base = slab.as_device_ptr();
-    let copies: Vec<_> = plan
-        .pieces
-        .iter()
-        .filter(|piece| !matches!(piece.fix, Fix::Ready(_)))
-        .map(|piece| CopyOp {
-            src: piece.src,
-            dst: base.offset(piece.dst),
-            bytes: piece.src_bytes,
-            kind: CopyKind::DeviceToHost,
-        })
-        .collect();
-    if !copies.is_empty() {
+/// An array's rows on their way to the CPU. All its buffers share one slab of the source device's
+/// pool.
+#[derive(Debug)]
+pub(crate) struct Download {
+    plan: Plan,
+    /// Into the slab, from the array.
+    reading: Reading<DeviceArray>,
+}
+
+impl Download {
+    /// Queues the copies. Waits only for lengths that hide on the device.
+    pub(crate) fn start(array: &DeviceArray, queue: &Queue) -> Result<Self> {
+        let plan = plan(array, false)?;
+        let slab = array.device().host_slab(plan.bytes)?;
+        let base = slab.as_device_ptr();
+        let copies: Vec<_> = plan
+            .pieces
+            .iter()
+            .filter(|piece| !matches!(piece.fix, Fix::Ready(_)))
+            .map(|piece| CopyOp {
+                src: piece.src,
+                dst: base.offset(piece.dst),
+                bytes: piece.src_bytes,
+                kind: CopyKind::DeviceToHost,
+            })
+            .collect();
         // SAFETY: the plan's sources lie in the array's buffers, its destinations in the slab.
-        slab = unsafe { read_back(queue, &array.owners(), &copies, slab) }?;
+        let reading =
+            unsafe { Reading::start(queue, &array.owners(), &copies, slab, array.clone()) }?;
+        Ok(Self { plan, reading })
     }
-    for piece in &plan.pieces {
-        if !piece.is_plain() {
-            let copied = &array.device().counters().host_copied_bytes;
-            Counters::add(copied, piece.dst_bytes);
+
+    /// When the copies are done; `None` if there are none.
+    pub(crate) fn event(&self) -> Option<&SyncEvent> {
+        self.reading.event()
+    }
+
+    /// Waits for the copies, and mends what came.
+    pub(crate) fn finish(self) -> Result<Tree> {
+        let (mut slab, array) = self.reading.finish()?;
+        let base = slab.as_device_ptr();
+        for piece in &self.plan.pieces {
+            if !piece.is_plain() {
+                let copied = &array.device().counters().host_copied_bytes;
+                Counters::add(copied, piece.dst_bytes);
+            }
+            mend(piece, &mut slab[piece.dst..][..piece.region()]);
         }
-        mend(piece, &mut slab[piece.dst..][..piece.region()]);
+        let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
+        Ok(tree(&array, self.plan, base, owner))
     }
-    let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
-    Ok(tree(array, plan, base, owner))
 }

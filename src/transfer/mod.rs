@@ -25,8 +25,9 @@ use arrow_data::ArrayData;
 use crate::data::host::{to_array, to_batch, unwrap, wrap_array, wrap_batch};
 use crate::data::tree::Tree;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{Device, DeviceId, Queue};
+use crate::device::{Device, DeviceId, Queue, SyncEvent};
 use crate::error::Result;
+use crate::transfer::download::Download;
 
 impl Device {
     /// Brings a batch to this device: one allocation and one list of copies, which run later. The
@@ -85,6 +86,29 @@ impl Device {
     }
 }
 
+/// An array on its way to the host.
+#[derive(Debug)]
+pub(crate) struct ToHost {
+    array: DeviceArray,
+    /// `None` if the host can read the array where it is.
+    download: Option<Download>,
+}
+
+impl ToHost {
+    /// After which [`finish`](Self::finish) has nothing to wait for; `None` if it never has.
+    pub(crate) fn event(&self) -> Option<&SyncEvent> {
+        self.download.as_ref()?.event()
+    }
+
+    /// The array in host memory: one host wait if there were copies.
+    pub(crate) fn finish(self) -> Result<DeviceArray> {
+        match self.download {
+            Some(download) => self.array.like(Arc::new(download.finish()?)),
+            None => Ok(self.array),
+        }
+    }
+}
+
 impl DeviceArray {
     /// The array's rows as an arrow-rs array. Memory that the host can read is not copied; other
     /// memory comes down with one list of copies and one host wait, after one read of the lengths
@@ -104,11 +128,20 @@ impl DeviceArray {
 
     /// This array if the host can read it, else a copy on the CPU.
     fn to_host_memory(&self, queue: &Queue) -> Result<Self> {
-        if self.device().is_host_readable() {
-            return Ok(self.clone());
-        }
-        let tree = Arc::new(download::download(self, queue)?);
-        self.like(tree)
+        self.start_to_host(queue)?.finish()
+    }
+
+    /// Starts what [`to_host_memory`](Self::to_host_memory) does on `queue`, without a wait unless
+    /// lengths hide on the device.
+    pub(crate) fn start_to_host(&self, queue: &Queue) -> Result<ToHost> {
+        let download = match self.device().is_host_readable() {
+            true => None,
+            false => Some(Download::start(self, queue)?),
+        };
+        Ok(ToHost {
+            array: self.clone(),
+            download,
+        })
     }
 
     /// `tree` under this array's field.

@@ -1,6 +1,9 @@
 //! Streams in and out: the suite on simulated devices.
 
+mod overlap;
 mod rigs;
+#[path = "../simkit/mod.rs"]
+mod simkit;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;
 #[path = "../support/mod.rs"]

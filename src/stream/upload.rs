@@ -1,0 +1,100 @@
+//! Host readers as device readers.
+
+use std::collections::VecDeque;
+
+use arrow_array::RecordBatchReader;
+use arrow_schema::SchemaRef;
+
+use crate::abi::ArrowDeviceType;
+use crate::data::DeviceRecordBatch;
+use crate::device::{Device, Queue, SyncEvent};
+use crate::error::Result;
+use crate::stream::reader::DeviceRecordBatchReader;
+
+/// Bytes of uploads under way from which on the oldest is waited for.
+const BYTES: usize = 128 << 20;
+/// The same for uploads.
+const UPLOADS: usize = 64;
+
+/// A [`RecordBatchReader`] whose batches are brought to a device as they are asked for. An upload
+/// runs on while the next batch is produced.
+///
+/// A reader that is faster than the device is held up: beyond some 128 MiB under way, or 64 batches,
+/// the oldest upload is waited for.
+#[derive(Debug)]
+pub struct UploadingReader<R> {
+    reader: R,
+    queue: Queue,
+    /// When uploads are done, oldest first, and how many bytes each has.
+    under_way: VecDeque<(SyncEvent, usize)>,
+    /// Of all of them.
+    bytes: usize,
+}
+
+impl<R: RecordBatchReader> UploadingReader<R> {
+    /// Uploads on `device`'s default queue.
+    pub fn new(reader: R, device: &Device) -> Self {
+        Self::new_on(reader, device.default_queue())
+    }
+
+    /// Uploads on `queue`.
+    pub fn new_on(reader: R, queue: Queue) -> Self {
+        Self {
+            reader,
+            queue,
+            under_way: VecDeque::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Forgets uploads that are done, and waits while there are too many.
+    fn make_room(&mut self) -> Result<()> {
+        while let Some((event, bytes)) = self.under_way.front() {
+            if !event.is_complete()? {
+                if self.bytes < BYTES && self.under_way.len() < UPLOADS {
+                    break;
+                }
+                event.wait()?;
+            }
+            self.bytes -= bytes;
+            self.under_way.pop_front();
+        }
+        Ok(())
+    }
+
+    fn upload(&mut self, batch: &arrow_array::RecordBatch) -> Result<DeviceRecordBatch> {
+        self.make_room()?;
+        let batch = self.queue.device().upload_on(batch, &self.queue)?;
+        let tree = batch.as_struct().tree();
+        if let [owner] = tree.owners.as_slice() {
+            if let Some(event) = owner.own_event() {
+                let bytes = tree.slots.iter().filter_map(|slot| slot.bytes()).sum();
+                self.under_way.push_back((event.clone(), bytes));
+                self.bytes += bytes;
+            }
+        }
+        Ok(batch)
+    }
+}
+
+impl<R: RecordBatchReader> Iterator for UploadingReader<R> {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let batch = match self.reader.next()? {
+            Ok(batch) => batch,
+            Err(e) => return Some(Err(e.into())),
+        };
+        Some(self.upload(&batch))
+    }
+}
+
+impl<R: RecordBatchReader> DeviceRecordBatchReader for UploadingReader<R> {
+    fn schema(&self) -> SchemaRef {
+        self.reader.schema()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.queue.device().id().device_type
+    }
+}
