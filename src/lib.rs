@@ -122,7 +122,7 @@ pub use interchange::{
 };
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{
-    DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
-    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostRecordBatchReader, UploadingReader,
-    export_reader,
+    CoalescingReader, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
+    DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    HostRecordBatchReader, UploadingReader, export_reader,
 };

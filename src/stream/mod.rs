@@ -1,11 +1,13 @@
 //! Streams of batches and arrays: device readers, C streams in and out, host staging.
 
+mod coalesce;
 mod export;
 mod host;
 pub(crate) mod import;
 mod reader;
 mod upload;
 
+pub use coalesce::CoalescingReader;
 pub use export::export_reader;
 pub use host::HostRecordBatchReader;
 pub use import::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};

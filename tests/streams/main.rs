@@ -1,5 +1,6 @@
 //! Streams in and out: the suite on simulated devices.
 
+mod coalesce;
 mod overlap;
 mod rigs;
 #[path = "../simkit/mod.rs"]
