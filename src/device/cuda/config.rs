@@ -84,7 +84,8 @@ impl CudaConfig {
 
     /// How many bytes of page-locked memory the device takes at most for staging and for downloads;
     /// beyond that they use ordinary memory, which is slower. 2 GiB if not given. Pieces of up to 64 KiB
-    /// may take up 1 MiB more.
+    /// may take up 1 MiB more. Idle ones are kept for reuse
+    /// ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
     #[must_use]
     pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
         self.page_locked_limit = bytes;
