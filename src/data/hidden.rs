@@ -7,6 +7,7 @@ use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::BufferKind;
+use crate::data::parts::Parts;
 use crate::data::tree::{Tree, View};
 use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
@@ -254,42 +255,7 @@ fn collect_sizes(tree: &Tree, node: usize, requests: &mut Vec<Request>, targets:
     }
 }
 
-/// The rows of child `i` as they stand in a C struct: pushed down from a batch's root, which has no
-/// offset there; else all of the child's.
-pub(crate) fn part(tree: &Tree, view: View, i: usize, batch_root: bool) -> View {
-    if batch_root {
-        return tree.child(view, i);
-    }
-    tree.whole(tree.nodes[view.node].first_child as usize + i)
-}
-
-/// All parts of an array as they stand in C structs, itself first, parents before children and
-/// siblings side by side.
-pub(crate) fn parts(array: &DeviceArray, as_batch: bool) -> Vec<View> {
-    let tree = array.tree();
-    let mut views = vec![array.view()];
-    let mut i = 0;
-    while let Some(&view) = views.get(i) {
-        for child in 0..tree.nodes[view.node].n_children as usize {
-            views.push(part(tree, view, child, as_batch && i == 0));
-        }
-        i += 1;
-    }
-    views
-}
-
-/// Whether the null count of any part is unknown.
-pub(crate) fn has_unknown_nulls(array: &DeviceArray, as_batch: bool) -> bool {
-    fn any_child(tree: &Tree, view: View, batch_root: bool) -> bool {
-        (0..tree.nodes[view.node].n_children as usize).any(|i| {
-            let child = part(tree, view, i, batch_root);
-            tree.null_count(child).is_none() || any_child(tree, child, false)
-        })
-    }
-    array.null_count().is_none() || any_child(array.tree(), array.view(), as_batch)
-}
-
-/// The null counts of these [`parts`] of an array; those that are unknown are counted from masks
+/// The null counts of these [`Parts`] of an array; those that are unknown are counted from masks
 /// that are read back together.
 pub(crate) fn null_counts(array: &DeviceArray, views: &[View]) -> Result<Vec<usize>> {
     let tree = array.tree();
@@ -370,8 +336,13 @@ impl DeviceArray {
     /// # Errors
     /// What the device reports.
     pub fn resolve_null_counts(&self) -> Result<usize> {
-        if has_unknown_nulls(self, false) {
-            null_counts(self, &parts(self, false))?;
+        let parts = Parts::of(self, false);
+        let unknown = |i| {
+            let (node, view) = parts.get(i);
+            parts.null_count(i, node, view).is_none()
+        };
+        if (0..parts.len()).any(unknown) {
+            null_counts(self, &parts.views())?;
         }
         Ok(self.null_count().unwrap_or(0))
     }

@@ -181,6 +181,11 @@ impl Layout {
         &self.buffers[..usize::from(self.n_buffers)]
     }
 
+    /// Whether all rows are null by the type.
+    pub(crate) fn is_null_type(&self) -> bool {
+        self.n_buffers == 0 && matches!(self.nesting, Nesting::Leaf)
+    }
+
     pub(crate) fn n_children(&self) -> usize {
         self.n_children as usize
     }
