@@ -69,6 +69,7 @@ struct NodeData {
 
 /// Whether the lengths of a view array's variadic buffers are known; else the producer's own list of
 /// them is handed on.
+#[cold]
 fn knows_sizes(slots: &[Slot]) -> bool {
     slots[2..slots.len() - 1]
         .iter()
@@ -352,6 +353,7 @@ impl Writer<'_> {
 
     /// # Safety
     /// As [`node`](Self::node): there is room for the `n` children.
+    #[inline(never)]
     unsafe fn list_children(&mut self, array: *mut CArray, first: *mut CArray, n: usize) {
         let children = self.children;
         // SAFETY: the caller's.
@@ -369,6 +371,7 @@ impl Writer<'_> {
     ///
     /// # Safety
     /// As [`node`](Self::node): there is room for them.
+    #[cold]
     unsafe fn list_sizes(&mut self, slots: &[Slot], buffers: *mut *const c_void) {
         let variadic = &slots[2..slots.len() - 1];
         // SAFETY: the caller's.
@@ -386,6 +389,7 @@ impl Writer<'_> {
     ///
     /// # Safety
     /// As [`node`](Self::node); `buffers` are the addresses of `slots`, as they go out.
+    #[inline(never)]
     unsafe fn uses(&mut self, slots: &[Slot], buffers: *const *const c_void) -> NodeData {
         let used = self.used;
         let mut n_used = 0;
@@ -413,6 +417,7 @@ impl Writer<'_> {
 
 /// Masks that start at another bit than the values do: only arrow-rs arrays in host memory have
 /// them. Repacked to the values' offset, with the index of their node.
+#[cold]
 fn repacked_masks(
     array: &DeviceArray,
     parts: &Parts<'_>,
