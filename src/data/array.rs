@@ -194,7 +194,7 @@ impl DeviceArray {
         let n_slots = builder.slots.len();
         builder
             .nodes
-            .push(root_node(layout, length, n_slots, NullCount::from(nulls)));
+            .push(root_node(layout, length, n_slots, NullCount::claimed(nulls)));
         builder.children(0, children)?;
         Ok(Self::from_tree(Arc::new(builder.finish(data_type))))
     }

@@ -131,29 +131,34 @@ pub(crate) unsafe fn read_back(
     }
 }
 
-/// Resolves all lengths of an array and its descendants that are still unknown, with one read.
+/// Resolves all lengths of an array and its descendants that are still unknown: in place where the
+/// host can read them, else with one read.
 pub(crate) fn resolve_sizes(array: &DeviceArray) -> Result<()> {
-    let tree = array.tree();
-    let mut requests = Vec::new();
-    let mut targets = Vec::new();
-    collect_sizes(tree, array.view().node, &mut requests, &mut targets);
-    if requests.is_empty() {
+    let (tree, root) = (array.tree(), array.view().node);
+    if tree.device.is_host_readable() {
+        let owners = tree.owners.as_slice();
+        return hidden_sizes(tree, root, &mut |sizes: Sizes| {
+            owners.iter().try_for_each(|owner| owner.wait_host())?;
+            let Request { address, bytes, .. } = sizes.request;
+            // SAFETY: `gather`'s conditions, as below; the memory is ready.
+            let there = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
+            sizes.set(tree, there)
+        });
+    }
+    let mut sizes = Vec::new();
+    hidden_sizes(tree, root, &mut |hidden| {
+        sizes.push(hidden);
+        Ok(())
+    })?;
+    if sizes.is_empty() {
         return Ok(());
     }
+    let requests: Vec<_> = sizes.iter().map(|sizes| sizes.request).collect();
     // SAFETY: the import checked that offsets have `offset + length + 1` elements and that lengths
     // have one for each variadic buffer.
     let answers = unsafe { gather(tree, &requests) }?;
-    for (i, target) in targets.iter().enumerate() {
-        let slots = tree.slots(target.node);
-        for k in 0..target.slots {
-            let bytes = answers.int(i, k, target.width);
-            let slot = &slots[target.first_slot + k];
-            let at = || tree.buffer_path(target.node, target.first_slot + k);
-            let bytes = check_size(tree, slot.address(), bytes, at)?;
-            slot.set_bytes(bytes);
-        }
-    }
-    Ok(())
+    let mut sizes = sizes.iter().enumerate();
+    sizes.try_for_each(|(i, sizes)| sizes.set(tree, answers.bytes(i)))
 }
 
 /// Refuses lengths (bytes) that cannot be: negative, or more than the device has at the address.
@@ -199,17 +204,35 @@ pub(crate) fn check_size(
 }
 
 /// Where the lengths of some slots of a node come from: one request.
-struct Target {
+struct Sizes {
+    request: Request,
     node: usize,
     first_slot: usize,
-    slots: usize,
     /// Bytes of each integer.
     width: usize,
 }
 
-fn collect_sizes(tree: &Tree, node: usize, requests: &mut Vec<Request>, targets: &mut Vec<Target>) {
-    let slots = tree.slots(node);
+impl Sizes {
+    /// `there`: what the request asked for.
+    fn set(&self, tree: &Tree, there: &[u8]) -> Result<()> {
+        let slots = &tree.slots(self.node)[self.first_slot..];
+        for (k, (slot, bytes)) in slots.iter().zip(there.chunks(self.width)).enumerate() {
+            let at = || tree.buffer_path(self.node, self.first_slot + k);
+            let bytes = int(bytes, self.width);
+            slot.set_bytes(check_size(tree, slot.address(), bytes, at)?);
+        }
+        Ok(())
+    }
+}
+
+/// Calls `found` for all lengths of a node and its descendants that are still unknown.
+fn hidden_sizes(
+    tree: &Tree,
+    node: usize,
+    found: &mut impl FnMut(Sizes) -> Result<()>,
+) -> Result<()> {
     let n = &tree.nodes[node];
+    let slots = tree.slots(node);
     let layout = tree.layout(node);
     if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *layout.buffers() {
         let width = usize::from(width);
@@ -217,17 +240,16 @@ fn collect_sizes(tree: &Tree, node: usize, requests: &mut Vec<Request>, targets:
             if slots[1].is_null() || n.length == 0 {
                 slots[2].set_bytes(0);
             } else {
-                requests.push(Request {
-                    address: slots[1].address().offset((n.offset + n.length) * width),
-                    bytes: width,
-                    on_host: false,
-                });
-                targets.push(Target {
+                found(Sizes {
+                    request: Request {
+                        address: slots[1].address().offset((n.offset + n.length) * width),
+                        bytes: width,
+                        on_host: false,
+                    },
                     node,
                     first_slot: 2,
-                    slots: 1,
                     width,
-                });
+                })?;
             }
         }
     }
@@ -236,22 +258,22 @@ fn collect_sizes(tree: &Tree, node: usize, requests: &mut Vec<Request>, targets:
         if variadic.iter().any(|slot| slot.bytes().is_none()) {
             let sizes = slots[slots.len() - 1].address();
             let bytes = variadic.len() * 8;
-            requests.push(Request {
-                address: sizes,
-                bytes,
-                on_host: tree.device.backend().classify(sizes, bytes) == AddressClass::Host,
-            });
-            targets.push(Target {
+            found(Sizes {
+                request: Request {
+                    address: sizes,
+                    bytes,
+                    on_host: tree.device.backend().classify(sizes, bytes) == AddressClass::Host,
+                },
                 node,
                 first_slot: 2,
-                slots: variadic.len(),
                 width: 8,
-            });
+            })?;
         }
     }
-    for child in 0..n.n_children {
-        collect_sizes(tree, (n.first_child + child) as usize, requests, targets);
-    }
+    let children = n.first_child..n.first_child + n.n_children;
+    children
+        .into_iter()
+        .try_for_each(|child| hidden_sizes(tree, child as usize, found))
 }
 
 /// The rows of child `i` as they stand in a C struct: pushed down from a batch's root, which has no

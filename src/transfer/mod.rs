@@ -22,7 +22,7 @@ use std::sync::Arc;
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_data::ArrayData;
 
-use crate::data::host::{to_array, to_batch, unwrap, wrap_array, wrap_batch};
+use crate::data::host::{to_array, to_batch, unwrap, wrap_batch, wrap_data};
 use crate::data::tree::Tree;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, DeviceId, Queue};
@@ -69,7 +69,7 @@ impl Device {
 
     /// As [`upload_data`](Self::upload_data), on a queue of this device.
     pub fn upload_data_on(&self, data: ArrayData, queue: &Queue) -> Result<DeviceArray> {
-        self.bring(wrap_array(data)?, queue)
+        self.bring(wrap_data(data)?, queue)
     }
 
     /// An array over host memory to this device.
@@ -94,7 +94,7 @@ impl DeviceArray {
     /// [`Error::InvalidInput`](crate::Error::InvalidInput) if a hidden length cannot be; what the
     /// device reports.
     pub fn to_host(&self) -> Result<ArrayRef> {
-        to_array(self.to_host_data()?)
+        to_array(&self.to_host_memory(&self.device().default_queue())?)
     }
 
     /// As [`to_host`](Self::to_host), as [`ArrayData`].
@@ -145,7 +145,7 @@ impl DeviceArray {
             if *host.device() == *to {
                 return Ok(host);
             }
-            return self.like(Arc::new(wrap_array(unwrap(&host)?)?));
+            return self.like(Arc::new(wrap_data(unwrap(&host)?)?));
         }
         self.like(Arc::new(upload::upload(&host, queue)?))
     }
