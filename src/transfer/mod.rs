@@ -48,6 +48,10 @@ impl Device {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), or what the device reports. Nothing is
     /// left allocated then.
     pub fn upload(&self, batch: &RecordBatch) -> Result<DeviceRecordBatch> {
+        if self.id() == DeviceId::CPU {
+            let array = DeviceArray::from_tree(Arc::new(wrap_batch(batch)?));
+            return Ok(DeviceRecordBatch::from_struct(batch.schema(), array));
+        }
         self.upload_on(batch, &self.default_queue())
     }
 
