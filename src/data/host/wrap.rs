@@ -50,13 +50,15 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<Tree> {
     let fields = batch.schema_ref().fields();
     let root = DataType::Struct(fields.clone());
     let mut room = 1;
-    for field in fields {
-        room += nodes(field.data_type())?;
+    for (field, column) in fields.iter().zip(batch.columns()) {
+        room += nodes(field.data_type(), &**column)?;
     }
-    let mut wrapper = Wrapper::default();
-    wrapper.nodes.reserve_exact(room);
-    // Mask, offsets, values; or mask, views, lengths, and then out-of-line buffers make it grow.
-    wrapper.slots.reserve_exact(3 * room);
+    let mut wrapper = Wrapper {
+        nodes: Vec::with_capacity(room),
+        // Mask, offsets, values; or mask, views, lengths: out-of-line buffers make it grow.
+        slots: Vec::with_capacity(3 * room),
+        later: Vec::with_capacity(room - 1 - fields.len()),
+    };
     wrapper.root(&root, batch.num_rows());
     let (nodes, slots, memory) =
         if wrapper.children(0, Children::Arrays(batch.columns()), batch.num_rows())?
@@ -82,8 +84,8 @@ fn foreign(batch: &RecordBatch, root: &DataType) -> Result<(Vec<Node>, Vec<Slot>
     Ok((nodes, slots, Memory::Kept(Kept(Box::new(columns)))))
 }
 
-/// How many nodes an array of this type has; checks nested types on the way.
-fn nodes(data_type: &DataType) -> Result<usize> {
+/// How many nodes a column has; checks nested types on the way.
+fn nodes(data_type: &DataType, column: &dyn Array) -> Result<usize> {
     fn count(data_type: &DataType) -> usize {
         let children = 0..Layout::of(data_type).n_children();
         let types = children.filter_map(|i| child_type(data_type, i));
@@ -93,7 +95,29 @@ fn nodes(data_type: &DataType) -> Result<usize> {
         return Ok(1);
     }
     check_type(data_type)?;
+    if !same_children(data_type, column.data_type()) {
+        return Err(Error::argument(format!(
+            "the schema says {data_type} of a column of {}: cast it",
+            column.data_type()
+        )));
+    }
     Ok(count(data_type))
+}
+
+/// Whether two types that arrow-rs takes for the same have the same children in the same order: it
+/// lets those of unions differ.
+fn same_children(a: &DataType, b: &DataType) -> bool {
+    let ids = |data_type: &DataType| match data_type {
+        DataType::Union(fields, _) => fields.iter().map(|(id, _)| id).collect(),
+        _ => Vec::new(),
+    };
+    let child = |i| match (child_type(a, i), child_type(b, i)) {
+        (Some(a), Some(b)) => same_children(a, b),
+        (a, b) => a == b,
+    };
+    let n = Layout::of(a).n_children();
+    // Types are mostly the same in memory.
+    a == b || (n > 0 && n == Layout::of(b).n_children() && ids(a) == ids(b) && (0..n).all(child))
 }
 
 fn tree(root: DataType, nodes: Vec<Node>, slots: Vec<Slot>, memory: Memory) -> Tree {
