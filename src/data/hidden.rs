@@ -134,31 +134,35 @@ pub(crate) unsafe fn read_back(
 /// Resolves all lengths of an array and its descendants that are still unknown: in place where the
 /// host can read them, else with one read.
 pub(crate) fn resolve_sizes(array: &DeviceArray) -> Result<()> {
-    let (tree, root) = (array.tree(), array.view().node);
-    if tree.device.is_host_readable() {
-        let owners = tree.owners.as_slice();
-        return hidden_sizes(tree, root, &mut |sizes: Sizes| {
-            owners.iter().try_for_each(|owner| owner.wait_host())?;
-            let Request { address, bytes, .. } = sizes.request;
-            // SAFETY: `gather`'s conditions, as below; the memory is ready.
-            let there = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
-            sizes.set(tree, there)
-        });
-    }
-    let mut sizes = Vec::new();
-    hidden_sizes(tree, root, &mut |hidden| {
-        sizes.push(hidden);
-        Ok(())
-    })?;
-    if sizes.is_empty() {
+    let tree = array.tree();
+    let mut hidden = Vec::new();
+    hidden_sizes(tree, array.view().node, &mut hidden);
+    if hidden.is_empty() {
         return Ok(());
     }
-    let requests: Vec<_> = sizes.iter().map(|sizes| sizes.request).collect();
+    if tree.device.is_host_readable() {
+        let mut owners = tree.owners.as_slice().iter();
+        owners.try_for_each(|owner| owner.wait_host())?;
+        // SAFETY: the memory is ready.
+        return hidden
+            .iter()
+            .try_for_each(|sizes| unsafe { sizes.read(tree) });
+    }
+    let requests: Vec<_> = hidden.iter().map(|sizes| sizes.request).collect();
     // SAFETY: the import checked that offsets have `offset + length + 1` elements and that lengths
     // have one for each variadic buffer.
     let answers = unsafe { gather(tree, &requests) }?;
-    let mut sizes = sizes.iter().enumerate();
-    sizes.try_for_each(|(i, sizes)| sizes.set(tree, answers.bytes(i)))
+    let mut hidden = hidden.iter().enumerate();
+    hidden.try_for_each(|(i, sizes)| sizes.set(tree, answers.bytes(i)))
+}
+
+/// Resolves the lengths of a node's own buffers.
+///
+/// # Safety
+/// The host can read the tree's memory, and it is ready.
+pub(crate) unsafe fn read_sizes(tree: &Tree, node: usize) -> Result<()> {
+    // SAFETY: the caller's.
+    Sizes::of(tree, node).map_or(Ok(()), |sizes| unsafe { sizes.read(tree) })
 }
 
 /// Refuses lengths (bytes) that cannot be: negative, or more than the device has at the address.
@@ -213,6 +217,60 @@ struct Sizes {
 }
 
 impl Sizes {
+    /// `None`: the node has no lengths that are still unknown.
+    fn of(tree: &Tree, node: usize) -> Option<Self> {
+        let n = &tree.nodes[node];
+        let slots = tree.slots(node);
+        if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *n.layout.buffers() {
+            let width = usize::from(width);
+            if slots[2].bytes().is_some() {
+                return None;
+            }
+            if slots[1].is_null() || n.length == 0 {
+                slots[2].set_bytes(0);
+                return None;
+            }
+            return Some(Self {
+                request: Request {
+                    address: slots[1].address().offset((n.offset + n.length) * width),
+                    bytes: width,
+                    on_host: false,
+                },
+                node,
+                first_slot: 2,
+                width,
+            });
+        }
+        if !n.layout.variadic {
+            return None;
+        }
+        let (sizes, variadic) = (&slots[slots.len() - 1], &slots[2..slots.len() - 1]);
+        let unknown = variadic.iter().any(|slot| slot.bytes().is_none());
+        let (address, bytes) = (sizes.address(), variadic.len() * 8);
+        unknown.then(|| Self {
+            request: Request {
+                address,
+                bytes,
+                on_host: tree.device.backend().classify(address, bytes) == AddressClass::Host,
+            },
+            node,
+            first_slot: 2,
+            width: 8,
+        })
+    }
+
+    /// Reads them where they are.
+    ///
+    /// # Safety
+    /// The host can read the tree's memory, and it is ready.
+    unsafe fn read(&self, tree: &Tree) -> Result<()> {
+        let Request { address, bytes, .. } = self.request;
+        // SAFETY: the caller's; the import checked that offsets have `offset + length + 1` elements
+        // and that lengths have one for each variadic buffer.
+        let there = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
+        self.set(tree, there)
+    }
+
     /// `there`: what the request asked for.
     fn set(&self, tree: &Tree, there: &[u8]) -> Result<()> {
         let slots = &tree.slots(self.node)[self.first_slot..];
@@ -225,55 +283,13 @@ impl Sizes {
     }
 }
 
-/// Calls `found` for all lengths of a node and its descendants that are still unknown.
-fn hidden_sizes(
-    tree: &Tree,
-    node: usize,
-    found: &mut impl FnMut(Sizes) -> Result<()>,
-) -> Result<()> {
+/// All lengths of a node and its descendants that are still unknown.
+fn hidden_sizes(tree: &Tree, node: usize, hidden: &mut Vec<Sizes>) {
+    hidden.extend(Sizes::of(tree, node));
     let n = &tree.nodes[node];
-    let slots = tree.slots(node);
-    let layout = tree.layout(node);
-    if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *layout.buffers() {
-        let width = usize::from(width);
-        if slots[2].bytes().is_none() {
-            if slots[1].is_null() || n.length == 0 {
-                slots[2].set_bytes(0);
-            } else {
-                found(Sizes {
-                    request: Request {
-                        address: slots[1].address().offset((n.offset + n.length) * width),
-                        bytes: width,
-                        on_host: false,
-                    },
-                    node,
-                    first_slot: 2,
-                    width,
-                })?;
-            }
-        }
+    for child in 0..n.n_children {
+        hidden_sizes(tree, (n.first_child + child) as usize, hidden);
     }
-    if layout.variadic {
-        let variadic = &slots[2..slots.len() - 1];
-        if variadic.iter().any(|slot| slot.bytes().is_none()) {
-            let sizes = slots[slots.len() - 1].address();
-            let bytes = variadic.len() * 8;
-            found(Sizes {
-                request: Request {
-                    address: sizes,
-                    bytes,
-                    on_host: tree.device.backend().classify(sizes, bytes) == AddressClass::Host,
-                },
-                node,
-                first_slot: 2,
-                width: 8,
-            })?;
-        }
-    }
-    let children = n.first_child..n.first_child + n.n_children;
-    children
-        .into_iter()
-        .try_for_each(|child| hidden_sizes(tree, child as usize, found))
 }
 
 /// The rows of child `i` as they stand in a C struct: pushed down from a batch's root, which has no

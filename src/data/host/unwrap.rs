@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use arrow_array::{
-    ArrayRef, BooleanArray, DictionaryArray, FixedSizeBinaryArray, GenericByteArray,
+    Array, ArrayRef, BooleanArray, DictionaryArray, FixedSizeBinaryArray, GenericByteArray,
     GenericByteViewArray, PrimitiveArray, RecordBatch, RecordBatchOptions, StructArray,
     downcast_integer, downcast_primitive, make_array, types,
 };
@@ -14,7 +14,7 @@ use arrow_schema::{DataType, Schema, UnionMode};
 
 use crate::abi::guard;
 use crate::data::array::DeviceArray;
-use crate::data::hidden::resolve_sizes;
+use crate::data::hidden::read_sizes;
 use crate::data::layout::{BufferKind, Nesting, child_type};
 use crate::data::tree::{Slot, Tree, View};
 use crate::device::Counters;
@@ -46,7 +46,7 @@ pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<Reco
     })
 }
 
-/// Waits for the memory and finds out how long the buffers are.
+/// Waits for the memory.
 fn make_ready(array: &DeviceArray) -> Result<()> {
     let device = array.device();
     if !device.is_host_readable() {
@@ -56,11 +56,10 @@ fn make_ready(array: &DeviceArray) -> Result<()> {
             reason: "the host cannot read this device's memory; use to_host".into(),
         });
     }
-    array.wait()?;
-    resolve_sizes(array)
+    array.wait()
 }
 
-/// Rows of a node of a tree that is ready and that the host can read; all lengths are known.
+/// Rows of a node of a tree that is ready and that the host can read.
 struct Part<'a> {
     tree: &'a Tree,
     view: View,
@@ -111,8 +110,12 @@ impl<'a> Part<'a> {
         }
         macro_rules! primitive {
             ($t:ty) => {{
-                let array = PrimitiveArray::<$t>::try_new(self.typed(1)?, self.nulls()?)?;
-                Ok(Arc::new(array.with_data_type(self.data_type.clone())))
+                let mut array = PrimitiveArray::<$t>::try_new(self.typed(1)?, self.nulls()?)?;
+                // With a time zone, precision or scale of its own.
+                if array.data_type() != self.data_type {
+                    array = array.with_data_type(self.data_type.clone());
+                }
+                Ok(Arc::new(array))
             }};
         }
         macro_rules! bytes {
@@ -201,13 +204,12 @@ impl<'a> Part<'a> {
         let pushed = matches!(layout.nesting, Nesting::RowByRow | Nesting::Times(_)) && !is_union;
         let mut buffers = Vec::with_capacity(self.slots.len());
         for (i, kind) in layout.buffers().iter().enumerate() {
-            let known = self.slots[i].bytes().unwrap_or(0);
             let bytes = match kind.bytes(view.offset + view.length) {
                 _ if *kind == BufferKind::Validity => continue,
                 // No rows may come without the one offset.
-                Some(bytes) if view.length == 0 => bytes?.min(known),
+                Some(bytes) if view.length == 0 => bytes?.min(self.bytes(i)?),
                 Some(bytes) => bytes?,
-                None => known,
+                None => self.bytes(i)?,
             };
             buffers.push(self.buffer(i, 0, bytes, kind.align())?);
         }
@@ -283,7 +285,17 @@ impl<'a> Part<'a> {
 
     /// All of buffer `i`, whose length the data decides.
     fn all(&self, i: usize) -> Result<Buffer> {
-        self.buffer(i, 0, self.slots[i].bytes().unwrap_or(0), 1)
+        self.buffer(i, 0, self.bytes(i)?, 1)
+    }
+
+    /// How long buffer `i` is, in bytes.
+    fn bytes(&self, i: usize) -> Result<usize> {
+        let known = self.slots[i].bytes();
+        if known.is_none() {
+            // SAFETY: the memory is ready (`make_ready`).
+            unsafe { read_sizes(self.tree, self.view.node) }?;
+        }
+        Ok(known.or(self.slots[i].bytes()).unwrap_or(0))
     }
 
     /// `bytes` bytes from byte `start` of buffer `i`.
