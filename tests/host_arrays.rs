@@ -68,6 +68,8 @@ fn check(array: ArrayRef, context: &str) {
             let part = column.slice(offset, rows).unwrap().to_host().unwrap();
             assert_same(&whole.slice(offset, rows), &part, &context);
             assert_eq!(part.data_type(), whole.data_type(), "{context}");
+            let nulls = whole.slice(offset, rows).null_count();
+            assert_eq!(part.null_count(), nulls, "{context}");
         }
     }
 }
@@ -168,14 +170,23 @@ fn arrays_of_other_crates() {
 /// would be taken for each other.
 #[test]
 fn unions_in_another_order_are_refused() {
-    let field = |name: &str, data_type| Arc::new(Field::new(name, data_type, true));
-    let (a, b) = (field("a", DataType::Int64), field("b", DataType::Utf8));
-    let fields: UnionFields = [(0, a.clone()), (1, b.clone())].into_iter().collect();
-    let turned: UnionFields = [(1, b), (0, a)].into_iter().collect();
     let children: Vec<ArrayRef> = vec![
         Arc::new(Int64Array::from(vec![1, 2])),
         Arc::new(StringArray::from(vec!["x", "yy"])),
     ];
+    refused(children);
+    // Only the ids tell.
+    let ints = |n| Arc::new(Int64Array::from(vec![n, n])) as ArrayRef;
+    refused(vec![ints(1), ints(2)]);
+}
+
+fn refused(children: Vec<ArrayRef>) {
+    let field = |i: usize| {
+        let field = Field::new(format!("f{i}"), children[i].data_type().clone(), true);
+        (i as i8, Arc::new(field))
+    };
+    let fields: UnionFields = [field(0), field(1)].into_iter().collect();
+    let turned: UnionFields = [field(1), field(0)].into_iter().collect();
     let ids = ScalarBuffer::from(vec![0i8, 1]);
     let union: ArrayRef = Arc::new(UnionArray::try_new(fields, ids, None, children).unwrap());
     let rows = vec![Arc::new(Field::new("u", union.data_type().clone(), true))];
