@@ -11,7 +11,7 @@ use arrow_array::{
 };
 use arrow_buffer::{NullBuffer, ScalarBuffer};
 use arrow_data::ArrayData;
-use arrow_device::{DeviceArray, DeviceRecordBatch, Devices, Error};
+use arrow_device::{DeviceArray, DeviceRecordBatch, Devices, Error, SyncPolicy};
 use arrow_schema::{DataType, Field, Fields, Schema, UnionFields, UnionMode};
 use support::types::structure;
 use support::*;
@@ -202,6 +202,37 @@ fn refused(children: Vec<ArrayRef>) {
         let batch = RecordBatch::try_new_with_options(schema, vec![array], &options).unwrap();
         let refused = Devices::cpu().upload(&batch).unwrap_err();
         assert!(matches!(refused, Error::InvalidArgument(_)), "{refused}");
+    }
+}
+
+/// Lengths that the data tells are behind the offset of an import.
+#[test]
+fn imports_with_offsets() {
+    for data_type in [DataType::Utf8, DataType::LargeBinary, DataType::Utf8View] {
+        let array = support::array(&data_type, 60, Nulls::Some, 5);
+        let part = Devices::cpu().upload_array(&array).unwrap().slice(31, 20);
+        let import = || {
+            let part = part.as_ref().unwrap();
+            let (array, schema) = part.export(SyncPolicy::Event).unwrap();
+            // SAFETY: of our export.
+            unsafe { DeviceArray::import(array, &schema) }.unwrap()
+        };
+        let expected = array.slice(31, 20);
+        assert_eq!(import().offset(), 31);
+        assert_same(&expected, &import().to_host().unwrap(), "to the host");
+        let resolved = import();
+        assert!(resolved.buffer(2).is_none());
+        resolved.resolve_sizes().unwrap();
+        assert_same(&expected, &resolved.to_host().unwrap(), "resolved first");
+        let data = expected.to_data();
+        let bytes = match data_type {
+            DataType::Utf8 => data.buffer::<i32>(0)[20] as usize,
+            DataType::LargeBinary => data.buffer::<i64>(0)[20] as usize,
+            _ => data.buffers()[1].len(),
+        };
+        assert_eq!(resolved.buffer(2).unwrap().len(), bytes);
+        let down = import().to_host_data().unwrap();
+        assert_eq!(down.buffers()[1].len(), bytes);
     }
 }
 
