@@ -135,10 +135,10 @@ impl<'a> Part<'a> {
             ($t:ty) => {{
                 let (views, nulls) = (self.typed(1)?, self.nulls()?);
                 let buffers = 2..self.slots.len() - 1;
-                let buffers = buffers.map(|i| self.all(i)).collect::<Result<Vec<_>>>()?;
+                let buffers = buffers.map(|i| self.all(i)).collect::<Result<Arc<[_]>>>()?;
+                let make = GenericByteViewArray::<$t>::new_unchecked;
                 // SAFETY: there is a view for each row; the rest as for offsets.
-                let array =
-                    unsafe { GenericByteViewArray::<$t>::new_unchecked(views, buffers, nulls) };
+                let array = unsafe { make(views, buffers, nulls) };
                 Ok(Arc::new(array))
             }};
         }
@@ -147,9 +147,8 @@ impl<'a> Part<'a> {
                 let keys = PrimitiveArray::<$t>::try_new(self.typed(1)?, self.nulls()?)?;
                 let values = self.child(0).array()?;
                 // SAFETY: that keys lie inside is promised or checked, as for offsets.
-                Ok(Arc::new(unsafe {
-                    DictionaryArray::new_unchecked(keys, values)
-                }))
+                let array = unsafe { DictionaryArray::new_unchecked(keys, values) };
+                Ok(Arc::new(array))
             }};
         }
         downcast_primitive! {
