@@ -224,6 +224,12 @@ impl BufferKind {
     }
 }
 
+/// Whether the type has a mask; as [`Layout::has_validity`], for less.
+pub(crate) fn has_validity(data_type: &DataType) -> bool {
+    use DataType as T;
+    !matches!(data_type, T::Null | T::Union(_, _) | T::RunEndEncoded(_, _))
+}
+
 /// The type of child `i`; a dictionary's values are its child 0.
 pub(crate) fn child_type(data_type: &DataType, i: usize) -> Option<&DataType> {
     use DataType as T;
@@ -377,6 +383,7 @@ mod tests {
                 theirs.can_contain_null_mask,
                 "{data_type}"
             );
+            assert_eq!(ours.has_validity(), has_validity(&data_type), "{data_type}");
             assert_eq!(ours.variadic, theirs.variadic, "{data_type}");
             let kinds: Vec<_> = ours
                 .buffers()

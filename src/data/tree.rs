@@ -65,6 +65,9 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 pub(crate) struct NullCount(AtomicI64);
 
+/// Added to a number that safe code has claimed.
+const CLAIMED: i64 = 1 << 62;
+
 impl NullCount {
     pub(crate) const fn known(nulls: usize) -> Self {
         Self(AtomicI64::new(nulls as i64))
@@ -74,8 +77,28 @@ impl NullCount {
         Self(AtomicI64::new(-1))
     }
 
+    /// What safe code says, which may be wrong: nothing `unsafe` may rely on it.
+    pub(crate) fn claimed(nulls: Option<usize>) -> Self {
+        Self(AtomicI64::new(nulls.map_or(-1, |n| n as i64 | CLAIMED)))
+    }
+
     pub(crate) fn get(&self) -> Option<usize> {
-        usize::try_from(self.0.load(Relaxed)).ok()
+        let nulls = self.0.load(Relaxed);
+        (nulls >= 0).then_some((nulls & !CLAIMED) as usize)
+    }
+
+    /// As [`get`](Self::get), of what was counted or is promised by an `unsafe` import.
+    pub(crate) fn vouched(&self) -> Option<usize> {
+        let nulls = self.0.load(Relaxed);
+        (0..CLAIMED).contains(&nulls).then_some(nulls as usize)
+    }
+
+    /// `nulls` in a part of what this one counts: claimed if this one is.
+    pub(crate) fn of_part(&self, nulls: Option<usize>) -> Self {
+        match self.0.load(Relaxed) {
+            CLAIMED.. => Self::claimed(nulls),
+            _ => Self::from(nulls),
+        }
     }
 
     pub(crate) fn set(&self, nulls: usize) {
