@@ -68,19 +68,16 @@ impl<'a> Parts<'a> {
         self.as_batch
     }
 
-    /// The node of part `i`.
-    #[inline(always)]
-    pub(crate) fn node(&self, i: usize) -> &'a Node {
-        let index = self.order.get(i).map_or(i, |(node, _)| *node as usize);
-        &self.tree.nodes[index]
-    }
-
     /// The node of part `i` and its rows: all of the node's, but for the root and the children of a
     /// batch's.
-    #[inline(always)]
     pub(crate) fn get(&self, i: usize) -> (&'a Node, View) {
         let index = self.order.get(i).map_or(i, |(node, _)| *node as usize);
         let node = &self.tree.nodes[index];
+        (node, self.view(i, index, node))
+    }
+
+    #[inline(always)]
+    fn view(&self, i: usize, index: usize, node: &Node) -> View {
         let mut view = node.whole(index);
         if i == 0 {
             view = self.root;
@@ -90,14 +87,23 @@ impl<'a> Parts<'a> {
             view.validity_offset += self.root.offset;
             view.length = self.root.length;
         }
-        (node, view)
+        view
     }
 
-    /// Which part the first child of part `i` is.
-    #[inline]
-    pub(crate) fn first_child(&self, i: usize) -> usize {
-        let first = self.order.get(i).map(|(_, first)| *first);
-        first.unwrap_or_else(|| self.tree.nodes[i].first_child) as usize
+    /// Visits every part: its number, its node, its rows, and which part its first child is.
+    #[inline(always)]
+    pub(crate) fn each(&self, mut visit: impl FnMut(usize, &'a Node, View, usize)) {
+        if self.order.is_empty() {
+            for (i, node) in self.tree.nodes.iter().enumerate() {
+                visit(i, node, self.view(i, i, node), node.first_child as usize);
+            }
+            return;
+        }
+        for (i, &(index, first)) in self.order.iter().enumerate() {
+            let index = index as usize;
+            let node = &self.tree.nodes[index];
+            visit(i, node, self.view(i, index, node), first as usize);
+        }
     }
 
     /// All of them.

@@ -108,24 +108,19 @@ pub(crate) fn build(
     // Buffers, children and lengths of variadic buffers.
     let (mut n_buffers, mut n_children, mut n_sizes) = (0, 0, 0);
     let (mut unknown_nulls, mut masks_differ, mut states_sizes) = (false, false, false);
-    for i in 0..n {
-        let node = parts.node(i);
+    parts.each(|i, node, view, _| {
         n_buffers += node.n_slots as usize;
         // A dictionary's values need no entry; it is spare then.
         n_children += node.n_children as usize;
-        masks_differ |= node.offset != node.validity_offset;
-        if i == 0 || !node.has_no_nulls() {
-            let view = parts.get(i).1;
-            masks_differ |= view.offset != view.validity_offset;
-            unknown_nulls |= parts.null_count(i, node, view).is_none();
-        }
+        masks_differ |= view.offset != view.validity_offset;
+        unknown_nulls |= parts.null_count(i, node, view).is_none();
         if node.layout.variadic {
             // Room whether they are known or not: another thread may find them out meanwhile. One
             // more, so that the list is there even if it is empty.
             n_sizes += node.n_slots as usize - 2;
             states_sizes |= knows_sizes(tree.slots_of(node));
         }
-    }
+    });
     let mut counted = None;
     if unknown_nulls && null_counts == NullCounts::Exact {
         counted = Some(hidden::null_counts(array, &parts.views())?);
@@ -189,6 +184,7 @@ pub(crate) fn build(
         }
         let writer = Writer {
             tree,
+            parts: &parts,
             single,
             header,
             owners: entries,
@@ -205,30 +201,29 @@ pub(crate) fn build(
         };
         (header, writer)
     };
-    let mut left = masks.as_slice();
-    for i in 0..n {
-        let (node, view) = parts.get(i);
-        let null_count = match nulls {
-            Some(counts) => counts[i] as i64,
-            None => parts.null_count(i, node, view).map_or(-1, |n| n as i64),
+    parts.each(|i, node, view, first_child| {
+        let null_count = parts.null_count(i, node, view).map_or(-1, |n| n as i64);
+        // SAFETY: the nodes come in the order in which they were counted, each once.
+        unsafe { writer.node(i, node, view, null_count, first_child) };
+    });
+    for (i, nulls) in counted.iter().flatten().enumerate() {
+        // SAFETY: there is a count for each node.
+        unsafe { writer.set_nulls(i, *nulls) };
+    }
+    for (i, mask) in &masks {
+        // SAFETY: masks are repacked for nodes that have one; the header keeps them.
+        unsafe {
+            (*writer.structs.add(*i))
+                .buffers
+                .write(mask.as_ptr().cast())
         };
-        let mut mask = None;
-        if let [(at, first), rest @ ..] = left {
-            if *at == i {
-                (mask, left) = (Some(first), rest);
-            }
+    }
+    if as_batch {
+        // SAFETY: node 0 is a struct, whose one buffer is a mask.
+        unsafe {
+            writer.set_nulls(0, 0);
+            (*writer.structs).offset = 0;
         }
-        let out = Out {
-            null_count,
-            mask,
-            batch_root: as_batch && i == 0,
-        };
-        let first_child = match node.n_children {
-            0 => 0,
-            _ => parts.first_child(i),
-        };
-        // SAFETY: `i` counts the nodes in the order in which they were counted.
-        unsafe { writer.node(i, node, view, &out, first_child) };
     }
     // SAFETY: the header and the owners' entries lie in the block, which nobody else has yet. Node 0
     // was written, and is moved out once: the block never looks at it again.
@@ -255,18 +250,9 @@ pub(crate) fn build(
     }
 }
 
-/// How a node goes out.
-struct Out<'a> {
-    /// -1 if unknown.
-    null_count: i64,
-    /// In place of its own mask.
-    mask: Option<&'a Buffer>,
-    /// The root of a batch: without offset and mask.
-    batch_root: bool,
-}
-
 struct Writer<'a> {
     tree: &'a Tree,
+    parts: &'a Parts<'a>,
     /// There is one owner, and one `NodeData`.
     single: bool,
     header: *mut Header,
@@ -292,7 +278,7 @@ impl Writer<'_> {
         i: usize,
         node: &Node,
         view: View,
-        out: &Out<'_>,
+        null_count: i64,
         first_child: usize,
     ) {
         let layout = &node.layout;
@@ -304,12 +290,8 @@ impl Writer<'_> {
                 buffers.add(k).write(slot.address().as_ptr().cast_const());
             }
             self.buffers = buffers.add(slots.len());
-            if layout.has_validity() {
-                if out.batch_root || out.null_count == 0 {
-                    buffers.write(ptr::null());
-                } else if let Some(mask) = out.mask {
-                    buffers.write(mask.as_ptr().cast());
-                }
+            if null_count == 0 && layout.has_validity() {
+                buffers.write(ptr::null());
             }
             if layout.variadic && self.states_sizes && knows_sizes(slots) {
                 self.list_sizes(slots, buffers);
@@ -322,11 +304,12 @@ impl Writer<'_> {
             let array = self.structs.add(i);
             array.write(CArray {
                 length: view.length as i64,
-                null_count: if out.batch_root { 0 } else { out.null_count },
+                null_count,
                 // Without rows an offset means nothing, but consumers add it to buffers of no bytes.
-                offset: match out.batch_root || view.length == 0 {
-                    true => 0,
-                    false => view.offset as i64,
+                offset: if view.length == 0 {
+                    0
+                } else {
+                    view.offset as i64
                 },
                 n_buffers: slots.len() as i64,
                 n_children: 0,
@@ -347,6 +330,22 @@ impl Writer<'_> {
                 } else {
                     self.list_children(array, first, node.n_children as usize);
                 }
+            }
+        }
+    }
+
+    /// Sets the null count of node `i`; without nulls its mask, the first buffer, goes too.
+    ///
+    /// # Safety
+    /// Node `i` was written.
+    unsafe fn set_nulls(&self, i: usize, nulls: usize) {
+        // SAFETY: the caller's. Nodes that are a mask's have a first buffer.
+        unsafe {
+            let array = self.structs.add(i);
+            (*array).null_count = nulls as i64;
+            let (node, _) = self.parts.get(i);
+            if nulls == 0 && node.layout.has_validity() {
+                (*array).buffers.write(ptr::null());
             }
         }
     }
