@@ -245,6 +245,23 @@ fn claimed_null_counts_are_not_believed() {
         let array = DeviceArray::from_values(DataType::Int32, 5, values(), mask, claim).unwrap();
         let down = array.to_host().unwrap();
         assert_eq!(down.null_count(), 2, "{claim:?}");
+        let data = array.to_host_data().unwrap();
+        assert_eq!(data.null_count(), 2, "{claim:?}");
+        // The claim goes along.
+        let fields = vec![Field::new("c", DataType::Int32, true)];
+        let columns = [array.clone()];
+        let batch = DeviceRecordBatch::try_new(Arc::new(Schema::new(fields)), &columns).unwrap();
+        for batch in [batch.clone(), batch.compact().unwrap()] {
+            let down = batch.to_host().unwrap();
+            assert_eq!(down.column(0).null_count(), 2, "{claim:?}");
+        }
+        if !cfg!(miri) {
+            let sim = Sim::new(SimMode::Async);
+            let up = array.to_device(&sim).unwrap();
+            assert_eq!(up.to_host().unwrap().null_count(), 2, "{claim:?}");
+            drop(up);
+            sim.assert_done();
+        }
         assert_eq!(
             array.slice(1, 3).unwrap().to_host().unwrap().null_count(),
             2

@@ -2,6 +2,7 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::hint::black_box;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow_array::ffi::{FFI_ArrowArray, from_ffi_and_data_type};
@@ -23,39 +24,66 @@ pub struct Input {
     pub host: RecordBatch,
     /// The same memory as a batch of the CPU device.
     pub device: DeviceRecordBatch,
-    pub data_type: DataType,
-    /// Every buffer of the batch: address and bytes.
-    pub buffers: Vec<(*const u8, usize)>,
-    /// All bytes of the buffers, one after the other.
-    pub payload: Vec<u8>,
+    data_type: DataType,
+    /// The bytes of every buffer of `host`; not for longer than that.
+    buffers: Vec<&'static [u8]>,
+    /// All of them one after the other, and room for a copy.
+    payload: OnceLock<(Vec<u8>, Mutex<Vec<u8>>)>,
+    simulated: OnceLock<DeviceRecordBatch>,
 }
 
 impl Input {
     /// # Errors
     /// The crate's.
     pub fn new(host: RecordBatch) -> Result<Self> {
-        let device = Devices::cpu().upload(&host)?;
-        let data_type = DataType::Struct(host.schema().fields().clone());
         let mut buffers = Vec::new();
         for column in host.columns() {
             let data = column.to_data();
             let masks = data.nulls().map(|nulls| nulls.buffer());
             for buffer in masks.into_iter().chain(data.buffers()) {
-                buffers.push((buffer.as_ptr(), buffer.len()));
+                // SAFETY: `host` keeps the buffer, and this list goes with it.
+                buffers.push(unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len()) });
             }
         }
-        let mut payload = Vec::new();
-        for (address, bytes) in &buffers {
-            // SAFETY: a buffer of `host`, which lives.
-            payload.extend_from_slice(unsafe { std::slice::from_raw_parts(*address, *bytes) });
-        }
         Ok(Self {
+            device: Devices::cpu().upload(&host)?,
+            data_type: DataType::Struct(host.schema().fields().clone()),
             host,
-            device,
-            data_type,
             buffers,
-            payload,
+            payload: OnceLock::new(),
+            simulated: OnceLock::new(),
         })
+    }
+
+    /// The bytes of every buffer.
+    pub fn buffers(&self) -> &[&[u8]] {
+        &self.buffers
+    }
+
+    /// How many they are in all.
+    pub fn bytes(&self) -> usize {
+        self.buffers.iter().map(|buffer| buffer.len()).sum()
+    }
+
+    fn payload(&self) -> &(Vec<u8>, Mutex<Vec<u8>>) {
+        self.payload.get_or_init(|| {
+            let all = self.buffers.concat();
+            let room = Mutex::new(all.clone());
+            (all, room)
+        })
+    }
+
+    /// The batch on a simulated device of its own.
+    ///
+    /// # Errors
+    /// The crate's.
+    pub fn simulated(&self) -> Result<&DeviceRecordBatch> {
+        if let Some(there) = self.simulated.get() {
+            return Ok(there);
+        }
+        let there = Devices::simulated()?.upload(&self.host)?;
+        there.wait()?;
+        Ok(self.simulated.get_or_init(|| there))
     }
 }
 
@@ -66,6 +94,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("export", export),
     ("export_host", export_host),
     ("export_arrow", export_arrow),
+    ("export_ready", export_ready),
     ("import", import),
     ("import_host", import_host),
     ("import_arrow", import_arrow),
@@ -74,6 +103,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("stream_arrow", stream_arrow),
     ("copy", copy),
     ("copy_cold", copy_cold),
+    ("download", download),
     ("memcpy", memcpy),
     ("malloc_copy", malloc_copy),
 ];
@@ -83,12 +113,22 @@ pub fn case(name: &str) -> Option<Case> {
     Some(CASES.iter().find(|(n, _)| *n == name)?.1)
 }
 
-fn timed(n: usize, mut body: impl FnMut() -> Result<()>) -> Result<Duration> {
+/// The measured part of each case, under a name that callgrind finds.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub fn counted(part: &mut dyn FnMut() -> Result<()>) -> Result<Duration> {
     let start = Instant::now();
-    for _ in 0..n {
-        body()?;
-    }
+    part()?;
     Ok(start.elapsed())
+}
+
+fn timed(n: usize, mut body: impl FnMut() -> Result<()>) -> Result<Duration> {
+    counted(&mut || {
+        for _ in 0..n {
+            body()?;
+        }
+        Ok(())
+    })
 }
 
 const OPTIONS: ExportOptions = ExportOptions::new(SyncPolicy::Event);
@@ -121,6 +161,15 @@ fn export_arrow(input: &Input, n: usize) -> Result<Duration> {
     })
 }
 
+/// arrow-rs without the conversion that its export asks for.
+fn export_ready(input: &Input, n: usize) -> Result<Duration> {
+    let data = struct_data(&input.host);
+    timed(n, || {
+        drop(black_box(FFI_ArrowArray::new(&data)));
+        Ok(())
+    })
+}
+
 /// C structs as arrow-rs makes them, for either importer.
 fn produced(input: &Input, n: usize) -> Vec<FFI_ArrowArray> {
     (0..n)
@@ -137,11 +186,13 @@ fn produced_for_device(input: &Input, n: usize) -> Vec<FFI_ArrowDeviceArray> {
 /// Times `step` for each struct; what it makes is dropped afterwards.
 fn each<S, T>(structs: Vec<S>, mut step: impl FnMut(S) -> Result<T>) -> Result<Duration> {
     let mut kept = Vec::with_capacity(structs.len());
-    let start = Instant::now();
-    for array in structs {
-        kept.push(step(array)?);
-    }
-    let took = start.elapsed();
+    let mut structs = structs.into_iter();
+    let took = counted(&mut || {
+        for array in structs.by_ref() {
+            kept.push(step(array)?);
+        }
+        Ok(())
+    })?;
     drop(black_box(kept));
     Ok(took)
 }
@@ -175,34 +226,44 @@ fn import_arrow(input: &Input, n: usize) -> Result<Duration> {
 }
 
 /// Times the way through a C stream of `n` batches: from the reader to each batch that comes out.
-fn through<T>(n: usize, open: impl FnOnce() -> Result<T>) -> Result<Duration>
+fn through<T>(n: usize, mut open: impl FnMut() -> Result<T>) -> Result<Duration>
 where
     T: Iterator<Item = Result<()>>,
 {
-    let start = Instant::now();
     let mut count = 0;
-    for batch in open()? {
-        batch?;
-        count += 1;
-    }
-    let took = start.elapsed();
+    let took = counted(&mut || {
+        for batch in open()? {
+            batch?;
+            count += 1;
+        }
+        Ok(())
+    })?;
     if count != n {
         return Err(format!("{count} of {n} batches").into());
     }
     Ok(took)
 }
 
+/// Drops what came out.
+fn used<T, E>(batch: Result<T, E>) -> Result<()>
+where
+    E: std::error::Error + Send + Sync + 'static,
+{
+    drop(black_box(batch?));
+    Ok(())
+}
+
 /// Device batches out and in again.
 fn stream(input: &Input, n: usize) -> Result<Duration> {
-    let batch = input.device.clone();
     through(n, || {
+        let batch = input.device.clone();
         let batches = (0..n).map(move |_| Ok(batch.clone()));
         let reader =
             DeviceRecordBatchIterator::new(batches, input.host.schema(), ArrowDeviceType::CPU);
         let mut stream = FFI_ArrowDeviceArrayStream::new(reader, OPTIONS)?;
         // SAFETY: it is ours.
         let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
-        Ok(reader.map(|batch| Ok(drop(black_box(batch?)))))
+        Ok(reader.map(used))
     })
 }
 
@@ -220,9 +281,7 @@ fn stream_host(input: &Input, n: usize) -> Result<Duration> {
         let mut stream = export_reader(reader(input, n), &Devices::cpu())?;
         // SAFETY: it is ours.
         let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
-        Ok(reader
-            .into_host_reader()
-            .map(|batch| Ok(drop(black_box(batch?)))))
+        Ok(reader.into_host_reader().map(used))
     })
 }
 
@@ -231,7 +290,7 @@ fn stream_arrow(input: &Input, n: usize) -> Result<Duration> {
         let mut stream = FFI_ArrowArrayStream::new(Box::new(reader(input, n)));
         // SAFETY: arrow-rs made it.
         let reader = unsafe { ArrowArrayStreamReader::from_raw(&mut stream) }?;
-        Ok(reader.map(|batch| Ok(drop(black_box(batch?)))))
+        Ok(reader.map(used))
     })
 }
 
@@ -243,25 +302,37 @@ fn copy(input: &Input, n: usize) -> Result<Duration> {
     })
 }
 
-/// Deep copies into memory that nobody has touched yet.
+/// Deep copies into memory that nobody has touched yet; dropping them is not timed.
 fn copy_cold(input: &Input, n: usize) -> Result<Duration> {
     let mut took = Duration::ZERO;
     for _ in 0..n {
         Devices::cpu().trim();
         release_heap();
+        let mut kept = None;
         took += timed(1, || {
-            black_box(input.device.compact()?);
+            kept = Some(input.device.compact()?);
             Ok(())
         })?;
+        drop(black_box(kept));
     }
     Ok(took)
 }
 
+/// Down from a simulated device into recycled memory, dropped again.
+fn download(input: &Input, n: usize) -> Result<Duration> {
+    let there = input.simulated()?;
+    timed(n, || {
+        drop(black_box(there.to_host()?));
+        Ok(())
+    })
+}
+
 /// One copy of all bytes into memory that is there.
 fn memcpy(input: &Input, n: usize) -> Result<Duration> {
-    let mut to = input.payload.clone();
+    let (from, to) = input.payload();
+    let mut to = to.lock().unwrap_or_else(PoisonError::into_inner);
     timed(n, || {
-        to.copy_from_slice(black_box(&input.payload));
+        to.copy_from_slice(black_box(from));
         black_box(to.as_ptr());
         Ok(())
     })
@@ -271,15 +342,15 @@ fn memcpy(input: &Input, n: usize) -> Result<Duration> {
 fn malloc_copy(input: &Input, n: usize) -> Result<Duration> {
     let mut kept = Vec::with_capacity(input.buffers.len());
     timed(n, || {
-        for (address, bytes) in &input.buffers {
-            let layout = Layout::from_size_align(bytes.next_multiple_of(64).max(64), 64)?;
-            // SAFETY: the layout is not empty; the source is a buffer of the input's.
+        for from in &input.buffers {
+            let layout = Layout::from_size_align(from.len().next_multiple_of(64).max(64), 64)?;
+            // SAFETY: the layout is not empty, and has room for the bytes.
             unsafe {
                 let to = alloc(layout);
                 if to.is_null() {
                     return Err("out of memory".into());
                 }
-                to.copy_from_nonoverlapping(*address, *bytes);
+                to.copy_from_nonoverlapping(from.as_ptr(), from.len());
                 kept.push((to, layout));
             }
         }

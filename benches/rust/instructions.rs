@@ -1,36 +1,19 @@
-//! Runs a case for callgrind: `instructions CASE KIND COLUMNS ROWS N`.
-
-use std::hint::black_box;
+//! Runs cases for callgrind: `instructions CASE[,CASE...] KIND COLUMNS ROWS N`. Each case runs twice: what happens once only
+//! is done in the first run, which is not for counting.
 
 use arrow_device_benches::{batches, cases};
 use cases::{Input, Result};
 
-/// What callgrind counts (`--toggle-collect`).
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn counted(case: usize, input: &Input, n: usize) -> bool {
-    black_box(cases::CASES[case].1(input, n)).is_ok()
-}
-
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [case, kind, columns, rows, n] = arguments.as_slice() else {
-        return Err("usage: instructions CASE KIND COLUMNS ROWS N".into());
+    let [names, kind, columns, rows, n] = arguments.as_slice() else {
+        return Err("usage: instructions CASE[,CASE...] KIND COLUMNS ROWS N".into());
     };
-    let index = cases::CASES
-        .iter()
-        .position(|(name, _)| name == case)
-        .ok_or("no such case")?;
-    let (columns, rows, n) = (columns.parse()?, rows.parse()?, n.parse()?);
-    let input = Input::new(match kind.as_str() {
-        "mixed" => batches::mixed(columns, rows)?,
-        _ => batches::integers(columns, rows)?,
-    })?;
-    // What happens once only is not counted.
-    cases::CASES[index].1(&input, 2)?;
-    if counted(index, &input, n) {
-        Ok(())
-    } else {
-        Err("the case failed".into())
+    let input = Input::new(batches::named(kind, columns.parse()?, rows.parse()?)?)?;
+    for name in names.split(',') {
+        let case = cases::case(name).ok_or_else(|| format!("no case is called {name}"))?;
+        case(&input, 2)?;
+        case(&input, n.parse()?)?;
     }
+    Ok(())
 }

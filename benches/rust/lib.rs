@@ -2,13 +2,21 @@
 
 pub mod batches;
 pub mod cases;
+pub mod overlap;
 
 use std::ffi::{CStr, c_char};
 
+use arrow_device::{
+    DeviceRecordBatch, ExportOptions, FFI_ArrowDeviceArray, ImportOptions, SyncPolicy,
+};
+use arrow_schema::ffi::FFI_ArrowSchema;
+
 use cases::{Input, Result};
 
-fn text(text: *const c_char) -> Result<&'static str> {
-    // SAFETY: callers give terminated strings that live long enough.
+/// # Safety
+/// A terminated string that lives long enough.
+unsafe fn text<'a>(text: *const c_char) -> Result<&'a str> {
+    // SAFETY: the caller's.
     Ok(unsafe { CStr::from_ptr(text) }.to_str()?)
 }
 
@@ -19,7 +27,7 @@ fn answer<T>(result: Result<T>, otherwise: T) -> T {
     })
 }
 
-/// A batch of `columns` times `rows`: "mixed" or "integers". Null after an error.
+/// A batch of `columns` times `rows`, by the name of its kind. Null after an error.
 ///
 /// # Safety
 /// `kind` is a terminated string.
@@ -29,14 +37,9 @@ pub unsafe extern "C" fn bench_input(
     columns: usize,
     rows: usize,
 ) -> *const Input {
-    let made = text(kind).and_then(|kind| {
-        let batch = match kind {
-            "mixed" => batches::mixed(columns, rows),
-            "integers" => batches::integers(columns, rows),
-            _ => return Err(format!("no batches are called {kind}").into()),
-        };
-        Input::new(batch?)
-    });
+    // SAFETY: the caller's.
+    let kind = unsafe { text(kind) };
+    let made = kind.and_then(|kind| Input::new(batches::named(kind, columns, rows)?));
     answer(
         made.map(|input| Box::into_raw(Box::new(input)).cast_const()),
         std::ptr::null(),
@@ -51,16 +54,107 @@ pub unsafe extern "C" fn bench_input_free(input: *const Input) {
     drop(unsafe { Box::from_raw(input.cast_mut()) });
 }
 
+/// Bytes of all buffers of the batch.
+///
+/// # Safety
+/// `input` is of [`bench_input`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_bytes(input: *const Input) -> usize {
+    // SAFETY: the caller's.
+    unsafe { &*input }.bytes()
+}
+
 /// Runs a case `n` times: nanoseconds in all, negative after an error.
 ///
 /// # Safety
 /// `input` is of [`bench_input`], `case` a terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_run(input: *const Input, case: *const c_char, n: usize) -> i64 {
-    let took = text(case).and_then(|name| {
+    // SAFETY: the caller's.
+    let (name, input) = unsafe { (text(case), &*input) };
+    let took = name.and_then(|name| {
         let case = cases::case(name).ok_or_else(|| format!("no case is called {name}"))?;
-        // SAFETY: the caller's.
-        case(unsafe { &*input }, n)
+        case(input, n)
     });
     answer(took.map(|took| took.as_nanos() as i64), -1)
+}
+
+/// The batch as C structs, for a peer. Nonzero after an error.
+///
+/// # Safety
+/// `input` is of [`bench_input`]; `array` and `schema` are written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_give(
+    input: *const Input,
+    array: *mut FFI_ArrowDeviceArray,
+    schema: *mut FFI_ArrowSchema,
+) -> i32 {
+    // SAFETY: the caller's.
+    let input = unsafe { &*input };
+    let give = || -> Result<i32> {
+        let exported = input
+            .device
+            .export_array(&ExportOptions::new(SyncPolicy::Event))?;
+        let of = FFI_ArrowSchema::try_from(&*input.host.schema())?;
+        // SAFETY: the caller's.
+        unsafe {
+            array.write(exported);
+            schema.write(of);
+        }
+        Ok(0)
+    };
+    answer(give(), 1)
+}
+
+/// Whether a struct of a peer, which is consumed, has the values of the batch, as it should have. Nonzero if not.
+///
+/// # Safety
+/// `input` is of [`bench_input`]; `array` is a struct of the specification with this batch's schema.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_check(input: *const Input, array: *mut FFI_ArrowDeviceArray) -> i32 {
+    // SAFETY: the caller's.
+    let (input, array) = unsafe { (&*input, FFI_ArrowDeviceArray::from_raw(array)) };
+    let check = || -> Result<i32> {
+        let (schema, options) = (input.host.schema(), ImportOptions::default());
+        // SAFETY: the caller's.
+        let batch = unsafe { DeviceRecordBatch::import_as(array, schema, &options) }?;
+        Ok(i32::from(batch.to_host()? != input.host))
+    };
+    answer(check(), 1)
+}
+
+/// Whether what the case "copy" or "download" makes has the values of the batch. Nonzero if not.
+///
+/// # Safety
+/// `input` is of [`bench_input`], `case` a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_check_own(input: *const Input, case: *const c_char) -> i32 {
+    // SAFETY: the caller's.
+    let (name, input) = unsafe { (text(case), &*input) };
+    let check = name.and_then(|name| {
+        let made = match name {
+            "copy" => input.device.compact()?.to_host()?,
+            "download" => input.simulated()?.to_host()?,
+            _ => return Err(format!("{name} makes nothing to look at").into()),
+        };
+        Ok(i32::from(made != input.host))
+    });
+    answer(check, 1)
+}
+
+/// See [`overlap::run`]: `out` gets its seconds. Nonzero after an error.
+///
+/// # Safety
+/// `out` has room for four numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bench_overlap(way: usize, batches: usize, out: *mut [f64; 4]) -> i32 {
+    let ran = overlap::Way::numbered(way).ok_or_else(|| "no such way".into());
+    let ran = ran
+        .and_then(|way| overlap::run(way, batches))
+        .map(|seconds| {
+            // SAFETY: the caller's.
+            unsafe { out.write(seconds) };
+            0
+        });
+    answer(ran, 1)
 }

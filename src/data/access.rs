@@ -144,13 +144,16 @@ impl DeviceArray {
     pub fn offsets_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<DeviceSlice<'_, T>> {
         use DataType as D;
         let width = offset_width::<T>()?;
+        // Bytes of an offset, where there is one more than rows.
+        let second = match self.tree().layout(self.view().node).buffers().get(1) {
+            Some(BufferKind::Offsets { width }) => *width,
+            _ => 0,
+        };
         match self.data_type() {
             D::ListView(_) if width == 4 => self.elements_on(queue, 1, 0),
             D::LargeListView(_) if width == 8 => self.elements_on(queue, 1, 0),
             D::Union(_, UnionMode::Dense) if width == 4 => self.elements_on(queue, 1, 0),
-            _ if matches!(self.tree().layout(self.view().node).buffers().get(1), Some(BufferKind::Offsets { width: w }) if usize::from(*w) == width) => {
-                self.elements_on(queue, 1, 1)
-            }
+            _ if usize::from(second) == width => self.elements_on(queue, 1, 1),
             t => Err(Error::argument(format!(
                 "{t} has no offsets of {width} bytes"
             ))),

@@ -192,9 +192,12 @@ impl DeviceArray {
             builder.buffer(None)?;
         }
         let n_slots = builder.slots.len();
-        builder
-            .nodes
-            .push(root_node(layout, length, n_slots, NullCount::from(nulls)));
+        builder.nodes.push(root_node(
+            layout,
+            length,
+            n_slots,
+            NullCount::claimed(nulls),
+        ));
         builder.children(0, children)?;
         Ok(Self::from_tree(Arc::new(builder.finish(data_type))))
     }

@@ -5,6 +5,7 @@ use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::BufferKind;
+use crate::data::parts::Parts;
 use crate::data::tree::{Tree, View};
 use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr};
 use crate::error::{Error, Result};
@@ -104,29 +105,38 @@ pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers
     Ok(Answers { slab, ranges })
 }
 
-/// Resolves all lengths of an array and its descendants that are still unknown, with one read.
+/// Resolves all lengths of an array and its descendants that are still unknown: in place where the
+/// host can read them, else with one read.
 pub(crate) fn resolve_sizes(array: &DeviceArray) -> Result<()> {
     let tree = array.tree();
-    let mut requests = Vec::new();
-    let mut targets = Vec::new();
-    collect_sizes(tree, array.view().node, &mut requests, &mut targets);
-    if requests.is_empty() {
+    let mut hidden = Vec::new();
+    hidden_sizes(tree, array.view().node, &mut hidden);
+    if hidden.is_empty() {
         return Ok(());
     }
+    if tree.device.is_host_readable() {
+        let mut owners = tree.owners.as_slice().iter();
+        owners.try_for_each(|owner| owner.wait_host())?;
+        // SAFETY: the memory is ready.
+        return hidden
+            .iter()
+            .try_for_each(|sizes| unsafe { sizes.read(tree) });
+    }
+    let requests: Vec<_> = hidden.iter().map(|sizes| sizes.request).collect();
     // SAFETY: the import checked that offsets have `offset + length + 1` elements and that lengths
     // have one for each variadic buffer.
     let answers = unsafe { gather(tree, &requests) }?;
-    for (i, target) in targets.iter().enumerate() {
-        let slots = tree.slots(target.node);
-        for k in 0..target.slots {
-            let bytes = answers.int(i, k, target.width);
-            let slot = &slots[target.first_slot + k];
-            let at = || tree.buffer_path(target.node, target.first_slot + k);
-            let bytes = check_size(tree, slot.address(), bytes, at)?;
-            slot.set_bytes(bytes);
-        }
-    }
-    Ok(())
+    let mut hidden = hidden.iter().enumerate();
+    hidden.try_for_each(|(i, sizes)| sizes.set(tree, answers.bytes(i)))
+}
+
+/// Resolves the lengths of a node's own buffers.
+///
+/// # Safety
+/// The host can read the tree's memory, and it is ready.
+pub(crate) unsafe fn read_sizes(tree: &Tree, node: usize) -> Result<()> {
+    // SAFETY: the caller's.
+    Sizes::of(tree, node).map_or(Ok(()), |sizes| unsafe { sizes.read(tree) })
 }
 
 /// Refuses lengths (bytes) that cannot be: negative, or more than the device has at the address.
@@ -172,97 +182,91 @@ pub(crate) fn check_size(
 }
 
 /// Where the lengths of some slots of a node come from: one request.
-struct Target {
+struct Sizes {
+    request: Request,
     node: usize,
     first_slot: usize,
-    slots: usize,
     /// Bytes of each integer.
     width: usize,
 }
 
-fn collect_sizes(tree: &Tree, node: usize, requests: &mut Vec<Request>, targets: &mut Vec<Target>) {
-    let slots = tree.slots(node);
-    let n = &tree.nodes[node];
-    let layout = tree.layout(node);
-    if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *layout.buffers() {
-        let width = usize::from(width);
-        if slots[2].bytes().is_none() {
+impl Sizes {
+    /// `None`: the node has no lengths that are still unknown.
+    fn of(tree: &Tree, node: usize) -> Option<Self> {
+        let n = &tree.nodes[node];
+        let slots = tree.slots(node);
+        if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *n.layout.buffers() {
+            let width = usize::from(width);
+            if slots[2].bytes().is_some() {
+                return None;
+            }
             if slots[1].is_null() || n.length == 0 {
                 slots[2].set_bytes(0);
-            } else {
-                requests.push(Request {
+                return None;
+            }
+            return Some(Self {
+                request: Request {
                     address: slots[1].address().offset((n.offset + n.length) * width),
                     bytes: width,
                     on_host: false,
-                });
-                targets.push(Target {
-                    node,
-                    first_slot: 2,
-                    slots: 1,
-                    width,
-                });
-            }
-        }
-    }
-    if layout.variadic {
-        let variadic = &slots[2..slots.len() - 1];
-        if variadic.iter().any(|slot| slot.bytes().is_none()) {
-            let sizes = slots[slots.len() - 1].address();
-            let bytes = variadic.len() * 8;
-            requests.push(Request {
-                address: sizes,
-                bytes,
-                on_host: tree.device.backend().classify(sizes, bytes) == AddressClass::Host,
-            });
-            targets.push(Target {
+                },
                 node,
                 first_slot: 2,
-                slots: variadic.len(),
-                width: 8,
+                width,
             });
         }
-    }
-    for child in 0..n.n_children {
-        collect_sizes(tree, (n.first_child + child) as usize, requests, targets);
-    }
-}
-
-/// The rows of child `i` as they stand in a C struct: pushed down from a batch's root, which has no
-/// offset there; else all of the child's.
-pub(crate) fn part(tree: &Tree, view: View, i: usize, batch_root: bool) -> View {
-    if batch_root {
-        return tree.child(view, i);
-    }
-    tree.whole(tree.nodes[view.node].first_child as usize + i)
-}
-
-/// All parts of an array as they stand in C structs, itself first, parents before children and
-/// siblings side by side.
-pub(crate) fn parts(array: &DeviceArray, as_batch: bool) -> Vec<View> {
-    let tree = array.tree();
-    let mut views = vec![array.view()];
-    let mut i = 0;
-    while let Some(&view) = views.get(i) {
-        for child in 0..tree.nodes[view.node].n_children as usize {
-            views.push(part(tree, view, child, as_batch && i == 0));
+        if !n.layout.variadic {
+            return None;
         }
-        i += 1;
-    }
-    views
-}
-
-/// Whether the null count of any part is unknown.
-pub(crate) fn has_unknown_nulls(array: &DeviceArray, as_batch: bool) -> bool {
-    fn any_child(tree: &Tree, view: View, batch_root: bool) -> bool {
-        (0..tree.nodes[view.node].n_children as usize).any(|i| {
-            let child = part(tree, view, i, batch_root);
-            tree.null_count(child).is_none() || any_child(tree, child, false)
+        let (sizes, variadic) = (&slots[slots.len() - 1], &slots[2..slots.len() - 1]);
+        let unknown = variadic.iter().any(|slot| slot.bytes().is_none());
+        let (address, bytes) = (sizes.address(), variadic.len() * 8);
+        unknown.then(|| Self {
+            request: Request {
+                address,
+                bytes,
+                on_host: tree.device.backend().classify(address, bytes) == AddressClass::Host,
+            },
+            node,
+            first_slot: 2,
+            width: 8,
         })
     }
-    array.null_count().is_none() || any_child(array.tree(), array.view(), as_batch)
+
+    /// Reads them where they are.
+    ///
+    /// # Safety
+    /// The host can read the tree's memory, and it is ready.
+    unsafe fn read(&self, tree: &Tree) -> Result<()> {
+        let Request { address, bytes, .. } = self.request;
+        // SAFETY: the caller's; the import checked that offsets have `offset + length + 1` elements
+        // and that lengths have one for each variadic buffer.
+        let there = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
+        self.set(tree, there)
+    }
+
+    /// `there`: what the request asked for.
+    fn set(&self, tree: &Tree, there: &[u8]) -> Result<()> {
+        let slots = &tree.slots(self.node)[self.first_slot..];
+        for (k, (slot, bytes)) in slots.iter().zip(there.chunks(self.width)).enumerate() {
+            let at = || tree.buffer_path(self.node, self.first_slot + k);
+            let bytes = int(bytes, self.width);
+            slot.set_bytes(check_size(tree, slot.address(), bytes, at)?);
+        }
+        Ok(())
+    }
 }
 
-/// The null counts of these [`parts`] of an array; those that are unknown are counted from masks
+/// All lengths of a node and its descendants that are still unknown.
+fn hidden_sizes(tree: &Tree, node: usize, hidden: &mut Vec<Sizes>) {
+    hidden.extend(Sizes::of(tree, node));
+    let n = &tree.nodes[node];
+    for child in 0..n.n_children {
+        hidden_sizes(tree, (n.first_child + child) as usize, hidden);
+    }
+}
+
+/// The null counts of these [`Parts`] of an array; those that are unknown are counted from masks
 /// that are read back together.
 pub(crate) fn null_counts(array: &DeviceArray, views: &[View]) -> Result<Vec<usize>> {
     let tree = array.tree();
@@ -343,8 +347,13 @@ impl DeviceArray {
     /// # Errors
     /// What the device reports.
     pub fn resolve_null_counts(&self) -> Result<usize> {
-        if has_unknown_nulls(self, false) {
-            null_counts(self, &parts(self, false))?;
+        let parts = Parts::of(self, false);
+        let unknown = |i| {
+            let (node, view) = parts.get(i);
+            parts.null_count(i, node, view).is_none()
+        };
+        if (0..parts.len()).any(unknown) {
+            null_counts(self, &parts.views())?;
         }
         Ok(self.null_count().unwrap_or(0))
     }

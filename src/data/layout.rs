@@ -181,6 +181,11 @@ impl Layout {
         &self.buffers[..usize::from(self.n_buffers)]
     }
 
+    /// Whether all rows are null by the type.
+    pub(crate) fn is_null_type(&self) -> bool {
+        self.n_buffers == 0 && matches!(self.nesting, Nesting::Leaf)
+    }
+
     pub(crate) fn n_children(&self) -> usize {
         self.n_children as usize
     }
@@ -217,6 +222,12 @@ impl BufferKind {
             Self::Offsets { width } => usize::from(width),
         }
     }
+}
+
+/// Whether the type has a mask; as [`Layout::has_validity`], for less.
+pub(crate) fn has_validity(data_type: &DataType) -> bool {
+    use DataType as T;
+    !matches!(data_type, T::Null | T::Union(_, _) | T::RunEndEncoded(_, _))
 }
 
 /// The type of child `i`; a dictionary's values are its child 0.
@@ -372,6 +383,7 @@ mod tests {
                 theirs.can_contain_null_mask,
                 "{data_type}"
             );
+            assert_eq!(ours.has_validity(), has_validity(&data_type), "{data_type}");
             assert_eq!(ours.variadic, theirs.variadic, "{data_type}");
             let kinds: Vec<_> = ours
                 .buffers()

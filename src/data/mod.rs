@@ -7,6 +7,7 @@ pub(crate) mod build;
 pub(crate) mod hidden;
 pub(crate) mod host;
 pub(crate) mod layout;
+pub(crate) mod parts;
 pub(crate) mod tree;
 
 pub use access::{DeviceBits, DeviceSlice};

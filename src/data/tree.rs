@@ -65,6 +65,9 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 pub(crate) struct NullCount(AtomicI64);
 
+/// Added to a number that safe code has claimed.
+const CLAIMED: i64 = 1 << 62;
+
 impl NullCount {
     pub(crate) const fn known(nulls: usize) -> Self {
         Self(AtomicI64::new(nulls as i64))
@@ -74,8 +77,28 @@ impl NullCount {
         Self(AtomicI64::new(-1))
     }
 
+    /// What safe code says, which may be wrong: nothing `unsafe` may rely on it.
+    pub(crate) fn claimed(nulls: Option<usize>) -> Self {
+        Self(AtomicI64::new(nulls.map_or(-1, |n| n as i64 | CLAIMED)))
+    }
+
     pub(crate) fn get(&self) -> Option<usize> {
-        usize::try_from(self.0.load(Relaxed)).ok()
+        let nulls = self.0.load(Relaxed);
+        (nulls >= 0).then_some((nulls & !CLAIMED) as usize)
+    }
+
+    /// As [`get`](Self::get), of what was counted or is promised by an `unsafe` import.
+    pub(crate) fn vouched(&self) -> Option<usize> {
+        let nulls = self.0.load(Relaxed);
+        (0..CLAIMED).contains(&nulls).then_some(nulls as usize)
+    }
+
+    /// `nulls` in a part of what this one counts: claimed if this one is.
+    pub(crate) fn of_part(&self, nulls: Option<usize>) -> Self {
+        match self.0.load(Relaxed) {
+            CLAIMED.. => Self::claimed(nulls),
+            _ => Self::from(nulls),
+        }
     }
 
     pub(crate) fn set(&self, nulls: usize) {
@@ -92,6 +115,25 @@ impl From<Option<usize>> for NullCount {
 impl Clone for NullCount {
     fn clone(&self) -> Self {
         Self(AtomicI64::new(self.0.load(Relaxed)))
+    }
+}
+
+impl Node {
+    /// Whether it is known that no row is null.
+    #[inline(always)]
+    pub(crate) fn has_no_nulls(&self) -> bool {
+        self.nulls.get() == Some(0) && !self.layout.is_null_type()
+    }
+
+    /// All rows of this node, which is number `index`.
+    #[inline]
+    pub(crate) fn whole(&self, index: usize) -> View {
+        View {
+            node: index,
+            offset: self.offset,
+            length: self.length,
+            validity_offset: self.validity_offset,
+        }
     }
 }
 
@@ -174,7 +216,11 @@ impl Tree {
     }
 
     pub(crate) fn slots(&self, node: usize) -> &[Slot] {
-        let node = &self.nodes[node];
+        self.slots_of(&self.nodes[node])
+    }
+
+    #[inline]
+    pub(crate) fn slots_of(&self, node: &Node) -> &[Slot] {
         &self.slots[node.first_slot as usize..][..node.n_slots as usize]
     }
 
@@ -194,14 +240,9 @@ impl Tree {
     }
 
     /// All rows of a node.
+    #[inline]
     pub(crate) fn whole(&self, node: usize) -> View {
-        let n = &self.nodes[node];
-        View {
-            node,
-            offset: n.offset,
-            length: n.length,
-            validity_offset: n.validity_offset,
-        }
+        self.nodes[node].whole(node)
     }
 
     /// Whether a view is all of its node, from the start of its buffers.
@@ -211,6 +252,7 @@ impl Tree {
     }
 
     /// The rows of child `i` that belong to a view where the type alone tells; else all.
+    #[inline]
     pub(crate) fn child(&self, view: View, i: usize) -> View {
         let node = self.nodes[view.node].first_child as usize + i;
         let child = &self.nodes[node];
@@ -232,13 +274,22 @@ impl Tree {
 
     /// The nulls of a view by its own mask, if they are known without reading it.
     pub(crate) fn null_count(&self, view: View) -> Option<usize> {
-        let node = &self.nodes[view.node];
-        let has_mask = self.slots(view.node).first().is_some_and(|s| !s.is_null())
-            && node.layout.has_validity();
-        match node.nulls.get() {
-            _ if matches!(self.data_type(view.node), DataType::Null) => Some(view.length),
-            _ if !has_mask || view.length == 0 => Some(0),
-            Some(0) => Some(0),
+        self.null_count_of(&self.nodes[view.node], view)
+    }
+
+    /// As [`null_count`](Self::null_count), for a view of `node`.
+    pub(crate) fn null_count_of(&self, node: &Node, view: View) -> Option<usize> {
+        if node.layout.is_null_type() {
+            return Some(view.length);
+        }
+        let nulls = node.nulls.get();
+        let masked = || {
+            let first = self.slots_of(node).first();
+            node.layout.has_validity() && first.is_some_and(|s| !s.is_null())
+        };
+        match nulls {
+            Some(0) => nulls,
+            _ if view.length == 0 || !masked() => Some(0),
             Some(n) if n == node.length => Some(view.length),
             Some(n) if view.offset == node.offset && view.length == node.length => Some(n),
             _ => None,

@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use arrow_buffer::{BooleanBuffer, BooleanBufferBuilder, Buffer};
 
 use crate::abi::c_data::CArray;
-use crate::abi::guard;
-use crate::data::DeviceArray;
-use crate::data::hidden::part;
+use crate::abi::guard::{self, ReleaseFn};
 use crate::data::layout::Nesting;
-use crate::data::tree::{Slot, Tree, View};
+use crate::data::parts::Parts;
+use crate::data::tree::{Node, Slot, Tree, View};
+use crate::data::{DeviceArray, hidden};
 use crate::device::{Counters, SyncEvent};
 use crate::error::{Error, Result};
-use crate::interchange::export::ReleasePolicy;
+use crate::interchange::export::{NullCounts, ReleasePolicy};
 use crate::memory::{HostSlab, Owner};
 
 /// Start of the block.
@@ -33,12 +33,14 @@ struct Header {
     nodes: AtomicUsize,
     memory: Memory,
     policy: ReleasePolicy,
+    /// The owner of all buffers, if there is only one: it goes with the last node.
+    owner: Option<Arc<Owner>>,
     /// Keeps the event in `sync_event`.
     event: Option<EventKeeper>,
     /// Masks that were repacked because theirs start at another bit than the values.
-    _masks: Vec<Buffer>,
+    masks: Vec<(usize, Buffer)>,
     /// Lengths of variadic buffers, where the device needs them in memory of its own choosing.
-    _sizes: Option<HostSlab>,
+    sizes: Option<HostSlab>,
 }
 
 /// What keeps an exported event alive.
@@ -49,187 +51,210 @@ pub(crate) enum EventKeeper {
     Owner(Arc<Owner>),
 }
 
+/// One of several owners.
 struct OwnerEntry {
     owner: ManuallyDrop<Arc<Owner>>,
     /// Entries of unreleased nodes that name this owner.
     uses: AtomicUsize,
 }
 
-/// A node's `private_data`.
+/// A node's `private_data`: one for each node, or one for all if there is one owner.
 struct NodeData {
     header: *mut Header,
     owners: *mut OwnerEntry,
-    /// Indices into `owners`.
+    /// Indices into `owners`; none if there is one owner.
     used: *const u32,
     n_used: u32,
 }
 
-/// How many of what the block holds.
-#[derive(Default)]
-struct Size {
-    nodes: usize,
-    buffers: usize,
-    children: usize,
-    /// Lengths of variadic buffers.
-    sizes: usize,
-    /// Whether this export states any of them itself.
-    states_sizes: bool,
-}
-
-impl Size {
-    fn add(&mut self, tree: &Tree, node: usize) {
-        let n = &tree.nodes[node];
-        let layout = tree.layout(node);
-        self.nodes += 1;
-        self.buffers += n.n_slots as usize;
-        if layout.nesting != Nesting::Dictionary {
-            self.children += n.n_children as usize;
-        }
-        if layout.variadic {
-            // Room whether they are known or not: another thread may find them out meanwhile. One
-            // more, so that the list is there even if it is empty.
-            self.sizes += tree.slots(node).len() - 2;
-            self.states_sizes |= states_sizes(tree.slots(node));
-        }
-        for i in 0..n.n_children {
-            self.add(tree, (n.first_child + i) as usize);
-        }
-    }
-}
-
 /// Whether the lengths of a view array's variadic buffers are known; else the producer's own list of
 /// them is handed on.
-fn states_sizes(slots: &[Slot]) -> bool {
+#[cold]
+fn knows_sizes(slots: &[Slot]) -> bool {
     slots[2..slots.len() - 1]
         .iter()
         .all(|s| s.bytes().is_some())
 }
 
-/// Builds the C struct of an array. `nulls`: the counts of [`crate::data::hidden::parts`], where some
-/// are unknown.
+/// Where the parts of the block lie. All are aligned to 8 bytes.
+struct Block {
+    /// Bytes. 64 bits hold any sum of counts of 32 bits times sizes of structs.
+    bytes: u64,
+}
+
+impl Block {
+    /// Room for `n` of `T` at the end: the offset in bytes.
+    fn extend<T>(&mut self, n: usize) -> usize {
+        const { assert!(align_of::<T>() <= 8) };
+        let at = self.bytes;
+        self.bytes += (size_of::<T>() as u64 * n as u64).next_multiple_of(8);
+        at as usize
+    }
+}
+
+/// Builds the C struct of an array. `as_batch`: see [`Parts`].
 pub(crate) fn build(
     array: &DeviceArray,
     as_batch: bool,
-    nulls: Option<&[usize]>,
+    null_counts: NullCounts,
     event: Option<EventKeeper>,
     policy: ReleasePolicy,
 ) -> Result<CArray> {
-    let tree = array.tree();
-    let mut size = Size::default();
-    size.add(tree, array.view().node);
-    let owners = tree.owners.as_slice();
-    let device = array.device();
+    let tree = &**array.tree();
+    let device = &tree.device;
+    let parts = Parts::of(array, as_batch);
+    let n = parts.len();
 
-    let too_large = || Error::argument("the array has too many children to export");
-    let extend = |memory: Memory, part: Result<Memory, _>| {
-        let part: Memory = part.map_err(|_: std::alloc::LayoutError| too_large())?;
-        memory.extend(part).map_err(|_| too_large())
-    };
-    let (memory, at_owners) = extend(
-        Memory::new::<Header>(),
-        Memory::array::<OwnerEntry>(owners.len()),
-    )?;
-    let (memory, at_nodes) = extend(memory, Memory::array::<NodeData>(size.nodes))?;
-    let (memory, at_structs) = extend(memory, Memory::array::<CArray>(size.nodes))?;
-    let (memory, at_buffers) = extend(memory, Memory::array::<*const c_void>(size.buffers))?;
-    let (memory, at_children) = extend(memory, Memory::array::<*mut CArray>(size.children))?;
-    let (memory, at_sizes) = extend(memory, Memory::array::<i64>(size.sizes))?;
-    let (memory, at_used) = extend(memory, Memory::array::<u32>(size.buffers + 1))?;
+    // Buffers, children and lengths of variadic buffers.
+    let (mut n_buffers, mut n_children, mut n_sizes) = (0, 0, 0);
+    let (mut unknown_nulls, mut masks_differ, mut states_sizes) = (false, false, false);
+    parts.each(|i, node, view, _| {
+        n_buffers += node.n_slots as usize;
+        // A dictionary's values need no entry; it is spare then.
+        n_children += node.n_children as usize;
+        masks_differ |= view.offset != view.validity_offset;
+        unknown_nulls |= parts.null_count(i, node, view).is_none();
+        if node.layout.variadic {
+            // Room whether they are known or not: another thread may find them out meanwhile. One
+            // more, so that the list is there even if it is empty.
+            n_sizes += node.n_slots as usize - 2;
+            states_sizes |= knows_sizes(tree.slots_of(node));
+        }
+    });
+    let mut counted = None;
+    if unknown_nulls && null_counts == NullCounts::Exact {
+        counted = Some(hidden::null_counts(array, &parts.views())?);
+    }
+    let nulls = counted.as_deref();
+
+    let owners = tree.owners.as_slice();
+    let single = owners.len() == 1;
+    let (n_data, n_used) = if single { (1, 0) } else { (n, n_buffers) };
+    let mut block = Block { bytes: 0 };
+    block.extend::<Header>(1);
+    let at_structs = block.extend::<CArray>(n);
+    let at_nodes = block.extend::<NodeData>(n_data);
+    let at_buffers = block.extend::<*const c_void>(n_buffers);
+    let at_children = block.extend::<*mut CArray>(n_children);
+    let at_sizes = block.extend::<i64>(n_sizes);
+    let at_owners = block.extend::<OwnerEntry>(if single { 0 } else { owners.len() });
+    let at_used = block.extend::<u32>(n_used);
+    let bytes = usize::try_from(block.bytes).unwrap_or(usize::MAX);
+    let memory = Memory::from_size_align(bytes, 8)
+        .map_err(|_| Error::argument("the array has too many children to export"))?;
 
     // A device whose memory the host cannot read gets the lengths where it reads host memory best.
     let mut slab = None;
-    if size.states_sizes && !device.is_host_readable() {
-        slab = Some(device.host_slab(size.sizes * 8)?);
+    if states_sizes && !device.is_host_readable() {
+        slab = Some(device.host_slab(n_sizes * 8)?);
     }
-    let masks = repacked_masks(array, as_batch, nulls)?;
+    let mut masks = Vec::new();
+    if masks_differ && device.is_host_readable() {
+        masks = repacked_masks(array, &parts, nulls)?;
+    }
     // SAFETY: the layout has the size of `Header` at least.
-    let block = NonNull::new(unsafe { alloc::alloc(memory) }).ok_or(Error::OutOfMemory {
-        device: device.id(),
-        operation: "export",
-        bytes: memory.size(),
-    })?;
+    let block =
+        NonNull::new(unsafe { alloc::alloc(memory) }).ok_or_else(|| Error::OutOfMemory {
+            device: device.id(),
+            operation: "export",
+            bytes: memory.size(),
+        })?;
     let base = block.as_ptr();
     // SAFETY: here and in `Writer`, all parts lie in the block at offsets that `extend` gave, with
     // the alignment and the number of elements that were counted; each element is written before it
     // is read. Everything is reached by raw pointers from `base`.
-    let mut writer = unsafe {
+    let (header, mut writer) = unsafe {
         let header = base.cast::<Header>();
-        let sizes = match &slab {
-            Some(slab) => slab.as_device_ptr().as_ptr().cast::<i64>(),
-            None => base.add(at_sizes).cast(),
-        };
-        let masks_list = masks.iter().map(|(_, mask)| mask.clone()).collect();
-        header.write(Header {
-            nodes: AtomicUsize::new(size.nodes),
-            memory,
-            policy,
-            event,
-            _masks: masks_list,
-            _sizes: slab,
-        });
         let entries = base.add(at_owners).cast::<OwnerEntry>();
-        for (i, owner) in owners.iter().enumerate() {
-            entries.add(i).write(OwnerEntry {
-                owner: ManuallyDrop::new(owner.clone()),
-                uses: AtomicUsize::new(0),
+        let nodes = base.add(at_nodes).cast::<NodeData>();
+        if single {
+            nodes.write(NodeData {
+                header,
+                owners: entries,
+                used: ptr::null(),
+                n_used: 0,
             });
+        } else {
+            for (i, owner) in owners.iter().enumerate() {
+                entries.add(i).write(OwnerEntry {
+                    owner: ManuallyDrop::new(owner.clone()),
+                    uses: AtomicUsize::new(0),
+                });
+            }
         }
-        Writer {
+        let writer = Writer {
             tree,
+            parts: &parts,
+            single,
             header,
             owners: entries,
-            nodes: base.add(at_nodes).cast(),
+            nodes,
             structs: base.add(at_structs).cast(),
             buffers: base.add(at_buffers).cast(),
             children: base.add(at_children).cast(),
-            sizes,
-            states_sizes: size.states_sizes,
+            sizes: match &slab {
+                Some(slab) => slab.as_device_ptr().as_ptr().cast::<i64>(),
+                None => base.add(at_sizes).cast(),
+            },
+            states_sizes,
             used: base.add(at_used).cast(),
-            next: 1,
-        }
+        };
+        (header, writer)
     };
-    let mut views = Vec::new();
-    if as_batch || size.nodes > 1 {
-        views.reserve_exact(size.nodes);
+    parts.each(|i, node, view, first_child| {
+        let null_count = parts.null_count(i, node, view).map_or(-1, |n| n as i64);
+        // SAFETY: the nodes come in the order in which they were counted, each once.
+        unsafe { writer.node(i, node, view, null_count, first_child) };
+    });
+    for (i, nulls) in counted.iter().flatten().enumerate() {
+        // SAFETY: there is a count for each node.
+        unsafe { writer.set_nulls(i, *nulls) };
     }
-    views.push(array.view());
-    let mut masks = masks.iter().peekable();
-    let mut i = 0;
-    while i < views.len() {
-        let view = views[i];
-        let batch_root = as_batch && i == 0;
-        let known = match i {
-            0 => array.null_count(),
-            _ => tree.null_count(view),
-        };
-        let null_count = match nulls {
-            Some(counts) => counts[i] as i64,
-            None => known.map_or(-1, |n| n as i64),
-        };
-        let mask = masks.next_if(|(node, _)| *node == i).map(|(_, mask)| mask);
-        // SAFETY: `i` counts the nodes in the order in which they were counted.
-        unsafe { writer.node(i, view, null_count, mask, batch_root) };
-        for child in 0..tree.nodes[view.node].n_children as usize {
-            views.push(part(tree, view, child, batch_root));
-        }
-        i += 1;
-    }
-    // Owners that no buffer lies in (arrays without buffers) go at once.
-    for k in 0..owners.len() {
-        // SAFETY: entry `k` was written above; nobody else has the block yet.
+    for (i, mask) in &masks {
+        // SAFETY: masks are repacked for nodes that have one; the header keeps them.
         unsafe {
-            let entry = writer.owners.add(k);
-            if *(*entry).uses.get_mut() == 0 {
-                ManuallyDrop::drop(&mut (*entry).owner);
+            (*writer.structs.add(*i))
+                .buffers
+                .write(mask.as_ptr().cast())
+        };
+    }
+    if as_batch {
+        // SAFETY: node 0 is a struct, whose one buffer is a mask.
+        unsafe {
+            writer.set_nulls(0, 0);
+            (*writer.structs).offset = 0;
+        }
+    }
+    // SAFETY: the header and the owners' entries lie in the block, which nobody else has yet. Node 0
+    // was written, and is moved out once: the block never looks at it again.
+    unsafe {
+        if !single {
+            // Owners that no buffer lies in (arrays without buffers) go at once.
+            for k in 0..owners.len() {
+                let entry = writer.owners.add(k);
+                if *(*entry).uses.get_mut() == 0 {
+                    ManuallyDrop::drop(&mut (*entry).owner);
+                }
             }
         }
+        header.write(Header {
+            nodes: AtomicUsize::new(n),
+            memory,
+            policy,
+            owner: single.then(|| owners[0].clone()),
+            event,
+            masks,
+            sizes: slab,
+        });
+        Ok(writer.structs.read())
     }
-    // SAFETY: node 0 was written, and is moved out once: the block never looks at it again.
-    Ok(unsafe { writer.structs.read() })
 }
 
 struct Writer<'a> {
     tree: &'a Tree,
+    parts: &'a Parts<'a>,
+    /// There is one owner, and one `NodeData`.
+    single: bool,
     header: *mut Header,
     owners: *mut OwnerEntry,
     nodes: *mut NodeData,
@@ -240,130 +265,173 @@ struct Writer<'a> {
     /// Whether there is memory at `sizes`.
     states_sizes: bool,
     used: *mut u32,
-    /// The next free struct.
-    next: usize,
 }
 
 impl Writer<'_> {
-    /// Writes node `i`.
+    /// Writes node `i`, whose children, if there are any, are the nodes from `first_child` on.
     ///
     /// # Safety
     /// Nodes are written in order, each once, and are those that were counted.
+    #[inline(always)]
     unsafe fn node(
         &mut self,
         i: usize,
+        node: &Node,
         view: View,
         null_count: i64,
-        mask: Option<&Buffer>,
-        batch_root: bool,
+        first_child: usize,
     ) {
-        let tree = self.tree;
-        let layout = tree.layout(view.node);
-        let slots = tree.slots(view.node);
-        let n_children = tree.nodes[view.node].n_children as usize;
+        let layout = &node.layout;
+        let slots = self.tree.slots_of(node);
         // SAFETY: see `build`.
         unsafe {
             let buffers = self.buffers;
-            let used = self.used;
-            let mut n_used = 0;
             for (k, slot) in slots.iter().enumerate() {
-                let is_mask = k == 0 && layout.has_validity();
-                let address = match mask {
-                    _ if is_mask && (batch_root || null_count == 0) => ptr::null(),
-                    Some(mask) if is_mask => mask.as_ptr().cast::<c_void>(),
-                    _ => slot.address().as_ptr().cast_const(),
-                };
-                buffers.add(k).write(address);
-                let foreign =
-                    !slot.is_null() && (n_used == 0 || *used.add(n_used - 1) != slot.owner);
-                if foreign && !address.is_null() {
-                    used.add(n_used).write(slot.owner);
-                    n_used += 1;
-                    *(*self.owners.add(slot.owner as usize)).uses.get_mut() += 1;
-                }
+                buffers.add(k).write(slot.address().as_ptr().cast_const());
             }
             self.buffers = buffers.add(slots.len());
-            self.used = used.add(n_used);
-            if layout.variadic && self.states_sizes && states_sizes(slots) {
-                let variadic = &slots[2..slots.len() - 1];
-                for (k, slot) in variadic.iter().enumerate() {
-                    self.sizes
-                        .add(k)
-                        .write(slot.bytes().map_or(0, |n| n as i64));
-                }
-                buffers.add(slots.len() - 1).write(self.sizes.cast());
-                self.sizes = self.sizes.add(variadic.len() + 1);
+            if null_count == 0 && layout.has_validity() {
+                buffers.write(ptr::null());
             }
-            let data = self.nodes.add(i);
-            data.write(NodeData {
-                header: self.header,
-                owners: self.owners,
-                used,
-                n_used: n_used as u32,
-            });
-            let first = self.structs.add(self.next);
-            self.next += n_children;
-            let dictionary = layout.nesting == Nesting::Dictionary;
-            let children = self.children;
-            if !dictionary {
-                for k in 0..n_children {
-                    children.add(k).write(first.add(k));
-                }
-                self.children = children.add(n_children);
+            if layout.variadic && self.states_sizes && knows_sizes(slots) {
+                self.list_sizes(slots, buffers);
             }
-            let listed = if dictionary { 0 } else { n_children };
-            self.structs.add(i).write(CArray {
+            let mut data = self.nodes;
+            if !self.single {
+                data = data.add(i);
+                data.write(self.uses(slots, buffers));
+            }
+            let array = self.structs.add(i);
+            array.write(CArray {
                 length: view.length as i64,
-                null_count: if batch_root { 0 } else { null_count },
+                null_count,
                 // Without rows an offset means nothing, but consumers add it to buffers of no bytes.
-                offset: if batch_root || view.length == 0 {
+                offset: if view.length == 0 {
                     0
                 } else {
                     view.offset as i64
                 },
                 n_buffers: slots.len() as i64,
-                n_children: listed as i64,
+                n_children: 0,
                 buffers: if slots.is_empty() {
                     ptr::null_mut()
                 } else {
                     buffers
                 },
-                children: if listed == 0 {
-                    ptr::null_mut()
-                } else {
-                    children
-                },
-                dictionary: if dictionary { first } else { ptr::null_mut() },
+                children: ptr::null_mut(),
+                dictionary: ptr::null_mut(),
                 release: Some(release),
                 private_data: data.cast(),
             });
+            if node.n_children > 0 {
+                let first = self.structs.add(first_child);
+                if matches!(layout.nesting, Nesting::Dictionary) {
+                    (*array).dictionary = first;
+                } else {
+                    self.list_children(array, first, node.n_children as usize);
+                }
+            }
+        }
+    }
+
+    /// Sets the null count of node `i`; without nulls its mask, the first buffer, goes too.
+    ///
+    /// # Safety
+    /// Node `i` was written.
+    unsafe fn set_nulls(&self, i: usize, nulls: usize) {
+        // SAFETY: the caller's. Nodes that are a mask's have a first buffer.
+        unsafe {
+            let array = self.structs.add(i);
+            (*array).null_count = nulls as i64;
+            let (node, _) = self.parts.get(i);
+            if nulls == 0 && node.layout.has_validity() {
+                (*array).buffers.write(ptr::null());
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`node`](Self::node): there is room for the `n` children.
+    #[inline(never)]
+    unsafe fn list_children(&mut self, array: *mut CArray, first: *mut CArray, n: usize) {
+        let children = self.children;
+        // SAFETY: the caller's.
+        unsafe {
+            for k in 0..n {
+                children.add(k).write(first.add(k));
+            }
+            self.children = children.add(n);
+            (*array).n_children = n as i64;
+            (*array).children = children;
+        }
+    }
+
+    /// Lists the lengths of a node's variadic buffers.
+    ///
+    /// # Safety
+    /// As [`node`](Self::node): there is room for them.
+    #[cold]
+    unsafe fn list_sizes(&mut self, slots: &[Slot], buffers: *mut *const c_void) {
+        let variadic = &slots[2..slots.len() - 1];
+        // SAFETY: the caller's.
+        unsafe {
+            for (k, slot) in variadic.iter().enumerate() {
+                let bytes = slot.bytes().map_or(0, |n| n as i64);
+                self.sizes.add(k).write(bytes);
+            }
+            buffers.add(slots.len() - 1).write(self.sizes.cast());
+            self.sizes = self.sizes.add(variadic.len() + 1);
+        }
+    }
+
+    /// Lists the owners of a node's buffers, where there are several.
+    ///
+    /// # Safety
+    /// As [`node`](Self::node); `buffers` are the addresses of `slots`, as they go out.
+    #[inline(never)]
+    unsafe fn uses(&mut self, slots: &[Slot], buffers: *const *const c_void) -> NodeData {
+        let used = self.used;
+        let mut n_used = 0;
+        // SAFETY: the caller's; there is room for an index for each slot.
+        unsafe {
+            for (k, slot) in slots.iter().enumerate() {
+                let known = n_used > 0 && *used.add(n_used - 1) == slot.owner;
+                if known || slot.is_null() || (*buffers.add(k)).is_null() {
+                    continue;
+                }
+                used.add(n_used).write(slot.owner);
+                n_used += 1;
+                *(*self.owners.add(slot.owner as usize)).uses.get_mut() += 1;
+            }
+            self.used = used.add(n_used);
+        }
+        NodeData {
+            header: self.header,
+            owners: self.owners,
+            used,
+            n_used: n_used as u32,
         }
     }
 }
 
 /// Masks that start at another bit than the values do: only arrow-rs arrays in host memory have
 /// them. Repacked to the values' offset, with the index of their node.
+#[cold]
 fn repacked_masks(
     array: &DeviceArray,
-    as_batch: bool,
+    parts: &Parts<'_>,
     nulls: Option<&[usize]>,
 ) -> Result<Vec<(usize, Buffer)>> {
     let mut masks = Vec::new();
     let tree = array.tree();
-    let differs = tree.nodes.iter().any(|n| n.offset != n.validity_offset);
-    if !array.device().is_host_readable()
-        || !(differs || array.view().offset != array.view().validity_offset)
-    {
-        return Ok(masks);
-    }
-    let views = crate::data::hidden::parts(array, as_batch);
-    for (i, view) in views.iter().enumerate() {
-        let slots = tree.slots(view.node);
+    for i in 0..parts.len() {
+        let (node, view) = parts.get(i);
+        let slots = tree.slots_of(node);
         let masked =
-            tree.layout(view.node).has_validity() && !slots[0].is_null() && !(as_batch && i == 0);
+            node.layout.has_validity() && !slots[0].is_null() && !(parts.is_batch() && i == 0);
         let no_nulls = match nulls {
             Some(counts) => counts[i] == 0,
-            None => tree.null_count(*view) == Some(0),
+            None => tree.null_count_of(node, view) == Some(0),
         };
         if !masked || no_nulls || view.offset == view.validity_offset || view.length == 0 {
             continue;
@@ -388,64 +456,114 @@ fn repacked_masks(
     Ok(masks)
 }
 
-/// The release callback of every exported node.
+/// The release callback of every exported node. Nothing unwinds from it: all that runs code of others
+/// (owners, events, children that a consumer put in) does so under a guard of its own.
 ///
 /// # Safety
 /// `array` is a struct that [`build`] made, or a bitwise move of one, as the C data interface says.
 unsafe extern "C-unwind" fn release(array: *mut CArray) {
-    // A release cannot report an error. What owners throw is parked, and nothing else does.
-    let _ = guard::callback("release", || {
-        // SAFETY: the consumer's contract.
-        unsafe { release_node(array) };
-        Ok(())
-    });
-}
-
-/// # Safety
-/// As [`release`].
-unsafe fn release_node(array: *mut CArray) {
-    // SAFETY: the consumer gives a valid struct; its children are valid, or were moved out and are
-    // marked released; the block lives as long as one node is not released.
+    // SAFETY: the consumer gives a valid struct; the block lives as long as one node of it is not
+    // counted off, and those released here are counted off at the end.
     unsafe {
         if array.is_null() || (*array).release.is_none() {
             return;
         }
-        (*array).release = None;
-        let data = (*array).private_data.cast::<NodeData>();
-        for i in 0..(*array).n_children as usize {
-            release_child(*(*array).children.add(i));
-        }
-        release_child((*array).dictionary);
-        let header = (*data).header;
-        for i in 0..(*data).n_used as usize {
-            let entry = (*data).owners.add(*(*data).used.add(i) as usize);
-            if (*entry).uses.fetch_sub(1, Ordering::AcqRel) == 1 {
-                let owner = ManuallyDrop::take(&mut (*entry).owner);
-                // A panic in a drop of the owner's must not keep the others.
-                let device = owner.device().clone();
-                device.parking("release", || (*header).policy.let_go(owner));
-            }
-        }
-        if (*header).nodes.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let memory = (*header).memory;
-            if let Some(EventKeeper::Owner(owner)) = (*header).event.take() {
-                let device = owner.device().clone();
-                device.parking("release", || (*header).policy.let_go(owner));
-            }
-            ptr::drop_in_place(header);
-            alloc::dealloc(header.cast(), memory);
+        let header = (*(*array).private_data.cast::<NodeData>()).header;
+        let released = release_part(array, header);
+        if (*header).nodes.fetch_sub(released, Ordering::AcqRel) == released {
+            free(header);
         }
     }
 }
 
+/// Frees the block after its last node.
+///
 /// # Safety
-/// `child` is null or a valid struct.
-unsafe fn release_child(child: *mut CArray) {
-    // SAFETY: the caller's. A child that was moved out has no release.
+/// All nodes of the block at `header` are released, and nobody uses it any more.
+unsafe fn free(header: *mut Header) {
+    // SAFETY: the caller's; `build` wrote the header and allocated the block with this layout. What
+    // the header owns is moved out, once.
     unsafe {
-        if !child.is_null() && (*child).release.is_some() {
-            // An error here is a panic that the callee caught already.
-            let _ = CArray::release(child);
+        let (memory, policy) = ((*header).memory, (*header).policy);
+        let owner = (*header).owner.take();
+        let event = (*header).event.take();
+        let sizes = (*header).sizes.take();
+        let masks = ptr::read(&raw const (*header).masks);
+        alloc::dealloc(header.cast(), memory);
+        if let Some(owner) = owner {
+            policy.let_go(owner);
         }
+        if event.is_some() || sizes.is_some() || !masks.is_empty() {
+            let_go_rest(policy, event, sizes, masks);
+        }
+    }
+}
+
+#[cold]
+fn let_go_rest(
+    policy: ReleasePolicy,
+    event: Option<EventKeeper>,
+    sizes: Option<HostSlab>,
+    masks: Vec<(usize, Buffer)>,
+) {
+    // An error here is a panic of a backend's; a release cannot report it.
+    let _ = guard::call_foreign("release", || match event {
+        Some(EventKeeper::Owner(owner)) => policy.let_go(owner),
+        Some(EventKeeper::Own(event)) => drop(event),
+        None => {}
+    });
+    let _ = guard::call_foreign("release", || drop((sizes, masks)));
+}
+
+/// Releases a node and those of its descendants that are in the same block. Answers how many.
+///
+/// # Safety
+/// `array` is a node of the block at `header` that is not released; its children are valid, or were
+/// moved out and are marked released. The block outlives the call.
+unsafe fn release_part(array: *mut CArray, header: *mut Header) -> usize {
+    // SAFETY: the caller's.
+    unsafe {
+        (*array).release = None;
+        let data = (*array).private_data.cast::<NodeData>();
+        let mut released = 1;
+        for i in 0..(*array).n_children as usize {
+            released += release_child(*(*array).children.add(i), header);
+        }
+        released += release_child((*array).dictionary, header);
+        for i in 0..(*data).n_used as usize {
+            let entry = (*data).owners.add(*(*data).used.add(i) as usize);
+            if (*entry).uses.fetch_sub(1, Ordering::AcqRel) == 1 {
+                (*header)
+                    .policy
+                    .let_go(ManuallyDrop::take(&mut (*entry).owner));
+            }
+        }
+        released
+    }
+}
+
+/// Releases a child. Answers how many nodes of the block at `header` that were.
+///
+/// # Safety
+/// `child` is null or a valid struct; else as [`release_part`].
+#[inline]
+unsafe fn release_child(child: *mut CArray, header: *mut Header) -> usize {
+    // SAFETY: the caller's. A child that was moved out has no release. One with this release is of
+    // this crate's making, and then has `NodeData`.
+    unsafe {
+        if child.is_null() {
+            return 0;
+        }
+        let Some(other) = (*child).release else {
+            return 0;
+        };
+        let ours = ptr::fn_addr_eq(other, release as ReleaseFn<CArray>)
+            && (*(*child).private_data.cast::<NodeData>()).header == header;
+        if ours {
+            return release_part(child, header);
+        }
+        // An error here is a panic that the callee caught already.
+        let _ = CArray::release(child);
+        0
     }
 }

@@ -8,8 +8,8 @@ use arrow_schema::DataType;
 
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
-use crate::data::hidden::part;
 use crate::data::layout::{BufferKind, Nesting};
+use crate::data::parts::part;
 use crate::data::tree::{Tree, View};
 use crate::error::Error;
 

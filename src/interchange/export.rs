@@ -11,7 +11,6 @@ use arrow_schema::Field;
 use arrow_schema::ffi::FFI_ArrowSchema;
 
 use crate::abi::FFI_ArrowDeviceArray;
-use crate::data::hidden::{has_unknown_nulls, null_counts, parts};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::SyncEvent;
 use crate::error::Result;
@@ -56,19 +55,28 @@ pub enum ReleasePolicy {
 }
 
 impl ReleasePolicy {
-    /// Lets go of memory that a consumer has released. Never waits.
+    /// Lets go of memory that a consumer has released. Never waits, and never unwinds: what the
+    /// owner's drop throws is kept.
     pub(crate) fn let_go(self, owner: Arc<Owner>) {
-        match self {
+        let device = match self {
             // Work of a synchronous device has completed already.
-            Self::Synchronize if !owner.device().is_synchronous() => {
-                let device = owner.device().clone();
-                device.clone().reaper().later(move || {
-                    device.settle();
-                    drop(owner);
-                });
+            Self::Synchronize if !owner.device().is_synchronous() => owner.device().clone(),
+            // Nothing happens while somebody else holds it.
+            Self::Ordered | Self::Synchronize => {
+                if let Some(owner) = Arc::into_inner(owner) {
+                    let device = owner.device().clone();
+                    device.parking("release", || drop(owner));
+                }
+                return;
             }
-            Self::Ordered | Self::Synchronize => drop(owner),
-        }
+        };
+        device.parking("release", || {
+            let settled = device.clone();
+            device.reaper().later(move || {
+                settled.settle();
+                drop(owner);
+            });
+        });
     }
 }
 
@@ -171,26 +179,20 @@ fn export(
     options: &ExportOptions,
     as_batch: bool,
 ) -> Result<FFI_ArrowDeviceArray> {
-    let unknown = has_unknown_nulls(array, as_batch);
-    let nulls = match options.null_counts {
-        NullCounts::Exact if unknown => Some(null_counts(array, &parts(array, as_batch))?),
-        _ => None,
-    };
     let event = Handover::of(array, options.sync)?;
-    let pointer = event.pointer();
-    let root = arena::build(
-        array,
-        as_batch,
-        nulls.as_deref(),
-        event.keeper(),
-        options.release,
-    )?;
     let id = array.device().id();
+    let sync_event = event.pointer();
     Ok(FFI_ArrowDeviceArray {
-        array: root,
+        array: arena::build(
+            array,
+            as_batch,
+            options.null_counts,
+            event.keeper(),
+            options.release,
+        )?,
         device_id: id.id,
         device_type: id.device_type,
-        sync_event: pointer,
+        sync_event,
         reserved: [0; 3],
     })
 }
@@ -206,6 +208,11 @@ enum Handover {
 
 impl Handover {
     fn of(array: &DeviceArray, sync: SyncPolicy) -> Result<Self> {
+        if let [only] = array.tree().owners.as_slice() {
+            if only.ready().is_none() {
+                return Ok(Self::None);
+            }
+        }
         let owners = array.owners();
         if sync == SyncPolicy::Wait {
             array.wait()?;

@@ -76,7 +76,8 @@ impl DeviceArray {
     /// # Safety
     /// - `array` and `schema` keep to the C device data interface: pointers that are not null are
     ///   valid for what the structs say, and the event, if any, is of the device's type;
-    /// - the values are valid for their type ([`Validation::Full`] checks that);
+    /// - the values are valid for their type, and null counts are right ([`Validation::Full`] checks
+    ///   both);
     /// - nobody writes to the memory before it is released.
     ///
     /// # Errors

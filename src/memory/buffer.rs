@@ -148,9 +148,8 @@ impl DeviceBuffer {
 pub(crate) unsafe fn host_buffer(owner: &Arc<Owner>, address: DevicePtr, len: usize) -> Buffer {
     match std::ptr::NonNull::new(address.as_ptr().cast::<u8>()) {
         Some(ptr) if len > 0 => {
-            let owner = Arc::new(std::panic::AssertUnwindSafe(owner.clone()));
             // SAFETY: the caller's; the buffer holds the owner.
-            unsafe { Buffer::from_custom_allocation(ptr, len, owner) }
+            unsafe { Buffer::from_custom_allocation(ptr, len, owner.clone()) }
         }
         _ => Buffer::default(),
     }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use arrow_data::ArrayData;
+use arrow_array::ArrayRef;
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::device::{Device, DevicePtr, EventPtr, EventRef, Queue, SyncEvent};
@@ -30,6 +30,10 @@ pub(crate) struct Owner {
     unrecorded: AtomicBool,
 }
 
+// Arrow asks this of what keeps a buffer's memory. Panics leave an owner as it was: no lock is held
+// while foreign code runs, and what the owner holds is only kept and dropped.
+impl std::panic::RefUnwindSafe for Owner {}
+
 /// What the owner holds. The `Any` payloads are only kept and dropped.
 #[derive(Debug)]
 pub(crate) enum Memory {
@@ -42,7 +46,7 @@ pub(crate) enum Memory {
     /// Host memory of ours.
     Slab(#[allow(dead_code)] HostSlab),
     /// Arrow arrays in host memory.
-    Arrow(#[allow(dead_code)] Vec<ArrayData>),
+    Arrow(#[allow(dead_code)] Vec<ArrayRef>),
     /// A foreign producer's array, which is released.
     Foreign(FFI_ArrowDeviceArray),
     /// Anything else.

@@ -17,12 +17,13 @@ mod fix;
 mod plan;
 mod upload;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_data::ArrayData;
 
-use crate::data::host::{to_array, to_batch, unwrap, wrap_array, wrap_batch};
+use crate::data::host::{to_array, to_batch, unwrap, wrap_batch, wrap_data};
 use crate::data::tree::Tree;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, DeviceId, Queue, SyncEvent};
@@ -49,6 +50,10 @@ impl Device {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), or what the device reports. Nothing is
     /// left allocated then.
     pub fn upload(&self, batch: &RecordBatch) -> Result<DeviceRecordBatch> {
+        if self.id() == DeviceId::CPU {
+            let array = DeviceArray::from_tree(Arc::new(wrap_batch(batch)?));
+            return Ok(DeviceRecordBatch::from_struct(batch.schema(), array));
+        }
         self.upload_on(batch, &self.default_queue())
     }
 
@@ -70,7 +75,7 @@ impl Device {
 
     /// As [`upload_data`](Self::upload_data), on a queue of this device.
     pub fn upload_data_on(&self, data: ArrayData, queue: &Queue) -> Result<DeviceArray> {
-        self.bring(wrap_array(data)?, queue)
+        self.bring(wrap_data(data)?, queue)
     }
 
     /// An array over host memory to this device.
@@ -118,20 +123,24 @@ impl DeviceArray {
     /// [`Error::InvalidInput`](crate::Error::InvalidInput) if a hidden length cannot be; what the
     /// device reports.
     pub fn to_host(&self) -> Result<ArrayRef> {
-        to_array(self.to_host_data()?)
+        to_array(&*self.to_host_memory()?)
     }
 
     /// As [`to_host`](Self::to_host), as [`ArrayData`].
     pub fn to_host_data(&self) -> Result<ArrayData> {
-        unwrap(&self.to_host_memory(&self.device().default_queue())?)
+        unwrap(&*self.to_host_memory()?)
     }
 
     /// This array if the host can read it, else a copy on the CPU.
-    fn to_host_memory(&self, queue: &Queue) -> Result<Self> {
-        self.start_to_host(queue)?.finish()
+    fn to_host_memory(&self) -> Result<Cow<'_, Self>> {
+        if self.device().is_host_readable() {
+            return Ok(Cow::Borrowed(self));
+        }
+        let started = self.start_to_host(&self.device().default_queue())?;
+        Ok(Cow::Owned(started.finish()?))
     }
 
-    /// Starts what [`to_host_memory`](Self::to_host_memory) does on `queue`, without a wait unless
+    /// Starts what [`to_host_memory`](Self::to_host_memory) does, on `queue`, without a wait unless
     /// lengths hide on the device.
     pub(crate) fn start_to_host(&self, queue: &Queue) -> Result<ToHost> {
         let download = match self.device().is_host_readable() {
@@ -172,13 +181,13 @@ impl DeviceArray {
         if !from.is_host_readable() && to.backend().reaches(from.backend()) {
             return self.like(Arc::new(copy::copy(self, queue, false)?));
         }
-        let host = self.to_host_memory(&from.default_queue())?;
+        let host = self.to_host_memory()?;
         if to.id() == DeviceId::CPU {
             // Host memory under another device's id (page-locked, say) becomes the CPU's.
             if *host.device() == *to {
-                return Ok(host);
+                return Ok(host.into_owned());
             }
-            return self.like(Arc::new(wrap_array(unwrap(&host)?)?));
+            return self.like(Arc::new(wrap_data(unwrap(&host)?)?));
         }
         self.like(Arc::new(upload::upload(&host, queue)?))
     }
@@ -225,9 +234,7 @@ impl DeviceArray {
 impl DeviceRecordBatch {
     /// The batch's rows as an arrow-rs [`RecordBatch`]; see [`DeviceArray::to_host`].
     pub fn to_host(&self) -> Result<RecordBatch> {
-        let queue = self.device().default_queue();
-        let host = self.as_struct().to_host_memory(&queue)?;
-        to_batch(self.schema(), &host)
+        to_batch(self.schema(), &*self.as_struct().to_host_memory()?)
     }
 
     /// The batch on `device`; see [`DeviceArray::to_device`].

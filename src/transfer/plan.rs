@@ -12,7 +12,7 @@ use crate::data::DeviceArray;
 use crate::data::build::placeholder;
 use crate::data::hidden::{Answers, Request, check_size, count_bits, gather, int};
 use crate::data::layout::{BufferKind, Layout, Nesting};
-use crate::data::tree::{Node, NullCount, Tree, View};
+use crate::data::tree::{Node, Tree, View};
 use crate::device::{ALIGNMENT, AddressClass, DevicePtr};
 use crate::error::{Error, Result};
 use crate::transfer::fix::{Fix, Piece};
@@ -181,7 +181,7 @@ impl<'a> Planner<'a> {
             nulls = Some(bits - count_bits(bytes, skip, bits));
         }
         let slot = self.plan.nodes[node].first_slot as usize;
-        self.plan.nodes[node].nulls = NullCount::from(nulls);
+        self.plan.nodes[node].nulls = tree.nodes[view.node].nulls.of_part(nulls);
         if masked && nulls != Some(0) && view.length > 0 {
             self.bits(slot, view, slots[0].address(), view.validity_offset)?;
             let mask = self.plan.pieces.last_mut();

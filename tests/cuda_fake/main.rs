@@ -17,6 +17,7 @@ mod support_c;
 mod conformance;
 mod contexts;
 mod dlpack;
+mod exports;
 mod failures;
 mod imports;
 mod interop;

@@ -59,6 +59,12 @@ pub(crate) fn call_foreign<R>(operation: &'static str, f: impl FnOnce() -> R) ->
     }
 }
 
+/// Calls other Rust code, which panics but throws nothing else: for less than [`call_foreign`].
+pub(crate) fn call_rust<R>(operation: &'static str, f: impl FnOnce() -> Result<R>) -> Result<R> {
+    // Unwind safety: as above.
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|payload| Err(panicked(operation, payload)))
+}
+
 /// Runs the body of one of this crate's own `extern "C"` functions, which must never unwind.
 pub(crate) fn callback<R>(operation: &'static str, f: impl FnOnce() -> Result<R>) -> Result<R> {
     call_foreign(operation, f)?
@@ -134,6 +140,8 @@ mod tests {
         assert_eq!(text(e), "f panicked: plain");
         let e = callback::<()>("g", || panic!("with {}", 1)).unwrap_err();
         assert_eq!(text(e), "g panicked: with 1");
+        let e = call_rust::<()>("h", || panic!("with {}", 2)).unwrap_err();
+        assert_eq!(text(e), "h panicked: with 2");
     }
 
     #[test]

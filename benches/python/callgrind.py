@@ -1,0 +1,74 @@
+"""Instructions, by valgrind's callgrind: the same numbers every time."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+from rows import EXPORT, MIXED, Figure, Row
+from sides import NAMES
+
+PROGRAM = "target/release/instructions"
+CASES = ["export", "export_host", "export_arrow", "export_ready"]
+N = 10
+
+
+def available():
+    return shutil.which("valgrind") is not None
+
+
+def _callgrind(out, options, arguments):
+    command = ["valgrind", "--quiet", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=counted"]
+    command += [f"--callgrind-out-file={out}", *options, PROGRAM, *map(str, arguments)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def instructions(cases, kind, columns, rows):
+    """Instructions of one call of each case."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder, "out")
+        # A file for each measured part: two for each case, of which the first warms up.
+        _callgrind(out, ["--dump-after=counted"], [",".join(cases), kind, columns, rows, N])
+        counted = []
+        for i in range(len(cases)):
+            text = pathlib.Path(f"{out}.{2 * i + 2}").read_text()
+            counted.append(int(re.search(r"^totals: (\d+)$", text, re.M)[1]) / N)
+    return dict(zip(cases, counted))
+
+
+def rows():
+    """E1 and E3."""
+    e1 = Row("E1", f"{EXPORT}, instructions", "<= 0.15x arrow-rs")
+    for shape in MIXED:
+        counted = instructions(CASES, *shape)
+        arrow = counted["export_arrow"]
+        name = f"{shape[1]} x {shape[2]}"
+        for ours in ("export", "export_host"):
+            what = f"{name}, {NAMES[ours]} / {NAMES['export_arrow']}"
+            e1.figures.append(Figure(what, counted[ours] / arrow, 0.15, profile=(ours, *shape)))
+        values = (f"{NAMES[case]} {value / shape[1]:.0f}" for case, value in counted.items())
+        e1.notes.append(f"{name}, instructions a column: " + ", ".join(values))
+    e3 = Row("E3", "export + release, 1e3 -> 1e6 rows, instructions", "<= 1.02")
+    few, many = (instructions(CASES[:2], "mixed", 8, rows) for rows in (1_000, 1_000_000))
+    for ours in CASES[:2]:
+        e3.figures.append(Figure(f"8 columns, {NAMES[ours]}", many[ours] / few[ours], 1.02))
+    return [e1, e3]
+
+
+def profile(case, kind, columns, rows, top=8):
+    """The functions with the most instructions, each with its share."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder, "out")
+        _callgrind(out, [], [case, kind, columns, rows, max(20, 2000 // columns)])
+        annotate = ["callgrind_annotate", "--auto=no", "--threshold=100", str(out)]
+        text = subprocess.run(annotate, check=True, capture_output=True, text=True).stdout
+    shares = {}
+    # Instructions, share, file:function [object]; an inlined function has a line for each file.
+    for count, place in re.findall(r"^ *([\d,]+) \([ \d.]+%\)  (.+)$", text, re.M):
+        function = re.sub(r" \[[^\[\]]*\]$", "", re.sub(r"^(?:.*?\.\w+|\?\?\?):", "", place))
+        function = function.split("'")[0]
+        shares[function] = shares.get(function, 0) + int(count.replace(",", ""))
+    total = shares.pop("PROGRAM TOTALS")
+    most = sorted(shares.items(), key=lambda item: -item[1])[:top]
+    return [(function, count / total) for function, count in most]

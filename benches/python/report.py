@@ -1,0 +1,209 @@
+"""Measures every row that needs no GPU beside its peers, and reports: see benches/report."""
+
+import argparse
+import datetime
+import os
+import pathlib
+import subprocess
+import sys
+
+import callgrind
+import draw
+import machine
+import rows
+from rounds import Rounds
+from sides import NAMES, Batch
+
+ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 P1 P2 P3 C1 C2 C3 D4 D3 S3 Z1".split()
+# What --quick lets pass, times the limit, since machines that build are busy.
+MARGIN = 1.25
+
+
+def progress(text):
+    print(f"{datetime.datetime.now():%H:%M:%S} {text}", file=sys.stderr, flush=True)
+
+
+class Report:
+    def __init__(self, quick, wanted):
+        self.quick, self.wanted = quick, wanted
+        self.rows, self.rounds = {}, {}
+        self.timed = {times.id for times in rows.TIMES} | {"S3"}
+
+    def add(self, measured):
+        self.rows |= {row.id: row for row in measured if row.id in self.wanted}
+
+    def counts(self):
+        if not self.wanted & {row[0] for row in rows.COUNTS}:
+            return
+        progress("counts")
+        done = subprocess.run(["target/release/counts"], check=True, stdout=subprocess.PIPE, text=True)
+        self.add(rows.counts(done.stdout.splitlines()))
+
+    def instructions(self):
+        if not self.wanted & {"E1", "E3"}:
+            return
+        if callgrind.available():
+            progress("instructions")
+            self.add(callgrind.rows())
+        else:
+            for id in ("E1", "E3"):
+                self.add([rows.Row(id, "export + release, instructions", "", missing="valgrind is missing")])
+
+    def times(self):
+        for times in rows.TIMES:
+            if times.id not in self.wanted:
+                continue
+            progress(times.id)
+            row, rounds = times.measure(times.quick if self.quick else times.rounds)
+            if self.quick and not row.within(MARGIN):
+                progress(f"{times.id} again")
+                row, rounds = times.measure(2 * times.quick)
+            self.add([row])
+            self.rounds[times.id] = rounds
+        if "S3" in self.wanted:
+            progress("S3")
+            self.add([rows.long_streams(3 if self.quick else 30)])
+
+    def measure(self):
+        self.counts()
+        self.instructions()
+        self.times()
+        self.rows = {id: self.rows[id] for id in ORDER if id in self.rows}
+
+    def beyond(self):
+        """Rows that --quick fails for."""
+        measured = (row for row in self.rows.values() if not row.missing)
+        return [row.id for row in measured if not row.within(MARGIN if row.id in self.timed else 1)]
+
+    def state(self, row):
+        if row.missing:
+            return "not measured"
+        return "pass" if row.passes() else "**miss**"
+
+    def table(self):
+        lines = ["| id | case | target | measured (worst) | spread | |", "| --- | --- | --- | --- | --- | --- |"]
+        for row in self.rows.values():
+            measured = spread = ""
+            if not row.missing:
+                worst = row.worst
+                measured = f"{worst.measured:.3g} ({worst.what})"
+                spread = "{:.3g} to {:.3g}".format(*worst.spread) if worst.spread else "exact"
+            lines.append(f"| {row.id} | {row.case} | {row.target} | {measured} | {spread} | {self.state(row)} |")
+        lines += [f"| {id} | {case} | | | | not measured: needs a GPU |" for id, case in rows.GPU if id in self.wanted]
+        return lines
+
+    def details(self):
+        for row in self.rows.values():
+            yield f"**{row.id}** {row.missing}".rstrip()
+            yield ""
+            yield from (f"- {figure.what}: {figure.text()}" for figure in row.figures)
+            yield from (f"- *{note}*" for note in row.notes)
+            yield ""
+
+    def summary(self):
+        measured = [row for row in self.rows.values() if not row.missing]
+        return f"{sum(row.passes() for row in measured)} of {len(measured)} rows meet their target"
+
+    def profiles(self):
+        """The worst three rows whose time is instructions, each with where they go."""
+        loaded = []
+        for row in self.rows.values():
+            figures = [figure for figure in row.figures if figure.profile]
+            if figures:
+                loaded.append((max(figures, key=lambda figure: figure.load), row.id))
+        seen = {}
+        for figure, id in sorted(loaded, key=lambda item: -item[0].load):
+            if figure.profile in seen:
+                seen[figure.profile].append(id)
+            elif len(seen) < 3:
+                seen[figure.profile] = [id]
+        for profile, ids in seen.items():
+            progress(f"profile of {', '.join(ids)}")
+            case, kind, columns, number = profile
+            yield f"**{', '.join(ids)}**: `{case}`, {columns} {kind} columns x {number} rows"
+            yield ""
+            yield "| instructions | function |"
+            yield "| --- | --- |"
+            yield from (f"| {share:.1%} | `{function}` |" for function, share in callgrind.profile(*profile))
+            yield ""
+
+    def memcpy(self):
+        """GB/s of a memcpy by bytes."""
+        rates = {}
+        for rounds in (*self.rounds["P1"], *self.rounds["D4"]):
+            rates[rounds.batch.bytes] = rounds.batch.bytes / rounds.median("memcpy")
+        return rates
+
+
+def bandwidth():
+    """GB/s of copies by their bytes."""
+    sides = ["copy", "nanoarrow.copy", "pyarrow.copy", "malloc_copy", "memcpy"]
+    lines = {NAMES[side]: [] for side in sides}
+    for number in (1, 10, 100, 1_000, 10_000, 100_000):
+        progress(f"copies of 100 columns x {number} rows")
+        with Batch("mixed", 100, number) as batch:
+            rounds = Rounds(batch, sides, 15)
+            for side in sides:
+                lines[NAMES[side]].append((batch.bytes, batch.bytes / rounds.median(side)))
+    return draw.panel("Deep copies, warm: 100 mixed columns", "bytes", "GB/s", lines)
+
+
+def per_column(title, all_rounds, sides):
+    lines = {}
+    for side in sides:
+        lines[NAMES[side]] = [(r.batch.columns, r.median(side) / r.batch.columns) for r in all_rounds]
+    return draw.panel(title, "columns", "ns a column", lines)
+
+
+def write(report, out):
+    name = f"{datetime.date.today():%Y-%m-%d}-{machine.kind()}"
+    facts = machine.facts(report.memcpy())
+    exports = ["export", "export_host", "export_arrow", "cpp.export"]
+    imports = ["import", "import_host", "import_arrow", "cpp.import"]
+    panels = [bandwidth()]
+    panels.append(per_column("Export and release: mixed columns x 1000 rows", report.rounds["E2"], exports))
+    panels.append(per_column("Import: mixed columns x 1000 rows", report.rounds["I2"], imports))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.svg").write_text(draw.picture(panels))
+    lines = [f"# {machine.cpu()}, {machine.cores()} cores, {datetime.date.today():%Y-%m-%d}", ""]
+    lines += ["Written by `benches/report`. Times are medians of the ratios of rounds in which all sides take turns in one process;",
+              "the spread is their quartiles. A row's value is that of its worst shape.", ""]
+    lines += [*report.table(), "", report.summary(), "", f"![Bandwidth against size, cost against columns]({name}.svg)", ""]
+    lines += ["## Machine", "", "| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in facts), ""]
+    lines += ["## All shapes", "", *report.details()]
+    lines += ["## Where the time goes in the worst three rows", ""]
+    if callgrind.available():
+        lines += ["Rows that wait for copies (D4, S3) are not among them.", "", *report.profiles()]
+    else:
+        lines += ["Not measured: valgrind is missing.", ""]
+    (out / f"{name}.md").write_text("\n".join(lines))
+    print(f"written: {out / name}.md and .svg")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="benches/report")
+    parser.add_argument("--quick", action="store_true", help="gate: fewer rounds, a margin for times, nothing is written")
+    parser.add_argument("--out", type=pathlib.Path, help="where to write, instead of benches/results")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="these rows only, and nothing is written")
+    options = parser.parse_args()
+    everything = {*ORDER, *(id for id, _ in rows.GPU)}
+    if unknown := set(options.rows) - everything:
+        parser.error(f"no such rows: {', '.join(sorted(unknown))}")
+    report = Report(options.quick, set(options.rows) or everything)
+    report.measure()
+    print("\n".join([*report.details(), *report.table(), ""]))
+    if not options.quick and not options.rows:
+        where = pathlib.Path(os.environ["BENCHES_FROM"], options.out) if options.out else pathlib.Path("benches/results")
+        write(report, where)
+    beyond = report.beyond()
+    missing = [row.id for row in report.rows.values() if row.missing]
+    if missing:
+        print(f"{', '.join(missing)} not measured: valgrind is missing")
+    if options.quick and beyond:
+        print(f"beyond the margin: {', '.join(beyond)}")
+    print(report.summary())
+    return 1 if options.quick and beyond else 3 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

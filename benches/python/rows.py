@@ -1,0 +1,204 @@
+"""The rows: what each measures, and which value it has to reach."""
+
+import dataclasses
+import math
+import statistics
+
+from rounds import Rounds, quartiles
+from sides import NAMES, Batch, overlap
+
+MIXED = [("mixed", columns, 1000) for columns in (1, 10, 100, 1000)]
+
+
+@dataclasses.dataclass
+class Figure:
+    """One measured value of a row."""
+
+    what: str
+    measured: float
+    limit: float
+    at_least: bool = False
+    spread: tuple = None
+    best: float = None
+    same: float = None
+    # What a profile of it runs: case, kind, columns, rows.
+    profile: tuple = None
+
+    @property
+    def load(self):
+        """The share of its limit that is used up; beyond 1 it misses."""
+        return self._share(self.measured)
+
+    @property
+    def least_load(self):
+        """By the best times, if that is less: what a busy machine cannot make worse."""
+        return self.load if self.best is None else min(self.load, self._share(self.best))
+
+    def _share(self, value):
+        if math.isinf(self.limit):
+            return 0
+        if self.at_least:
+            return self.limit / value
+        if self.limit == 0:
+            return math.inf if value > 0 else 0
+        return value / self.limit
+
+    def text(self):
+        times = self.best is not None
+        text = f"{self.measured:.3f}" if times else f"{self.measured:.4g}"
+        if not math.isinf(self.limit):
+            text += f" ({'>=' if self.at_least else '<='} {self.limit:.4g})"
+        if self.spread:
+            text += f", quartiles {self.spread[0]:.3f} to {self.spread[1]:.3f}"
+        if times:
+            text += f", best {self.best:.3f}"
+        if self.same is not None:
+            text += f", same code +-{self.same:.1%}"
+        return text
+
+
+@dataclasses.dataclass
+class Row:
+    id: str
+    case: str
+    target: str
+    figures: list = dataclasses.field(default_factory=list)
+    # Medians of all sides, as text.
+    notes: list = dataclasses.field(default_factory=list)
+    missing: str = ""
+
+    @property
+    def worst(self):
+        return max(self.figures, key=lambda figure: figure.load)
+
+    def passes(self):
+        return self.worst.load <= 1
+
+    def within(self, margin):
+        return all(figure.least_load <= margin for figure in self.figures)
+
+
+@dataclasses.dataclass
+class Times:
+    """A row of times."""
+
+    id: str
+    case: str
+    target: str
+    # Ours, peer, limit.
+    pairs: list
+    shapes: list
+    # Sides that are measured along with it.
+    also: tuple = ()
+    # Of the medians.
+    unit: str = "ns a column"
+    # The ratio is that of rates, which must be at least this.
+    rates: bool = False
+    # How often a side runs in its turn, if that matters.
+    n: int = None
+
+    rounds: int = 60
+    quick: int = 15
+
+    def sides(self):
+        return list(dict.fromkeys([*(p[0] for p in self.pairs), *(p[1] for p in self.pairs), *self.also]))
+
+    def measure(self, rounds):
+        """The row, and the rounds of each shape."""
+        row, all_rounds = Row(self.id, self.case, self.target), []
+        for shape in self.shapes:
+            with Batch(*shape) as batch:
+                for side in self.sides():
+                    batch.check(side)
+                measured = Rounds(batch, self.sides(), rounds, self.n)
+                row.figures += [self._figure(measured, shape, *pair) for pair in self.pairs]
+                row.notes.append(self._note(measured, batch))
+                all_rounds.append(measured)
+        return row, all_rounds
+
+    def _figure(self, measured, shape, ours, peer, limit):
+        over, under = (peer, ours) if self.rates else (ours, peer)
+        ratio, spread, best = measured.ratio(over, under)
+        what = f"{measured.batch.name}, {NAMES[ours]} / {NAMES[peer]}"
+        profile = None if ours == "download" or measured.batch.bytes > 1 << 28 else (ours, *shape)
+        return Figure(what, ratio, limit, self.rates, spread, best, measured.same, profile)
+
+    def _note(self, measured, batch):
+        def value(side):
+            time = measured.median(side)
+            if self.unit == "GB/s":
+                return f"{NAMES[side]} {batch.bytes / time:.2f}"
+            return f"{NAMES[side]} {time / (1 if self.unit == 'ns a batch' else batch.columns):.0f}"
+
+        return f"{batch.name}, {self.unit}: " + ", ".join(value(side) for side in measured.sides)
+
+
+EXPORT = "export + release, 1/10/100/1000 mixed columns"
+LARGE = [("integers", 8, 1 << 23), ("integers", 1, 1 << 26)]
+TIMES = [
+    Times("E2", f"{EXPORT}, time", "<= 0.20x arrow-rs, <= 0.20x Arrow C++",
+          [(ours, peer, 0.20) for ours in ("export", "export_host") for peer in ("export_arrow", "cpp.export")],
+          MIXED, also=("export_ready",)),
+    Times("I1", "import to a device view, 1000 columns, time", "<= 0.25x arrow-rs",
+          [("import", "import_arrow", 0.25)], MIXED[-1:], also=("cpp.import",)),
+    Times("I2", "import to arrow-rs arrays, time", "<= 1.0x arrow-rs",
+          [("import_host", "import_arrow", 1.0)], MIXED, also=("import", "cpp.import")),
+    Times("X1", "device stream of 10,000 batches x 10 columns x 1 row, export + import",
+          "<= 0.5x Arrow C++'s device stream and arrow-rs's plain stream",
+          [("stream", "cpp.stream", 0.5), ("stream", "stream_arrow", 0.5)],
+          [("integers", 10, 1)], also=("stream_host",), unit="ns a batch", n=10_000, rounds=30, quick=8),
+    Times("P1", "pack 1000 columns x 1000 rows into a warm slab", "gate 1.25x one memcpy of the payload, goal 1.15x",
+          [("copy", "memcpy", 1.25)], MIXED[-1:], unit="GB/s", n=10),
+    Times("P2", "the same batch copied, cold and warm", "<= 0.35x nanoarrow, <= 0.7x pyarrow",
+          [("copy", "nanoarrow.copy", 0.35), ("copy_cold", "nanoarrow.copy_cold", 0.35),
+           ("copy", "pyarrow.copy", 0.7), ("copy_cold", "pyarrow.copy_cold", 0.7)], MIXED[-1:], unit="GB/s", n=4),
+    Times("P3", "1000 columns x 10 rows", "<= 0.35x one malloc + memcpy per buffer",
+          [("copy", "malloc_copy", 0.35)], [("mixed", 1000, 10)], unit="GB/s"),
+    Times("D4", "512 MiB into recycled slabs: down from the simulated device, copied on the CPU",
+          ">= 0.85x the rate of a warm memcpy",
+          [("download", "memcpy", 0.85), ("copy", "memcpy", 0.85)], LARGE, unit="GB/s", rates=True, n=1, rounds=30, quick=3),
+]
+
+# Rows of the program `counts`.
+COUNTS = [
+    ("E4", "heap allocations per export, widths 1 to 1000", "<= 2"),
+    ("I3", "heap allocations per import, widths 1 to 1000", "<= 4"),
+    ("C1", "upload: allocations / copies / events / host waits", "1 / chunks + direct buffers / <= copies + 1 / 0; nothing created once warm"),
+    ("C2", "bytes of a 1 % slice of 10 million rows", "<= 1.05x + 64 per buffer"),
+    ("C3", "slab bytes", "<= payload + 64 per buffer"),
+    ("D3", "300 string columns on a device: host waits, bytes read for the sizes", "2 waits; 8 bytes a column"),
+    ("Z1", "re-export on the same device", "0 copies, 0 waits"),
+]
+
+GPU = [
+    ("U1", "upload 8 x 64 MiB, page-locked source"), ("U2", "upload 8 x 64 MiB, pageable source"),
+    ("U3", "the same, 4 threads"), ("U4", "upload 1000 columns x 10 rows"),
+    ("U5", "upload 1000 columns x 1000 rows"), ("U6", "upload 1 column x 1 row"),
+    ("S1", "200 batches x 8 MiB up, producer at different speeds"), ("S2", "streams up and down together"),
+    ("D1", "download of 512 MiB into page-locked memory"), ("D2", "download of 512 MiB into heap memory"),
+]
+
+
+def counts(lines):
+    """The rows of what the program `counts` printed."""
+    rows = {id: Row(id, case, target) for id, case, target in COUNTS}
+    for line in lines:
+        id, what, measured, limit = line.split("\t")
+        rows[id].figures.append(Figure(what, float(measured), float(limit)))
+    return list(rows.values())
+
+
+def long_streams(rounds, batches=30):
+    """S3."""
+    row = Row("S3", "long stream on the simulated device, producer as slow as the copy",
+              "wall <= 1.10x max(produce, copy) + one batch")
+    # The second is what it costs not to overlap.
+    ways = [("up", 1.10), ("up, each batch waited for at once", math.inf), ("down to the host", 1.10)]
+    for way, (name, limit) in enumerate(ways):
+        runs = [overlap(way, batches) for _ in range(3 if math.isinf(limit) else rounds)]
+        ratios = [(wall - one) / max(produce, copies) for wall, produce, copies, one in runs]
+        figure = Figure(name, statistics.median(ratios), limit, spread=quartiles(ratios), best=min(ratios))
+        row.figures.append(figure)
+        wall, produce, copies, _ = (statistics.median(times) * 1e3 for times in zip(*runs))
+        row.notes.append(f"{batches} batches {name}: {wall:.0f} ms, producer {produce:.0f} ms, copies {copies:.0f} ms")
+    return row

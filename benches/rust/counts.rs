@@ -1,0 +1,211 @@
+//! Counts rather than times, measured anew: `counts` prints a line for each figure of a row, separated by tabs: row, what,
+//! measured, limit.
+
+#[path = "../../tests/support/alloc.rs"]
+mod alloc;
+
+use alloc::{CountingAllocator, count};
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::{
+    Device, DeviceRecordBatch, Devices, ExportOptions, ImportOptions, SyncPolicy, TransferStats,
+};
+use arrow_device_benches::batches;
+use arrow_device_benches::cases::Result;
+use arrow_schema::DataType;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const OPTIONS: ExportOptions = ExportOptions::new(SyncPolicy::Event);
+const MIB: u64 = 1 << 20;
+
+fn figure(row: &str, what: &str, measured: f64, limit: f64) {
+    println!("{row}\t{what}\t{measured}\t{limit}");
+}
+
+/// A simulated device, and options that find it.
+fn simulated(mode: SimMode) -> Result<(Device, ImportOptions)> {
+    let device = Device::new(SimDevice::new(SimConfig::default().with_mode(mode))?)?;
+    let devices = Devices::new();
+    devices.add(device.clone())?;
+    Ok((device, ImportOptions::default().with_devices(devices)))
+}
+
+/// What `work` adds to a device's counts.
+fn cost<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<(T, TransferStats)> {
+    let before = device.stats();
+    let result = work()?;
+    Ok((result, device.stats().since(&before)))
+}
+
+fn round_trip(batch: &DeviceRecordBatch, options: &ImportOptions) -> Result<DeviceRecordBatch> {
+    let array = batch.export_array(&OPTIONS)?;
+    // SAFETY: exported just now, of this schema.
+    Ok(unsafe { DeviceRecordBatch::import_as(array, batch.schema().clone(), options) }?)
+}
+
+/// E4 and I3: the most that any width takes, once warm.
+fn allocations() -> Result<()> {
+    let all = batches::named("mixed", 1000, 20)?;
+    let [mut exports, mut wrapped, mut imports] = [0; 3];
+    let cpu = (Devices::cpu(), ImportOptions::default());
+    for (device, options) in [cpu, simulated(SimMode::Async)?] {
+        for columns in 1..=1000 {
+            let host = all.project(&(0..columns).collect::<Vec<_>>())?;
+            let (up, n) = count(|| device.upload(&host));
+            if device.is_host_readable() {
+                wrapped = n.max(wrapped);
+            }
+            let up = up?;
+            drop(round_trip(&up, &options)?);
+            let (array, n) = count(|| up.export_array(&OPTIONS));
+            exports = n.max(exports);
+            let (array, schema) = (array?, up.schema().clone());
+            // SAFETY: exported just now, of this schema.
+            let (imported, n) =
+                count(|| unsafe { DeviceRecordBatch::import_as(array, schema, &options) });
+            imports = n.max(imports);
+            drop(imported?);
+        }
+    }
+    figure("E4", "allocations of an export", exports as f64, 2.0);
+    let what = "allocations before it, from arrow-rs's batch";
+    figure("E4", what, wrapped as f64, f64::INFINITY);
+    figure("I3", "allocations of an import", imports as f64, 4.0);
+    Ok(())
+}
+
+/// C1: packed columns, then ones that are large enough to be copied directly, each once the pools are warm.
+fn uploads() -> Result<()> {
+    let (device, _) = simulated(SimMode::Async)?;
+    for (name, batch, direct) in [
+        ("packed", batches::named("mixed", 1000, 1000)?, 0),
+        ("direct", batches::named("integers", 8, 1 << 18)?, 8),
+    ] {
+        device.upload(&batch)?.wait()?;
+        // Staging memory comes back in the background.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let (up, first) = cost(&device, || Ok(device.upload(&batch)?))?;
+        up.wait()?;
+        let chunks = first.host_copied_bytes.div_ceil(4 * MIB);
+        let figures = [
+            ("allocations", first.allocations, 1),
+            ("copies", first.copies, chunks + direct),
+            ("events", first.events, first.copies + 1),
+            ("host waits", first.host_waits, 0),
+            ("host memory created once warm", first.host_allocations, 0),
+        ];
+        for (what, measured, limit) in figures {
+            let what = format!("{name}: {what}");
+            figure("C1", &what, measured as f64, limit as f64);
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of the rows of a column of [`batches`], without anything else, and in how many buffers.
+fn payload(column: &ArrayRef) -> Result<(usize, usize)> {
+    let mask = usize::from(column.null_count() > 0);
+    let (bytes, buffers) = match column.data_type() {
+        DataType::Utf8 => {
+            let ends = column.as_string::<i32>().value_offsets();
+            let bytes = ends[column.len()] - ends[0];
+            (ends.len() * 4 + usize::try_from(bytes)?, 2)
+        }
+        other => {
+            let width = other.primitive_width().ok_or("no payload is known")?;
+            (column.len() * width, 1)
+        }
+    };
+    Ok((bytes + mask * column.len().div_ceil(8), buffers + mask))
+}
+
+/// Payload and buffers of all columns.
+fn payloads(batch: &RecordBatch) -> Result<(usize, usize)> {
+    batch
+        .columns()
+        .iter()
+        .try_fold((0, 0), |(bytes, n), column| {
+            let (more, buffers) = payload(column)?;
+            Ok((bytes + more, n + buffers))
+        })
+}
+
+/// C2: a slice of 1 % of 10 million rows, up and down. C3: the slab of it, and of batches as they are.
+fn bytes() -> Result<()> {
+    const ROWS: usize = 10_000_000;
+    let (device, _) = simulated(SimMode::Async)?;
+    let batch = batches::named("mixed", 4, ROWS)?;
+    let mut slab = 0f64;
+    let per_buffer = |bytes: u64, (payload, buffers): (usize, usize)| {
+        (bytes as f64 - payload as f64) / buffers as f64
+    };
+    for column in batch.columns() {
+        let whole = device.upload_array(column)?;
+        let (offset, rows) = (ROWS / 3 + 1, ROWS / 100);
+        let part = column.slice(offset, rows);
+        let (bytes, buffers) = payload(&part)?;
+        let (_, up) = cost(&device, || Ok(device.upload_array(&part)?))?;
+        let (_, down) = cost(&device, || Ok(whole.slice(offset, rows)?.to_host()?))?;
+        for (way, moved) in [("up", up.bytes_to_device), ("down", down.bytes_to_host)] {
+            let times = (moved as f64 - 64.0 * buffers as f64) / bytes as f64;
+            let what = format!("{} {way}: times the payload", column.data_type());
+            figure("C2", &what, times, 1.05);
+        }
+        slab = slab.max(per_buffer(up.allocated_bytes, (bytes, buffers)));
+    }
+    for (columns, rows) in [(1, 1), (7, 13), (100, 100), (1000, 1000)] {
+        let batch = batches::named("mixed", columns, rows)?;
+        let (_, up) = cost(&device, || Ok(device.upload(&batch)?))?;
+        slab = slab.max(per_buffer(up.allocated_bytes, payloads(&batch)?));
+    }
+    figure("C3", "bytes of a buffer over its payload", slab, 64.0);
+    Ok(())
+}
+
+/// D3: 300 columns of text, from an import to the host.
+fn sizes() -> Result<()> {
+    let batch = batches::named("text", 300, 1000)?;
+    let (bytes, _) = payloads(&batch)?;
+    let (device, options) = simulated(SimMode::Async)?;
+    let imported = round_trip(&device.upload(&batch)?, &options)?;
+    let (down, cost) = cost(&device, || Ok(imported.to_host()?))?;
+    if down != batch {
+        return Err("other values came back".into());
+    }
+    let read = (cost.bytes_to_host as f64 - bytes as f64) / 300.0;
+    figure("D3", "host waits", cost.host_waits as f64, 2.0);
+    figure("D3", "bytes a column for the sizes", read, 8.0);
+    Ok(())
+}
+
+/// Z1: out, in, and out again.
+fn again() -> Result<()> {
+    let batch = batches::named("mixed", 1000, 1000)?;
+    let cpu = (Devices::cpu(), ImportOptions::default());
+    let places = [
+        ("CPU", cpu),
+        ("simulated, running", simulated(SimMode::Async)?),
+        ("simulated, held", simulated(SimMode::Deferred)?),
+    ];
+    for (name, (device, options)) in places {
+        let imported = round_trip(&device.upload(&batch)?, &options)?;
+        let (array, cost) = cost(&device, || Ok(imported.export_array(&OPTIONS)?))?;
+        drop(array);
+        let copies = cost.copies + cost.host_copied_bytes;
+        let waits = cost.host_waits + cost.queue_waits;
+        figure("Z1", &format!("{name}: copies"), copies as f64, 0.0);
+        figure("Z1", &format!("{name}: waits"), waits as f64, 0.0);
+    }
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    allocations()?;
+    uploads()?;
+    bytes()?;
+    sizes()?;
+    again()
+}

@@ -1,0 +1,325 @@
+//! Trees in memory that the host can read as arrays of arrow-rs. The types of most columns are built
+//! straight from their buffers; the rest by way of [`ArrayData`], which costs some allocations more.
+
+use std::sync::Arc;
+
+use arrow_array::{
+    Array, ArrayRef, BooleanArray, DictionaryArray, FixedSizeBinaryArray, GenericByteArray,
+    GenericByteViewArray, PrimitiveArray, RecordBatch, RecordBatchOptions, StructArray,
+    downcast_integer, downcast_primitive, make_array, types,
+};
+use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_data::{ArrayData, ArrayDataBuilder};
+use arrow_schema::{DataType, Schema, UnionMode};
+
+use crate::abi::guard;
+use crate::data::array::DeviceArray;
+use crate::data::hidden::read_sizes;
+use crate::data::layout::{BufferKind, Nesting, child_type};
+use crate::data::tree::{Slot, Tree, View};
+use crate::device::Counters;
+use crate::error::{Error, Result};
+use crate::memory::{HostSlab, host_buffer};
+
+/// The rows of a view in host-readable memory as arrow data. Waits until the memory is ready; copies
+/// only values that are not aligned as arrow-rs asks, and counts those.
+pub(crate) fn unwrap(array: &DeviceArray) -> Result<ArrayData> {
+    make_ready(array)?;
+    Part::root(array).data()
+}
+
+/// As [`unwrap`], as an array. arrow-rs panics on some data, which must not cross into C or kill a
+/// caller who imported it.
+pub(crate) fn to_array(array: &DeviceArray) -> Result<ArrayRef> {
+    make_ready(array)?;
+    guard::call_rust("building an arrow array", || Part::root(array).array())
+}
+
+/// As [`to_array`], for the columns of a batch.
+pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<RecordBatch> {
+    make_ready(array)?;
+    guard::call_rust("building an arrow batch", || {
+        let columns = Part::root(array).arrays()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(array.len()));
+        let batch = RecordBatch::try_new_with_options(schema.clone(), columns, &options);
+        Ok(batch?)
+    })
+}
+
+/// Waits for the memory.
+fn make_ready(array: &DeviceArray) -> Result<()> {
+    let device = array.device();
+    if !device.is_host_readable() {
+        return Err(Error::NotSupported {
+            device: device.id(),
+            operation: "reading an array on the host",
+            reason: "the host cannot read this device's memory; use to_host".into(),
+        });
+    }
+    array.wait()
+}
+
+/// Rows of a node of a tree that is ready and that the host can read.
+struct Part<'a> {
+    tree: &'a Tree,
+    view: View,
+    data_type: &'a DataType,
+    slots: &'a [Slot],
+}
+
+impl<'a> Part<'a> {
+    fn root(array: &'a DeviceArray) -> Self {
+        let (tree, view) = (&**array.tree(), array.view());
+        Self {
+            tree,
+            view,
+            data_type: tree.data_type(view.node),
+            slots: tree.slots(view.node),
+        }
+    }
+
+    /// The rows of child `i` that belong to these.
+    fn child(&self, i: usize) -> Self {
+        let view = self.tree.child(self.view, i);
+        Self {
+            tree: self.tree,
+            view,
+            data_type: child_type(self.data_type, i).unwrap_or(&DataType::Null),
+            slots: self.tree.slots(view.node),
+        }
+    }
+
+    fn n_children(&self) -> usize {
+        self.tree.nodes[self.view.node].n_children as usize
+    }
+
+    /// All children.
+    fn arrays(&self) -> Result<Vec<ArrayRef>> {
+        let mut arrays = Vec::with_capacity(self.n_children());
+        for i in 0..self.n_children() {
+            arrays.push(self.child(i).array()?);
+        }
+        Ok(arrays)
+    }
+
+    /// May panic, as arrow-rs does.
+    fn array(&self) -> Result<ArrayRef> {
+        use DataType as T;
+        if self.view.length == 0 {
+            return self.other();
+        }
+        macro_rules! primitive {
+            ($t:ty) => {{
+                let mut array = PrimitiveArray::<$t>::try_new(self.typed(1)?, self.nulls()?)?;
+                // With a time zone, precision or scale of its own.
+                if array.data_type() != self.data_type {
+                    array = array.with_data_type(self.data_type.clone());
+                }
+                Ok(Arc::new(array))
+            }};
+        }
+        macro_rules! bytes {
+            ($t:ty) => {{
+                let (offsets, values, nulls) = (self.typed(1)?, self.all(2)?, self.nulls()?);
+                // SAFETY: there is an offset for each row and one more, and the values are as long
+                // as the last says; that they are valid is what `unsafe` imports promise,
+                // `Validation::Full` checks and arrow-rs arrays bring along.
+                let array = unsafe {
+                    let offsets = OffsetBuffer::new_unchecked(offsets);
+                    GenericByteArray::<$t>::new_unchecked(offsets, values, nulls)
+                };
+                Ok(Arc::new(array))
+            }};
+        }
+        macro_rules! views {
+            ($t:ty) => {{
+                let (views, nulls) = (self.typed(1)?, self.nulls()?);
+                let buffers = 2..self.slots.len() - 1;
+                let buffers = buffers.map(|i| self.all(i)).collect::<Result<Arc<[_]>>>()?;
+                let make = GenericByteViewArray::<$t>::new_unchecked;
+                // SAFETY: there is a view for each row; the rest as for offsets.
+                let array = unsafe { make(views, buffers, nulls) };
+                Ok(Arc::new(array))
+            }};
+        }
+        macro_rules! dictionary {
+            ($t:ty) => {{
+                let keys = PrimitiveArray::<$t>::try_new(self.typed(1)?, self.nulls()?)?;
+                let values = self.child(0).array()?;
+                // SAFETY: that keys lie inside is promised or checked, as for offsets.
+                let array = unsafe { DictionaryArray::new_unchecked(keys, values) };
+                Ok(Arc::new(array))
+            }};
+        }
+        downcast_primitive! {
+            self.data_type => (primitive),
+            T::Boolean => {
+                let bits = self.bits(1)?;
+                Ok(Arc::new(BooleanArray::new(bits, self.nulls()?)))
+            }
+            T::Utf8 => bytes!(types::Utf8Type),
+            T::LargeUtf8 => bytes!(types::LargeUtf8Type),
+            T::Binary => bytes!(types::BinaryType),
+            T::LargeBinary => bytes!(types::LargeBinaryType),
+            T::Utf8View => views!(types::StringViewType),
+            T::BinaryView => views!(types::BinaryViewType),
+            T::FixedSizeBinary(size @ 1..) => {
+                let (values, nulls) = (self.rows(1)?, self.nulls()?);
+                Ok(Arc::new(FixedSizeBinaryArray::try_new(*size, values, nulls)?))
+            }
+            T::Struct(fields) => {
+                let (fields, nulls) = (fields.clone(), self.nulls()?);
+                let array = StructArray::try_new_with_length(
+                    fields,
+                    self.arrays()?,
+                    nulls,
+                    self.view.length,
+                );
+                // Nulls that a field forbids do not show in `ArrayData`.
+                array.map_or_else(|_| self.other(), |array| Ok(Arc::new(array)))
+            }
+            T::Dictionary(keys, _) => {
+                downcast_integer! {
+                    &**keys => (dictionary),
+                    _ => self.other(),
+                }
+            }
+            _ => self.other(),
+        }
+    }
+
+    /// An array of any type.
+    #[cold]
+    fn other(&self) -> Result<ArrayRef> {
+        Ok(make_array(self.data()?))
+    }
+
+    fn data(&self) -> Result<ArrayData> {
+        let (tree, view) = (self.tree, self.view);
+        let layout = tree.layout(view.node);
+        let is_union = matches!(self.data_type, DataType::Union(_, _));
+        let sparse = matches!(self.data_type, DataType::Union(_, UnionMode::Sparse));
+        // Struct rows are pushed down to the children, so that the struct itself starts at 0.
+        let pushed = matches!(layout.nesting, Nesting::RowByRow | Nesting::Times(_)) && !is_union;
+        let mut buffers = Vec::with_capacity(self.slots.len());
+        for (i, kind) in layout.buffers().iter().enumerate() {
+            let bytes = match kind.bytes(view.offset + view.length) {
+                _ if *kind == BufferKind::Validity => continue,
+                // No rows may come without the one offset.
+                Some(bytes) if view.length == 0 => bytes?.min(self.bytes(i)?),
+                Some(bytes) => bytes?,
+                None => self.bytes(i)?,
+            };
+            buffers.push(self.buffer(i, 0, bytes, kind.align())?);
+        }
+        if layout.variadic {
+            for i in layout.buffers().len()..self.slots.len() - 1 {
+                buffers.push(self.all(i)?);
+            }
+        }
+        if sparse && view.offset > 0 && view.length > 0 {
+            // Type ids are cut here, since arrow-rs would cut the children too.
+            buffers[0] = buffers[0].slice_with_length(view.offset, view.length);
+        }
+        let children = (0..self.n_children()).map(|i| self.child(i).data());
+        let builder = ArrayDataBuilder::new(self.data_type.clone())
+            .len(view.length)
+            .offset(if pushed || sparse || view.length == 0 {
+                0
+            } else {
+                view.offset
+            })
+            .nulls(self.nulls()?)
+            .buffers(buffers)
+            .child_data(children.collect::<Result<Vec<_>>>()?);
+        // SAFETY: buffers have the lengths that the type asks for; that the values are valid is what
+        // `unsafe` imports promise, `Validation::Full` checks and arrow-rs arrays bring along.
+        Ok(unsafe { builder.build_unchecked() })
+    }
+
+    /// The mask, if a row is null.
+    fn nulls(&self) -> Result<Option<NullBuffer>> {
+        let view = self.view;
+        let node = &self.tree.nodes[view.node];
+        let masked = node.layout.has_validity() && !self.slots[0].is_null();
+        if !masked || view.length == 0 || node.nulls.get() == Some(0) {
+            return Ok(None);
+        }
+        // All of it: arrow-rs counts from the data's offset, which may be the larger one.
+        let needed = (view.validity_offset + view.length).div_ceil(8);
+        let buffer = self.buffer(0, 0, self.slots[0].bytes().unwrap_or(needed), 1)?;
+        let bits = BooleanBuffer::new(buffer, view.validity_offset, view.length);
+        let whole = view.length == node.length && view.validity_offset == node.validity_offset;
+        let nulls = match node.nulls.vouched() {
+            // SAFETY: counted, or promised by the producer, whom arrow-rs trusts too.
+            Some(nulls) if whole => unsafe { NullBuffer::new_unchecked(bits, nulls) },
+            _ => NullBuffer::new(bits),
+        };
+        Ok(Some(nulls).filter(|nulls| nulls.null_count() > 0))
+    }
+
+    /// The values of buffer `i` that belong to the rows.
+    fn typed<T: arrow_buffer::ArrowNativeType>(&self, i: usize) -> Result<ScalarBuffer<T>> {
+        Ok(ScalarBuffer::from(self.rows(i)?))
+    }
+
+    /// The bytes of buffer `i`, of fixed width or offsets, that belong to the rows.
+    fn rows(&self, i: usize) -> Result<Buffer> {
+        let kind = self.tree.layout(self.view.node).buffers()[i];
+        let end = kind.bytes(self.view.offset + self.view.length);
+        let end = end.unwrap_or(Ok(0))?;
+        let start = match kind {
+            BufferKind::Fixed { width, .. } => self.view.offset * width as usize,
+            BufferKind::Offsets { width } => self.view.offset * usize::from(width),
+            _ => 0,
+        };
+        self.buffer(i, start, end - start, kind.align())
+    }
+
+    /// The bits of buffer `i` that belong to the rows.
+    fn bits(&self, i: usize) -> Result<BooleanBuffer> {
+        let View { offset, length, .. } = self.view;
+        Ok(BooleanBuffer::new(self.rows(i)?, offset, length))
+    }
+
+    /// All of buffer `i`, whose length the data decides.
+    fn all(&self, i: usize) -> Result<Buffer> {
+        self.buffer(i, 0, self.bytes(i)?, 1)
+    }
+
+    /// How long buffer `i` is, in bytes.
+    fn bytes(&self, i: usize) -> Result<usize> {
+        let known = self.slots[i].bytes();
+        if known.is_none() {
+            // SAFETY: the memory is ready (`make_ready`).
+            unsafe { read_sizes(self.tree, self.view.node) }?;
+        }
+        Ok(known.or(self.slots[i].bytes()).unwrap_or(0))
+    }
+
+    /// `bytes` bytes from byte `start` of buffer `i`.
+    fn buffer(&self, i: usize, start: usize, bytes: usize, align: usize) -> Result<Buffer> {
+        let slot = &self.slots[i];
+        if bytes == 0 {
+            return Ok(Buffer::default());
+        }
+        if slot.is_null() {
+            let path = self.tree.buffer_path(self.view.node, i);
+            let what = format!("is null, {bytes} bytes are needed");
+            return Err(Error::invalid(path, what));
+        }
+        let address = slot.address().offset(start);
+        // SAFETY: the host can read the device's memory and it is ready; the slot has at least
+        // `start + bytes` bytes: checked where its length is known, else promised by its producer.
+        let buffer = unsafe { host_buffer(self.tree.owner(slot), address, bytes) };
+        if address.address() % align == 0 {
+            return Ok(buffer);
+        }
+        let counters = self.tree.device.counters();
+        Counters::add(&counters.host_copied_bytes, bytes);
+        Counters::add(&counters.host_allocations, 1);
+        let mut slab = HostSlab::new(bytes)?;
+        slab.copy_from_slice(&buffer);
+        Ok(slab.into_buffer())
+    }
+}

@@ -1,0 +1,123 @@
+//! [`Parts`]: an array and its descendants as they stand in C structs.
+
+use crate::data::array::DeviceArray;
+use crate::data::tree::{Node, Tree, View};
+
+/// A node and its descendants, level by level, each with the number of its first child.
+fn below(tree: &Tree, node: usize) -> Vec<(u32, u32)> {
+    let mut order = vec![(node as u32, 1)];
+    let mut i = 0;
+    while i < order.len() {
+        let n = &tree.nodes[order[i].0 as usize];
+        order[i].1 = order.len() as u32;
+        order.extend((n.first_child..n.first_child + n.n_children).map(|node| (node, 0)));
+        i += 1;
+    }
+    order
+}
+
+/// The rows of child `i` as they stand in a C struct: pushed down from a batch's root, which has no
+/// offset there; else all of the child's.
+#[inline]
+pub(crate) fn part(tree: &Tree, view: View, i: usize, batch_root: bool) -> View {
+    if batch_root {
+        return tree.child(view, i);
+    }
+    tree.whole(tree.nodes[view.node].first_child as usize + i)
+}
+
+/// An array's parts, itself first, parents before children and siblings side by side.
+pub(crate) struct Parts<'a> {
+    tree: &'a Tree,
+    root: View,
+    nulls: Option<usize>,
+    as_batch: bool,
+    /// The node of each part and the part that its first child is; empty if the parts are the tree's
+    /// nodes as they stand.
+    order: Vec<(u32, u32)>,
+}
+
+impl<'a> Parts<'a> {
+    /// `as_batch`: the root goes out at offset 0, its rows pushed down to its children.
+    #[inline]
+    pub(crate) fn of(array: &'a DeviceArray, as_batch: bool) -> Self {
+        let (tree, root) = (&**array.tree(), array.view());
+        let order = match root.node {
+            0 => Vec::new(),
+            node => below(tree, node),
+        };
+        Self {
+            tree,
+            root,
+            nulls: array.null_count(),
+            as_batch,
+            order,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        match self.order.len() {
+            0 => self.tree.nodes.len(),
+            n => n,
+        }
+    }
+
+    /// Whether the root is a batch's.
+    pub(crate) fn is_batch(&self) -> bool {
+        self.as_batch
+    }
+
+    /// The node of part `i` and its rows: all of the node's, but for the root and the children of a
+    /// batch's.
+    pub(crate) fn get(&self, i: usize) -> (&'a Node, View) {
+        let index = self.order.get(i).map_or(i, |(node, _)| *node as usize);
+        let node = &self.tree.nodes[index];
+        (node, self.view(i, index, node))
+    }
+
+    #[inline(always)]
+    fn view(&self, i: usize, index: usize, node: &Node) -> View {
+        let mut view = node.whole(index);
+        if i == 0 {
+            view = self.root;
+        } else if self.as_batch && node.parent as usize == self.root.node {
+            // As `Tree::child` has it for structs.
+            view.offset += self.root.offset;
+            view.validity_offset += self.root.offset;
+            view.length = self.root.length;
+        }
+        view
+    }
+
+    /// Visits every part: its number, its node, its rows, and which part its first child is.
+    #[inline(always)]
+    pub(crate) fn each(&self, mut visit: impl FnMut(usize, &'a Node, View, usize)) {
+        if self.order.is_empty() {
+            for (i, node) in self.tree.nodes.iter().enumerate() {
+                visit(i, node, self.view(i, i, node), node.first_child as usize);
+            }
+            return;
+        }
+        for (i, &(index, first)) in self.order.iter().enumerate() {
+            let index = index as usize;
+            let node = &self.tree.nodes[index];
+            visit(i, node, self.view(i, index, node), first as usize);
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn views(&self) -> Vec<View> {
+        (0..self.len()).map(|i| self.get(i).1).collect()
+    }
+
+    /// The nulls of part `i` by its mask, if they are known without reading it.
+    #[inline(always)]
+    pub(crate) fn null_count(&self, i: usize, node: &Node, view: View) -> Option<usize> {
+        match i {
+            0 => self.nulls,
+            _ if node.has_no_nulls() => Some(0),
+            _ => self.tree.null_count_of(node, view),
+        }
+    }
+}
