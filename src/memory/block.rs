@@ -1,7 +1,6 @@
 //! Pieces of host memory without an owner, and the pool that keeps idle ones.
 
 use std::alloc::{self, Layout};
-use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -193,11 +192,9 @@ mod large {
 pub(crate) struct SlabPool(Mutex<Idle>);
 
 struct Idle {
-    /// By capacity in bytes, and in the order in which they came back.
-    blocks: BTreeMap<(usize, u64), Block>,
-    /// Their capacities, oldest first.
-    ages: BTreeMap<u64, usize>,
-    /// How many have come back.
+    /// By capacity, equal ones in the order in which they came back.
+    blocks: Vec<(Block, u64)>,
+    /// How many have come back: what a block's number counts.
     returns: u64,
     /// Of all blocks.
     bytes: usize,
@@ -208,8 +205,7 @@ struct Idle {
 impl Default for SlabPool {
     fn default() -> Self {
         Self(Mutex::new(Idle {
-            blocks: BTreeMap::new(),
-            ages: BTreeMap::new(),
+            blocks: Vec::new(),
             returns: 0,
             bytes: 0,
             limit: IDLE_LIMIT,
@@ -218,11 +214,16 @@ impl Default for SlabPool {
 }
 
 impl Idle {
-    fn remove(&mut self, key: (usize, u64)) -> Option<Block> {
-        let block = self.blocks.remove(&key)?;
-        self.ages.remove(&key.1);
-        self.bytes -= key.0;
-        Some(block)
+    /// How many blocks have less than `capacity` bytes.
+    fn smaller(&self, capacity: usize) -> usize {
+        let smaller = |(block, _): &(Block, u64)| block.capacity < capacity;
+        self.blocks.partition_point(smaller)
+    }
+
+    fn remove(&mut self, i: usize) -> Block {
+        let (block, _) = self.blocks.remove(i);
+        self.bytes -= block.capacity;
+        block
     }
 
     /// Takes out what is too much: of too many blocks the smallest, which are cheap to make, of too
@@ -230,18 +231,15 @@ impl Idle {
     fn excess(&mut self) -> Vec<Block> {
         let mut excess = Vec::new();
         loop {
-            let key = if self.blocks.len() > IDLE_BLOCKS {
-                self.blocks.first_key_value().map(|(key, _)| *key)
+            let ages = self.blocks.iter().map(|(_, age)| *age).enumerate();
+            let i = if self.blocks.len() > IDLE_BLOCKS {
+                0
             } else if self.bytes > self.limit {
-                let oldest = self.ages.first_key_value();
-                oldest.map(|(age, capacity)| (*capacity, *age))
+                ages.min_by_key(|(_, age)| *age).map_or(0, |(i, _)| i)
             } else {
-                None
+                return excess;
             };
-            match key.and_then(|key| self.remove(key)) {
-                Some(block) => excess.push(block),
-                None => return excess,
-            }
+            excess.push(self.remove(i));
         }
     }
 }
@@ -256,11 +254,13 @@ impl SlabPool {
     pub(super) fn take(&self, capacity: usize) -> Option<Block> {
         let mut idle = self.lock();
         let most = capacity.saturating_mul(2).max(GRAIN);
-        let mut fitting = idle.blocks.range((capacity, 0)..=(most, u64::MAX));
-        let smallest = fitting.next()?.0.0;
-        let same = idle.blocks.range((smallest, 0)..=(smallest, u64::MAX));
-        let key = *same.last()?.0;
-        idle.remove(key)
+        let (smallest, _) = idle.blocks.get(idle.smaller(capacity))?;
+        let smallest = smallest.capacity;
+        if smallest > most {
+            return None;
+        }
+        let last = idle.smaller(smallest + 1) - 1;
+        Some(idle.remove(last))
     }
 
     /// Keeps a block for reuse. What is too much now is to be freed.
@@ -271,10 +271,9 @@ impl SlabPool {
             return vec![block];
         }
         idle.returns += 1;
-        let key = (block.capacity, idle.returns);
         idle.bytes += block.capacity;
-        idle.ages.insert(key.1, key.0);
-        idle.blocks.insert(key, block);
+        let (at, age) = (idle.smaller(block.capacity + 1), idle.returns);
+        idle.blocks.insert(at, (block, age));
         idle.excess()
     }
 
@@ -291,10 +290,9 @@ impl SlabPool {
         let blocks = {
             let mut idle = self.lock();
             idle.bytes = 0;
-            idle.ages.clear();
             std::mem::take(&mut idle.blocks)
         };
-        for block in blocks.into_values() {
+        for (block, _) in blocks {
             block.free(Some(backend));
         }
     }

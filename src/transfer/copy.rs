@@ -63,17 +63,14 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     let base = slab.as_device_ptr();
     for piece in &plan.pieces {
         let region = &mut slab[piece.dst..][..piece.region()];
-        let large = if plan.bytes < LARGE {
-            0
-        } else {
-            piece.straight() / ALIGNMENT * ALIGNMENT
-        };
-        // SAFETY: the array is the CPU's too, and `plan` waited for it; what is straight is the
-        // source's, and the region has room for it.
-        unsafe {
-            copy_large(piece.src.as_ptr().cast(), region.as_mut_ptr(), large);
-            pack(piece, large, &mut region[large..]);
+        let mut done = 0;
+        if plan.bytes >= LARGE {
+            done = piece.straight() / ALIGNMENT * ALIGNMENT;
+            // SAFETY: as below; so many bytes are the source's as they stand.
+            unsafe { copy_large(piece.src.as_ptr().cast(), region.as_mut_ptr(), done) };
         }
+        // SAFETY: the array is the CPU's too, and `plan` waited for it.
+        unsafe { pack(piece, done, &mut region[done..]) };
     }
     Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
     let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
