@@ -185,6 +185,11 @@ impl Layout {
         self.n_children as usize
     }
 
+    /// Whether the type is the null type, whose rows are all null: the only one without anything.
+    pub(crate) fn is_null(&self) -> bool {
+        self.n_buffers == 0 && self.nesting == Nesting::Leaf
+    }
+
     pub(crate) fn has_validity(&self) -> bool {
         self.buffers().first() == Some(&BufferKind::Validity)
     }
@@ -372,6 +377,7 @@ mod tests {
                 theirs.can_contain_null_mask,
                 "{data_type}"
             );
+            assert_eq!(ours.is_null(), data_type == DataType::Null);
             assert_eq!(ours.variadic, theirs.variadic, "{data_type}");
             let kinds: Vec<_> = ours
                 .buffers()

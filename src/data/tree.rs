@@ -236,7 +236,7 @@ impl Tree {
         let has_mask = self.slots(view.node).first().is_some_and(|s| !s.is_null())
             && node.layout.has_validity();
         match node.nulls.get() {
-            _ if matches!(self.data_type(view.node), DataType::Null) => Some(view.length),
+            _ if node.layout.is_null() => Some(view.length),
             _ if !has_mask || view.length == 0 => Some(0),
             Some(0) => Some(0),
             Some(n) if n == node.length => Some(view.length),

@@ -18,8 +18,9 @@ const STAGED: usize = 16 << 20;
 /// host first, with one list and one wait for each [`STAGED`] bytes; for all but the last of those
 /// there is a list and a wait on the way back too.
 pub(crate) fn copy(array: &DeviceArray, queue: &Queue, compact: bool) -> Result<Tree> {
-    let mut plan = plan(array, compact)?;
-    if queue.device().id() == DeviceId::CPU {
+    let to_host = queue.device().id() == DeviceId::CPU;
+    let plan = plan(array, compact, !to_host)?;
+    if to_host {
         return pack_all(array, plan);
     }
     let mut slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
@@ -29,7 +30,7 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, compact: bool) -> Result<
     let (mut copies, groups) = divide(&plan, base);
     let mut staged = None;
     for (i, group) in groups.iter().enumerate() {
-        let (staging, ups) = on_host(array, group, &mut plan, base, queue)?;
+        let (staging, ups) = on_host(array, group, &plan, base, queue)?;
         if i + 1 < groups.len() {
             // SAFETY: sources lie in the staging slab, destinations in the device slab, which is
             // freed in the queue's order.
@@ -59,10 +60,11 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     let cpu = Devices::cpu();
     let mut slab = cpu.host_slab(plan.bytes)?;
     let base = slab.as_device_ptr();
+    let bytes = &mut slab[..];
     for piece in &plan.pieces {
-        let region = &mut slab[piece.dst..][..piece.region()];
-        // SAFETY: the array is the CPU's too, and `plan` waited for it.
-        unsafe { pack(piece, 0, region) };
+        let region = &mut bytes[piece.dst..][..piece.region()];
+        // SAFETY: the array is the CPU's too, and `plan` waited for it; the slab is fresh.
+        unsafe { pack(piece, &plan.ready, 0, region) };
     }
     Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
     let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
@@ -104,7 +106,7 @@ fn divide(plan: &Plan, base: DevicePtr) -> (Vec<CopyOp>, Vec<Vec<Piece>>) {
 fn on_host(
     array: &DeviceArray,
     pieces: &[Piece],
-    plan: &mut Plan,
+    plan: &Plan,
     base: DevicePtr,
     queue: &Queue,
 ) -> Result<(HostSlab, Vec<CopyOp>)> {
@@ -147,15 +149,15 @@ fn on_host(
         regions = rest;
         if readable {
             // SAFETY: the host can read the array's memory, and `plan` waited for it.
-            unsafe { pack(piece, 0, region) };
+            unsafe { pack(piece, &plan.ready, 0, region) };
         } else {
-            mend(piece, region);
+            mend(piece, &plan.ready, region);
         }
         Counters::add(&to.counters().host_copied_bytes, piece.dst_bytes);
         if let Some(node) = piece.counts {
             // Parts of a mask follow each other; the bits behind the last row are zero.
             let ones = count_bits(region, 0, piece.dst_bytes * 8);
-            let node = &plan.nodes[node];
+            let node = &plan.nodes[node as usize];
             let nulls = node.nulls.get().unwrap_or(node.length);
             node.nulls.set(nulls.saturating_sub(ones));
         }

@@ -12,7 +12,7 @@ use crate::transfer::upload::tree;
 
 /// Copies an array's rows to the CPU. All its buffers share one slab of the source device's pool.
 pub(crate) fn download(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
-    let plan = plan(array, false)?;
+    let plan = plan(array, false, false)?;
     let mut slab = array.device().host_slab(plan.bytes)?;
     let base = slab.as_device_ptr();
     let copies: Vec<_> = plan
@@ -35,7 +35,7 @@ pub(crate) fn download(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
             let copied = &array.device().counters().host_copied_bytes;
             Counters::add(copied, piece.dst_bytes);
         }
-        mend(piece, &mut slab[piece.dst..][..piece.region()]);
+        mend(piece, &plan.ready, &mut slab[piece.dst..][..piece.region()]);
     }
     let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
     Ok(tree(array, plan, base, owner))

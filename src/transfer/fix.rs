@@ -4,7 +4,7 @@
 use crate::device::{ALIGNMENT, DevicePtr};
 
 /// One buffer's bytes.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) src: DevicePtr,
     /// Bytes to read.
@@ -15,25 +15,25 @@ pub(crate) struct Piece {
     pub(crate) dst_bytes: usize,
     pub(crate) fix: Fix,
     /// The node whose nulls are to be counted in this mask.
-    pub(crate) counts: Option<usize>,
+    pub(crate) counts: Option<u32>,
 }
 
 /// What the host does to a piece on its way.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Fix {
     None,
     /// `bits` bits start at bit `skip` of the source.
     Bits {
-        skip: usize,
+        skip: u8,
         bits: usize,
     },
-    /// `base` is taken from every offset.
+    /// `base`, which is not 0, is taken from every offset of `width` bytes.
     Offsets {
-        width: usize,
+        width: u8,
         base: i64,
     },
-    /// The bytes are here; there is no source.
-    Ready(Box<[u8]>),
+    /// There is no source: the plan has the bytes from here on.
+    Ready(usize),
 }
 
 impl Piece {
@@ -50,8 +50,7 @@ impl Piece {
             Fix::None => true,
             // But for the bits behind the last row.
             Fix::Bits { skip, .. } => skip == 0,
-            Fix::Offsets { base, .. } => base == 0,
-            Fix::Ready(_) => false,
+            Fix::Offsets { .. } | Fix::Ready(_) => false,
         }
     }
 
@@ -59,7 +58,7 @@ impl Piece {
     pub(crate) fn straight(&self) -> usize {
         match self.fix {
             _ if self.counts.is_some() => 0,
-            Fix::None | Fix::Offsets { base: 0, .. } => self.dst_bytes,
+            Fix::None => self.dst_bytes,
             // The bits behind the last row must become zero.
             Fix::Bits { skip: 0, bits } => bits / 8,
             _ => 0,
@@ -69,14 +68,14 @@ impl Piece {
     /// Bytes `start..start + bytes` of the result as a piece of their own. Both are multiples of 64,
     /// but where the piece ends; where it is bits, `start` may be any.
     pub(crate) fn part(&self, start: usize, bytes: usize) -> Self {
-        let (src_bytes, fix) = match &self.fix {
-            Fix::None => (bytes, Fix::None),
-            &Fix::Bits { skip, bits } => {
+        let (src_bytes, fix) = match self.fix {
+            Fix::None | Fix::Offsets { .. } => (bytes, self.fix),
+            Fix::Bits { skip, bits } => {
                 let bits = (bits - start * 8).min(bytes * 8);
-                ((skip + bits).div_ceil(8), Fix::Bits { skip, bits })
+                let src_bytes = (usize::from(skip) + bits).div_ceil(8);
+                (src_bytes, Fix::Bits { skip, bits })
             }
-            &Fix::Offsets { width, base } => (bytes, Fix::Offsets { width, base }),
-            Fix::Ready(all) => (0, Fix::Ready(all[start..start + bytes].into())),
+            Fix::Ready(at) => (0, Fix::Ready(at + start)),
         };
         Self {
             src: self.src.offset(start),
@@ -95,14 +94,26 @@ impl Piece {
 /// # Safety
 /// `src` is readable for `(skip + bits)` bits, `dst` writable for `bits` bits, both rounded up to
 /// bytes; they do not overlap unless `dst <= src`.
-unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: usize, bits: usize) {
+unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: u8, bits: usize) {
     let bytes = bits.div_ceil(8);
-    let source_bytes = (skip + bits).div_ceil(8);
+    let source_bytes = (usize::from(skip) + bits).div_ceil(8);
     if skip == 0 {
         // SAFETY: `bytes` bytes of each, by the caller's contract.
         unsafe { std::ptr::copy(src, dst, bytes) };
     } else {
-        for i in 0..bytes {
+        let mut i = 0;
+        // Words, as long as the byte that follows in the source is there.
+        while i + 8 < source_bytes {
+            // SAFETY: `i + 9` bytes of the source are there, so there are `i + 8` of the result.
+            unsafe {
+                let low = u64::from_le(src.add(i).cast::<u64>().read_unaligned()) >> skip;
+                let high = u64::from(*src.add(i + 8)) << (64 - u32::from(skip));
+                let word = (low | high).to_le();
+                dst.add(i).cast::<u64>().write_unaligned(word);
+            }
+            i += 8;
+        }
+        while i < bytes {
             // SAFETY: `i` is below `bytes`, which is at most `source_bytes`, and what is read after
             // `i` is below that.
             unsafe {
@@ -114,6 +125,7 @@ unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: usize, bits: usize) {
                 };
                 *dst.add(i) = low | high;
             }
+            i += 1;
         }
     }
     if bits % 8 != 0 {
@@ -122,83 +134,75 @@ unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: usize, bits: usize) {
     }
 }
 
-/// Writes `count` offsets less `base`. Goes upwards, so that `dst` may be `src`; neither needs to be
-/// aligned.
-///
-/// # Safety
-/// `src` is readable and `dst` writable for `count` integers of `width` bytes (4 or 8).
-unsafe fn rebase(src: *const u8, dst: *mut u8, width: usize, count: usize, base: i64) {
-    // Offsets that do not ascend wrap: they were wrong before, and nothing is read through them.
-    for i in 0..count {
-        // SAFETY: the caller's; `i` is below `count`.
-        unsafe {
-            let (src, dst) = (src.add(i * width), dst.add(i * width));
-            if width == 4 {
-                let value = src.cast::<i32>().read_unaligned();
-                dst.cast::<i32>()
-                    .write_unaligned(value.wrapping_sub(base as i32));
-            } else {
-                let value = src.cast::<i64>().read_unaligned();
-                dst.cast::<i64>().write_unaligned(value.wrapping_sub(base));
-            }
+/// Takes `base` from every offset of `width` bytes (4 or 8). Offsets that do not ascend wrap: they
+/// were wrong before, and nothing is read through them.
+fn rebase(offsets: &mut [u8], width: u8, base: i64) {
+    // Arrays of bytes, since they need not be aligned; the compiler makes vectors of them.
+    if width == 4 {
+        for offset in offsets.chunks_exact_mut(4) {
+            let value = i32::from_ne_bytes([offset[0], offset[1], offset[2], offset[3]]);
+            offset.copy_from_slice(&value.wrapping_sub(base as i32).to_ne_bytes());
+        }
+    } else {
+        for offset in offsets.chunks_exact_mut(8) {
+            let mut value = [0; 8];
+            value.copy_from_slice(offset);
+            let value = i64::from_ne_bytes(value).wrapping_sub(base);
+            offset.copy_from_slice(&value.to_ne_bytes());
         }
     }
 }
 
 /// Writes bytes `start..start + out.len()` of a piece's region, padding included, from its source in
-/// host memory. `start` is a multiple of 64.
+/// host memory or from the plan's `ready` bytes. `start` and the length of `out` are multiples of 64.
 ///
 /// # Safety
-/// The piece's source is readable host memory for its length.
-pub(crate) unsafe fn pack(piece: &Piece, start: usize, out: &mut [u8]) {
+/// The piece's source is readable host memory for its length, and not `out`.
+pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [u8]) {
     let there = piece.dst_bytes.saturating_sub(start).min(out.len());
-    let (out, padding) = out.split_at_mut(there);
-    padding.fill(0);
-    if there == 0 {
-        return;
+    // Whole blocks of zeros, before the bytes that end in the first of them: no length to look at.
+    for block in out[there / ALIGNMENT * ALIGNMENT..].chunks_exact_mut(ALIGNMENT) {
+        block.fill(0);
     }
-    let src = piece.src.as_ptr().cast::<u8>().cast_const();
-    match &piece.fix {
-        Fix::None => {
-            // SAFETY: `start + there` is at most the piece's length, and the source is readable for it.
-            let bytes = unsafe { std::slice::from_raw_parts(src.add(start), there) };
-            out.copy_from_slice(bytes);
-        }
-        Fix::Ready(bytes) => out.copy_from_slice(&bytes[start..start + there]),
+    let out = &mut out[..there];
+    let src = piece
+        .src
+        .as_ptr()
+        .cast::<u8>()
+        .cast_const()
+        .wrapping_add(start);
+    // SAFETY: `start + there` is at most the piece's length, and the source is readable for it.
+    let source = || unsafe { std::slice::from_raw_parts(src, there) };
+    match piece.fix {
+        _ if there == 0 => {}
+        Fix::None => out.copy_from_slice(source()),
+        Fix::Ready(at) => out.copy_from_slice(&ready[at + start..][..there]),
         Fix::Bits { skip, bits } => {
             let bits = (bits - start * 8).min(there * 8);
             // SAFETY: the source is readable for `skip + bits` bits of the whole piece, `out` has
             // `there` bytes, and they do not overlap.
-            unsafe { shift_bits(src.add(start), out.as_mut_ptr(), *skip, bits) }
+            unsafe { shift_bits(src, out.as_mut_ptr(), skip, bits) }
         }
         Fix::Offsets { width, base } => {
-            // SAFETY: as for `None`; lengths of offsets are multiples of their width.
-            unsafe {
-                rebase(
-                    src.add(start),
-                    out.as_mut_ptr(),
-                    *width,
-                    there / width,
-                    *base,
-                )
-            }
+            out.copy_from_slice(source());
+            rebase(out, width, base);
         }
     }
 }
 
 /// Turns a piece's raw bytes, copied to the start of `region`, into what they should be, and zeroes
 /// the padding.
-pub(crate) fn mend(piece: &Piece, region: &mut [u8]) {
-    let ptr = region.as_mut_ptr();
-    match &piece.fix {
+pub(crate) fn mend(piece: &Piece, ready: &[u8], region: &mut [u8]) {
+    let out = &mut region[..piece.dst_bytes];
+    match piece.fix {
         Fix::None => {}
-        Fix::Ready(bytes) => region[..bytes.len()].copy_from_slice(bytes),
-        // SAFETY: the region holds the piece's source bytes, and the result is no longer.
-        Fix::Bits { skip, bits } => unsafe { shift_bits(ptr, ptr, *skip, *bits) },
-        // SAFETY: as above.
-        Fix::Offsets { width, base } => unsafe {
-            rebase(ptr, ptr, *width, piece.dst_bytes / width, *base);
-        },
+        Fix::Ready(at) => out.copy_from_slice(&ready[at..][..piece.dst_bytes]),
+        Fix::Bits { skip, bits } => {
+            let ptr = region.as_mut_ptr();
+            // SAFETY: the region holds the piece's source bytes, and the result is no longer.
+            unsafe { shift_bits(ptr, ptr, skip, bits) };
+        }
+        Fix::Offsets { width, base } => rebase(out, width, base),
     }
     region[piece.dst_bytes..].fill(0);
 }

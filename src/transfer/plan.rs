@@ -4,15 +4,13 @@
 //! each level of offsets in a cut nested array, all columns together, and none for what is uncut and
 //! known. Every buffer starts at a multiple of 64 bytes of one slab and is padded to 64 with zeros.
 
-use std::collections::VecDeque;
-
 use arrow_schema::DataType;
 
 use crate::data::DeviceArray;
-use crate::data::build::placeholder;
+use crate::data::build::root_node;
 use crate::data::hidden::{Answers, Request, check_size, count_bits, gather, int};
-use crate::data::layout::{BufferKind, Layout, Nesting};
-use crate::data::tree::{Node, NullCount, Tree, View};
+use crate::data::layout::{BufferKind, Nesting};
+use crate::data::tree::{Node, NullCount, Slot, Tree, View};
 use crate::device::{ALIGNMENT, AddressClass, DevicePtr};
 use crate::error::{Error, Result};
 use crate::transfer::fix::{Fix, Piece};
@@ -22,34 +20,49 @@ use crate::transfer::fix::{Fix, Piece};
 pub(crate) struct Plan {
     /// Nodes of the result, at offset 0.
     pub(crate) nodes: Vec<Node>,
-    /// One for each slot of the result: offset and length in bytes in the slab, if it is there.
-    pub(crate) slots: Vec<Option<(usize, usize)>>,
-    /// How many of them are for masks.
-    masks: usize,
+    /// Slots of the result; those that are there have [`SLAB`] for a base.
+    slots: Vec<Slot>,
     /// In ascending order of destination.
     pub(crate) pieces: Vec<Piece>,
+    /// The bytes of pieces that have no source.
+    pub(crate) ready: Vec<u8>,
     /// Length of the slab in bytes, a multiple of 64.
     pub(crate) bytes: usize,
 }
 
+/// Stands for the slab until there is one.
+const SLAB: DevicePtr = DevicePtr::new(std::ptr::dangling_mut());
+
 impl Plan {
     /// Bytes of a device slab: buffers without bytes need an address too.
     pub(crate) fn device_bytes(&self) -> usize {
-        match self.slots.len() > self.masks {
-            true => self.bytes.max(ALIGNMENT),
-            false => self.bytes,
+        match self.slots.iter().all(Slot::is_null) {
+            true => self.bytes,
+            false => self.bytes.max(ALIGNMENT),
         }
     }
-}
 
-/// Rows of the source that become a node of the result.
-type Work = (usize, View, Option<usize>);
+    /// Nodes and slots over a slab at `base`.
+    pub(crate) fn place(self, base: DevicePtr) -> (Vec<Node>, Vec<Slot>) {
+        let mut slots = self.slots;
+        for slot in slots.iter_mut().filter(|slot| !slot.is_null()) {
+            slot.base = base;
+        }
+        (self.nodes, slots)
+    }
+}
 
 struct Planner<'a> {
     tree: &'a Tree,
     compact: bool,
+    /// The host can read the source, which is ready.
+    readable: bool,
+    /// What stands for a buffer without bytes. It may be null, but Arrow C++ takes null for the CPU's
+    /// memory: on a device it is the slab.
+    nothing: DevicePtr,
     plan: Plan,
-    work: VecDeque<Work>,
+    /// Nodes whose children are still to be planned, with their rows of the source.
+    parents: Vec<(usize, View)>,
     waiting: Vec<Waiting>,
     requests: Vec<Request>,
 }
@@ -75,30 +88,38 @@ enum Need {
     Sizes,
 }
 
-/// Plans the transfer of an array's rows. Where the source is host-readable this waits until it is
-/// ready.
+/// Plans the transfer of an array's rows to a slab on the host or on a device. Where the source is
+/// host-readable this waits until it is ready.
 ///
 /// `compact`: offsets start at 0 and null counts become known, whatever that takes. Else an array
 /// that the host cannot read keeps its offsets where it is whole, and its nulls uncounted.
-pub(crate) fn plan(array: &DeviceArray, compact: bool) -> Result<Plan> {
-    if array.device().is_host_readable() {
+pub(crate) fn plan(array: &DeviceArray, compact: bool, to_device: bool) -> Result<Plan> {
+    let readable = array.device().is_host_readable();
+    if readable {
         array.wait()?;
     }
+    let tree = array.tree();
     let mut planner = Planner {
-        tree: array.tree(),
+        tree,
         compact,
+        readable,
+        nothing: if to_device { SLAB } else { DevicePtr::NULL },
         plan: Plan::default(),
-        work: VecDeque::new(),
+        parents: Vec::new(),
         waiting: Vec::new(),
         requests: Vec::new(),
     };
-    planner.plan.nodes.push(placeholder(0));
-    planner
-        .work
-        .push_back((0, array.view(), array.null_count()));
+    if array.view().node == 0 {
+        planner.plan.nodes.reserve(tree.nodes.len());
+        planner.plan.slots.reserve(tree.slots.len());
+        planner.plan.pieces.reserve(tree.slots.len());
+    }
+    planner.node(array.view(), array.null_count(), 0)?;
+    let mut next = 0;
     loop {
-        while let Some((node, view, nulls)) = planner.work.pop_front() {
-            planner.visit(node, view, nulls)?;
+        while let Some(&(node, view)) = planner.parents.get(next) {
+            next += 1;
+            planner.descend(node, view)?;
         }
         if planner.waiting.is_empty() {
             break;
@@ -106,7 +127,7 @@ pub(crate) fn plan(array: &DeviceArray, compact: bool) -> Result<Plan> {
         let requests = std::mem::take(&mut planner.requests);
         // SAFETY: requests are made for rows inside their node's buffers, whose sizes the import
         // checked or arrow-rs vouches for.
-        let answers = unsafe { gather(planner.tree, &requests) }?;
+        let answers = unsafe { gather(tree, &requests) }?;
         for waiting in std::mem::take(&mut planner.waiting) {
             planner.resume(&waiting, &answers)?;
         }
@@ -119,155 +140,205 @@ fn too_large() -> Error {
 }
 
 impl<'a> Planner<'a> {
-    fn visit(&mut self, node: usize, view: View, nulls: Option<usize>) -> Result<()> {
+    /// Adds a node with what its type tells of its buffers. Its children come later: siblings stand
+    /// side by side.
+    fn node(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
         let tree = self.tree;
-        let layout = *tree.layout(view.node);
-        let n_slots = tree.slots(view.node).len();
+        let source = &tree.nodes[view.node];
+        let layout = &source.layout;
+        let slots = tree.slots(view.node);
+        let node = self.plan.nodes.len();
         let first_slot = self.plan.slots.len();
-        self.plan.slots.resize(first_slot + n_slots, None);
-        self.plan.masks += usize::from(layout.has_validity());
-        let planned = &mut self.plan.nodes[node];
-        planned.length = view.length;
-        planned.layout = layout;
-        planned.first_slot = first_slot as u32;
-        planned.n_slots = n_slots as u32;
-        self.validity(node, view, nulls)?;
-        self.children(node, view, &layout);
-
-        for (k, kind) in layout.buffers().iter().enumerate() {
+        let nothing = self.nothing;
+        let empty = || Slot::new(nothing, 0, Some(0), 0);
+        self.plan.slots.resize_with(first_slot + slots.len(), empty);
+        let nulls = match layout.has_validity() {
+            true => self.validity(node, first_slot, view, nulls)?,
+            false => nulls,
+        };
+        self.plan.nodes.push(Node {
+            length: view.length,
+            layout: *layout,
+            cut: false,
+            // Once the transfer is done.
+            padded: true,
+            offset: 0,
+            validity_offset: 0,
+            nulls: NullCount::from(nulls),
+            parent: parent as u32,
+            first_child: 0,
+            n_children: 0,
+            first_slot: first_slot as u32,
+            n_slots: slots.len() as u32,
+        });
+        for (k, (kind, source)) in layout.buffers().iter().zip(slots).enumerate() {
             match *kind {
                 BufferKind::Validity | BufferKind::Offsets { .. } | BufferKind::Bytes => {}
                 BufferKind::Bits => {
-                    let slot = &tree.slots(view.node)[k];
-                    if view.length > 0 && !slot.is_null() {
-                        self.bits(first_slot + k, view, slot.address(), view.offset)?;
+                    if view.length > 0 && !source.is_null() {
+                        self.bits(first_slot + k, view, source, view.offset, None)?;
                     }
                 }
                 BufferKind::Fixed { width, .. } => {
-                    // Run ends of a cut array are planned in `resume`.
-                    self.fixed(first_slot + k, view, k, width as usize)?;
+                    self.fixed(first_slot + k, view, source, width as usize)?;
                 }
             }
         }
+        if source.n_children > 0 {
+            self.parents.push((node, view));
+            Ok(())
+        } else if layout.variadic {
+            self.variadic(node, view)
+        } else if let Some(BufferKind::Offsets { width }) = layout.buffers().get(1) {
+            self.offsets(node, view, usize::from(*width))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The children of a node, whose siblings are there; of lists and maps the offsets too.
+    fn descend(&mut self, node: usize, view: View) -> Result<()> {
+        let tree = self.tree;
+        let layout = tree.layout(view.node);
         match layout.nesting {
-            _ if layout.variadic => self.variadic(node, view),
-            Nesting::Runs if tree.is_uncut(view) => {
-                self.child(node, 0, tree.child(view, 0));
-                self.child(node, 1, tree.child(view, 1));
-                Ok(())
-            }
-            Nesting::Runs => self.runs(node, view),
-            _ => match layout.buffers().get(1) {
+            Nesting::Ranges => match layout.buffers().get(1) {
                 Some(BufferKind::Offsets { width }) => {
                     self.offsets(node, view, usize::from(*width))
                 }
                 _ => Ok(()),
             },
+            Nesting::Runs if !tree.is_uncut(view) => self.runs(node, view),
+            nesting => {
+                let n = layout.n_children();
+                self.begin_children(node, n);
+                for i in 0..n {
+                    let mut child = tree.child(view, i);
+                    if nesting == Nesting::Anywhere && view.length == 0 {
+                        child.length = 0;
+                    }
+                    self.node(child, tree.null_count(child), node)?;
+                }
+                Ok(())
+            }
         }
     }
 
-    /// The mask and the null count.
-    fn validity(&mut self, node: usize, view: View, mut nulls: Option<usize>) -> Result<()> {
-        let tree = self.tree;
-        let slots = tree.slots(view.node);
-        let masked = tree.layout(view.node).has_validity() && !slots[0].is_null();
-        if nulls.is_none() && masked && tree.device.is_host_readable() {
+    /// The next `n` nodes are the children of `node`.
+    fn begin_children(&mut self, node: usize, n: usize) {
+        let first = self.plan.nodes.len();
+        self.plan.nodes[node].first_child = first as u32;
+        self.plan.nodes[node].n_children = n as u32;
+    }
+
+    /// The mask of the next node; answers the null count.
+    fn validity(
+        &mut self,
+        node: usize,
+        slot: usize,
+        view: View,
+        mut nulls: Option<usize>,
+    ) -> Result<Option<usize>> {
+        let source = &self.tree.slots(view.node)[0];
+        self.plan.slots[slot].base = DevicePtr::NULL;
+        if source.is_null() {
+            return Ok(nulls);
+        }
+        if nulls.is_none() && self.readable {
             let (skip, bits) = (view.validity_offset % 8, view.length);
-            let src = slots[0].address().offset(view.validity_offset / 8);
+            let src = source.address().offset(view.validity_offset / 8);
             // SAFETY: a mask has one bit for each row of its node; it is ready (`plan` waited).
             let bytes = unsafe {
                 std::slice::from_raw_parts(src.as_ptr().cast(), (skip + bits).div_ceil(8))
             };
             nulls = Some(bits - count_bits(bytes, skip, bits));
         }
-        let slot = self.plan.nodes[node].first_slot as usize;
-        self.plan.nodes[node].nulls = NullCount::from(nulls);
-        if masked && nulls != Some(0) && view.length > 0 {
-            self.bits(slot, view, slots[0].address(), view.validity_offset)?;
-            let mask = self.plan.pieces.last_mut();
-            if let Some(mask) = mask.filter(|_| nulls.is_none() && self.compact) {
-                mask.counts = Some(node);
-            }
+        if nulls != Some(0) && view.length > 0 {
+            let counts = (nulls.is_none() && self.compact).then_some(node as u32);
+            self.bits(slot, view, source, view.validity_offset, counts)?;
         }
-        Ok(())
+        Ok(nulls)
     }
 
-    /// Makes room for the children and plans those whose rows the type tells.
-    fn children(&mut self, node: usize, view: View, layout: &Layout) {
-        let first = self.plan.nodes.len();
-        let n = layout.n_children();
-        self.plan.nodes[node].first_child = first as u32;
-        self.plan.nodes[node].n_children = n as u32;
-        self.plan.nodes.extend((0..n).map(|_| placeholder(node)));
-        for i in 0..n {
-            let mut child = self.tree.child(view, i);
-            match layout.nesting {
-                Nesting::Ranges | Nesting::Runs => continue,
-                Nesting::Anywhere if view.length == 0 => child.length = 0,
-                _ => {}
-            }
-            self.child(node, i, child);
-        }
-    }
-
-    fn child(&mut self, node: usize, i: usize, view: View) {
-        let child = self.plan.nodes[node].first_child as usize + i;
-        self.work
-            .push_back((child, view, self.tree.null_count(view)));
-    }
-
-    fn fixed(&mut self, slot: usize, view: View, k: usize, width: usize) -> Result<()> {
-        let source = &self.tree.slots(view.node)[k];
+    fn fixed(&mut self, slot: usize, view: View, source: &Slot, width: usize) -> Result<()> {
         let bytes = view.length.checked_mul(width).ok_or_else(too_large)?;
         if bytes == 0 || source.is_null() {
             return Ok(());
         }
         let src = source.address().offset(view.offset * width);
-        self.piece(slot, src, bytes, bytes, Fix::None)
+        self.plain(slot, src, bytes)
     }
 
-    /// The bits of a view's rows, of which the first is bit `first` from `src`.
-    fn bits(&mut self, slot: usize, view: View, src: DevicePtr, first: usize) -> Result<()> {
+    /// The bits of a view's rows, of which the first is bit `first` of `source`. `counts`: the node
+    /// whose nulls are to be counted in them.
+    fn bits(
+        &mut self,
+        slot: usize,
+        view: View,
+        source: &Slot,
+        first: usize,
+        counts: Option<u32>,
+    ) -> Result<()> {
         let (skip, bits) = (first % 8, view.length);
-        let src = src.offset(first / 8);
-        let src_bytes = (skip + bits).div_ceil(8);
         let fix = if self.tree.nodes[view.node].padded && self.tree.is_uncut(view) {
             // Zeros follow the last row already.
             Fix::None
         } else {
+            let skip = skip as u8;
             Fix::Bits { skip, bits }
         };
-        self.piece(slot, src, src_bytes, bits.div_ceil(8), fix)
+        let piece = Piece {
+            src: source.address().offset(first / 8),
+            src_bytes: (skip + bits).div_ceil(8),
+            dst: self.plan.bytes,
+            dst_bytes: bits.div_ceil(8),
+            fix,
+            counts,
+        };
+        self.piece(slot, piece)
     }
 
-    fn piece(
-        &mut self,
-        slot: usize,
-        src: DevicePtr,
-        src_bytes: usize,
-        dst_bytes: usize,
-        fix: Fix,
-    ) -> Result<()> {
+    /// Bytes as they are.
+    fn plain(&mut self, slot: usize, src: DevicePtr, bytes: usize) -> Result<()> {
+        self.fixed_size(slot, src, bytes, Fix::None)
+    }
+
+    /// As many bytes as the source has.
+    fn fixed_size(&mut self, slot: usize, src: DevicePtr, bytes: usize, fix: Fix) -> Result<()> {
         let piece = Piece {
             src,
-            src_bytes,
+            src_bytes: bytes,
             dst: self.plan.bytes,
-            dst_bytes,
+            dst_bytes: bytes,
             fix,
             counts: None,
         };
-        let end = self.plan.bytes.checked_add(piece.region());
-        self.plan.bytes = end
-            .filter(|n| isize::try_from(*n).is_ok())
-            .ok_or_else(too_large)?;
-        self.plan.slots[slot] = Some((piece.dst, dst_bytes));
-        self.plan.pieces.push(piece);
-        Ok(())
+        self.piece(slot, piece)
     }
 
-    fn ready(&mut self, slot: usize, bytes: Vec<u8>) -> Result<()> {
-        let len = bytes.len();
-        self.piece(slot, DevicePtr::NULL, 0, len, Fix::Ready(bytes.into()))
+    /// Bytes that have no source.
+    fn ready(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
+        let piece = Piece {
+            src: DevicePtr::NULL,
+            src_bytes: 0,
+            dst: self.plan.bytes,
+            dst_bytes: bytes.len(),
+            fix: Fix::Ready(self.plan.ready.len()),
+            counts: None,
+        };
+        self.plan.ready.extend_from_slice(bytes);
+        self.piece(slot, piece)
+    }
+
+    fn piece(&mut self, slot: usize, piece: Piece) -> Result<()> {
+        let bytes = piece.src_bytes.max(piece.dst_bytes);
+        let end = bytes
+            .checked_next_multiple_of(ALIGNMENT)
+            .and_then(|region| region.checked_add(piece.dst))
+            .filter(|end| isize::try_from(*end).is_ok());
+        self.plan.bytes = end.ok_or_else(too_large)?;
+        self.plan.slots[slot] = Slot::new(SLAB, piece.dst, Some(piece.dst_bytes), 0);
+        self.plan.pieces.push(piece);
+        Ok(())
     }
 
     fn wait_for(&mut self, node: usize, view: View, need: Need, requests: &[(DevicePtr, usize)]) {
@@ -296,10 +367,15 @@ impl<'a> Planner<'a> {
             let path = tree.buffer_path(view.node, 1);
             return Err(Error::invalid(path, "is null but has rows"));
         }
-        let at = |row: usize| (slots[1].address().offset(row * width), width);
-        let last = at(view.offset + view.length);
+        let at = |row: usize| slots[1].address().offset(row * width);
+        let (first, last) = (at(view.offset), at(view.offset + view.length));
         // Buffers of arrow-rs arrays may be longer than their rows need, so those are always asked.
-        if tree.is_uncut(view) && !tree.device.is_host_readable() && !self.compact {
+        if self.readable {
+            // SAFETY: offsets are there for `offset + length + 1` rows, and ready (`plan` waited).
+            let (first, last) = unsafe { (offset(first, width), offset(last, width)) };
+            return self.range(node, view, width, first, last);
+        }
+        if tree.is_uncut(view) && !self.compact {
             if tree.nodes[view.node].n_children > 0 {
                 let child = tree.child(view, 0);
                 return self.whole_range(node, view, width, Ok(child));
@@ -307,9 +383,9 @@ impl<'a> Planner<'a> {
             if let Some(bytes) = slots[2].bytes() {
                 return self.whole_range(node, view, width, Err(bytes));
             }
-            self.wait_for(node, view, Need::Last, &[last]);
+            self.wait_for(node, view, Need::Last, &[(last, width)]);
         } else {
-            self.wait_for(node, view, Need::Ends, &[at(view.offset), last]);
+            self.wait_for(node, view, Need::Ends, &[(first, width), (last, width)]);
         }
         Ok(())
     }
@@ -325,13 +401,20 @@ impl<'a> Planner<'a> {
         let slots = self.tree.slots(view.node);
         let slot = self.plan.nodes[node].first_slot as usize;
         let bytes = (view.length + 1) * width;
-        self.piece(slot + 1, slots[1].address(), bytes, bytes, Fix::None)?;
+        self.plain(slot + 1, slots[1].address(), bytes)?;
         match target {
-            Ok(child) => self.child(node, 0, child),
-            Err(0) => self.nothing(slot + 2, slot + 1),
-            Err(bytes) => self.piece(slot + 2, slots[2].address(), bytes, bytes, Fix::None)?,
+            Ok(child) => self.only_child(node, child),
+            Err(0) => {
+                self.nothing_near(slot + 2, slot + 1);
+                Ok(())
+            }
+            Err(bytes) => self.plain(slot + 2, slots[2].address(), bytes),
         }
-        Ok(())
+    }
+
+    fn only_child(&mut self, node: usize, child: View) -> Result<()> {
+        self.begin_children(node, 1);
+        self.node(child, self.tree.null_count(child), node)
     }
 
     /// Offsets from 0, and what lies between `first` and `last`.
@@ -354,17 +437,17 @@ impl<'a> Planner<'a> {
             ));
         }
         if view.length == 0 {
-            self.ready(slot + 1, vec![0; width])?;
+            self.ready(slot + 1, &[0; 8][..width])?;
         } else {
             let src = slots[1].address().offset(view.offset * width);
-            let bytes = (view.length + 1) * width;
-            self.piece(
-                slot + 1,
-                src,
-                bytes,
-                bytes,
-                Fix::Offsets { width, base: first },
-            )?;
+            let fix = match first {
+                0 => Fix::None,
+                base => Fix::Offsets {
+                    width: width as u8,
+                    base,
+                },
+            };
+            self.fixed_size(slot + 1, src, (view.length + 1) * width, fix)?;
         }
         if nested {
             let child = tree.child(view, 0);
@@ -384,8 +467,7 @@ impl<'a> Planner<'a> {
                 validity_offset: child.validity_offset + first,
                 ..child
             };
-            self.child(node, 0, cut);
-            return Ok(());
+            return self.only_child(node, cut);
         }
         let at = || tree.buffer_path(view.node, 2);
         let end = check_size(tree, slots[2].address(), last, at)?;
@@ -399,22 +481,17 @@ impl<'a> Planner<'a> {
         }
         let (first, bytes) = (first as usize, (last - first) as usize);
         if bytes > 0 {
-            self.piece(
-                slot + 2,
-                slots[2].address().offset(first),
-                bytes,
-                bytes,
-                Fix::None,
-            )?;
+            self.plain(slot + 2, slots[2].address().offset(first), bytes)
         } else {
-            self.nothing(slot + 2, slot + 1);
+            self.nothing_near(slot + 2, slot + 1);
+            Ok(())
         }
-        Ok(())
     }
 
     /// A buffer of no bytes where another one is: some consumers take a null pointer amiss.
-    fn nothing(&mut self, slot: usize, near: usize) {
-        self.plan.slots[slot] = self.plan.slots[near].map(|(offset, _)| (offset, 0));
+    fn nothing_near(&mut self, slot: usize, near: usize) {
+        let near = &self.plan.slots[near];
+        self.plan.slots[slot] = Slot::new(near.base, near.offset, Some(0), 0);
     }
 
     /// View types: all variadic buffers, or those that the rows refer to where the host can look.
@@ -437,7 +514,7 @@ impl<'a> Planner<'a> {
             request.on_host = class == AddressClass::Host;
             return Ok(());
         }
-        let used = tree.device.is_host_readable().then(|| {
+        let used = self.readable.then(|| {
             // SAFETY: the views are ready host memory with `offset + length` rows.
             unsafe { referenced(slots[1].address(), view, variadic.len()) }
         });
@@ -446,7 +523,7 @@ impl<'a> Planner<'a> {
             let bytes = source.bytes().unwrap_or(0);
             let wanted = used.as_ref().is_none_or(|used| used[i]);
             if wanted && bytes > 0 && view.length > 0 {
-                self.piece(first + i, source.address(), bytes, bytes, Fix::None)?;
+                self.plain(first + i, source.address(), bytes)?;
             }
         }
         Ok(())
@@ -460,12 +537,13 @@ impl<'a> Planner<'a> {
             return self.cut_runs(node, view, &[]);
         }
         let address = slot.address().offset(run_ends.offset * width);
-        self.wait_for(
-            node,
-            view,
-            Need::Runs,
-            &[(address, run_ends.length * width)],
-        );
+        let bytes = run_ends.length * width;
+        if self.readable {
+            // SAFETY: the buffer has `offset + length` run ends, and is ready (`plan` waited).
+            let ends = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
+            return self.cut_runs(node, view, ends);
+        }
+        self.wait_for(node, view, Need::Runs, &[(address, bytes)]);
         Ok(())
     }
 
@@ -494,17 +572,20 @@ impl<'a> Planner<'a> {
             let end = (*end).min(to).wrapping_sub(from);
             cut.extend_from_slice(&end.to_ne_bytes()[..width]);
         }
-        let child = self.plan.nodes[node].first_child as usize;
-        let slot = self.plan.slots.len();
-        self.plan.slots.resize(slot + 2, None);
-        self.plan.masks += 1;
-        let planned = &mut self.plan.nodes[child];
-        planned.length = runs.len();
-        planned.layout = *tree.layout(run_ends.node);
-        planned.first_slot = slot as u32;
-        planned.n_slots = 2;
+        self.begin_children(node, 2);
+        let first_slot = self.plan.slots.len();
+        self.plan.slots.push(Slot::absent());
+        self.plan.slots.push(Slot::new(self.nothing, 0, Some(0), 0));
+        self.plan.nodes.push(Node {
+            padded: true,
+            length: runs.len(),
+            parent: node as u32,
+            first_child: 0,
+            first_slot: first_slot as u32,
+            ..root_node(*tree.layout(run_ends.node), 0, 2, NullCount::known(0))
+        });
         if !cut.is_empty() {
-            self.ready(slot + 1, cut)?;
+            self.ready(first_slot + 1, &cut)?;
         }
         let values = View {
             offset: values.offset + runs.start,
@@ -512,8 +593,7 @@ impl<'a> Planner<'a> {
             validity_offset: values.validity_offset + runs.start,
             ..values
         };
-        self.child(node, 1, values);
-        Ok(())
+        self.node(values, tree.null_count(values), node)
     }
 
     fn resume(&mut self, waiting: &Waiting, answers: &Answers) -> Result<()> {
@@ -553,6 +633,18 @@ impl<'a> Planner<'a> {
                 self.variadic(node, view)
             }
         }
+    }
+}
+
+/// An offset of `width` bytes.
+///
+/// # Safety
+/// It is readable host memory; it need not be aligned.
+unsafe fn offset(at: DevicePtr, width: usize) -> i64 {
+    // SAFETY: the caller's.
+    match width {
+        4 => i64::from(unsafe { at.as_ptr().cast::<i32>().read_unaligned() }),
+        _ => unsafe { at.as_ptr().cast::<i64>().read_unaligned() },
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::data::DeviceArray;
-use crate::data::tree::{Owners, Slot, Tree};
+use crate::data::tree::{Owners, Tree};
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Owner, Ready};
@@ -24,7 +24,7 @@ const RING_LISTS: usize = 2;
 /// Copies an array's rows from ready, host-readable memory to `queue`'s device. The source is kept
 /// until the copies have completed.
 pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
-    let plan = plan(array, false)?;
+    let plan = plan(array, false, true)?;
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let mut stage = Stage {
         queue,
@@ -38,7 +38,7 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
     };
     let mut submitted = Ok(());
     for piece in &plan.pieces {
-        submitted = stage.piece(piece);
+        submitted = stage.piece(piece, &plan.ready);
         if submitted.is_err() {
             break;
         }
@@ -79,34 +79,17 @@ pub(crate) fn result(
     let device = slab.queue().device().clone();
     let ready = event.map_or(Ready::Now, Ready::Event);
     let owner = Owner::new(device, slab.into_memory(), ready);
-    let mut tree = tree(array, plan, base, owner);
-    // Buffers without bytes may be null, but Arrow C++ takes null for the CPU's memory.
-    for node in 0..tree.nodes.len() {
-        let masks = usize::from(tree.layout(node).has_validity());
-        let (first, count) = (tree.nodes[node].first_slot, tree.nodes[node].n_slots);
-        for slot in &mut tree.slots[first as usize..][..count as usize][masks..] {
-            if slot.is_null() {
-                *slot = Slot::new(base, 0, Some(0), 0);
-            }
-        }
-    }
-    tree
+    tree(array, plan, base, owner)
 }
 
 /// The tree that a plan makes of a slab at `base`, which holds all that was planned.
-pub(crate) fn tree(array: &DeviceArray, mut plan: Plan, base: DevicePtr, owner: Owner) -> Tree {
-    for node in &mut plan.nodes {
-        node.padded = true;
-    }
-    let slots = plan.slots.iter().map(|slot| match slot {
-        Some((offset, bytes)) => Slot::new(base, *offset, Some(*bytes), 0),
-        None => Slot::absent(),
-    });
+pub(crate) fn tree(array: &DeviceArray, plan: Plan, base: DevicePtr, owner: Owner) -> Tree {
+    let (nodes, slots) = plan.place(base);
     Tree {
         device: owner.device().clone(),
         root: array.data_type().clone(),
-        slots: slots.collect(),
-        nodes: plan.nodes,
+        slots,
+        nodes,
         owners: Owners::One(Arc::new(owner)),
     }
 }
@@ -138,7 +121,7 @@ struct Open {
 }
 
 impl Stage<'_> {
-    fn piece(&mut self, piece: &Piece) -> Result<()> {
+    fn piece(&mut self, piece: &Piece, ready: &[u8]) -> Result<()> {
         let region = piece.region();
         let mut done = self.direct(piece);
         while done < region {
@@ -161,7 +144,7 @@ impl Stage<'_> {
             // Regions, chunks and what is left are multiples of 64, and so is every part.
             let part = (open.slab.len() - open.used).min(region - done);
             // SAFETY: the source is ready, host-readable memory (`upload`'s contract).
-            unsafe { pack(piece, done, &mut open.slab[open.used..][..part]) };
+            unsafe { pack(piece, ready, done, &mut open.slab[open.used..][..part]) };
             open.used += part;
             let full = open.used == open.slab.len();
             done += part;
