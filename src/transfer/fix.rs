@@ -160,9 +160,13 @@ fn rebase(offsets: &mut [u8], width: u8, base: i64) {
 /// The piece's source is readable host memory for its length, and not `out`.
 pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [u8]) {
     let there = piece.dst_bytes.saturating_sub(start).min(out.len());
-    // Whole blocks of zeros, before the bytes that end in the first of them: no length to look at.
-    for block in out[there / ALIGNMENT * ALIGNMENT..].chunks_exact_mut(ALIGNMENT) {
-        block.fill(0);
+    if there < out.len() {
+        // From the start of the last block on that has bytes, mostly one: no length to look at.
+        let (block, rest) = out[there / ALIGNMENT * ALIGNMENT..].split_at_mut(ALIGNMENT);
+        block.copy_from_slice(&[0; ALIGNMENT]);
+        if !rest.is_empty() {
+            rest.fill(0);
+        }
     }
     let out = &mut out[..there];
     let src = piece

@@ -141,7 +141,7 @@ fn too_large() -> Error {
 
 impl<'a> Planner<'a> {
     /// Adds a node with what its type tells of its buffers. Its children come later: siblings stand
-    /// side by side.
+    /// side by side. `nulls`: the null count, where more is known of it than the source's node tells.
     fn node(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
         let tree = self.tree;
         let source = &tree.nodes[view.node];
@@ -149,13 +149,7 @@ impl<'a> Planner<'a> {
         let slots = tree.slots(view.node);
         let node = self.plan.nodes.len();
         let first_slot = self.plan.slots.len();
-        let nothing = self.nothing;
-        let empty = || Slot::new(nothing, 0, Some(0), 0);
-        self.plan.slots.resize_with(first_slot + slots.len(), empty);
-        let nulls = match layout.has_validity() {
-            true => self.validity(node, first_slot, view, nulls)?,
-            false => nulls,
-        };
+        let nulls = nulls.or_else(|| tree.null_count(view));
         self.plan.nodes.push(Node {
             length: view.length,
             layout: *layout,
@@ -171,17 +165,20 @@ impl<'a> Planner<'a> {
             first_slot: first_slot as u32,
             n_slots: slots.len() as u32,
         });
-        for (k, (kind, source)) in layout.buffers().iter().zip(slots).enumerate() {
-            match *kind {
-                BufferKind::Validity | BufferKind::Offsets { .. } | BufferKind::Bytes => {}
-                BufferKind::Bits => {
-                    if view.length > 0 && !source.is_null() {
-                        self.bits(first_slot + k, view, source, view.offset, None)?;
-                    }
+        let mut kinds = layout.buffers().iter();
+        for source in slots {
+            match kinds.next() {
+                Some(BufferKind::Validity) if source.is_null() || nulls == Some(0) => {
+                    self.plan.slots.push(Slot::absent());
                 }
-                BufferKind::Fixed { width, .. } => {
-                    self.fixed(first_slot + k, view, source, width as usize)?;
+                Some(BufferKind::Validity) => self.validity(node, view, source, nulls)?,
+                Some(BufferKind::Fixed { width, .. }) => {
+                    self.fixed(view, source, *width as usize)?;
                 }
+                Some(BufferKind::Bits) if view.length > 0 && !source.is_null() => {
+                    self.bits(view, source, view.offset, None)?;
+                }
+                _ => self.no_bytes(),
             }
         }
         if source.n_children > 0 {
@@ -194,6 +191,11 @@ impl<'a> Planner<'a> {
         } else {
             Ok(())
         }
+    }
+
+    /// Adds a slot without bytes, or one that is filled in later.
+    fn no_bytes(&mut self) {
+        self.plan.slots.push(Slot::new(self.nothing, 0, Some(0), 0));
     }
 
     /// The children of a node, whose siblings are there; of lists and maps the offsets too.
@@ -216,7 +218,7 @@ impl<'a> Planner<'a> {
                     if nesting == Nesting::Anywhere && view.length == 0 {
                         child.length = 0;
                     }
-                    self.node(child, tree.null_count(child), node)?;
+                    self.node(child, None, node)?;
                 }
                 Ok(())
             }
@@ -230,19 +232,14 @@ impl<'a> Planner<'a> {
         self.plan.nodes[node].n_children = n as u32;
     }
 
-    /// The mask of the next node; answers the null count.
+    /// The mask of the last node, which has nulls or may have some.
     fn validity(
         &mut self,
         node: usize,
-        slot: usize,
         view: View,
+        source: &Slot,
         mut nulls: Option<usize>,
-    ) -> Result<Option<usize>> {
-        let source = &self.tree.slots(view.node)[0];
-        self.plan.slots[slot].base = DevicePtr::NULL;
-        if source.is_null() {
-            return Ok(nulls);
-        }
+    ) -> Result<()> {
         if nulls.is_none() && self.readable {
             let (skip, bits) = (view.validity_offset % 8, view.length);
             let src = source.address().offset(view.validity_offset / 8);
@@ -250,34 +247,33 @@ impl<'a> Planner<'a> {
             let bytes = unsafe {
                 std::slice::from_raw_parts(src.as_ptr().cast(), (skip + bits).div_ceil(8))
             };
-            nulls = Some(bits - count_bits(bytes, skip, bits));
+            let counted = bits - count_bits(bytes, skip, bits);
+            self.plan.nodes[node].nulls.set(counted);
+            nulls = Some(counted);
         }
-        if nulls != Some(0) && view.length > 0 {
-            let counts = (nulls.is_none() && self.compact).then_some(node as u32);
-            self.bits(slot, view, source, view.validity_offset, counts)?;
+        if nulls == Some(0) || view.length == 0 {
+            self.plan.slots.push(Slot::absent());
+            return Ok(());
         }
-        Ok(nulls)
+        let counts = (nulls.is_none() && self.compact).then_some(node as u32);
+        self.bits(view, source, view.validity_offset, counts)
     }
 
-    fn fixed(&mut self, slot: usize, view: View, source: &Slot, width: usize) -> Result<()> {
+    fn fixed(&mut self, view: View, source: &Slot, width: usize) -> Result<()> {
         let bytes = view.length.checked_mul(width).ok_or_else(too_large)?;
         if bytes == 0 || source.is_null() {
+            self.no_bytes();
             return Ok(());
         }
         let src = source.address().offset(view.offset * width);
-        self.plain(slot, src, bytes)
+        let slot = self.piece(src, bytes, bytes, Fix::None, None)?;
+        self.plan.slots.push(slot);
+        Ok(())
     }
 
     /// The bits of a view's rows, of which the first is bit `first` of `source`. `counts`: the node
     /// whose nulls are to be counted in them.
-    fn bits(
-        &mut self,
-        slot: usize,
-        view: View,
-        source: &Slot,
-        first: usize,
-        counts: Option<u32>,
-    ) -> Result<()> {
+    fn bits(&mut self, view: View, source: &Slot, first: usize, counts: Option<u32>) -> Result<()> {
         let (skip, bits) = (first % 8, view.length);
         let fix = if self.tree.nodes[view.node].padded && self.tree.is_uncut(view) {
             // Zeros follow the last row already.
@@ -286,59 +282,53 @@ impl<'a> Planner<'a> {
             let skip = skip as u8;
             Fix::Bits { skip, bits }
         };
-        let piece = Piece {
-            src: source.address().offset(first / 8),
-            src_bytes: (skip + bits).div_ceil(8),
-            dst: self.plan.bytes,
-            dst_bytes: bits.div_ceil(8),
-            fix,
-            counts,
-        };
-        self.piece(slot, piece)
+        let src = source.address().offset(first / 8);
+        let (from, to) = ((skip + bits).div_ceil(8), bits.div_ceil(8));
+        let slot = self.piece(src, from, to, fix, counts)?;
+        self.plan.slots.push(slot);
+        Ok(())
     }
 
-    /// Bytes as they are.
+    /// Bytes as they are, in a slot that is there.
     fn plain(&mut self, slot: usize, src: DevicePtr, bytes: usize) -> Result<()> {
-        self.fixed_size(slot, src, bytes, Fix::None)
+        self.plan.slots[slot] = self.piece(src, bytes, bytes, Fix::None, None)?;
+        Ok(())
     }
 
-    /// As many bytes as the source has.
-    fn fixed_size(&mut self, slot: usize, src: DevicePtr, bytes: usize, fix: Fix) -> Result<()> {
-        let piece = Piece {
-            src,
-            src_bytes: bytes,
-            dst: self.plan.bytes,
-            dst_bytes: bytes,
-            fix,
-            counts: None,
-        };
-        self.piece(slot, piece)
-    }
-
-    /// Bytes that have no source.
+    /// Bytes that have no source, in a slot that is there.
     fn ready(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
-        let piece = Piece {
-            src: DevicePtr::NULL,
-            src_bytes: 0,
-            dst: self.plan.bytes,
-            dst_bytes: bytes.len(),
-            fix: Fix::Ready(self.plan.ready.len()),
-            counts: None,
-        };
+        let fix = Fix::Ready(self.plan.ready.len());
         self.plan.ready.extend_from_slice(bytes);
-        self.piece(slot, piece)
+        self.plan.slots[slot] = self.piece(DevicePtr::NULL, 0, bytes.len(), fix, None)?;
+        Ok(())
     }
 
-    fn piece(&mut self, slot: usize, piece: Piece) -> Result<()> {
-        let bytes = piece.src_bytes.max(piece.dst_bytes);
-        let end = bytes
+    /// Adds a piece; answers its slot.
+    #[inline]
+    fn piece(
+        &mut self,
+        src: DevicePtr,
+        src_bytes: usize,
+        dst_bytes: usize,
+        fix: Fix,
+        counts: Option<u32>,
+    ) -> Result<Slot> {
+        let dst = self.plan.bytes;
+        let end = src_bytes
+            .max(dst_bytes)
             .checked_next_multiple_of(ALIGNMENT)
-            .and_then(|region| region.checked_add(piece.dst))
+            .and_then(|region| region.checked_add(dst))
             .filter(|end| isize::try_from(*end).is_ok());
         self.plan.bytes = end.ok_or_else(too_large)?;
-        self.plan.slots[slot] = Slot::new(SLAB, piece.dst, Some(piece.dst_bytes), 0);
-        self.plan.pieces.push(piece);
-        Ok(())
+        self.plan.pieces.push(Piece {
+            src,
+            src_bytes,
+            dst,
+            dst_bytes,
+            fix,
+            counts,
+        });
+        Ok(Slot::new(SLAB, dst, Some(dst_bytes), 0))
     }
 
     fn wait_for(&mut self, node: usize, view: View, need: Need, requests: &[(DevicePtr, usize)]) {
@@ -414,7 +404,7 @@ impl<'a> Planner<'a> {
 
     fn only_child(&mut self, node: usize, child: View) -> Result<()> {
         self.begin_children(node, 1);
-        self.node(child, self.tree.null_count(child), node)
+        self.node(child, None, node)
     }
 
     /// Offsets from 0, and what lies between `first` and `last`.
@@ -447,7 +437,8 @@ impl<'a> Planner<'a> {
                     base,
                 },
             };
-            self.fixed_size(slot + 1, src, (view.length + 1) * width, fix)?;
+            let bytes = (view.length + 1) * width;
+            self.plan.slots[slot + 1] = self.piece(src, bytes, bytes, fix, None)?;
         }
         if nested {
             let child = tree.child(view, 0);
@@ -593,7 +584,7 @@ impl<'a> Planner<'a> {
             validity_offset: values.validity_offset + runs.start,
             ..values
         };
-        self.node(values, tree.null_count(values), node)
+        self.node(values, None, node)
     }
 
     fn resume(&mut self, waiting: &Waiting, answers: &Answers) -> Result<()> {
