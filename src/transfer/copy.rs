@@ -61,10 +61,10 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     let mut slab = cpu.host_slab(plan.bytes)?;
     let base = slab.as_device_ptr();
     let bytes = &mut slab[..];
-    for piece in &plan.pieces {
+    for piece in plan.pieces() {
         let region = &mut bytes[piece.dst..][..piece.region()];
         // SAFETY: the array is the CPU's too, and `plan` waited for it; the slab is fresh.
-        unsafe { pack(piece, &plan.ready, 0, region) };
+        unsafe { pack(&piece, &plan.ready, 0, region) };
     }
     Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
     let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
@@ -76,7 +76,7 @@ fn divide(plan: &Plan, base: DevicePtr) -> (Vec<CopyOp>, Vec<Vec<Piece>>) {
     let mut copies = Vec::new();
     let mut groups: Vec<Vec<Piece>> = Vec::new();
     let mut room = 0;
-    for piece in &plan.pieces {
+    for piece in plan.pieces() {
         let mut done = piece.straight();
         if done > 0 {
             copies.push(CopyOp {

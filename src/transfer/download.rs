@@ -16,8 +16,7 @@ pub(crate) fn download(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
     let mut slab = array.device().host_slab(plan.bytes)?;
     let base = slab.as_device_ptr();
     let copies: Vec<_> = plan
-        .pieces
-        .iter()
+        .pieces()
         .filter(|piece| !matches!(piece.fix, Fix::Ready(_)))
         .map(|piece| CopyOp {
             src: piece.src,
@@ -30,12 +29,16 @@ pub(crate) fn download(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         // SAFETY: the plan's sources lie in the array's buffers, its destinations in the slab.
         slab = unsafe { read_back(queue, &array.owners(), &copies, slab) }?;
     }
-    for piece in &plan.pieces {
+    for piece in plan.pieces() {
         if !piece.is_plain() {
             let copied = &array.device().counters().host_copied_bytes;
             Counters::add(copied, piece.dst_bytes);
         }
-        mend(piece, &plan.ready, &mut slab[piece.dst..][..piece.region()]);
+        mend(
+            &piece,
+            &plan.ready,
+            &mut slab[piece.dst..][..piece.region()],
+        );
     }
     let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
     Ok(tree(array, plan, base, owner))

@@ -36,6 +36,18 @@ pub(crate) enum Fix {
     Ready(usize),
 }
 
+impl Fix {
+    /// Bytes to read for a result of `bytes` bytes.
+    #[inline]
+    pub(crate) fn src_bytes(self, bytes: usize) -> usize {
+        match self {
+            Self::None | Self::Offsets { .. } => bytes,
+            Self::Bits { skip, bits } => (usize::from(skip) + bits).div_ceil(8),
+            Self::Ready(_) => 0,
+        }
+    }
+}
+
 impl Piece {
     /// Bytes that the piece takes in the slab.
     pub(crate) fn region(&self) -> usize {
@@ -68,18 +80,17 @@ impl Piece {
     /// Bytes `start..start + bytes` of the result as a piece of their own. Both are multiples of 64,
     /// but where the piece ends; where it is bits, `start` may be any.
     pub(crate) fn part(&self, start: usize, bytes: usize) -> Self {
-        let (src_bytes, fix) = match self.fix {
-            Fix::None | Fix::Offsets { .. } => (bytes, self.fix),
-            Fix::Bits { skip, bits } => {
-                let bits = (bits - start * 8).min(bytes * 8);
-                let src_bytes = (usize::from(skip) + bits).div_ceil(8);
-                (src_bytes, Fix::Bits { skip, bits })
-            }
-            Fix::Ready(at) => (0, Fix::Ready(at + start)),
+        let fix = match self.fix {
+            Fix::Bits { skip, bits } => Fix::Bits {
+                skip,
+                bits: (bits - start * 8).min(bytes * 8),
+            },
+            Fix::Ready(at) => Fix::Ready(at + start),
+            fix => fix,
         };
         Self {
             src: self.src.offset(start),
-            src_bytes,
+            src_bytes: fix.src_bytes(bytes),
             dst: self.dst + start,
             dst_bytes: bytes,
             fix,
@@ -158,6 +169,7 @@ fn rebase(offsets: &mut [u8], width: u8, base: i64) {
 ///
 /// # Safety
 /// The piece's source is readable host memory for its length, and not `out`.
+#[inline]
 pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [u8]) {
     let there = piece.dst_bytes.saturating_sub(start).min(out.len());
     if there < out.len() {
@@ -168,28 +180,43 @@ pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [
             rest.fill(0);
         }
     }
-    let out = &mut out[..there];
-    let src = piece
-        .src
-        .as_ptr()
-        .cast::<u8>()
-        .cast_const()
-        .wrapping_add(start);
-    // SAFETY: `start + there` is at most the piece's length, and the source is readable for it.
-    let source = || unsafe { std::slice::from_raw_parts(src, there) };
+    // SAFETY: `there` is what `out` has room for, `start + there` at most the piece's length; the rest
+    // is the caller's.
+    unsafe {
+        match piece.fix {
+            Fix::None => {
+                let src = piece.src.as_ptr().cast::<u8>().cast_const();
+                let dst = out.as_mut_ptr();
+                src.wrapping_add(start).copy_to_nonoverlapping(dst, there);
+            }
+            _ => pack_mended(piece, ready, start, &mut out[..there]),
+        }
+    }
+}
+
+/// As [`pack`], for what must be mended, without the padding.
+///
+/// # Safety
+/// As `pack`'s.
+#[inline(never)]
+unsafe fn pack_mended(piece: &Piece, ready: &[u8], start: usize, out: &mut [u8]) {
+    let src = piece.src.as_ptr().cast::<u8>().cast_const();
+    let src = src.wrapping_add(start);
     match piece.fix {
-        _ if there == 0 => {}
-        Fix::None => out.copy_from_slice(source()),
-        Fix::Ready(at) => out.copy_from_slice(&ready[at + start..][..there]),
+        _ if out.is_empty() => {}
+        Fix::Ready(at) => out.copy_from_slice(&ready[at + start..][..out.len()]),
         Fix::Bits { skip, bits } => {
-            let bits = (bits - start * 8).min(there * 8);
-            // SAFETY: the source is readable for `skip + bits` bits of the whole piece, `out` has
-            // `there` bytes, and they do not overlap.
+            let bits = (bits - start * 8).min(out.len() * 8);
+            // SAFETY: the source is readable for `skip + bits` bits of the whole piece, `out` for the
+            // result's bytes, and they do not overlap.
             unsafe { shift_bits(src, out.as_mut_ptr(), skip, bits) }
         }
-        Fix::Offsets { width, base } => {
-            out.copy_from_slice(source());
-            rebase(out, width, base);
+        Fix::None | Fix::Offsets { .. } => {
+            // SAFETY: the source is as long as the result.
+            out.copy_from_slice(unsafe { std::slice::from_raw_parts(src, out.len()) });
+            if let Fix::Offsets { width, base } = piece.fix {
+                rebase(out, width, base);
+            }
         }
     }
 }

@@ -20,17 +20,19 @@ use crate::transfer::fix::{Fix, Piece};
 pub(crate) struct Plan {
     /// Nodes of the result, at offset 0.
     pub(crate) nodes: Vec<Node>,
-    /// Slots of the result; those that are there have [`SLAB`] for a base.
+    /// Slots of the result, at their offset in the slab. Until [`place`](Self::place) puts them there,
+    /// their base is where their bytes come from, and their owner counts the fixes up to theirs, or
+    /// is 0.
     slots: Vec<Slot>,
-    /// In ascending order of destination.
-    pub(crate) pieces: Vec<Piece>,
+    /// With the node whose nulls are to be counted.
+    fixes: Vec<(Fix, Option<u32>)>,
     /// The bytes of pieces that have no source.
     pub(crate) ready: Vec<u8>,
     /// Length of the slab in bytes, a multiple of 64.
     pub(crate) bytes: usize,
 }
 
-/// Stands for the slab until there is one.
+/// The base of slots that are there but have no source.
 const SLAB: DevicePtr = DevicePtr::new(std::ptr::dangling_mut());
 
 impl Plan {
@@ -42,11 +44,56 @@ impl Plan {
         }
     }
 
+    /// What is to be moved, in ascending order of destination.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
+        let there = self.slots.iter().filter(|slot| slot.bytes() != Some(0));
+        there.map(|slot| self.piece(slot))
+    }
+
+    #[inline]
+    fn piece(&self, slot: &Slot) -> Piece {
+        let (fix, counts) = match slot.owner {
+            0 => (Fix::None, None),
+            fixes => self.fixes[fixes as usize - 1],
+        };
+        let bytes = slot.bytes().unwrap_or(0);
+        Piece {
+            src: slot.base,
+            src_bytes: fix.src_bytes(bytes),
+            dst: slot.offset,
+            dst_bytes: bytes,
+            fix,
+            counts,
+        }
+    }
+
+    /// Gives all slots their place in the slab.
+    fn lay_out(&mut self) -> Result<()> {
+        let mut at = 0usize;
+        for i in 0..self.slots.len() {
+            let slot = &self.slots[i];
+            let bytes = slot.bytes().ok_or_else(too_large)?;
+            if bytes == 0 {
+                continue;
+            }
+            // A slot's bytes are at most `isize::MAX`: this does not wrap.
+            let end = at + self.piece(slot).region();
+            if isize::try_from(end).is_err() {
+                return Err(too_large());
+            }
+            self.slots[i].offset = at;
+            at = end;
+        }
+        self.bytes = at;
+        Ok(())
+    }
+
     /// Nodes and slots over a slab at `base`.
     pub(crate) fn place(self, base: DevicePtr) -> (Vec<Node>, Vec<Slot>) {
         let mut slots = self.slots;
         for slot in slots.iter_mut().filter(|slot| !slot.is_null()) {
             slot.base = base;
+            slot.owner = 0;
         }
         (self.nodes, slots)
     }
@@ -112,7 +159,6 @@ pub(crate) fn plan(array: &DeviceArray, compact: bool, to_device: bool) -> Resul
     if array.view().node == 0 {
         planner.plan.nodes.reserve(tree.nodes.len());
         planner.plan.slots.reserve(tree.slots.len());
-        planner.plan.pieces.reserve(tree.slots.len());
     }
     planner.node(array.view(), array.null_count(), 0)?;
     let mut next = 0;
@@ -132,6 +178,7 @@ pub(crate) fn plan(array: &DeviceArray, compact: bool, to_device: bool) -> Resul
             planner.resume(&waiting, &answers)?;
         }
     }
+    planner.plan.lay_out()?;
     Ok(planner.plan)
 }
 
@@ -149,7 +196,14 @@ impl<'a> Planner<'a> {
         let slots = tree.slots(view.node);
         let node = self.plan.nodes.len();
         let first_slot = self.plan.slots.len();
-        let nulls = nulls.or_else(|| tree.null_count(view));
+        let (mask, rest) = slots.split_at(usize::from(layout.has_validity()).min(slots.len()));
+        let nulls = match mask {
+            [mask] if !mask.is_null() => self.validity(view, mask, nulls),
+            _ => {
+                self.plan.slots.extend(mask.iter().map(|_| Slot::absent()));
+                source.null_count(view, false)
+            }
+        };
         self.plan.nodes.push(Node {
             length: view.length,
             layout: *layout,
@@ -165,21 +219,23 @@ impl<'a> Planner<'a> {
             first_slot: first_slot as u32,
             n_slots: slots.len() as u32,
         });
-        let mut kinds = layout.buffers().iter();
-        for source in slots {
+        let mut kinds = layout.buffers()[mask.len()..].iter();
+        for source in rest {
+            let mut slot = Slot::new(self.nothing, 0, Some(0), 0);
             match kinds.next() {
-                Some(BufferKind::Validity) if source.is_null() || nulls == Some(0) => {
-                    self.plan.slots.push(Slot::absent());
-                }
-                Some(BufferKind::Validity) => self.validity(node, view, source, nulls)?,
+                Some(_) if view.length == 0 || source.is_null() => {}
                 Some(BufferKind::Fixed { width, .. }) => {
-                    self.fixed(view, source, *width as usize)?;
+                    let width = *width as usize;
+                    // `lay_out` refuses what does not fit.
+                    let bytes = view.length.saturating_mul(width);
+                    let src = source.address().offset(view.offset * width);
+                    slot = Slot::new(src, 0, Some(bytes), 0);
                 }
-                Some(BufferKind::Bits) if view.length > 0 && !source.is_null() => {
-                    self.bits(view, source, view.offset, None)?;
-                }
-                _ => self.no_bytes(),
+                Some(BufferKind::Bits) => slot = self.bits(view, source, view.offset, None),
+                // Offsets and what they point to are filled in below or later.
+                _ => {}
             }
+            self.plan.slots.push(slot);
         }
         if source.n_children > 0 {
             self.parents.push((node, view));
@@ -191,11 +247,6 @@ impl<'a> Planner<'a> {
         } else {
             Ok(())
         }
-    }
-
-    /// Adds a slot without bytes, or one that is filled in later.
-    fn no_bytes(&mut self) {
-        self.plan.slots.push(Slot::new(self.nothing, 0, Some(0), 0));
     }
 
     /// The children of a node, whose siblings are there; of lists and maps the offsets too.
@@ -232,103 +283,68 @@ impl<'a> Planner<'a> {
         self.plan.nodes[node].n_children = n as u32;
     }
 
-    /// The mask of the last node, which has nulls or may have some.
-    fn validity(
-        &mut self,
-        node: usize,
-        view: View,
-        source: &Slot,
-        mut nulls: Option<usize>,
-    ) -> Result<()> {
-        if nulls.is_none() && self.readable {
-            let (skip, bits) = (view.validity_offset % 8, view.length);
-            let src = source.address().offset(view.validity_offset / 8);
-            // SAFETY: a mask has one bit for each row of its node; it is ready (`plan` waited).
-            let bytes = unsafe {
-                std::slice::from_raw_parts(src.as_ptr().cast(), (skip + bits).div_ceil(8))
-            };
-            let counted = bits - count_bits(bytes, skip, bits);
-            self.plan.nodes[node].nulls.set(counted);
-            nulls = Some(counted);
-        }
-        if nulls == Some(0) || view.length == 0 {
-            self.plan.slots.push(Slot::absent());
-            return Ok(());
-        }
-        let counts = (nulls.is_none() && self.compact).then_some(node as u32);
-        self.bits(view, source, view.validity_offset, counts)
-    }
-
-    fn fixed(&mut self, view: View, source: &Slot, width: usize) -> Result<()> {
-        let bytes = view.length.checked_mul(width).ok_or_else(too_large)?;
-        if bytes == 0 || source.is_null() {
-            self.no_bytes();
-            return Ok(());
-        }
-        let src = source.address().offset(view.offset * width);
-        let slot = self.piece(src, bytes, bytes, Fix::None, None)?;
+    /// Adds the slot of the next node's mask; answers its null count.
+    #[inline(never)]
+    fn validity(&mut self, view: View, mask: &Slot, nulls: Option<usize>) -> Option<usize> {
+        let nulls = nulls
+            .or_else(|| self.tree.nodes[view.node].null_count(view, true))
+            .or_else(|| {
+                let (skip, bits) = (view.validity_offset % 8, view.length);
+                let src = mask.address().offset(view.validity_offset / 8);
+                let bytes = (skip + bits).div_ceil(8);
+                self.readable.then(|| {
+                    // SAFETY: a mask has one bit for each row of its node; it is ready (`plan` waited).
+                    let mask = unsafe { std::slice::from_raw_parts(src.as_ptr().cast(), bytes) };
+                    bits - count_bits(mask, skip, bits)
+                })
+            });
+        let slot = if nulls == Some(0) || view.length == 0 {
+            Slot::absent()
+        } else {
+            let node = self.plan.nodes.len() as u32;
+            let counts = (nulls.is_none() && self.compact).then_some(node);
+            self.bits(view, mask, view.validity_offset, counts)
+        };
         self.plan.slots.push(slot);
-        Ok(())
+        nulls
     }
 
     /// The bits of a view's rows, of which the first is bit `first` of `source`. `counts`: the node
     /// whose nulls are to be counted in them.
-    fn bits(&mut self, view: View, source: &Slot, first: usize, counts: Option<u32>) -> Result<()> {
+    #[inline(never)]
+    fn bits(&mut self, view: View, source: &Slot, first: usize, counts: Option<u32>) -> Slot {
         let (skip, bits) = (first % 8, view.length);
-        let fix = if self.tree.nodes[view.node].padded && self.tree.is_uncut(view) {
-            // Zeros follow the last row already.
+        // Zeros follow the last row already where a transfer wrote it.
+        let whole = self.tree.nodes[view.node].padded && self.tree.is_uncut(view);
+        let fix = if whole {
             Fix::None
         } else {
             let skip = skip as u8;
             Fix::Bits { skip, bits }
         };
         let src = source.address().offset(first / 8);
-        let (from, to) = ((skip + bits).div_ceil(8), bits.div_ceil(8));
-        let slot = self.piece(src, from, to, fix, counts)?;
-        self.plan.slots.push(slot);
-        Ok(())
+        self.fixed(src, bits.div_ceil(8), fix, counts)
     }
 
-    /// Bytes as they are, in a slot that is there.
-    fn plain(&mut self, slot: usize, src: DevicePtr, bytes: usize) -> Result<()> {
-        self.plan.slots[slot] = self.piece(src, bytes, bytes, Fix::None, None)?;
-        Ok(())
+    /// A slot whose bytes the host has to see to.
+    fn fixed(&mut self, src: DevicePtr, bytes: usize, fix: Fix, counts: Option<u32>) -> Slot {
+        if !matches!((fix, counts), (Fix::None, None)) {
+            self.plan.fixes.push((fix, counts));
+            return Slot::new(src, 0, Some(bytes), self.plan.fixes.len() as u32);
+        }
+        Slot::new(src, 0, Some(bytes), 0)
     }
 
-    /// Bytes that have no source, in a slot that is there.
-    fn ready(&mut self, slot: usize, bytes: &[u8]) -> Result<()> {
+    /// Bytes as they are.
+    fn plain(&mut self, slot: usize, src: DevicePtr, bytes: usize) {
+        self.plan.slots[slot] = Slot::new(src, 0, Some(bytes), 0);
+    }
+
+    /// Bytes that have no source.
+    fn ready(&mut self, slot: usize, bytes: &[u8]) {
         let fix = Fix::Ready(self.plan.ready.len());
         self.plan.ready.extend_from_slice(bytes);
-        self.plan.slots[slot] = self.piece(DevicePtr::NULL, 0, bytes.len(), fix, None)?;
-        Ok(())
-    }
-
-    /// Adds a piece; answers its slot.
-    #[inline]
-    fn piece(
-        &mut self,
-        src: DevicePtr,
-        src_bytes: usize,
-        dst_bytes: usize,
-        fix: Fix,
-        counts: Option<u32>,
-    ) -> Result<Slot> {
-        let dst = self.plan.bytes;
-        let end = src_bytes
-            .max(dst_bytes)
-            .checked_next_multiple_of(ALIGNMENT)
-            .and_then(|region| region.checked_add(dst))
-            .filter(|end| isize::try_from(*end).is_ok());
-        self.plan.bytes = end.ok_or_else(too_large)?;
-        self.plan.pieces.push(Piece {
-            src,
-            src_bytes,
-            dst,
-            dst_bytes,
-            fix,
-            counts,
-        });
-        Ok(Slot::new(SLAB, dst, Some(dst_bytes), 0))
+        self.plan.slots[slot] = self.fixed(SLAB, bytes.len(), fix, None);
     }
 
     fn wait_for(&mut self, node: usize, view: View, need: Need, requests: &[(DevicePtr, usize)]) {
@@ -391,15 +407,12 @@ impl<'a> Planner<'a> {
         let slots = self.tree.slots(view.node);
         let slot = self.plan.nodes[node].first_slot as usize;
         let bytes = (view.length + 1) * width;
-        self.plain(slot + 1, slots[1].address(), bytes)?;
+        self.plain(slot + 1, slots[1].address(), bytes);
         match target {
-            Ok(child) => self.only_child(node, child),
-            Err(0) => {
-                self.nothing_near(slot + 2, slot + 1);
-                Ok(())
-            }
-            Err(bytes) => self.plain(slot + 2, slots[2].address(), bytes),
+            Ok(child) => self.only_child(node, child)?,
+            Err(bytes) => self.bytes(slot + 2, slots[2].address(), bytes),
         }
+        Ok(())
     }
 
     fn only_child(&mut self, node: usize, child: View) -> Result<()> {
@@ -427,7 +440,7 @@ impl<'a> Planner<'a> {
             ));
         }
         if view.length == 0 {
-            self.ready(slot + 1, &[0; 8][..width])?;
+            self.ready(slot + 1, &[0; 8][..width]);
         } else {
             let src = slots[1].address().offset(view.offset * width);
             let fix = match first {
@@ -437,8 +450,7 @@ impl<'a> Planner<'a> {
                     base,
                 },
             };
-            let bytes = (view.length + 1) * width;
-            self.plan.slots[slot + 1] = self.piece(src, bytes, bytes, fix, None)?;
+            self.plan.slots[slot + 1] = self.fixed(src, (view.length + 1) * width, fix, None);
         }
         if nested {
             let child = tree.child(view, 0);
@@ -471,18 +483,15 @@ impl<'a> Planner<'a> {
             }
         }
         let (first, bytes) = (first as usize, (last - first) as usize);
-        if bytes > 0 {
-            self.plain(slot + 2, slots[2].address().offset(first), bytes)
-        } else {
-            self.nothing_near(slot + 2, slot + 1);
-            Ok(())
-        }
+        self.bytes(slot + 2, slots[2].address().offset(first), bytes);
+        Ok(())
     }
 
-    /// A buffer of no bytes where another one is: some consumers take a null pointer amiss.
-    fn nothing_near(&mut self, slot: usize, near: usize) {
-        let near = &self.plan.slots[near];
-        self.plan.slots[slot] = Slot::new(near.base, near.offset, Some(0), 0);
+    /// What offsets point to. Where that is nothing the slot is there all the same: some consumers
+    /// take a null pointer amiss.
+    fn bytes(&mut self, slot: usize, src: DevicePtr, bytes: usize) {
+        let src = if bytes > 0 { src } else { SLAB };
+        self.plain(slot, src, bytes);
     }
 
     /// View types: all variadic buffers, or those that the rows refer to where the host can look.
@@ -514,7 +523,7 @@ impl<'a> Planner<'a> {
             let bytes = source.bytes().unwrap_or(0);
             let wanted = used.as_ref().is_none_or(|used| used[i]);
             if wanted && bytes > 0 && view.length > 0 {
-                self.plain(first + i, source.address(), bytes)?;
+                self.plain(first + i, source.address(), bytes);
             }
         }
         Ok(())
@@ -576,7 +585,7 @@ impl<'a> Planner<'a> {
             ..root_node(*tree.layout(run_ends.node), 0, 2, NullCount::known(0))
         });
         if !cut.is_empty() {
-            self.ready(first_slot + 1, &cut)?;
+            self.ready(first_slot + 1, &cut);
         }
         let values = View {
             offset: values.offset + runs.start,

@@ -37,8 +37,8 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         lists: VecDeque::new(),
     };
     let mut submitted = Ok(());
-    for piece in &plan.pieces {
-        submitted = stage.piece(piece, &plan.ready);
+    for piece in plan.pieces() {
+        submitted = stage.piece(&piece, &plan.ready);
         if submitted.is_err() {
             break;
         }
