@@ -189,7 +189,7 @@ pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [
                 let dst = out.as_mut_ptr();
                 src.wrapping_add(start).copy_to_nonoverlapping(dst, there);
             }
-            _ => pack_mended(piece, ready, start, &mut out[..there]),
+            _ => pack_mended(*piece, ready, start, &mut out[..there]),
         }
     }
 }
@@ -199,7 +199,7 @@ pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [
 /// # Safety
 /// As `pack`'s.
 #[inline(never)]
-unsafe fn pack_mended(piece: &Piece, ready: &[u8], start: usize, out: &mut [u8]) {
+unsafe fn pack_mended(piece: Piece, ready: &[u8], start: usize, out: &mut [u8]) {
     let src = piece.src.as_ptr().cast::<u8>().cast_const();
     let src = src.wrapping_add(start);
     match piece.fix {

@@ -47,41 +47,23 @@ impl Plan {
     /// What is to be moved, in ascending order of destination.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
         let there = self.slots.iter().filter(|slot| slot.bytes() != Some(0));
-        there.map(|slot| self.piece(slot))
-    }
-
-    #[inline]
-    fn piece(&self, slot: &Slot) -> Piece {
-        let (fix, counts) = match slot.owner {
-            0 => (Fix::None, None),
-            fixes => self.fixes[fixes as usize - 1],
-        };
-        let bytes = slot.bytes().unwrap_or(0);
-        Piece {
-            src: slot.base,
-            src_bytes: fix.src_bytes(bytes),
-            dst: slot.offset,
-            dst_bytes: bytes,
-            fix,
-            counts,
-        }
+        there.map(|slot| piece(slot, &self.fixes))
     }
 
     /// Gives all slots their place in the slab.
     fn lay_out(&mut self) -> Result<()> {
         let mut at = 0usize;
-        for i in 0..self.slots.len() {
-            let slot = &self.slots[i];
-            let bytes = slot.bytes().ok_or_else(too_large)?;
-            if bytes == 0 {
+        for slot in &mut self.slots {
+            if slot.bytes() == Some(0) {
                 continue;
             }
-            // A slot's bytes are at most `isize::MAX`: this does not wrap.
-            let end = at + self.piece(slot).region();
+            slot.bytes().ok_or_else(too_large)?;
+            // Neither is more than `isize::MAX` and a block, so this does not wrap.
+            let end = at + piece(slot, &self.fixes).region();
             if isize::try_from(end).is_err() {
                 return Err(too_large());
             }
-            self.slots[i].offset = at;
+            slot.offset = at;
             at = end;
         }
         self.bytes = at;
@@ -96,6 +78,24 @@ impl Plan {
             slot.owner = 0;
         }
         (self.nodes, slots)
+    }
+}
+
+/// What a slot of a plan stands for.
+#[inline]
+fn piece(slot: &Slot, fixes: &[(Fix, Option<u32>)]) -> Piece {
+    let (fix, counts) = match slot.owner {
+        0 => (Fix::None, None),
+        count => fixes[count as usize - 1],
+    };
+    let bytes = slot.bytes().unwrap_or(0);
+    Piece {
+        src: slot.base,
+        src_bytes: fix.src_bytes(bytes),
+        dst: slot.offset,
+        dst_bytes: bytes,
+        fix,
+        counts,
     }
 }
 
@@ -189,6 +189,7 @@ fn too_large() -> Error {
 impl<'a> Planner<'a> {
     /// Adds a node with what its type tells of its buffers. Its children come later: siblings stand
     /// side by side. `nulls`: the null count, where more is known of it than the source's node tells.
+    #[inline]
     fn node(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
         let tree = self.tree;
         let source = &tree.nodes[view.node];
@@ -196,14 +197,20 @@ impl<'a> Planner<'a> {
         let slots = tree.slots(view.node);
         let node = self.plan.nodes.len();
         let first_slot = self.plan.slots.len();
-        let (mask, rest) = slots.split_at(usize::from(layout.has_validity()).min(slots.len()));
-        let nulls = match mask {
-            [mask] if !mask.is_null() => self.validity(view, mask, nulls),
-            _ => {
-                self.plan.slots.extend(mask.iter().map(|_| Slot::absent()));
-                source.null_count(view, false)
+        let mut kinds = layout.buffers();
+        let mut rest = slots;
+        let mut nulls = nulls;
+        if let ([BufferKind::Validity, others @ ..], [mask, buffers @ ..]) = (kinds, slots) {
+            (kinds, rest) = (others, buffers);
+            if mask.is_null() {
+                nulls = Some(0);
+                self.plan.slots.push(Slot::absent());
+            } else {
+                nulls = self.validity(view, mask, nulls);
             }
-        };
+        } else {
+            nulls = source.null_count(view, false);
+        }
         self.plan.nodes.push(Node {
             length: view.length,
             layout: *layout,
@@ -219,7 +226,7 @@ impl<'a> Planner<'a> {
             first_slot: first_slot as u32,
             n_slots: slots.len() as u32,
         });
-        let mut kinds = layout.buffers()[mask.len()..].iter();
+        let mut kinds = kinds.iter();
         for source in rest {
             let mut slot = Slot::new(self.nothing, 0, Some(0), 0);
             match kinds.next() {
@@ -314,9 +321,9 @@ impl<'a> Planner<'a> {
     #[inline(never)]
     fn bits(&mut self, view: View, source: &Slot, first: usize, counts: Option<u32>) -> Slot {
         let (skip, bits) = (first % 8, view.length);
-        // Zeros follow the last row already where a transfer wrote it.
+        // Nothing follows the last row, or zeros where a transfer wrote it.
         let whole = self.tree.nodes[view.node].padded && self.tree.is_uncut(view);
-        let fix = if whole {
+        let fix = if whole || (skip == 0 && bits % 8 == 0) {
             Fix::None
         } else {
             let skip = skip as u8;
@@ -473,14 +480,15 @@ impl<'a> Planner<'a> {
             return self.only_child(node, cut);
         }
         let at = || tree.buffer_path(view.node, 2);
-        let end = check_size(tree, slots[2].address(), last, at)?;
-        if let Some(bytes) = slots[2].bytes() {
-            if end > bytes {
-                return Err(Error::invalid(
-                    at(),
-                    format!("offsets reach byte {end} of {bytes}"),
-                ));
+        match slots[2].bytes() {
+            None => {
+                check_size(tree, slots[2].address(), last, at)?;
             }
+            Some(bytes) if last as usize > bytes => {
+                let what = format!("offsets reach byte {last} of {bytes}");
+                return Err(Error::invalid(at(), what));
+            }
+            Some(_) => {}
         }
         let (first, bytes) = (first as usize, (last - first) as usize);
         self.bytes(slot + 2, slots[2].address().offset(first), bytes);
