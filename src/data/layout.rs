@@ -186,7 +186,7 @@ impl Layout {
     }
 
     /// Whether the type is the null type, whose rows are all null: the only one without anything.
-    pub(crate) fn is_null(&self) -> bool {
+    pub(crate) fn is_null_type(&self) -> bool {
         self.n_buffers == 0 && self.nesting == Nesting::Leaf
     }
 
@@ -377,7 +377,7 @@ mod tests {
                 theirs.can_contain_null_mask,
                 "{data_type}"
             );
-            assert_eq!(ours.is_null(), data_type == DataType::Null);
+            assert_eq!(ours.is_null_type(), data_type == DataType::Null);
             assert_eq!(ours.variadic, theirs.variadic, "{data_type}");
             let kinds: Vec<_> = ours
                 .buffers()

@@ -95,21 +95,6 @@ impl Clone for NullCount {
     }
 }
 
-impl Node {
-    /// The nulls of a view of this node, if they are known without reading a mask.
-    #[inline]
-    pub(crate) fn null_count(&self, view: View, has_mask: bool) -> Option<usize> {
-        match self.nulls.get() {
-            _ if self.layout.is_null() => Some(view.length),
-            _ if !has_mask || view.length == 0 => Some(0),
-            Some(0) => Some(0),
-            Some(n) if n == self.length => Some(view.length),
-            Some(n) if view.offset == self.offset && view.length == self.length => Some(n),
-            _ => None,
-        }
-    }
-}
-
 impl Slot {
     /// A buffer of `bytes` bytes; `None` if only the data knows.
     pub(crate) fn new(base: DevicePtr, offset: usize, bytes: Option<usize>, owner: u32) -> Self {
@@ -250,6 +235,13 @@ impl Tree {
         let node = &self.nodes[view.node];
         let has_mask = self.slots(view.node).first().is_some_and(|s| !s.is_null())
             && node.layout.has_validity();
-        node.null_count(view, has_mask)
+        match node.nulls.get() {
+            _ if node.layout.is_null_type() => Some(view.length),
+            _ if !has_mask || view.length == 0 => Some(0),
+            Some(0) => Some(0),
+            Some(n) if n == node.length => Some(view.length),
+            Some(n) if view.offset == node.offset && view.length == node.length => Some(n),
+            _ => None,
+        }
     }
 }

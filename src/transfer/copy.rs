@@ -6,7 +6,7 @@ use crate::data::tree::Tree;
 use crate::device::{CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Devices, Queue};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready};
-use crate::transfer::fix::{Piece, mend, pack};
+use crate::transfer::fix::{Fix, Piece, mend, pack};
 use crate::transfer::plan::{Plan, plan};
 use crate::transfer::upload::{keep_until, result, tree};
 
@@ -42,7 +42,7 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, compact: bool) -> Result<
     }
     // A host that can read the source, or has read some of it, knows that it is ready.
     let waited = array.device().is_host_readable()
-        || groups.iter().flatten().any(|piece| piece.src_bytes > 0);
+        || groups.iter().flatten().any(|piece| piece.src_bytes() > 0);
     if !waited {
         for owner in array.owners().iter() {
             owner.wait_on(queue)?;
@@ -118,11 +118,11 @@ fn on_host(
     for piece in pieces {
         let staged = staging.as_device_ptr().offset(at);
         at += piece.region();
-        if piece.src_bytes > 0 {
+        if piece.src_bytes() > 0 {
             downs.push(CopyOp {
                 src: piece.src,
                 dst: staged,
-                bytes: piece.src_bytes,
+                bytes: piece.src_bytes(),
                 kind: CopyKind::DeviceToHost,
             });
         }
@@ -154,10 +154,13 @@ fn on_host(
             mend(piece, &plan.ready, region);
         }
         Counters::add(&to.counters().host_copied_bytes, piece.dst_bytes);
-        if let Some(node) = piece.counts {
+        if let Fix::Bits {
+            counts: Some(next), ..
+        } = piece.fix
+        {
             // Parts of a mask follow each other; the bits behind the last row are zero.
             let ones = count_bits(region, 0, piece.dst_bytes * 8);
-            let node = &plan.nodes[node as usize];
+            let node = &plan.nodes[next.get() as usize - 1];
             let nulls = node.nulls.get().unwrap_or(node.length);
             node.nulls.set(nulls.saturating_sub(ones));
         }

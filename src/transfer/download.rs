@@ -21,7 +21,7 @@ pub(crate) fn download(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         .map(|piece| CopyOp {
             src: piece.src,
             dst: base.offset(piece.dst),
-            bytes: piece.src_bytes,
+            bytes: piece.src_bytes(),
             kind: CopyKind::DeviceToHost,
         })
         .collect();

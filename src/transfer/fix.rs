@@ -1,31 +1,31 @@
 //! Bit shifts and offset rebasing on the host: while packing for an upload, in place after a
 //! download.
 
+use std::num::NonZeroU32;
+
 use crate::device::{ALIGNMENT, DevicePtr};
 
 /// One buffer's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) src: DevicePtr,
-    /// Bytes to read.
-    pub(crate) src_bytes: usize,
     /// Byte offset in the slab.
     pub(crate) dst: usize,
     /// Bytes that the result has.
     pub(crate) dst_bytes: usize,
     pub(crate) fix: Fix,
-    /// The node whose nulls are to be counted in this mask.
-    pub(crate) counts: Option<u32>,
 }
 
 /// What the host does to a piece on its way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fix {
     None,
-    /// `bits` bits start at bit `skip` of the source.
+    /// `bits` bits start at bit `skip` of the source. `counts`: they are a mask, and the nulls of the
+    /// node before this one are to be counted in it.
     Bits {
         skip: u8,
         bits: usize,
+        counts: Option<NonZeroU32>,
     },
     /// `base`, which is not 0, is taken from every offset of `width` bytes.
     Offsets {
@@ -36,24 +36,25 @@ pub(crate) enum Fix {
     Ready(usize),
 }
 
-impl Fix {
-    /// Bytes to read for a result of `bytes` bytes.
+impl Piece {
+    /// Bytes to read.
     #[inline]
-    pub(crate) fn src_bytes(self, bytes: usize) -> usize {
-        match self {
-            Self::None | Self::Offsets { .. } => bytes,
-            Self::Bits { skip, bits } => (usize::from(skip) + bits).div_ceil(8),
-            Self::Ready(_) => 0,
+    pub(crate) fn src_bytes(&self) -> usize {
+        match self.fix {
+            Fix::None | Fix::Offsets { .. } => self.dst_bytes,
+            Fix::Bits { skip, bits, .. } => (usize::from(skip) + bits).div_ceil(8),
+            Fix::Ready(_) => 0,
         }
     }
-}
 
-impl Piece {
     /// Bytes that the piece takes in the slab.
+    #[inline]
     pub(crate) fn region(&self) -> usize {
-        self.src_bytes
-            .max(self.dst_bytes)
-            .next_multiple_of(ALIGNMENT)
+        let bytes = match self.fix {
+            Fix::None => self.dst_bytes,
+            _ => self.src_bytes().max(self.dst_bytes),
+        };
+        bytes.next_multiple_of(ALIGNMENT)
     }
 
     /// Whether the source's bytes are the result's.
@@ -69,10 +70,13 @@ impl Piece {
     /// How many leading bytes of the result are the source's as they stand. The host sees to the rest.
     pub(crate) fn straight(&self) -> usize {
         match self.fix {
-            _ if self.counts.is_some() => 0,
             Fix::None => self.dst_bytes,
             // The bits behind the last row must become zero.
-            Fix::Bits { skip: 0, bits } => bits / 8,
+            Fix::Bits {
+                skip: 0,
+                bits,
+                counts: None,
+            } => bits / 8,
             _ => 0,
         }
     }
@@ -81,20 +85,19 @@ impl Piece {
     /// but where the piece ends; where it is bits, `start` may be any.
     pub(crate) fn part(&self, start: usize, bytes: usize) -> Self {
         let fix = match self.fix {
-            Fix::Bits { skip, bits } => Fix::Bits {
+            Fix::Bits { skip, bits, counts } => Fix::Bits {
                 skip,
                 bits: (bits - start * 8).min(bytes * 8),
+                counts,
             },
             Fix::Ready(at) => Fix::Ready(at + start),
             fix => fix,
         };
         Self {
             src: self.src.offset(start),
-            src_bytes: fix.src_bytes(bytes),
             dst: self.dst + start,
             dst_bytes: bytes,
             fix,
-            counts: self.counts,
         }
     }
 }
@@ -164,6 +167,21 @@ fn rebase(offsets: &mut [u8], width: u8, base: i64) {
     }
 }
 
+/// Zeroes the padding of a piece's region from `start` on; answers how many bytes come before it.
+#[inline]
+fn pad(piece: &Piece, start: usize, out: &mut [u8]) -> usize {
+    let there = piece.dst_bytes.saturating_sub(start).min(out.len());
+    // From the start of the last block on that has bytes, mostly one: no length to look at.
+    let last = there / ALIGNMENT * ALIGNMENT;
+    if let Some((block, rest)) = out[last..].split_first_chunk_mut::<ALIGNMENT>() {
+        *block = [0; ALIGNMENT];
+        if !rest.is_empty() {
+            rest.fill(0);
+        }
+    }
+    there
+}
+
 /// Writes bytes `start..start + out.len()` of a piece's region, padding included, from its source in
 /// host memory or from the plan's `ready` bytes. `start` and the length of `out` are multiples of 64.
 ///
@@ -171,41 +189,34 @@ fn rebase(offsets: &mut [u8], width: u8, base: i64) {
 /// The piece's source is readable host memory for its length, and not `out`.
 #[inline]
 pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [u8]) {
-    let there = piece.dst_bytes.saturating_sub(start).min(out.len());
-    if there < out.len() {
-        // From the start of the last block on that has bytes, mostly one: no length to look at.
-        let (block, rest) = out[there / ALIGNMENT * ALIGNMENT..].split_at_mut(ALIGNMENT);
-        block.copy_from_slice(&[0; ALIGNMENT]);
-        if !rest.is_empty() {
-            rest.fill(0);
-        }
+    if !matches!(piece.fix, Fix::None) {
+        // SAFETY: the caller's.
+        return unsafe { pack_mended(*piece, ready, start, out) };
     }
+    let there = pad(piece, start, out);
+    let src = piece.src.as_ptr().cast::<u8>().cast_const();
     // SAFETY: `there` is what `out` has room for, `start + there` at most the piece's length; the rest
     // is the caller's.
     unsafe {
-        match piece.fix {
-            Fix::None => {
-                let src = piece.src.as_ptr().cast::<u8>().cast_const();
-                let dst = out.as_mut_ptr();
-                src.wrapping_add(start).copy_to_nonoverlapping(dst, there);
-            }
-            _ => pack_mended(*piece, ready, start, &mut out[..there]),
-        }
-    }
+        src.wrapping_add(start)
+            .copy_to_nonoverlapping(out.as_mut_ptr(), there)
+    };
 }
 
-/// As [`pack`], for what must be mended, without the padding.
+/// As [`pack`], for what must be mended.
 ///
 /// # Safety
 /// As `pack`'s.
 #[inline(never)]
 unsafe fn pack_mended(piece: Piece, ready: &[u8], start: usize, out: &mut [u8]) {
+    let there = pad(&piece, start, out);
+    let out = &mut out[..there];
     let src = piece.src.as_ptr().cast::<u8>().cast_const();
     let src = src.wrapping_add(start);
     match piece.fix {
         _ if out.is_empty() => {}
         Fix::Ready(at) => out.copy_from_slice(&ready[at + start..][..out.len()]),
-        Fix::Bits { skip, bits } => {
+        Fix::Bits { skip, bits, .. } => {
             let bits = (bits - start * 8).min(out.len() * 8);
             // SAFETY: the source is readable for `skip + bits` bits of the whole piece, `out` for the
             // result's bytes, and they do not overlap.
@@ -228,7 +239,7 @@ pub(crate) fn mend(piece: &Piece, ready: &[u8], region: &mut [u8]) {
     match piece.fix {
         Fix::None => {}
         Fix::Ready(at) => out.copy_from_slice(&ready[at..][..piece.dst_bytes]),
-        Fix::Bits { skip, bits } => {
+        Fix::Bits { skip, bits, .. } => {
             let ptr = region.as_mut_ptr();
             // SAFETY: the region holds the piece's source bytes, and the result is no longer.
             unsafe { shift_bits(ptr, ptr, skip, bits) };

@@ -4,6 +4,8 @@
 //! each level of offsets in a cut nested array, all columns together, and none for what is uncut and
 //! known. Every buffer starts at a multiple of 64 bytes of one slab and is padded to 64 with zeros.
 
+use std::num::NonZeroU32;
+
 use arrow_schema::DataType;
 
 use crate::data::DeviceArray;
@@ -24,8 +26,7 @@ pub(crate) struct Plan {
     /// their base is where their bytes come from, and their owner counts the fixes up to theirs, or
     /// is 0.
     slots: Vec<Slot>,
-    /// With the node whose nulls are to be counted.
-    fixes: Vec<(Fix, Option<u32>)>,
+    fixes: Vec<Fix>,
     /// The bytes of pieces that have no source.
     pub(crate) ready: Vec<u8>,
     /// Length of the slab in bytes, a multiple of 64.
@@ -83,19 +84,15 @@ impl Plan {
 
 /// What a slot of a plan stands for.
 #[inline]
-fn piece(slot: &Slot, fixes: &[(Fix, Option<u32>)]) -> Piece {
-    let (fix, counts) = match slot.owner {
-        0 => (Fix::None, None),
-        count => fixes[count as usize - 1],
-    };
-    let bytes = slot.bytes().unwrap_or(0);
+fn piece(slot: &Slot, fixes: &[Fix]) -> Piece {
     Piece {
         src: slot.base,
-        src_bytes: fix.src_bytes(bytes),
         dst: slot.offset,
-        dst_bytes: bytes,
-        fix,
-        counts,
+        dst_bytes: slot.bytes().unwrap_or(0),
+        fix: match slot.owner {
+            0 => Fix::None,
+            count => fixes[count as usize - 1],
+        },
     }
 }
 
@@ -209,7 +206,11 @@ impl<'a> Planner<'a> {
                 nulls = self.validity(view, mask, nulls);
             }
         } else {
-            nulls = source.null_count(view, false);
+            nulls = Some(if layout.is_null_type() {
+                view.length
+            } else {
+                0
+            });
         }
         self.plan.nodes.push(Node {
             length: view.length,
@@ -238,7 +239,7 @@ impl<'a> Planner<'a> {
                     let src = source.address().offset(view.offset * width);
                     slot = Slot::new(src, 0, Some(bytes), 0);
                 }
-                Some(BufferKind::Bits) => slot = self.bits(view, source, view.offset, None),
+                Some(BufferKind::Bits) => slot = self.bits(view, source, view.offset, false),
                 // Offsets and what they point to are filled in below or later.
                 _ => {}
             }
@@ -293,53 +294,55 @@ impl<'a> Planner<'a> {
     /// Adds the slot of the next node's mask; answers its null count.
     #[inline(never)]
     fn validity(&mut self, view: View, mask: &Slot, nulls: Option<usize>) -> Option<usize> {
-        let nulls = nulls
-            .or_else(|| self.tree.nodes[view.node].null_count(view, true))
-            .or_else(|| {
-                let (skip, bits) = (view.validity_offset % 8, view.length);
-                let src = mask.address().offset(view.validity_offset / 8);
-                let bytes = (skip + bits).div_ceil(8);
-                self.readable.then(|| {
-                    // SAFETY: a mask has one bit for each row of its node; it is ready (`plan` waited).
-                    let mask = unsafe { std::slice::from_raw_parts(src.as_ptr().cast(), bytes) };
-                    bits - count_bits(mask, skip, bits)
-                })
-            });
+        let nulls = nulls.or_else(|| self.tree.null_count(view)).or_else(|| {
+            let (skip, bits) = (view.validity_offset % 8, view.length);
+            let src = mask.address().offset(view.validity_offset / 8);
+            let bytes = (skip + bits).div_ceil(8);
+            self.readable.then(|| {
+                // SAFETY: a mask has one bit for each row of its node; it is ready (`plan` waited).
+                let mask = unsafe { std::slice::from_raw_parts(src.as_ptr().cast(), bytes) };
+                bits - count_bits(mask, skip, bits)
+            })
+        });
         let slot = if nulls == Some(0) || view.length == 0 {
             Slot::absent()
         } else {
-            let node = self.plan.nodes.len() as u32;
-            let counts = (nulls.is_none() && self.compact).then_some(node);
+            let counts = nulls.is_none() && self.compact;
             self.bits(view, mask, view.validity_offset, counts)
         };
         self.plan.slots.push(slot);
         nulls
     }
 
-    /// The bits of a view's rows, of which the first is bit `first` of `source`. `counts`: the node
-    /// whose nulls are to be counted in them.
+    /// The bits of a view's rows, of which the first is bit `first` of `source`. `counts`: they are the
+    /// mask of the next node, whose nulls are to be counted in it.
     #[inline(never)]
-    fn bits(&mut self, view: View, source: &Slot, first: usize, counts: Option<u32>) -> Slot {
+    fn bits(&mut self, view: View, source: &Slot, first: usize, counts: bool) -> Slot {
         let (skip, bits) = (first % 8, view.length);
         // Nothing follows the last row, or zeros where a transfer wrote it.
         let whole = self.tree.nodes[view.node].padded && self.tree.is_uncut(view);
-        let fix = if whole || (skip == 0 && bits % 8 == 0) {
+        let fix = if !counts && (whole || (skip == 0 && bits % 8 == 0)) {
             Fix::None
         } else {
-            let skip = skip as u8;
-            Fix::Bits { skip, bits }
+            let next = self.plan.nodes.len() as u32 + 1;
+            Fix::Bits {
+                skip: skip as u8,
+                bits,
+                counts: NonZeroU32::new(next).filter(|_| counts),
+            }
         };
         let src = source.address().offset(first / 8);
-        self.fixed(src, bits.div_ceil(8), fix, counts)
+        self.fixed(src, bits.div_ceil(8), fix)
     }
 
-    /// A slot whose bytes the host has to see to.
-    fn fixed(&mut self, src: DevicePtr, bytes: usize, fix: Fix, counts: Option<u32>) -> Slot {
-        if !matches!((fix, counts), (Fix::None, None)) {
-            self.plan.fixes.push((fix, counts));
-            return Slot::new(src, 0, Some(bytes), self.plan.fixes.len() as u32);
+    /// A slot whose bytes the host may have to see to.
+    fn fixed(&mut self, src: DevicePtr, bytes: usize, fix: Fix) -> Slot {
+        let mut slot = Slot::new(src, 0, Some(bytes), 0);
+        if !matches!(fix, Fix::None) {
+            self.plan.fixes.push(fix);
+            slot.owner = self.plan.fixes.len() as u32;
         }
-        Slot::new(src, 0, Some(bytes), 0)
+        slot
     }
 
     /// Bytes as they are.
@@ -351,7 +354,7 @@ impl<'a> Planner<'a> {
     fn ready(&mut self, slot: usize, bytes: &[u8]) {
         let fix = Fix::Ready(self.plan.ready.len());
         self.plan.ready.extend_from_slice(bytes);
-        self.plan.slots[slot] = self.fixed(SLAB, bytes.len(), fix, None);
+        self.plan.slots[slot] = self.fixed(SLAB, bytes.len(), fix);
     }
 
     fn wait_for(&mut self, node: usize, view: View, need: Need, requests: &[(DevicePtr, usize)]) {
@@ -457,7 +460,7 @@ impl<'a> Planner<'a> {
                     base,
                 },
             };
-            self.plan.slots[slot + 1] = self.fixed(src, (view.length + 1) * width, fix, None);
+            self.plan.slots[slot + 1] = self.fixed(src, (view.length + 1) * width, fix);
         }
         if nested {
             let child = tree.child(view, 0);
