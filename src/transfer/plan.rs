@@ -186,8 +186,8 @@ fn too_large() -> Error {
 impl<'a> Planner<'a> {
     /// Adds a node with what its type tells of its buffers. Its children come later: siblings stand
     /// side by side. `nulls`: the null count, where more is known of it than the source's node tells.
-    #[inline]
-    fn node(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
+    #[inline(always)]
+    fn sibling(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
         let tree = self.tree;
         let source = &tree.nodes[view.node];
         let layout = &source.layout;
@@ -257,6 +257,11 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// As [`sibling`](Self::sibling), where speed does not matter.
+    fn node(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
+        self.sibling(view, nulls, parent)
+    }
+
     /// The children of a node, whose siblings are there; of lists and maps the offsets too.
     fn descend(&mut self, node: usize, view: View) -> Result<()> {
         let tree = self.tree;
@@ -277,7 +282,7 @@ impl<'a> Planner<'a> {
                     if nesting == Nesting::Anywhere && view.length == 0 {
                         child.length = 0;
                     }
-                    self.node(child, None, node)?;
+                    self.sibling(child, None, node)?;
                 }
                 Ok(())
             }
