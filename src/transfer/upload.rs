@@ -121,36 +121,32 @@ struct Open {
 }
 
 impl Stage<'_> {
+    #[inline]
     fn piece(&mut self, piece: &Piece, ready: &[u8]) -> Result<()> {
         let region = piece.region();
-        let mut done = self.direct(piece);
+        let mut done = if piece.dst_bytes < DIRECT {
+            0
+        } else {
+            self.direct(piece)
+        };
         while done < region {
             let open = match &mut self.open {
                 Some(open) => open,
-                None => {
-                    let bytes = CHUNK.min(self.left);
-                    let slab = self.queue.device().host_slab(bytes)?;
-                    self.open.insert(Open {
-                        slab,
-                        used: 0,
-                        from: 0,
-                        dst: 0,
-                    })
-                }
+                None => self.open()?,
             };
             if open.from == open.used {
                 open.dst = piece.dst + done;
             }
             // Regions, chunks and what is left are multiples of 64, and so is every part.
-            let part = (open.slab.len() - open.used).min(region - done);
-            // SAFETY: the source is ready, host-readable memory (`upload`'s contract).
-            unsafe { pack(piece, ready, done, &mut open.slab[open.used..][..part]) };
+            let room = &mut open.slab[open.used..];
+            let part = room.len().min(region - done);
+            let full = part == room.len();
+            // SAFETY: the source is ready, host-readable memory (`upload`'s contract), and the slab
+            // ours alone.
+            unsafe { pack(piece, ready, done, &mut room[..part]) };
             open.used += part;
-            let full = open.used == open.slab.len();
             done += part;
             self.left -= part;
-            let copied = &self.queue.device().counters().host_copied_bytes;
-            Counters::add(copied, part);
             if full {
                 self.close();
                 if self.staged >= RING {
@@ -161,15 +157,24 @@ impl Stage<'_> {
         Ok(())
     }
 
+    /// Begins a staging slab: a full one, or one for all that is left.
+    #[inline(never)]
+    fn open(&mut self) -> Result<&mut Open> {
+        let slab = self.queue.device().host_slab(CHUNK.min(self.left))?;
+        Ok(self.open.insert(Open {
+            slab,
+            used: 0,
+            from: 0,
+            dst: 0,
+        }))
+    }
+
     /// Copies the whole blocks of a large piece straight from where they are, if the device can.
     /// Answers how many bytes; the rest, with its padding, is packed.
     fn direct(&mut self, piece: &Piece) -> usize {
         let bytes = piece.straight() / ALIGNMENT * ALIGNMENT;
         let backend = self.queue.device().backend();
-        let direct = piece.dst_bytes >= DIRECT
-            && bytes > 0
-            && backend.copies_directly_from(piece.src, piece.dst_bytes);
-        if !direct {
+        if bytes == 0 || !backend.copies_directly_from(piece.src, piece.dst_bytes) {
             return 0;
         }
         self.cut();
@@ -200,6 +205,8 @@ impl Stage<'_> {
     fn close(&mut self) {
         self.cut();
         if let Some(open) = self.open.take() {
+            let copied = &self.queue.device().counters().host_copied_bytes;
+            Counters::add(copied, open.used);
             self.staged += open.slab.len();
             self.slabs.push(open.slab);
         }
