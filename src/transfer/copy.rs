@@ -7,7 +7,8 @@ use crate::device::{CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Devices, Qu
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready};
 use crate::transfer::fix::{Fix, Piece, mend, pack};
-use crate::transfer::plan::{Plan, plan};
+use crate::transfer::plan::Plan;
+use crate::transfer::planner::plan;
 use crate::transfer::upload::{keep_until, result, tree};
 
 /// Most bytes that are in the host's hands at a time.

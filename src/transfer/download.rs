@@ -7,7 +7,7 @@ use crate::device::{CopyKind, CopyOp, Counters, Devices, Queue};
 use crate::error::Result;
 use crate::memory::{Memory, Owner, Ready};
 use crate::transfer::fix::{Fix, mend};
-use crate::transfer::plan::plan;
+use crate::transfer::planner::plan;
 use crate::transfer::upload::tree;
 
 /// Copies an array's rows to the CPU. All its buffers share one slab of the source device's pool.

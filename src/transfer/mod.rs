@@ -15,6 +15,7 @@ mod copy;
 mod download;
 mod fix;
 mod plan;
+mod planner;
 mod upload;
 
 use std::sync::Arc;

@@ -10,7 +10,8 @@ use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, Syn
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Owner, Ready};
 use crate::transfer::fix::{Piece, pack};
-use crate::transfer::plan::{Plan, plan};
+use crate::transfer::plan::Plan;
+use crate::transfer::planner::plan;
 
 /// Bytes of one staging slab.
 const CHUNK: usize = 4 << 20;
@@ -36,14 +37,10 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         staged: 0,
         lists: VecDeque::new(),
     };
-    let mut submitted = Ok(());
-    for piece in plan.pieces() {
-        submitted = stage.piece(&piece, &plan.ready);
-        if submitted.is_err() {
-            break;
-        }
-    }
-    let submitted = submitted.and_then(|()| stage.submit());
+    let submitted = plan
+        .pieces()
+        .try_for_each(|piece| stage.piece(&piece, &plan.ready))
+        .and_then(|()| stage.submit());
     // Earlier lists may read the source even after an error.
     let sources = (array.clone(), std::mem::take(&mut stage.slabs));
     let event = keep_until(queue, submitted, sources)?;
