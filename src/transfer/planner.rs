@@ -108,9 +108,14 @@ impl<'a> Planner<'a> {
     /// Adds a node with what its type tells of its buffers. Its children come later: siblings stand
     /// side by side. `nulls`: the null count, where more is known of it than the source's node tells.
     #[inline(always)]
-    fn sibling(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
+    fn sibling(
+        &mut self,
+        source: &Node,
+        view: View,
+        nulls: Option<usize>,
+        parent: usize,
+    ) -> Result<()> {
         let tree = self.tree;
-        let source = &tree.nodes[view.node];
         let layout = &source.layout;
         let slots = tree.slots(view.node);
         let node = self.plan.nodes.len();
@@ -181,7 +186,7 @@ impl<'a> Planner<'a> {
 
     /// As [`sibling`](Self::sibling), where speed does not matter.
     fn node(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
-        self.sibling(view, nulls, parent)
+        self.sibling(&self.tree.nodes[view.node], view, nulls, parent)
     }
 
     /// The children of a node, whose siblings are there; of lists and maps the offsets too.
@@ -196,6 +201,22 @@ impl<'a> Planner<'a> {
                 _ => Ok(()),
             },
             Nesting::Runs if !tree.is_uncut(view) => self.runs(node, view),
+            Nesting::RowByRow => {
+                let first = tree.nodes[view.node].first_child as usize;
+                let n = layout.n_children();
+                self.begin_children(node, n);
+                // As `Tree::child`, for wide batches.
+                for (i, source) in tree.nodes[first..][..n].iter().enumerate() {
+                    let child = View {
+                        node: first + i,
+                        offset: source.offset + view.offset,
+                        length: view.length,
+                        validity_offset: source.validity_offset + view.offset,
+                    };
+                    self.sibling(source, child, None, node)?;
+                }
+                Ok(())
+            }
             nesting => {
                 let n = layout.n_children();
                 self.begin_children(node, n);
@@ -204,7 +225,7 @@ impl<'a> Planner<'a> {
                     if nesting == Nesting::Anywhere && view.length == 0 {
                         child.length = 0;
                     }
-                    self.sibling(child, None, node)?;
+                    self.node(child, None, node)?;
                 }
                 Ok(())
             }
