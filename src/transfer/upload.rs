@@ -42,7 +42,8 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         .try_for_each(|piece| stage.piece(&piece, &plan.ready))
         .and_then(|()| stage.submit());
     // Earlier lists may read the source even after an error.
-    let sources = (array.clone(), std::mem::take(&mut stage.slabs));
+    // Whoever sees the source go finds the slabs in their pool.
+    let sources = (std::mem::take(&mut stage.slabs), array.clone());
     let event = keep_until(queue, submitted, sources)?;
     Ok(result(array, plan, slab, event))
 }
