@@ -248,3 +248,100 @@ pub(crate) fn mend(piece: &Piece, ready: &[u8], region: &mut [u8]) {
     }
     region[piece.dst_bytes..].fill(0);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|i| (i * 37 + i / 7) as u8).collect()
+    }
+
+    fn bit(bytes: &[u8], i: usize) -> bool {
+        bytes[i / 8] >> (i % 8) & 1 == 1
+    }
+
+    /// The region of a piece over `from`, packed `step` bytes at a time over what was there before.
+    fn packed(from: &[u8], dst_bytes: usize, fix: Fix, step: usize) -> Vec<u8> {
+        let piece = Piece {
+            src: DevicePtr::new(from.as_ptr().cast_mut().cast()),
+            dst: 0,
+            dst_bytes,
+            fix,
+        };
+        let mut out = vec![0xAA; piece.region()];
+        for (i, part) in out.chunks_mut(step).enumerate() {
+            // SAFETY: the callers' sources are as long as the piece says.
+            unsafe { pack(&piece, b"0123456789", i * step, part) };
+        }
+        out
+    }
+
+    #[test]
+    fn bits_from_any_bit() {
+        // No byte more than the bits need: Miri sees reads behind them.
+        for skip in 0..8u8 {
+            for bits in (1..150).chain([511, 512, 513, 520, 1024, 1025]) {
+                let from = source((usize::from(skip) + bits).div_ceil(8));
+                let fix = Fix::Bits {
+                    skip,
+                    bits,
+                    counts: None,
+                };
+                let all = packed(&from, bits.div_ceil(8), fix, 4096);
+                assert_eq!(all, packed(&from, bits.div_ceil(8), fix, 64));
+                let mut region = vec![0xAA; all.len()];
+                region[..from.len()].copy_from_slice(&from);
+                let piece = Piece {
+                    src: DevicePtr::NULL,
+                    dst: 0,
+                    dst_bytes: bits.div_ceil(8),
+                    fix,
+                };
+                mend(&piece, &[], &mut region);
+                assert_eq!(all, region, "in place: {skip}, {bits}");
+                for i in 0..all.len() * 8 {
+                    let expected = i < bits && bit(&from, usize::from(skip) + i);
+                    assert_eq!(bit(&all, i), expected, "bit {i} of {bits} from {skip}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn offsets_from_any_address() {
+        for (width, base) in [(4u8, 1i64 << 20), (8, 1 << 40), (4, -3), (8, 77)] {
+            let w = usize::from(width);
+            for count in [1, 2, 15, 16, 17, 40] {
+                let from = source(count * w + 1);
+                let fix = Fix::Offsets { width, base };
+                let all = packed(&from[1..], count * w, fix, 4096);
+                assert_eq!(all, packed(&from[1..], count * w, fix, 64));
+                let (offsets, padding) = all.split_at(count * w);
+                for (to, from) in offsets.chunks(w).zip(from[1..].chunks(w)) {
+                    let mut expected = [0; 8];
+                    expected[..w].copy_from_slice(from);
+                    let less = i64::from_le_bytes(expected)
+                        .wrapping_sub(base)
+                        .to_le_bytes();
+                    assert_eq!(to, &less[..w]);
+                }
+                assert!(padding.iter().all(|byte| *byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn plain_bytes_and_padding() {
+        for bytes in (1..70).chain([127, 128, 129, 200]) {
+            let from = source(bytes);
+            let all = packed(&from, bytes, Fix::None, 4096);
+            assert_eq!(all, packed(&from, bytes, Fix::None, 64));
+            let (plain, padding) = all.split_at(bytes);
+            assert_eq!(plain, from);
+            assert!(padding.iter().all(|byte| *byte == 0));
+        }
+        let ready = packed(&[], 4, Fix::Ready(3), 64);
+        assert_eq!((&ready[..4], &ready[4..]), (&b"3456"[..], &[0; 60][..]));
+    }
+}
