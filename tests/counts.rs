@@ -91,13 +91,62 @@ fn an_uploaded_batch_comes_down_with_one_wait() {
     let lists = sim.faults().seen(FaultOp::Copy);
     let (down, stats) = counted(&sim, || up.to_host().unwrap());
     assert_eq!(sim.faults().seen(FaultOp::Copy), lists + 1);
-    assert_eq!((stats.host_waits, stats.copies), (1, 900));
+    // 900 buffers lie side by side, and stay so.
+    assert_eq!((stats.host_waits, stats.copies), (1, 1));
     assert_same_batch(&batch, &down, "300 columns of strings");
     // Once more for cut ones: their ends are read together.
     let cut = up.slice(7, 20).unwrap();
     let (_, stats) = counted(&sim, || cut.to_host().unwrap());
     assert_eq!(stats.host_waits, 2);
     drop((up, cut, down));
+    sim.assert_done();
+}
+
+/// Neighbours go together: columns of one upload that still stand side by side, whole.
+#[test]
+fn neighbours_are_one_copy() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Async);
+    let types = [
+        DataType::Int64,
+        DataType::Boolean,
+        DataType::Float64,
+        DataType::Int8,
+    ];
+    let batch = batch(&types, 33, Nulls::Some, 5);
+    let up = sim.upload(&batch).unwrap();
+    let other = sim.upload(&batch).unwrap();
+    let column = |of: &DeviceRecordBatch, i| of.column(i).unwrap();
+    // The same column twice; two allocations in turn; in another order.
+    let table = [
+        (vec![column(&up, 0), column(&up, 0)], 2),
+        (vec![column(&up, 0), column(&other, 1), column(&up, 2)], 3),
+        (vec![column(&up, 2), column(&up, 3), column(&up, 1)], 2),
+    ];
+    let apart = |array: &DeviceArray| {
+        let buffers = 0..array.num_buffers();
+        buffers.filter(|i| array.buffer(*i).is_some()).count() as u64
+    };
+    for (columns, runs) in table {
+        let fields = columns.iter().map(|c| c.field().unwrap().clone());
+        let fields: Vec<_> = fields
+            .enumerate()
+            .map(|(i, f)| f.as_ref().clone().with_name(i.to_string()))
+            .collect();
+        let mixed = DeviceRecordBatch::try_new(Arc::new(Schema::new(fields)), &columns).unwrap();
+        let (down, stats) = counted(&sim, || mixed.to_host().unwrap());
+        assert_eq!(stats.copies, runs);
+        for (column, down) in columns.iter().zip(down.columns()) {
+            assert_same(&column.to_host().unwrap(), down, "apart and together");
+        }
+        let rows = mixed.slice(0, 32).unwrap();
+        let (down, stats) = counted(&sim, || rows.to_host().unwrap());
+        assert_eq!(stats.copies, columns.iter().map(apart).sum::<u64>());
+        assert_eq!(down.num_rows(), 32);
+    }
+    drop((up, other));
     sim.assert_done();
 }
 

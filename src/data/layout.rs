@@ -384,6 +384,7 @@ mod tests {
                 "{data_type}"
             );
             assert_eq!(ours.has_validity(), has_validity(&data_type), "{data_type}");
+            assert_eq!(ours.is_null_type(), data_type == DataType::Null);
             assert_eq!(ours.variadic, theirs.variadic, "{data_type}");
             let kinds: Vec<_> = ours
                 .buffers()

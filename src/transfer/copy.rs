@@ -8,8 +8,9 @@ use crate::device::{
 };
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready, read_back};
-use crate::transfer::fix::{Piece, mend, pack};
-use crate::transfer::plan::{Plan, plan};
+use crate::transfer::fix::{Fix, Piece, mend, pack};
+use crate::transfer::plan::Plan;
+use crate::transfer::planner::plan;
 use crate::transfer::upload::{keep_until, result, tree};
 
 /// Most bytes that are in the host's hands at a time.
@@ -20,8 +21,9 @@ const STAGED: usize = 16 << 20;
 /// host first, with one list and one wait for each [`STAGED`] bytes; for all but the last of those
 /// there is a list and a wait on the way back too.
 pub(crate) fn copy(array: &DeviceArray, queue: &Queue, compact: bool) -> Result<Tree> {
-    let mut plan = plan(array, compact)?;
-    if queue.device().id() == DeviceId::CPU {
+    let to_host = queue.device().id() == DeviceId::CPU;
+    let plan = plan(array, compact, !to_host)?;
+    if to_host {
         return pack_all(array, plan);
     }
     let mut slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
@@ -31,7 +33,7 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, compact: bool) -> Result<
     let (mut copies, groups) = divide(&plan, base);
     let mut staged = None;
     for (i, group) in groups.iter().enumerate() {
-        let (staging, ups) = on_host(array, group, &mut plan, base, queue)?;
+        let (staging, ups) = on_host(array, group, &plan, base, queue)?;
         if i + 1 < groups.len() {
             // SAFETY: sources lie in the staging slab, destinations in the device slab, which is
             // freed in the queue's order.
@@ -43,7 +45,7 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, compact: bool) -> Result<
     }
     // A host that can read the source, or has read some of it, knows that it is ready.
     let waited = array.device().is_host_readable()
-        || groups.iter().flatten().any(|piece| piece.src_bytes > 0);
+        || groups.iter().flatten().any(|piece| piece.src_bytes() > 0);
     if !waited {
         for owner in array.owners().iter() {
             owner.wait_on(queue)?;
@@ -61,16 +63,17 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     let cpu = Devices::cpu();
     let mut slab = cpu.host_slab(plan.bytes)?;
     let base = slab.as_device_ptr();
-    for piece in &plan.pieces {
-        let region = &mut slab[piece.dst..][..piece.region()];
+    let bytes = &mut slab[..];
+    for piece in plan.pieces() {
+        let region = &mut bytes[piece.dst..][..piece.region()];
         let mut done = 0;
         if plan.bytes >= LARGE {
             done = piece.straight() / ALIGNMENT * ALIGNMENT;
             // SAFETY: as below; so many bytes are the source's as they stand.
             unsafe { copy_large(piece.src.as_ptr().cast(), region.as_mut_ptr(), done) };
         }
-        // SAFETY: the array is the CPU's too, and `plan` waited for it.
-        unsafe { pack(piece, done, &mut region[done..]) };
+        // SAFETY: the array is the CPU's too, and `plan` waited for it; the slab is fresh.
+        unsafe { pack(&piece, &plan.ready, done, &mut region[done..]) };
     }
     Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
     let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
@@ -82,7 +85,7 @@ fn divide(plan: &Plan, base: DevicePtr) -> (Vec<CopyOp>, Vec<Vec<Piece>>) {
     let mut copies = Vec::new();
     let mut groups: Vec<Vec<Piece>> = Vec::new();
     let mut room = 0;
-    for piece in &plan.pieces {
+    for piece in plan.pieces() {
         let mut done = piece.straight();
         if done > 0 {
             copies.push(CopyOp {
@@ -112,7 +115,7 @@ fn divide(plan: &Plan, base: DevicePtr) -> (Vec<CopyOp>, Vec<Vec<Piece>>) {
 fn on_host(
     array: &DeviceArray,
     pieces: &[Piece],
-    plan: &mut Plan,
+    plan: &Plan,
     base: DevicePtr,
     queue: &Queue,
 ) -> Result<(HostSlab, Vec<CopyOp>)> {
@@ -124,11 +127,11 @@ fn on_host(
     for piece in pieces {
         let staged = staging.as_device_ptr().offset(at);
         at += piece.region();
-        if piece.src_bytes > 0 {
+        if piece.src_bytes() > 0 {
             downs.push(CopyOp {
                 src: piece.src,
                 dst: staged,
-                bytes: piece.src_bytes,
+                bytes: piece.src_bytes(),
                 kind: CopyKind::DeviceToHost,
             });
         }
@@ -155,15 +158,18 @@ fn on_host(
         regions = rest;
         if readable {
             // SAFETY: the host can read the array's memory, and `plan` waited for it.
-            unsafe { pack(piece, 0, region) };
+            unsafe { pack(piece, &plan.ready, 0, region) };
         } else {
-            mend(piece, region);
+            mend(piece, &plan.ready, region);
         }
         Counters::add(&to.counters().host_copied_bytes, piece.dst_bytes);
-        if let Some(node) = piece.counts {
+        if let Fix::Bits {
+            counts: Some(next), ..
+        } = piece.fix
+        {
             // Parts of a mask follow each other; the bits behind the last row are zero.
             let ones = count_bits(region, 0, piece.dst_bytes * 8);
-            let node = &plan.nodes[node];
+            let node = &plan.nodes[next.get() as usize - 1];
             let nulls = node.nulls.get().unwrap_or(node.length);
             node.nulls.set(nulls.saturating_sub(ones));
         }

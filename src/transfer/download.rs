@@ -6,7 +6,8 @@ use crate::device::{CopyKind, CopyOp, Counters, Devices, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{Memory, Owner, Reading, Ready};
 use crate::transfer::fix::{Fix, mend};
-use crate::transfer::plan::{Plan, plan};
+use crate::transfer::plan::Plan;
+use crate::transfer::planner::plan;
 use crate::transfer::upload::tree;
 
 /// An array's rows on their way to the CPU. All its buffers share one slab of the source device's
@@ -21,17 +22,16 @@ pub(crate) struct Download {
 impl Download {
     /// Queues the copies. Waits only for lengths that hide on the device.
     pub(crate) fn start(array: &DeviceArray, queue: &Queue) -> Result<Self> {
-        let plan = plan(array, false)?;
+        let plan = plan(array, false, false)?;
         let slab = array.device().host_slab(plan.bytes)?;
         let base = slab.as_device_ptr();
         let copies: Vec<_> = plan
-            .pieces
-            .iter()
+            .pieces()
             .filter(|piece| !matches!(piece.fix, Fix::Ready(_)))
             .map(|piece| CopyOp {
                 src: piece.src,
                 dst: base.offset(piece.dst),
-                bytes: piece.src_bytes,
+                bytes: piece.src_bytes(),
                 kind: CopyKind::DeviceToHost,
             })
             .collect();
@@ -50,12 +50,13 @@ impl Download {
     pub(crate) fn finish(self) -> Result<Tree> {
         let (mut slab, array) = self.reading.finish()?;
         let base = slab.as_device_ptr();
-        for piece in &self.plan.pieces {
+        for piece in self.plan.pieces() {
             if !piece.is_plain() {
                 let copied = &array.device().counters().host_copied_bytes;
                 Counters::add(copied, piece.dst_bytes);
             }
-            mend(piece, &mut slab[piece.dst..][..piece.region()]);
+            let region = &mut slab[piece.dst..][..piece.region()];
+            mend(&piece, &self.plan.ready, region);
         }
         let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
         Ok(tree(&array, self.plan, base, owner))

@@ -1,47 +1,60 @@
 //! Bit shifts and offset rebasing on the host: while packing for an upload, in place after a
 //! download.
 
+use std::num::NonZeroU32;
+
 use crate::device::{ALIGNMENT, DevicePtr};
 
 /// One buffer's bytes.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) src: DevicePtr,
-    /// Bytes to read.
-    pub(crate) src_bytes: usize,
     /// Byte offset in the slab.
     pub(crate) dst: usize,
     /// Bytes that the result has.
     pub(crate) dst_bytes: usize,
     pub(crate) fix: Fix,
-    /// The node whose nulls are to be counted in this mask.
-    pub(crate) counts: Option<usize>,
 }
 
 /// What the host does to a piece on its way.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Fix {
     None,
-    /// `bits` bits start at bit `skip` of the source.
+    /// `bits` bits start at bit `skip` of the source. `counts`: they are a mask, and the nulls of the
+    /// node before this one are to be counted in it.
     Bits {
-        skip: usize,
+        skip: u8,
         bits: usize,
+        counts: Option<NonZeroU32>,
     },
-    /// `base` is taken from every offset.
+    /// `base`, which is not 0, is taken from every offset of `width` bytes.
     Offsets {
-        width: usize,
+        width: u8,
         base: i64,
     },
-    /// The bytes are here; there is no source.
-    Ready(Box<[u8]>),
+    /// There is no source: the plan has the bytes from here on.
+    Ready(usize),
 }
 
 impl Piece {
+    /// Bytes to read.
+    #[inline]
+    pub(crate) fn src_bytes(&self) -> usize {
+        match self.fix {
+            Fix::None | Fix::Offsets { .. } => self.dst_bytes,
+            Fix::Bits { skip, bits, .. } => (usize::from(skip) + bits).div_ceil(8),
+            Fix::Ready(_) => 0,
+        }
+    }
+
     /// Bytes that the piece takes in the slab.
+    #[inline]
     pub(crate) fn region(&self) -> usize {
-        self.src_bytes
-            .max(self.dst_bytes)
-            .next_multiple_of(ALIGNMENT)
+        let bytes = match self.fix {
+            Fix::None => self.dst_bytes,
+            _ => self.src_bytes().max(self.dst_bytes),
+        };
+        bytes.next_multiple_of(ALIGNMENT)
     }
 
     /// Whether the source's bytes are the result's.
@@ -50,18 +63,20 @@ impl Piece {
             Fix::None => true,
             // But for the bits behind the last row.
             Fix::Bits { skip, .. } => skip == 0,
-            Fix::Offsets { base, .. } => base == 0,
-            Fix::Ready(_) => false,
+            Fix::Offsets { .. } | Fix::Ready(_) => false,
         }
     }
 
     /// How many leading bytes of the result are the source's as they stand. The host sees to the rest.
     pub(crate) fn straight(&self) -> usize {
         match self.fix {
-            _ if self.counts.is_some() => 0,
-            Fix::None | Fix::Offsets { base: 0, .. } => self.dst_bytes,
+            Fix::None => self.dst_bytes,
             // The bits behind the last row must become zero.
-            Fix::Bits { skip: 0, bits } => bits / 8,
+            Fix::Bits {
+                skip: 0,
+                bits,
+                counts: None,
+            } => bits / 8,
             _ => 0,
         }
     }
@@ -69,22 +84,20 @@ impl Piece {
     /// Bytes `start..start + bytes` of the result as a piece of their own. Both are multiples of 64,
     /// but where the piece ends; where it is bits, `start` may be any.
     pub(crate) fn part(&self, start: usize, bytes: usize) -> Self {
-        let (src_bytes, fix) = match &self.fix {
-            Fix::None => (bytes, Fix::None),
-            &Fix::Bits { skip, bits } => {
-                let bits = (bits - start * 8).min(bytes * 8);
-                ((skip + bits).div_ceil(8), Fix::Bits { skip, bits })
-            }
-            &Fix::Offsets { width, base } => (bytes, Fix::Offsets { width, base }),
-            Fix::Ready(all) => (0, Fix::Ready(all[start..start + bytes].into())),
+        let fix = match self.fix {
+            Fix::Bits { skip, bits, counts } => Fix::Bits {
+                skip,
+                bits: (bits - start * 8).min(bytes * 8),
+                counts,
+            },
+            Fix::Ready(at) => Fix::Ready(at + start),
+            fix => fix,
         };
         Self {
             src: self.src.offset(start),
-            src_bytes,
             dst: self.dst + start,
             dst_bytes: bytes,
             fix,
-            counts: self.counts,
         }
     }
 }
@@ -95,14 +108,26 @@ impl Piece {
 /// # Safety
 /// `src` is readable for `(skip + bits)` bits, `dst` writable for `bits` bits, both rounded up to
 /// bytes; they do not overlap unless `dst <= src`.
-unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: usize, bits: usize) {
+unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: u8, bits: usize) {
     let bytes = bits.div_ceil(8);
-    let source_bytes = (skip + bits).div_ceil(8);
+    let source_bytes = (usize::from(skip) + bits).div_ceil(8);
     if skip == 0 {
         // SAFETY: `bytes` bytes of each, by the caller's contract.
         unsafe { std::ptr::copy(src, dst, bytes) };
     } else {
-        for i in 0..bytes {
+        let mut i = 0;
+        // Words, as long as the byte that follows in the source is there.
+        while i + 8 < source_bytes {
+            // SAFETY: `i + 9` bytes of the source are there, so there are `i + 8` of the result.
+            unsafe {
+                let low = u64::from_le(src.add(i).cast::<u64>().read_unaligned()) >> skip;
+                let high = u64::from(*src.add(i + 8)) << (64 - u32::from(skip));
+                let word = (low | high).to_le();
+                dst.add(i).cast::<u64>().write_unaligned(word);
+            }
+            i += 8;
+        }
+        while i < bytes {
             // SAFETY: `i` is below `bytes`, which is at most `source_bytes`, and what is read after
             // `i` is below that.
             unsafe {
@@ -114,6 +139,7 @@ unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: usize, bits: usize) {
                 };
                 *dst.add(i) = low | high;
             }
+            i += 1;
         }
     }
     if bits % 8 != 0 {
@@ -122,65 +148,85 @@ unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: usize, bits: usize) {
     }
 }
 
-/// Writes `count` offsets less `base`. Goes upwards, so that `dst` may be `src`; neither needs to be
-/// aligned.
-///
-/// # Safety
-/// `src` is readable and `dst` writable for `count` integers of `width` bytes (4 or 8).
-unsafe fn rebase(src: *const u8, dst: *mut u8, width: usize, count: usize, base: i64) {
-    // Offsets that do not ascend wrap: they were wrong before, and nothing is read through them.
-    for i in 0..count {
-        // SAFETY: the caller's; `i` is below `count`.
-        unsafe {
-            let (src, dst) = (src.add(i * width), dst.add(i * width));
-            if width == 4 {
-                let value = src.cast::<i32>().read_unaligned();
-                dst.cast::<i32>()
-                    .write_unaligned(value.wrapping_sub(base as i32));
-            } else {
-                let value = src.cast::<i64>().read_unaligned();
-                dst.cast::<i64>().write_unaligned(value.wrapping_sub(base));
-            }
+/// Takes `base` from every offset of `width` bytes (4 or 8). Offsets that do not ascend wrap: they
+/// were wrong before, and nothing is read through them.
+fn rebase(offsets: &mut [u8], width: u8, base: i64) {
+    // Arrays of bytes, since they need not be aligned; the compiler makes vectors of them.
+    if width == 4 {
+        for offset in offsets.chunks_exact_mut(4) {
+            let value = i32::from_ne_bytes([offset[0], offset[1], offset[2], offset[3]]);
+            offset.copy_from_slice(&value.wrapping_sub(base as i32).to_ne_bytes());
+        }
+    } else {
+        for offset in offsets.chunks_exact_mut(8) {
+            let mut value = [0; 8];
+            value.copy_from_slice(offset);
+            let value = i64::from_ne_bytes(value).wrapping_sub(base);
+            offset.copy_from_slice(&value.to_ne_bytes());
         }
     }
 }
 
+/// Zeroes the padding of a piece's region from `start` on; answers how many bytes come before it.
+#[inline]
+fn pad(piece: &Piece, start: usize, out: &mut [u8]) -> usize {
+    let there = piece.dst_bytes.saturating_sub(start).min(out.len());
+    // From the start of the last block on that has bytes, mostly one: no length to look at.
+    let last = there / ALIGNMENT * ALIGNMENT;
+    if let Some((block, rest)) = out[last..].split_first_chunk_mut::<ALIGNMENT>() {
+        *block = [0; ALIGNMENT];
+        if !rest.is_empty() {
+            rest.fill(0);
+        }
+    }
+    there
+}
+
 /// Writes bytes `start..start + out.len()` of a piece's region, padding included, from its source in
-/// host memory. `start` is a multiple of 64.
+/// host memory or from the plan's `ready` bytes. `start` and the length of `out` are multiples of 64.
 ///
 /// # Safety
-/// The piece's source is readable host memory for its length.
-pub(crate) unsafe fn pack(piece: &Piece, start: usize, out: &mut [u8]) {
-    let there = piece.dst_bytes.saturating_sub(start).min(out.len());
-    let (out, padding) = out.split_at_mut(there);
-    padding.fill(0);
-    if there == 0 {
-        return;
+/// The piece's source is readable host memory for its length, and not `out`.
+#[inline]
+pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [u8]) {
+    if !matches!(piece.fix, Fix::None) {
+        // SAFETY: the caller's.
+        return unsafe { pack_mended(*piece, ready, start, out) };
     }
+    let there = pad(piece, start, out);
     let src = piece.src.as_ptr().cast::<u8>().cast_const();
-    match &piece.fix {
-        Fix::None => {
-            // SAFETY: `start + there` is at most the piece's length, and the source is readable for it.
-            let bytes = unsafe { std::slice::from_raw_parts(src.add(start), there) };
-            out.copy_from_slice(bytes);
+    // SAFETY: `there` is what `out` has room for, `start + there` at most the piece's length; the rest
+    // is the caller's.
+    unsafe {
+        src.wrapping_add(start)
+            .copy_to_nonoverlapping(out.as_mut_ptr(), there)
+    };
+}
+
+/// As [`pack`], for what must be mended.
+///
+/// # Safety
+/// As `pack`'s.
+#[inline(never)]
+unsafe fn pack_mended(piece: Piece, ready: &[u8], start: usize, out: &mut [u8]) {
+    let there = pad(&piece, start, out);
+    let out = &mut out[..there];
+    let src = piece.src.as_ptr().cast::<u8>().cast_const();
+    let src = src.wrapping_add(start);
+    match piece.fix {
+        _ if out.is_empty() => {}
+        Fix::Ready(at) => out.copy_from_slice(&ready[at + start..][..out.len()]),
+        Fix::Bits { skip, bits, .. } => {
+            let bits = (bits - start * 8).min(out.len() * 8);
+            // SAFETY: the source is readable for `skip + bits` bits of the whole piece, `out` for the
+            // result's bytes, and they do not overlap.
+            unsafe { shift_bits(src, out.as_mut_ptr(), skip, bits) }
         }
-        Fix::Ready(bytes) => out.copy_from_slice(&bytes[start..start + there]),
-        Fix::Bits { skip, bits } => {
-            let bits = (bits - start * 8).min(there * 8);
-            // SAFETY: the source is readable for `skip + bits` bits of the whole piece, `out` has
-            // `there` bytes, and they do not overlap.
-            unsafe { shift_bits(src.add(start), out.as_mut_ptr(), *skip, bits) }
-        }
-        Fix::Offsets { width, base } => {
-            // SAFETY: as for `None`; lengths of offsets are multiples of their width.
-            unsafe {
-                rebase(
-                    src.add(start),
-                    out.as_mut_ptr(),
-                    *width,
-                    there / width,
-                    *base,
-                )
+        Fix::None | Fix::Offsets { .. } => {
+            // SAFETY: the source is as long as the result.
+            out.copy_from_slice(unsafe { std::slice::from_raw_parts(src, out.len()) });
+            if let Fix::Offsets { width, base } = piece.fix {
+                rebase(out, width, base);
             }
         }
     }
@@ -188,17 +234,114 @@ pub(crate) unsafe fn pack(piece: &Piece, start: usize, out: &mut [u8]) {
 
 /// Turns a piece's raw bytes, copied to the start of `region`, into what they should be, and zeroes
 /// the padding.
-pub(crate) fn mend(piece: &Piece, region: &mut [u8]) {
-    let ptr = region.as_mut_ptr();
-    match &piece.fix {
+pub(crate) fn mend(piece: &Piece, ready: &[u8], region: &mut [u8]) {
+    let out = &mut region[..piece.dst_bytes];
+    match piece.fix {
         Fix::None => {}
-        Fix::Ready(bytes) => region[..bytes.len()].copy_from_slice(bytes),
-        // SAFETY: the region holds the piece's source bytes, and the result is no longer.
-        Fix::Bits { skip, bits } => unsafe { shift_bits(ptr, ptr, *skip, *bits) },
-        // SAFETY: as above.
-        Fix::Offsets { width, base } => unsafe {
-            rebase(ptr, ptr, *width, piece.dst_bytes / width, *base);
-        },
+        Fix::Ready(at) => out.copy_from_slice(&ready[at..][..piece.dst_bytes]),
+        Fix::Bits { skip, bits, .. } => {
+            let ptr = region.as_mut_ptr();
+            // SAFETY: the region holds the piece's source bytes, and the result is no longer.
+            unsafe { shift_bits(ptr, ptr, skip, bits) };
+        }
+        Fix::Offsets { width, base } => rebase(out, width, base),
     }
     region[piece.dst_bytes..].fill(0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(bytes: usize) -> Vec<u8> {
+        (0..bytes).map(|i| (i * 37 + i / 7) as u8).collect()
+    }
+
+    fn bit(bytes: &[u8], i: usize) -> bool {
+        bytes[i / 8] >> (i % 8) & 1 == 1
+    }
+
+    /// The region of a piece over `from`, packed `step` bytes at a time over what was there before.
+    fn packed(from: &[u8], dst_bytes: usize, fix: Fix, step: usize) -> Vec<u8> {
+        let piece = Piece {
+            src: DevicePtr::new(from.as_ptr().cast_mut().cast()),
+            dst: 0,
+            dst_bytes,
+            fix,
+        };
+        let mut out = vec![0xAA; piece.region()];
+        for (i, part) in out.chunks_mut(step).enumerate() {
+            // SAFETY: the callers' sources are as long as the piece says.
+            unsafe { pack(&piece, b"0123456789", i * step, part) };
+        }
+        out
+    }
+
+    #[test]
+    fn bits_from_any_bit() {
+        // No byte more than the bits need: Miri sees reads behind them.
+        for skip in 0..8u8 {
+            for bits in (1..150).chain([511, 512, 513, 520, 1024, 1025]) {
+                let from = source((usize::from(skip) + bits).div_ceil(8));
+                let fix = Fix::Bits {
+                    skip,
+                    bits,
+                    counts: None,
+                };
+                let all = packed(&from, bits.div_ceil(8), fix, 4096);
+                assert_eq!(all, packed(&from, bits.div_ceil(8), fix, 64));
+                let mut region = vec![0xAA; all.len()];
+                region[..from.len()].copy_from_slice(&from);
+                let piece = Piece {
+                    src: DevicePtr::NULL,
+                    dst: 0,
+                    dst_bytes: bits.div_ceil(8),
+                    fix,
+                };
+                mend(&piece, &[], &mut region);
+                assert_eq!(all, region, "in place: {skip}, {bits}");
+                for i in 0..all.len() * 8 {
+                    let expected = i < bits && bit(&from, usize::from(skip) + i);
+                    assert_eq!(bit(&all, i), expected, "bit {i} of {bits} from {skip}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn offsets_from_any_address() {
+        for (width, base) in [(4u8, 1i64 << 20), (8, 1 << 40), (4, -3), (8, 77)] {
+            let w = usize::from(width);
+            for count in [1, 2, 15, 16, 17, 40] {
+                let from = source(count * w + 1);
+                let fix = Fix::Offsets { width, base };
+                let all = packed(&from[1..], count * w, fix, 4096);
+                assert_eq!(all, packed(&from[1..], count * w, fix, 64));
+                let (offsets, padding) = all.split_at(count * w);
+                for (to, from) in offsets.chunks(w).zip(from[1..].chunks(w)) {
+                    let mut expected = [0; 8];
+                    expected[..w].copy_from_slice(from);
+                    let less = i64::from_le_bytes(expected)
+                        .wrapping_sub(base)
+                        .to_le_bytes();
+                    assert_eq!(to, &less[..w]);
+                }
+                assert!(padding.iter().all(|byte| *byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn plain_bytes_and_padding() {
+        for bytes in (1..70).chain([127, 128, 129, 200]) {
+            let from = source(bytes);
+            let all = packed(&from, bytes, Fix::None, 4096);
+            assert_eq!(all, packed(&from, bytes, Fix::None, 64));
+            let (plain, padding) = all.split_at(bytes);
+            assert_eq!(plain, from);
+            assert!(padding.iter().all(|byte| *byte == 0));
+        }
+        let ready = packed(&[], 4, Fix::Ready(3), 64);
+        assert_eq!((&ready[..4], &ready[4..]), (&b"3456"[..], &[0; 60][..]));
+    }
 }

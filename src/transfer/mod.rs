@@ -10,11 +10,13 @@
 //! start at 0: those pieces, and nothing else, take the way through it.
 //!
 //! Whatever a transfer wrote is padded to 64 bytes with zeros, the bits behind the last row included.
+//! Buffers that one put side by side stay so, and are one copy the next time.
 
 mod copy;
 mod download;
 mod fix;
 mod plan;
+mod planner;
 mod upload;
 
 use std::borrow::Cow;

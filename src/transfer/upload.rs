@@ -5,12 +5,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::data::DeviceArray;
-use crate::data::tree::{Owners, Slot, Tree};
+use crate::data::tree::{Owners, Tree};
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Owner, Ready};
 use crate::transfer::fix::{Piece, pack};
-use crate::transfer::plan::{Plan, plan};
+use crate::transfer::plan::Plan;
+use crate::transfer::planner::plan;
 
 /// Bytes of one staging slab.
 const CHUNK: usize = 4 << 20;
@@ -24,7 +25,7 @@ const RING_LISTS: usize = 2;
 /// Copies an array's rows from ready, host-readable memory to `queue`'s device. The source is kept
 /// until the copies have completed.
 pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
-    let plan = plan(array, false)?;
+    let plan = plan(array, false, true)?;
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let mut stage = Stage {
         queue,
@@ -36,16 +37,13 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         staged: 0,
         lists: VecDeque::new(),
     };
-    let mut submitted = Ok(());
-    for piece in &plan.pieces {
-        submitted = stage.piece(piece);
-        if submitted.is_err() {
-            break;
-        }
-    }
-    let submitted = submitted.and_then(|()| stage.submit());
+    let submitted = plan
+        .pieces()
+        .try_for_each(|piece| stage.piece(&piece, &plan.ready))
+        .and_then(|()| stage.submit());
     // Earlier lists may read the source even after an error.
-    let sources = (array.clone(), std::mem::take(&mut stage.slabs));
+    // Whoever sees the source go finds the slabs in their pool.
+    let sources = (std::mem::take(&mut stage.slabs), array.clone());
     let event = keep_until(queue, submitted, sources)?;
     Ok(result(array, plan, slab, event))
 }
@@ -79,34 +77,17 @@ pub(crate) fn result(
     let device = slab.queue().device().clone();
     let ready = event.map_or(Ready::Now, Ready::Event);
     let owner = Owner::new(device, slab.into_memory(), ready);
-    let mut tree = tree(array, plan, base, owner);
-    // Buffers without bytes may be null, but Arrow C++ takes null for the CPU's memory.
-    for node in 0..tree.nodes.len() {
-        let masks = usize::from(tree.layout(node).has_validity());
-        let (first, count) = (tree.nodes[node].first_slot, tree.nodes[node].n_slots);
-        for slot in &mut tree.slots[first as usize..][..count as usize][masks..] {
-            if slot.is_null() {
-                *slot = Slot::new(base, 0, Some(0), 0);
-            }
-        }
-    }
-    tree
+    tree(array, plan, base, owner)
 }
 
 /// The tree that a plan makes of a slab at `base`, which holds all that was planned.
-pub(crate) fn tree(array: &DeviceArray, mut plan: Plan, base: DevicePtr, owner: Owner) -> Tree {
-    for node in &mut plan.nodes {
-        node.padded = true;
-    }
-    let slots = plan.slots.iter().map(|slot| match slot {
-        Some((offset, bytes)) => Slot::new(base, *offset, Some(*bytes), 0),
-        None => Slot::absent(),
-    });
+pub(crate) fn tree(array: &DeviceArray, plan: Plan, base: DevicePtr, owner: Owner) -> Tree {
+    let (nodes, slots) = plan.place(base);
     Tree {
         device: owner.device().clone(),
         root: array.data_type().clone(),
-        slots: slots.collect(),
-        nodes: plan.nodes,
+        slots,
+        nodes,
         owners: Owners::One(Arc::new(owner)),
     }
 }
@@ -138,36 +119,32 @@ struct Open {
 }
 
 impl Stage<'_> {
-    fn piece(&mut self, piece: &Piece) -> Result<()> {
+    #[inline]
+    fn piece(&mut self, piece: &Piece, ready: &[u8]) -> Result<()> {
         let region = piece.region();
-        let mut done = self.direct(piece);
+        let mut done = if piece.dst_bytes < DIRECT {
+            0
+        } else {
+            self.direct(piece)
+        };
         while done < region {
             let open = match &mut self.open {
                 Some(open) => open,
-                None => {
-                    let bytes = CHUNK.min(self.left);
-                    let slab = self.queue.device().host_slab(bytes)?;
-                    self.open.insert(Open {
-                        slab,
-                        used: 0,
-                        from: 0,
-                        dst: 0,
-                    })
-                }
+                None => self.open()?,
             };
             if open.from == open.used {
                 open.dst = piece.dst + done;
             }
             // Regions, chunks and what is left are multiples of 64, and so is every part.
-            let part = (open.slab.len() - open.used).min(region - done);
-            // SAFETY: the source is ready, host-readable memory (`upload`'s contract).
-            unsafe { pack(piece, done, &mut open.slab[open.used..][..part]) };
+            let room = &mut open.slab[open.used..];
+            let part = room.len().min(region - done);
+            let full = part == room.len();
+            // SAFETY: the source is ready, host-readable memory (`upload`'s contract), and the slab
+            // ours alone.
+            unsafe { pack(piece, ready, done, &mut room[..part]) };
             open.used += part;
-            let full = open.used == open.slab.len();
             done += part;
             self.left -= part;
-            let copied = &self.queue.device().counters().host_copied_bytes;
-            Counters::add(copied, part);
             if full {
                 self.close();
                 if self.staged >= RING {
@@ -178,15 +155,24 @@ impl Stage<'_> {
         Ok(())
     }
 
+    /// Begins a staging slab: a full one, or one for all that is left.
+    #[inline(never)]
+    fn open(&mut self) -> Result<&mut Open> {
+        let slab = self.queue.device().host_slab(CHUNK.min(self.left))?;
+        Ok(self.open.insert(Open {
+            slab,
+            used: 0,
+            from: 0,
+            dst: 0,
+        }))
+    }
+
     /// Copies the whole blocks of a large piece straight from where they are, if the device can.
     /// Answers how many bytes; the rest, with its padding, is packed.
     fn direct(&mut self, piece: &Piece) -> usize {
         let bytes = piece.straight() / ALIGNMENT * ALIGNMENT;
         let backend = self.queue.device().backend();
-        let direct = piece.dst_bytes >= DIRECT
-            && bytes > 0
-            && backend.copies_directly_from(piece.src, piece.dst_bytes);
-        if !direct {
+        if bytes == 0 || !backend.copies_directly_from(piece.src, piece.dst_bytes) {
             return 0;
         }
         self.cut();
@@ -217,6 +203,8 @@ impl Stage<'_> {
     fn close(&mut self) {
         self.cut();
         if let Some(open) = self.open.take() {
+            let copied = &self.queue.device().counters().host_copied_bytes;
+            Counters::add(copied, open.used);
             self.staged += open.slab.len();
             self.slabs.push(open.slab);
         }

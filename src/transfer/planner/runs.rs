@@ -1,0 +1,88 @@
+//! Run-end encoded arrays.
+
+use arrow_schema::DataType;
+
+use crate::data::build::root_node;
+use crate::data::hidden::int;
+use crate::data::tree::{Node, NullCount, Slot, Tree, View};
+use crate::error::{Error, Result};
+use crate::transfer::planner::{Need, Planner};
+
+impl Planner<'_> {
+    /// The children of a cut array: its run ends are read first.
+    pub(super) fn runs(&mut self, node: usize, view: View) -> Result<()> {
+        let run_ends = self.tree.child(view, 0);
+        let width = run_end_width(self.tree, run_ends);
+        let slot = &self.tree.slots(run_ends.node)[1];
+        if view.length == 0 || slot.is_null() {
+            return self.cut_runs(node, view, &[]);
+        }
+        let address = slot.address().offset(run_ends.offset * width);
+        let bytes = run_ends.length * width;
+        if self.readable {
+            // SAFETY: the buffer has `offset + length` run ends, and is ready (`plan` waited).
+            let ends = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
+            return self.cut_runs(node, view, ends);
+        }
+        self.wait_for(node, view, Need::Runs, &[(address, bytes)]);
+        Ok(())
+    }
+
+    /// The runs that hold a view's rows; `bytes` are all run ends.
+    pub(super) fn cut_runs(&mut self, node: usize, view: View, bytes: &[u8]) -> Result<()> {
+        let tree = self.tree;
+        let (run_ends, values) = (tree.child(view, 0), tree.child(view, 1));
+        let width = run_end_width(tree, run_ends);
+        let ends: Vec<i64> = bytes.chunks_exact(width).map(|b| int(b, width)).collect();
+        let (from, to) = (view.offset as i64, (view.offset + view.length) as i64);
+        let first = ends.partition_point(|end| *end <= from);
+        let last = ends.partition_point(|end| *end < to);
+        let runs = if view.length == 0 {
+            first..first
+        } else {
+            first..last + 1
+        };
+        if runs.end > ends.len().min(values.length) || runs.start > runs.end {
+            return Err(Error::invalid(
+                tree.path(run_ends.node),
+                format!("run ends do not cover rows {from} to {to}"),
+            ));
+        }
+        let mut cut = Vec::with_capacity(runs.len() * width);
+        for end in &ends[runs.clone()] {
+            let end = (*end).min(to).wrapping_sub(from);
+            cut.extend_from_slice(&end.to_ne_bytes()[..width]);
+        }
+        self.begin_children(node, 2);
+        let first_slot = self.plan.slots.len();
+        self.plan.slots.push(Slot::absent());
+        self.plan.slots.push(Slot::new(self.nothing, 0, Some(0), 0));
+        self.plan.nodes.push(Node {
+            padded: true,
+            length: runs.len(),
+            parent: node as u32,
+            first_child: 0,
+            first_slot: first_slot as u32,
+            ..root_node(*tree.layout(run_ends.node), 0, 2, NullCount::known(0))
+        });
+        if !cut.is_empty() {
+            self.ready(first_slot + 1, &cut);
+        }
+        let values = View {
+            offset: values.offset + runs.start,
+            length: runs.len(),
+            validity_offset: values.validity_offset + runs.start,
+            ..values
+        };
+        self.node(values, None, node)
+    }
+}
+
+/// Bytes of one run end.
+fn run_end_width(tree: &Tree, run_ends: View) -> usize {
+    match tree.data_type(run_ends.node) {
+        DataType::Int16 => 2,
+        DataType::Int32 => 4,
+        _ => 8,
+    }
+}
