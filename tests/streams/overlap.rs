@@ -236,7 +236,7 @@ fn early_ends_leave_nothing() {
             drop(host);
             assert_eq!(
                 kept.iter().map(RecordBatch::num_rows).sum::<usize>(),
-                (100..).take(taken).sum()
+                (100..).take(taken).sum::<usize>()
             );
             drop(kept);
             sim.assert_done();
