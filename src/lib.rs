@@ -43,7 +43,8 @@
 //! **Streams** are readers: [`DeviceRecordBatchReader`] on a device, [`arrow_array::RecordBatchReader`]
 //! on the host. [`export_reader`] and [`FFI_ArrowDeviceArrayStream::new`] make C streams of them,
 //! [`DeviceRecordBatchStreamReader`] reads anybody's, and
-//! [`into_host_reader`](DeviceRecordBatchReader::into_host_reader) brings any of them to the host.
+//! [`into_host_reader`](DeviceRecordBatchReader::into_host_reader) brings any of them to the host, by
+//! default one batch ahead of the consumer. [`CoalescingReader`] joins small host batches before an upload.
 //!
 //! # Rooms
 //!
