@@ -234,6 +234,38 @@ fn release_synchronizes_elsewhere() {
     }
 }
 
+/// The list of lengths behind a view array is not used again before a consumer's work is done.
+#[test]
+fn lists_of_lengths_wait_too() {
+    let Some(place) = simulated(SimMode::Async) else {
+        return;
+    };
+    let long = arrow_array::StringViewArray::from(vec!["longer than twelve bytes, out of line"]);
+    for policy in [ReleasePolicy::Ordered, ReleasePolicy::Synchronize] {
+        let up = place.device.upload_array(&long).unwrap();
+        up.wait().unwrap();
+        place.device.trim();
+        let exported = up.export_array(&EVENT.with_release(policy)).unwrap();
+        let queue = place.device.new_queue().unwrap();
+        let (go, gate) = mpsc::channel::<()>();
+        let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+        // SAFETY: the kernel writes nothing.
+        unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
+        drop(exported);
+        let before = place.device.stats();
+        drop(place.device.host_slab(8).unwrap());
+        let made = place.device.stats().since(&before).host_allocations;
+        assert_eq!(
+            made,
+            u64::from(policy == ReleasePolicy::Synchronize),
+            "{policy:?}"
+        );
+        go.send(()).unwrap();
+        drop((queue, up));
+        place.assert_clean();
+    }
+}
+
 /// A panic in the drop of one owner costs the others nothing.
 #[test]
 fn owners_that_panic() {

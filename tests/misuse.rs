@@ -8,7 +8,10 @@ use std::sync::Arc;
 use arrow_array::Array;
 use arrow_buffer::{Buffer, NullBuffer};
 use arrow_device::device::sim::SimMode;
-use arrow_device::{DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, Error};
+use arrow_device::{
+    DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, Error, ExportOptions, ImportOptions,
+    NullCounts, SyncPolicy,
+};
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 use simkit::*;
 use support::*;
@@ -267,4 +270,42 @@ fn claimed_null_counts_are_not_believed() {
             2
         );
     }
+}
+
+/// Exports count what was only claimed: who imports them relies on the number.
+#[test]
+fn claimed_null_counts_are_not_exported() {
+    let mask = || Some(DeviceBuffer::from(Buffer::from_vec(vec![0b0101u8])));
+    let values = || DeviceBuffer::from(Buffer::from_vec(vec![1i32, 2, 3, 4]));
+    let claimed = DeviceArray::from_values(DataType::Int32, 4, values(), mask(), Some(1)).unwrap();
+    let fields = vec![Field::new("a", DataType::Int32, true)];
+    let batch = DeviceRecordBatch::try_new(Arc::new(Schema::new(fields)), &[claimed.clone()]);
+    let exact = batch.unwrap().export(SyncPolicy::Event).unwrap();
+    // SAFETY: both come from `export`.
+    let again = unsafe { DeviceRecordBatch::import(exact.0, &exact.1) }.unwrap();
+    assert_eq!(again.column(0).unwrap().null_count(), Some(2));
+    assert_eq!(again.to_host().unwrap().column(0).null_count(), 2);
+    let claimed = DeviceArray::from_values(DataType::Int32, 4, values(), mask(), Some(1)).unwrap();
+    let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
+    let exported = claimed.export_array(&options).unwrap();
+    // SAFETY: the type is what it was made of.
+    let again = unsafe {
+        DeviceArray::import_as(
+            exported,
+            Arc::new(Field::new("", DataType::Int32, true)),
+            &ImportOptions::default(),
+        )
+    };
+    assert_eq!(again.unwrap().null_count(), None);
+
+    // A claim does not become a count when others are counted.
+    let child = DeviceArray::from_values(DataType::Int32, 4, values(), mask(), None).unwrap();
+    let fields = vec![Field::new("a", DataType::Int32, true)];
+    let parent = DataType::Struct(fields.into());
+    // SAFETY: the values are integers.
+    let parent = unsafe { DeviceArray::from_parts(parent, 4, Some(1), &[mask()], &[child]) };
+    let parent = parent.unwrap();
+    assert_eq!(parent.to_host().unwrap().null_count(), 2);
+    parent.resolve_null_counts().unwrap();
+    assert_eq!(parent.to_host().unwrap().null_count(), 2);
 }

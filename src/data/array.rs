@@ -33,7 +33,7 @@ impl DeviceArray {
     }
 
     pub(crate) fn from_view(tree: Arc<Tree>, view: View) -> Self {
-        let nulls = NullCount::from(tree.null_count(view));
+        let nulls = tree.nodes[view.node].nulls.of_part(tree.null_count(view));
         let field = tree.field(view.node).cloned();
         Self {
             tree,
@@ -312,7 +312,7 @@ impl DeviceArray {
         Ok(Self {
             tree: self.tree.clone(),
             view,
-            nulls: NullCount::from(nulls),
+            nulls: self.tree.nodes[self.view.node].nulls.of_part(nulls),
             field: self.field.clone(),
         })
     }
@@ -352,6 +352,16 @@ impl DeviceArray {
 
     pub(crate) fn view(&self) -> View {
         self.view
+    }
+
+    /// As [`null_count`](Self::null_count), but what is only claimed is not known.
+    pub(crate) fn vouched_null_count(&self) -> Option<usize> {
+        let node = &self.tree.nodes[self.view.node];
+        match self.nulls.vouched() {
+            // There may be nothing to claim: no mask, no rows.
+            None => self.tree.vouched_nulls_of(node, self.view),
+            nulls => nulls,
+        }
     }
 
     pub(crate) fn set_null_count(&self, nulls: usize) {

@@ -270,8 +270,9 @@ fn hidden_sizes(tree: &Tree, node: usize, hidden: &mut Vec<Sizes>) {
 /// that are read back together.
 pub(crate) fn null_counts(array: &DeviceArray, views: &[View]) -> Result<Vec<usize>> {
     let tree = array.tree();
-    let mut counts: Vec<_> = views.iter().map(|view| tree.null_count(*view)).collect();
-    counts[0] = array.null_count();
+    let known = |view: &View| tree.vouched_nulls_of(&tree.nodes[view.node], *view);
+    let mut counts: Vec<_> = views.iter().map(known).collect();
+    counts[0] = array.vouched_null_count();
     let unknown: Vec<_> = (0..views.len()).filter(|&i| counts[i].is_none()).collect();
     if !unknown.is_empty() {
         let masks: Vec<_> = unknown.iter().map(|&i| views[i]).collect();
@@ -282,9 +283,9 @@ pub(crate) fn null_counts(array: &DeviceArray, views: &[View]) -> Result<Vec<usi
             if view.offset == node.offset && view.length == node.length {
                 node.nulls.set(nulls);
             }
-        }
-        if let Some(nulls) = counts[0] {
-            array.set_null_count(nulls);
+            if i == 0 {
+                array.set_null_count(nulls);
+            }
         }
     }
     Ok(counts.into_iter().map(|n| n.unwrap_or(0)).collect())

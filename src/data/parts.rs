@@ -49,7 +49,7 @@ impl<'a> Parts<'a> {
         Self {
             tree,
             root,
-            nulls: array.null_count(),
+            nulls: array.vouched_null_count(),
             as_batch,
             order,
         }
@@ -111,13 +111,14 @@ impl<'a> Parts<'a> {
         (0..self.len()).map(|i| self.get(i).1).collect()
     }
 
-    /// The nulls of part `i` by its mask, if they are known without reading it.
+    /// The nulls of part `i` by its mask, if they are known without reading it. What safe code claims is
+    /// not known: consumers, and imports, rely on the number.
     #[inline(always)]
     pub(crate) fn null_count(&self, i: usize, node: &Node, view: View) -> Option<usize> {
         match i {
             0 => self.nulls,
             _ if node.has_no_nulls() => Some(0),
-            _ => self.tree.null_count_of(node, view),
+            _ => self.tree.vouched_nulls_of(node, view),
         }
     }
 }

@@ -119,10 +119,10 @@ impl Clone for NullCount {
 }
 
 impl Node {
-    /// Whether it is known that no row is null.
+    /// Whether it is known, and not only claimed, that no row is null.
     #[inline(always)]
     pub(crate) fn has_no_nulls(&self) -> bool {
-        self.nulls.get() == Some(0) && !self.layout.is_null_type()
+        self.nulls.vouched() == Some(0) && !self.layout.is_null_type()
     }
 
     /// All rows of this node, which is number `index`.
@@ -279,10 +279,18 @@ impl Tree {
 
     /// As [`null_count`](Self::null_count), for a view of `node`.
     pub(crate) fn null_count_of(&self, node: &Node, view: View) -> Option<usize> {
+        self.nulls_by(node, view, node.nulls.get())
+    }
+
+    /// As [`null_count_of`](Self::null_count_of), but what is only claimed is not known.
+    pub(crate) fn vouched_nulls_of(&self, node: &Node, view: View) -> Option<usize> {
+        self.nulls_by(node, view, node.nulls.vouched())
+    }
+
+    fn nulls_by(&self, node: &Node, view: View, nulls: Option<usize>) -> Option<usize> {
         if node.layout.is_null_type() {
             return Some(view.length);
         }
-        let nulls = node.nulls.get();
         let masked = || {
             let first = self.slots_of(node).first();
             node.layout.has_validity() && first.is_some_and(|s| !s.is_null())

@@ -1,7 +1,8 @@
 //! The one block of memory behind an exported array: structs, pointer lists, owners, event.
 //!
-//! Every node of the array has a release callback of its own. A node lets go of the owners of its own
-//! buffers when it is released; the block and the event go with the last node. So a consumer may move
+//! Every node of the array has a release callback of its own. Where there are several owners a node
+//! lets go of those of its own buffers when it is released; one owner of all, the block and the event go
+//! with the last node. So a consumer may move
 //! children out of their parent and release everything in any order, on any thread.
 //!
 //! Layout: [`Header`], owners, nodes, child structs, pointer lists, owner indices, lengths of variadic
@@ -22,7 +23,7 @@ use crate::data::layout::Nesting;
 use crate::data::parts::Parts;
 use crate::data::tree::{Node, Slot, Tree, View};
 use crate::data::{DeviceArray, hidden};
-use crate::device::{Counters, SyncEvent};
+use crate::device::{Counters, Device, SyncEvent};
 use crate::error::{Error, Result};
 use crate::interchange::export::{NullCounts, ReleasePolicy};
 use crate::memory::{HostSlab, Owner};
@@ -41,6 +42,8 @@ struct Header {
     masks: Vec<(usize, Buffer)>,
     /// Lengths of variadic buffers, where the device needs them in memory of its own choosing.
     sizes: Option<HostSlab>,
+    /// Whose work may read masks and lengths, if there are any.
+    device: Option<Device>,
 }
 
 /// What keeps an exported event alive.
@@ -243,6 +246,7 @@ pub(crate) fn build(
             policy,
             owner: single.then(|| owners[0].clone()),
             event,
+            device: (slab.is_some() || !masks.is_empty()).then(|| device.clone()),
             masks,
             sizes: slab,
         });
@@ -431,7 +435,7 @@ fn repacked_masks(
             node.layout.has_validity() && !slots[0].is_null() && !(parts.is_batch() && i == 0);
         let no_nulls = match nulls {
             Some(counts) => counts[i] == 0,
-            None => tree.null_count_of(node, view) == Some(0),
+            None => parts.null_count(i, node, view) == Some(0),
         };
         if !masked || no_nulls || view.offset == view.validity_offset || view.length == 0 {
             continue;
@@ -489,12 +493,13 @@ unsafe fn free(header: *mut Header) {
         let event = (*header).event.take();
         let sizes = (*header).sizes.take();
         let masks = ptr::read(&raw const (*header).masks);
+        let device = (*header).device.take();
         alloc::dealloc(header.cast(), memory);
         if let Some(owner) = owner {
             policy.let_go(owner);
         }
-        if event.is_some() || sizes.is_some() || !masks.is_empty() {
-            let_go_rest(policy, event, sizes, masks);
+        if event.is_some() || device.is_some() {
+            let_go_rest(policy, event, device, (sizes, masks));
         }
     }
 }
@@ -503,8 +508,8 @@ unsafe fn free(header: *mut Header) {
 fn let_go_rest(
     policy: ReleasePolicy,
     event: Option<EventKeeper>,
-    sizes: Option<HostSlab>,
-    masks: Vec<(usize, Buffer)>,
+    device: Option<Device>,
+    lists: (Option<HostSlab>, Vec<(usize, Buffer)>),
 ) {
     // An error here is a panic of a backend's; a release cannot report it.
     let _ = guard::call_foreign("release", || match event {
@@ -512,7 +517,10 @@ fn let_go_rest(
         Some(EventKeeper::Own(event)) => drop(event),
         None => {}
     });
-    let _ = guard::call_foreign("release", || drop((sizes, masks)));
+    let _ = guard::call_foreign("release", || match device {
+        Some(device) => policy.let_go_after(&device, lists),
+        None => drop(lists),
+    });
 }
 
 /// Releases a node and those of its descendants that are in the same block. Answers how many.

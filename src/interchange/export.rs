@@ -12,7 +12,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::SyncEvent;
+use crate::device::{Device, SyncEvent};
 use crate::error::Result;
 use crate::interchange::arena::{self, EventKeeper};
 use crate::interchange::schema::{export_field, export_schema};
@@ -58,25 +58,31 @@ impl ReleasePolicy {
     /// Lets go of memory that a consumer has released. Never waits, and never unwinds: what the
     /// owner's drop throws is kept.
     pub(crate) fn let_go(self, owner: Arc<Owner>) {
-        let device = match self {
-            // Work of a synchronous device has completed already.
-            Self::Synchronize if !owner.device().is_synchronous() => owner.device().clone(),
+        if self.waits_for(owner.device()) {
+            let device = owner.device().clone();
+            device.parking("release", || self.let_go_after(&device, owner));
+        } else if let Some(owner) = Arc::into_inner(owner) {
             // Nothing happens while somebody else holds it.
-            Self::Ordered | Self::Synchronize => {
-                if let Some(owner) = Arc::into_inner(owner) {
-                    let device = owner.device().clone();
-                    device.parking("release", || drop(owner));
-                }
-                return;
-            }
-        };
-        device.parking("release", || {
-            let settled = device.clone();
-            device.reaper().later(move || {
-                settled.settle();
-                drop(owner);
-            });
+            let device = owner.device().clone();
+            device.parking("release", || drop(owner));
+        }
+    }
+
+    /// Lets go of what work of `device` may still read. Never waits.
+    pub(super) fn let_go_after<T: Send + 'static>(self, device: &Device, kept: T) {
+        if !self.waits_for(device) {
+            return drop(kept);
+        }
+        let settled = device.clone();
+        device.reaper().later(move || {
+            settled.settle();
+            drop(kept);
         });
+    }
+
+    /// Work of a synchronous device has completed already.
+    fn waits_for(self, device: &Device) -> bool {
+        self == Self::Synchronize && !device.is_synchronous()
     }
 }
 

@@ -65,7 +65,11 @@ impl<R: RecordBatchReader> CoalescingReader<R> {
     fn take(&mut self, batch: RecordBatch) {
         let rows = batch.num_rows();
         let small = self.joins && rows < self.rows;
-        if !small || batch.schema_ref().fields() != self.schema.fields() {
+        // arrow-rs lets the types of columns differ from the schema's in nested names and nullability.
+        let mut columns = self.schema.fields().iter().zip(batch.columns());
+        let same = batch.schema_ref().fields() == self.schema.fields()
+            && columns.all(|(field, column)| field.data_type() == column.data_type());
+        if !small || !same {
             self.flush();
             self.ready.push_back(Ok(batch));
         } else if rows > 0 {

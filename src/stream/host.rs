@@ -56,7 +56,8 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
     /// For how many batches more than were taken the stream may be asked: 1 if never said. With 0 each
     /// is asked for, copied and waited for when the consumer wants it. 2 let a stream overlap whose
     /// batches are still on their way up ([`UploadingReader`](crate::UploadingReader)) while it makes the
-    /// next; more even out batches that take different times. Each takes up host memory.
+    /// next; more even out batches that take different times. Each takes up host memory, and all are
+    /// asked for before the first is given out.
     ///
     /// ```
     /// # use arrow_device::{DeviceRecordBatchReader, Result};

@@ -47,23 +47,23 @@ impl<R: RecordBatchReader> UploadingReader<R> {
         }
     }
 
-    /// Forgets uploads that are done, and waits while there are too many.
-    fn make_room(&mut self) -> Result<()> {
+    /// Forgets uploads that are done, and waits while there are too many. An upload that failed counts as
+    /// done: who reads its batch waits for the same event.
+    fn make_room(&mut self) {
         while let Some((event, bytes)) = self.under_way.front() {
-            if !event.is_complete()? {
+            if matches!(event.is_complete(), Ok(false)) {
                 if self.bytes < BYTES && self.under_way.len() < UPLOADS {
                     break;
                 }
-                event.wait()?;
+                let _ = event.wait();
             }
             self.bytes -= bytes;
             self.under_way.pop_front();
         }
-        Ok(())
     }
 
     fn upload(&mut self, batch: &arrow_array::RecordBatch) -> Result<DeviceRecordBatch> {
-        self.make_room()?;
+        self.make_room();
         let batch = self.queue.device().upload_on(batch, &self.queue)?;
         let tree = batch.as_struct().tree();
         if let [owner] = tree.owners.as_slice() {

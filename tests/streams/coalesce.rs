@@ -10,7 +10,7 @@ use arrow_array::{
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{CoalescingReader, DeviceRecordBatchReader, UploadingReader};
-use arrow_schema::{ArrowError, DataType, Schema};
+use arrow_schema::{ArrowError, DataType, Field, Schema};
 
 use crate::simkit::Sim;
 use crate::support::{Nulls, all_types, assert_same_batch, batch};
@@ -183,4 +183,22 @@ fn one_upload_for_many_batches() {
     }
     drop(back);
     sim.assert_done();
+}
+
+/// arrow-rs lets a column's type differ from its schema's in what nested fields may be null.
+#[test]
+fn columns_of_other_types_pass_as_they_are() {
+    let list = |nullable| DataType::List(Arc::new(Field::new("item", DataType::Int32, nullable)));
+    let schema = |nullable| Arc::new(Schema::new(vec![Field::new("l", list(nullable), true)]));
+    let made = |nullable| {
+        let mut batch = batch(&[list(nullable)], 5, Nulls::None, 3);
+        batch = RecordBatch::try_new(schema(nullable), batch.columns().to_vec()).unwrap();
+        batch.with_schema(schema(true)).unwrap()
+    };
+    let sent = [made(true), made(true), made(false), made(true)];
+    let reader = RecordBatchIterator::new(sent.clone().map(Ok), schema(true));
+    let rows: Vec<_> = CoalescingReader::new(reader, 100)
+        .map(|joined| joined.unwrap().num_rows())
+        .collect();
+    assert_eq!(rows, [10, 5, 5]);
 }

@@ -456,3 +456,25 @@ fn warm_streams_create_nothing() {
         sim.assert_done();
     }
 }
+
+/// What fails while others are waited for costs no batch: whoever reads one waits for its own event.
+#[test]
+fn no_batch_is_lost_to_another() {
+    if cfg!(miri) {
+        return;
+    }
+    for op in [FaultOp::HostWait, FaultOp::Query] {
+        let sim = Sim::new(SimMode::Deferred);
+        let sent = wide_batch(1, 3);
+        let batches: Vec<_> = (0..80).map(|_| Ok(sent.clone())).collect();
+        let reader = RecordBatchIterator::new(batches, sent.schema());
+        sim.faults().fail_nth(op, 3);
+        let up = UploadingReader::new(reader, &sim);
+        assert_eq!(
+            up.map(|batch| batch.unwrap().num_rows()).sum::<usize>(),
+            240
+        );
+        sim.faults().clear();
+        sim.assert_done();
+    }
+}
