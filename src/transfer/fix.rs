@@ -281,7 +281,8 @@ mod tests {
     fn bits_from_any_bit() {
         // No byte more than the bits need: Miri sees reads behind them.
         for skip in 0..8u8 {
-            for bits in (1..150).chain([511, 512, 513, 520, 1024, 1025]) {
+            let few = if cfg!(miri) { 7 } else { 1 };
+            for bits in (1..150).step_by(few).chain([511, 512, 513, 520]) {
                 let from = source((usize::from(skip) + bits).div_ceil(8));
                 let fix = Fix::Bits {
                     skip,
@@ -321,9 +322,9 @@ mod tests {
                 for (to, from) in offsets.chunks(w).zip(from[1..].chunks(w)) {
                     let mut expected = [0; 8];
                     expected[..w].copy_from_slice(from);
-                    let less = i64::from_le_bytes(expected)
+                    let less = i64::from_ne_bytes(expected)
                         .wrapping_sub(base)
-                        .to_le_bytes();
+                        .to_ne_bytes();
                     assert_eq!(to, &less[..w]);
                 }
                 assert!(padding.iter().all(|byte| *byte == 0));

@@ -468,13 +468,14 @@ impl<'a> Planner<'a> {
             // SAFETY: the views are ready host memory with `offset + length` rows.
             unsafe { referenced(slots[1].address(), view, variadic.len()) }
         });
+        let owner = plain(&tree.nodes[view.node], view);
         let first = self.plan.nodes[node].first_slot as usize + 2;
         for (i, source) in variadic.iter().enumerate() {
             let bytes = source.bytes().unwrap_or(0);
             let wanted = used.as_ref().is_none_or(|used| used[i]);
             if wanted && bytes > 0 && view.length > 0 {
                 self.plan.slots[first + i] =
-                    Slot::new(source.base, source.offset, Some(bytes), PLAIN);
+                    Slot::new(source.base, source.offset, Some(bytes), owner);
             }
         }
         Ok(())

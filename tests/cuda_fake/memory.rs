@@ -105,8 +105,13 @@ fn the_pool_keeps_what_is_freed() {
 fn lists_of_copies() {
     for flags in [0, NO_BATCH, LAZY, LAZY | NO_BATCH] {
         let rig = Rig::new(flags);
-        let batch = wide_batch(50, 100);
-        let up = rig.upload(&batch).unwrap();
+        // Cut, so that buffers do not go together.
+        let batch = wide_batch(50, 100).slice(0, 99);
+        let up = rig
+            .upload(&wide_batch(50, 100))
+            .unwrap()
+            .slice(0, 99)
+            .unwrap();
         rig.synchronize().unwrap();
         let names = ["cuMemcpyBatchAsync_v2", "cuMemcpyAsync"];
         let before = rig.stats();
@@ -129,8 +134,12 @@ fn lists_of_copies() {
 #[test]
 fn lists_that_are_refused() {
     let rig = Rig::new(0);
-    let batch = wide_batch(50, 100);
-    let up = rig.upload(&batch).unwrap();
+    let batch = wide_batch(50, 100).slice(0, 99);
+    let up = rig
+        .upload(&wide_batch(50, 100))
+        .unwrap()
+        .slice(0, 99)
+        .unwrap();
     for n in 0..3 {
         rig.group.fail("cuMemcpyBatchAsync_v2", 1, 1);
         assert_same_batch(&batch, &up.to_host().unwrap(), "refused");
