@@ -279,7 +279,10 @@ fn claimed_null_counts_are_not_exported() {
     let values = || DeviceBuffer::from(Buffer::from_vec(vec![1i32, 2, 3, 4]));
     let claimed = DeviceArray::from_values(DataType::Int32, 4, values(), mask(), Some(1)).unwrap();
     let fields = vec![Field::new("a", DataType::Int32, true)];
-    let batch = DeviceRecordBatch::try_new(Arc::new(Schema::new(fields)), &[claimed.clone()]);
+    let batch = DeviceRecordBatch::try_new(
+        Arc::new(Schema::new(fields)),
+        std::slice::from_ref(&claimed),
+    );
     let exact = batch.unwrap().export(SyncPolicy::Event).unwrap();
     // SAFETY: both come from `export`.
     let again = unsafe { DeviceRecordBatch::import(exact.0, &exact.1) }.unwrap();
