@@ -66,18 +66,31 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     let bytes = &mut slab[..];
     for piece in plan.pieces() {
         let region = &mut bytes[piece.dst..][..piece.region()];
-        let mut done = 0;
-        if plan.bytes >= LARGE {
-            done = piece.straight() / ALIGNMENT * ALIGNMENT;
-            // SAFETY: as below; so many bytes are the source's as they stand.
-            unsafe { copy_large(piece.src.as_ptr().cast(), region.as_mut_ptr(), done) };
-        }
         // SAFETY: the array is the CPU's too, and `plan` waited for it; the slab is fresh.
-        unsafe { pack(&piece, &plan.ready, done, &mut region[done..]) };
+        unsafe {
+            match plan.bytes >= LARGE {
+                true => pack_large(piece, &plan.ready, region),
+                false => pack(&piece, &plan.ready, 0, region),
+            }
+        }
     }
     Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
     let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
     Ok(tree(array, plan, base, owner))
+}
+
+/// As [`pack`] for a whole region, past the caches.
+///
+/// # Safety
+/// As `pack`'s.
+#[inline(never)]
+unsafe fn pack_large(piece: Piece, ready: &[u8], region: &mut [u8]) {
+    let done = piece.straight() / ALIGNMENT * ALIGNMENT;
+    // SAFETY: the caller's; so many bytes are the source's as they stand, and the region is longer.
+    unsafe {
+        copy_large(piece.src.as_ptr().cast(), region.as_mut_ptr(), done);
+        pack(&piece, ready, done, &mut region[done..]);
+    }
 }
 
 /// The copies to a slab at `base` of all that goes straight, and the rest in groups for the host.
