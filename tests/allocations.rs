@@ -97,6 +97,13 @@ fn host_batches() {
 #[test]
 fn to_arrow_arrays() {
     use DataType::*;
+    // What the first import of a program allocates, it allocates once.
+    let first = columns(1);
+    let c = FFI_ArrowDeviceArray::new_cpu(&StructArray::from(first.clone()).into_data());
+    // SAFETY: arrow-rs made it of a batch of this schema.
+    let first =
+        unsafe { DeviceRecordBatch::import_as(c, first.schema(), &ImportOptions::default()) };
+    first.unwrap().to_host().unwrap();
     for types in [vec![Int64], vec![Utf8], vec![Int64, Utf8, Boolean, Float32]] {
         for columns in [1, 10, 100, 1000] {
             let types: Vec<_> = types.iter().cloned().cycle().take(columns).collect();
