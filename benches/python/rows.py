@@ -161,7 +161,7 @@ TIMES = [
           [("copy", "nanoarrow.copy", 0.35), ("copy_cold", "nanoarrow.copy_cold", 0.35),
            ("copy", "pyarrow.copy", 0.7), ("copy_cold", "pyarrow.copy_cold", 0.7)], MIXED[-1:], unit="GB/s", n=4),
     Times("P3", "1000 columns x 10 rows", "<= 0.35x one malloc + memcpy per buffer",
-          [("copy", "malloc_copy", 0.35)], [("mixed", 1000, 10)], unit="GB/s", held={1000: 0.7}),
+          [("copy", "malloc_copy", 0.35)], [("mixed", 1000, 10)], unit="GB/s", n=100, held={1000: 0.7}),
     Times("D4", "512 MiB into recycled slabs: down from the simulated device, copied on the CPU",
           ">= 0.85x the rate of a warm memcpy",
           [("download", "memcpy", 0.85), ("copy", "memcpy", 0.85)], LARGE, unit="GB/s", rates=True, n=1, rounds=30, quick=3),

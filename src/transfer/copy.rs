@@ -64,7 +64,7 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     let mut slab = cpu.host_slab(plan.bytes)?;
     let base = slab.as_device_ptr();
     let bytes = &mut slab[..];
-    for piece in plan.pieces() {
+    plan.each(|piece| {
         let region = &mut bytes[piece.dst..][..piece.region()];
         // SAFETY: the array is the CPU's too, and `plan` waited for it; the slab is fresh.
         unsafe {
@@ -73,7 +73,8 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
                 false => pack(&piece, &plan.ready, 0, region),
             }
         }
-    }
+        Ok(())
+    })?;
     Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
     let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
     Ok(tree(array, plan, base, owner))

@@ -54,10 +54,21 @@ impl Plan {
     /// What is to be moved, in ascending order of destination.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
         let there = self.slots.iter().filter(|slot| there(slot));
-        there.filter_map(|slot| match slot.owner {
-            PLAIN => Some(plain(slot)),
-            _ => noted(slot, &self.notes),
-        })
+        there.filter_map(|slot| noted(slot, &self.notes))
+    }
+
+    /// Does `work` for each of the [`pieces`](Self::pieces), faster: for plain ones, which are the
+    /// most, it is compiled apart, and the piece is never put together in memory.
+    #[inline(always)]
+    pub(crate) fn each(&self, mut work: impl FnMut(Piece) -> Result<()>) -> Result<()> {
+        for slot in self.slots.iter().filter(|slot| there(slot)) {
+            if slot.owner == PLAIN {
+                work(plain(slot))?;
+            } else if let Some(piece) = noted(slot, &self.notes) {
+                work(piece)?;
+            }
+        }
+        Ok(())
     }
 
     /// Nodes and slots over a slab at `base`.

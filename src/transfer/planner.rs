@@ -155,21 +155,20 @@ impl<'a> Planner<'a> {
         let plain = plain(source, view);
         let mut kinds = kinds.iter();
         for source in rest {
-            let mut slot = Slot::new(self.nothing, 0, Some(0), 0);
             match kinds.next() {
-                Some(_) if view.length == 0 || source.is_null() => {}
+                Some(_) if view.length == 0 || source.is_null() => self.nothing(),
                 Some(BufferKind::Fixed { width, .. }) => {
                     let width = *width as usize;
                     // `lay_out` refuses what does not fit.
                     let bytes = view.length.saturating_mul(width);
                     let from = source.offset + view.offset * width;
-                    slot = Slot::new(source.base, from, Some(bytes), plain);
+                    let slot = Slot::new(source.base, from, Some(bytes), plain);
+                    self.plan.slots.push(slot);
                 }
-                Some(BufferKind::Bits) => slot = self.bits(view, source, view.offset, false),
+                Some(BufferKind::Bits) => self.bits(view, source, view.offset, false),
                 // Offsets and what they point to are filled in below or later.
-                _ => {}
+                _ => self.nothing(),
             }
-            self.plan.slots.push(slot);
         }
         if source.n_children > 0 {
             self.parents.push((node, view));
@@ -181,6 +180,12 @@ impl<'a> Planner<'a> {
         } else {
             Ok(())
         }
+    }
+
+    /// Adds a slot without bytes, or one that is filled in later.
+    fn nothing(&mut self) {
+        let slot = Slot::new(self.nothing, 0, Some(0), PLAIN);
+        self.plan.slots.push(slot);
     }
 
     /// As [`sibling`](Self::sibling), where speed does not matter.
@@ -251,20 +256,19 @@ impl<'a> Planner<'a> {
                 bits - count_bits(mask, skip, bits)
             })
         });
-        let slot = if nulls == Some(0) || view.length == 0 {
-            Slot::absent()
+        if nulls == Some(0) || view.length == 0 {
+            self.plan.slots.push(Slot::absent());
         } else {
             let counts = nulls.is_none() && self.compact;
-            self.bits(view, mask, view.validity_offset, counts)
-        };
-        self.plan.slots.push(slot);
+            self.bits(view, mask, view.validity_offset, counts);
+        }
         nulls
     }
 
-    /// The bits of a view's rows, of which the first is bit `first` of `source`. `counts`: they are the
+    /// Adds the bits of a view's rows, of which the first is bit `first` of `source`. `counts`: they are the
     /// mask of the next node, whose nulls are to be counted in it.
     #[inline(never)]
-    fn bits(&mut self, view: View, source: &Slot, first: usize, counts: bool) -> Slot {
+    fn bits(&mut self, view: View, source: &Slot, first: usize, counts: bool) {
         let node = &self.tree.nodes[view.node];
         let (skip, bits) = (first % 8, view.length);
         let owner = if counts || (plain(node, view) == PLAIN && (skip > 0 || bits % 8 > 0)) {
@@ -278,7 +282,8 @@ impl<'a> Planner<'a> {
             plain(node, view)
         };
         let from = source.offset + first / 8;
-        Slot::new(source.base, from, Some(bits.div_ceil(8)), owner)
+        let slot = Slot::new(source.base, from, Some(bits.div_ceil(8)), owner);
+        self.plan.slots.push(slot);
     }
 
     /// Bytes that have no source.

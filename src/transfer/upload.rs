@@ -38,8 +38,7 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         lists: VecDeque::new(),
     };
     let submitted = plan
-        .pieces()
-        .try_for_each(|piece| stage.piece(&piece, &plan.ready))
+        .each(|piece| stage.piece(&piece, &plan.ready))
         .and_then(|()| stage.submit());
     // Earlier lists may read the source even after an error.
     // Whoever sees the source go finds the slabs in their pool.
