@@ -6,6 +6,7 @@
 #include <future>
 #include <functional>
 #include <optional>
+#include <string_view>
 #include <thread>
 
 #include <arrow/util/async_generator.h>
@@ -41,13 +42,15 @@ Result<T> Get(const Future<T>& future, double seconds, const char* what) {
 struct Detail {
   int code = 0;
   std::string text;
-  std::shared_ptr<arrow::KeyValueMetadata> metadata;
+  /// As it came: the wheel does not have the function that reads it.
+  std::string metadata;
 };
 
 /// Keeps the detail of an error.
 Status Noted(Status status, std::optional<Detail>* detail) {
-  if (const auto* found = dynamic_cast<const arrow::AsyncErrorDetail*>(status.detail().get())) {
-    detail->emplace(Detail{found->code(), found->ToString(), found->ErrorMetadata()});
+  if (status.detail() && std::string_view(status.detail()->type_id()) == "AsyncErrorDetail") {
+    const auto& found = static_cast<const arrow::AsyncErrorDetail&>(*status.detail());
+    detail->emplace(Detail{found.code(), found.ToString(), found.ErrorMetadataString()});
   }
   return status;
 }
@@ -248,18 +251,13 @@ const char* shim_async_metadata_of(const Consumer* consumer, const char* key) {
   return at < 0 ? nullptr : consumer->metadata->value(at).c_str();
 }
 
-// The last error's AsyncErrorDetail: its code, or 0 if there was none; its text; entries of metadata.
-int shim_async_detail(const Consumer* consumer, const char** text, int64_t* entries) {
+// The last error's AsyncErrorDetail: its code, or 0 if there was none; its text; the bytes of its metadata.
+int shim_async_detail(const Consumer* consumer, const char** text, const char** metadata, int64_t* bytes) {
   const auto& detail = consumer->detail;
   *text = detail ? detail->text.c_str() : nullptr;
-  *entries = detail && detail->metadata ? detail->metadata->size() : -1;
+  *metadata = detail ? detail->metadata.data() : nullptr;
+  *bytes = detail ? static_cast<int64_t>(detail->metadata.size()) : 0;
   return detail ? detail->code : 0;
-}
-
-const char* shim_async_detail_of(const Consumer* consumer, const char* key) {
-  const auto& detail = consumer->detail;
-  const int at = detail && detail->metadata ? detail->metadata->FindKey(key) : -1;
-  return at < 0 ? nullptr : detail->metadata->value(at).c_str();
 }
 
 // If something was read, waits for one more batch or the end.

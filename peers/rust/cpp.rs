@@ -3,6 +3,7 @@
 
 pub mod answer;
 mod arrays;
+mod async_streams;
 mod batches;
 mod layout;
 mod spelling;
