@@ -9,12 +9,19 @@ use arrow_array::ffi::{FFI_ArrowArray, from_ffi_and_data_type};
 use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
 use arrow_array::{Array, RecordBatch, RecordBatchIterator, StructArray};
 use arrow_data::ArrayData;
+use arrow_device::async_stream::{
+    AsyncDeviceRecordBatchStream, AsyncStreamHandler, DeviceRecordBatchStreamAdapter, Opening,
+    Outcome, Produce, ProduceOptions, produce,
+};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArray,
     FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, export_reader,
 };
 use arrow_schema::{ArrowError, DataType};
+use futures::StreamExt;
+use futures::executor::block_on;
+use futures::future::join;
 
 /// Whatever goes wrong, as text.
 pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
@@ -101,6 +108,8 @@ pub const CASES: &[(&str, Case)] = &[
     ("stream", stream),
     ("stream_host", stream_host),
     ("stream_arrow", stream_arrow),
+    ("async", async_joined),
+    ("async_threads", async_threads),
     ("copy", copy),
     ("copy_cold", copy_cold),
     ("download", download),
@@ -171,7 +180,7 @@ fn export_ready(input: &Input, n: usize) -> Result<Duration> {
 }
 
 /// C structs as arrow-rs makes them, for either importer.
-fn produced(input: &Input, n: usize) -> Vec<FFI_ArrowArray> {
+fn structs(input: &Input, n: usize) -> Vec<FFI_ArrowArray> {
     (0..n)
         .map(|_| FFI_ArrowArray::new(&struct_data(&input.host)))
         .collect()
@@ -218,7 +227,7 @@ fn import_host(input: &Input, n: usize) -> Result<Duration> {
 
 fn import_arrow(input: &Input, n: usize) -> Result<Duration> {
     let schema = input.host.schema();
-    each(produced(input, n), |array| {
+    each(structs(input, n), |array| {
         // SAFETY: as in `import`.
         let data = unsafe { from_ffi_and_data_type(array, input.data_type.clone()) }?;
         Ok(RecordBatch::from(StructArray::from(data)).with_schema(schema.clone())?)
@@ -291,6 +300,71 @@ fn stream_arrow(input: &Input, n: usize) -> Result<Duration> {
         // SAFETY: arrow-rs made it.
         let reader = unsafe { ArrowArrayStreamReader::from_raw(&mut stream) }?;
         Ok(reader.map(used))
+    })
+}
+
+/// As many batches as Arrow C++ has on their way by itself.
+const QUEUE: usize = 5;
+
+type Opened = (AsyncStreamHandler, Opening);
+type Produced = Produce<Adapter, DeviceRecordBatch>;
+type Adapter = DeviceRecordBatchStreamAdapter<futures::stream::Iter<Batches>>;
+type Batches = Box<dyn Iterator<Item = arrow_device::Result<DeviceRecordBatch>> + Send>;
+
+fn handler() -> Opened {
+    // SAFETY: it goes to a producer of ours.
+    unsafe { AsyncDeviceRecordBatchStream::handler(QUEUE, ImportOptions::default()) }
+}
+
+fn produced(input: &Input, n: usize, handler: AsyncStreamHandler) -> Produced {
+    let batch = input.device.clone();
+    let batches: Batches = Box::new((0..n).map(move |_| Ok(batch.clone())));
+    let batches = futures::stream::iter(batches);
+    let schema = input.host.schema();
+    let stream = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::CPU, batches);
+    produce(stream, handler.into_ffi(), ProduceOptions::new(OPTIONS))
+}
+
+async fn consumed(opening: Opening, n: usize) -> Result<()> {
+    let mut batches = opening.await?;
+    let mut count = 0;
+    while let Some(batch) = batches.next().await {
+        drop(black_box(batch?));
+        count += 1;
+    }
+    if count == n {
+        return Ok(());
+    }
+    Err(format!("{count} of {n} batches").into())
+}
+
+fn completed(outcome: arrow_device::Result<Outcome>) -> Result<()> {
+    match outcome? {
+        Outcome::Completed => Ok(()),
+        other => Err(format!("{other:?}").into()),
+    }
+}
+
+/// Through an async stream, both sides by turns on one thread.
+fn async_joined(input: &Input, n: usize) -> Result<Duration> {
+    counted(&mut || {
+        let (handler, opening) = handler();
+        let both = join(produced(input, n, handler), consumed(opening, n));
+        let (outcome, read) = block_on(both);
+        completed(outcome)?;
+        read
+    })
+}
+
+/// The same on two threads.
+fn async_threads(input: &Input, n: usize) -> Result<Duration> {
+    counted(&mut || {
+        let (handler, opening) = handler();
+        let produced = produced(input, n, handler);
+        let thread = std::thread::spawn(|| block_on(produced));
+        let read = block_on(consumed(opening, n));
+        completed(thread.join().map_err(|_| "the producer panicked")?)?;
+        read
     })
 }
 

@@ -6,10 +6,11 @@ use arrow_device_benches::{batches, cases};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
 /// Group, rows, cases.
-const GROUPS: [(&str, usize, &[&str]); 4] = [
+const GROUPS: [(&str, usize, &[&str]); 5] = [
     ("export", 1000, &["export", "export_host", "export_arrow"]),
     ("import", 1000, &["import", "import_host", "import_arrow"]),
     ("stream", 1, &["stream", "stream_host", "stream_arrow"]),
+    ("async", 1, &["async", "async_threads", "stream"]),
     ("copy", 1000, &["copy", "malloc_copy", "memcpy"]),
 ];
 /// At most so many C structs, or batches of a stream, at a time.

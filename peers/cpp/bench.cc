@@ -8,11 +8,15 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include <arrow/api.h>
 #include <arrow/c/abi.h>
 #include <arrow/c/bridge.h>
+#include <arrow/util/async_generator.h>
+#include <arrow/util/future.h>
+#include <arrow/util/thread_pool.h>
 
 using arrow::Result;
 using arrow::Status;
@@ -86,6 +90,35 @@ Result<int64_t> Stream(const Batch& batch, int64_t n) {
       if (!out != (left == 1)) return Status::Invalid("not as many batches as went in");
     }
     return Status::OK();
+  });
+}
+
+/// The same by way of an async stream: the producer on a thread of its own, where it waits for requests; the consumer
+/// here, over its pool of one thread.
+Result<int64_t> Async(const Batch& batch, int64_t n) {
+  ARROW_ASSIGN_OR_RAISE(auto pool, arrow::internal::ThreadPool::Make(1));
+  return Timed(1, [&](int64_t) -> Status {
+    ArrowAsyncDeviceStreamHandler handler{};
+    auto opening = arrow::CreateAsyncDeviceStreamHandler(&handler, pool.get(), /*queue_size=*/5);
+    Status produced;
+    std::thread producer([&] {
+      auto next = [&batch, left = n]() mutable {
+        return arrow::Future<Batch>::MakeFinished(left-- > 0 ? batch : nullptr);
+      };
+      const auto device_type = arrow::DeviceAllocationType::kCPU;
+      produced = arrow::ExportAsyncRecordBatchReader(batch->schema(), next, device_type, &handler).status();
+    });
+    const auto consume = [&]() -> Status {
+      ARROW_ASSIGN_OR_RAISE(auto stream, opening.result());
+      for (int64_t left = n + 1; left > 0; --left) {
+        ARROW_ASSIGN_OR_RAISE(auto out, stream.generator().result());
+        if (!out.batch != (left == 1)) return Status::Invalid("not as many batches as went in");
+      }
+      return Status::OK();
+    };
+    const Status consumed = consume();
+    producer.join();
+    return consumed & produced;
   });
 }
 
@@ -189,6 +222,7 @@ int64_t bench_peer_run(Peer* peer, const char* name, int64_t n) {
     if (which == "cpp.export") return Export(peer->batch, n);
     if (which == "cpp.import") return Import(peer->batch, n);
     if (which == "cpp.stream") return Stream(peer->batch, n);
+    if (which == "cpp.async") return Async(peer->batch, n);
     if (which == "nanoarrow.copy") return peer->Copies(n, false);
     if (which == "nanoarrow.copy_cold") return peer->Copies(n, true);
     return Status::KeyError(which);
