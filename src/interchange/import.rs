@@ -163,17 +163,45 @@ impl DeviceRecordBatch {
         schema: SchemaRef,
         options: &ImportOptions,
     ) -> Result<Self> {
+        // SAFETY: the caller's.
+        let batch = unsafe { Self::import_unread(array, schema, options) }?;
+        batch.read_import(options)?;
+        Ok(batch)
+    }
+
+    /// As [`import_as`](Self::import_as), which reads the memory afterwards where it
+    /// [must](Self::is_import_read): nothing waits here.
+    ///
+    /// # Safety
+    /// As [`DeviceArray::import`].
+    pub(crate) unsafe fn import_unread(
+        array: FFI_ArrowDeviceArray,
+        schema: SchemaRef,
+        options: &ImportOptions,
+    ) -> Result<Self> {
         let root = DataType::Struct(schema.fields().clone());
         check_type(&root)?;
         // SAFETY: the caller's.
         let tree = unsafe { import(array, root, options) }?;
-        if options.validation == Validation::Full {
-            hidden::check_null_counts(&tree)?;
-        }
         let array = DeviceArray::from_tree(Arc::new(tree));
+        Ok(Self::from_struct(schema, array))
+    }
+
+    /// Whether [`read_import`](Self::read_import) has nothing to read.
+    #[cfg(feature = "async")]
+    pub(crate) fn is_import_read(&self, options: &ImportOptions) -> bool {
+        options.validation == Validation::Structure && self.as_struct().null_count().is_some()
+    }
+
+    /// What an import checks by reading the memory.
+    pub(crate) fn read_import(&self, options: &ImportOptions) -> Result<()> {
+        let array = self.as_struct();
+        if options.validation == Validation::Full {
+            hidden::check_null_counts(array.tree())?;
+        }
         if array.null_count().is_none() {
             // A mask without a count: only its bits tell.
-            hidden::null_counts(&array, &[array.view()])?;
+            hidden::null_counts(array, vec![array.view()])?;
         }
         if array.null_count() != Some(0) {
             return Err(Error::invalid(
@@ -182,9 +210,9 @@ impl DeviceRecordBatch {
             ));
         }
         if options.validation == Validation::Full {
-            validate_values(&array)?;
+            validate_values(array)?;
         }
-        Ok(Self::from_struct(schema, array))
+        Ok(())
     }
 }
 
