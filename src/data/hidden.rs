@@ -9,9 +9,7 @@ use crate::data::array::DeviceArray;
 use crate::data::layout::BufferKind;
 use crate::data::parts::Parts;
 use crate::data::tree::{Tree, View};
-use crate::device::{
-    AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue, SyncEvent,
-};
+use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{HostSlab, Owner, Reading};
 
@@ -151,7 +149,7 @@ impl Gathering {
 
     /// When the answers are there; `None` if they are.
     #[cfg(feature = "async")]
-    pub(crate) fn event(&self) -> Option<&SyncEvent> {
+    pub(crate) fn event(&self) -> Option<&crate::device::SyncEvent> {
         match &self.answers {
             Arrival::Here(_) => None,
             Arrival::Coming(reading) => reading.event(),
@@ -370,7 +368,7 @@ impl NullCounting {
 
     /// When the masks are there; `None` if they are.
     #[cfg(feature = "async")]
-    pub(crate) fn event(&self) -> Option<&SyncEvent> {
+    pub(crate) fn event(&self) -> Option<&crate::device::SyncEvent> {
         self.masks.event()
     }
 

@@ -16,58 +16,12 @@ use crate::data::hidden;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{AddressClass, Device, DeviceId, DevicePtr, Devices, EventPtr};
+use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr};
 use crate::error::{Error, Result};
+use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::schema::{import_field, import_schema};
 use crate::interchange::validate::validate_full;
 use crate::memory::{Memory, Owner, Ready};
-
-/// How much of foreign data is checked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum Validation {
-    /// Everything that can be checked without reading a buffer: pointers, counts, lengths, offsets,
-    /// flags, nesting, whose memory it is. Values are trusted.
-    #[default]
-    Structure,
-    /// Values too: offsets, keys, type ids, views, run ends, UTF-8, null counts. This waits for the
-    /// data, and where the host cannot read the memory it copies it down once.
-    Full,
-}
-
-/// How an import is done.
-///
-/// ```
-/// use arrow_device::{Devices, ImportOptions, Validation};
-/// let options = ImportOptions::default()
-///     .with_devices(Devices::new())
-///     .with_validation(Validation::Full);
-/// ```
-#[derive(Clone, Debug, Default)]
-pub struct ImportOptions {
-    devices: Option<Devices>,
-    validation: Validation,
-}
-
-impl ImportOptions {
-    /// Where the device is looked up; [`Devices::global`] otherwise.
-    #[must_use]
-    pub fn with_devices(mut self, devices: Devices) -> Self {
-        self.devices = Some(devices);
-        self
-    }
-
-    /// How much is checked; [`Validation::Structure`] otherwise.
-    #[must_use]
-    pub fn with_validation(mut self, validation: Validation) -> Self {
-        self.validation = validation;
-        self
-    }
-
-    fn devices(&self) -> &Devices {
-        self.devices.as_ref().unwrap_or(Devices::global())
-    }
-}
 
 impl DeviceArray {
     /// Takes over a foreign array of any type. Nothing is copied, read or waited for; null counts

@@ -6,6 +6,7 @@ mod export;
 #[cfg(feature = "async")]
 mod exporting;
 mod import;
+mod options;
 pub(crate) mod schema;
 pub(crate) mod validate;
 
@@ -13,4 +14,4 @@ pub use cudf::check_for_cudf;
 pub use export::{ExportOptions, NullCounts, ReleasePolicy, SyncPolicy};
 #[cfg(feature = "async")]
 pub(crate) use exporting::Exporting;
-pub use import::{ImportOptions, Validation};
+pub use options::{ImportOptions, Validation};
