@@ -12,11 +12,12 @@ use std::time::Duration;
 
 use arrow_array::types::Int32Type;
 use arrow_array::{ArrayRef, Int64Array, ListArray, RecordBatch, StringArray, make_array};
+use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
 use arrow_device::async_stream::{
-    AsyncBatch, AsyncDeviceRecordBatchStream, DeviceRecordBatchStream,
-    DeviceRecordBatchStreamAdapter, Opening, Outcome, ProduceOptions, produce, produce_at,
+    AsyncBatch, AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening, Outcome,
+    ProduceOptions, produce, produce_at,
 };
-use arrow_device::{Error, ExportOptions, FFI_ArrowAsyncDeviceStreamHandler, Queue, Result};
+use arrow_device::{Error, ExportOptions, Queue, Result};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use futures::channel::oneshot;
 use futures::executor::block_on;
@@ -190,7 +191,7 @@ pub unsafe extern "C" fn peers_cpp_async_give(
             batch(kind, k, &queue, metadata)
         });
         let batches = Yielding(stream::iter(batches), false);
-        let batches = DeviceRecordBatchStreamAdapter::new(schema, of.device_type(), batches);
+        let batches = DeviceRecordBatchStreamAdapter::new(schema, of.id().device_type, batches);
         let mut options = ProduceOptions::new(ExportOptions::new(policy(wait)));
         if metadata {
             options = options.with_metadata(batch_metadata(count));
@@ -376,7 +377,7 @@ pub unsafe extern "C" fn peers_cpp_async_opened(
             let text = format!("schema: actual {:?}", stream.schema());
             return Err(Failure::differs(text));
         }
-        if stream.device_type().0 != device_type || !stream.metadata().is_empty() {
+        if stream.device_type().value() != device_type || !stream.metadata().is_empty() {
             let (found, metadata) = (stream.device_type(), stream.metadata());
             return Err(Failure::differs(format!(
                 "device type {found:?}, metadata {metadata:?}"
