@@ -203,14 +203,14 @@ int shim_async_new(uint64_t queue_size, Consumer** out) {
 // Valid as long as the consumer is.
 ArrowAsyncDeviceStreamHandler* shim_async_handler(Consumer* consumer) { return &consumer->handler; }
 
-// Waits for the schema, as an empty batch of it.
-int shim_async_schema(Consumer* consumer, double seconds, int* device_type, Batch** out) {
+// Waits for the schema, and compares it with that of a batch.
+int shim_async_schema(Consumer* consumer, double seconds, const Batch* like, int* device_type) {
   return Run([&]() -> Status {
     ARROW_RETURN_NOT_OK(consumer->Open(seconds));
+    const auto& schema = *consumer->stream->schema;
     *device_type = static_cast<int>(consumer->stream->device_type);
-    ARROW_ASSIGN_OR_RAISE(auto empty, arrow::RecordBatch::MakeEmpty(consumer->stream->schema));
-    *out = new Batch(std::move(empty));
-    return Status::OK();
+    if (schema.Equals(*(*like)->schema(), /*check_metadata=*/true)) return Status::OK();
+    return Status::UnknownError("schema: actual ", schema.ToString());
   });
 }
 

@@ -88,3 +88,22 @@ NANOARROW_CANNOT_EXPORT = {
 
 # nanoarrow reads the wrong rows of these if they have an offset, pyarrow's own too.
 NANOARROW_MISREADS_OFFSETS = {"FixedSizeBinary(3)"}
+
+# Arrow C++ 26.0.1 in async streams, against the specification: see test_cpp_async.
+CPP_ASYNC = {
+    # As a consumer.
+    "tasks of a dropped consumer": "what is queued is never extracted, and there is no cancel: the batches are lost, at most as "
+    "many as its queue is long",
+    "tasks before an error": "what is queued when on_error comes is neither read nor extracted: lost as well",
+    "request after release": "a request for each batch that it takes, though the handler was released",
+    "metadata of an error": "taken for a text: what is left ends before the first zero byte",
+    "metadata of a stream": "not kept",
+    # As a producer.
+    "errno of an error": "EINVAL, whatever the Status",
+    "on_error after cancel": "a stream that was cancelled ends with an error",
+    "answers of a handler": "an answer other than 0 is told as 1, and on_error follows",
+    "failed extraction": "extract_data answers 0 and leaves `out` as it was",
+    "declared device type": "arrays of another type are passed on",
+}
+# The errno of all its errors.
+CPP_ASYNC_ERRNO = 22

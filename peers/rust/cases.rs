@@ -5,7 +5,7 @@
 //! Functions answer 0 or an errno; `peers_last_error` has the text. `device` is a name as in `arrow_device.h`.
 
 mod answer;
-pub mod balance;
+mod balance;
 mod changed;
 mod check;
 mod give;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::pin::Pin;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -11,7 +12,12 @@ use std::thread;
 use std::time::Duration;
 
 use arrow_array::types::Int32Type;
-use arrow_array::{ArrayRef, Int64Array, ListArray, RecordBatch, StringArray, make_array};
+use arrow_array::{
+    Array, ArrayRef, Int64Array, ListArray, RecordBatch, RecordBatchOptions, StringArray,
+    make_array,
+};
+use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
+use arrow_data::ArrayData;
 use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
 use arrow_device::async_stream::{
     AsyncBatch, AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening, Outcome,
@@ -27,7 +33,6 @@ use futures::stream::{self, Stream, StreamExt};
 use super::answer::{DIFFERS, Failure, answer};
 use super::batches::make;
 use super::{device, options, policy, queue, spelling, write};
-use crate::cases::balance::counted;
 use crate::sim::PeersSim;
 use crate::support::same_batch;
 
@@ -36,25 +41,33 @@ const NUMBERED: usize = usize::MAX;
 
 /// Streams that were given to a producer, and handlers' streams, that live.
 static STREAMS: AtomicIsize = AtomicIsize::new(0);
+/// Batches that were given away, of whose buffers somebody still holds one.
+static BATCHES: AtomicIsize = AtomicIsize::new(0);
 
-struct Alive;
+/// Counts one thing as long as it lives.
+struct Alive(&'static AtomicIsize);
 
 impl Alive {
-    fn new() -> Self {
-        STREAMS.fetch_add(1, SeqCst);
-        Self
+    fn new(counter: &'static AtomicIsize) -> Self {
+        counter.fetch_add(1, SeqCst);
+        Self(counter)
     }
 }
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        STREAMS.fetch_sub(1, SeqCst);
+        self.0.fetch_sub(1, SeqCst);
     }
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn peers_cpp_async_live() -> isize {
     STREAMS.load(SeqCst)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn peers_cpp_async_batches() -> isize {
+    BATCHES.load(SeqCst)
 }
 
 fn numbered_schema() -> SchemaRef {
@@ -88,14 +101,44 @@ fn made(kind: usize, k: u64) -> Result<RecordBatch, Failure> {
     }
 }
 
-/// The same batch, whose buffers are counted: see `peers_live_buffers`.
+/// The same buffer; `one` lives as long.
+fn with(buffer: &Buffer, one: &Arc<Alive>) -> Buffer {
+    let Some(address) = NonNull::new(buffer.as_ptr().cast_mut()) else {
+        return buffer.clone();
+    };
+    let owner = Arc::new((buffer.clone(), one.clone()));
+    // SAFETY: the owner holds the buffer, and so the memory.
+    unsafe { Buffer::from_custom_allocation(address, buffer.len(), owner) }
+}
+
+/// The same data; `one` lives as long as one of its buffers.
+fn counted(data: &ArrayData, one: &Arc<Alive>) -> ArrayData {
+    let nulls = data.nulls().map(|nulls| {
+        let (bits, buffer) = (nulls.inner(), with(nulls.buffer(), one));
+        NullBuffer::new(BooleanBuffer::new(buffer, bits.offset(), bits.len()))
+    });
+    let children = data.child_data().iter();
+    let builder = ArrayData::builder(data.data_type().clone())
+        .len(data.len())
+        .offset(data.offset())
+        .nulls(nulls)
+        .buffers(data.buffers().iter().map(|b| with(b, one)).collect())
+        .child_data(children.map(|child| counted(child, one)).collect());
+    // SAFETY: the same values as in `data`.
+    unsafe { builder.build_unchecked() }
+}
+
+/// The same batch, counted as long as somebody holds a buffer of it: see [`peers_cpp_async_batches`].
 fn counted_batch(batch: &RecordBatch) -> Result<RecordBatch> {
-    if batch.num_columns() == 0 {
-        return Ok(batch.clone());
-    }
+    let one = Arc::new(Alive::new(&BATCHES));
     let columns = batch.columns().iter();
-    let columns = columns.map(|column| make_array(counted(&column.to_data())));
-    Ok(RecordBatch::try_new(batch.schema(), columns.collect())?)
+    let columns = columns.map(|column| make_array(counted(&column.to_data(), &one)));
+    let rows = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    Ok(RecordBatch::try_new_with_options(
+        batch.schema(),
+        columns.collect(),
+        &rows,
+    )?)
 }
 
 /// What each batch of a stream with metadata goes with.
@@ -182,7 +225,7 @@ pub unsafe extern "C" fn peers_cpp_async_give(
         // SAFETY: the caller's.
         let sim = unsafe { sim.as_ref() };
         let (schema, of, queue) = (made(kind, 0)?.schema(), device(sim), queue(sim)?);
-        let alive = Alive::new();
+        let alive = Alive::new(&STREAMS);
         let batches = (0..count).map(move |k| {
             let _alive = &alive;
             if k as i64 == fail_at {
@@ -320,7 +363,7 @@ pub unsafe extern "C" fn peers_cpp_async_take(
         let (ours, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(depth, options) };
         let taking = Taking {
             stream: Either::Left(opening),
-            _alive: Alive::new(),
+            _alive: Alive::new(&STREAMS),
         };
         // SAFETY: the caller's.
         unsafe {
