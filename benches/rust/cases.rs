@@ -307,7 +307,7 @@ fn stream_arrow(input: &Input, n: usize) -> Result<Duration> {
 const QUEUE: usize = 5;
 
 type Opened = (AsyncStreamHandler, Opening);
-type Produced = Produce<Adapter, DeviceRecordBatch>;
+type Produced = Produce<Adapter>;
 type Adapter = DeviceRecordBatchStreamAdapter<futures::stream::Iter<Batches>>;
 type Batches = Box<dyn Iterator<Item = arrow_device::Result<DeviceRecordBatch>> + Send>;
 

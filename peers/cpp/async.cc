@@ -128,7 +128,7 @@ struct Export {
 using Generator = arrow::AsyncGenerator<Batch>;
 
 Export* Start(std::shared_ptr<arrow::Schema> schema, Generator generator, int device_type,
-              ArrowAsyncDeviceStreamHandler* handler, std::shared_ptr<void> kept) {
+              ArrowAsyncDeviceStreamHandler* handler, std::shared_ptr<void> kept = nullptr) {
   std::promise<Status> promise;
   auto it = std::make_unique<Export>(Export{promise.get_future()});
   ++running;
@@ -164,18 +164,13 @@ struct Source {
   }
 };
 
-/// In the call; or, with a pool, on one of its threads after the other, which call the handler then.
-Generator Generate(Source source, std::shared_ptr<ThreadPool> pool) {
+/// In the call; or on one thread of Arrow's pool after the other, which call the handler then.
+Generator Generate(Source source, bool pooled) {
   auto shared = std::make_shared<Source>(std::move(source));
-  if (!pool) return [shared] { return Future<Batch>::MakeFinished(shared->Next()); };
-  return [shared, pool]() -> Future<Batch> {
-    return arrow::DeferNotOk(pool->Submit([shared] { return shared->Next(); }));
+  if (!pooled) return [shared] { return Future<Batch>::MakeFinished(shared->Next()); };
+  return [shared]() -> Future<Batch> {
+    return arrow::DeferNotOk(arrow::internal::GetCpuThreadPool()->Submit([shared] { return shared->Next(); }));
   };
-}
-
-Result<std::shared_ptr<ThreadPool>> PoolOf(bool pooled) {
-  if (!pooled) return nullptr;
-  return ThreadPool::Make(2);
 }
 
 Status Failure(int64_t fail_at, int code, const char* text) {
@@ -268,17 +263,16 @@ int64_t shim_async_consumers() { return live_consumers; }
 // ---- Producer ----
 
 // These batches, with the schema of `like`. In place of batch `fail_at`, unless that is negative, it fails with this
-// code and text. `pooled`: batches come from a pool of two threads.
+// code and text. `pooled`: batches come from Arrow's pool of threads.
 int shim_async_produce(ArrowAsyncDeviceStreamHandler* handler, const Batch* like, Batch* const* batches, int64_t count,
                        int device_type, int64_t fail_at, int code, const char* text, bool pooled, Export** out) {
   return Run([&]() -> Status {
     auto given = std::make_shared<arrow::RecordBatchVector>();
     for (int64_t i = 0; i < count; ++i) given->push_back(*batches[i]);
-    ARROW_ASSIGN_OR_RAISE(auto pool, PoolOf(pooled));
     auto make = [given](int64_t i) -> Result<Batch> { return (*given)[i]; };
     Source source{count, std::move(make), fail_at, Failure(fail_at, code, text)};
     given.reset();
-    *out = Start((*like)->schema(), Generate(std::move(source), pool), device_type, handler, pool);
+    *out = Start((*like)->schema(), Generate(std::move(source), pooled), device_type, handler);
     return Status::OK();
   });
 }
@@ -286,9 +280,8 @@ int shim_async_produce(ArrowAsyncDeviceStreamHandler* handler, const Batch* like
 int shim_async_produce_numbered(ArrowAsyncDeviceStreamHandler* handler, int64_t count, int64_t fail_at, int code,
                                 const char* text, bool pooled, Export** out) {
   return Run([&]() -> Status {
-    ARROW_ASSIGN_OR_RAISE(auto pool, PoolOf(pooled));
     Source source{count, Numbered, fail_at, Failure(fail_at, code, text)};
-    *out = Start(NumberedSchema(), Generate(std::move(source), pool), ARROW_DEVICE_CPU, handler, pool);
+    *out = Start(NumberedSchema(), Generate(std::move(source), pooled), ARROW_DEVICE_CPU, handler);
     return Status::OK();
   });
 }

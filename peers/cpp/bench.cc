@@ -94,16 +94,18 @@ Result<int64_t> Stream(const Batch& batch, int64_t n) {
 }
 
 /// The same by way of an async stream: the producer on a thread of its own, where it waits for requests; the consumer
-/// here, over its pool of one thread.
+/// here, over its pool of one thread. The end comes when all batches were read: the consumer requests one more for each
+/// that it reads, and the producer is gone after the end.
 Result<int64_t> Async(const Batch& batch, int64_t n) {
   ARROW_ASSIGN_OR_RAISE(auto pool, arrow::internal::ThreadPool::Make(1));
   return Timed(1, [&](int64_t) -> Status {
     ArrowAsyncDeviceStreamHandler handler{};
     auto opening = arrow::CreateAsyncDeviceStreamHandler(&handler, pool.get(), /*queue_size=*/5);
     Status produced;
+    auto end = arrow::Future<Batch>::Make();
     std::thread producer([&] {
-      auto next = [&batch, left = n]() mutable {
-        return arrow::Future<Batch>::MakeFinished(left-- > 0 ? batch : nullptr);
+      auto next = [&batch, end, left = n]() mutable {
+        return left-- > 0 ? arrow::Future<Batch>::MakeFinished(batch) : end;
       };
       const auto device_type = arrow::DeviceAllocationType::kCPU;
       produced = arrow::ExportAsyncRecordBatchReader(batch->schema(), next, device_type, &handler).status();
@@ -111,7 +113,9 @@ Result<int64_t> Async(const Batch& batch, int64_t n) {
     const auto consume = [&]() -> Status {
       ARROW_ASSIGN_OR_RAISE(auto stream, opening.result());
       for (int64_t left = n + 1; left > 0; --left) {
-        ARROW_ASSIGN_OR_RAISE(auto out, stream.generator().result());
+        if (left == 1) end.MarkFinished(Batch());
+        const auto next = stream.generator();
+        ARROW_ASSIGN_OR_RAISE(auto out, next.result());
         if (!out.batch != (left == 1)) return Status::Invalid("not as many batches as went in");
       }
       return Status::OK();
