@@ -35,13 +35,14 @@ for _library, _name, _result, _arguments in [
     (rust, "peers_cpp_async_live", c.c_ssize_t, []),
     (rust, "peers_cpp_async_batches", c.c_ssize_t, []),
     (rust, "peers_cpp_async_give", c.c_int,
-     [c.c_size_t, c.c_uint64, c.c_int64, c.c_int, _handle, c.c_bool, c.c_bool, c.c_bool, _handle, _out]),
+     [c.c_size_t, c.c_uint64, c.c_int64, c.c_int, _handle, c.c_bool, c.c_bool, c.c_bool, c.c_bool, _handle, _out]),
     (rust, "peers_cpp_async_given", c.c_int, [_handle, c.c_double, P(c.c_int)]),
     (rust, "peers_cpp_async_stop", None, [_handle]),
     (rust, "peers_cpp_async_give_drop", None, [_handle]),
     (rust, "peers_cpp_async_take", c.c_int, [c.c_size_t, _handle, _out, _out]),
     (rust, "peers_cpp_async_opened", c.c_int, [_handle, c.c_size_t, c.c_int]),
     (rust, "peers_cpp_async_read", c.c_int, [_handle, c.c_size_t, c.c_uint64, c.c_uint64, c.c_bool, c.c_bool]),
+    (rust, "peers_cpp_async_read_waiting", c.c_int, [_handle, c.c_size_t, c.c_uint64]),
     (rust, "peers_cpp_async_take_drop", None, [_handle]),
 ]:  # fmt: skip
     _function = getattr(_library, _name)
@@ -140,11 +141,12 @@ class Giving(_Ours):
     kind = "give"
 
     def __init__(
-        self, handler, kind, count, fail_at=-1, errno=0, sim=None, wait=False, metadata=False, in_place=False
-    ):
+        self, handler, kind, count, fail_at=-1, errno=0, sim=None, wait=False,
+        metadata=False, in_place=False, threaded=False,
+    ):  # fmt: skip
         super().__init__(None)
         out = c.c_void_p()
-        rest = handle_of(sim), wait, metadata, in_place, handler
+        rest = handle_of(sim), wait, metadata, in_place, threaded, handler
         check_rust(rust.peers_cpp_async_give(index(kind), count, fail_at, errno, *rest, c.byref(out)))
         self.handle = out
 
@@ -177,6 +179,11 @@ class Taking(_Ours):
     def read(self, kind, count, start=0, stop=False, later=False):
         """Compares the next batches; and that the end follows, unless it is to `stop`."""
         check_rust(rust.peers_cpp_async_read(self.handle, index(kind), start, count, stop, later))
+
+    def read_waiting(self, kind, count):
+        """Compares all batches, by a reader that waits on this thread. Takes the stream."""
+        handle, self.handle = self.handle, None
+        check_rust(rust.peers_cpp_async_read_waiting(handle, index(kind), count))
 
 
 def index(kind):

@@ -70,6 +70,15 @@ class FromRust(AsyncBalanced):
                 self.assertIsNone(consumer.next())
                 self.assertEqual(giving.end(), COMPLETED)
 
+    def test_from_a_reader(self):
+        """A reader on a thread of its own, as a stream."""
+        consumer, giving = self.given(NUMBERED, 1_000, threaded=True)
+        consumer.read_numbered(1_000)
+        self.assertEqual(giving.end(), COMPLETED)
+        consumer, giving = self.given(NUMBERED, 10, threaded=True, fail_at=0, errno=ENOMEM)
+        self.assert_fails(ENOMEM, "batch 0 cannot be made", giving.end)
+        self.assert_fails(UNKNOWN, "batch 0 cannot be made", consumer.next)
+
     def test_empty(self):
         kind = Kind.named("every type")
         consumer, giving = self.given(kind, 0)
@@ -254,6 +263,19 @@ class FromCpp(AsyncBalanced):
         taking.opened(kind)
         taking.read(kind, 0)
         export.finish()
+
+    def test_to_a_reader(self):
+        """Pulled on a thread that waits."""
+        taking = Taking()
+        export = Export.numbered(taking.handler, 1_000)
+        taking.opened(NUMBERED)
+        taking.read_waiting(NUMBERED, 1_000)
+        export.finish()
+        taking = Taking()
+        export = Export.numbered(taking.handler, 10, 3, INVALID, "the disk is gone")
+        taking.opened(NUMBERED)
+        self.assert_fails(known.CPP_ASYNC_ERRNO, "the disk is gone", taking.read_waiting, NUMBERED, 10)
+        self.assert_fails(INVALID, "the disk is gone", export.finish)
 
     def test_there_and_back(self):
         """Our stream through Arrow C++ is our stream."""

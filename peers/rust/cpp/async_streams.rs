@@ -20,15 +20,18 @@ use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow_data::ArrayData;
 use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
 use arrow_device::async_stream::{
-    AsyncBatch, AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening, Outcome,
-    ProduceOptions, produce, produce_at,
+    AsyncBatch, AsyncDeviceRecordBatchStream, DeviceRecordBatchStream,
+    DeviceRecordBatchStreamAdapter, Opening, Outcome, ProduceOptions, ReaderStream, produce,
+    produce_at,
 };
-use arrow_device::{Error, ExportOptions, Queue, Result};
+use arrow_device::{
+    DeviceRecordBatchIterator, DeviceRecordBatchReader, Error, ExportOptions, Queue, Result,
+};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use futures::channel::oneshot;
 use futures::executor::block_on;
 use futures::future::{Either, select};
-use futures::stream::{self, Stream, StreamExt};
+use futures::stream::{self, BoxStream, Stream, StreamExt};
 
 use super::answer::{DIFFERS, Failure, answer};
 use super::batches::make;
@@ -204,7 +207,7 @@ pub struct Giving {
 
 /// Gives a handler `count` batches of a kind, with seeds from 0. `fail_at`, unless negative: in place of this batch
 /// comes an error with errno `how`, or a panic if that is 0. `in_place`: the handler is called where it is, and must
-/// stay there; otherwise it is moved away.
+/// stay there; otherwise it is moved away. `threaded`: batches come from a reader on one more thread, without metadata.
 ///
 /// # Safety
 /// `sim` is null or live, and lives for longer; `handler` keeps to the C async device stream interface; `out` is valid for writes.
@@ -218,6 +221,7 @@ pub unsafe extern "C" fn peers_cpp_async_give(
     wait: bool,
     metadata: bool,
     in_place: bool,
+    threaded: bool,
     handler: *mut FFI_ArrowAsyncDeviceStreamHandler,
     out: *mut *mut Giving,
 ) -> c_int {
@@ -233,8 +237,16 @@ pub unsafe extern "C" fn peers_cpp_async_give(
             }
             batch(kind, k, &queue, metadata)
         });
-        let batches = Yielding(stream::iter(batches), false);
-        let batches = DeviceRecordBatchStreamAdapter::new(schema, of.id().device_type, batches);
+        let device_type = of.id().device_type;
+        let batches: BoxStream<'static, Result<AsyncBatch>> = if threaded {
+            let batches = batches.map(|batch| Ok(batch?.batch));
+            let reader = DeviceRecordBatchIterator::new(batches, schema.clone(), device_type);
+            let batches = ReaderStream::spawn(reader, 3)?;
+            Box::pin(batches.map(|batch| Ok(batch?.into())))
+        } else {
+            Box::pin(Yielding(stream::iter(batches), false))
+        };
+        let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
         let mut options = ProduceOptions::new(ExportOptions::new(policy(wait)));
         if metadata {
             options = options.with_metadata(batch_metadata(count));
@@ -249,9 +261,10 @@ pub unsafe extern "C" fn peers_cpp_async_give(
         };
         thread::spawn(move || {
             let run = move || match place {
-                // SAFETY: the caller's.
                 Either::Left(Place(at)) => {
-                    run(unsafe { produce_at(batches, at, options) }, stopped)
+                    // SAFETY: the caller's.
+                    let produced = unsafe { produce_at(batches, at, options) };
+                    run(produced, stopped)
                 }
                 Either::Right(handler) => run(produce(batches, handler, options), stopped),
             };
@@ -484,6 +497,37 @@ pub unsafe extern "C" fn peers_cpp_async_read(
             compare(k, batch)?;
         }
         Ok(())
+    })
+}
+
+/// Reads all batches on this thread, as one that reads a pull stream, and compares them with those of a kind. Takes the stream.
+///
+/// # Safety
+/// `taking` is of [`peers_cpp_async_take`], open, and not used again.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn peers_cpp_async_read_waiting(
+    taking: *mut Taking,
+    kind: usize,
+    count: u64,
+) -> c_int {
+    answer(|| {
+        // SAFETY: the caller's.
+        let taking = unsafe { Box::from_raw(taking) };
+        let Either::Right(stream) = taking.stream else {
+            return Err("is not open".into());
+        };
+        let reader = stream.into_batches().into_blocking_reader();
+        let mut read = 0;
+        for batch in reader.into_host_reader() {
+            let expected = spelling::batch(&made(kind, read)?);
+            let compared = same_batch(&expected, &batch?);
+            compared.map_err(|text| Failure::differs(format!("batch {read}: {text}")))?;
+            read += 1;
+        }
+        if read == count {
+            return Ok(());
+        }
+        Err(Failure::differs(format!("{read} batches, not {count}")))
     })
 }
 
