@@ -92,8 +92,8 @@ NANOARROW_MISREADS_OFFSETS = {"FixedSizeBinary(3)"}
 # Arrow C++ 26.0.1 in async streams, against the specification: see test_cpp_async.
 CPP_ASYNC = {
     # As a consumer.
-    "tasks of a dropped consumer": "what is queued is never extracted, and there is no cancel: the batches are lost, at most as "
-    "many as its queue is long",
+    "tasks of a dropped consumer": "what is queued is never extracted, and there is no cancel: the batches are "
+    "lost, at most as many as its queue is long",
     "tasks before an error": "what is queued when on_error comes is neither read nor extracted: lost as well",
     "request after release": "a request for each batch that it takes, though the handler was released",
     "metadata of an error": "taken for a text: what is left ends before the first zero byte",

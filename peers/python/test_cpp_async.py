@@ -1,5 +1,5 @@
-"""Arrow C++: async streams both ways. What it does that the specification has otherwise is in `known.CPP_ASYNC`; each of
-those has a test here, which also shows that this crate survives it."""
+"""Arrow C++: async streams both ways. What it does that the specification has otherwise is in `known.CPP_ASYNC`; each
+of those has a test here, which also shows that this crate survives it."""
 
 import unittest
 
@@ -133,8 +133,8 @@ class FromRust(AsyncBalanced):
                 self.assertIsNone(consumer.next())
 
     def test_error_metadata(self):
-        """Known defect `metadata of an error`: its bytes as if they were a text, which ends at the first zero of the count.
-        There are two entries."""
+        """Known defect `metadata of an error`: its bytes as if they were a text, which ends at the first zero of the
+        count. There are two entries."""
         consumer, giving = self.given(Kind.named("strings"), 1, fail_at=0, errno=EIO)
         self.assert_fails(EIO, "cannot be made", giving.end)
         self.assert_fails(UNKNOWN, "cannot be made", consumer.next)
@@ -190,8 +190,8 @@ class FromRust(AsyncBalanced):
         self.lost(1)
 
     def test_consumer_dropped(self):
-        """Known defect `tasks of a dropped consumer`: no cancel, and as many batches are lost as were queued. Our side can
-        still go."""
+        """Known defect `tasks of a dropped consumer`: no cancel, and as many batches are lost as were queued. Our side
+        can still go."""
         kind = Kind.named("fixed width")
         consumer, giving = self.given(kind, 1_000_000)
         consumer.schema(batches(kind, 1)[0])
@@ -306,8 +306,8 @@ class FromCpp(AsyncBalanced):
                         taking.drop()
 
     def test_dropped(self):
-        """We go away, before the schema is looked at or after some batches: they stop, and nothing stays behind. That they
-        call `on_error` then is known defect `on_error after cancel`."""
+        """We go away, before the schema is looked at or after some batches: they stop, and nothing stays behind. That
+        they call `on_error` then is known defect `on_error after cancel`."""
         for pooled in (False, True):
             for read in (0, 1, 7):
                 with self.subTest(pooled=pooled, read=read):

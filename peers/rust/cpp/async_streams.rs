@@ -207,7 +207,8 @@ pub struct Giving {
 
 /// Gives a handler `count` batches of a kind, with seeds from 0. `fail_at`, unless negative: in place of this batch
 /// comes an error with errno `how`, or a panic if that is 0. `in_place`: the handler is called where it is, and must
-/// stay there; otherwise it is moved away. `threaded`: batches come from a reader on one more thread, without metadata.
+/// stay there; otherwise it is moved away. `threaded`: batches come
+/// from a reader on one more thread, without metadata.
 ///
 /// # Safety
 /// `sim` is null or live, and lives for longer; `handler` keeps to the C async device stream interface; `out` is valid for writes.
@@ -443,8 +444,8 @@ pub unsafe extern "C" fn peers_cpp_async_opened(
     })
 }
 
-/// Reads batches and compares them with those of a kind, with seeds from `from`: `count`, and the end; `stop`: `count` only.
-/// `later`: they are looked at only after all are read.
+/// Reads batches and compares them with those of a kind, with seeds from `from`: `count`, and the end;
+/// `stop`: `count` only. `later`: they are looked at only after all are read.
 ///
 /// # Safety
 /// `taking` is of [`peers_cpp_async_take`], and open.
@@ -500,7 +501,8 @@ pub unsafe extern "C" fn peers_cpp_async_read(
     })
 }
 
-/// Reads all batches on this thread, as one that reads a pull stream, and compares them with those of a kind. Takes the stream.
+/// Reads all batches on this thread, as one that reads a pull stream, and compares them with those of a
+/// kind. Takes the stream.
 ///
 /// # Safety
 /// `taking` is of [`peers_cpp_async_take`], open, and not used again.
