@@ -1,0 +1,491 @@
+//! What the consumer does with a producer that keeps to the rules, and with schemas and tasks that do not.
+
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Arc;
+
+use arrow_device::async_stream::{AsyncBatch, AsyncDeviceRecordBatchStream};
+use arrow_device::{ArrowDeviceType, Error, ImportOptions, Result};
+use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{DataType, Field, Schema};
+use libc::{ECANCELED, EINVAL};
+
+use crate::kit::*;
+
+/// A producer, and the stream that it opened.
+pub fn opened(depth: usize) -> (FakeProducer, AsyncDeviceRecordBatchStream) {
+    let (producer, mut opening) = FakeProducer::open(depth);
+    assert!(poll(&mut opening).is_pending());
+    assert_eq!(producer.schema(), 0);
+    (producer, ready(poll(&mut opening)).unwrap())
+}
+
+#[track_caller]
+pub fn invalid<T>(outcome: Result<T>) -> String {
+    match outcome {
+        Err(e @ Error::InvalidInput { .. }) => e.to_string(),
+        Err(e) => panic!("{e:?} is not InvalidInput"),
+        Ok(_) => panic!("is not an error"),
+    }
+}
+
+#[track_caller]
+pub fn good(item: Option<Result<AsyncBatch>>) -> i64 {
+    number_of(&item.expect("ended").unwrap().batch)
+}
+
+/// Good batches up to the one error that must be the last item.
+#[track_caller]
+pub fn up_to_error(stream: AsyncDeviceRecordBatchStream) -> (Vec<i64>, Error) {
+    let mut items = all(stream);
+    let error = items.pop().expect("no item").map(|_| ()).unwrap_err();
+    let numbers = items.into_iter().map(|item| good(Some(item)));
+    (numbers.collect(), error)
+}
+
+#[test]
+fn a_good_stream_comes_as_it_was_sent() {
+    let (producer, mut stream) = opened(3);
+    assert_eq!(stream.schema(), numbers(0, 1).schema());
+    assert_eq!(stream.device_type(), ArrowDeviceType::CPU);
+    assert!(stream.metadata().is_empty());
+    for i in 0..10 {
+        assert!(poll_next(&mut stream).is_pending());
+        assert_eq!(producer.task(&batch(i)), 0);
+        assert_eq!(good(next(&mut stream)), i);
+    }
+    assert_eq!(producer.end(), 0);
+    producer.release();
+    assert!(next(&mut stream).is_none());
+    assert!(next(&mut stream).is_none(), "the end stays");
+    drop(stream);
+    assert_eq!(producer.cancels(), 0);
+    producer.assert_balanced();
+}
+
+#[test]
+fn the_end_wakes_and_may_come_before_the_release() {
+    let (producer, mut stream) = opened(1);
+    let (wakes, waker) = Wakes::new();
+    assert!(poll_next_with(&mut stream, &waker).is_pending());
+    assert_eq!(producer.end(), 0);
+    assert!(wakes.count() > 0);
+    assert!(ready(poll_next(&mut stream)).is_none());
+    producer.release();
+    producer.assert_balanced();
+}
+
+#[test]
+fn schema_tasks_and_errors_wake() {
+    let (producer, mut opening) = FakeProducer::open(2);
+    let (wakes, waker) = Wakes::new();
+    assert!(poll_with(&mut opening, &waker).is_pending());
+    producer.schema();
+    assert!(wakes.count() > 0);
+    let mut stream = ready(poll(&mut opening)).unwrap();
+    for what in 0..2 {
+        let (wakes, waker) = Wakes::new();
+        assert!(poll_next_with(&mut stream, &waker).is_pending());
+        match what {
+            0 => assert_eq!(producer.task(&batch(0)), 0),
+            _ => producer.error(5, None, None),
+        }
+        assert!(wakes.count() > 0, "{what}");
+        assert!(poll_next(&mut stream).is_ready());
+    }
+}
+
+/// A stream that moves between tasks wakes the last one that asked.
+#[test]
+fn the_last_waker_is_woken() {
+    let (producer, mut stream) = opened(1);
+    let ((_, first), (second, waker)) = (Wakes::new(), Wakes::new());
+    assert!(poll_next_with(&mut stream, &first).is_pending());
+    assert!(poll_next_with(&mut stream, &waker).is_pending());
+    assert_eq!(producer.task(&batch(0)), 0);
+    assert!(second.count() > 0);
+}
+
+#[test]
+fn memory_of_into_raw_is_given_back_after_release() {
+    let options = ImportOptions::default();
+    // SAFETY: the producer of these tests.
+    let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, options) };
+    let producer = FakeProducer::with_pointer(handler.into_raw(), false, ArrowDeviceType::CPU);
+    producer.schema();
+    let mut stream = block_on(opening).unwrap();
+    producer.task(&batch(4));
+    producer.end();
+    producer.release();
+    assert_eq!(good(next(&mut stream)), 4);
+    assert!(next(&mut stream).is_none());
+    producer.assert_balanced();
+}
+
+#[test]
+fn a_handler_that_is_never_given_away_ends_the_opening() {
+    for how in 0..2 {
+        // SAFETY: nobody calls it.
+        let (handler, opening) =
+            unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
+        match how {
+            0 => drop(handler),
+            _ => drop(handler.into_ffi()),
+        }
+        let e = block_on(opening).map(|_| ()).unwrap_err();
+        assert_ne!(e.errno(), 0, "{e}");
+    }
+}
+
+#[test]
+fn metadata_of_the_stream_and_of_batches_is_copied() {
+    let (producer, opening) = FakeProducer::open(4);
+    producer.set_metadata(encode(&[(b"rows", b"7"), (b"", b"")]));
+    assert_eq!(producer.schema(), 0);
+    let mut stream = block_on(opening).unwrap();
+    assert_eq!(*stream.metadata(), map(&[("rows", "7"), ("", "")]));
+    let mut metadata = encode(&[(b"part", "äöü".as_bytes())]);
+    assert_eq!(producer.task_with(&batch(1), Some(&metadata)), 0);
+    metadata.fill(0xff);
+    assert_eq!(producer.task_with(&batch(2), Some(&encode(&[]))), 0);
+    assert_eq!(producer.task(&batch(3)), 0);
+    let items = [(); 3].map(|()| next(&mut stream).unwrap().unwrap());
+    let found = items.map(|item| (number_of(&item.batch), item.metadata));
+    let expected = [(1, map(&[("part", "äöü")])), (2, map(&[])), (3, map(&[]))];
+    assert_eq!(found, expected);
+}
+
+// ---- on_schema
+
+#[test]
+fn a_schema_without_a_producer_is_refused() {
+    let (producer, opening) = FakeProducer::open(1);
+    let schema = FFI_ArrowSchema::try_from(numbers(0, 1).schema().as_ref()).unwrap();
+    assert_eq!(producer.give(CountedSchema::of(schema)), EINVAL);
+    producer.release();
+    invalid(block_on(opening));
+    producer.assert_balanced();
+}
+
+#[test]
+fn a_producer_without_request_or_cancel_is_refused() {
+    for missing in [1, 2] {
+        let (producer, opening) = FakeProducer::open(1);
+        producer.without_callback(missing);
+        assert_eq!(producer.schema(), EINVAL);
+        invalid(block_on(opening));
+        producer.release();
+        assert_eq!((producer.requests().len(), producer.cancels()), (0, 0));
+        producer.assert_balanced();
+    }
+}
+
+#[test]
+fn a_null_schema_is_refused() {
+    let (producer, opening) = FakeProducer::open(1);
+    producer.connect();
+    // SAFETY: null is what is tested.
+    assert_eq!(unsafe { producer.raw_schema(ptr::null_mut()) }, EINVAL);
+    invalid(block_on(opening));
+    producer.release();
+    assert_eq!(producer.requested(), 0);
+    producer.assert_balanced();
+}
+
+#[test]
+fn a_released_schema_is_refused() {
+    let (producer, opening) = FakeProducer::open(1);
+    producer.connect();
+    let mut schema = FFI_ArrowSchema::empty();
+    // SAFETY: valid memory.
+    assert_eq!(unsafe { producer.raw_schema(&raw mut schema) }, EINVAL);
+    assert!(block_on(opening).is_err());
+    producer.release();
+}
+
+#[test]
+fn a_second_schema_is_refused_after_the_batches_before_it() {
+    let (producer, stream) = opened(4);
+    producer.task(&batch(1));
+    producer.task(&batch(2));
+    assert_eq!(producer.schema(), EINVAL);
+    assert_eq!(producer.task(&batch(3)), 0, "nobody wants it");
+    producer.release();
+    let (before, e) = up_to_error(stream);
+    assert_eq!(before, [1, 2]);
+    invalid::<()>(Err(e));
+    assert_eq!(producer.tasks(), (3, 2, 1));
+    producer.assert_balanced();
+}
+
+#[test]
+fn a_schema_after_an_error_or_the_end_is_refused() {
+    for how in 0..2 {
+        let (producer, opening) = FakeProducer::open(1);
+        match how {
+            0 => producer.error(5, Some(c"early"), None),
+            _ => {
+                producer.schema();
+                producer.end();
+            }
+        }
+        assert_eq!(producer.schema(), EINVAL);
+        producer.release();
+        match (how, block_on(opening)) {
+            (0, Err(Error::AsyncProducer { errno: 5, .. })) => {}
+            (1, Ok(stream)) => assert_eq!(all(stream).len(), 0, "the end was seen already"),
+            (_, other) => panic!("{:?}", other.map(|_| ())),
+        }
+        producer.assert_balanced();
+    }
+}
+
+#[test]
+fn a_schema_that_cannot_be_imported_is_refused() {
+    let int = Field::new("i", DataType::Int32, true);
+    let bad = [
+        FFI_ArrowSchema::try_new("no such format", vec![], None).unwrap(),
+        FFI_ArrowSchema::try_from(&int).unwrap(),
+    ];
+    for schema in bad {
+        let (producer, opening) = FakeProducer::open(1);
+        producer.connect();
+        assert_eq!(producer.give(CountedSchema::of(schema)), EINVAL);
+        let e = block_on(opening).map(|_| ()).unwrap_err();
+        assert_eq!(e.errno(), EINVAL, "{e}");
+        producer.release();
+        assert_eq!(producer.requested(), 0);
+        producer.assert_balanced();
+    }
+}
+
+#[test]
+fn a_schema_for_a_dropped_opening_is_cancelled() {
+    let (producer, opening) = FakeProducer::open(1);
+    drop(opening);
+    assert_eq!(producer.schema(), ECANCELED);
+    producer.release();
+    assert_eq!(producer.requested(), 0);
+    producer.assert_balanced();
+}
+
+#[test]
+fn a_dropped_opening_cancels_after_the_schema() {
+    let (producer, opening) = FakeProducer::open(4);
+    assert_eq!(producer.schema(), 0);
+    assert_eq!(producer.task(&batch(1)), 0);
+    drop(opening);
+    assert_eq!(producer.cancels(), 1);
+    assert_eq!(producer.task(&batch(2)), 0);
+    producer.release();
+    assert_eq!(producer.tasks(), (2, 0, 2));
+    producer.assert_balanced();
+}
+
+#[test]
+fn a_schema_of_no_columns_is_good() {
+    let (producer, opening) = FakeProducer::open(1);
+    assert_eq!(producer.schema_of(&Schema::empty()), 0);
+    assert_eq!(block_on(opening).unwrap().schema().fields().len(), 0);
+    producer.release();
+}
+
+#[test]
+fn null_self_is_refused() {
+    // SAFETY: nobody gets it.
+    let (handler, _opening) =
+        unsafe { AsyncDeviceRecordBatchStream::handler(1, ImportOptions::default()) };
+    let handler = handler.into_ffi();
+    let schema = FFI_ArrowSchema::try_from(numbers(0, 1).schema().as_ref()).unwrap();
+    let mut schema = CountedSchema::of(schema);
+    let null = ptr::null_mut();
+    // SAFETY: null is what is tested.
+    unsafe {
+        assert_eq!(handler.on_schema().unwrap()(null, &raw mut schema.c), EINVAL);
+        let code = handler.on_next_task().unwrap()(null, ptr::null_mut(), ptr::null());
+        assert_eq!(code, EINVAL);
+        handler.on_error().unwrap()(null, 5, ptr::null(), ptr::null());
+        handler.release().unwrap()(null);
+    }
+}
+
+// ---- request
+
+#[test]
+fn the_queue_depth_is_requested_within_on_schema() {
+    for depth in [1, 2, 7] {
+        let (producer, _opening) = FakeProducer::open(depth);
+        assert_eq!(producer.schema(), 0);
+        assert_eq!(producer.requests(), [depth as i64]);
+        producer.release();
+    }
+}
+
+#[test]
+fn any_depth_is_a_positive_request() {
+    for depth in [0, usize::MAX] {
+        let (producer, opening) = FakeProducer::open(depth);
+        assert_eq!(producer.schema(), 0);
+        assert!(producer.requested() > 0, "{depth}: {:?}", producer.requests());
+        let mut stream = block_on(opening).unwrap();
+        producer.task(&batch(1));
+        assert_eq!(good(next(&mut stream)), 1);
+        producer.release();
+        producer.assert_balanced();
+    }
+}
+
+#[test]
+fn one_more_is_requested_for_each_task_after_its_extraction() {
+    let (producer, mut stream) = opened(2);
+    producer.task(&batch(0));
+    producer.task(&batch(1));
+    assert_eq!(producer.requests(), [2], "nothing was taken");
+    good(next(&mut stream));
+    good(next(&mut stream));
+    assert_eq!(producer.requests(), [2, 1, 1]);
+    let expected = ["request", "extract", "request", "extract", "request"];
+    assert_eq!(producer.log(), expected);
+    producer.release();
+}
+
+#[test]
+fn nothing_is_requested_after_the_end_an_error_or_the_release() {
+    for how in 0..3 {
+        let (producer, mut stream) = opened(3);
+        (0..3).for_each(|i| assert_eq!(producer.task(&batch(i)), 0));
+        match how {
+            0 => assert_eq!(producer.end(), 0),
+            1 => producer.error(5, None, None),
+            _ => producer.release(),
+        }
+        (0..3).for_each(|i| assert_eq!(good(next(&mut stream)), i));
+        assert_eq!(producer.requests(), [3], "{how}");
+        producer.release();
+        drop(stream);
+        assert_eq!(producer.cancels(), 0);
+        producer.assert_balanced();
+    }
+}
+
+// ---- on_next_task
+
+#[test]
+fn nothing_is_extracted_inside_the_call() {
+    let (producer, mut stream) = opened(2);
+    producer.task(&batch(0));
+    assert_eq!(producer.tasks(), (1, 0, 0));
+    good(next(&mut stream));
+    assert_eq!(producer.tasks(), (1, 1, 0));
+    producer.release();
+}
+
+/// The task is refused with `EINVAL`; what came before it is good; one error, then the end.
+#[track_caller]
+fn refused(producer: FakeProducer, stream: AsyncDeviceRecordBatchStream, good: &[i64]) {
+    assert_eq!(producer.task(&batch(99)), 0, "later ones are not wanted");
+    let (before, e) = up_to_error(stream);
+    assert_eq!(before, good);
+    invalid::<()>(Err(e));
+    producer.release();
+    producer.assert_balanced();
+}
+
+#[test]
+fn a_task_before_the_schema_is_refused() {
+    let (producer, opening) = FakeProducer::open(1);
+    assert_eq!(producer.task(&batch(0)), EINVAL);
+    assert_eq!(producer.tasks(), (1, 0, 1));
+    invalid(block_on(opening));
+    producer.release();
+    producer.assert_balanced();
+}
+
+#[test]
+fn an_end_before_the_schema_is_an_error() {
+    let (producer, opening) = FakeProducer::open(1);
+    assert_eq!(producer.end(), EINVAL);
+    producer.release();
+    invalid(block_on(opening));
+}
+
+#[test]
+fn a_task_after_the_end_is_refused() {
+    let (producer, mut stream) = opened(3);
+    producer.task(&batch(0));
+    producer.end();
+    assert_eq!(producer.task(&batch(1)), EINVAL);
+    assert_eq!(producer.tasks(), (2, 0, 1));
+    producer.release();
+    // The end has come, whatever follows: the stream is whole or says why not.
+    assert_eq!(good(next(&mut stream)), 0);
+    if let Some(item) = next(&mut stream) {
+        invalid(item);
+        assert!(next(&mut stream).is_none());
+    }
+    producer.assert_balanced();
+}
+
+#[test]
+fn a_task_without_extract_data_is_refused() {
+    let (producer, stream) = opened(3);
+    producer.task(&batch(0));
+    // SAFETY: zero is what is tested.
+    let mut task = unsafe { MaybeUninit::zeroed().assume_init() };
+    assert_eq!(producer.raw_task(&raw mut task, None), EINVAL);
+    refused(producer, stream, &[0]);
+}
+
+#[test]
+fn a_task_beyond_what_was_requested_is_refused() {
+    let (producer, stream) = opened(2);
+    producer.task(&batch(0));
+    producer.task(&batch(1));
+    assert_eq!(producer.task(&batch(2)), EINVAL);
+    assert_eq!(producer.tasks(), (3, 0, 1));
+    refused(producer, stream, &[0, 1]);
+}
+
+#[test]
+fn metadata_of_a_task_that_cannot_be_read_is_refused() {
+    let bad = [
+        (-1i32).to_ne_bytes().to_vec(),
+        [1i32, -5].iter().flat_map(|n| n.to_ne_bytes()).collect(),
+        encode(&[(b"\xff\xfe", b"x")]),
+        encode(&[(b"x", b"\xff")]),
+    ];
+    for metadata in bad {
+        let (producer, stream) = opened(3);
+        producer.task(&batch(0));
+        assert_eq!(producer.task_with(&batch(1), Some(&metadata)), EINVAL);
+        assert_eq!(producer.tasks(), (2, 0, 1), "{metadata:?}");
+        refused(producer, stream, &[0]);
+    }
+}
+
+#[test]
+fn a_refusal_wakes() {
+    let (producer, mut stream) = opened(1);
+    let (wakes, waker) = Wakes::new();
+    assert!(poll_next_with(&mut stream, &waker).is_pending());
+    assert_eq!(producer.schema(), EINVAL);
+    assert!(wakes.count() > 0);
+    invalid(ready(poll_next(&mut stream)).unwrap());
+}
+
+/// A batch of other columns than the schema's is an error of the import.
+#[test]
+fn an_array_that_does_not_fit_the_schema_is_an_error() {
+    let (producer, stream) = opened(3);
+    producer.task(&batch(0));
+    let values: arrow_array::ArrayRef = Arc::new(arrow_array::StringArray::from(vec!["x"]));
+    let text = arrow_array::RecordBatch::try_from_iter([("t", values)]).unwrap();
+    let text = arrow_device::Devices::cpu().upload(&text).unwrap();
+    producer.task(&text);
+    let (before, e) = up_to_error(stream);
+    assert_eq!(before, [0]);
+    assert_eq!(e.errno(), EINVAL, "{e}");
+    assert_eq!(producer.cancels(), 1);
+    producer.release();
+    producer.assert_balanced();
+}
