@@ -14,8 +14,8 @@ use arrow_device::async_stream::{
 use arrow_device::device::Backend;
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader, Devices,
-    Error, ImportOptions, Result, SyncPolicy,
+    ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    Devices, Error, ImportOptions, Result, SyncPolicy,
 };
 use arrow_schema::{ArrowError, DataType, SchemaRef};
 use futures::{Stream, StreamExt, stream};
@@ -47,11 +47,17 @@ impl<T, F: FnMut() -> Option<T>> Iterator for Told<F> {
 /// A reader of `next`, and whether it was dropped.
 fn reader(
     next: impl FnMut() -> Option<Result<DeviceRecordBatch>> + Send + 'static,
-) -> (impl DeviceRecordBatchReader + Send + 'static, Arc<AtomicBool>) {
+) -> (
+    impl DeviceRecordBatchReader + Send + 'static,
+    Arc<AtomicBool>,
+) {
     let dropped = Arc::new(AtomicBool::new(false));
     let batches = Told(next, dropped.clone());
     let schema = numbers(0, 1).schema();
-    (DeviceRecordBatchIterator::new(batches, schema, ArrowDeviceType::CPU), dropped)
+    (
+        DeviceRecordBatchIterator::new(batches, schema, ArrowDeviceType::CPU),
+        dropped,
+    )
 }
 
 fn counting(n: i64) -> impl FnMut() -> Option<Result<DeviceRecordBatch>> + Send + 'static {
@@ -66,7 +72,10 @@ fn a_reader_as_a_stream() {
         let stream = ReaderStream::spawn(reader, depth).unwrap();
         assert_eq!(stream.schema(), numbers(0, 1).schema());
         assert_eq!(stream.device_type(), ArrowDeviceType::CPU);
-        let found: Vec<_> = all(stream).into_iter().map(|b| number_of(&b.unwrap())).collect();
+        let found: Vec<_> = all(stream)
+            .into_iter()
+            .map(|b| number_of(&b.unwrap()))
+            .collect();
         assert_eq!(found, (0..100).collect::<Vec<_>>());
         eventually("the thread ends", || dropped.load(SeqCst));
     }
@@ -131,7 +140,14 @@ fn errors_and_panics_of_the_reader_are_the_last_item() {
         assert_eq!(items.len(), 3);
         let e = items.pop().unwrap().unwrap_err();
         let (text, is_panic) = (e.to_string(), matches!(e, Error::Panic { .. }));
-        assert!(text.contains(if panics { "inside the reader" } else { "line 7" }), "{text}");
+        assert!(
+            text.contains(if panics {
+                "inside the reader"
+            } else {
+                "line 7"
+            }),
+            "{text}"
+        );
         assert_eq!(is_panic, panics);
         eventually("the thread ends", || dropped.load(SeqCst));
     }
@@ -175,10 +191,21 @@ fn a_stream_as_a_reader() {
 
 #[test]
 fn errors_of_the_stream_are_the_last_of_the_reader() {
-    let items = [Ok(batch(0)), Err(ArrowError::ParseError("line 7".into()).into()), Ok(batch(1))];
+    let items = [
+        Ok(batch(0)),
+        Err(ArrowError::ParseError("line 7".into()).into()),
+        Ok(batch(1)),
+    ];
     let mut reader = adapted(stream::iter(items)).into_blocking_reader();
     assert_eq!(number_of(&reader.next().unwrap().unwrap()), 0);
-    assert!(reader.next().unwrap().unwrap_err().to_string().contains("line 7"));
+    assert!(
+        reader
+            .next()
+            .unwrap()
+            .unwrap_err()
+            .to_string()
+            .contains("line 7")
+    );
     assert!(reader.next().is_none());
 }
 
@@ -195,7 +222,10 @@ fn an_async_stream_as_a_reader_of_the_host() {
         producer.release();
         producer.assert_balanced_but_tasks();
     });
-    let reader = stream.into_batches().into_blocking_reader().into_host_reader();
+    let reader = stream
+        .into_batches()
+        .into_blocking_reader()
+        .into_host_reader();
     for (i, back) in reader.enumerate() {
         assert_eq!(back.unwrap(), numbers(i as i64 * 100, 5));
     }
@@ -237,7 +267,10 @@ fn uploads_do_not_wait() {
     let sim = Sim::new(SimMode::Deferred);
     let sent: Vec<_> = (0..10).map(|i| numbers(i * 100, 5)).collect();
     let up = UploadingStream::new(host(sent.iter().cloned().map(Ok).collect()), &sim);
-    assert_eq!((up.schema(), up.device_type()), (sent[0].schema(), ArrowDeviceType::EXT_DEV));
+    assert_eq!(
+        (up.schema(), up.device_type()),
+        (sent[0].schema(), ArrowDeviceType::EXT_DEV)
+    );
     let mut up = Box::pin(up);
     for sent in &sent {
         let batch = ready(poll_next(&mut up)).unwrap().unwrap();
@@ -252,10 +285,19 @@ fn uploads_do_not_wait() {
 
 #[test]
 fn errors_of_the_host_stream_keep_their_place() {
-    let items = vec![Ok(numbers(0, 5)), Err(ArrowError::ParseError("line 7".into()))];
+    let items = vec![
+        Ok(numbers(0, 5)),
+        Err(ArrowError::ParseError("line 7".into())),
+    ];
     let mut up = Box::pin(UploadingStream::new(host(items), &Devices::cpu()));
     assert_eq!(number_of(&next(&mut up).unwrap().unwrap()), 0);
-    assert!(next(&mut up).unwrap().unwrap_err().to_string().contains("line 7"));
+    assert!(
+        next(&mut up)
+            .unwrap()
+            .unwrap_err()
+            .to_string()
+            .contains("line 7")
+    );
     assert!(next(&mut up).is_none());
 }
 
@@ -365,7 +407,10 @@ fn a_download_is_pending_until_the_device_is_done() {
     std::thread::sleep(SHORT);
     assert_eq!(wakes.count(), 0, "nothing has happened");
     let (items, _) = told(down, &sim);
-    assert_eq!(items.into_iter().map(|b| b.unwrap()).collect::<Vec<_>>(), [sent]);
+    assert_eq!(
+        items.into_iter().map(|b| b.unwrap()).collect::<Vec<_>>(),
+        [sent]
+    );
     assert_eq!(sim.stats().since(&before).host_waits, 0);
     sim.assert_done();
 }
@@ -414,7 +459,11 @@ fn a_host_stream_asks_ahead_as_far_as_it_was_told() {
             if let Some(prefetch) = prefetch {
                 down = down.with_prefetch(prefetch);
             }
-            assert_eq!(asked.load(SeqCst), 0, "nothing is asked before the consumer does");
+            assert_eq!(
+                asked.load(SeqCst),
+                0,
+                "nothing is asked before the consumer does"
+            );
             let ahead = prefetch.unwrap_or(1);
             for taken in 1..=8 {
                 let item = loop {
@@ -427,7 +476,10 @@ fn a_host_stream_asks_ahead_as_far_as_it_was_told() {
                 };
                 assert_eq!(item.unwrap().unwrap(), numbers((taken as i64 - 1) * 100, 5));
                 let most = (taken + ahead).min(9);
-                assert!(asked.load(SeqCst) <= most, "{asked:?} of {taken}, {prefetch:?}");
+                assert!(
+                    asked.load(SeqCst) <= most,
+                    "{asked:?} of {taken}, {prefetch:?}"
+                );
             }
             assert_eq!(told(down, &sim).0.len(), 0);
             sim.assert_done();
@@ -444,8 +496,15 @@ fn errors_come_down_after_the_batches_before_them() {
     let error = ArrowError::ParseError("line 7".into());
     let other = numbers(0, 5).project(&[]).unwrap();
     for (text, bad) in [("line 7", Err(error.into())), ("schema differs", Ok(other))] {
-        let items = vec![Ok(numbers(0, 5)), Ok(numbers(100, 5)), bad, Ok(numbers(200, 5))];
-        let down = on_device(&sim, items, || ()).into_host_stream().with_prefetch(3);
+        let items = vec![
+            Ok(numbers(0, 5)),
+            Ok(numbers(100, 5)),
+            bad,
+            Ok(numbers(200, 5)),
+        ];
+        let down = on_device(&sim, items, || ())
+            .into_host_stream()
+            .with_prefetch(3);
         let (mut items, _) = told(down, &sim);
         assert_eq!(items.len(), 3, "ends with the error");
         let e = items.pop().unwrap().unwrap_err();
@@ -501,7 +560,9 @@ fn a_host_stream_dropped_in_the_middle_leaves_nothing() {
         for polls in 0..4 {
             let sim = Sim::new(mode);
             let items = (0..5).map(|i| Ok(numbers(i * 100, 5))).collect();
-            let mut down = on_device(&sim, items, || ()).into_host_stream().with_prefetch(2);
+            let mut down = on_device(&sim, items, || ())
+                .into_host_stream()
+                .with_prefetch(2);
             for _ in 0..polls {
                 drop(poll_next(&mut down));
             }
@@ -524,7 +585,11 @@ fn memory_of_the_host_is_given_out_at_once() {
     for i in 0..3 {
         let back = ready(poll_next(&mut down)).unwrap().unwrap();
         assert_eq!(back, numbers(i * 100, 5));
-        assert_eq!(asked.load(SeqCst), i as usize + 1, "and not asked for ahead");
+        assert_eq!(
+            asked.load(SeqCst),
+            i as usize + 1,
+            "and not asked for ahead"
+        );
     }
     assert!(ready(poll_next(&mut down)).is_none());
 }
@@ -540,8 +605,7 @@ fn the_whole_way_on_one_thread() {
     let sent: Vec<_> = (0..30).map(|i| numbers(i * 100, 50)).collect();
     let up = UploadingStream::new(host(sent.iter().cloned().map(Ok).collect()), &sim);
     // SAFETY: the producer is ours.
-    let (handler, opening) =
-        unsafe { AsyncDeviceRecordBatchStream::handler(2, options_of(&sim)) };
+    let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, options_of(&sim)) };
     let options = ProduceOptions::new(arrow_device::ExportOptions::new(SyncPolicy::Event));
     let produce = produce(up, handler.into_ffi(), options);
     let read = async {

@@ -53,7 +53,10 @@ fn pipe_on(
     let batches = stream::iter(sent).map(move |batch| up.upload(&batch));
     let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
     let options = ProduceOptions::new(ExportOptions::new(sync));
-    (Box::pin(produce(batches, handler.into_ffi(), options)), opening)
+    (
+        Box::pin(produce(batches, handler.into_ffi(), options)),
+        opening,
+    )
 }
 
 async fn numbers_of(opening: Opening) -> Vec<i64> {
@@ -74,7 +77,9 @@ fn batches_of(data_type: &DataType) -> Vec<RecordBatch> {
     let types = [data_type.clone(), DataType::Int32];
     let whole = crate::support::batch(&types, 40, Nulls::Some, 7);
     let slices = [(0, 40), (3, 5), (0, 0), (7, 11), (40, 0), (39, 1)];
-    slices.map(|(first, rows)| whole.slice(first, rows)).to_vec()
+    slices
+        .map(|(first, rows)| whole.slice(first, rows))
+        .to_vec()
 }
 
 #[test]
@@ -164,7 +169,9 @@ fn one_thread_does_not_deadlock() {
 
 #[test]
 fn tokio_current_thread() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let (produce, opening) = pipe(some(1000), 4);
         let produce = tokio::spawn(produce);
@@ -274,7 +281,12 @@ fn a_reader_that_stops_cancels_the_producer() {
     drop(opening);
     let outcome = block_on(produce);
     assert!(
-        matches!(outcome, Ok(Outcome::Refused { errno: libc::ECANCELED })),
+        matches!(
+            outcome,
+            Ok(Outcome::Refused {
+                errno: libc::ECANCELED
+            })
+        ),
         "{outcome:?}"
     );
 }

@@ -301,7 +301,10 @@ fn null_self_is_refused() {
     let null = ptr::null_mut();
     // SAFETY: null is what is tested.
     unsafe {
-        assert_eq!(handler.on_schema().unwrap()(null, &raw mut schema.c), EINVAL);
+        assert_eq!(
+            handler.on_schema().unwrap()(null, &raw mut schema.c),
+            EINVAL
+        );
         let code = handler.on_next_task().unwrap()(null, ptr::null_mut(), ptr::null());
         assert_eq!(code, EINVAL);
         handler.on_error().unwrap()(null, 5, ptr::null(), ptr::null());
@@ -326,7 +329,11 @@ fn any_depth_is_a_positive_request() {
     for depth in [0, usize::MAX] {
         let (producer, opening) = FakeProducer::open(depth);
         assert_eq!(producer.schema(), 0);
-        assert!(producer.requested() > 0, "{depth}: {:?}", producer.requests());
+        assert!(
+            producer.requested() > 0,
+            "{depth}: {:?}",
+            producer.requests()
+        );
         let mut stream = block_on(opening).unwrap();
         producer.task(&batch(1));
         assert_eq!(good(next(&mut stream)), 1);

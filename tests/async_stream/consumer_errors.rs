@@ -180,7 +180,11 @@ fn a_failed_extraction_is_that_items_error_and_the_streams_end() {
 fn a_failed_extraction_is_told_with_the_producers_own_error() {
     let (producer, stream) = opened(4);
     producer.task_of(|_| 28, None);
-    producer.error(28, Some(c"the disk is full"), Some(&encode(&[(b"disk", b"3")])));
+    producer.error(
+        28,
+        Some(c"the disk is full"),
+        Some(&encode(&[(b"disk", b"3")])),
+    );
     let (_, e) = up_to_error(stream);
     let (errno, text, metadata) = reported(e);
     assert_eq!((errno, metadata), (28, map(&[("disk", "3")])));
@@ -207,10 +211,17 @@ fn extract_data_gets_a_released_struct_to_write_to() {
     let (producer, mut stream) = opened(4);
     let look = |out: *mut FFI_ArrowDeviceArray| {
         // SAFETY: a live struct.
-        if unsafe { (*out).is_released() } { 5 } else { 6 }
+        if unsafe { (*out).is_released() } {
+            5
+        } else {
+            6
+        }
     };
     producer.task_of(look, None);
-    assert_eq!(next(&mut stream).unwrap().map(|_| ()).unwrap_err().errno(), 5);
+    assert_eq!(
+        next(&mut stream).unwrap().map(|_| ()).unwrap_err().errno(),
+        5
+    );
     producer.release();
 }
 
@@ -244,8 +255,7 @@ fn an_extraction_that_panics_is_an_error() {
 #[test]
 fn an_array_of_another_device_type_is_released_and_refused() {
     let watch = Arc::new(AtomicUsize::new(0));
-    let (producer, opening) =
-        FakeProducer::open_with(2, ArrowDeviceType::CUDA, Default::default());
+    let (producer, opening) = FakeProducer::open_with(2, ArrowDeviceType::CUDA, Default::default());
     producer.schema();
     let stream = block_on(opening).unwrap();
     assert_eq!(stream.device_type(), ArrowDeviceType::CUDA);

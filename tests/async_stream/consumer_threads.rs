@@ -58,7 +58,11 @@ fn a_stream_may_be_read_on_another_thread_than_it_is_fed() {
 
 /// Nobody may be inside the producer when `release` returns: its struct goes then.
 #[track_caller]
-fn release_waits(hook: impl Fn(&FakeProducer, Gate), call: impl FnOnce() + Send + 'static, producer: FakeProducer) {
+fn release_waits(
+    hook: impl Fn(&FakeProducer, Gate),
+    call: impl FnOnce() + Send + 'static,
+    producer: FakeProducer,
+) {
     let gate = Gate::default();
     hook(&producer, gate.clone());
     let inside = thread::spawn(call);

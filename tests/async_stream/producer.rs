@@ -8,9 +8,7 @@ use std::task::Poll;
 use arrow_device::async_stream::{
     AsyncBatch, DeviceRecordBatchStreamAdapter, Outcome, ProduceOptions, produce, produce_at,
 };
-use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, Error, ExportOptions, Result, SyncPolicy,
-};
+use arrow_device::{ArrowDeviceType, DeviceRecordBatch, Error, ExportOptions, Result, SyncPolicy};
 use futures::{Stream, stream};
 use libc::{EINVAL, EIO};
 
@@ -38,7 +36,11 @@ pub fn producing(n: i64, consumer: &FakeConsumer) -> Running {
 }
 
 pub fn producing_items(items: Vec<Result<DeviceRecordBatch>>, consumer: &FakeConsumer) -> Running {
-    Box::pin(produce(adapted(stream::iter(items)), consumer.handler(), options()))
+    Box::pin(produce(
+        adapted(stream::iter(items)),
+        consumer.handler(),
+        options(),
+    ))
 }
 
 #[track_caller]
@@ -93,7 +95,10 @@ fn metadata_of_the_stream_and_of_batches_goes_out() {
     let consumer = FakeConsumer::requesting(9);
     let batches = stream::iter((0..2).map(|i| {
         let metadata = map(&[("part", &i.to_string())]);
-        Ok(AsyncBatch { batch: batch(i), metadata })
+        Ok(AsyncBatch {
+            batch: batch(i),
+            metadata,
+        })
     }));
     let batches =
         DeviceRecordBatchStreamAdapter::new(numbers(0, 1).schema(), ArrowDeviceType::CPU, batches);
@@ -407,7 +412,10 @@ fn a_handler_with_a_missing_callback_is_released_and_nothing_else() {
         let mut handler = consumer.handler();
         // SAFETY: of the first three words each is a callback that may be null.
         unsafe {
-            (&raw mut handler).cast::<*const u8>().add(missing).write(std::ptr::null());
+            (&raw mut handler)
+                .cast::<*const u8>()
+                .add(missing)
+                .write(std::ptr::null());
         }
         let batches = adapted(stream::iter([Ok(batch(0))]));
         let e = block_on(produce(batches, handler, options())).unwrap_err();

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int32Array, RecordBatch};
-use arrow_device::async_stream::{DeviceRecordBatchStreamAdapter, Outcome, ProduceOptions, produce};
+use arrow_device::async_stream::{
+    DeviceRecordBatchStreamAdapter, Outcome, ProduceOptions, produce,
+};
 use arrow_device::device::sim::{FaultOp, SimMode};
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, Devices, Error, ExportOptions, Result, SyncPolicy,
@@ -25,11 +27,7 @@ fn failure(errno: i32, message: &'static str, pairs: &[(&str, &str)]) -> Error {
 }
 
 /// Batches of a simulated device, and a consumer that knows it.
-fn on_sim(
-    sim: &Sim,
-    batches: Vec<DeviceRecordBatch>,
-    sync: SyncPolicy,
-) -> (FakeConsumer, Running) {
+fn on_sim(sim: &Sim, batches: Vec<DeviceRecordBatch>, sync: SyncPolicy) -> (FakeConsumer, Running) {
     let consumer = FakeConsumer::with_options(options_of(sim));
     consumer.on_schema(|this| {
         this.request(100);
@@ -52,7 +50,11 @@ fn an_error_goes_out_with_errno_text_and_metadata() {
     let items = vec![Ok(batch(0)), Err(e), Ok(batch(1))];
     let outcome = block_on(producing_items(items, &consumer));
     assert_eq!(outcome.unwrap_err().errno(), 28);
-    assert_eq!(consumer.story(), "STER", "nothing is asked for behind an error");
+    assert_eq!(
+        consumer.story(),
+        "STER",
+        "nothing is asked for behind an error"
+    );
     let (errno, text, metadata) = consumer.error();
     assert_eq!((errno, metadata), (28, Some(map(&[("disk", "3")]))));
     assert!(text.contains("the disk is full"), "{text}");
@@ -178,7 +180,11 @@ fn an_export_that_fails_is_an_error() {
         let (consumer, produce) = on_sim(&sim, vec![two], SyncPolicy::Event);
         sim.faults().fail_nth(op, 1);
         let outcome = block_on(produce);
-        assert_eq!(sim.faults().fired(), 1, "{op:?}: the test needs another fault");
+        assert_eq!(
+            sim.faults().fired(),
+            1,
+            "{op:?}: the test needs another fault"
+        );
         assert_eq!(outcome.unwrap_err().errno(), EIO);
         assert_eq!(consumer.story(), "SER");
         let (errno, text, _) = consumer.error();

@@ -196,5 +196,8 @@ fn anything_at_any_time() {
         assert!(released, "{:?}", consumer.story());
         consumer.assert_done();
     }
-    assert!(round > 20 && seen.iter().all(|n| *n > 0), "{round}: {seen:?}");
+    assert!(
+        round > 20 && seen.iter().all(|n| *n > 0),
+        "{round}: {seen:?}"
+    );
 }

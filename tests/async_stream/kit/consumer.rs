@@ -10,9 +10,7 @@ use std::thread::ThreadId;
 use arrow_device::abi::{
     FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask, ForeignSchema,
 };
-use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, FFI_ArrowDeviceArray, ImportOptions,
-};
+use arrow_device::{ArrowDeviceType, DeviceRecordBatch, FFI_ArrowDeviceArray, ImportOptions};
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{Schema, SchemaRef};
 
@@ -73,7 +71,10 @@ unsafe fn of(handler: *mut Handler) -> FakeConsumer {
     }
 }
 
-unsafe extern "C-unwind" fn on_schema(handler: *mut Handler, schema: *mut FFI_ArrowSchema) -> c_int {
+unsafe extern "C-unwind" fn on_schema(
+    handler: *mut Handler,
+    schema: *mut FFI_ArrowSchema,
+) -> c_int {
     // SAFETY: called with the struct that this file made, by a producer that connected itself.
     let (this, schema, producer) = unsafe {
         let this = of(handler);
@@ -87,7 +88,9 @@ unsafe extern "C-unwind" fn on_schema(handler: *mut Handler, schema: *mut FFI_Ar
     } else {
         // SAFETY: the producer is live until the release.
         unsafe {
-            this.0.device_type.store((*producer).device_type().value().into(), SeqCst);
+            this.0
+                .device_type
+                .store((*producer).device_type().value().into(), SeqCst);
             *this.0.metadata.lock().unwrap() = super::decode((*producer).additional_metadata());
         }
     }

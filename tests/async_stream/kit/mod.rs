@@ -20,7 +20,7 @@ mod consumer;
 mod producer;
 
 pub use consumer::{Call, FakeConsumer, Handler};
-pub use producer::{CountedSchema, FakeProducer, TaskState};
+pub use producer::{CountedSchema, FakeProducer};
 
 /// How long anything may take: a lost wake-up is a failure, not a hang.
 pub const LONG: Duration = Duration::from_secs(20);
@@ -159,7 +159,9 @@ impl Gate {
     pub fn reached(&self) {
         let (state, opened) = &*self.0;
         let state = state.lock().unwrap();
-        let (state, _) = opened.wait_timeout_while(state, LONG, |s| s.1 == 0).unwrap();
+        let (state, _) = opened
+            .wait_timeout_while(state, LONG, |s| s.1 == 0)
+            .unwrap();
         assert!(state.1 > 0, "nobody comes to the gate");
     }
 

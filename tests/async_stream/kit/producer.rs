@@ -73,7 +73,12 @@ impl Inner {
             release(handler);
         }
         let me = std::thread::current().id();
-        let others = self.inside.lock().unwrap().iter().any(|thread| *thread != me);
+        let others = self
+            .inside
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|thread| *thread != me);
         self.released_under_a_call.fetch_or(others, SeqCst);
         if self.boxed {
             // SAFETY: made by `Box::into_raw` in `new`.
@@ -93,7 +98,10 @@ impl Inner {
             }
         }
         self.log.lock().unwrap().push(log);
-        self.inside.lock().unwrap().push(std::thread::current().id());
+        self.inside
+            .lock()
+            .unwrap()
+            .push(std::thread::current().id());
         if self.released.load(SeqCst) {
             self.late_calls.fetch_add(1, SeqCst);
         }
@@ -145,7 +153,11 @@ unsafe extern "C-unwind" fn extract(
     }
     // SAFETY: as above.
     let state = unsafe { Arc::from_raw(state) };
-    state.log.lock().unwrap().push(if out.is_null() { "drop" } else { "extract" });
+    state
+        .log
+        .lock()
+        .unwrap()
+        .push(if out.is_null() { "drop" } else { "extract" });
     let body = state.body.lock().unwrap().take();
     if out.is_null() {
         state.with_null.fetch_add(1, SeqCst);
@@ -177,7 +189,10 @@ unsafe extern "C" fn release_counted(schema: *mut FFI_ArrowSchema) {
         let wrapped = Box::from_raw(words.add(PRIVATE).read().cast::<Wrapped>());
         wrapped.releases.fetch_add(1, SeqCst);
         words.add(PRIVATE).write(wrapped.private);
-        words.add(RELEASE).cast::<Option<SchemaRelease>>().write(wrapped.release);
+        words
+            .add(RELEASE)
+            .cast::<Option<SchemaRelease>>()
+            .write(wrapped.release);
         if let Some(release) = wrapped.release {
             release(schema);
         }
@@ -255,7 +270,9 @@ impl FakeProducer {
         let producer = unsafe {
             FFI_ArrowAsyncProducer::from_parts(device_type, request, cancel, ptr::null(), private)
         };
-        inner.producer.store(Box::into_raw(Box::new(producer)), SeqCst);
+        inner
+            .producer
+            .store(Box::into_raw(Box::new(producer)), SeqCst);
         Self(inner)
     }
 
@@ -295,7 +312,9 @@ impl FakeProducer {
 
     pub fn schema_of(&self, schema: &Schema) -> c_int {
         self.connect();
-        self.give(CountedSchema::of(FFI_ArrowSchema::try_from(schema).unwrap()))
+        self.give(CountedSchema::of(
+            FFI_ArrowSchema::try_from(schema).unwrap(),
+        ))
     }
 
     pub fn connect(&self) {
@@ -435,6 +454,10 @@ impl FakeProducer {
         assert_eq!(self.0.late_calls.load(SeqCst), 0, "calls after the release");
         let under = self.0.released_under_a_call.load(SeqCst);
         assert!(!under, "the release did not wait for a call");
-        assert!(self.requests().iter().all(|n| *n > 0), "{:?}", self.requests());
+        assert!(
+            self.requests().iter().all(|n| *n > 0),
+            "{:?}",
+            self.requests()
+        );
     }
 }
