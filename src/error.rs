@@ -85,6 +85,17 @@ pub enum Error {
         /// Its own text, or a note that it gave none.
         message: Cow<'static, str>,
     },
+    /// The producer of an async device stream reported an error, or could not hand over what it announced.
+    #[cfg(feature = "async")]
+    #[error("the producer of an async stream reported errno {errno}: {message}")]
+    AsyncProducer {
+        /// The producer's own code.
+        errno: i32,
+        /// Its own text, or a note that it gave none.
+        message: Cow<'static, str>,
+        /// Whatever else it told of the error.
+        metadata: std::collections::HashMap<String, String>,
+    },
     /// A panic or a foreign exception was caught at the C boundary.
     #[error("{operation} panicked: {message}")]
     Panic {
@@ -131,6 +142,8 @@ impl Error {
                 libc::EINVAL
             }
             Self::Foreign { errno, .. } => *errno,
+            #[cfg(feature = "async")]
+            Self::AsyncProducer { errno, .. } => *errno,
             Self::Cancelled { .. } => libc::ECANCELED,
             Self::Device { .. } | Self::Panic { .. } => libc::EIO,
             Self::Arrow(e) => match e.as_ref() {

@@ -114,6 +114,9 @@ pub mod python;
 mod stream;
 mod transfer;
 
+#[cfg(feature = "async")]
+pub use stream::async_stream;
+
 pub use abi::{ArrowDeviceType, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 pub use data::{DeviceArray, DeviceBits, DeviceRecordBatch, DeviceSlice};
 pub use device::{Device, DeviceId, Devices, Queue, SyncEvent, TransferStats};

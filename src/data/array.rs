@@ -9,7 +9,7 @@ use arrow_schema::{DataType, FieldRef};
 use crate::data::build::{Builder, root_node};
 use crate::data::layout::{BufferKind, Layout, Nesting, check_rows, check_type};
 use crate::data::tree::{NullCount, Tree, View};
-use crate::device::Device;
+use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner};
 
@@ -332,6 +332,36 @@ impl DeviceArray {
     /// Makes this thread wait until the array's memory may be read.
     pub fn wait(&self) -> Result<()> {
         self.owners().iter().try_for_each(|owner| owner.wait_host())
+    }
+
+    /// An event after which the array's memory may be read, to be [notified](SyncEvent::notify) of;
+    /// `None` if it may be now. Several events become one: the default queue waits for them.
+    pub fn ready_event(&self) -> Result<Option<SyncEvent>> {
+        let mut one: Option<SyncEvent> = None;
+        let mut queue = None;
+        for owner in self.owners().iter() {
+            let Some(event) = owner.ready() else { continue };
+            if event.is_complete()? {
+                continue;
+            }
+            match (owner.own_event(), &one) {
+                (Some(own), None) if queue.is_none() => one = Some(own.clone()),
+                (Some(own), Some(seen)) if own.as_ptr() == seen.as_ptr() => {}
+                _ => {
+                    let queue = queue.get_or_insert_with(|| self.device().default_queue());
+                    owner.wait_on(queue)?;
+                }
+            }
+        }
+        match (queue, one) {
+            (Some(queue), one) => {
+                if let Some(event) = one {
+                    queue.wait(&event)?;
+                }
+                queue.record()
+            }
+            (None, one) => Ok(one),
+        }
     }
 
     /// The owners of this array's own buffers and its descendants'.

@@ -8,7 +8,7 @@ use arrow_schema::{DataType, FieldRef, Schema, SchemaRef};
 use crate::data::array::DeviceArray;
 use crate::data::build::struct_tree;
 use crate::data::layout::check_rows;
-use crate::device::Device;
+use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
 
 /// A record batch in the memory of a device: a schema, and columns of equal length. Immutable;
@@ -179,6 +179,11 @@ impl DeviceRecordBatch {
     /// Makes this thread wait until the batch's memory may be read.
     pub fn wait(&self) -> Result<()> {
         self.array.wait()
+    }
+
+    /// An event after which the batch's memory may be read; see [`DeviceArray::ready_event`].
+    pub fn ready_event(&self) -> Result<Option<SyncEvent>> {
+        self.array.ready_event()
     }
 
     /// The batch as a struct array.

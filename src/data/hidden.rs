@@ -1,18 +1,20 @@
 //! What hides on a device: lengths in offsets, and null counts in masks. Both stay unknown until
 //! asked for; then all of an array's are read at once: one list of copies, one host wait.
 
+use std::sync::Arc;
+
 use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::BufferKind;
 use crate::data::parts::Parts;
 use crate::data::tree::{Tree, View};
-use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr};
+use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
-use crate::memory::{HostSlab, read_back};
+use crate::memory::{HostSlab, Owner, Reading};
 
 /// A small piece of an array's memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Request {
     pub(crate) address: DevicePtr,
     pub(crate) bytes: usize,
@@ -50,59 +52,119 @@ pub(crate) fn int(bytes: &[u8], width: usize) -> i64 {
     (i64::from_ne_bytes(wide) << shift) >> shift
 }
 
-/// Reads all `requests` of a tree.
+/// A list of requests under way.
+#[derive(Debug)]
+pub(crate) struct Gathering {
+    answers: Arrival,
+    ranges: Vec<(usize, usize)>,
+}
+
+#[derive(Debug)]
+enum Arrival {
+    Here(HostSlab),
+    /// With the owners of what is read.
+    Coming(Reading<Vec<Arc<Owner>>>),
+}
+
+/// Reads all `requests` of a tree: one list of copies, one host wait.
 ///
 /// # Safety
-/// Each request lies in the tree's memory (or, `on_host`, in host memory that the tree's owners keep
-/// alive) for its whole length.
+/// As [`Gathering::start`].
 pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers> {
-    let mut ranges = Vec::with_capacity(requests.len());
-    let mut total = 0usize;
-    for request in requests {
-        ranges.push((total, request.bytes));
-        total = request
-            .bytes
-            .checked_next_multiple_of(8)
-            .and_then(|n| total.checked_add(n))
-            .ok_or_else(|| Error::argument("too many bytes to read back"))?;
-    }
-    let device = &tree.device;
-    let mut slab = device.host_slab(total)?;
-    let owners = tree.owners.as_slice();
-    let on_host = |r: &Request| r.on_host || device.is_host_readable();
-    if requests.iter().any(on_host) {
-        owners.iter().try_for_each(|owner| owner.wait_host())?;
-    }
-    let mut copies = Vec::new();
-    for (request, (start, _)) in requests.iter().zip(&ranges) {
-        if request.bytes == 0 {
-            continue;
+    // SAFETY: the caller's.
+    unsafe { Gathering::start(tree, requests, None) }?.finish()
+}
+
+impl Gathering {
+    /// Gives the copies to `queue`, the device's default one if none is named. Waits only for memory
+    /// that the host reads itself.
+    ///
+    /// # Safety
+    /// Each request lies in the tree's memory (or, `on_host`, in host memory that the tree's owners
+    /// keep alive) for its whole length.
+    pub(crate) unsafe fn start(
+        tree: &Tree,
+        requests: &[Request],
+        queue: Option<&Queue>,
+    ) -> Result<Self> {
+        let mut ranges = Vec::with_capacity(requests.len());
+        let mut total = 0usize;
+        for request in requests {
+            ranges.push((total, request.bytes));
+            total = request
+                .bytes
+                .checked_next_multiple_of(8)
+                .and_then(|n| total.checked_add(n))
+                .ok_or_else(|| Error::argument("too many bytes to read back"))?;
         }
-        let dst = slab.as_device_ptr().offset(*start);
-        if on_host(request) {
-            Counters::add(&device.counters().host_copied_bytes, request.bytes);
-            // SAFETY: the caller's; the memory is ready, and the slab has room.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    request.address.as_ptr().cast::<u8>(),
-                    dst.as_ptr().cast(),
-                    request.bytes,
-                );
+        let device = &tree.device;
+        let slab = device.host_slab(total)?;
+        let owners = tree.owners.as_slice();
+        let on_host = |r: &Request| r.on_host || device.is_host_readable();
+        if requests.iter().any(on_host) {
+            owners.iter().try_for_each(|owner| owner.wait_host())?;
+        }
+        let mut copies = Vec::new();
+        for (request, (start, _)) in requests.iter().zip(&ranges) {
+            if request.bytes == 0 {
+                continue;
             }
-        } else {
-            copies.push(CopyOp {
-                src: request.address,
-                dst,
-                bytes: request.bytes,
-                kind: CopyKind::DeviceToHost,
-            });
+            let dst = slab.as_device_ptr().offset(*start);
+            if on_host(request) {
+                Counters::add(&device.counters().host_copied_bytes, request.bytes);
+                // SAFETY: the caller's; the memory is ready, and the slab has room.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        request.address.as_ptr().cast::<u8>(),
+                        dst.as_ptr().cast(),
+                        request.bytes,
+                    );
+                }
+            } else {
+                copies.push(CopyOp {
+                    src: request.address,
+                    dst,
+                    bytes: request.bytes,
+                    kind: CopyKind::DeviceToHost,
+                });
+            }
+        }
+        if copies.is_empty() {
+            let answers = Arrival::Here(slab);
+            return Ok(Self { answers, ranges });
+        }
+        let default;
+        let queue = match queue {
+            Some(queue) => queue,
+            None => {
+                default = device.default_queue();
+                &default
+            }
+        };
+        // SAFETY: the caller's; the slab has room for each.
+        let reading = unsafe { Reading::start(queue, owners, &copies, slab, owners.to_vec()) }?;
+        let answers = Arrival::Coming(reading);
+        Ok(Self { answers, ranges })
+    }
+
+    /// When the answers are there; `None` if they are.
+    #[cfg(feature = "async")]
+    pub(crate) fn event(&self) -> Option<&crate::device::SyncEvent> {
+        match &self.answers {
+            Arrival::Here(_) => None,
+            Arrival::Coming(reading) => reading.event(),
         }
     }
-    if !copies.is_empty() {
-        // SAFETY: the caller's; the slab has room for each.
-        slab = unsafe { read_back(&device.default_queue(), owners, &copies, slab) }?;
+
+    /// Makes this thread wait for the answers: one host wait, if there are copies.
+    pub(crate) fn finish(self) -> Result<Answers> {
+        let slab = match self.answers {
+            Arrival::Here(slab) => slab,
+            Arrival::Coming(reading) => reading.finish()?.0,
+        };
+        let ranges = self.ranges;
+        Ok(Answers { slab, ranges })
     }
-    Ok(Answers { slab, ranges })
 }
 
 /// Resolves all lengths of an array and its descendants that are still unknown: in place where the
@@ -268,44 +330,95 @@ fn hidden_sizes(tree: &Tree, node: usize, hidden: &mut Vec<Sizes>) {
 
 /// The null counts of these [`Parts`] of an array; those that are unknown are counted from masks
 /// that are read back together.
-pub(crate) fn null_counts(array: &DeviceArray, views: &[View]) -> Result<Vec<usize>> {
-    let tree = array.tree();
-    let known = |view: &View| tree.vouched_nulls_of(&tree.nodes[view.node], *view);
-    let mut counts: Vec<_> = views.iter().map(known).collect();
-    counts[0] = array.vouched_null_count();
-    let unknown: Vec<_> = (0..views.len()).filter(|&i| counts[i].is_none()).collect();
-    if !unknown.is_empty() {
-        let masks: Vec<_> = unknown.iter().map(|&i| views[i]).collect();
-        for (&i, nulls) in unknown.iter().zip(count_masks(tree, &masks)?) {
-            let view = views[i];
-            counts[i] = Some(nulls);
-            let node = &tree.nodes[view.node];
-            if view.offset == node.offset && view.length == node.length {
-                node.nulls.set(nulls);
-            }
-            if i == 0 {
-                array.set_null_count(nulls);
-            }
-        }
-    }
-    Ok(counts.into_iter().map(|n| n.unwrap_or(0)).collect())
+pub(crate) fn null_counts(array: &DeviceArray, views: Vec<View>) -> Result<Vec<usize>> {
+    NullCounting::start(array, views)?.finish()
 }
 
-/// Counts the nulls of views that have a mask: the masks are read back together.
-fn count_masks(tree: &Tree, views: &[View]) -> Result<Vec<usize>> {
-    let request = |view: &View| Request {
+/// Null counts under way.
+#[derive(Debug)]
+pub(crate) struct NullCounting {
+    array: DeviceArray,
+    views: Vec<View>,
+    counts: Vec<Option<usize>>,
+    /// Of the masks of those that are unknown.
+    masks: Gathering,
+}
+
+impl NullCounting {
+    /// Gives the copies of the masks to the device's default queue. Waits only where the host reads them
+    /// itself.
+    pub(crate) fn start(array: &DeviceArray, views: Vec<View>) -> Result<Self> {
+        let tree = array.tree();
+        let known = |view: &View| tree.vouched_nulls_of(&tree.nodes[view.node], *view);
+        let mut counts: Vec<_> = views.iter().map(known).collect();
+        counts[0] = array.vouched_null_count();
+        let requests: Vec<_> = (views.iter().zip(&counts))
+            .filter(|(_, count)| count.is_none())
+            .map(|(view, _)| mask_request(tree, view))
+            .collect();
+        // SAFETY: what `mask_request` asks for lies in the mask.
+        let masks = unsafe { Gathering::start(tree, &requests, None) }?;
+        Ok(Self {
+            array: array.clone(),
+            views,
+            counts,
+            masks,
+        })
+    }
+
+    /// When the masks are there; `None` if they are.
+    #[cfg(feature = "async")]
+    pub(crate) fn event(&self) -> Option<&crate::device::SyncEvent> {
+        self.masks.event()
+    }
+
+    /// Makes this thread wait for the masks, if there are any: one host wait. Counts of whole nodes are
+    /// kept.
+    pub(crate) fn finish(self) -> Result<Vec<usize>> {
+        let answers = self.masks.finish()?;
+        let tree = self.array.tree();
+        let mut request = 0;
+        let each = self.counts.into_iter().zip(&self.views).enumerate();
+        let counts = each.map(|(i, (count, view))| {
+            count.unwrap_or_else(|| {
+                let nulls = nulls_in(answers.bytes(request), view);
+                request += 1;
+                let node = &tree.nodes[view.node];
+                if view.offset == node.offset && view.length == node.length {
+                    node.nulls.set(nulls);
+                }
+                if i == 0 {
+                    self.array.set_null_count(nulls);
+                }
+                nulls
+            })
+        });
+        Ok(counts.collect())
+    }
+}
+
+/// The bytes of the mask that hold a view's bits: a mask has one bit for each row of its node, and views
+/// lie inside their node.
+fn mask_request(tree: &Tree, view: &View) -> Request {
+    Request {
         address: tree.slots(view.node)[0]
             .address()
             .offset(view.validity_offset / 8),
         bytes: (view.validity_offset % 8 + view.length).div_ceil(8),
         on_host: false,
-    };
-    let requests: Vec<_> = views.iter().map(request).collect();
-    // SAFETY: a mask has one bit for each row of its node, and views lie inside their node.
+    }
+}
+
+fn nulls_in(mask: &[u8], view: &View) -> usize {
+    view.length - count_bits(mask, view.validity_offset % 8, view.length)
+}
+
+/// Counts the nulls of views that have a mask: the masks are read back together.
+fn count_masks(tree: &Tree, views: &[View]) -> Result<Vec<usize>> {
+    let requests: Vec<_> = views.iter().map(|view| mask_request(tree, view)).collect();
+    // SAFETY: what `mask_request` asks for lies in the mask.
     let answers = unsafe { gather(tree, &requests) }?;
-    let count = |(k, view): (usize, &View)| {
-        view.length - count_bits(answers.bytes(k), view.validity_offset % 8, view.length)
-    };
+    let count = |(k, view)| nulls_in(answers.bytes(k), view);
     Ok(views.iter().enumerate().map(count).collect())
 }
 
@@ -354,7 +467,7 @@ impl DeviceArray {
             parts.null_count(i, node, view).is_none()
         };
         if (0..parts.len()).any(unknown) {
-            null_counts(self, &parts.views())?;
+            null_counts(self, parts.views())?;
         }
         Ok(self.null_count().unwrap_or(0))
     }

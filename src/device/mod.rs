@@ -2,6 +2,8 @@
 
 mod backend;
 mod bulk;
+#[cfg(feature = "async")]
+mod completion;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
@@ -19,6 +21,8 @@ pub use backend::{
     AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Notify, RawQueue, device_error,
 };
 pub(crate) use bulk::{LARGE, copy_large};
+#[cfg(feature = "async")]
+pub(crate) use completion::Completion;
 pub(crate) use cpu::ALIGNMENT;
 #[cfg(test)]
 pub(crate) use cpu::HostBackend;

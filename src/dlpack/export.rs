@@ -401,7 +401,7 @@ impl DeviceArray {
 fn refuse_nulls(array: &DeviceArray) -> Result<()> {
     let nulls = match array.null_count() {
         Some(nulls) => nulls,
-        None => null_counts(array, &[array.view()])?.into_iter().sum(),
+        None => null_counts(array, vec![array.view()])?.into_iter().sum(),
     };
     if nulls == 0 {
         return Ok(());

@@ -25,7 +25,7 @@ use crate::data::tree::{Node, Slot, Tree, View};
 use crate::data::{DeviceArray, hidden};
 use crate::device::{Counters, Device, SyncEvent};
 use crate::error::{Error, Result};
-use crate::interchange::export::{NullCounts, ReleasePolicy};
+use crate::interchange::export::ReleasePolicy;
 use crate::memory::{HostSlab, Owner};
 
 /// Start of the block.
@@ -95,11 +95,21 @@ impl Block {
     }
 }
 
+/// What is done about null counts that are unknown.
+pub(crate) enum Nulls {
+    AllowUnknown,
+    /// They are counted, with one host wait.
+    Count,
+    /// They were: one for each part.
+    #[cfg_attr(not(feature = "async"), allow(dead_code))]
+    Counted(Vec<usize>),
+}
+
 /// Builds the C struct of an array. `as_batch`: see [`Parts`].
 pub(crate) fn build(
     array: &DeviceArray,
     as_batch: bool,
-    null_counts: NullCounts,
+    null_counts: Nulls,
     event: Option<EventKeeper>,
     policy: ReleasePolicy,
 ) -> Result<CArray> {
@@ -124,10 +134,11 @@ pub(crate) fn build(
             states_sizes |= knows_sizes(tree.slots_of(node));
         }
     });
-    let mut counted = None;
-    if unknown_nulls && null_counts == NullCounts::Exact {
-        counted = Some(hidden::null_counts(array, &parts.views())?);
-    }
+    let counted = match null_counts {
+        Nulls::Counted(counts) => Some(counts),
+        Nulls::Count if unknown_nulls => Some(hidden::null_counts(array, parts.views())?),
+        Nulls::Count | Nulls::AllowUnknown => None,
+    };
     let nulls = counted.as_deref();
 
     let owners = tree.owners.as_slice();

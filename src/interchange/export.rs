@@ -14,7 +14,7 @@ use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, SyncEvent};
 use crate::error::Result;
-use crate::interchange::arena::{self, EventKeeper};
+use crate::interchange::arena::{self, EventKeeper, Nulls};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
 
@@ -94,8 +94,8 @@ impl ReleasePolicy {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
-    sync: SyncPolicy,
-    null_counts: NullCounts,
+    pub(super) sync: SyncPolicy,
+    pub(super) null_counts: NullCounts,
     pub(super) release: ReleasePolicy,
 }
 
@@ -114,6 +114,13 @@ impl ExportOptions {
     pub const fn with_null_counts(mut self, null_counts: NullCounts) -> Self {
         self.null_counts = null_counts;
         self
+    }
+
+    pub(super) fn nulls(&self) -> Nulls {
+        match self.null_counts {
+            NullCounts::Exact => Nulls::Count,
+            NullCounts::AllowUnknown => Nulls::AllowUnknown,
+        }
     }
 
     /// What release relies on.
@@ -154,7 +161,7 @@ impl DeviceArray {
     /// # Errors
     /// As [`export`](Self::export).
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        export(self, options, false)
+        export(self, options, false, options.nulls())
     }
 }
 
@@ -175,27 +182,22 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`DeviceArray::export`].
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        export(self.as_struct(), options, true)
+        export(self.as_struct(), options, true, options.nulls())
     }
 }
 
 /// `as_batch`: the root goes out at offset 0 and without a mask; its rows are its children's.
-fn export(
+pub(super) fn export(
     array: &DeviceArray,
     options: &ExportOptions,
     as_batch: bool,
+    nulls: Nulls,
 ) -> Result<FFI_ArrowDeviceArray> {
     let event = Handover::of(array, options.sync)?;
     let id = array.device().id();
     let sync_event = event.pointer();
     Ok(FFI_ArrowDeviceArray {
-        array: arena::build(
-            array,
-            as_batch,
-            options.null_counts,
-            event.keeper(),
-            options.release,
-        )?,
+        array: arena::build(array, as_batch, nulls, event.keeper(), options.release)?,
         device_id: id.id,
         device_type: id.device_type,
         sync_event,

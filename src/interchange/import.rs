@@ -16,58 +16,12 @@ use crate::data::hidden;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{AddressClass, Device, DeviceId, DevicePtr, Devices, EventPtr};
+use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr};
 use crate::error::{Error, Result};
+use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::schema::{import_field, import_schema};
 use crate::interchange::validate::validate_full;
 use crate::memory::{Memory, Owner, Ready};
-
-/// How much of foreign data is checked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum Validation {
-    /// Everything that can be checked without reading a buffer: pointers, counts, lengths, offsets,
-    /// flags, nesting, whose memory it is. Values are trusted.
-    #[default]
-    Structure,
-    /// Values too: offsets, keys, type ids, views, run ends, UTF-8, null counts. This waits for the
-    /// data, and where the host cannot read the memory it copies it down once.
-    Full,
-}
-
-/// How an import is done.
-///
-/// ```
-/// use arrow_device::{Devices, ImportOptions, Validation};
-/// let options = ImportOptions::default()
-///     .with_devices(Devices::new())
-///     .with_validation(Validation::Full);
-/// ```
-#[derive(Clone, Debug, Default)]
-pub struct ImportOptions {
-    devices: Option<Devices>,
-    validation: Validation,
-}
-
-impl ImportOptions {
-    /// Where the device is looked up; [`Devices::global`] otherwise.
-    #[must_use]
-    pub fn with_devices(mut self, devices: Devices) -> Self {
-        self.devices = Some(devices);
-        self
-    }
-
-    /// How much is checked; [`Validation::Structure`] otherwise.
-    #[must_use]
-    pub fn with_validation(mut self, validation: Validation) -> Self {
-        self.validation = validation;
-        self
-    }
-
-    fn devices(&self) -> &Devices {
-        self.devices.as_ref().unwrap_or(Devices::global())
-    }
-}
 
 impl DeviceArray {
     /// Takes over a foreign array of any type. Nothing is copied, read or waited for; null counts
@@ -163,17 +117,45 @@ impl DeviceRecordBatch {
         schema: SchemaRef,
         options: &ImportOptions,
     ) -> Result<Self> {
+        // SAFETY: the caller's.
+        let batch = unsafe { Self::import_unread(array, schema, options) }?;
+        batch.read_import(options)?;
+        Ok(batch)
+    }
+
+    /// As [`import_as`](Self::import_as), which reads the memory afterwards where it
+    /// [must](Self::is_import_read): nothing waits here.
+    ///
+    /// # Safety
+    /// As [`DeviceArray::import`].
+    pub(crate) unsafe fn import_unread(
+        array: FFI_ArrowDeviceArray,
+        schema: SchemaRef,
+        options: &ImportOptions,
+    ) -> Result<Self> {
         let root = DataType::Struct(schema.fields().clone());
         check_type(&root)?;
         // SAFETY: the caller's.
         let tree = unsafe { import(array, root, options) }?;
-        if options.validation == Validation::Full {
-            hidden::check_null_counts(&tree)?;
-        }
         let array = DeviceArray::from_tree(Arc::new(tree));
+        Ok(Self::from_struct(schema, array))
+    }
+
+    /// Whether [`read_import`](Self::read_import) has nothing to read.
+    #[cfg(feature = "async")]
+    pub(crate) fn is_import_read(&self, options: &ImportOptions) -> bool {
+        options.validation == Validation::Structure && self.as_struct().null_count().is_some()
+    }
+
+    /// What an import checks by reading the memory.
+    pub(crate) fn read_import(&self, options: &ImportOptions) -> Result<()> {
+        let array = self.as_struct();
+        if options.validation == Validation::Full {
+            hidden::check_null_counts(array.tree())?;
+        }
         if array.null_count().is_none() {
             // A mask without a count: only its bits tell.
-            hidden::null_counts(&array, &[array.view()])?;
+            hidden::null_counts(array, vec![array.view()])?;
         }
         if array.null_count() != Some(0) {
             return Err(Error::invalid(
@@ -182,9 +164,9 @@ impl DeviceRecordBatch {
             ));
         }
         if options.validation == Validation::Full {
-            validate_values(&array)?;
+            validate_values(array)?;
         }
-        Ok(Self::from_struct(schema, array))
+        Ok(())
     }
 }
 

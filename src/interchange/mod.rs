@@ -3,10 +3,15 @@
 mod arena;
 mod cudf;
 mod export;
+#[cfg(feature = "async")]
+mod exporting;
 mod import;
+mod options;
 pub(crate) mod schema;
 pub(crate) mod validate;
 
 pub use cudf::check_for_cudf;
 pub use export::{ExportOptions, NullCounts, ReleasePolicy, SyncPolicy};
-pub use import::{ImportOptions, Validation};
+#[cfg(feature = "async")]
+pub(crate) use exporting::Exporting;
+pub use options::{ImportOptions, Validation};

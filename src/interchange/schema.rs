@@ -8,8 +8,9 @@
 //! What cannot be kept, for want of a place in arrow-rs's types: name, metadata and flags of a
 //! dictionary's values; keys that metadata repeats (the last one counts).
 
+mod metadata;
+
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::ffi::{CStr, c_char};
 use std::fmt::Write;
 use std::ptr;
@@ -28,12 +29,13 @@ use crate::data::layout::{
 };
 use crate::error::{Error, Result};
 
+pub(crate) use metadata::decode_metadata;
+#[cfg(feature = "async")]
+pub(crate) use metadata::encode_metadata;
+
 /// Most fields of a schema, descendants included: a child that is reached by many ways, each short,
 /// ends here.
 const MAX_FIELDS: usize = 1 << 24;
-
-/// Longest encoded metadata of one field, in bytes. The encoding does not tell its length.
-const MAX_METADATA: usize = i32::MAX as usize;
 
 /// Checks a schema and builds its root as a field.
 ///
@@ -92,7 +94,9 @@ impl Walk {
             return self.refuse(".format", "a null pointer");
         };
         let name = self.text(schema, schema.name, ".name")?.unwrap_or("");
-        let metadata = match read_metadata(schema) {
+        // SAFETY: metadata of a live schema is null or encoded as the interface says, and lives as long
+        // as the schema does: the producer's part of the C data interface.
+        let metadata = match unsafe { decode_metadata(schema.metadata) } {
             Ok(metadata) => metadata,
             Err(message) => return self.refuse(".metadata", message),
         };
@@ -267,58 +271,6 @@ fn text_of(e: ArrowError) -> String {
     match e {
         ArrowError::CDataInterface(text) | ArrowError::InvalidArgumentError(text) => text,
         e => e.to_string(),
-    }
-}
-
-fn read_metadata(schema: &CSchema) -> Result<HashMap<String, String>, Cow<'static, str>> {
-    let mut reader = MetadataReader {
-        start: schema.metadata.cast(),
-        read: 0,
-    };
-    let mut metadata = HashMap::new();
-    if schema.metadata.is_null() {
-        return Ok(metadata);
-    }
-    // Grows entry by entry: a wrong count must not allocate.
-    for _ in 0..reader.count()? {
-        let key = reader.text()?;
-        metadata.insert(key, reader.text()?);
-    }
-    Ok(metadata)
-}
-
-/// Reads metadata as the C data interface encodes it: counts are native `int32_t`, unaligned.
-struct MetadataReader {
-    start: *const u8,
-    /// Bytes.
-    read: usize,
-}
-
-impl MetadataReader {
-    fn bytes(&mut self, n: usize) -> Result<&[u8], Cow<'static, str>> {
-        if n > MAX_METADATA - self.read {
-            return Err("longer than 2^31 - 1 bytes".into());
-        }
-        // SAFETY: `start` is the metadata of a schema that is alive during the walk; its producer
-        // vouches that all the bytes that the counts in it announce are there. No sum overflows:
-        // checked above.
-        let bytes = unsafe { std::slice::from_raw_parts(self.start.add(self.read), n) };
-        self.read += n;
-        Ok(bytes)
-    }
-
-    fn count(&mut self) -> Result<usize, Cow<'static, str>> {
-        let mut count = [0; 4];
-        count.copy_from_slice(self.bytes(4)?);
-        usize::try_from(i32::from_ne_bytes(count)).map_err(|_| "a negative count or length".into())
-    }
-
-    fn text(&mut self) -> Result<String, Cow<'static, str>> {
-        let n = self.count()?;
-        match std::str::from_utf8(self.bytes(n)?) {
-            Ok(text) => Ok(text.to_owned()),
-            Err(e) => Err(format!("not UTF-8: {e}").into()),
-        }
     }
 }
 

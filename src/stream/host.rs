@@ -29,8 +29,7 @@ pub struct HostRecordBatchReader<R> {
     prefetch: usize,
     /// Batches that the stream gave and the consumer has not, oldest first; an error is the last.
     coming: VecDeque<Result<Coming>>,
-    /// Made when the first batch is copied.
-    queue: Option<Queue>,
+    queue: CopyQueue,
     /// The stream is not asked any more.
     ended: bool,
 }
@@ -48,7 +47,7 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
             reader,
             prefetch: 1,
             coming: VecDeque::new(),
-            queue: None,
+            queue: CopyQueue::default(),
             ended: false,
         }
     }
@@ -86,21 +85,27 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
                 "a batch's schema differs from its stream's",
             ));
         }
-        let queue = self.queue_of(batch.device())?;
+        let queue = self.queue.of(batch.device(), self.prefetch)?;
         Ok(Coming {
             schema: batch.schema().clone(),
             array: batch.as_struct().start_to_host(&queue)?,
         })
     }
+}
 
-    /// The queue for copies: its own one where there is something that they may overlap with.
-    fn queue_of(&mut self, device: &Device) -> Result<Queue> {
-        if self.prefetch == 0 || device.is_host_readable() {
+/// A queue for copies to the host, made when the first batch is copied.
+#[derive(Debug, Default)]
+pub(super) struct CopyQueue(Option<Queue>);
+
+impl CopyQueue {
+    /// Its own queue where there is something that copies may overlap with.
+    pub(super) fn of(&mut self, device: &Device, prefetch: usize) -> Result<Queue> {
+        if prefetch == 0 || device.is_host_readable() {
             return Ok(device.default_queue());
         }
-        match &self.queue {
+        match &self.0 {
             Some(queue) if queue.device() == device => Ok(queue.clone()),
-            _ => Ok(self.queue.insert(device.new_queue()?).clone()),
+            _ => Ok(self.0.insert(device.new_queue()?).clone()),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Streams of batches and arrays: device readers, C streams in and out, host staging.
 
+#[cfg(feature = "async")]
+pub mod async_stream;
 mod coalesce;
 mod export;
 mod host;

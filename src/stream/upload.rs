@@ -24,11 +24,7 @@ const UPLOADS: usize = 64;
 #[derive(Debug)]
 pub struct UploadingReader<R> {
     reader: R,
-    queue: Queue,
-    /// When uploads are done, oldest first, and how many bytes each has.
-    under_way: VecDeque<(SyncEvent, usize)>,
-    /// Of all of them.
-    bytes: usize,
+    uploads: Uploads,
 }
 
 impl<R: RecordBatchReader> UploadingReader<R> {
@@ -39,31 +35,59 @@ impl<R: RecordBatchReader> UploadingReader<R> {
 
     /// Uploads on `queue`.
     pub fn new_on(reader: R, queue: Queue) -> Self {
+        let uploads = Uploads::new(queue);
+        Self { reader, uploads }
+    }
+}
+
+/// Uploads under way.
+#[derive(Debug)]
+pub(super) struct Uploads {
+    queue: Queue,
+    /// When they are done, oldest first, and how many bytes each has.
+    under_way: VecDeque<(SyncEvent, usize)>,
+    /// Of all of them.
+    bytes: usize,
+}
+
+impl Uploads {
+    pub(super) fn new(queue: Queue) -> Self {
         Self {
-            reader,
             queue,
             under_way: VecDeque::new(),
             bytes: 0,
         }
     }
 
-    /// Forgets uploads that are done, and waits while there are too many. An upload that failed counts as
-    /// done: who reads its batch waits for the same event.
-    fn make_room(&mut self) {
-        while let Some((event, bytes)) = self.under_way.front() {
-            if matches!(event.is_complete(), Ok(false)) {
-                if self.bytes < BYTES && self.under_way.len() < UPLOADS {
-                    break;
-                }
-                let _ = event.wait();
+    pub(super) fn device(&self) -> &Device {
+        self.queue.device()
+    }
+
+    /// Forgets uploads that are done; the oldest, which is forgotten too, if there are too many still. An
+    /// upload that failed counts as done: who reads its batch waits for the same event.
+    pub(super) fn oldest_beyond_limit(&mut self) -> Option<SyncEvent> {
+        while let Some((event, _)) = self.under_way.front() {
+            let waits = matches!(event.is_complete(), Ok(false));
+            if waits && self.bytes < BYTES && self.under_way.len() < UPLOADS {
+                break;
             }
+            let (event, bytes) = self.under_way.pop_front()?;
             self.bytes -= bytes;
-            self.under_way.pop_front();
+            if waits {
+                return Some(event);
+            }
+        }
+        None
+    }
+
+    /// Waits while there are too many.
+    fn make_room(&mut self) {
+        while let Some(oldest) = self.oldest_beyond_limit() {
+            let _ = oldest.wait();
         }
     }
 
-    fn upload(&mut self, batch: &arrow_array::RecordBatch) -> Result<DeviceRecordBatch> {
-        self.make_room();
+    pub(super) fn upload(&mut self, batch: &arrow_array::RecordBatch) -> Result<DeviceRecordBatch> {
         let batch = self.queue.device().upload_on(batch, &self.queue)?;
         let tree = batch.as_struct().tree();
         if let [owner] = tree.owners.as_slice() {
@@ -85,7 +109,8 @@ impl<R: RecordBatchReader> Iterator for UploadingReader<R> {
             Ok(batch) => batch,
             Err(e) => return Some(Err(e.into())),
         };
-        Some(self.upload(&batch))
+        self.uploads.make_room();
+        Some(self.uploads.upload(&batch))
     }
 }
 
@@ -95,6 +120,6 @@ impl<R: RecordBatchReader> DeviceRecordBatchReader for UploadingReader<R> {
     }
 
     fn device_type(&self) -> ArrowDeviceType {
-        self.queue.device().id().device_type
+        self.uploads.device().id().device_type
     }
 }

@@ -22,7 +22,11 @@ pub(crate) struct Download {
 impl Download {
     /// Queues the copies. Waits only for lengths that hide on the device.
     pub(crate) fn start(array: &DeviceArray, queue: &Queue) -> Result<Self> {
-        let plan = plan(array, false, false)?;
+        Self::of(plan(array, false, false)?, array, queue)
+    }
+
+    /// As [`start`](Self::start), for a plan that was made. Waits for nothing.
+    pub(super) fn of(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Self> {
         let slab = array.device().host_slab(plan.bytes)?;
         let base = slab.as_device_ptr();
         let copies: Vec<_> = plan

@@ -12,6 +12,8 @@
 //! Whatever a transfer wrote is padded to 64 bytes with zeros, the bits behind the last row included.
 //! Buffers that one put side by side stay so, and are one copy the next time.
 
+#[cfg(feature = "async")]
+mod arriving;
 mod copy;
 mod download;
 mod fix;
@@ -30,6 +32,8 @@ use crate::data::tree::Tree;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, DeviceId, Queue, SyncEvent};
 use crate::error::Result;
+#[cfg(feature = "async")]
+pub(crate) use crate::transfer::arriving::Arriving;
 use crate::transfer::download::Download;
 
 impl Device {
@@ -99,6 +103,24 @@ pub(crate) struct ToHost {
     array: DeviceArray,
     /// `None` if the host can read the array where it is.
     download: Option<Download>,
+}
+
+#[cfg(feature = "async")]
+impl ToHost {
+    /// The host can read `array`.
+    fn in_place(array: &DeviceArray) -> Self {
+        Self {
+            array: array.clone(),
+            download: None,
+        }
+    }
+
+    fn coming(array: &DeviceArray, download: Download) -> Self {
+        Self {
+            array: array.clone(),
+            download: Some(download),
+        }
+    }
 }
 
 impl ToHost {

@@ -6,6 +6,7 @@
 
 mod runs;
 
+use std::borrow::Borrow;
 use std::num::NonZeroU32;
 
 use crate::data::DeviceArray;
@@ -59,6 +60,22 @@ enum Need {
 /// `compact`: offsets start at 0 and null counts become known, whatever that takes. Else an array
 /// that the host cannot read keeps its offsets where it is whole, and its nulls uncounted.
 pub(crate) fn plan(array: &DeviceArray, compact: bool, to_device: bool) -> Result<Plan> {
+    // SAFETY: `plan_with` asks for what lies in the tree.
+    let read = |tree: &_, requests: &[_]| unsafe { gather(tree, requests) }.map(Some);
+    let plan = plan_with(array, compact, to_device, read)?;
+    plan.ok_or_else(|| Error::argument("a plan without its numbers"))
+}
+
+/// As [`plan`], where `read` gets the numbers: requests for rows inside their node's buffers, whose sizes
+/// the import checked or arrow-rs vouches for, so that each lies in the tree's memory. If it has no answer
+/// there is no plan either; to make one later is to start over. The requests are the same ones then, less
+/// what became known meanwhile.
+pub(crate) fn plan_with<A: Borrow<Answers>>(
+    array: &DeviceArray,
+    compact: bool,
+    to_device: bool,
+    mut read: impl FnMut(&Tree, &[Request]) -> Result<Option<A>>,
+) -> Result<Option<Plan>> {
     let readable = array.device().is_host_readable();
     if readable {
         array.wait()?;
@@ -89,18 +106,18 @@ pub(crate) fn plan(array: &DeviceArray, compact: bool, to_device: bool) -> Resul
             break;
         }
         let requests = std::mem::take(&mut planner.requests);
-        // SAFETY: requests are made for rows inside their node's buffers, whose sizes the import
-        // checked or arrow-rs vouches for.
-        let answers = unsafe { gather(tree, &requests) }?;
+        let Some(answers) = read(tree, &requests)? else {
+            return Ok(None);
+        };
         for waiting in std::mem::take(&mut planner.waiting) {
-            planner.resume(&waiting, &answers)?;
+            planner.resume(&waiting, answers.borrow())?;
         }
     }
     if tree.nodes.iter().any(|node| node.padded) {
         planner.plan.join();
     }
     planner.plan.lay_out()?;
-    Ok(planner.plan)
+    Ok(Some(planner.plan))
 }
 
 impl<'a> Planner<'a> {

@@ -1,0 +1,136 @@
+//! Key-value metadata as the C data interface encodes it ("ArrowSchema.metadata" of the specification):
+//! counts are native `int32_t`, unaligned; neither keys nor values end with a null byte.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ffi::c_char;
+
+#[cfg(feature = "async")]
+use crate::error::{Error, Result};
+
+/// Longest encoded metadata, in bytes. The encoding does not tell its length.
+const MAX_METADATA: usize = i32::MAX as usize;
+
+/// Reads metadata; null has none. Keys that repeat: the last one counts.
+///
+/// # Safety
+/// `metadata` is null or points to metadata, with all the bytes that the counts in it announce.
+///
+/// # Errors
+/// What is wrong with it: negative counts, too many bytes, not UTF-8.
+pub(crate) unsafe fn decode_metadata(
+    metadata: *const c_char,
+) -> std::result::Result<HashMap<String, String>, Cow<'static, str>> {
+    let mut decoded = HashMap::new();
+    if metadata.is_null() {
+        return Ok(decoded);
+    }
+    let mut reader = Reader {
+        start: metadata.cast(),
+        read: 0,
+    };
+    // Grows entry by entry: a wrong count must not allocate.
+    for _ in 0..reader.count()? {
+        let key = reader.text()?;
+        decoded.insert(key, reader.text()?);
+    }
+    Ok(decoded)
+}
+
+struct Reader {
+    /// As `decode_metadata`'s caller promised.
+    start: *const u8,
+    /// Bytes.
+    read: usize,
+}
+
+impl Reader {
+    fn bytes(&mut self, n: usize) -> std::result::Result<&[u8], Cow<'static, str>> {
+        if n > MAX_METADATA - self.read {
+            return Err("longer than 2^31 - 1 bytes".into());
+        }
+        // SAFETY: `decode_metadata`'s caller vouches that all the bytes that the counts announce are
+        // there. No sum overflows: checked above.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start.add(self.read), n) };
+        self.read += n;
+        Ok(bytes)
+    }
+
+    fn count(&mut self) -> std::result::Result<usize, Cow<'static, str>> {
+        let mut count = [0; 4];
+        count.copy_from_slice(self.bytes(4)?);
+        usize::try_from(i32::from_ne_bytes(count)).map_err(|_| "a negative count or length".into())
+    }
+
+    fn text(&mut self) -> std::result::Result<String, Cow<'static, str>> {
+        let n = self.count()?;
+        match std::str::from_utf8(self.bytes(n)?) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(e) => Err(format!("not UTF-8: {e}").into()),
+        }
+    }
+}
+
+/// Encodes metadata, in the order of its keys; `None` if there is none.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if it is longer than 2^31 - 1 bytes.
+#[cfg(feature = "async")]
+pub(crate) fn encode_metadata(metadata: &HashMap<String, String>) -> Result<Option<Vec<u8>>> {
+    if metadata.is_empty() {
+        return Ok(None);
+    }
+    let mut entries: Vec<_> = metadata.iter().collect();
+    entries.sort_unstable();
+    let bytes = entries
+        .iter()
+        .map(|(key, value)| 8 + key.len() + value.len());
+    if bytes.sum::<usize>() > MAX_METADATA - 4 {
+        return Err(Error::argument("metadata is longer than 2^31 - 1 bytes"));
+    }
+    // No count or length exceeds the sum.
+    let mut encoded = (entries.len() as i32).to_ne_bytes().to_vec();
+    for (key, value) in entries {
+        for text in [key, value] {
+            encoded.extend_from_slice(&(text.len() as i32).to_ne_bytes());
+            encoded.extend_from_slice(text.as_bytes());
+        }
+    }
+    Ok(Some(encoded))
+}
+
+#[cfg(all(test, feature = "async"))]
+mod tests {
+    use super::*;
+
+    fn back(encoded: &[u8]) -> std::result::Result<HashMap<String, String>, Cow<'static, str>> {
+        // SAFETY: the tests give whole encodings.
+        unsafe { decode_metadata(encoded.as_ptr().cast()) }
+    }
+
+    #[test]
+    fn encoded_metadata_reads_back() {
+        let entries = [("a", "1"), ("", ""), ("\u{e9}", "\0")];
+        let metadata = HashMap::from(entries.map(|(k, v)| (k.to_owned(), v.to_owned())));
+        let encoded = encode_metadata(&metadata).unwrap().unwrap();
+        assert_eq!(back(&encoded).unwrap(), metadata);
+        assert_eq!(encode_metadata(&HashMap::new()).unwrap(), None);
+        // SAFETY: null is allowed.
+        assert!(
+            unsafe { decode_metadata(std::ptr::null()) }
+                .unwrap()
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn wrong_metadata_is_refused() {
+        assert!(back(&(-1i32).to_ne_bytes()).is_err());
+        let mut encoded = Vec::new();
+        for n in [1i32, 1] {
+            encoded.extend_from_slice(&n.to_ne_bytes());
+        }
+        encoded.push(0xff);
+        assert!(back(&encoded).unwrap_err().contains("not UTF-8"));
+    }
+}

@@ -1,0 +1,157 @@
+//! Device streams as host streams.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use arrow_array::RecordBatch;
+use arrow_array::nonblocking::RecordBatchStream;
+use arrow_schema::{ArrowError, SchemaRef};
+use futures_core::Stream;
+
+use crate::async_stream::DeviceRecordBatchStream;
+use crate::data::host::to_batch;
+use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::error::{Error, Result};
+use crate::stream::host::CopyQueue;
+use crate::transfer::Arriving;
+
+/// A device stream read as host batches: [`HostRecordBatchReader`](crate::HostRecordBatchReader) for tasks. Batches come
+/// down one ahead of the consumer; no poll waits, neither for copies nor for lengths that hide on the device.
+/// After an error, or its end, it ends.
+#[derive(Debug)]
+pub struct HostRecordBatchStream<S> {
+    /// `None` once it is not asked any more.
+    stream: Option<Pin<Box<S>>>,
+    schema: SchemaRef,
+    prefetch: usize,
+    /// Batches that the stream gave and the consumer has not, oldest first; an error is the last.
+    coming: VecDeque<Result<Coming>>,
+    queue: CopyQueue,
+}
+
+/// A batch on its way to the host.
+#[derive(Debug)]
+struct Coming {
+    schema: SchemaRef,
+    array: Arriving,
+    /// Once it is there.
+    arrived: Option<Result<DeviceArray>>,
+}
+
+impl Coming {
+    fn drive(&mut self, cx: &mut Context<'_>) {
+        if self.arrived.is_none() {
+            if let Poll::Ready(array) = self.array.poll(cx) {
+                self.arrived = Some(array);
+            }
+        }
+    }
+}
+
+impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
+    /// Reads `stream`.
+    pub fn new(stream: S) -> Self {
+        Self {
+            schema: stream.schema(),
+            stream: Some(Box::pin(stream)),
+            prefetch: 1,
+            coming: VecDeque::new(),
+            queue: CopyQueue::default(),
+        }
+    }
+
+    /// For how many batches more than were taken the stream may be asked; see
+    /// [`HostRecordBatchReader::with_prefetch`](crate::HostRecordBatchReader::with_prefetch).
+    #[must_use]
+    pub fn with_prefetch(mut self, batches: usize) -> Self {
+        self.prefetch = batches;
+        self
+    }
+
+    /// Takes from the stream what it has and what is wanted.
+    fn fill(&mut self, cx: &mut Context<'_>) {
+        while self.coming.len() <= self.prefetch && self.worth_it() {
+            let Some(stream) = &mut self.stream else {
+                break;
+            };
+            let next = match stream.as_mut().poll_next(cx) {
+                Poll::Pending => break,
+                Poll::Ready(next) => next,
+            };
+            match next {
+                Some(batch) => {
+                    let coming = batch.and_then(|batch| self.start(batch.into().batch));
+                    if coming.is_err() {
+                        self.stream = None;
+                    }
+                    self.coming.push_back(coming);
+                }
+                None => self.stream = None,
+            }
+        }
+    }
+
+    /// Nothing is gained by being ahead while the next batch is there.
+    fn worth_it(&self) -> bool {
+        self.coming.front().is_none_or(
+            |next| matches!(next, Ok(next) if next.arrived.is_none() && !next.array.is_in_place()),
+        )
+    }
+
+    fn start(&mut self, batch: DeviceRecordBatch) -> Result<Coming> {
+        if batch.schema().fields() != self.schema.fields() {
+            return Err(Error::argument(
+                "a batch's schema differs from its stream's",
+            ));
+        }
+        let queue = self.queue.of(batch.device(), self.prefetch)?;
+        Ok(Coming {
+            schema: batch.schema().clone(),
+            array: Arriving::new(batch.as_struct().clone(), queue),
+            arrived: None,
+        })
+    }
+}
+
+impl<S: DeviceRecordBatchStream> Stream for HostRecordBatchStream<S> {
+    type Item = Result<RecordBatch, ArrowError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        loop {
+            // What was asked for starts before more is: its copies overlap with that.
+            for coming in this.coming.iter_mut().flatten() {
+                coming.drive(cx);
+            }
+            let before = this.coming.len();
+            this.fill(cx);
+            if this.coming.len() == before {
+                break;
+            }
+        }
+        let batch = match this.coming.front() {
+            None if this.stream.is_none() => return Poll::Ready(None),
+            None => return Poll::Pending,
+            Some(Ok(next)) if next.arrived.is_none() => return Poll::Pending,
+            Some(_) => this.coming.pop_front(),
+        };
+        let batch = batch.and_then(|next| match next {
+            Ok(Coming {
+                schema, arrived, ..
+            }) => arrived.map(|array| to_batch(&schema, &array?)),
+            Err(e) => Some(Err(e)),
+        });
+        if matches!(batch, Some(Err(_))) {
+            this.stream = None;
+            this.coming.clear();
+        }
+        Poll::Ready(batch.map(|batch| batch.map_err(Error::into)))
+    }
+}
+
+impl<S: DeviceRecordBatchStream> RecordBatchStream for HostRecordBatchStream<S> {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+}

@@ -1,0 +1,11 @@
+//! To and from other streams and readers.
+
+mod blocking;
+mod host;
+mod reader;
+mod upload;
+
+pub use blocking::BlockingReader;
+pub use host::HostRecordBatchStream;
+pub use reader::ReaderStream;
+pub use upload::UploadingStream;

@@ -1,0 +1,127 @@
+//! Readers as streams.
+
+use std::pin::Pin;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+
+use arrow_schema::SchemaRef;
+use futures_core::Stream;
+
+use crate::abi::{ArrowDeviceType, guard};
+use crate::async_stream::DeviceRecordBatchStream;
+use crate::data::DeviceRecordBatch;
+use crate::error::{Error, Result};
+use crate::stream::DeviceRecordBatchReader;
+
+/// A reader as a stream: a thread of its own asks for batches, so that a reader which waits (a foreign
+/// stream's `get_next`) holds up no task. The thread ends with the reader, after an error, or at the next batch
+/// once the stream was dropped.
+#[derive(Debug)]
+pub struct ReaderStream {
+    batches: Receiver<Result<DeviceRecordBatch>>,
+    task: Task,
+    schema: SchemaRef,
+    device_type: ArrowDeviceType,
+}
+
+/// Who waits for a batch.
+type Task = Arc<Mutex<Option<Waker>>>;
+
+impl ReaderStream {
+    /// Starts the thread, which reads `depth` batches ahead (at least 1) and waits then.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`]-like refusals of the system to start a thread, as [`Error::Arrow`] with the cause.
+    pub fn spawn(
+        reader: impl DeviceRecordBatchReader + Send + 'static,
+        depth: usize,
+    ) -> Result<Self> {
+        let (schema, device_type) = (reader.schema(), reader.device_type());
+        let task = Task::default();
+        // One more is held by the thread.
+        let (sender, batches) = sync_channel(depth.saturating_sub(1).min(1 << 16));
+        let to_wake = task.clone();
+        let read = move || {
+            let mut reader = reader;
+            loop {
+                let next = guard::call_rust("reading a stream", || Ok(reader.next()));
+                let next = next.unwrap_or_else(|e| Some(Err(e)));
+                let Some(batch) = next else { break };
+                let over = batch.is_err();
+                // Nobody listens any more: what comes back goes here.
+                let sent = guard::call_foreign("dropping a batch", || sender.send(batch).is_ok());
+                wake(&to_wake);
+                if over || !matches!(sent, Ok(true)) {
+                    break;
+                }
+            }
+            // It may panic as well.
+            let _ = guard::call_foreign("dropping a reader", || drop(reader));
+            // The end is there to be seen before the task looks.
+            drop(sender);
+            wake(&to_wake);
+        };
+        let thread = thread::Builder::new().name("arrow-device reader".into());
+        thread.spawn(read).map_err(|e| {
+            Error::from(arrow_schema::ArrowError::IoError(
+                format!("no thread for a reader: {e}"),
+                e,
+            ))
+        })?;
+        Ok(Self {
+            batches,
+            task,
+            schema,
+            device_type,
+        })
+    }
+}
+
+fn wake(task: &Task) {
+    let waker = task.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(waker) = waker {
+        // A panic of it is its own.
+        let _ = guard::call_foreign("waking a task", || waker.wake());
+    }
+}
+
+impl Stream for ReaderStream {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = |e| match e {
+            TryRecvError::Empty => Poll::Pending,
+            TryRecvError::Disconnected => Poll::Ready(None),
+        };
+        let first = self
+            .batches
+            .try_recv()
+            .map_or_else(next, |b| Poll::Ready(Some(b)));
+        if first.is_ready() {
+            return first;
+        }
+        let new = cx.waker().clone();
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = task.replace(new);
+        drop(task);
+        drop(old);
+        // What came before the waker was there.
+        self.batches
+            .try_recv()
+            .map_or_else(next, |b| Poll::Ready(Some(b)))
+    }
+}
+
+impl DeviceRecordBatchStream for ReaderStream {
+    type Batch = DeviceRecordBatch;
+
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device_type
+    }
+}

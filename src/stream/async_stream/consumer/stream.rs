@@ -1,0 +1,274 @@
+//! The stream that a handler's calls become.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use arrow_schema::SchemaRef;
+use futures_core::Stream;
+use futures_core::stream::FusedStream;
+
+use super::handler::{AsyncStreamHandler, Producer, Shared};
+use super::inbox::Next;
+use super::task::Task;
+use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
+use crate::async_stream::{AsyncBatch, DeviceRecordBatchStream};
+use crate::data::DeviceRecordBatch;
+use crate::device::Completion;
+use crate::error::{Error, Result};
+use crate::interchange::ImportOptions;
+
+/// What `on_schema` tells.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) schema: SchemaRef,
+    pub(super) device_type: ArrowDeviceType,
+    pub(super) metadata: HashMap<String, String>,
+}
+
+/// The taking end of a handler. Dropping it cancels.
+#[derive(Debug)]
+struct Consumer {
+    shared: Arc<Shared>,
+    options: ImportOptions,
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        // SAFETY: the inbox calls this only while the handler is not released.
+        let cancel = |producer: Producer| _ = unsafe { producer.cancel() };
+        // Dropping what was queued extracts it with null.
+        drop(self.shared.inbox.abandon(cancel));
+    }
+}
+
+/// A stream whose producer has not told the schema yet. Dropping it cancels: `on_schema` is answered with
+/// `ECANCELED`.
+#[must_use = "dropping it cancels the stream"]
+#[derive(Debug)]
+pub struct Opening {
+    /// `None` once it has ended.
+    consumer: Option<Consumer>,
+}
+
+impl Future for Opening {
+    type Output = Result<AsyncDeviceRecordBatchStream>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(consumer) = &self.consumer else {
+            return Poll::Ready(Err(Error::argument("the stream was opened already")));
+        };
+        let opened = ready!(consumer.shared.inbox.poll_schema(cx.waker()));
+        let consumer = self.consumer.take();
+        Poll::Ready(opened.map(|opened| AsyncDeviceRecordBatchStream {
+            consumer,
+            opened,
+            arrived: None,
+        }))
+    }
+}
+
+/// A producer's async device stream: batches with their metadata, in order. After an error or its end it
+/// gives nothing more; dropping it cancels. Batches may outlive it.
+///
+/// Batches come with the event after which they may be read, as everywhere; nothing waits for it here but
+/// [`Validation::Full`](crate::Validation::Full), and a root with a mask that nobody has counted. For these the task
+/// waits until the batch is ready; where the host cannot read the memory, the poll then copies what it checks and
+/// waits for that.
+#[derive(Debug)]
+pub struct AsyncDeviceRecordBatchStream {
+    /// `None` once it has ended.
+    consumer: Option<Consumer>,
+    opened: Opened,
+    /// A batch that is not ready to be checked.
+    arrived: Option<(Completion, AsyncBatch)>,
+}
+
+impl AsyncDeviceRecordBatchStream {
+    /// A handler for a producer, and the stream that it fills. At first `queue_depth` batches are requested (at
+    /// least 1), then one for each that is taken: at most so many wait here.
+    ///
+    /// ```
+    /// # use arrow_array::record_batch;
+    /// # use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce};
+    /// # use arrow_device::{Devices, ExportOptions, SyncPolicy};
+    /// # use futures::StreamExt;
+    /// # futures::executor::block_on(async {
+    /// let batch = Devices::cpu().upload(&record_batch!(("id", Int64, [1, 2, 3]))?)?;
+    /// // SAFETY: the producer is one of ours.
+    /// let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(4, Default::default()) };
+    /// let (schema, device_type) = (batch.schema().clone(), batch.device().id().device_type);
+    /// let batches = futures::stream::iter([Ok(batch)]);
+    /// let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+    /// let producing = produce(batches, handler.into_ffi(), ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)));
+    /// let consuming = async {
+    ///     let mut stream = opening.await?;
+    ///     while let Some(batch) = stream.next().await {
+    ///         assert_eq!(batch?.batch.num_rows(), 3);
+    ///     }
+    ///     Ok(())
+    /// };
+    /// let (produced, consumed): (_, arrow_device::Result<()>) = futures::join!(producing, consuming);
+    /// produced?;
+    /// consumed
+    /// # }).map_err(Box::<dyn std::error::Error>::from)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Safety
+    /// Whoever is given the handler keeps to the async device stream interface, and its arrays are as
+    /// [`DeviceArray::import`](crate::DeviceArray::import) asks.
+    pub unsafe fn handler(
+        queue_depth: usize,
+        options: ImportOptions,
+    ) -> (AsyncStreamHandler, Opening) {
+        let (handler, shared) = AsyncStreamHandler::new(queue_depth);
+        let consumer = Some(Consumer { shared, options });
+        (handler, Opening { consumer })
+    }
+
+    /// The schema of all batches.
+    pub fn schema(&self) -> SchemaRef {
+        self.opened.schema.clone()
+    }
+
+    /// The type of device that all batches are on.
+    pub fn device_type(&self) -> ArrowDeviceType {
+        self.opened.device_type
+    }
+
+    /// What the producer tells of the whole stream.
+    pub fn metadata(&self) -> &HashMap<String, String> {
+        &self.opened.metadata
+    }
+
+    /// The batches without their metadata.
+    pub fn into_batches(self) -> Batches {
+        Batches(self)
+    }
+
+    /// The stream ends with `e`: the producer is told, and what is queued goes.
+    fn fail(&mut self, e: Error) -> Poll<Option<Result<AsyncBatch>>> {
+        self.consumer = None;
+        Poll::Ready(Some(Err(e)))
+    }
+}
+
+impl Consumer {
+    fn import(
+        &self,
+        array: FFI_ArrowDeviceArray,
+        opened: &Opened,
+    ) -> Result<(DeviceRecordBatch, Option<Completion>)> {
+        let (schema, options) = (opened.schema.clone(), &self.options);
+        // SAFETY: the caller of `handler` vouches for the stream's arrays.
+        let batch = unsafe { DeviceRecordBatch::import_unread(array, schema, options) }?;
+        if batch.is_import_read(options) {
+            batch.read_import(options)?;
+            return Ok((batch, None));
+        }
+        let Some(event) = batch.ready_event()? else {
+            batch.read_import(options)?;
+            return Ok((batch, None));
+        };
+        Ok((batch, Some(Completion::of(event))))
+    }
+
+    fn extract(&self, task: Task, opened: &Opened) -> Result<(AsyncBatch, Option<Completion>)> {
+        let inbox = &self.shared.inbox;
+        let (array, metadata) = task.extract(opened.device_type).map_err(|e| match e {
+            // The producer may have told more by `on_error`.
+            Error::AsyncProducer { .. } => inbox.take_error().unwrap_or(e),
+            e => e,
+        })?;
+        inbox.request_one(|producer| {
+            // SAFETY: the inbox calls this only while the handler is not released.
+            if let Err(e) = unsafe { producer.request(1) } {
+                inbox.refuse(e);
+            }
+        });
+        let (batch, wait) = self.import(array, opened)?;
+        Ok((AsyncBatch { batch, metadata }, wait))
+    }
+}
+
+impl Stream for AsyncDeviceRecordBatchStream {
+    type Item = Result<AsyncBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        let Some(consumer) = &this.consumer else {
+            return Poll::Ready(None);
+        };
+        if this.arrived.is_none() {
+            let task = match ready!(consumer.shared.inbox.poll_next(cx.waker())) {
+                Next::Task(task) => task,
+                Next::Failed(e) => return this.fail(e),
+                Next::Ended => {
+                    this.consumer = None;
+                    return Poll::Ready(None);
+                }
+            };
+            match consumer.extract(task, &this.opened) {
+                Ok((batch, None)) => return Poll::Ready(Some(Ok(batch))),
+                Ok((batch, Some(wait))) => this.arrived = Some((wait, batch)),
+                Err(e) => return this.fail(e),
+            }
+        }
+        let Some((wait, _)) = &mut this.arrived else {
+            return Poll::Pending;
+        };
+        let waited = ready!(Pin::new(wait).poll(cx));
+        let Some((_, batch)) = this.arrived.take() else {
+            return Poll::Pending;
+        };
+        match waited.and_then(|()| batch.batch.read_import(&consumer.options)) {
+            Ok(()) => Poll::Ready(Some(Ok(batch))),
+            Err(e) => this.fail(e),
+        }
+    }
+}
+
+impl FusedStream for AsyncDeviceRecordBatchStream {
+    fn is_terminated(&self) -> bool {
+        self.consumer.is_none()
+    }
+}
+
+impl DeviceRecordBatchStream for AsyncDeviceRecordBatchStream {
+    type Batch = AsyncBatch;
+
+    fn schema(&self) -> SchemaRef {
+        self.schema()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device_type()
+    }
+}
+
+/// The batches of an [`AsyncDeviceRecordBatchStream`], without their metadata.
+#[derive(Debug)]
+pub struct Batches(AsyncDeviceRecordBatchStream);
+
+impl Stream for Batches {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = ready!(Pin::new(&mut self.0).poll_next(cx));
+        Poll::Ready(next.map(|item| item.map(|batch| batch.batch)))
+    }
+}
+
+impl DeviceRecordBatchStream for Batches {
+    type Batch = DeviceRecordBatch;
+
+    fn schema(&self) -> SchemaRef {
+        self.0.schema()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.0.device_type()
+    }
+}

@@ -1,0 +1,79 @@
+//! A task that a producer has handed over.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::{mem, ptr};
+
+use crate::abi::{ArrowDeviceType, FFI_ArrowAsyncTask, FFI_ArrowDeviceArray, guard};
+use crate::error::{Error, Result};
+
+/// A task, which is extracted exactly once: with null when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Task {
+    task: FFI_ArrowAsyncTask,
+    metadata: HashMap<String, String>,
+}
+
+impl Task {
+    /// # Safety
+    /// `task` keeps to the interface and was not extracted.
+    pub(super) unsafe fn new(task: FFI_ArrowAsyncTask) -> Self {
+        Self {
+            task,
+            metadata: HashMap::new(),
+        }
+    }
+
+    pub(super) fn with_metadata(mut self, metadata: HashMap<String, String>) -> Self {
+        self.metadata = metadata;
+        self
+    }
+
+    pub(super) fn can_be_extracted(&self) -> bool {
+        !self.task.is_empty()
+    }
+
+    /// The array and what came with it.
+    pub(super) fn extract(
+        mut self,
+        declared: ArrowDeviceType,
+    ) -> Result<(FFI_ArrowDeviceArray, HashMap<String, String>)> {
+        let mut out = FFI_ArrowDeviceArray::empty();
+        // Whatever is in `out` after a failure is released when it is dropped.
+        let errno = self.call(&raw mut out)?;
+        if errno != 0 {
+            return Err(Error::AsyncProducer {
+                errno,
+                message: Cow::Borrowed("extract_data failed"),
+                metadata: HashMap::new(),
+            });
+        }
+        if out.is_released() {
+            return Err(Error::invalid("extract_data", "gives no array"));
+        }
+        if out.device_type() != declared {
+            let what = format!("is {} in a stream of {declared}", out.device_type());
+            return Err(Error::invalid("array.device_type", what));
+        }
+        Ok((out, mem::take(&mut self.metadata)))
+    }
+
+    fn call(&mut self, out: *mut FFI_ArrowDeviceArray) -> Result<i32> {
+        // Not again, whatever happens.
+        let mut task = mem::replace(&mut self.task, FFI_ArrowAsyncTask::empty());
+        match task.extract_data() {
+            // SAFETY: `new`'s caller; this is the one call, and `out` is null or an empty struct.
+            Some(extract) => {
+                guard::call_foreign("extract_data", || unsafe { extract(&raw mut task, out) })
+            }
+            None => Ok(0),
+        }
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        // Nobody wants the array. An error cannot be told.
+        let _ = self.call(ptr::null_mut());
+    }
+}

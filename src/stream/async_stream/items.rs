@@ -1,0 +1,124 @@
+//! Streams of device batches.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use arrow_schema::SchemaRef;
+use futures_core::Stream;
+
+use super::adapters::{BlockingReader, HostRecordBatchStream};
+use crate::abi::ArrowDeviceType;
+use crate::data::DeviceRecordBatch;
+use crate::error::Result;
+
+/// A batch of an async device stream, with what its producer tells of it.
+#[derive(Clone, Debug)]
+pub struct AsyncBatch {
+    /// The batch.
+    pub batch: DeviceRecordBatch,
+    /// Key-value metadata of the `on_next_task` call that announced it; mostly empty.
+    pub metadata: HashMap<String, String>,
+}
+
+impl From<DeviceRecordBatch> for AsyncBatch {
+    /// Without metadata.
+    fn from(batch: DeviceRecordBatch) -> Self {
+        let metadata = HashMap::new();
+        Self { batch, metadata }
+    }
+}
+
+/// A stream of batches of one schema on one type of device: arrow-rs's [`RecordBatchStream`] for device
+/// memory.
+///
+/// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
+pub trait DeviceRecordBatchStream: Stream<Item = Result<Self::Batch>> {
+    /// [`DeviceRecordBatch`], or [`AsyncBatch`] where metadata comes along.
+    type Batch: Into<AsyncBatch>;
+
+    /// The schema of all batches.
+    fn schema(&self) -> SchemaRef;
+
+    /// The type of device that all batches are on.
+    fn device_type(&self) -> ArrowDeviceType;
+
+    /// The stream as arrow-rs's [`RecordBatchStream`]: memory that the host can read is not copied, other
+    /// memory is brought down, one batch ahead of the consumer. No poll waits. Metadata of batches is dropped.
+    ///
+    /// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
+    fn into_host_stream(self) -> HostRecordBatchStream<Self>
+    where
+        Self: Sized,
+    {
+        HostRecordBatchStream::new(self)
+    }
+
+    /// The stream as a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader), which makes the thread
+    /// that reads it wait.
+    fn into_blocking_reader(self) -> BlockingReader<Self>
+    where
+        Self: Sized,
+    {
+        BlockingReader::new(self)
+    }
+}
+
+impl<S: DeviceRecordBatchStream + ?Sized> DeviceRecordBatchStream for Pin<Box<S>> {
+    type Batch = S::Batch;
+
+    fn schema(&self) -> SchemaRef {
+        (**self).schema()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        (**self).device_type()
+    }
+}
+
+/// Any stream of batches as a [`DeviceRecordBatchStream`].
+#[derive(Debug)]
+pub struct DeviceRecordBatchStreamAdapter<S> {
+    schema: SchemaRef,
+    device_type: ArrowDeviceType,
+    /// In memory of its own, so that this can be moved.
+    stream: Pin<Box<S>>,
+}
+
+impl<S: Stream> DeviceRecordBatchStreamAdapter<S> {
+    /// All batches of `stream` are of `schema` and on devices of `device_type`;
+    /// [`produce`](super::produce) checks it.
+    pub fn new(schema: SchemaRef, device_type: ArrowDeviceType, stream: S) -> Self {
+        Self {
+            schema,
+            device_type,
+            stream: Box::pin(stream),
+        }
+    }
+}
+
+impl<S: Stream> Stream for DeviceRecordBatchStreamAdapter<S> {
+    type Item = S::Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<S::Item>> {
+        self.stream.as_mut().poll_next(cx)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.stream.size_hint()
+    }
+}
+
+impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> DeviceRecordBatchStream
+    for DeviceRecordBatchStreamAdapter<S>
+{
+    type Batch = B;
+
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device_type
+    }
+}

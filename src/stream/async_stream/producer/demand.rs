@@ -1,0 +1,109 @@
+//! What a consumer has asked for: the state that its calls and the producer's task race for.
+//!
+//! As `Inbox`, free of pointers and callbacks.
+
+use std::task::Waker;
+
+use super::super::sync::Mutex;
+
+/// What the producer's task does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// Produce; whether a batch may be handed over.
+    Produce(bool),
+    /// A request asked for this many.
+    Invalid(i64),
+    Cancelled,
+}
+
+#[derive(Debug)]
+pub(crate) struct Demand(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    wanted: i64,
+    invalid: Option<i64>,
+    cancelled: bool,
+    /// The handler was released, or will be next.
+    closed: bool,
+    waker: Option<Waker>,
+}
+
+impl Demand {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(State {
+            wanted: 0,
+            invalid: None,
+            cancelled: false,
+            closed: false,
+            waker: None,
+        }))
+    }
+
+    /// The consumer's `request`, on any thread. Sums saturate.
+    pub(crate) fn request(&self, n: i64) {
+        self.change(|state| match n {
+            1.. => state.wanted = state.wanted.saturating_add(n),
+            n => state.invalid = state.invalid.or(Some(n)),
+        });
+    }
+
+    /// The consumer's `cancel`, on any thread.
+    pub(crate) fn cancel(&self) {
+        self.change(|state| state.cancelled = true);
+    }
+
+    /// Nothing changes after a cancellation or the end.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.0.lock();
+        if state.cancelled || state.closed {
+            return;
+        }
+        change(&mut state);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// What to do next, without a waker.
+    pub(crate) fn turn(&self) -> Turn {
+        self.0.lock().turn()
+    }
+
+    /// Registers the task to wake at a change; answers what to do next, as it is after that.
+    pub(crate) fn turn_or_wake(&self, waker: &Waker) -> Turn {
+        let new = waker.clone();
+        let mut state = self.0.lock();
+        let old = state.waker.replace(new);
+        let turn = state.turn();
+        drop(state);
+        drop(old);
+        turn
+    }
+
+    /// One batch is handed over.
+    pub(crate) fn take_one(&self) {
+        self.0.lock().wanted -= 1;
+    }
+
+    /// The consumer's calls change nothing any more.
+    pub(crate) fn close(&self) {
+        let mut state = self.0.lock();
+        state.closed = true;
+        let waker = state.waker.take();
+        drop(state);
+        drop(waker);
+    }
+}
+
+impl State {
+    fn turn(&self) -> Turn {
+        match (self.invalid, self.cancelled) {
+            (Some(n), _) => Turn::Invalid(n),
+            (None, true) => Turn::Cancelled,
+            (None, false) => Turn::Produce(self.wanted > 0),
+        }
+    }
+}
