@@ -169,8 +169,9 @@ fn an_export_that_fails_is_an_error() {
     }
     for op in [FaultOp::QueueWait, FaultOp::Record] {
         let sim = Sim::new(SimMode::Deferred);
-        let columns = [0, 100].map(|first| {
-            let up = sim.upload(&numbers(first, 5)).unwrap();
+        let queues = [sim.default_queue(), sim.new_queue().unwrap()];
+        let columns = queues.map(|queue| {
+            let up = sim.upload_on(&numbers(0, 5), &queue).unwrap();
             up.column(0).unwrap()
         });
         let fields = ["a", "b"].map(|name| Field::new(name, DataType::Int64, true));

@@ -66,12 +66,12 @@ impl Inner {
         if handler.is_null() {
             return;
         }
-        self.released.store(true, SeqCst);
         // SAFETY: the handler is live until its one release.
         unsafe {
             let release = (*handler).release().unwrap();
             release(handler);
         }
+        self.released.store(true, SeqCst);
         let me = std::thread::current().id();
         let others = self
             .inside
