@@ -5,11 +5,13 @@ mod adapters;
 mod both;
 mod consumer;
 mod consumer_errors;
+mod consumer_tasks;
 mod consumer_threads;
 mod kit;
 mod producer;
 mod producer_errors;
 mod producer_threads;
+mod readers;
 #[path = "../simkit/mod.rs"]
 mod simkit;
 #[path = "../support/mod.rs"]

@@ -1,5 +1,5 @@
 //! Waiting without an executor, batches, metadata, and the C-style peers.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -18,9 +18,11 @@ use crate::simkit::Sim;
 
 mod consumer;
 mod producer;
+mod schema;
 
 pub use consumer::{Call, FakeConsumer, Handler};
-pub use producer::{CountedSchema, FakeProducer};
+pub use producer::FakeProducer;
+pub use schema::CountedSchema;
 
 /// How long anything may take: a lost wake-up is a failure, not a hang.
 pub const LONG: Duration = Duration::from_secs(20);
