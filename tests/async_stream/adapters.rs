@@ -1,6 +1,5 @@
 //! What brings batches up and down without waiting in a poll.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::Poll;
@@ -140,14 +139,7 @@ fn forgotten(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecord
     unsafe { DeviceRecordBatch::import_with(array, &schema, options) }.unwrap()
 }
 
-thread_local! {
-    /// Whether this thread is in a poll, where it must not wait.
-    static IN_POLL: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Items that go up when they are asked for, behind a kernel: who waits for one of them on a deferred device runs
-/// that kernel, and it tells if this happens within a poll. (`host_waits` cannot tell: a wait for what has
-/// completed counts too.)
+/// Items that go up when they are asked for, each behind what tells of waits.
 fn on_device(
     sim: &Sim,
     items: Vec<Result<RecordBatch>>,
@@ -159,10 +151,7 @@ fn on_device(
     let up = stream::poll_fn(move |_| {
         asked();
         let up = items.next().map(|item| {
-            launch(&device.default_queue(), |_| match IN_POLL.get() {
-                true => Err("ran within a poll".into()),
-                false => Ok(()),
-            })?;
+            forbid_waits(&device);
             Ok(forgotten(&device.upload(&item?)?, &options))
         });
         Poll::Ready(up)
@@ -179,10 +168,7 @@ fn told<S: DeviceRecordBatchStream + Unpin>(
     let (mut items, mut pauses) = (Vec::new(), 0);
     loop {
         let (wakes, waker) = Wakes::new();
-        IN_POLL.set(true);
-        let poll = poll_next_with(&mut stream, &waker);
-        IN_POLL.set(false);
-        match poll {
+        match in_poll(|| poll_next_with(&mut stream, &waker)) {
             Poll::Ready(None) => return (items, pauses),
             Poll::Ready(Some(item)) => items.push(item),
             Poll::Pending => {
@@ -204,9 +190,7 @@ fn the_kernels_see_waits() {
     let sim = Sim::new(SimMode::Deferred);
     let mut items = on_device(&sim, vec![Ok(numbers(0, 5))], || ());
     let up = ready(poll_next(&mut items)).unwrap().unwrap();
-    IN_POLL.set(true);
-    assert!(up.to_host().is_err());
-    IN_POLL.set(false);
+    assert!(in_poll(|| up.to_host()).is_err());
 }
 
 #[test]

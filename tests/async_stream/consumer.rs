@@ -42,6 +42,15 @@ pub fn up_to_error(stream: AsyncDeviceRecordBatchStream) -> (Vec<i64>, Error) {
 }
 
 #[test]
+fn streams_move_between_threads() {
+    fn send<T: Send + Unpin>() {}
+    send::<AsyncDeviceRecordBatchStream>();
+    send::<arrow_device::async_stream::Opening>();
+    send::<arrow_device::async_stream::AsyncStreamHandler>();
+    send::<arrow_device::async_stream::Batches>();
+}
+
+#[test]
 fn a_good_stream_comes_as_it_was_sent() {
     let (producer, mut stream) = opened(3);
     assert_eq!(stream.schema(), numbers(0, 1).schema());
@@ -305,8 +314,12 @@ fn null_self_is_refused() {
     let schema = FFI_ArrowSchema::try_from(numbers(0, 1).schema().as_ref()).unwrap();
     let mut schema = CountedSchema::of(schema);
     let null = ptr::null_mut();
+    let (producer, _other) = FakeProducer::open(1);
+    let mut task = producer.make_task(|_| 0);
     // SAFETY: null is what is tested.
     unsafe {
+        let code = handler.on_next_task().unwrap()(null, &raw mut task, ptr::null());
+        assert_eq!((code, producer.tasks()), (EINVAL, (1, 0, 1)));
         assert_eq!(
             handler.on_schema().unwrap()(null, &raw mut schema.c),
             EINVAL

@@ -233,6 +233,19 @@ fn an_error_and_a_release_from_inside_extract_data() {
     producer.assert_balanced();
 }
 
+/// Nothing holds what the handler needs any more but the call that is under way.
+#[test]
+fn an_opening_dropped_and_a_release_from_inside_on_schema() {
+    let (producer, opening) = FakeProducer::open(2);
+    let opening = Mutex::new(Some(opening));
+    producer.on_request(move |producer, _| {
+        drop(opening.lock().unwrap().take());
+        producer.release();
+    });
+    assert_eq!(producer.schema(), libc::ECANCELED);
+    producer.assert_balanced();
+}
+
 #[test]
 fn a_stream_may_be_dropped_while_another_thread_calls_back() {
     for _ in 0..300 {

@@ -9,6 +9,7 @@ mod consumer_tasks;
 mod consumer_threads;
 mod kit;
 mod producer;
+mod producer_device;
 mod producer_errors;
 mod producer_threads;
 mod readers;

@@ -3,19 +3,16 @@
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int32Array, RecordBatch};
-use arrow_device::async_stream::{
-    DeviceRecordBatchStreamAdapter, Outcome, ProduceOptions, produce,
-};
+use arrow_device::async_stream::{DeviceRecordBatchStreamAdapter, produce};
 use arrow_device::device::sim::{FaultOp, SimMode};
-use arrow_device::{
-    ArrowDeviceType, DeviceRecordBatch, Devices, Error, ExportOptions, Result, SyncPolicy,
-};
+use arrow_device::{ArrowDeviceType, DeviceRecordBatch, Devices, Error, Result, SyncPolicy};
 use arrow_schema::{ArrowError, DataType, Field, Schema};
 use futures::stream;
 use libc::{ECANCELED, EINVAL, EIO};
 
 use crate::kit::*;
 use crate::producer::{Running, adapted, completed, options, producing, producing_items};
+use crate::producer_device::on_sim;
 use crate::simkit::Sim;
 
 fn failure(errno: i32, message: &'static str, pairs: &[(&str, &str)]) -> Error {
@@ -24,21 +21,6 @@ fn failure(errno: i32, message: &'static str, pairs: &[(&str, &str)]) -> Error {
         message: message.into(),
         metadata: map(pairs),
     }
-}
-
-/// Batches of a simulated device, and a consumer that knows it.
-fn on_sim(sim: &Sim, batches: Vec<DeviceRecordBatch>, sync: SyncPolicy) -> (FakeConsumer, Running) {
-    let consumer = FakeConsumer::with_options(options_of(sim));
-    consumer.on_schema(|this| {
-        this.request(100);
-        0
-    });
-    let schema = batches[0].schema().clone();
-    let batches = stream::iter(batches.into_iter().map(Ok));
-    let batches = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::EXT_DEV, batches);
-    let options = ProduceOptions::new(ExportOptions::new(sync));
-    let produce = Box::pin(produce(batches, consumer.handler(), options));
-    (consumer, produce)
 }
 
 // ---- errors of the stream
@@ -276,99 +258,4 @@ fn arrays_live_until_their_task_is_extracted() {
     assert_eq!(number_of(&consumer.extract()), 0);
     consumer.assert_done();
     sim.assert_done();
-}
-
-// ---- device work
-
-#[test]
-fn with_sync_policy_wait_a_poll_does_not_wait_but_wakes() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Deferred);
-    let batches = (0..2).map(|i| sim.upload(&numbers(i * 100, 5)).unwrap());
-    let (consumer, mut produce) = on_sim(&sim, batches.collect(), SyncPolicy::Wait);
-    let before = sim.stats();
-    let (wakes, waker) = Wakes::new();
-    assert!(poll_with(&mut produce, &waker).is_pending());
-    std::thread::sleep(SHORT);
-    assert_eq!((wakes.count(), consumer.story().as_str()), (0, "S"));
-    assert_eq!(sim.stats().since(&before).host_waits, 0);
-    sim.synchronize().unwrap();
-    wakes.wait();
-    completed(ready(poll(&mut produce)));
-    assert_eq!(sim.stats().since(&before).host_waits, 1, "the test's own");
-    for i in 0..2 {
-        let (code, array) = FakeConsumer::extract_raw(consumer.take());
-        assert!(code == 0 && array.sync_event().is_null(), "{i}");
-    }
-    drop(produce);
-    consumer.assert_done();
-    sim.assert_done();
-}
-
-#[test]
-fn with_sync_policy_event_nothing_waits() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Deferred);
-    let batches = (0..2).map(|i| sim.upload(&numbers(i * 100, 5)).unwrap());
-    let (consumer, mut produce) = on_sim(&sim, batches.collect(), SyncPolicy::Event);
-    let before = sim.stats();
-    completed(ready(poll(&mut produce)));
-    assert_eq!(sim.stats().since(&before).host_waits, 0);
-    drop(produce);
-    let back = consumer.extract();
-    assert!(!back.is_ready().unwrap());
-    assert_eq!(number_of(&back), 0);
-    drop(back);
-    consumer.assert_done();
-    sim.assert_done();
-}
-
-#[test]
-fn cancel_and_drop_while_a_batch_is_not_ready() {
-    if cfg!(miri) {
-        return;
-    }
-    for cancel in [true, false] {
-        let sim = Sim::new(SimMode::Deferred);
-        let up = vec![sim.upload(&numbers(0, 5)).unwrap()];
-        let (consumer, mut produce) = on_sim(&sim, up, SyncPolicy::Wait);
-        assert!(poll(&mut produce).is_pending());
-        if cancel {
-            consumer.cancel();
-            let outcome = ready(poll(&mut produce));
-            assert!(matches!(outcome, Ok(Outcome::Cancelled)), "{outcome:?}");
-        }
-        drop(produce);
-        assert_eq!(consumer.story(), if cancel { "SR" } else { "SER" });
-        consumer.assert_done();
-        sim.assert_done();
-    }
-}
-
-#[test]
-fn a_device_that_fails_while_a_batch_is_awaited_is_an_error() {
-    if cfg!(miri) {
-        return;
-    }
-    let sim = Sim::new(SimMode::Async);
-    let gate = Gate::default();
-    let pass = gate.clone();
-    let queue = sim.default_queue();
-    crate::simkit::launch(&queue, move |_| {
-        pass.pass();
-        Err("the kernel failed".into())
-    })
-    .unwrap();
-    let up = vec![sim.upload(&numbers(0, 5)).unwrap()];
-    let (consumer, mut produce) = on_sim(&sim, up, SyncPolicy::Wait);
-    assert!(poll(&mut produce).is_pending());
-    gate.open();
-    let outcome = block_on(produce);
-    assert_eq!(outcome.unwrap_err().errno(), EIO);
-    assert_eq!(consumer.story(), "SER");
-    consumer.assert_done();
 }

@@ -19,10 +19,12 @@ use crate::simkit::Sim;
 mod consumer;
 mod producer;
 mod schema;
+mod waits;
 
 pub use consumer::{Call, FakeConsumer, Handler};
 pub use producer::FakeProducer;
 pub use schema::CountedSchema;
+pub use waits::{forbid_waits, in_poll};
 
 /// How long anything may take: a lost wake-up is a failure, not a hang.
 pub const LONG: Duration = Duration::from_secs(20);
