@@ -159,10 +159,11 @@ fn producers() {
         let consumer = FakeConsumer::requesting(9);
         assert!(poll(&mut producing(2, &consumer)).is_ready());
         drop(consumer.extract());
+        // While a task is left the producer's struct is there.
+        consumer.request(1);
         let (code, array) = FakeConsumer::extract_raw(consumer.take());
         assert_eq!(code, 0);
         drop(array);
-        consumer.request(1);
     });
     leaves_nothing("a cancellation", || {
         let consumer = FakeConsumer::requesting(2);
