@@ -318,6 +318,22 @@ fn a_dropped_stream_cancels_and_extracts_with_null() {
 }
 
 #[test]
+fn a_stream_that_has_ended_is_not_cancelled() {
+    for fails in [false, true] {
+        let (producer, stream) = opened(4);
+        producer.task(&batch(0));
+        match fails {
+            false => assert_eq!(producer.end(), 0),
+            true => producer.error(7, None, None),
+        }
+        drop(stream);
+        assert_eq!(producer.cancels(), 0, "it has stopped already");
+        producer.release();
+        producer.assert_balanced();
+    }
+}
+
+#[test]
 fn a_dropped_stream_does_not_call_a_producer_that_has_gone() {
     let (producer, stream) = opened(4);
     producer.task(&batch(0));
