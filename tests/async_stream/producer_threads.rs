@@ -36,7 +36,7 @@ fn the_handler_is_called_by_who_polls_and_nobody_else() {
 #[test]
 fn requests_of_many_threads_add_up() {
     let consumer = FakeConsumer::new();
-    let mut produce = producing(1_000_000, &consumer);
+    let mut produce = producing(5_000, &consumer);
     assert!(poll(&mut produce).is_pending());
     thread::scope(|scope| {
         for _ in 0..8 {
