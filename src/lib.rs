@@ -45,6 +45,7 @@
 //! [`DeviceRecordBatchStreamReader`] reads anybody's, and
 //! [`into_host_reader`](DeviceRecordBatchReader::into_host_reader) brings any of them to the host, by
 //! default one batch ahead of the consumer. [`CoalescingReader`] joins small host batches before an upload.
+//! Tasks have streams instead, and the async device stream: `async_stream` (feature `async`).
 //!
 //! # Rooms
 //!
@@ -55,7 +56,7 @@
 //! | `cuda/` | a door: cudarc's types in and out (feature `cuda`) |
 //! | `python/` | a door: the Arrow PyCapsule interface (feature `pyo3`) |
 //! | `dlpack/` | a door: columns as DLPack tensors (feature `dlpack`) |
-//! | `stream/` | readers; C streams in and out; host staging |
+//! | `stream/` | readers; C streams in and out; host staging; the async device stream (feature `async`) |
 //! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export; what cuDF asks for |
 //! | `transfer/` | upload, download, device to device, compact copies: a plan, then one list of copies |
 //! | `data/` | layout of every type, arrays, batches, typed access |
@@ -90,6 +91,7 @@
 //! | --- | --- | --- |
 //! | `sim` | yes | `device::sim`, the simulated device (Linux) |
 //! | `cuda` | no | `cuda`, NVIDIA GPUs; loaded at run time |
+//! | `async` | no | `async_stream`, the async device stream over `futures` streams; no executor |
 //! | `pyo3` | no | `python`, the PyCapsule interface for devices |
 //! | `dlpack` | no | `dlpack`, columns as DLPack tensors, out and in |
 //! | `conformance` | no | `conformance`, the suite that every backend passes; may change in any release |

@@ -51,9 +51,9 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Runs over one file both ways and checks that all is identical. Gives the JSON of each.
-fn accept(file: &Path, rows: u64, batches: u64, options: &[&str]) -> [Value; 2] {
-    ["array", "stream"].map(|via| {
+/// Runs over one file all three ways and checks that all is identical. Gives the JSON of each.
+fn accept(file: &Path, rows: u64, batches: u64, options: &[&str]) -> [Value; 3] {
+    ["array", "stream", "async"].map(|via| {
         let mut arguments = vec![OsStr::new("--json"), "--via".as_ref(), via.as_ref()];
         arguments.extend(options.iter().map(OsStr::new));
         arguments.push(file.as_ref());
@@ -258,7 +258,7 @@ fn no_batches_no_rows_no_columns() {
     let options = RecordBatchOptions::new().with_row_count(Some(10));
     let columns = RecordBatch::try_new_with_options(schema.clone(), vec![], &options).unwrap();
     let file = files.stream("columns", &schema, &[columns]);
-    for via in ["array", "stream"] {
+    for via in ["array", "stream", "async"] {
         let arguments = [
             "--batch-rows=3".as_ref(),
             "--via".as_ref(),
@@ -441,7 +441,7 @@ fn help_and_the_cpu() {
     assert!(String::from_utf8_lossy(&help.stdout).contains("--batch-rows"));
     let files = Files::new();
     let file = files.file("a.arrow", &batches(), IpcWriteOptions::default());
-    for via in ["--via=array", "--via=stream"] {
+    for via in ["--via=array", "--via=stream", "--via=async"] {
         let output = roundtrip(&["--device=cpu".as_ref(), via.as_ref(), file.as_ref()]);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     }
@@ -513,7 +513,7 @@ fn files_of_the_arrow_project() {
                 refuse_file(&path, "big-endian");
                 continue;
             }
-            for via in ["--via=array", "--via=stream"] {
+            for via in ["--via=array", "--via=stream", "--via=async"] {
                 let output = roundtrip(&[via.as_ref(), "--batch-rows=5".as_ref(), path.as_ref()]);
                 let context = format!("{} {via}: {}", path.display(), stderr(&output));
                 assert_eq!(output.status.code(), Some(0), "{context}");

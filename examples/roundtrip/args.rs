@@ -18,7 +18,8 @@ Without files the eight TPC-H tables are generated.
 
 Options:
       --device NAME[:N]   cpu, sim, cuda, ... and which one of its kind [default: sim]
-      --via array|stream  hand over single arrays or a whole stream [default: array]
+      --via WAY           hand over single arrays, a whole stream, or an async stream:
+                          array, stream or async [default: array]
       --batch-rows N      cut batches that have more rows [default: 65536]
       --scale F           scale factor of the generated tables [default: 0.1]
       --json              print one JSON object as the last line
@@ -38,6 +39,8 @@ pub enum Via {
     Array,
     /// One `ArrowDeviceArrayStream` per input.
     Stream,
+    /// One `ArrowAsyncDeviceStreamHandler` per input.
+    Async,
 }
 
 impl Via {
@@ -46,6 +49,21 @@ impl Via {
         match self {
             Self::Array => "array",
             Self::Stream => "stream",
+            Self::Async => "async",
+        }
+    }
+
+    /// `has_async`: the program was built with the feature `async`.
+    fn parse(way: &str, has_async: bool) -> Result<Self, String> {
+        match way {
+            "array" => Ok(Self::Array),
+            "stream" => Ok(Self::Stream),
+            "async" if has_async => Ok(Self::Async),
+            "async" => Err(
+                "--via async needs the feature 'async', without which this program was built"
+                    .to_owned(),
+            ),
+            other => Err(bad("via", other, "array, stream or async")),
         }
     }
 }
@@ -85,13 +103,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, S
         match argument {
             Short('h') | Long("help") => return Ok(Command::Help),
             Long("device") => args.device = text(&mut parser)?,
-            Long("via") => {
-                args.via = match text(&mut parser)?.as_str() {
-                    "array" => Via::Array,
-                    "stream" => Via::Stream,
-                    other => return Err(bad("via", other, "array or stream")),
-                }
-            }
+            Long("via") => args.via = Via::parse(&text(&mut parser)?, cfg!(feature = "async"))?,
             Long("batch-rows") => {
                 args.batch_rows = number(&mut parser, "batch-rows", "a whole number from 1", |n| {
                     *n >= 1usize
@@ -156,6 +168,14 @@ mod tests {
         assert_eq!((args.batch_rows, args.json), (7, true));
         assert_eq!(args.files, [PathBuf::from("a"), PathBuf::from("--b")]);
         assert_eq!(run("--help --nonsense").unwrap_err(), "help");
+    }
+
+    #[test]
+    fn async_needs_its_feature() {
+        assert_eq!(Via::parse("async", true), Ok(Via::Async));
+        let e = Via::parse("async", false).unwrap_err();
+        assert!(e.contains("feature 'async'"), "{e}");
+        assert_eq!(Via::parse("stream", false), Ok(Via::Stream));
     }
 
     #[test]

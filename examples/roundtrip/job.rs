@@ -100,7 +100,9 @@ impl Job {
         };
         match self.via {
             Via::Array => self.run_arrays(input.reader, &mut outcome, findings, progress)?,
-            Via::Stream => self.run_stream(input.reader, &mut outcome, findings, progress)?,
+            Via::Stream | Via::Async => {
+                self.run_stream(input.reader, &mut outcome, findings, progress)?
+            }
         }
         outcome.differences = findings.total - found;
         outcome.counters = self.device.stats().since(&before).into();
@@ -173,6 +175,18 @@ impl Job {
         Ok((got, up, start.elapsed()))
     }
 
+    /// `tee` through a C stream to the device and back.
+    fn host_reader(&self, tee: Tee) -> arrow_device::Result<Box<dyn RecordBatchReader>> {
+        #[cfg(feature = "async")]
+        if self.via == Via::Async {
+            return crate::asynchronous::host_reader(tee, &self.device);
+        }
+        let mut stream: FFI_ArrowDeviceArrayStream = export_reader(Box::new(tee), &self.device)?;
+        // SAFETY: the stream comes from `export_reader` just now, which makes valid data.
+        let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
+        Ok(Box::new(reader.into_host_reader()))
+    }
+
     fn run_stream(
         &self,
         reader: Box<dyn RecordBatchReader + Send>,
@@ -186,12 +200,7 @@ impl Job {
             reader,
             log: log.clone(),
         };
-        let mut stream: FFI_ArrowDeviceArrayStream =
-            export_reader(Box::new(tee), &self.device).map_err(|e| failed(outcome, e))?;
-        // SAFETY: the stream comes from `export_reader` just now, which makes valid data.
-        let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }
-            .map_err(|e| failed(outcome, e))?;
-        let mut reader = reader.into_host_reader();
+        let mut reader = self.host_reader(tee).map_err(|e| failed(outcome, e))?;
         compare_schemas(&outcome.name, &schema, &reader.schema(), findings);
 
         loop {

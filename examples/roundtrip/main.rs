@@ -8,6 +8,8 @@
 //! ```
 
 mod args;
+#[cfg(feature = "async")]
+mod asynchronous;
 mod compare;
 mod guard;
 mod input;

@@ -156,6 +156,14 @@ impl Gathering {
         }
     }
 
+    /// The event was waited for: [`finish`](Self::finish) does not wait again.
+    #[cfg(feature = "async")]
+    pub(crate) fn waited(&mut self) {
+        if let Arrival::Coming(reading) = &mut self.answers {
+            reading.waited();
+        }
+    }
+
     /// Makes this thread wait for the answers: one host wait, if there are copies.
     pub(crate) fn finish(self) -> Result<Answers> {
         let slab = match self.answers {
@@ -370,6 +378,12 @@ impl NullCounting {
     #[cfg(feature = "async")]
     pub(crate) fn event(&self) -> Option<&crate::device::SyncEvent> {
         self.masks.event()
+    }
+
+    /// The event was waited for: [`finish`](Self::finish) does not wait again.
+    #[cfg(feature = "async")]
+    pub(crate) fn waited(&mut self) {
+        self.masks.waited();
     }
 
     /// Makes this thread wait for the masks, if there are any: one host wait. Counts of whole nodes are

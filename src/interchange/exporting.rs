@@ -74,8 +74,8 @@ impl Exporting {
                     self.wait = counting.event().cloned().map(Completion::of);
                     self.stage = Stage::Counting(counting);
                 }
-                // They are there: nothing is waited for.
-                Stage::Counting(counting) => {
+                Stage::Counting(mut counting) => {
+                    counting.waited();
                     let nulls = Nulls::Counted(counting.finish()?);
                     return Poll::Ready(export(array, &self.options, true, nulls));
                 }

@@ -57,6 +57,12 @@ impl<S: Send + 'static> Reading<S> {
         self.event.as_ref()
     }
 
+    /// The event was waited for: [`finish`](Self::finish) does not wait again.
+    #[cfg(feature = "async")]
+    pub(crate) fn waited(&mut self) {
+        self.event = None;
+    }
+
     /// Makes this thread wait for the copies, if there are any: one host wait.
     pub(crate) fn finish(mut self) -> Result<(HostSlab, S)> {
         if let Some(event) = &self.event {

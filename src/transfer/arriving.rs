@@ -59,13 +59,18 @@ impl Arriving {
                 }
                 Stage::Start => self.plan(Vec::new())?,
                 Stage::Lengths(mut answers, reading) => {
-                    // It is there: nothing is waited for.
-                    if let Some(reading) = reading {
-                        answers.push((reading.0, reading.1.finish()?));
+                    if let Some((requests, mut reading)) = reading {
+                        reading.waited();
+                        answers.push((requests, reading.finish()?));
                     }
                     self.plan(answers)?;
                 }
-                Stage::Copies(to_host) => return Poll::Ready(to_host.finish()),
+                Stage::Copies(mut to_host) => {
+                    if let Some(download) = &mut to_host.download {
+                        download.waited();
+                    }
+                    return Poll::Ready(to_host.finish());
+                }
                 Stage::Over => {
                     return Poll::Ready(Err(Error::argument("an array that has arrived")));
                 }

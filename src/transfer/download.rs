@@ -50,6 +50,12 @@ impl Download {
         self.reading.event()
     }
 
+    /// The event was waited for: [`finish`](Self::finish) does not wait again.
+    #[cfg(feature = "async")]
+    pub(crate) fn waited(&mut self) {
+        self.reading.waited();
+    }
+
     /// Waits for the copies, and mends what came.
     pub(crate) fn finish(self) -> Result<Tree> {
         let (mut slab, array) = self.reading.finish()?;

@@ -34,8 +34,10 @@ impl Condvar {
     }
 }
 
-/// A number that no other living thread has.
-pub(crate) fn this_thread() -> usize {
+/// What no other living thread has.
+pub(crate) type ThreadKey = usize;
+
+pub(crate) fn this_thread() -> ThreadKey {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }

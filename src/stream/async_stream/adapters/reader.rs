@@ -30,7 +30,7 @@ pub struct ReaderStream {
 type Task = Arc<Mutex<Option<Waker>>>;
 
 impl ReaderStream {
-    /// Starts the thread, which reads `depth` batches ahead (at least 1) and waits then.
+    /// Starts the thread, which reads until `depth` batches (at least 1) wait here and it has one more.
     ///
     /// # Errors
     /// [`Error::NotSupported`]-like refusals of the system to start a thread, as [`Error::Arrow`] with the cause.
@@ -40,8 +40,8 @@ impl ReaderStream {
     ) -> Result<Self> {
         let (schema, device_type) = (reader.schema(), reader.device_type());
         let task = Task::default();
-        // One more is held by the thread.
-        let (sender, batches) = sync_channel(depth.saturating_sub(1).min(1 << 16));
+        // With no room a batch would be waited for before the task is woken.
+        let (sender, batches) = sync_channel(depth.clamp(1, 1 << 16));
         let to_wake = task.clone();
         let read = move || {
             let mut reader = reader;

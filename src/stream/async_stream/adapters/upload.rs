@@ -51,7 +51,7 @@ impl<S: RecordBatchStream> Stream for UploadingStream<S> {
         let this = &mut *self;
         loop {
             // An upload that failed is done: who reads its batch waits for the same event.
-            if let Poll::Pending = Completion::poll_all(&mut this.wait, cx) {
+            if Completion::poll_all(&mut this.wait, cx).is_pending() {
                 return Poll::Pending;
             }
             match this.uploads.oldest_beyond_limit() {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 
-use super::inbox::{Inbox, Opening, Taken, Violation};
+use super::inbox::{Inbox, Opening, Reception, Violation};
 use super::stream::Opened;
 use super::task::Task;
 use crate::abi::{
@@ -264,12 +264,12 @@ unsafe extern "C-unwind" fn on_next_task(
                 },
             };
             match shared.inbox.task(task) {
-                Taken::Taken => 0,
-                Taken::Unwanted(task) => {
+                Reception::Taken => 0,
+                Reception::Unwanted(task) => {
                     drop(task);
                     0
                 }
-                Taken::Refused(task) => {
+                Reception::Refused(task) => {
                     drop(task);
                     libc::EINVAL
                 }

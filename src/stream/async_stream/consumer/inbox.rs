@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::task::{Poll, Waker};
 
-use super::super::sync::{Condvar, Mutex, MutexGuard, this_thread};
+use crate::stream::async_stream::sync::{Condvar, Mutex, MutexGuard, ThreadKey, this_thread};
 
 /// How a producer broke the interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,7 +36,7 @@ pub(crate) enum Opening {
 
 /// What `on_next_task` is answered. A task that was not taken is given back, to be extracted with null.
 #[derive(PartialEq, Eq, Debug)]
-pub(crate) enum Taken<T> {
+pub(crate) enum Reception<T> {
     Taken,
     /// Nobody wants it; that is no fault of the producer's.
     Unwanted(Option<T>),
@@ -76,7 +76,7 @@ struct State<S, T, E, P> {
     finished: bool,
     released: bool,
     /// The thread that is in a call of the producer.
-    calling: Option<usize>,
+    calling: Option<ThreadKey>,
     /// The consumer is gone.
     abandoned: bool,
     waker: Option<Waker>,
@@ -176,10 +176,10 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
     }
 
     /// `on_next_task`; `None` is the end.
-    pub(crate) fn task(&self, task: Option<T>) -> Taken<T> {
+    pub(crate) fn task(&self, task: Option<T>) -> Reception<T> {
         let mut state = self.lock();
         if state.abandoned {
-            return Taken::Unwanted(task);
+            return Reception::Unwanted(task);
         }
         let violation = match (&state.end, &task) {
             _ if !state.opened => Some(Violation::BeforeSchema),
@@ -190,7 +190,7 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
         };
         if let Some(violation) = violation {
             Self::fail(state, violation.into());
-            return Taken::Refused(task);
+            return Reception::Refused(task);
         }
         match task {
             Some(task) => {
@@ -203,7 +203,7 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
             }
         }
         Self::wake(state);
-        Taken::Taken
+        Reception::Taken
     }
 
     /// `on_error`.
@@ -351,7 +351,7 @@ impl<S, T, E, P> Drop for Returned<'_, S, T, E, P> {
 #[allow(dead_code)] // Dropped outside the lock.
 pub(crate) struct Abandoned<S, T, E> {
     schema: Option<S>,
-    tasks: VecDeque<T>,
+    pub(crate) tasks: VecDeque<T>,
     end: End<E>,
     waker: Option<Waker>,
 }

@@ -62,10 +62,10 @@ impl Task {
         // Not again, whatever happens.
         let mut task = mem::replace(&mut self.task, FFI_ArrowAsyncTask::empty());
         match task.extract_data() {
-            // SAFETY: `new`'s caller; this is the one call, and `out` is null or an empty struct.
-            Some(extract) => {
-                guard::call_foreign("extract_data", || unsafe { extract(&raw mut task, out) })
-            }
+            Some(extract) => guard::call_foreign("extract_data", || {
+                // SAFETY: `new`'s caller; this is the one call, and `out` is null or an empty struct.
+                unsafe { extract(&raw mut task, out) }
+            }),
             None => Ok(0),
         }
     }

@@ -4,7 +4,7 @@
 
 use std::task::Waker;
 
-use super::super::sync::Mutex;
+use crate::stream::async_stream::sync::Mutex;
 
 /// What the producer's task does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,54 @@
+//! A tokio program that consumes an async device stream.
+//!
+//! `serve` stands for another library: it is given a pointer to the C struct and fills it from a task.
+
+use arrow_array::{RecordBatch, record_batch};
+use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
+use arrow_device::async_stream::{
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter,
+    ProduceOptions, produce_at,
+};
+use arrow_device::{Device, Devices, Error, ExportOptions, ImportOptions, SyncPolicy};
+use futures::{StreamExt, stream};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let device = Devices::simulated().unwrap_or_else(|_| Devices::cpu());
+
+    // Two batches are requested at first, and one for each that is taken.
+    // SAFETY: `serve` keeps to the interface, and its data is valid.
+    let (handler, opening) =
+        unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
+    serve(handler.into_raw(), &device)?;
+
+    // The schema, and what the producer tells of the stream, are known before the first batch.
+    let stream = opening.await?;
+    println!("{:?} on {}", stream.metadata(), stream.device_type());
+
+    // The batches are on the device. Here they are read on the host; no thread ever waits for a copy.
+    let mut batches = stream.into_host_stream();
+    let mut sum = 0;
+    while let Some(batch) = batches.next().await {
+        let batch = batch?;
+        let ids = batch.column(0).as_any().downcast_ref().unwrap();
+        sum += arrow_array::Int64Array::iter(ids).flatten().sum::<i64>();
+    }
+    println!("the sum of all ids is {sum}");
+    assert_eq!(sum, 10 * (1 + 2 + 3));
+    Ok(())
+}
+
+/// Somebody's producer: ten batches, each brought to the device.
+fn serve(to: *mut FFI_ArrowAsyncDeviceStreamHandler, device: &Device) -> Result<(), Error> {
+    let batch: RecordBatch = record_batch!(("id", Int64, [1, 2, 3]))?;
+    let (schema, on, device_type) = (batch.schema(), device.clone(), device.id().device_type);
+    let batches = stream::iter(0..10).map(move |_| on.upload(&batch));
+    let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+    let metadata = [("batches".to_owned(), "10".to_owned())].into();
+    let options =
+        ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)).with_metadata(metadata);
+    // SAFETY: the consumer gave a handler, which stays where it is until its release.
+    let producing = unsafe { produce_at(batches, to, options) };
+    tokio::spawn(async move { println!("the producer: {:?}", producing.await) });
+    Ok(())
+}

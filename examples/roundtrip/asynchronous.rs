@@ -1,0 +1,76 @@
+//! The way through an async device stream.
+
+use std::thread::{self, JoinHandle};
+
+use arrow_array::{RecordBatch, RecordBatchReader};
+use arrow_device::async_stream::{
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, HostRecordBatchStream, Outcome,
+    ProduceOptions, ReaderStream, produce,
+};
+use arrow_device::{
+    Device, Error, ExportOptions, ImportOptions, Result, SyncPolicy, UploadingReader,
+};
+use arrow_schema::{ArrowError, SchemaRef};
+use futures::StreamExt;
+use futures::executor::block_on;
+
+/// Batches that are requested before the first is taken.
+const QUEUE_DEPTH: usize = 4;
+
+/// `reader` to the device, through an `ArrowAsyncDeviceStreamHandler`, and back. A thread produces.
+pub fn host_reader(
+    reader: impl RecordBatchReader + Send + 'static,
+    device: &Device,
+) -> Result<Box<dyn RecordBatchReader>> {
+    let batches = ReaderStream::spawn(UploadingReader::new(reader, device), 1)?;
+    // SAFETY: `produce` keeps to the interface, and what it gets was just uploaded.
+    let (handler, opening) =
+        unsafe { AsyncDeviceRecordBatchStream::handler(QUEUE_DEPTH, ImportOptions::default()) };
+    let options = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event));
+    let producing = produce(batches, handler.into_ffi(), options);
+    let producer = thread::spawn(move || block_on(producing));
+    let stream = block_on(opening)?.into_host_stream();
+    let schema = arrow_array::nonblocking::RecordBatchStream::schema(&stream).clone();
+    Ok(Box::new(Blocking {
+        stream,
+        schema,
+        producer: Some(producer),
+    }))
+}
+
+/// Reads the stream on this thread.
+struct Blocking {
+    stream: HostRecordBatchStream<AsyncDeviceRecordBatchStream>,
+    schema: SchemaRef,
+    producer: Option<JoinHandle<Result<Outcome>>>,
+}
+
+impl Iterator for Blocking {
+    type Item = std::result::Result<RecordBatch, ArrowError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(batch) = block_on(self.stream.next()) {
+            return Some(batch);
+        }
+        // What the producer made of it counts as well.
+        match self.producer.take()?.join() {
+            Ok(Ok(Outcome::Completed)) => None,
+            Ok(Ok(outcome)) => {
+                let why = format!("the producer ended with {outcome:?}");
+                Some(Err(Error::InvalidArgument(why.into()).into()))
+            }
+            // It was in the stream.
+            Ok(Err(_)) => None,
+            Err(_) => {
+                let why = "the producer panicked".into();
+                Some(Err(Error::InvalidArgument(why).into()))
+            }
+        }
+    }
+}
+
+impl RecordBatchReader for Blocking {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+}

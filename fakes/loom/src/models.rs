@@ -1,0 +1,260 @@
+use std::future::poll_fn;
+use std::task::Poll;
+
+use loom::future::block_on;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use loom::thread;
+
+use crate::demand::{Demand, Turn};
+use crate::inbox::{Inbox, Next, Opening, Reception, Violation};
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Fault {
+    Broken(Violation),
+    Told,
+}
+
+impl From<Violation> for Fault {
+    fn from(violation: Violation) -> Self {
+        Self::Broken(violation)
+    }
+}
+
+type Stream = Inbox<(), u32, Fault, ()>;
+
+/// All orders with at most three changes of thread that nothing forces: all of them take minutes.
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// An opened stream with this much asked for, whose schema was taken.
+fn opened(wanted: u64) -> Arc<Stream> {
+    let inbox = Arc::new(Stream::new());
+    assert_eq!(inbox.open(wanted), Opening::Request);
+    assert!(inbox.opened((), ()));
+    assert!(inbox.poll_schema(std::task::Waker::noop()).is_ready());
+    inbox
+}
+
+async fn next(inbox: &Stream) -> Next<u32, Fault> {
+    poll_fn(|cx| inbox.poll_next(cx.waker())).await
+}
+
+#[test]
+fn no_item_and_no_wake_is_lost() {
+    check(|| {
+        let inbox = opened(2);
+        let producer = inbox.clone();
+        let calls = thread::spawn(move || {
+            assert_eq!(producer.task(Some(1)), Reception::Taken);
+            assert_eq!(producer.task(None), Reception::Taken);
+            producer.release();
+        });
+        block_on(async {
+            assert_eq!(next(&inbox).await, Next::Task(1));
+            assert_eq!(next(&inbox).await, Next::Ended);
+            assert_eq!(next(&inbox).await, Next::Ended);
+        });
+        calls.join().unwrap();
+    });
+}
+
+#[test]
+fn an_error_comes_after_the_items_before_it() {
+    check(|| {
+        let inbox = opened(1);
+        let producer = inbox.clone();
+        let calls = thread::spawn(move || {
+            assert_eq!(producer.task(Some(1)), Reception::Taken);
+            producer.reported(Fault::Told);
+            producer.release();
+        });
+        block_on(async {
+            assert_eq!(next(&inbox).await, Next::Task(1));
+            assert_eq!(next(&inbox).await, Next::Failed(Fault::Told));
+            assert_eq!(next(&inbox).await, Next::Ended);
+        });
+        calls.join().unwrap();
+    });
+}
+
+/// The waiting task is woken by the schema.
+#[test]
+fn a_schema_wakes() {
+    loom::model(|| {
+        let inbox = Arc::new(Stream::new());
+        let producer = inbox.clone();
+        let calls = thread::spawn(move || {
+            assert_eq!(producer.open(1), Opening::Request);
+            assert!(producer.opened((), ()));
+        });
+        let schema = block_on(poll_fn(|cx| inbox.poll_schema(cx.waker())));
+        assert_eq!(schema, Ok(()));
+        calls.join().unwrap();
+    });
+}
+
+/// The waiting task is woken by an error instead of the schema, and by a release.
+#[test]
+fn an_error_instead_of_the_schema_wakes() {
+    for told in [true, false] {
+        loom::model(move || {
+            let inbox = Arc::new(Stream::new());
+            let producer = inbox.clone();
+            let calls = thread::spawn(move || match told {
+                true => producer.reported(Fault::Told),
+                false => producer.release(),
+            });
+            let schema = block_on(poll_fn(|cx| inbox.poll_schema(cx.waker())));
+            let released = Fault::Broken(Violation::Released);
+            assert_eq!(schema, Err(if told { Fault::Told } else { released }));
+            calls.join().unwrap();
+        });
+    }
+}
+
+/// The producer is not called while or after its release returns.
+#[test]
+fn no_call_outlives_the_release() {
+    loom::model(|| {
+        let inbox = opened(1);
+        let alive = Arc::new(AtomicBool::new(true));
+        let (producer, freed) = (inbox.clone(), alive.clone());
+        let calls = thread::spawn(move || {
+            producer.release();
+            freed.store(false, SeqCst);
+        });
+        let call = |()| {
+            assert!(alive.load(SeqCst));
+            thread::yield_now();
+            assert!(alive.load(SeqCst));
+        };
+        inbox.request_one(call);
+        drop(inbox.abandon(call));
+        calls.join().unwrap();
+    });
+}
+
+/// Whatever is queued or comes late goes to somebody, once; the producer is told unless it has ended.
+#[test]
+fn an_abandoned_stream_gives_everything_back() {
+    loom::model(|| {
+        let inbox = opened(2);
+        let (producer, cancelled) = (inbox.clone(), Arc::new(AtomicUsize::new(0)));
+        let seen = cancelled.clone();
+        let calls = thread::spawn(move || {
+            let mut back = 0;
+            for task in [1, 2] {
+                back += match producer.task(Some(task)) {
+                    Reception::Unwanted(Some(_)) => 1,
+                    Reception::Taken => 0,
+                    other => panic!("{other:?}"),
+                };
+            }
+            producer.release();
+            back
+        });
+        let rest = inbox.abandon(|()| _ = seen.fetch_add(1, SeqCst));
+        let queued = rest.tasks.len();
+        let back = calls.join().unwrap();
+        assert_eq!(queued + back, 2);
+        // A stream that was given up before the last task came was not released yet.
+        let told = cancelled.load(SeqCst);
+        assert!(told == 1 || (told == 0 && back == 0));
+    });
+}
+
+/// A stream that is dropped while its schema comes: the producer is refused or cancelled.
+#[test]
+fn an_opening_is_refused_or_cancelled() {
+    loom::model(|| {
+        let inbox = Arc::new(Stream::new());
+        let producer = inbox.clone();
+        let cancelled = Arc::new(AtomicUsize::new(0));
+        let calls = thread::spawn(move || match producer.open(1) {
+            Opening::Request => !producer.opened((), ()),
+            Opening::Abandoned => true,
+            Opening::Refused => panic!("refused"),
+        });
+        drop(inbox.abandon(|()| _ = cancelled.fetch_add(1, SeqCst)));
+        let refused = calls.join().unwrap();
+        assert_eq!(usize::from(refused) + cancelled.load(SeqCst), 1);
+    });
+}
+
+#[test]
+fn no_request_and_no_cancellation_is_missed() {
+    check(|| {
+        let demand = Arc::new(Demand::new());
+        let (asks, cancels) = (demand.clone(), demand.clone());
+        let ask = thread::spawn(move || asks.request(1));
+        let cancel = thread::spawn(move || cancels.cancel());
+        block_on(poll_fn(|cx| match demand.turn_or_wake(cx.waker()) {
+            Turn::Produce(false) => Poll::Pending,
+            Turn::Produce(true) | Turn::Cancelled => Poll::Ready(()),
+            Turn::Invalid(n) => panic!("{n}"),
+        }));
+        block_on(poll_fn(|cx| match demand.turn_or_wake(cx.waker()) {
+            Turn::Cancelled => Poll::Ready(()),
+            _ => Poll::Pending,
+        }));
+        ask.join().unwrap();
+        cancel.join().unwrap();
+    });
+}
+
+/// Both sides: each item is asked for before it comes, and all come.
+#[test]
+fn both_sides_keep_each_other_going() {
+    check(|| {
+        let inbox = opened(1);
+        let demand = Arc::new(Demand::new());
+        demand.request(1);
+        let (to, asked) = (inbox.clone(), demand.clone());
+        let producer = thread::spawn(move || {
+            block_on(async {
+                for item in [1, 2] {
+                    poll_fn(|cx| match asked.turn_or_wake(cx.waker()) {
+                        Turn::Produce(true) => Poll::Ready(()),
+                        Turn::Produce(false) => Poll::Pending,
+                        other => panic!("{other:?}"),
+                    })
+                    .await;
+                    asked.take_one();
+                    assert_eq!(to.task(Some(item)), Reception::Taken);
+                }
+                assert_eq!(to.task(None), Reception::Taken);
+                asked.close();
+                to.release();
+            });
+        });
+        block_on(async {
+            for item in [1, 2] {
+                assert_eq!(next(&inbox).await, Next::Task(item));
+                inbox.request_one(|()| demand.request(1));
+            }
+            assert_eq!(next(&inbox).await, Next::Ended);
+        });
+        producer.join().unwrap();
+    });
+}
+
+/// Two requests whose sum is too large, and one that is none.
+#[test]
+fn sums_saturate_and_faults_are_kept() {
+    loom::model(|| {
+        let demand = Arc::new(Demand::new());
+        let other = demand.clone();
+        let ask = thread::spawn(move || other.request(i64::MAX));
+        demand.request(i64::MAX);
+        ask.join().unwrap();
+        assert_eq!(demand.turn(), Turn::Produce(true));
+        demand.request(0);
+        demand.request(-1);
+        assert_eq!(demand.turn(), Turn::Invalid(0));
+        demand.close();
+    });
+}
