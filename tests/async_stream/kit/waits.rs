@@ -1,7 +1,7 @@
 //! Waits within a poll, made visible.
 //!
-//! `host_waits` cannot tell them: a wait for what has completed counts too. On a deferred device who waits runs the
-//! work, so a kernel in it knows on which thread, and in the middle of what.
+//! `host_waits` tells those that are counted. On a deferred device who waits runs the work, counted or not, so a
+//! kernel in it knows on which thread, and in the middle of what.
 
 use std::cell::Cell;
 
