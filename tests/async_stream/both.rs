@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatch;
 use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening, Outcome, ProduceOptions,
-    produce,
+    produce, produce_at,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
@@ -307,6 +307,28 @@ fn a_producer_that_is_dropped_is_an_error_of_the_reader() {
     assert_eq!((good, items.len()), (3, 4));
     let e = items.into_iter().next_back().unwrap().unwrap_err();
     assert_eq!(e.errno(), libc::ECANCELED, "{e}");
+}
+
+/// Memory of the handler's own, used where it is; the reader goes before the producer, or after.
+#[test]
+fn a_handler_of_into_raw_in_place() {
+    for reader_first in [true, false] {
+        // SAFETY: the producer is ours.
+        let (handler, opening) =
+            unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
+        // SAFETY: the handler's memory lives until its release.
+        let produce = unsafe { produce_at(adapted(some(5)), handler.into_raw(), options()) };
+        let mut produce: Running = Box::pin(produce);
+        assert!(crate::kit::poll(&mut produce).is_pending());
+        if reader_first {
+            drop(opening);
+            cancelled(block_on(produce));
+        } else {
+            let (outcome, found) = block_on(join(produce, numbers_of(opening)));
+            completed(outcome);
+            assert_eq!(found.len(), 5);
+        }
+    }
 }
 
 /// A stream of ours that goes on to another consumer of ours.

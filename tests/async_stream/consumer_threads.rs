@@ -1,14 +1,17 @@
 //! The consumer when callbacks come from many threads, or from inside its own calls.
 
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 use std::thread;
+use std::time::{Duration, Instant};
 
+use arrow_device::abi::FFI_ArrowAsyncTask;
 use arrow_device::async_stream::AsyncDeviceRecordBatchStream;
 
 use crate::consumer::{good, opened, up_to_error};
 use crate::kit::*;
+use crate::support::Rng;
 
 fn elsewhere<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     thread::spawn(f).join().unwrap()
@@ -310,4 +313,74 @@ fn a_waker_that_panics_stays_inside() {
     producer.release();
     drop(stream);
     producer.assert_balanced();
+}
+
+/// A producer that ends somehow at some time, on a thread of its own or inside calls, and a reader that goes away.
+#[test]
+fn a_producer_and_a_reader_that_do_anything_at_any_time() {
+    let end = Instant::now() + Duration::from_secs(1);
+    let mut rng = Rng::new(5);
+    let mut rounds = 0;
+    while Instant::now() < end {
+        rounds += 1;
+        let (producer, opening) = FakeProducer::open(1 + rng.below(5));
+        let (sends, how, reads) = (rng.below(20), rng.below(5), rng.below(25));
+        let inside = rng.below(12);
+        let calls = AtomicUsize::new(0);
+        producer.on_request(move |producer, _| {
+            if calls.fetch_add(1, SeqCst) == inside {
+                producer.error(7, None, None);
+            }
+        });
+        let feeding = {
+            let producer = producer.clone();
+            thread::spawn(move || {
+                if producer.schema() != 0 {
+                    return producer.release();
+                }
+                let start = Instant::now();
+                for i in 0..sends as i64 {
+                    while producer.requested() <= i && producer.cancels() == 0 {
+                        if start.elapsed() > Duration::from_millis(3) {
+                            return producer.release();
+                        }
+                        thread::yield_now();
+                    }
+                    producer.task(&batch(i));
+                }
+                match how {
+                    0 => _ = producer.end(),
+                    1 => producer.error(9, None, None),
+                    2 => _ = producer.schema(),
+                    3 => _ = producer.raw_task(&mut FFI_ArrowAsyncTask::empty(), None),
+                    _ => {}
+                }
+                producer.release();
+            })
+        };
+        if reads > 0 {
+            let mut found = 0;
+            if let Ok(mut stream) = block_on(opening) {
+                while found < reads as i64 {
+                    match next(&mut stream) {
+                        Some(Ok(item)) => assert_eq!(number_of(&item.batch), found),
+                        Some(Err(_)) => {
+                            assert!(next(&mut stream).is_none(), "an error is the last item");
+                            break;
+                        }
+                        None => {
+                            assert_eq!((how, found), (0, sends as i64), "a cut stream looks whole");
+                            break;
+                        }
+                    }
+                    found += 1;
+                }
+            }
+        } else {
+            drop(opening);
+        }
+        feeding.join().unwrap();
+        producer.assert_balanced();
+    }
+    assert!(rounds > 50, "{rounds}");
 }

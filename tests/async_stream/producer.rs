@@ -403,6 +403,17 @@ fn a_released_handler_is_an_error() {
     let produce = produce(batches, Handler::empty(), options());
     let e = block_on(produce).unwrap_err();
     assert!(matches!(e, Error::Released(_)), "{e:?}");
+    let mut handler = Handler::empty();
+    for handler in [&raw mut handler, std::ptr::null_mut()] {
+        let batches = adapted(stream::iter([Ok(batch(0))]));
+        // SAFETY: null, or a released handler that stays there.
+        let e = block_on(unsafe { produce_at(batches, handler, options()) }).unwrap_err();
+        let expected = match handler.is_null() {
+            true => matches!(e, Error::InvalidInput { .. }),
+            false => matches!(e, Error::Released(_)),
+        };
+        assert!(expected, "{e:?}");
+    }
 }
 
 #[test]
