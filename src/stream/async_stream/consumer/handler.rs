@@ -170,10 +170,7 @@ unsafe fn answer(
 
 /// The stream ends with `e`.
 fn refuse(shared: &Shared, e: Error) -> c_int {
-    let errno = match e.errno() {
-        0 => libc::EIO,
-        errno => errno,
-    };
+    let errno = e.errno();
     shared.inbox.refuse(e);
     errno
 }
@@ -297,7 +294,7 @@ unsafe extern "C-unwind" fn on_error(
                 Default::default()
             });
             shared.inbox.reported(Error::AsyncProducer {
-                errno: if code == 0 { libc::EIO } else { code },
+                errno: code,
                 message: text.into(),
                 metadata,
             });

@@ -157,8 +157,6 @@ impl ForeignHandler {
         let (text, metadata, errno) = told.unwrap_or((None, None, libc::EIO));
         let text = text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
         let metadata = metadata.as_ref().map_or(ptr::null(), |m| m.as_ptr().cast());
-        // An error never looks like success.
-        let errno = if errno == 0 { libc::EIO } else { errno };
         // SAFETY: the handler's own callback; text and metadata live during the call. A panic of it has
         // nowhere to go: the release follows.
         let _ = guard::call_foreign("on_error", || unsafe { call(this, errno, text, metadata) });
