@@ -339,13 +339,12 @@ fn hidden_sizes(tree: &Tree, node: usize, hidden: &mut Vec<Sizes>) {
 /// The null counts of these [`Parts`] of an array; those that are unknown are counted from masks
 /// that are read back together.
 pub(crate) fn null_counts(array: &DeviceArray, views: Vec<View>) -> Result<Vec<usize>> {
-    NullCounting::start(array, views)?.finish()
+    NullCounting::start(array, views)?.finish(array)
 }
 
 /// Null counts under way.
 #[derive(Debug)]
 pub(crate) struct NullCounting {
-    array: DeviceArray,
     views: Vec<View>,
     counts: Vec<Option<usize>>,
     /// Of the masks of those that are unknown.
@@ -367,7 +366,6 @@ impl NullCounting {
         // SAFETY: what `mask_request` asks for lies in the mask.
         let masks = unsafe { Gathering::start(tree, &requests, None) }?;
         Ok(Self {
-            array: array.clone(),
             views,
             counts,
             masks,
@@ -386,11 +384,11 @@ impl NullCounting {
         self.masks.waited();
     }
 
-    /// Makes this thread wait for the masks, if there are any: one host wait. Counts of whole nodes are
-    /// kept.
-    pub(crate) fn finish(self) -> Result<Vec<usize>> {
+    /// Makes this thread wait for the masks, if there are any: one host wait. `array` is that of
+    /// [`start`](Self::start); it keeps its own count, and those of whole nodes.
+    pub(crate) fn finish(self, array: &DeviceArray) -> Result<Vec<usize>> {
         let answers = self.masks.finish()?;
-        let tree = self.array.tree();
+        let tree = array.tree();
         let mut request = 0;
         let each = self.counts.into_iter().zip(&self.views).enumerate();
         let counts = each.map(|(i, (count, view))| {
@@ -402,7 +400,7 @@ impl NullCounting {
                     node.nulls.set(nulls);
                 }
                 if i == 0 {
-                    self.array.set_null_count(nulls);
+                    array.set_null_count(nulls);
                 }
                 nulls
             })

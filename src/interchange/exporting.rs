@@ -76,7 +76,7 @@ impl Exporting {
                 }
                 Stage::Counting(mut counting) => {
                     counting.waited();
-                    let nulls = Nulls::Counted(counting.finish()?);
+                    let nulls = Nulls::Counted(counting.finish(array)?);
                     return Poll::Ready(export(array, &self.options, true, nulls));
                 }
             }

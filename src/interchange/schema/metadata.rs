@@ -116,11 +116,8 @@ mod tests {
         assert_eq!(back(&encoded).unwrap(), metadata);
         assert_eq!(encode_metadata(&HashMap::new()).unwrap(), None);
         // SAFETY: null is allowed.
-        assert!(
-            unsafe { decode_metadata(std::ptr::null()) }
-                .unwrap()
-                .is_empty()
-        );
+        let none = unsafe { decode_metadata(std::ptr::null()) };
+        assert!(none.unwrap().is_empty());
     }
 
     #[test]

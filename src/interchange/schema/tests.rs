@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use arrow_schema::{Fields, IntervalUnit, TimeUnit};
