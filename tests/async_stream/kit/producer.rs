@@ -149,12 +149,13 @@ unsafe extern "C-unwind" fn extract(
     out: *mut FFI_ArrowDeviceArray,
 ) -> c_int {
     // SAFETY: the task's Arc is given up in the first call; a second one finds the producer's.
-    let state = unsafe { &*(*task).private_data().cast_const().cast::<TaskState>() };
-    if state.calls.fetch_add(1, SeqCst) > 0 {
-        return 0;
-    }
-    // SAFETY: as above.
-    let state = unsafe { Arc::from_raw(state) };
+    let state = unsafe {
+        let state = (*task).private_data().cast_const().cast::<TaskState>();
+        if (*state).calls.fetch_add(1, SeqCst) > 0 {
+            return 0;
+        }
+        Arc::from_raw(state)
+    };
     state
         .log
         .lock()
