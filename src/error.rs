@@ -133,9 +133,10 @@ impl Error {
     }
 
     /// The errno that stands for this error at a C boundary: `EINVAL`, `ENOMEM`, `EIO`,
-    /// `ENOTSUP`, `ECANCELED`, or a foreign producer's own errno, unchanged.
+    /// `ENOTSUP`, `ECANCELED`, or a foreign producer's own errno, unchanged. Never 0: an error does not
+    /// look like success.
     pub fn errno(&self) -> i32 {
-        match self {
+        let errno = match self {
             Self::DeviceNotAvailable { .. } | Self::NotSupported { .. } => libc::ENOTSUP,
             Self::OutOfMemory { .. } => libc::ENOMEM,
             Self::InvalidInput { .. } | Self::InvalidArgument(_) | Self::Released(_) => {
@@ -156,7 +157,8 @@ impl Error {
                 | ArrowError::CastError(_) => libc::EINVAL,
                 _ => libc::EIO,
             },
-        }
+        };
+        if errno == 0 { libc::EIO } else { errno }
     }
 }
 

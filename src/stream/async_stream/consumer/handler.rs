@@ -38,6 +38,9 @@ impl Drop for Shared {
     }
 }
 
+/// Producers add up what is requested, some without care: this much, and 1 for each task, never overflows.
+const MAX_DEPTH: usize = 1 << 31;
+
 /// A producer's own struct with its callbacks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Producer {
@@ -92,7 +95,7 @@ impl AsyncStreamHandler {
     pub(super) fn new(queue_depth: usize) -> (Self, Arc<Shared>) {
         let shared = Arc::new(Shared {
             inbox: Inbox::new(),
-            queue_depth: i64::try_from(queue_depth).unwrap_or(i64::MAX).max(1),
+            queue_depth: queue_depth.clamp(1, MAX_DEPTH) as i64,
             memory: AtomicPtr::new(ptr::null_mut()),
         });
         let private = Arc::into_raw(shared.clone()).cast_mut().cast();
@@ -158,22 +161,34 @@ unsafe fn answer(
     operation: &'static str,
     body: impl FnOnce(&Shared) -> c_int,
 ) -> c_int {
+    // A share for the call: the producer may release from within a request.
     // SAFETY: the caller's; a handler that is not released has its share.
     let shared = unsafe {
         match this.as_ref() {
-            Some(handler) if !handler.is_released() => &*handler.private_data().cast::<Shared>(),
+            Some(handler) if !handler.is_released() => {
+                let shared = handler.private_data().cast_const().cast::<Shared>();
+                Arc::increment_strong_count(shared);
+                Arc::from_raw(shared)
+            }
             _ => return libc::EINVAL,
         }
     };
-    guard::callback(operation, || Ok(body(shared))).unwrap_or(libc::EIO)
+    let answer = guard::callback(operation, || Ok(body(&shared)));
+    drop_share(operation, shared);
+    answer.unwrap_or(libc::EIO)
+}
+
+/// What is left in it if it is the last is foreign, and may unwind.
+fn drop_share(operation: &'static str, shared: Arc<Shared>) {
+    let _ = guard::callback(operation, || {
+        drop(shared);
+        Ok(())
+    });
 }
 
 /// The stream ends with `e`.
 fn refuse(shared: &Shared, e: Error) -> c_int {
-    let errno = match e.errno() {
-        0 => libc::EIO,
-        errno => errno,
-    };
+    let errno = e.errno();
     shared.inbox.refuse(e);
     errno
 }
@@ -297,7 +312,7 @@ unsafe extern "C-unwind" fn on_error(
                 Default::default()
             });
             shared.inbox.reported(Error::AsyncProducer {
-                errno: if code == 0 { libc::EIO } else { code },
+                errno: code,
                 message: text.into(),
                 metadata,
             });
@@ -322,9 +337,5 @@ unsafe extern "C-unwind" fn release(this: *mut FFI_ArrowAsyncDeviceStreamHandler
         shared.inbox.release();
         Ok(())
     });
-    // What is left in it is foreign.
-    let _ = guard::callback("release", || {
-        drop(shared);
-        Ok(())
-    });
+    drop_share("release", shared);
 }

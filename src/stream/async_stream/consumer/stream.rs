@@ -89,6 +89,9 @@ impl AsyncDeviceRecordBatchStream {
     /// A handler for a producer, and the stream that it fills. At first `queue_depth` batches are requested (at
     /// least 1), then one for each that is taken: at most so many wait here.
     ///
+    /// A producer's `release` of the handler waits for a `request` or `cancel` that another thread is in, since the
+    /// producer is not called any more once it has returned: a producer must not hold a lock around it that those take.
+    ///
     /// ```
     /// # use arrow_array::record_batch;
     /// # use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce};

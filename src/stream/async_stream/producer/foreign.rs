@@ -21,11 +21,11 @@ pub(super) struct ForeignHandler {
     on_error: HandlerOnError,
 }
 
-/// Where the struct is.
+/// Where the struct is. Dropping it releases the handler.
 #[derive(Debug)]
 enum Place {
-    /// Here; in memory of its own, since consumers may note the address that they are called with.
-    Own(Box<FFI_ArrowAsyncDeviceStreamHandler>),
+    /// In memory of its own, from a `Box`: consumers may note the address that they are called with.
+    Own(*mut FFI_ArrowAsyncDeviceStreamHandler),
     /// Where the consumer put it. Not touched after its release.
     Consumers(*mut FFI_ArrowAsyncDeviceStreamHandler, HandlerRelease),
 }
@@ -39,10 +39,12 @@ impl ForeignHandler {
     /// # Errors
     /// [`Error::Released`]; [`Error::InvalidInput`] for missing callbacks. The handler is released then.
     pub(super) fn own(handler: FFI_ArrowAsyncDeviceStreamHandler) -> Result<Self> {
-        let mut handler = Box::new(handler);
-        let this = &raw mut *handler;
+        if handler.is_released() {
+            return Err(Error::Released("the ArrowAsyncDeviceStreamHandler"));
+        }
+        let place = Place::Own(Box::into_raw(Box::new(handler)));
         // SAFETY: a valid struct of ours.
-        unsafe { Self::new(Place::Own(handler), this) }
+        unsafe { Self::new(place) }
     }
 
     /// Uses the handler at `this`.
@@ -57,51 +59,33 @@ impl ForeignHandler {
             return Err(Error::invalid("handler", "is null or misaligned"));
         }
         // SAFETY: the caller's.
-        unsafe {
-            let Some(release) = (*this).release() else {
-                return Err(Error::Released("the ArrowAsyncDeviceStreamHandler"));
-            };
-            Self::new(Place::Consumers(this, release), this)
+        match unsafe { (*this).release() } {
+            // SAFETY: the caller's.
+            Some(release) => unsafe { Self::new(Place::Consumers(this, release)) },
+            None => Err(Error::Released("the ArrowAsyncDeviceStreamHandler")),
         }
     }
 
     /// # Safety
-    /// `this` is the struct at `place`.
-    unsafe fn new(place: Place, this: *mut FFI_ArrowAsyncDeviceStreamHandler) -> Result<Self> {
+    /// The struct at `place` is valid and not released.
+    unsafe fn new(place: Place) -> Result<Self> {
         // SAFETY: the caller's.
-        let handler = unsafe { &*this };
-        if handler.is_released() {
-            return Err(Error::Released("the ArrowAsyncDeviceStreamHandler"));
-        }
-        let callbacks = (
-            handler.on_schema(),
-            handler.on_next_task(),
-            handler.on_error(),
-        );
-        match callbacks {
-            (Some(on_schema), Some(on_next_task), Some(on_error)) => Ok(Self {
-                place,
-                on_schema,
-                on_next_task,
-                on_error,
-            }),
-            _ => {
-                let missing = match callbacks {
-                    (None, _, _) => "handler.on_schema",
-                    (_, None, _) => "handler.on_next_task",
-                    _ => "handler.on_error",
-                };
-                place.release();
-                Err(Error::invalid(missing, "is null"))
-            }
-        }
+        let handler = unsafe { &*place.this() };
+        let missing = |name: &'static str| move || Error::invalid(name, "is null");
+        let on_schema = handler.on_schema();
+        let on_next_task = handler.on_next_task();
+        let on_error = handler.on_error();
+        // What returns early drops `place`.
+        Ok(Self {
+            on_schema: on_schema.ok_or_else(missing("handler.on_schema"))?,
+            on_next_task: on_next_task.ok_or_else(missing("handler.on_next_task"))?,
+            on_error: on_error.ok_or_else(missing("handler.on_error"))?,
+            place,
+        })
     }
 
     fn this(&mut self) -> *mut FFI_ArrowAsyncDeviceStreamHandler {
-        match &mut self.place {
-            Place::Own(handler) => &raw mut **handler,
-            Place::Consumers(this, _) => *this,
-        }
+        self.place.this()
     }
 
     /// # Safety
@@ -157,8 +141,6 @@ impl ForeignHandler {
         let (text, metadata, errno) = told.unwrap_or((None, None, libc::EIO));
         let text = text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
         let metadata = metadata.as_ref().map_or(ptr::null(), |m| m.as_ptr().cast());
-        // An error never looks like success.
-        let errno = if errno == 0 { libc::EIO } else { errno };
         // SAFETY: the handler's own callback; text and metadata live during the call. A panic of it has
         // nowhere to go: the release follows.
         let _ = guard::call_foreign("on_error", || unsafe { call(this, errno, text, metadata) });
@@ -166,21 +148,23 @@ impl ForeignHandler {
 
     /// The last call.
     pub(super) fn release(self) {
-        self.place.release();
+        drop(self);
     }
 }
 
 impl Place {
-    fn release(self) {
-        drop(self);
+    fn this(&self) -> *mut FFI_ArrowAsyncDeviceStreamHandler {
+        match self {
+            Self::Own(this) | Self::Consumers(this, _) => *this,
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         match self {
-            // Its drop releases it.
-            Self::Own(_) => {}
+            // SAFETY: `own` made it; its drop releases the handler.
+            Self::Own(this) => drop(unsafe { Box::from_raw(*this) }),
             Self::Consumers(this, release) => {
                 // SAFETY: the handler's own callback, once: `self` is gone after this.
                 let _ = guard::call_foreign("release", || unsafe { release(*this) });

@@ -286,7 +286,9 @@ impl<S: DeviceRecordBatchStream> Future for Produce<S> {
 
 impl<S> Drop for Produce<S> {
     fn drop(&mut self) {
-        if self.handler.is_some() {
+        if self.shared.demand.turn() == Turn::Cancelled {
+            self.end(None);
+        } else if self.handler.is_some() {
             let operation = "producing an async stream";
             self.end(Some(&Error::Cancelled { operation }));
         }
