@@ -7,7 +7,8 @@ pub enum SimMode {
     #[default]
     Async,
     /// When somebody waits for it, on the waiting thread: waiting for an event runs exactly what
-    /// that event needs, synchronizing runs everything. Queries and notifications run nothing.
+    /// that event needs, synchronizing runs everything. Queries and notifications run nothing: a task
+    /// that waits for an event goes on only when a thread does.
     Deferred,
 }
 
