@@ -425,40 +425,73 @@ fn nulls_in(mask: &[u8], view: &View) -> usize {
     view.length - count_bits(mask, view.validity_offset % 8, view.length)
 }
 
-/// Counts the nulls of views that have a mask: the masks are read back together.
-fn count_masks(tree: &Tree, views: &[View]) -> Result<Vec<usize>> {
-    let requests: Vec<_> = views.iter().map(|view| mask_request(tree, view)).collect();
-    // SAFETY: what `mask_request` asks for lies in the mask.
-    let answers = unsafe { gather(tree, &requests) }?;
-    let count = |(k, view)| nulls_in(answers.bytes(k), view);
-    Ok(views.iter().enumerate().map(count).collect())
-}
-
 /// Refuses null counts that differ from the masks, and fills in those that are unknown.
 pub(crate) fn check_null_counts(tree: &Tree) -> Result<()> {
-    let masked = |&node: &usize| {
-        tree.nodes[node].length > 0
-            && tree.layout(node).has_validity()
-            && !tree.slots(node)[0].is_null()
-    };
-    let nodes: Vec<_> = (0..tree.nodes.len()).filter(masked).collect();
-    if nodes.is_empty() {
-        return Ok(());
+    NullCheck::start(tree)?.finish(tree)
+}
+
+/// A check of all null counts under way.
+#[derive(Debug)]
+pub(crate) struct NullCheck {
+    nodes: Vec<usize>,
+    /// `None` if there are none.
+    masks: Option<Gathering>,
+}
+
+impl NullCheck {
+    /// As [`NullCounting::start`].
+    pub(crate) fn start(tree: &Tree) -> Result<Self> {
+        let masked = |&node: &usize| {
+            tree.nodes[node].length > 0
+                && tree.layout(node).has_validity()
+                && !tree.slots(node)[0].is_null()
+        };
+        let nodes: Vec<_> = (0..tree.nodes.len()).filter(masked).collect();
+        let request = |&node: &usize| mask_request(tree, &tree.whole(node));
+        let requests: Vec<_> = nodes.iter().map(request).collect();
+        let masks = match requests.as_slice() {
+            [] => None,
+            // SAFETY: what `mask_request` asks for lies in the mask.
+            requests => Some(unsafe { Gathering::start(tree, requests, None) }?),
+        };
+        Ok(Self { nodes, masks })
     }
-    let views: Vec<_> = nodes.iter().map(|&node| tree.whole(node)).collect();
-    for (&node, counted) in nodes.iter().zip(count_masks(tree, &views)?) {
-        let nulls = &tree.nodes[node].nulls;
-        match nulls.get() {
-            Some(claimed) if claimed != counted => {
-                return Err(Error::invalid(
-                    format!("{}.null_count", tree.path(node)),
-                    format!("is {claimed}, but the mask has {counted} nulls"),
-                ));
-            }
-            _ => nulls.set(counted),
+
+    /// When the masks are there; `None` if they are.
+    #[cfg(feature = "async")]
+    pub(crate) fn event(&self) -> Option<&crate::device::SyncEvent> {
+        self.masks.as_ref()?.event()
+    }
+
+    /// The event was waited for: [`finish`](Self::finish) does not wait again.
+    #[cfg(feature = "async")]
+    pub(crate) fn waited(&mut self) {
+        if let Some(masks) = &mut self.masks {
+            masks.waited();
         }
     }
-    Ok(())
+
+    /// Makes this thread wait for the masks, if there are any: one host wait.
+    pub(crate) fn finish(self, tree: &Tree) -> Result<()> {
+        let Some(masks) = self.masks else {
+            return Ok(());
+        };
+        let answers = masks.finish()?;
+        for (k, node) in self.nodes.into_iter().enumerate() {
+            let counted = nulls_in(answers.bytes(k), &tree.whole(node));
+            let nulls = &tree.nodes[node].nulls;
+            match nulls.get() {
+                Some(claimed) if claimed != counted => {
+                    return Err(Error::invalid(
+                        format!("{}.null_count", tree.path(node)),
+                        format!("is {claimed}, but the mask has {counted} nulls"),
+                    ));
+                }
+                _ => nulls.set(counted),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// How many of `bits` bits from bit `first` are set.

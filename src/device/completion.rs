@@ -27,7 +27,8 @@ impl Task {
 
 impl Wake for Task {
     fn wake(self: Arc<Self>) {
-        let waker = self.lock().clone();
+        // Who polls puts another in its place.
+        let waker = std::mem::replace(&mut *self.lock(), Waker::noop().clone());
         waker.wake();
     }
 }

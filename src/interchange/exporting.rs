@@ -39,6 +39,29 @@ impl Exporting {
         }
     }
 
+    /// Whether nulls must be counted.
+    fn counts(&self, parts: &Parts<'_>) -> bool {
+        let unknown = |i| {
+            let (node, view) = parts.get(i);
+            parts.null_count(i, node, view).is_none()
+        };
+        self.options.null_counts == NullCounts::Exact && (0..parts.len()).any(unknown)
+    }
+
+    /// Whether the export counts or repacks masks where they are, so that they must be ready.
+    fn host_reads_masks(&self) -> bool {
+        let array = self.batch.as_struct();
+        if array.device().is_synchronous() || !array.device().is_host_readable() {
+            return false;
+        }
+        let parts = Parts::of(array, true);
+        let repacked = |i| {
+            let (_, view) = parts.get(i);
+            view.offset != view.validity_offset
+        };
+        self.counts(&parts) || (0..parts.len()).any(repacked)
+    }
+
     /// The C struct. Not polled again after that.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<FFI_ArrowDeviceArray>> {
         loop {
@@ -46,21 +69,14 @@ impl Exporting {
             let array = self.batch.as_struct();
             match std::mem::replace(&mut self.stage, Stage::Ready) {
                 Stage::Start => {
-                    // Of memory that it can read the host may have to read masks at once.
-                    if self.options.sync == SyncPolicy::Wait || array.device().is_host_readable() {
+                    if self.options.sync == SyncPolicy::Wait || self.host_reads_masks() {
                         self.wait = array.ready_event()?.map(Completion::of);
                     }
                 }
                 Stage::Ready => {
                     let views = {
                         let parts = Parts::of(array, true);
-                        let unknown = |i| {
-                            let (node, view) = parts.get(i);
-                            parts.null_count(i, node, view).is_none()
-                        };
-                        let count = self.options.null_counts == NullCounts::Exact
-                            && (0..parts.len()).any(unknown);
-                        count.then(|| parts.views())
+                        self.counts(&parts).then(|| parts.views())
                     };
                     let Some(views) = views else {
                         return Poll::Ready(export(

@@ -123,8 +123,8 @@ impl DeviceRecordBatch {
         Ok(batch)
     }
 
-    /// As [`import_as`](Self::import_as), which reads the memory afterwards where it
-    /// [must](Self::is_import_read): nothing waits here.
+    /// As [`import_as`](Self::import_as), which then [reads](Self::read_import) the memory if it must: here
+    /// nothing waits.
     ///
     /// # Safety
     /// As [`DeviceArray::import`].
@@ -141,14 +141,19 @@ impl DeviceRecordBatch {
         Ok(Self::from_struct(schema, array))
     }
 
-    /// Whether [`read_import`](Self::read_import) has nothing to read.
-    #[cfg(feature = "async")]
-    pub(crate) fn is_import_read(&self, options: &ImportOptions) -> bool {
-        options.validation == Validation::Structure && self.as_struct().null_count().is_some()
+    /// Refuses rows that are null.
+    pub(super) fn check_rows(&self) -> Result<()> {
+        match self.as_struct().null_count() {
+            Some(0) => Ok(()),
+            _ => Err(Error::invalid(
+                "array.null_count",
+                "the rows of a record batch cannot be null; import it as an array",
+            )),
+        }
     }
 
     /// What an import checks by reading the memory.
-    pub(crate) fn read_import(&self, options: &ImportOptions) -> Result<()> {
+    fn read_import(&self, options: &ImportOptions) -> Result<()> {
         let array = self.as_struct();
         if options.validation == Validation::Full {
             hidden::check_null_counts(array.tree())?;
@@ -157,12 +162,7 @@ impl DeviceRecordBatch {
             // A mask without a count: only its bits tell.
             hidden::null_counts(array, vec![array.view()])?;
         }
-        if array.null_count() != Some(0) {
-            return Err(Error::invalid(
-                "array.null_count",
-                "the rows of a record batch cannot be null; import it as an array",
-            ));
-        }
+        self.check_rows()?;
         if options.validation == Validation::Full {
             validate_values(array)?;
         }
@@ -170,12 +170,19 @@ impl DeviceRecordBatch {
     }
 }
 
-/// Checks the values of an imported array, and of what it holds beyond its rows: a child that comes
-/// down only in part, or not at all, can be had whole by safe calls.
+/// Checks the values of an imported array, and of what it holds beyond its rows.
 fn validate_values(array: &DeviceArray) -> Result<()> {
-    validate_full(&array.to_host_data()?, "array")?;
+    whole_parts(array)
+        .into_iter()
+        .try_for_each(|(part, path)| validate_full(&part.to_host_data()?, &path))
+}
+
+/// The array, and what of it comes down only in part, or not at all, but can be had whole by safe calls:
+/// together all its values. With their paths.
+pub(super) fn whole_parts(array: &DeviceArray) -> Vec<(DeviceArray, String)> {
+    let mut parts = vec![(array.clone(), "array".to_owned())];
     if array.device().is_host_readable() {
-        return Ok(());
+        return parts;
     }
     let tree = array.tree();
     for node in 1..tree.nodes.len() {
@@ -185,10 +192,10 @@ fn validate_values(array: &DeviceArray) -> Result<()> {
             && (tree.nodes[parent].offset > 0 || tree.nodes[parent].length == 0);
         if in_part {
             let whole = DeviceArray::from_view(tree.clone(), tree.whole(node));
-            validate_full(&whole.to_host_data()?, &tree.path(node))?;
+            parts.push((whole, tree.path(node)));
         }
     }
-    Ok(())
+    parts
 }
 
 /// Checks a foreign array against its type and takes it over.

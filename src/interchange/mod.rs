@@ -1,6 +1,8 @@
 //! C structs in and out; the ownership rules in one place.
 
 mod arena;
+#[cfg(feature = "async")]
+mod checking;
 mod cudf;
 mod export;
 #[cfg(feature = "async")]
@@ -10,6 +12,8 @@ mod options;
 pub(crate) mod schema;
 pub(crate) mod validate;
 
+#[cfg(feature = "async")]
+pub(crate) use checking::Checking;
 pub use cudf::check_for_cudf;
 pub use export::{ExportOptions, NullCounts, ReleasePolicy, SyncPolicy};
 #[cfg(feature = "async")]

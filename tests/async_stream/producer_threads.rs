@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Poll, Wake, Waker};
 use std::thread;
 
-use arrow_device::async_stream::{Outcome, produce};
-use arrow_device::{DeviceRecordBatch, Result};
+use arrow_device::async_stream::{AsyncDeviceRecordBatchStream, Outcome, produce, produce_at};
+use arrow_device::{DeviceRecordBatch, ImportOptions, Result};
 use futures::stream;
 
 use crate::kit::*;
@@ -207,4 +208,78 @@ fn anything_at_any_time() {
         round > 20 && seen.iter().all(|n| *n > 0),
         "{round}: {seen:?}"
     );
+}
+
+/// Polls hold a lock that wakers take, as an interpreter's: a release that waited for the consumer's request
+/// within a poll would wait for ever, since the request wakes.
+#[test]
+fn a_release_does_not_wait_for_who_wakes_the_task() {
+    struct Locking(Mutex<()>, AtomicBool, thread::ThreadId);
+    impl Wake for Locking {
+        fn wake(self: Arc<Self>) {
+            self.1.store(true, SeqCst);
+            // Who polls has it.
+            if thread::current().id() != self.2 {
+                drop(self.0.lock());
+            }
+        }
+    }
+    let here = thread::current().id();
+    let lock = Arc::new(Locking(Mutex::new(()), AtomicBool::new(false), here));
+    let (waker, woken) = (Waker::from(lock.clone()), lock.clone());
+    let (ending, ended) = mpsc::channel();
+    let mut polls = 0;
+    let batches = stream::poll_fn(move |_| {
+        polls += 1;
+        match polls {
+            1 => Poll::Ready(Some(Ok(batch(0)))),
+            2 => Poll::Pending,
+            _ => {
+                // The end, while the consumer requests.
+                ending.send(()).unwrap();
+                eventually("a request", || woken.1.load(SeqCst));
+                Poll::Ready(None)
+            }
+        }
+    });
+    // SAFETY: the producer is one of ours.
+    let (handler, opening) =
+        unsafe { AsyncDeviceRecordBatchStream::handler(1, ImportOptions::default()) };
+    let mut produce = produce(adapted(batches), handler.into_ffi(), options());
+    let reader = thread::spawn(move || {
+        let mut stream = block_on(opening).unwrap();
+        ended.recv().unwrap();
+        next(&mut stream).unwrap().unwrap();
+    });
+    loop {
+        let held = lock.0.lock();
+        lock.1.store(false, SeqCst);
+        if poll_with(&mut produce, &waker).is_ready() {
+            break;
+        }
+        drop(held);
+        thread::yield_now();
+    }
+    reader.join().unwrap();
+}
+
+/// A consumer that knows the struct before the schema, which it need not, may cancel.
+#[test]
+fn a_cancel_before_the_schema_is_followed_by_the_release_alone() {
+    let consumer = FakeConsumer::new();
+    let mut handler = consumer.handler();
+    let this = &raw mut handler;
+    let batches = adapted(stream::iter([Ok(batch(0))]));
+    // SAFETY: the handler stays here until its release.
+    let mut produce = unsafe { produce_at(batches, this, options()) };
+    // SAFETY: as above; the producer has set its struct.
+    unsafe {
+        let producer = (*this).producer();
+        (*producer).cancel().unwrap()(producer);
+    }
+    let outcome = poll(&mut produce);
+    assert!(matches!(outcome, Poll::Ready(Ok(Outcome::Cancelled))));
+    assert_eq!(consumer.story(), "R");
+    drop(produce);
+    consumer.assert_done();
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::task::Poll;
 use std::time::Instant;
 
 use arrow_device::async_stream::{BlockingReader, DeviceRecordBatchStream, ReaderStream};
@@ -213,4 +214,53 @@ fn an_async_stream_as_a_reader_of_the_host() {
         assert_eq!(back.unwrap(), numbers(i as i64 * 100, 5));
     }
     feeding.join().unwrap();
+}
+
+/// Whatever parks the thread within a poll takes the token of the wake-up.
+#[test]
+fn a_reader_waits_for_a_wake_and_not_for_a_token() {
+    let mut polls = 0;
+    let stream = futures::stream::poll_fn(move |cx| {
+        polls += 1;
+        if polls > 1 {
+            return Poll::Ready(None);
+        }
+        cx.waker().wake_by_ref();
+        std::thread::park();
+        Poll::Pending
+    });
+    assert!(BlockingReader::new(adapted(stream)).next().is_none());
+}
+
+#[test]
+fn a_stream_is_not_asked_after_its_end_or_an_error() {
+    for fails in [false, true] {
+        let mut polls = 0;
+        let stream = futures::stream::poll_fn(move |_| {
+            polls += 1;
+            assert_eq!(polls, 1, "asked again");
+            Poll::Ready(fails.then(|| Err(Error::InvalidArgument("no".into()))))
+        });
+        let mut reader = BlockingReader::new(adapted(stream));
+        assert_eq!(reader.next().is_some(), fails);
+        assert!(reader.next().is_none());
+    }
+}
+
+#[test]
+fn a_dropped_reader_stream_lets_go_of_its_task() {
+    let gate = Gate::default();
+    let pass = gate.clone();
+    let batches = std::iter::from_fn(move || {
+        pass.pass();
+        None
+    });
+    let schema = numbers(0, 1).schema();
+    let reader = DeviceRecordBatchIterator::new(batches, schema, ArrowDeviceType::CPU);
+    let mut stream = ReaderStream::spawn(reader, 1).unwrap();
+    let (wakes, waker) = Wakes::new();
+    assert!(poll_next_with(&mut stream, &waker).is_pending());
+    drop((stream, waker));
+    assert_eq!(std::sync::Arc::strong_count(&wakes), 1);
+    gate.open();
 }

@@ -92,11 +92,10 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
         }
     }
 
-    /// Nothing is gained by being ahead while the next batch is there.
+    /// Nothing is gained by being ahead of batches that need no copy.
     fn worth_it(&self) -> bool {
-        self.coming.front().is_none_or(
-            |next| matches!(next, Ok(next) if next.arrived.is_none() && !next.array.is_in_place()),
-        )
+        let next = self.coming.front();
+        next.is_none_or(|next| matches!(next, Ok(next) if !next.array.is_in_place()))
     }
 
     fn start(&mut self, batch: DeviceRecordBatch) -> Result<Coming> {

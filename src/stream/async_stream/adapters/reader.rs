@@ -33,7 +33,7 @@ impl ReaderStream {
     /// Starts the thread, which reads until `depth` batches (at least 1) wait here and it has one more.
     ///
     /// # Errors
-    /// [`Error::NotSupported`]-like refusals of the system to start a thread, as [`Error::Arrow`] with the cause.
+    /// [`Error::Arrow`] with an [`IoError`](arrow_schema::ArrowError::IoError) if the system gives no thread.
     pub fn spawn(
         reader: impl DeviceRecordBatchReader + Send + 'static,
         depth: usize,
@@ -84,6 +84,18 @@ fn wake(task: &Task) {
     if let Some(waker) = waker {
         // A panic of it is its own.
         let _ = guard::call_foreign("waking a task", || waker.wake());
+    }
+}
+
+impl Drop for ReaderStream {
+    fn drop(&mut self) {
+        // The thread may live on for long.
+        let task = self
+            .task
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(task);
     }
 }
 

@@ -3,18 +3,19 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use arrow_array::RecordBatch;
 use arrow_array::nonblocking::RecordBatchStream;
-use arrow_schema::SchemaRef;
+use arrow_schema::{ArrowError, SchemaRef};
 use futures_core::Stream;
 
 use crate::abi::ArrowDeviceType;
 use crate::async_stream::DeviceRecordBatchStream;
 use crate::data::DeviceRecordBatch;
 use crate::device::{Completion, Device, Queue};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::stream::upload::Uploads;
 
-/// A [`RecordBatchStream`] whose batches are brought to a device: [`UploadingReader`](crate::UploadingReader) for
+/// A stream of host batches that are brought to a device: [`UploadingReader`](crate::UploadingReader) for
 /// tasks. A stream that is faster than the device is held up without a wait in a poll: beyond some 128 MiB under way,
 /// or 64 batches, the task waits for the oldest upload. A single batch that needs more staging memory than that
 /// waits within the poll.
@@ -30,13 +31,35 @@ pub struct UploadingStream<S> {
 impl<S: RecordBatchStream> UploadingStream<S> {
     /// Uploads on `device`'s default queue.
     pub fn new(stream: S, device: &Device) -> Self {
-        Self::new_on(stream, device.default_queue())
+        let schema = stream.schema().clone();
+        Self::new_on(schema, stream, device.default_queue())
     }
+}
 
-    /// Uploads on `queue`.
-    pub fn new_on(stream: S, queue: Queue) -> Self {
+impl<S, E> UploadingStream<S>
+where
+    S: Stream<Item = std::result::Result<RecordBatch, E>>,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    /// Uploads on `queue` what any stream of batches of `schema` gives.
+    ///
+    /// ```
+    /// # use arrow_array::RecordBatch;
+    /// # use arrow_device::async_stream::{DeviceRecordBatchStream, UploadingStream};
+    /// # use arrow_device::Device;
+    /// # use arrow_schema::SchemaRef;
+    /// # use futures::Stream;
+    /// fn up(
+    ///     schema: SchemaRef,
+    ///     batches: impl Stream<Item = std::io::Result<RecordBatch>>,
+    ///     device: &Device,
+    /// ) -> impl DeviceRecordBatchStream {
+    ///     UploadingStream::new_on(schema, batches, device.default_queue())
+    /// }
+    /// ```
+    pub fn new_on(schema: SchemaRef, stream: S, queue: Queue) -> Self {
         Self {
-            schema: stream.schema().clone(),
+            schema,
             stream: Box::pin(stream),
             uploads: Uploads::new(queue),
             wait: None,
@@ -44,7 +67,17 @@ impl<S: RecordBatchStream> UploadingStream<S> {
     }
 }
 
-impl<S: RecordBatchStream> Stream for UploadingStream<S> {
+/// The error that it was: one of ours, of arrow-rs, or of another crate.
+fn error_of(e: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    let e = e.into().downcast::<ArrowError>();
+    Error::from(e.map_or_else(ArrowError::ExternalError, |e| *e))
+}
+
+impl<S, E> Stream for UploadingStream<S>
+where
+    S: Stream<Item = std::result::Result<RecordBatch, E>>,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     type Item = Result<DeviceRecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -60,11 +93,16 @@ impl<S: RecordBatchStream> Stream for UploadingStream<S> {
             }
         }
         let next = ready!(this.stream.as_mut().poll_next(cx));
-        Poll::Ready(next.map(|batch| this.uploads.upload(&batch?)))
+        let mut upload = |batch| this.uploads.upload(&batch);
+        Poll::Ready(next.map(|batch| batch.map_err(error_of).and_then(&mut upload)))
     }
 }
 
-impl<S: RecordBatchStream> DeviceRecordBatchStream for UploadingStream<S> {
+impl<S, E> DeviceRecordBatchStream for UploadingStream<S>
+where
+    S: Stream<Item = std::result::Result<RecordBatch, E>>,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     type Batch = DeviceRecordBatch;
 
     fn schema(&self) -> SchemaRef {

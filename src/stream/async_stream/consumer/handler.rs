@@ -125,7 +125,10 @@ impl AsyncStreamHandler {
 
     /// The struct in memory of its own, for a C producer. The memory lives until the producer has called
     /// `release` and the stream was dropped; a producer does not touch a handler after its release.
-    /// Given to no producer it leaks.
+    /// Given to no producer it leaks. A producer in Rust moves it out
+    /// ([`FFI_ArrowAsyncDeviceStreamHandler::from_raw`]) or calls it where it is
+    /// ([`produce_at`](crate::async_stream::produce_at)); it does not drop it in place, which would touch it after the
+    /// release.
     pub fn into_raw(self) -> *mut FFI_ArrowAsyncDeviceStreamHandler {
         let memory = Box::into_raw(Box::new(MaybeUninit::new(self.handler)));
         self.shared.memory.store(memory, Ordering::Release);

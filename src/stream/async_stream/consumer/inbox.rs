@@ -116,10 +116,10 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
         self.state.lock()
     }
 
-    /// Ends the stream with an error, unless the consumer has seen its end or another error.
+    /// Ends the stream with an error, unless it has ended: what a producer does after that changes nothing.
     fn fail(mut state: MutexGuard<'_, State<S, T, E, P>>, e: E) {
         let unused = match state.end {
-            End::Open | End::Ended if !state.abandoned => {
+            End::Open if !state.abandoned => {
                 state.end = End::Failed(e);
                 None
             }

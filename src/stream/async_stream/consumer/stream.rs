@@ -12,12 +12,11 @@ use futures_core::stream::FusedStream;
 use super::handler::{AsyncStreamHandler, Producer, Shared};
 use super::inbox::Next;
 use super::task::Task;
-use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
+use crate::abi::ArrowDeviceType;
 use crate::async_stream::{AsyncBatch, DeviceRecordBatchStream};
 use crate::data::DeviceRecordBatch;
-use crate::device::Completion;
 use crate::error::{Error, Result};
-use crate::interchange::ImportOptions;
+use crate::interchange::{Checking, ImportOptions};
 
 /// What `on_schema` tells.
 #[derive(Debug)]
@@ -73,16 +72,15 @@ impl Future for Opening {
 /// gives nothing more; dropping it cancels. Batches may outlive it.
 ///
 /// Batches come with the event after which they may be read, as everywhere; nothing waits for it here but
-/// [`Validation::Full`](crate::Validation::Full), and a root with a mask that nobody has counted. For these the task
-/// waits until the batch is ready; where the host cannot read the memory, the poll then copies what it checks and
-/// waits for that.
+/// [`Validation::Full`](crate::Validation::Full), and a root with a mask that nobody has counted: for these the task
+/// waits, and for the copies of what is checked.
 #[derive(Debug)]
 pub struct AsyncDeviceRecordBatchStream {
     /// `None` once it has ended.
     consumer: Option<Consumer>,
     opened: Opened,
-    /// A batch that is not ready to be checked.
-    arrived: Option<(Completion, AsyncBatch)>,
+    /// A batch that is being checked.
+    arrived: Option<(Checking, AsyncBatch)>,
 }
 
 impl AsyncDeviceRecordBatchStream {
@@ -159,26 +157,7 @@ impl AsyncDeviceRecordBatchStream {
 }
 
 impl Consumer {
-    fn import(
-        &self,
-        array: FFI_ArrowDeviceArray,
-        opened: &Opened,
-    ) -> Result<(DeviceRecordBatch, Option<Completion>)> {
-        let (schema, options) = (opened.schema.clone(), &self.options);
-        // SAFETY: the caller of `handler` vouches for the stream's arrays.
-        let batch = unsafe { DeviceRecordBatch::import_unread(array, schema, options) }?;
-        if batch.is_import_read(options) {
-            batch.read_import(options)?;
-            return Ok((batch, None));
-        }
-        let Some(event) = batch.ready_event()? else {
-            batch.read_import(options)?;
-            return Ok((batch, None));
-        };
-        Ok((batch, Some(Completion::of(event))))
-    }
-
-    fn extract(&self, task: Task, opened: &Opened) -> Result<(AsyncBatch, Option<Completion>)> {
+    fn extract(&self, task: Task, opened: &Opened) -> Result<(Checking, AsyncBatch)> {
         let inbox = &self.shared.inbox;
         let (array, metadata) = task.extract(opened.device_type).map_err(|e| match e {
             // The producer may have told more by `on_error`.
@@ -191,8 +170,11 @@ impl Consumer {
                 inbox.refuse(e);
             }
         });
-        let (batch, wait) = self.import(array, opened)?;
-        Ok((AsyncBatch { batch, metadata }, wait))
+        let (schema, options) = (opened.schema.clone(), &self.options);
+        // SAFETY: the caller of `handler` vouches for the stream's arrays.
+        let batch = unsafe { DeviceRecordBatch::import_unread(array, schema, options) }?;
+        let checking = Checking::new(batch.clone(), options);
+        Ok((checking, AsyncBatch { batch, metadata }))
     }
 }
 
@@ -214,21 +196,18 @@ impl Stream for AsyncDeviceRecordBatchStream {
                 }
             };
             match consumer.extract(task, &this.opened) {
-                Ok((batch, None)) => return Poll::Ready(Some(Ok(batch))),
-                Ok((batch, Some(wait))) => this.arrived = Some((wait, batch)),
+                Ok(arrived) => this.arrived = Some(arrived),
                 Err(e) => return this.fail(e),
             }
         }
-        let Some((wait, _)) = &mut this.arrived else {
-            return Poll::Pending;
+        let checked = match &mut this.arrived {
+            Some((checking, _)) => ready!(checking.poll(cx)),
+            None => return Poll::Pending,
         };
-        let waited = ready!(Pin::new(wait).poll(cx));
-        let Some((_, batch)) = this.arrived.take() else {
-            return Poll::Pending;
-        };
-        match waited.and_then(|()| batch.batch.read_import(&consumer.options)) {
-            Ok(()) => Poll::Ready(Some(Ok(batch))),
-            Err(e) => this.fail(e),
+        match (checked, this.arrived.take()) {
+            (Ok(()), Some((_, batch))) => Poll::Ready(Some(Ok(batch))),
+            (Ok(()), None) => Poll::Pending,
+            (Err(e), _) => this.fail(e),
         }
     }
 }
@@ -254,6 +233,13 @@ impl DeviceRecordBatchStream for AsyncDeviceRecordBatchStream {
 /// The batches of an [`AsyncDeviceRecordBatchStream`], without their metadata.
 #[derive(Debug)]
 pub struct Batches(AsyncDeviceRecordBatchStream);
+
+impl Batches {
+    /// As [`AsyncDeviceRecordBatchStream::metadata`].
+    pub fn metadata(&self) -> &HashMap<String, String> {
+        self.0.metadata()
+    }
+}
 
 impl Stream for Batches {
     type Item = Result<DeviceRecordBatch>;

@@ -27,6 +27,8 @@ struct State {
     /// The handler was released, or will be next.
     closed: bool,
     waker: Option<Waker>,
+    /// Calls of the consumer that are waking the task.
+    waking: usize,
 }
 
 impl Demand {
@@ -37,6 +39,7 @@ impl Demand {
             cancelled: false,
             closed: false,
             waker: None,
+            waking: 0,
         }))
     }
 
@@ -60,11 +63,15 @@ impl Demand {
             return;
         }
         change(&mut state);
-        let waker = state.waker.take();
+        let Some(waker) = state.waker.take() else {
+            return;
+        };
+        state.waking += 1;
         drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        // Also if the waker panics.
+        let woken = Woken(self);
+        waker.wake();
+        drop(woken);
     }
 
     /// What to do next, without a waker.
@@ -88,6 +95,12 @@ impl Demand {
         self.0.lock().wanted -= 1;
     }
 
+    /// Whether a call of the consumer is waking the task at this moment. After [`close`](Self::close) none
+    /// begins.
+    pub(crate) fn is_waking(&self) -> bool {
+        self.0.lock().waking > 0
+    }
+
     /// The consumer's calls change nothing any more.
     pub(crate) fn close(&self) {
         let mut state = self.0.lock();
@@ -95,6 +108,14 @@ impl Demand {
         let waker = state.waker.take();
         drop(state);
         drop(waker);
+    }
+}
+
+struct Woken<'a>(&'a Demand);
+
+impl Drop for Woken<'_> {
+    fn drop(&mut self) {
+        self.0.0.lock().waking -= 1;
     }
 }
 

@@ -63,7 +63,13 @@ pub enum Outcome {
 /// [`SyncPolicy::Event`](crate::SyncPolicy::Event), for the device; what must be waited for wakes the task.
 ///
 /// One batch is taken from `stream` and exported ahead of the consumer's requests, so that the end is told as soon as
-/// it is reached. Dropping the future before its end tells the consumer an error (`ECANCELED`).
+/// it is reached. Dropping the future before its end tells the consumer an error (`ECANCELED`) and releases the handler at
+/// once, which waits for a call of the consumer's that is under way on another thread.
+///
+/// A consumer's requests wake the task. With a waker that polls at once, on the thread that wakes it, the handler would be
+/// called within its own request: executors do not do that.
+///
+/// A task that the consumer refuses and does not extract is not taken back, since it may be extracted later: it leaks.
 ///
 /// # Errors
 /// Of the future: the stream's error, or that of an export, which the consumer was told; [`Error::Released`] and
@@ -130,6 +136,8 @@ enum Stage {
     Exporting(Exporting, Metadata),
     /// The consumer's request.
     HandOver(FFI_ArrowDeviceArray, Metadata),
+    /// The handler's release.
+    Release(Result<Outcome>),
     Over,
 }
 
@@ -214,7 +222,7 @@ impl<S: DeviceRecordBatchStream> Produce<S> {
                     return Poll::Ready(Ok(refused(answer)));
                 }
                 Stage::Failed(e) => return Poll::Ready(Err(e)),
-                Stage::Next | Stage::Exporting(..) | Stage::Over => {}
+                Stage::Next | Stage::Exporting(..) | Stage::Release(_) | Stage::Over => {}
             },
         }
         Poll::Ready(Ok(None))
@@ -227,18 +235,40 @@ fn refused(answer: i32) -> Option<Outcome> {
 }
 
 impl<S> Produce<S> {
-    /// The consumer is told an error, if there is one; the release follows.
-    fn end(&mut self, error: Option<&Error>) {
+    /// The consumer is told an error, if there is one; only the release follows.
+    fn end(&mut self, result: Result<Outcome>) {
         self.shared.demand.close();
-        if let Some(mut handler) = self.handler.take() {
-            if let Some(e) = error {
-                handler.on_error(e);
-            }
+        if let (Some(handler), Err(e)) = (&mut self.handler, &result) {
+            handler.on_error(e);
+        }
+        self.stream = None;
+        self.stage = Stage::Release(result);
+    }
+
+    fn release(&mut self) {
+        if let Some(handler) = self.handler.take() {
             handler.release();
         }
-        self.stage = Stage::Over;
-        self.stream = None;
     }
+
+    /// The result, after the release. A consumer's release waits for its own calls of the producer; one that wakes this
+    /// task may need what this thread holds, so it is let go first.
+    fn poll_release(&mut self, cx: &mut Context<'_>) -> Poll<Result<Outcome>> {
+        if self.shared.demand.is_waking() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.release();
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Release(result) => Poll::Ready(result),
+            _ => Poll::Ready(Err(Error::argument("the stream was produced already"))),
+        }
+    }
+}
+
+/// What an invalid request is told.
+fn invalid(n: i64) -> Error {
+    Error::argument(format!("request({n}): at least one batch is asked for"))
 }
 
 impl<S: DeviceRecordBatchStream> Future for Produce<S> {
@@ -248,13 +278,14 @@ impl<S: DeviceRecordBatchStream> Future for Produce<S> {
         let this = &mut *self;
         let mut budget = BUDGET;
         loop {
+            if matches!(this.stage, Stage::Release(_)) {
+                return this.poll_release(cx);
+            }
             let turn = this.shared.demand.turn();
             let step = match turn {
                 Turn::Produce(wanted) => this.step(wanted, cx),
                 Turn::Cancelled => Poll::Ready(Ok(Some(Outcome::Cancelled))),
-                Turn::Invalid(n) => Poll::Ready(Err(Error::argument(format!(
-                    "request({n}): at least one batch is asked for"
-                )))),
+                Turn::Invalid(n) => Poll::Ready(Err(invalid(n))),
             };
             match step {
                 Poll::Ready(Ok(None)) => {
@@ -266,14 +297,8 @@ impl<S: DeviceRecordBatchStream> Future for Produce<S> {
                         }
                     }
                 }
-                Poll::Ready(Ok(Some(outcome))) => {
-                    this.end(None);
-                    return Poll::Ready(Ok(outcome));
-                }
-                Poll::Ready(Err(e)) => {
-                    this.end(Some(&e));
-                    return Poll::Ready(Err(e));
-                }
+                Poll::Ready(Ok(Some(outcome))) => this.end(Ok(outcome)),
+                Poll::Ready(Err(e)) => this.end(Err(e)),
                 // What the consumer did meanwhile is not missed.
                 Poll::Pending if this.shared.demand.turn_or_wake(cx.waker()) == turn => {
                     return Poll::Pending;
@@ -286,12 +311,22 @@ impl<S: DeviceRecordBatchStream> Future for Produce<S> {
 
 impl<S> Drop for Produce<S> {
     fn drop(&mut self) {
-        if self.shared.demand.turn() == Turn::Cancelled {
-            self.end(None);
-        } else if self.handler.is_some() {
-            let operation = "producing an async stream";
-            self.end(Some(&Error::Cancelled { operation }));
+        if self.handler.is_none() {
+            return;
         }
+        let operation = "producing an async stream";
+        match (
+            std::mem::replace(&mut self.stage, Stage::Over),
+            self.shared.demand.turn(),
+        ) {
+            // The consumer knows.
+            (Stage::Release(_), _) => {}
+            (Stage::Failed(e), _) => self.end(Err(e)),
+            (_, Turn::Cancelled) => self.end(Ok(Outcome::Cancelled)),
+            (_, Turn::Invalid(n)) => self.end(Err(invalid(n))),
+            (_, Turn::Produce(_)) => self.end(Err(Error::Cancelled { operation })),
+        }
+        self.release();
     }
 }
 
