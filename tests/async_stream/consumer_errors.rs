@@ -87,13 +87,17 @@ fn a_second_error_is_ignored() {
 
 #[test]
 fn an_error_after_the_end_is_ignored() {
-    let (producer, mut stream) = opened(1);
-    producer.end();
-    assert!(next(&mut stream).is_none());
-    producer.error(7, Some(c"too late"), None);
-    producer.release();
-    assert!(next(&mut stream).is_none());
-    producer.assert_balanced();
+    for seen in [false, true] {
+        let (producer, mut stream) = opened(1);
+        producer.end();
+        if seen {
+            assert!(next(&mut stream).is_none());
+        }
+        producer.error(7, Some(c"too late"), None);
+        producer.release();
+        assert!(next(&mut stream).is_none());
+        producer.assert_balanced();
+    }
 }
 
 #[test]

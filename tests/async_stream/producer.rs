@@ -202,8 +202,9 @@ fn a_request_from_inside_on_next_task_is_served_after_it() {
         this.request(1);
         0
     });
-    completed(block_on(producing(500, &consumer)));
-    assert_eq!(consumer.received(), 500);
+    let n = if cfg!(miri) { 20 } else { 500 };
+    completed(block_on(producing(n, &consumer)));
+    assert_eq!(consumer.received(), n as usize);
     consumer.assert_done();
 }
 
