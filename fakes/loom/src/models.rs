@@ -1,5 +1,5 @@
 use std::future::poll_fn;
-use std::task::Poll;
+use std::task::{Poll, Wake, Waker};
 
 use loom::future::block_on;
 use loom::sync::Arc;
@@ -35,7 +35,7 @@ fn opened(wanted: u64) -> Arc<Stream> {
     let inbox = Arc::new(Stream::new());
     assert_eq!(inbox.open(wanted), Opening::Request);
     assert!(inbox.opened((), ()));
-    assert!(inbox.poll_schema(std::task::Waker::noop()).is_ready());
+    assert!(inbox.poll_schema(Waker::noop()).is_ready());
     inbox
 }
 
@@ -256,5 +256,32 @@ fn sums_saturate_and_faults_are_kept() {
         demand.request(-1);
         assert_eq!(demand.turn(), Turn::Invalid(0));
         demand.close();
+    });
+}
+
+/// Once the consumer's calls change nothing and none is waking, none will.
+#[test]
+fn nothing_wakes_after_the_close() {
+    struct Inside(AtomicBool);
+    impl Wake for Inside {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.store(true, SeqCst);
+            thread::yield_now();
+            self.0.store(false, SeqCst);
+        }
+    }
+    check(|| {
+        let demand = Arc::new(Demand::new());
+        let inside = std::sync::Arc::new(Inside(AtomicBool::new(false)));
+        let asks = demand.clone();
+        let _ = demand.turn_or_wake(&Waker::from(inside.clone()));
+        let ask = thread::spawn(move || asks.request(1));
+        demand.close();
+        if !demand.is_waking() {
+            assert!(!inside.0.load(SeqCst));
+            thread::yield_now();
+            assert!(!inside.0.load(SeqCst));
+        }
+        ask.join().unwrap();
     });
 }
