@@ -11,6 +11,7 @@
     not(miri)
 ))]
 
+mod asynchronous;
 mod cpp;
 mod made;
 #[path = "../support/mod.rs"]
