@@ -194,6 +194,8 @@ pub(crate) struct SlabPool(Mutex<Idle>);
 struct Idle {
     /// By capacity, equal ones in the order in which they came back.
     blocks: Vec<(Block, u64)>,
+    /// How many blocks are out, which find room when they come back: that allocates nothing.
+    out: usize,
     /// How many have come back: what a block's number counts.
     returns: u64,
     /// Of all blocks.
@@ -206,6 +208,7 @@ impl Default for SlabPool {
     fn default() -> Self {
         Self(Mutex::new(Idle {
             blocks: Vec::new(),
+            out: 0,
             returns: 0,
             bytes: 0,
             limit: IDLE_LIMIT,
@@ -253,12 +256,15 @@ impl SlabPool {
     /// twice what is asked for, small ones apart.
     pub(super) fn take(&self, capacity: usize) -> Option<Block> {
         let mut idle = self.lock();
+        idle.out = (idle.out + 1).min(IDLE_BLOCKS + 1);
         let most = capacity.saturating_mul(2).max(GRAIN);
-        let (smallest, _) = idle.blocks.get(idle.smaller(capacity))?;
-        let smallest = smallest.capacity;
-        if smallest > most {
+        let smallest = idle.blocks.get(idle.smaller(capacity));
+        let smallest = smallest.map(|(block, _)| block.capacity);
+        let Some(smallest) = smallest.filter(|smallest| *smallest <= most) else {
+            let room = idle.out;
+            idle.blocks.reserve(room);
             return None;
-        }
+        };
         let last = idle.smaller(smallest + 1) - 1;
         Some(idle.remove(last))
     }
@@ -267,6 +273,7 @@ impl SlabPool {
     #[must_use]
     pub(super) fn give_back(&self, block: Block) -> Vec<Block> {
         let mut idle = self.lock();
+        idle.out = idle.out.saturating_sub(1);
         if block.capacity > idle.limit {
             return vec![block];
         }
