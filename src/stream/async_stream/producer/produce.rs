@@ -241,8 +241,9 @@ impl<S> Produce<S> {
         if let (Some(handler), Err(e)) = (&mut self.handler, &result) {
             handler.on_error(e);
         }
-        self.stream = None;
+        // Before what may panic: the consumer is told nothing twice.
         self.stage = Stage::Release(result);
+        self.stream = None;
     }
 
     fn release(&mut self) {
