@@ -15,7 +15,6 @@ use crate::transfer::Arriving;
 /// Checks a batch after [`DeviceRecordBatch::import_unread`], with no wait in a poll.
 #[derive(Debug)]
 pub(crate) struct Checking {
-    batch: DeviceRecordBatch,
     validation: Validation,
     /// What the task waits for before the next step.
     wait: Option<Completion>,
@@ -37,21 +36,24 @@ enum Stage {
 }
 
 impl Checking {
-    pub(crate) fn new(batch: DeviceRecordBatch, options: &ImportOptions) -> Self {
+    pub(crate) fn new(options: &ImportOptions) -> Self {
         Self {
-            batch,
             validation: options.validation,
             wait: None,
             stage: Stage::Start,
         }
     }
 
-    /// `Ok` once the batch is good. Not polled again after that.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+    /// `Ok` once `batch`, always the same one, is good. Not polled again after that.
+    pub(crate) fn poll(
+        &mut self,
+        batch: &DeviceRecordBatch,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<()>> {
         let full = self.validation == Validation::Full;
         loop {
             ready!(Completion::poll_all(&mut self.wait, cx))?;
-            let array = self.batch.as_struct();
+            let array = batch.as_struct();
             let next = match std::mem::replace(&mut self.stage, Stage::Rows) {
                 Stage::Start => {
                     // Most batches have nothing to be read.
@@ -83,7 +85,7 @@ impl Checking {
                     Stage::Rows
                 }
                 Stage::Rows => {
-                    self.batch.check_rows()?;
+                    batch.check_rows()?;
                     if !full {
                         return Poll::Ready(Ok(()));
                     }

@@ -39,8 +39,11 @@ impl Exporting {
         }
     }
 
-    /// Whether nulls must be counted.
+    /// Whether nulls must be counted, and that may take a wait.
     fn counts(&self, parts: &Parts<'_>) -> bool {
+        if self.batch.device().is_synchronous() {
+            return false;
+        }
         let unknown = |i| {
             let (node, view) = parts.get(i);
             parts.null_count(i, node, view).is_none()

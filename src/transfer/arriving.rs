@@ -55,7 +55,7 @@ impl Arriving {
             match std::mem::replace(&mut self.stage, Stage::Over) {
                 Stage::Start if self.is_in_place() => {
                     self.wait = self.array.ready_event()?.map(Completion::of);
-                    self.stage = Stage::Copies(ToHost::in_place(&self.array));
+                    self.stage = self.copies(None);
                 }
                 Stage::Start => self.plan(Vec::new())?,
                 Stage::Lengths(mut answers, reading) => {
@@ -76,6 +76,11 @@ impl Arriving {
                 }
             }
         }
+    }
+
+    fn copies(&self, download: Option<Download>) -> Stage {
+        let array = self.array.clone();
+        Stage::Copies(ToHost { array, download })
     }
 
     /// Plans with the lengths that are known; the copies start, or a read of the next lengths does.
@@ -100,7 +105,7 @@ impl Arriving {
             (Some(plan), _) => {
                 let download = Download::of(plan, array, queue)?;
                 let event = download.event().cloned();
-                (event, Stage::Copies(ToHost::coming(array, download)))
+                (event, self.copies(Some(download)))
             }
             (None, Some(reading)) => {
                 let event = reading.1.event().cloned();

@@ -105,24 +105,6 @@ pub(crate) struct ToHost {
     download: Option<Download>,
 }
 
-#[cfg(feature = "async")]
-impl ToHost {
-    /// The host can read `array`.
-    fn in_place(array: &DeviceArray) -> Self {
-        Self {
-            array: array.clone(),
-            download: None,
-        }
-    }
-
-    fn coming(array: &DeviceArray, download: Download) -> Self {
-        Self {
-            array: array.clone(),
-            download: Some(download),
-        }
-    }
-}
-
 impl ToHost {
     /// After which [`finish`](Self::finish) has nothing to wait for; `None` if it never has.
     pub(crate) fn event(&self) -> Option<&SyncEvent> {

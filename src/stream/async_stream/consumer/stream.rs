@@ -173,8 +173,7 @@ impl Consumer {
         let (schema, options) = (opened.schema.clone(), &self.options);
         // SAFETY: the caller of `handler` vouches for the stream's arrays.
         let batch = unsafe { DeviceRecordBatch::import_unread(array, schema, options) }?;
-        let checking = Checking::new(batch.clone(), options);
-        Ok((checking, AsyncBatch { batch, metadata }))
+        Ok((Checking::new(options), AsyncBatch { batch, metadata }))
     }
 }
 
@@ -201,7 +200,7 @@ impl Stream for AsyncDeviceRecordBatchStream {
             }
         }
         let checked = match &mut this.arrived {
-            Some((checking, _)) => ready!(checking.poll(cx)),
+            Some((checking, batch)) => ready!(checking.poll(&batch.batch, cx)),
             None => return Poll::Pending,
         };
         match (checked, this.arrived.take()) {
