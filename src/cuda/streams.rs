@@ -27,7 +27,7 @@ impl Queue {
         };
         let raw = cuda.adopt_stream(stream)?;
         // SAFETY: the queue was just made by the device's backend.
-        Ok(unsafe { device.wrap_queue(Arc::new(raw)) })
+        Ok(unsafe { device.wrap_queue(raw) })
     }
 
     /// The queue's stream, to launch kernels on.

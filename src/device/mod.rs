@@ -8,6 +8,8 @@ mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod event;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod gpu;
 mod handle;
 mod id;
 mod queue;

@@ -4,14 +4,12 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 
+#[cfg(doc)]
 use super::CudaDevice;
 use crate::abi::ArrowDeviceType;
 use crate::device::Device;
+use crate::device::gpu::{Memory, PAGE_LOCKED_LIMIT};
 use crate::error::Result;
-
-/// Most bytes of page-locked memory that a device takes for staging and for downloads, unless
-/// [`CudaConfig::with_page_locked_limit`] says otherwise.
-const PAGE_LOCKED_LIMIT: usize = 2 << 30;
 
 /// Which memory a [`CudaDevice`] has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -33,6 +31,14 @@ impl CudaMemory {
             Self::Device => ArrowDeviceType::CUDA,
             Self::Host => ArrowDeviceType::CUDA_HOST,
             Self::Managed => ArrowDeviceType::CUDA_MANAGED,
+        }
+    }
+
+    pub(super) fn kind(self) -> Memory {
+        match self {
+            Self::Device => Memory::Device,
+            Self::Host => Memory::Host,
+            Self::Managed => Memory::Managed,
         }
     }
 }
@@ -98,6 +104,6 @@ impl CudaConfig {
     /// [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) if there is no driver or no such device, and why;
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a context of another device; what the driver reports.
     pub fn open(&self) -> Result<Device> {
-        Device::new(Arc::new(CudaDevice::new(self)?))
+        Device::new(Arc::new(super::open(self)?))
     }
 }

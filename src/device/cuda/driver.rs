@@ -4,143 +4,123 @@
 //! is missing, and take an error code that is newer than the bindings for an enum's value, which is
 //! undefined behaviour. Here codes are integers, and what is missing is an error.
 
-use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUmemPool_attribute,
-    CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode,
-    CUstreamCaptureStatus,
+    self as bindings, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn,
+    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 use libloading::Library;
 
-/// What a driver call answers: `CUresult` as an integer.
-pub(super) type Code = c_int;
+use crate::device::gpu::{Code, Meaning, either, functions, load};
 
 /// Codes that something depends on.
 pub(super) mod code {
-    use super::Code;
+    use super::{Code, Meaning};
 
-    pub(in crate::device::cuda) const OUT_OF_MEMORY: Code = 2;
-    pub(in crate::device::cuda) const DEINITIALIZED: Code = 4;
+    const OUT_OF_MEMORY: Code = 2;
+    const DEINITIALIZED: Code = 4;
     pub(in crate::device::cuda) const NOT_READY: Code = 600;
 
-    /// Codes after which a context, or the whole driver, is lost: nothing that was queued before runs
-    /// any more, and every later call fails. Some also stand for another context's loss.
-    pub(in crate::device::cuda) fn is_final(code: Code) -> bool {
-        // Deinitialized; device unavailable; invalid context; uncorrectable ECC, NVLink and contained
-        // errors; MPS client terminated; illegal address to launch failure, with context is destroyed
-        // in between; tensor memory leak; external device.
-        matches!(
-            code,
-            DEINITIALIZED | 46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714
-                ..=719 | 721 | 808 | 911
-        )
-    }
-
-    /// Codes of calls that cannot be made now: during a stream capture, or in a host function.
-    pub(in crate::device::cuda) fn is_passing(code: Code) -> bool {
-        matches!(code, 800 | 900..=908)
-    }
-}
-
-macro_rules! driver {
-    ($($name:ident($($arg:ident: $type:ty),*);)*) => {
-        /// The driver's functions, by their own names.
-        #[allow(non_snake_case)]
-        pub(super) struct Driver {
-            $(pub(super) $name: unsafe extern "C" fn($($type),*) -> Code,)*
-            cuGetErrorName: ErrorText,
-            cuGetErrorString: ErrorText,
-            /// Newer drivers only.
-            pub(super) batch: Option<BatchCopy>,
-            /// Stays loaded.
-            _library: ManuallyDrop<Library>,
-        }
-
-        impl Driver {
-            /// # Safety
-            /// `library` is a CUDA driver library.
-            unsafe fn from_library(library: ManuallyDrop<Library>) -> Result<Self, String> {
-                Ok(Self {
-                    // SAFETY: the caller's; the types are checked against the bindings below.
-                    $($name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
-                        .map_err(|_| missing(stringify!($name)))?,)*
-                    // SAFETY: as above; `CUresult` is a C enum, passed as an int, of any value.
-                    cuGetErrorName: *unsafe { library.get(b"cuGetErrorName\0") }
-                        .map_err(|_| missing("cuGetErrorName"))?,
-                    // SAFETY: as above.
-                    cuGetErrorString: *unsafe { library.get(b"cuGetErrorString\0") }
-                        .map_err(|_| missing("cuGetErrorString"))?,
-                    // SAFETY: as above.
-                    batch: unsafe { BatchCopy::load(&library) },
-                    _library: library,
-                })
+    /// What follows from a code.
+    pub(in crate::device::cuda) fn meaning(code: Code) -> Meaning {
+        match code {
+            OUT_OF_MEMORY => Meaning::OutOfMemory,
+            DEINITIALIZED => Meaning::ShutDown,
+            // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; MPS
+            // client terminated; illegal address to launch failure, with context is destroyed in
+            // between; tensor memory leak; external device. Nothing that was queued before runs any
+            // more, and every later call fails; some also stand for another context's loss.
+            46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 808 | 911 => {
+                Meaning::Lost
             }
+            // Calls that cannot be made during a stream capture, or in a host function.
+            800 | 900..=908 => Meaning::Passing,
+            _ => Meaning::Other,
         }
-
-        /// The functions' types are those of the bindings.
-        const _: () = {
-            $(let _: unsafe fn($($type),*) -> CUresult = cudarc::driver::sys::$name;)*
-        };
-    };
+    }
 }
 
-driver! {
-    cuInit(flags: c_uint);
-    cuDriverGetVersion(version: *mut c_int);
-    cuDeviceGetCount(count: *mut c_int);
-    cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
-    cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
-    cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
-    cuDevicePrimaryCtxRelease_v2(device: CUdevice);
-    cuCtxPushCurrent_v2(context: CUcontext);
-    cuCtxPopCurrent_v2(context: *mut CUcontext);
-    cuCtxSynchronize();
-    cuStreamCreate(stream: *mut CUstream, flags: c_uint);
-    cuStreamDestroy_v2(stream: CUstream);
-    cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
-    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
-    cuStreamQuery(stream: CUstream);
-    cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
-    cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
-    cuStreamSynchronize(stream: CUstream);
-    cuEventCreate(event: *mut CUevent, flags: c_uint);
-    cuEventDestroy_v2(event: CUevent);
-    cuEventRecord(event: CUevent, stream: CUstream);
-    cuEventQuery(event: CUevent);
-    cuEventSynchronize(event: CUevent);
-    cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
-    cuMemPoolDestroy(pool: CUmemoryPool);
-    cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
-    cuMemPoolTrimTo(pool: CUmemoryPool, bytes_to_keep: usize);
-    cuMemAllocFromPoolAsync(ptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
-    cuMemFreeAsync(ptr: CUdeviceptr, stream: CUstream);
-    cuMemAlloc_v2(ptr: *mut CUdeviceptr, bytes: usize);
-    cuMemFree_v2(ptr: CUdeviceptr);
-    cuMemHostAlloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint);
-    cuMemFreeHost(ptr: *mut c_void);
-    cuMemAllocManaged(ptr: *mut CUdeviceptr, bytes: usize, flags: c_uint);
-    cuPointerGetAttributes(
-        count: c_uint,
-        attributes: *mut CUpointer_attribute,
-        data: *mut *mut c_void,
-        ptr: CUdeviceptr
-    );
-    cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
-    cuMemcpyPeerAsync(
-        dst: CUdeviceptr,
-        dst_context: CUcontext,
-        src: CUdeviceptr,
-        src_context: CUcontext,
-        bytes: usize,
-        stream: CUstream
-    );
-    cuMemsetD8Async(dst: CUdeviceptr, byte: c_uchar, count: usize, stream: CUstream);
-    cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
+/// The driver.
+pub(super) struct Driver {
+    functions: Functions,
+    /// Newer drivers only.
+    pub(super) batch: Option<BatchCopy>,
+    /// Stays loaded.
+    _library: ManuallyDrop<Library>,
+}
+
+impl std::ops::Deref for Driver {
+    type Target = Functions;
+
+    fn deref(&self) -> &Functions {
+        &self.functions
+    }
+}
+
+functions! {
+    /// The driver's functions.
+    pub(super) struct Functions: "Rust", Code as CUresult;
+    required {
+        cuInit(flags: c_uint);
+        cuDriverGetVersion(version: *mut c_int);
+        cuDeviceGetCount(count: *mut c_int);
+        cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+        cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+        cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+        cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+        cuCtxPushCurrent_v2(context: CUcontext);
+        cuCtxPopCurrent_v2(context: *mut CUcontext);
+        cuCtxSynchronize();
+        cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+        cuStreamDestroy_v2(stream: CUstream);
+        cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
+        cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+        cuStreamQuery(stream: CUstream);
+        cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
+        cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
+        cuStreamSynchronize(stream: CUstream);
+        cuEventCreate(event: *mut CUevent, flags: c_uint);
+        cuEventDestroy_v2(event: CUevent);
+        cuEventRecord(event: CUevent, stream: CUstream);
+        cuEventQuery(event: CUevent);
+        cuEventSynchronize(event: CUevent);
+        cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
+        cuMemPoolDestroy(pool: CUmemoryPool);
+        cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+        cuMemPoolTrimTo(pool: CUmemoryPool, bytes_to_keep: usize);
+        cuMemAllocFromPoolAsync(ptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+        cuMemFreeAsync(ptr: CUdeviceptr, stream: CUstream);
+        cuMemAlloc_v2(ptr: *mut CUdeviceptr, bytes: usize);
+        cuMemFree_v2(ptr: CUdeviceptr);
+        cuMemHostAlloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint);
+        cuMemFreeHost(ptr: *mut c_void);
+        cuMemAllocManaged(ptr: *mut CUdeviceptr, bytes: usize, flags: c_uint);
+        cuPointerGetAttributes(
+            count: c_uint,
+            attributes: *mut CUpointer_attribute,
+            data: *mut *mut c_void,
+            ptr: CUdeviceptr
+        );
+        cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
+        cuMemcpyPeerAsync(
+            dst: CUdeviceptr,
+            dst_context: CUcontext,
+            src: CUdeviceptr,
+            src_context: CUcontext,
+            bytes: usize,
+            stream: CUstream
+        );
+        cuMemsetD8Async(dst: CUdeviceptr, byte: c_uchar, count: usize, stream: CUstream);
+        cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
+        cuGetErrorName(code: Code as CUresult, text: *mut *const c_char);
+        cuGetErrorString(code: Code as CUresult, text: *mut *const c_char);
+    }
+    optional {}
 }
 
 type ErrorText = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
@@ -180,7 +160,7 @@ pub(super) enum BatchCopy {
 
 /// `CUmemcpyAttributes`, which not all bindings have.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(super) struct CopyAttributes {
     source_access_order: c_uint,
     source_hint: [c_int; 2],
@@ -190,7 +170,7 @@ pub(super) struct CopyAttributes {
 
 impl CopyAttributes {
     /// Sources are read in the stream's order, not during the call.
-    pub(super) const IN_STREAM_ORDER: Self = Self {
+    const IN_STREAM_ORDER: Self = Self {
         source_access_order: 1,
         source_hint: [0; 2],
         destination_hint: [0; 2],
@@ -199,6 +179,38 @@ impl CopyAttributes {
 }
 
 impl BatchCopy {
+    /// Gives a stream a list of copies, sources to be read in the stream's order.
+    ///
+    /// # Safety
+    /// The lists have as many members, and all memory lives until the copies are done; the stream is live.
+    pub(super) unsafe fn call(
+        self,
+        dst: &mut [CUdeviceptr],
+        src: &mut [CUdeviceptr],
+        sizes: &mut [usize],
+        stream: CUstream,
+    ) -> Code {
+        // One set of attributes, from the first copy on.
+        let (mut attributes, mut first) = (CopyAttributes::IN_STREAM_ORDER, 0usize);
+        let (attributes, first, count) = (&raw mut attributes, &raw mut first, sizes.len());
+        let (dst, src, sizes) = (dst.as_mut_ptr(), src.as_mut_ptr(), sizes.as_mut_ptr());
+        let mut refused = usize::MAX;
+        // SAFETY: the caller's; the lists have `count` members.
+        unsafe {
+            match self {
+                Self::Plain(function) => {
+                    function(dst, src, sizes, count, attributes, first, 1, stream)
+                }
+                Self::WithIndex(function) => {
+                    let refused = &raw mut refused;
+                    function(
+                        dst, src, sizes, count, attributes, first, 1, refused, stream,
+                    )
+                }
+            }
+        }
+    }
+
     /// # Safety
     /// `library` is a CUDA driver library.
     unsafe fn load(library: &Library) -> Option<Self> {
@@ -213,10 +225,6 @@ impl BatchCopy {
             }
         }
     }
-}
-
-fn missing(name: &str) -> String {
-    format!("the driver has no {name}: it is too old, update it")
 }
 
 impl Driver {
@@ -236,44 +244,31 @@ impl Driver {
         } else {
             &["libcuda.so", "libcuda.so.1"]
         };
-        let mut why = None;
-        for name in names {
-            match Self::load_from(name) {
-                Ok(driver) => return Ok(driver),
-                // A library that is there says more than one that is not.
-                Err((there, text)) => {
-                    if there || why.is_none() {
-                        why = Some(text);
-                    }
-                }
-            }
-        }
-        Err(why.unwrap_or_default())
+        let advice = "the NVIDIA driver's library cannot be loaded; install the driver";
+        // SAFETY: loading a driver library runs its initialisers, which is what it is for.
+        let open = |name: &str| unsafe { Library::new(name) };
+        // It stays loaded, whatever comes: it may have started threads.
+        load(names, advice, open, |library| {
+            Self::check(ManuallyDrop::new(library))
+        })
     }
 
-    /// An error says whether there is such a library.
-    fn load_from(name: &str) -> Result<Self, (bool, String)> {
-        // SAFETY: loading a driver library runs its initialisers, which is what it is for.
-        let library = unsafe { Library::new(name) }.map_err(|e| {
-            // The system's own text stands behind the library's.
-            let text = e
-                .source()
-                .map_or_else(|| e.to_string(), ToString::to_string);
-            let text = format!(
-                "the NVIDIA driver's library cannot be loaded; install the driver ({text})"
-            );
-            (false, text)
-        })?;
-        // SAFETY: libraries of this name are CUDA drivers. It stays loaded, whatever comes: it may
-        // have started threads.
-        let driver = unsafe { Self::from_library(ManuallyDrop::new(library)) };
-        let driver = driver.map_err(|text| (true, text))?;
+    /// The driver, initialised. An error says what stands against it.
+    fn check(library: ManuallyDrop<Library>) -> Result<Self, String> {
+        // SAFETY: libraries of these names are CUDA drivers, and it stays loaded.
+        let (functions, batch) = unsafe { (Functions::find(&library), BatchCopy::load(&library)) };
+        let driver = Self {
+            functions: functions
+                .map_err(|name| format!("the driver has no {name}: it is too old, update it"))?,
+            batch,
+            _library: library,
+        };
         // SAFETY: called before all others, with the only flags that there are.
         match unsafe { (driver.cuInit)(0) } {
             0 => Ok(driver),
             code => {
                 let text = driver.text(code);
-                Err((true, format!("cuInit failed: {text} (code {code})")))
+                Err(format!("cuInit failed: {text} (code {code})"))
             }
         }
     }

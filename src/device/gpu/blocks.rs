@@ -1,17 +1,13 @@
-//! Memory that the driver allocates slowly and frees only after waiting for the device: page-locked
-//! and managed memory, and device memory where there are no pools. Blocks are kept for reuse; what
-//! is too much is freed on a thread of its own.
+//! Memory that a runtime allocates slowly and frees only after waiting for the device: page-locked and
+//! managed memory, and device memory where there are no pools. Blocks are kept for reuse; what is too
+//! much is freed on a thread of its own.
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cudarc::driver::sys::CUdeviceptr;
-
-use super::CudaMemory;
-use super::context::{Context, Current, EventCell, MemoryCall, memory_call};
-use super::driver::{Code, code};
+use super::context::{Context, Current, EventCell};
+use super::runtime::{Answer, Meaning, Memory};
 use crate::device::backend::DevicePtr;
 use crate::error::Result;
 
@@ -24,54 +20,14 @@ const ASKED: usize = 8;
 /// Blocks of at least this many bytes are rounded up to a multiple of it, so that they fit again.
 const GRAIN: usize = 64 << 10;
 
-/// The driver's call that allocates memory of a kind.
-pub(super) fn call(memory: CudaMemory) -> &'static str {
-    names(memory).0
-}
-
-fn names(memory: CudaMemory) -> MemoryCall {
-    match memory {
-        CudaMemory::Device => memory_call!("cuMemAlloc"),
-        CudaMemory::Host => memory_call!("cuMemHostAlloc"),
-        CudaMemory::Managed => memory_call!("cuMemAllocManaged"),
-    }
-}
-
-/// Allocates memory of one kind, once. The context is current.
+/// Allocates memory of one kind, once.
 pub(super) fn allocate(
     context: &Context,
-    memory: CudaMemory,
+    memory: Memory,
     bytes: usize,
-    _: &Current<'_>,
+    current: &Current<'_>,
 ) -> Result<DevicePtr> {
-    // For all contexts; not write-combined, since the host reads it.
-    const PORTABLE: u32 = 1;
-    const ATTACH_GLOBAL: u32 = 1;
-    let driver = context.driver;
-    let mut address: CUdeviceptr = 0;
-    let mut host = std::ptr::null_mut();
-    // SAFETY: `address` or `host` is written.
-    let code = unsafe {
-        match memory {
-            CudaMemory::Device => (driver.cuMemAlloc_v2)(&raw mut address, bytes),
-            CudaMemory::Host => (driver.cuMemHostAlloc)(&raw mut host, bytes, PORTABLE),
-            CudaMemory::Managed => {
-                (driver.cuMemAllocManaged)(&raw mut address, bytes, ATTACH_GLOBAL)
-            }
-        }
-    };
-    context.check_memory(names(memory), code, bytes)?;
-    Ok(match memory {
-        CudaMemory::Host => DevicePtr::new(host),
-        CudaMemory::Device | CudaMemory::Managed => to_ptr(address),
-    })
-}
-
-/// A driver's address. The memory is the driver's, so no Rust allocation is behind it.
-pub(super) fn to_ptr(address: CUdeviceptr) -> DevicePtr {
-    DevicePtr::new(std::ptr::with_exposed_provenance_mut::<c_void>(
-        address as usize,
-    ))
+    context.check_memory(current.allocate(memory, bytes), bytes)
 }
 
 /// An idle block.
@@ -84,8 +40,8 @@ struct Idle {
 }
 
 /// Blocks of one kind of memory, by address.
-pub(super) struct Blocks {
-    memory: CudaMemory,
+pub(in crate::device) struct Blocks {
+    memory: Memory,
     state: Mutex<State>,
 }
 
@@ -98,7 +54,7 @@ struct State {
 }
 
 impl Blocks {
-    pub(super) fn new(memory: CudaMemory) -> Self {
+    pub(super) fn new(memory: Memory) -> Self {
         Self {
             memory,
             state: Mutex::default(),
@@ -119,9 +75,9 @@ impl Blocks {
     ) -> Result<DevicePtr> {
         let grain = if bytes >= GRAIN { GRAIN } else { 256 };
         let Some(bytes) = bytes.checked_next_multiple_of(grain) else {
-            return Err(context.out_of_memory(call(self.memory), bytes));
+            return Err(context.out_of_memory(context.names().allocate(self.memory), bytes));
         };
-        let reused = self.reuse(context, queue, bytes);
+        let reused = self.reuse(current, queue, bytes);
         let (ptr, bytes) = match reused {
             Some(idle) => {
                 context.recycle(idle.after);
@@ -142,7 +98,7 @@ impl Blocks {
 
     /// The smallest idle block that fits, at most twice as large, that `queue` may use without a
     /// wait.
-    fn reuse(&self, context: &Context, queue: u64, bytes: usize) -> Option<Idle> {
+    fn reuse(&self, current: &Current<'_>, queue: u64, bytes: usize) -> Option<Idle> {
         let mut state = self.lock();
         let most = bytes.saturating_mul(2);
         let fits = |idle: &Idle| (bytes..=most).contains(&idle.bytes);
@@ -154,7 +110,7 @@ impl Blocks {
         let (i, _) = own.or_else(|| {
             fitting()
                 .take(ASKED)
-                .filter(|(_, idle)| is_done(context, &idle.after))
+                .filter(|(_, idle)| is_done(current, &idle.after))
                 .min_by_key(smallest)
         })?;
         let idle = state.idle.remove(i);
@@ -210,13 +166,13 @@ impl Blocks {
         let all = std::mem::take(&mut state.idle);
         let (done, rest): (Vec<_>, Vec<_>) = all
             .into_iter()
-            .partition(|idle| is_done(context, &idle.after));
+            .partition(|idle| is_done(current, &idle.after));
         state.idle = rest;
         state.idle_bytes -= done.iter().map(|idle| idle.bytes).sum::<usize>();
         drop(state);
         for idle in done {
             context.recycle(idle.after);
-            free(context, self.memory, idle.ptr, current);
+            let _ = free(self.memory, idle.ptr, current);
         }
     }
 
@@ -238,23 +194,16 @@ impl Blocks {
 }
 
 /// Whether an event of ours has completed.
-fn is_done(context: &Context, event: &EventCell) -> bool {
+fn is_done(current: &Current<'_>, event: &EventCell) -> bool {
     // SAFETY: the cell holds a live event.
-    unsafe { (context.driver.cuEventQuery)(event.raw()) == 0 }
+    unsafe { current.query(event.raw()) == Ok(true) }
 }
 
-/// Frees memory; may wait for the device. The context is current.
-fn free(context: &Context, memory: CudaMemory, ptr: DevicePtr, _: &Current<'_>) -> Code {
+/// Frees memory; may wait for the device.
+fn free(memory: Memory, ptr: DevicePtr, current: &Current<'_>) -> Answer {
     // A failed device keeps its memory until its context goes; there is nobody to tell.
     // SAFETY: from `allocate` with this kind, used no more, freed once.
-    unsafe {
-        match memory {
-            CudaMemory::Host => (context.driver.cuMemFreeHost)(ptr.as_ptr()),
-            CudaMemory::Device | CudaMemory::Managed => {
-                (context.driver.cuMemFree_v2)(ptr.address() as CUdeviceptr)
-            }
-        }
-    }
+    unsafe { current.free(memory, ptr) }
 }
 
 /// When memory may be freed.
@@ -272,7 +221,7 @@ type Freed = Box<dyn FnOnce() + Send>;
 /// Memory to be freed on the thread for it.
 struct Scrap {
     context: Arc<Context>,
-    memory: CudaMemory,
+    memory: Memory,
     ptr: DevicePtr,
     after: After,
     freed: Option<Freed>,
@@ -294,10 +243,10 @@ fn heap() -> MutexGuard<'static, Heap> {
     HEAP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Frees memory after an event, on a thread of its own: the driver waits for the device.
+/// Frees memory after an event, on a thread of its own: the runtime waits for the device.
 pub(super) fn scrap(
     context: &Arc<Context>,
-    memory: CudaMemory,
+    memory: Memory,
     ptr: DevicePtr,
     after: After,
     freed: Option<Freed>,
@@ -309,7 +258,7 @@ pub(super) fn scrap(
         after,
         freed,
     };
-    let builder = std::thread::Builder::new().name("arrow-device cuda free".into());
+    let builder = std::thread::Builder::new().name("arrow-device gpu free".into());
     if matches!(item.after, After::Everything) {
         // It may take long, and holds up no other.
         let wait = move || while !item.free_if_ready() {};
@@ -356,16 +305,20 @@ impl Scrap {
         match std::mem::replace(&mut self.after, After::Nothing) {
             After::Nothing => {}
             After::Event(event) => {
-                let current = context.enter_even_if_failed();
                 // SAFETY: the cell holds a live event.
-                let code = unsafe { (context.driver.cuEventQuery)(event.raw()) };
-                drop(current);
-                if code == code::NOT_READY || code::is_passing(code) {
+                let ask = |current: Current<'_>| unsafe { current.query(event.raw()) };
+                let answer = context.enter_even_if_failed().map(ask);
+                let later = match &answer {
+                    Ok(Ok(done)) => !done,
+                    Ok(Err(failed)) => context.meaning(failed.code) == Meaning::Passing,
+                    Err(_) => false,
+                };
+                if later {
                     self.after = After::Event(event);
                     return false;
                 }
                 context.recycle(event);
-                if context.check("cuEventQuery", code).is_err() {
+                if answer.and_then(|answer| context.check(answer)).is_err() {
                     // It does not tell: then all work must have ended.
                     let (memory, ptr, freed) = (self.memory, self.ptr, self.freed.take());
                     scrap(context, memory, ptr, After::Everything, freed);
@@ -378,8 +331,8 @@ impl Scrap {
             }
         }
         if let Ok(current) = context.enter_even_if_failed() {
-            let code = free(context, self.memory, self.ptr, &current);
-            if code::is_passing(code) {
+            let freed = free(self.memory, self.ptr, &current);
+            if freed.is_err_and(|failed| context.meaning(failed.code) == Meaning::Passing) {
                 return false;
             }
         }

@@ -1,0 +1,262 @@
+//! The backend of a GPU, whoever makes it.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use super::blocks::Blocks;
+use super::context::{Context, EventCell, event_of};
+use super::page_locked::PageLocked;
+use super::pointer::{PointerKind, kind_of};
+use super::queue::{GpuQueue, Shared};
+use super::runtime::{Memory, RawStream, Runtime};
+use crate::device::DeviceId;
+use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
+use crate::error::{Error, Result};
+
+/// A GPU, by its vendor's [`Runtime`].
+pub(in crate::device) struct Gpu {
+    shared: Shared,
+    host_readable: bool,
+    queue: Arc<GpuQueue>,
+    page_locked: PageLocked,
+    /// What [`Backend::as_any`] answers: the vendor's type of device.
+    vendor: Box<dyn Any + Send + Sync>,
+}
+
+impl Gpu {
+    /// `vendor` makes what `as_any` answers.
+    pub(in crate::device) fn new(
+        id: DeviceId,
+        runtime: Arc<dyn Runtime>,
+        memory: Memory,
+        page_locked_limit: usize,
+        vendor: impl FnOnce(Shared) -> Box<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let context = Arc::new(Context::new(id, runtime));
+        let host_readable = match memory {
+            Memory::Device => false,
+            Memory::Host => true,
+            // Elsewhere the host must not touch any of it while the device works.
+            Memory::Managed => context.reads_managed(),
+        };
+        let shared = Shared {
+            blocks: Arc::new(Blocks::new(memory)),
+            memory,
+            context,
+        };
+        Ok(Self {
+            queue: Arc::new(GpuQueue::new(shared.clone())?),
+            vendor: vendor(shared.clone()),
+            shared,
+            host_readable,
+            page_locked: PageLocked::new(page_locked_limit),
+        })
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        &self.shared.context
+    }
+
+    fn kind_of(&self, address: DevicePtr, bytes: usize) -> Result<Option<PointerKind>> {
+        let context = self.context();
+        let current = context.enter(context.names().pointer)?;
+        context.check(kind_of(&current, address.address(), bytes))
+    }
+}
+
+// SAFETY:
+// - page-locked memory is host memory, and so is managed memory where the host and the device may use it
+//   at once;
+// - the runtime vouches for the first and the last byte of what `classify` accepts; what it does not know is
+//   `Host`, for which an import vouches; where it cannot answer, `Inaccessible`;
+// - a completed event means that its stream's work is done and visible to the host;
+// - `settle` answers when all work is done or the context is lost.
+unsafe impl Backend for Gpu {
+    fn id(&self) -> DeviceId {
+        self.context().id
+    }
+
+    fn host_readable(&self) -> bool {
+        self.host_readable
+    }
+
+    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(self.queue.clone())
+    }
+
+    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(Arc::new(GpuQueue::new(self.shared.clone())?))
+    }
+
+    /// An event's handle cannot be told from anything else; that it is there can be seen.
+    fn check_event(&self, event: EventPtr) -> Result<()> {
+        let ptr = event.as_ptr().cast::<*mut ()>();
+        if !ptr.is_aligned() {
+            return Err(Error::argument(format!(
+                "{ptr:p} is not the address of an event"
+            )));
+        }
+        // SAFETY: `sync_event` points to an event's handle (contract of the import).
+        if unsafe { event_of(event) }.0.is_null() {
+            return Err(Error::argument("the event is a null handle"));
+        }
+        Ok(())
+    }
+
+    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
+        let context = self.context();
+        let current = context.enter(context.names().query)?;
+        // SAFETY: the caller's.
+        context.check(unsafe { current.query(event_of(event)) })
+    }
+
+    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
+        let context = self.context();
+        let current = context.enter(context.names().wait_event)?;
+        // SAFETY: the caller's.
+        context.check(unsafe { current.wait_event(event_of(event)) })
+    }
+
+    unsafe fn release_event(&self, event: EventPtr) {
+        // SAFETY: the caller's: from `EventCell::into_ptr`, given back once.
+        let cell = unsafe { EventCell::from_ptr(event) };
+        self.context().recycle(cell);
+    }
+
+    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+        use PointerKind as P;
+        // What the runtime cannot tell must not be touched.
+        let Ok(Some(kind)) = self.kind_of(address, bytes) else {
+            return AddressClass::Inaccessible;
+        };
+        match (self.shared.memory, kind) {
+            (Memory::Device, P::Device(..)) if self.context().runtime().owns(kind) => {
+                AddressClass::Device
+            }
+            // Kernels of this context cannot reach it, or the host must be able to read it.
+            (_, P::Device(..)) => AddressClass::Inaccessible,
+            // Under the name of host memory it would be read while the device works.
+            (Memory::Host, P::Managed) if !self.context().reads_managed() => {
+                AddressClass::Inaccessible
+            }
+            (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
+            (Memory::Host, P::Host { mapped: false }) => AddressClass::HostAccessible,
+            (_, P::Host { mapped: false } | P::Unknown) => AddressClass::Host,
+        }
+    }
+
+    fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
+        use PointerKind as P;
+        let vendor = self.context().names().vendor;
+        let kind = match self.kind_of(address, bytes) {
+            Ok(kind) => kind?,
+            Err(e) => return Some(e.to_string()),
+        };
+        let text = match kind {
+            P::Device(of, _) if self.shared.memory == Memory::Device => {
+                if of != self.context().ordinal() {
+                    format!("it is memory of {vendor} device {of}")
+                } else if self.context().runtime().owns(kind) {
+                    return None;
+                } else {
+                    "it is memory of another context; open the device with that one \
+                     (CudaConfig::with_context)"
+                        .into()
+                }
+            }
+            P::Device(of, _) => {
+                format!("it is memory of {vendor} device {of}, which the host cannot read")
+            }
+            P::Host { mapped: false } => "the device does not reach it at this address".into(),
+            P::Unknown => "the driver does not know it: it is ordinary host memory, or none".into(),
+            P::Managed if !self.context().reads_managed() => {
+                "it is managed memory, which the host must not read while the device works".into()
+            }
+            P::Host { mapped: true } | P::Managed => return None,
+        };
+        Some(text)
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
+        // What is page-locked itself needs no staging.
+        if self.shared.memory == Memory::Host || isize::try_from(bytes).is_err() {
+            return Ok(None);
+        }
+        self.page_locked.allocate(self.context(), bytes)
+    }
+
+    unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
+        self.page_locked.free(self.context(), address, bytes);
+    }
+
+    fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
+        // Copies to page-locked memory are the host's own.
+        if self.shared.memory == Memory::Host {
+            return !address.is_null() && address.address().checked_add(bytes).is_some();
+        }
+        let ask = || {
+            let kind = self.kind_of(address, bytes);
+            matches!(kind, Ok(Some(PointerKind::Host { .. })))
+        };
+        self.page_locked.has(address.address(), bytes, ask)
+    }
+
+    /// Copies between devices of one runtime in one process need no help of the host.
+    fn reaches(&self, other: &dyn Backend) -> bool {
+        let other = self.context().runtime().shared_of(other.as_any());
+        // Into host memory only from the own device: no call names the other's context there.
+        other.is_some_and(|other| {
+            self.shared.memory == Memory::Device
+                || other.context.ordinal() == self.context().ordinal()
+        })
+    }
+
+    /// A stream waits for events of any device and context.
+    fn accepts_events_of(&self, other: &dyn Backend) -> bool {
+        let other = self.context().runtime().shared_of(other.as_any());
+        other.is_some()
+    }
+
+    unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
+        let stream = RawStream(std::ptr::with_exposed_provenance_mut(stream));
+        // SAFETY: the caller's.
+        unsafe { GpuQueue::wait_on_stream(self.context(), stream, event) }?;
+        Ok(true)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.context().synchronize()
+    }
+
+    fn settle(&self) -> Result<()> {
+        match self.context().settle() {
+            // At the end of the process there is no work any more, and nobody to tell.
+            Err(_) if self.context().is_shut_down() => Ok(()),
+            done => done,
+        }
+    }
+
+    fn trim(&self) {
+        self.shared.blocks.clear(self.context());
+        let _ = self.context().trim_pool();
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        &*self.vendor
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        self.shared.blocks.clear(self.context());
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple(self.context().names().vendor)
+            .field(self.context())
+            .finish()
+    }
+}

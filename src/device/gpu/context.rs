@@ -1,0 +1,334 @@
+//! A context: what all work of a device goes through, its events and its errors.
+
+use std::any::Any;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::jobs;
+use super::runtime::{Answer, Before, Code, Failed, Meaning, Names, RawEvent, Runtime};
+use crate::device::DeviceId;
+use crate::device::backend::{EventPtr, device_error};
+use crate::error::{Error, Result};
+
+/// More idle events than this are destroyed.
+const IDLE_EVENTS: usize = 4096;
+/// A context that answers with errors for so long is lost.
+const LOST: Duration = Duration::from_secs(5);
+
+/// A device's context. All calls go through [`Context::enter`], which makes it current for the call
+/// and leaves the caller's current context, or device, as it was.
+pub(in crate::device) struct Context {
+    runtime: Arc<dyn Runtime>,
+    /// For errors.
+    pub(in crate::device) id: DeviceId,
+    /// The code after which nothing works any more; 0 before.
+    failed: AtomicI32,
+    /// The runtime has refused a list of copies.
+    pub(super) no_lists: AtomicBool,
+    /// Boxed: `sync_event` holds a cell's address.
+    #[allow(clippy::vec_box)]
+    events: Mutex<Vec<Box<EventCell>>>,
+}
+
+/// An event in the place to which `sync_event` points.
+#[repr(C)]
+pub(in crate::device) struct EventCell {
+    raw: RawEvent,
+    /// Whose event it is; `None`: ours.
+    given: Option<Box<dyn Any + Send>>,
+}
+
+impl EventCell {
+    /// The cell of an event that is somebody else's; `owner` is dropped when it is needed no more.
+    pub(in crate::device) fn given(raw: RawEvent, owner: Box<dyn Any + Send>) -> Box<Self> {
+        let given = Some(owner);
+        Box::new(Self { raw, given })
+    }
+
+    pub(super) fn raw(&self) -> RawEvent {
+        self.raw
+    }
+
+    pub(in crate::device) fn into_ptr(self: Box<Self>) -> Option<EventPtr> {
+        // The handle is the first member.
+        EventPtr::new(Box::into_raw(self).cast())
+    }
+
+    /// # Safety
+    /// From `into_ptr`, once.
+    pub(super) unsafe fn from_ptr(event: EventPtr) -> Box<Self> {
+        // SAFETY: the caller's.
+        unsafe { Box::from_raw(event.as_ptr().cast::<Self>()) }
+    }
+}
+
+/// The event that `sync_event` points to.
+///
+/// # Safety
+/// `event` points to a live event handle.
+pub(in crate::device) unsafe fn event_of(event: EventPtr) -> RawEvent {
+    // SAFETY: the caller's.
+    unsafe { event.as_ptr().cast::<RawEvent>().read() }
+}
+
+/// While it lives the context is current on this thread, and the runtime's calls may be made. Not `Send`.
+pub(in crate::device) struct Current<'a> {
+    context: &'a Context,
+    before: Before,
+    not_send: PhantomData<*const ()>,
+}
+
+impl Deref for Current<'_> {
+    type Target = dyn Runtime;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.context.runtime
+    }
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        self.context.runtime.leave(self.before);
+    }
+}
+
+impl Context {
+    pub(super) fn new(id: DeviceId, runtime: Arc<dyn Runtime>) -> Self {
+        Self {
+            runtime,
+            id,
+            failed: AtomicI32::new(0),
+            no_lists: AtomicBool::new(false),
+            events: Mutex::new(Vec::new()),
+        }
+    }
+
+    pub(in crate::device) fn names(&self) -> &'static Names {
+        self.runtime.names()
+    }
+
+    /// The device's number in the runtime.
+    pub(super) fn ordinal(&self) -> std::ffi::c_int {
+        self.runtime.ordinal()
+    }
+
+    pub(super) fn has_pool(&self) -> bool {
+        self.runtime.has_pool()
+    }
+
+    pub(super) fn reads_managed(&self) -> bool {
+        self.runtime.reads_managed()
+    }
+
+    pub(super) fn runtime(&self) -> &dyn Runtime {
+        &*self.runtime
+    }
+
+    /// Makes the context current for as long as the answer lives.
+    pub(in crate::device) fn enter(&self, operation: &'static str) -> Result<Current<'_>> {
+        match self.failed.load(Ordering::Acquire) {
+            0 => self.enter_even_if_failed(),
+            code => Err(self.error(operation, code)),
+        }
+    }
+
+    /// As [`enter`](Self::enter), to free what a failed device still has.
+    pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_>> {
+        match self.runtime.enter() {
+            Ok(before) => Ok(Current {
+                context: self,
+                before,
+                not_send: PhantomData,
+            }),
+            Err(Failed { call, code, .. }) => {
+                // The context itself is refused.
+                self.mark(code);
+                Err(self.error(call, code))
+            }
+        }
+    }
+
+    /// What a call answered. If the context is lost it is failed from now on.
+    pub(in crate::device) fn check<T>(&self, answer: Answer<T>) -> Result<T> {
+        answer.map_err(|Failed { call, code, .. }| {
+            if self.is_final(code) {
+                self.confirm();
+            }
+            self.error(call, code)
+        })
+    }
+
+    /// As [`check`](Self::check), for a call that asked for memory.
+    pub(super) fn check_memory<T>(&self, answer: Answer<T>, bytes: usize) -> Result<T> {
+        match answer {
+            Err(failed) if self.meaning(failed.code) == Meaning::OutOfMemory => {
+                Err(self.out_of_memory(failed.out_of_memory, bytes))
+            }
+            answer => self.check(answer),
+        }
+    }
+
+    pub(super) fn meaning(&self, code: Code) -> Meaning {
+        self.runtime.meaning(code)
+    }
+
+    fn is_final(&self, code: Code) -> bool {
+        matches!(self.meaning(code), Meaning::Lost | Meaning::ShutDown)
+    }
+
+    /// Asks this context itself whether it is lost: a code may be another one's, whose event or memory
+    /// was named.
+    fn confirm(&self) {
+        if let Ok(current) = self.enter_even_if_failed() {
+            if let Err(failed) = current.ask() {
+                self.mark(failed.code);
+            }
+        }
+    }
+
+    /// Notes a code of this context's own.
+    fn mark(&self, code: Code) {
+        if self.is_final(code) {
+            self.fail(code);
+        }
+    }
+
+    fn fail(&self, code: Code) {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.failed.compare_exchange(0, code, success, failure);
+    }
+
+    pub(super) fn out_of_memory(&self, operation: &'static str, bytes: usize) -> Error {
+        Error::OutOfMemory {
+            device: self.id,
+            operation,
+            bytes,
+        }
+    }
+
+    fn error(&self, operation: &'static str, code: Code) -> Error {
+        let mut text = self.runtime.text(code);
+        if self.has_failed() {
+            text.push_str("; the device cannot be used any more in this process");
+        }
+        device_error(self.id, operation, code, text)
+    }
+
+    /// Whether nothing works any more.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether the runtime has shut down, and so taken everything back.
+    pub(super) fn is_shut_down(&self) -> bool {
+        self.meaning(self.failed.load(Ordering::Acquire)) == Meaning::ShutDown
+    }
+
+    /// Gives idle pool memory back to the runtime.
+    pub(super) fn trim_pool(&self) -> Result<()> {
+        if !self.has_pool() {
+            return Ok(());
+        }
+        let current = self.enter(self.names().trim)?;
+        self.check(current.trim())
+    }
+
+    /// An event to be recorded.
+    pub(super) fn event(&self, current: &Current<'_>) -> Result<Box<EventCell>> {
+        let idle = self.idle_events().pop();
+        if let Some(cell) = idle {
+            return Ok(cell);
+        }
+        let raw = self.check(current.create_event())?;
+        Ok(Box::new(EventCell { raw, given: None }))
+    }
+
+    /// Keeps an event for reuse.
+    pub(super) fn recycle(&self, cell: Box<EventCell>) {
+        if cell.given.is_some() {
+            return;
+        }
+        let mut idle = self.idle_events();
+        if idle.len() < IDLE_EVENTS {
+            idle.push(cell);
+            return;
+        }
+        drop(idle);
+        self.destroy_event(&cell);
+    }
+
+    fn destroy_event(&self, cell: &EventCell) {
+        if let Ok(current) = self.enter_even_if_failed() {
+            // SAFETY: created here, and used no more. What waits for it goes on to do so.
+            unsafe { current.destroy_event(cell.raw) };
+        }
+    }
+
+    #[allow(clippy::vec_box)]
+    fn idle_events(&self) -> MutexGuard<'_, Vec<Box<EventCell>>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes this thread wait for all work of the context. Asks the runtime even if the context has
+    /// failed.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        let answer = self.enter_even_if_failed()?.synchronize();
+        self.check(answer)?;
+        match self.failed.load(Ordering::Acquire) {
+            0 => Ok(()),
+            code => Err(self.error(self.names().synchronize, code)),
+        }
+    }
+
+    /// As [`synchronize`](Self::synchronize), until it succeeds or the context is lost: then nothing of
+    /// it runs any more.
+    pub(super) fn settle(&self) -> Result<()> {
+        let start = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let done = self.synchronize();
+            let e = match done {
+                Err(e) if !self.has_failed() => e,
+                done => {
+                    if done.is_err() {
+                        jobs::stop(self);
+                    }
+                    return done;
+                }
+            };
+            // What cannot be asked now (a stream is being captured) can be later. That a context which
+            // answers with another error for so long is lost is an assumption: no runtime says so.
+            if let Error::Device { code, .. } = e {
+                if self.meaning(code) != Meaning::Passing && start.elapsed() > LOST {
+                    self.fail(code);
+                }
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if jobs::are_under_way(self) {
+            // Nobody waited for them.
+            let _ = self.settle();
+        }
+        let events = self.events.get_mut();
+        let events = std::mem::take(events.unwrap_or_else(PoisonError::into_inner));
+        for cell in &events {
+            self.destroy_event(cell);
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({} {:?})", self.id, self.runtime)
+    }
+}

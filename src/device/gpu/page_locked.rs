@@ -1,0 +1,119 @@
+//! Page-locked memory for staging and downloads, within a limit, and what is known of other memory.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::blocks::{self, After, scrap};
+use super::context::Context;
+use super::runtime::Memory;
+use crate::device::backend::DevicePtr;
+use crate::error::{Error, Result};
+
+/// Pieces up to `SMALL` bytes may take up `RESERVE` bytes beyond the limit: an export's lengths of views
+/// should lie where the device reaches them.
+const SMALL: usize = 64 << 10;
+const RESERVE: usize = 1 << 20;
+
+/// How many answers of the runtime are kept.
+const ASKED: usize = 32;
+
+/// A range that the runtime was asked about: address, bytes, whether it is page-locked. A stale answer
+/// costs time: a copy that is staged needlessly, or one that the runtime stages by itself.
+type Asked = (usize, usize, bool);
+
+/// What a device has of it.
+pub(super) struct PageLocked {
+    /// Bytes.
+    limit: usize,
+    held: Arc<Mutex<Held>>,
+    asked: Mutex<VecDeque<Asked>>,
+}
+
+#[derive(Default)]
+struct Held {
+    /// Address to length in bytes.
+    ranges: BTreeMap<usize, usize>,
+    bytes: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PageLocked {
+    /// At most `limit` bytes.
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            held: Arc::default(),
+            asked: Mutex::default(),
+        }
+    }
+
+    /// `None` beyond the limit, or where the runtime has no more: ordinary memory serves as well, slower.
+    pub(super) fn allocate(&self, context: &Context, bytes: usize) -> Result<Option<DevicePtr>> {
+        let reserve = if bytes <= SMALL { RESERVE } else { 0 };
+        let limit = self.limit.saturating_add(reserve);
+        {
+            let mut held = lock(&self.held);
+            match held.bytes.checked_add(bytes) {
+                Some(all) if all <= limit => held.bytes = all,
+                _ => return Ok(None),
+            }
+        }
+        let allocated = context
+            .enter(context.names().allocate_host)
+            .and_then(|current| blocks::allocate(context, Memory::Host, bytes, &current));
+        let mut held = lock(&self.held);
+        match allocated {
+            Ok(ptr) => {
+                held.ranges.insert(ptr.address(), bytes);
+                Ok(Some(ptr))
+            }
+            Err(e) => {
+                held.bytes -= bytes;
+                match e {
+                    Error::OutOfMemory { .. } => Ok(None),
+                    e => Err(e),
+                }
+            }
+        }
+    }
+
+    /// Takes back what `allocate` gave, which nothing uses any more.
+    pub(super) fn free(&self, context: &Arc<Context>, address: DevicePtr, bytes: usize) {
+        lock(&self.held).ranges.remove(&address.address());
+        // Counted until it is really gone.
+        let held = self.held.clone();
+        let freed = Box::new(move || {
+            let mut held = lock(&held);
+            held.bytes = held.bytes.saturating_sub(bytes);
+        });
+        scrap(context, Memory::Host, address, After::Nothing, Some(freed));
+    }
+
+    /// Whether memory is page-locked: it is ours, or `ask` says so.
+    pub(super) fn has(&self, start: usize, bytes: usize, ask: impl FnOnce() -> bool) -> bool {
+        let Some(end) = start.checked_add(bytes) else {
+            return false;
+        };
+        let before = |held: &Held| {
+            let found = held.ranges.range(..=start).next_back();
+            found.is_some_and(|(at, len)| end <= at + len)
+        };
+        if before(&lock(&self.held)) {
+            return true;
+        }
+        let known = |asked: &&Asked| (asked.0, asked.1) == (start, bytes);
+        if let Some((_, _, answer)) = lock(&self.asked).iter().find(known) {
+            return *answer;
+        }
+        let answer = ask();
+        let mut asked = lock(&self.asked);
+        if asked.len() == ASKED {
+            asked.pop_front();
+        }
+        asked.push_back((start, bytes, answer));
+        answer
+    }
+}

@@ -1,0 +1,370 @@
+//! Queues: streams, ours and those that are given.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ThreadId;
+
+use super::blocks::Blocks;
+use super::context::{Context, Current, EventCell, event_of};
+use super::copy;
+use super::jobs::{self, Job};
+use super::runtime::{Memory, RawStream};
+use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
+use crate::error::{Error, Result};
+
+/// What a queue needs of its device.
+#[derive(Clone)]
+pub(in crate::device) struct Shared {
+    pub(in crate::device) context: Arc<Context>,
+    pub(in crate::device) memory: Memory,
+    pub(super) blocks: Arc<Blocks>,
+}
+
+impl Shared {
+    /// A block is not the device's any more.
+    pub(in crate::device) fn forget(&self, base: DevicePtr) {
+        self.blocks.forget(base);
+    }
+
+    /// Takes back memory that anything may use.
+    pub(in crate::device) fn give_up(&self, base: DevicePtr) {
+        self.blocks.give_up(&self.context, base);
+    }
+
+    fn has_pool(&self) -> bool {
+        self.memory == Memory::Device && self.context.has_pool()
+    }
+}
+
+/// A queue of a GPU: a stream.
+pub(in crate::device) struct GpuQueue {
+    shared: Shared,
+    stream: RawStream,
+    order: Order,
+    /// Unlike a stream's handle, never used again.
+    id: u64,
+    /// What [`RawQueue::as_any`] answers: the vendor's type of queue, which owns a stream that is given.
+    vendor: Box<dyn Any + Send + Sync>,
+}
+
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+enum Order {
+    /// A stream of ours.
+    Own,
+    /// Somebody else's.
+    Given,
+    /// The stream of whichever thread calls.
+    PerThread(Mutex<Hop>),
+}
+
+/// Where the work of a per-thread queue stands. The handle means another stream on each thread, so
+/// each piece of work is followed by an event, for which the next thread's stream waits.
+#[derive(Default)]
+struct Hop {
+    last: Option<(ThreadId, Box<EventCell>)>,
+}
+
+impl GpuQueue {
+    /// A new stream, which does not wait for the legacy default stream.
+    pub(super) fn new(shared: Shared) -> Result<Self> {
+        let context = &shared.context;
+        let stream = {
+            let current = context.enter(context.names().create_stream)?;
+            context.check(current.create_stream())?
+        };
+        Ok(Self {
+            vendor: context.runtime().queue(stream),
+            shared,
+            stream,
+            order: Order::Own,
+            id: next_id(),
+        })
+    }
+
+    /// A stream of somebody else's, which `vendor` keeps.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a stream of another context. Default streams are not asked about.
+    ///
+    /// # Safety
+    /// The stream is live, or stands for a default stream, for as long as `vendor` lives.
+    pub(in crate::device) unsafe fn given(
+        shared: Shared,
+        stream: RawStream,
+        vendor: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        // SAFETY: the caller's.
+        unsafe { Self::check_stream(&shared.context, stream) }?;
+        let order = match stream {
+            RawStream::PER_THREAD => Order::PerThread(Mutex::default()),
+            _ => Order::Given,
+        };
+        Ok(Self {
+            shared,
+            stream,
+            order,
+            id: next_id(),
+            vendor,
+        })
+    }
+
+    /// Refuses a stream of another context. The default streams are of whichever context is current.
+    ///
+    /// # Safety
+    /// `stream` is a live stream, or stands for a default stream.
+    unsafe fn check_stream(context: &Context, stream: RawStream) -> Result<()> {
+        if stream.is_default() {
+            return Ok(());
+        }
+        let current = context.enter(context.names().stream_of)?;
+        // SAFETY: the caller's: the stream is live.
+        match context.check(unsafe { current.foreign(stream) })? {
+            None => Ok(()),
+            Some(why) => Err(Error::argument(format!("{}: {why}", context.id))),
+        }
+    }
+
+    /// Refuses a stream that is being captured.
+    ///
+    /// # Safety
+    /// `stream` is a live stream, or stands for a default stream.
+    unsafe fn check_capture(
+        context: &Context,
+        current: &Current<'_>,
+        stream: RawStream,
+        operation: &'static str,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        if context.check(unsafe { current.is_captured(stream) })? {
+            return Err(Error::NotSupported {
+                device: context.id,
+                operation,
+                reason:
+                    "the stream is being captured into a graph, which would run the work later, \
+                         when its memory may be gone; end the capture first"
+                        .into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Makes later work of a stream that somebody else has, or of a default stream of the context, wait
+    /// for an event.
+    ///
+    /// # Safety
+    /// `stream` is a live stream, or stands for a default stream; the event is live.
+    pub(super) unsafe fn wait_on_stream(
+        context: &Context,
+        stream: RawStream,
+        event: EventPtr,
+    ) -> Result<()> {
+        let operation = context.names().wait;
+        // SAFETY: the caller's.
+        unsafe { Self::check_stream(context, stream) }?;
+        let current = context.enter(operation)?;
+        // SAFETY: the caller's.
+        unsafe { Self::check_capture(context, &current, stream, operation) }?;
+        // SAFETY: the caller's: both are live. The event may be of any context.
+        let raw = unsafe { event_of(event) };
+        // SAFETY: as above.
+        context.check(unsafe { current.wait(stream, raw) })
+    }
+
+    /// Runs `work` with the context current, in the queue's order.
+    fn run<T>(
+        &self,
+        operation: &'static str,
+        work: impl FnOnce(&Current<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let (context, stream) = (&self.shared.context, self.stream);
+        let current = context.enter(operation)?;
+        // SAFETY: the queue's stream is live.
+        unsafe { Self::check_capture(context, &current, stream, operation) }?;
+        let Order::PerThread(hop) = &self.order else {
+            return work(&current);
+        };
+        let this = std::thread::current().id();
+        let mut hop = hop.lock().unwrap_or_else(PoisonError::into_inner);
+        match &hop.last {
+            Some((thread, event)) if *thread != this => {
+                // SAFETY: the event is live; the stream is this thread's.
+                context.check(unsafe { current.wait(stream, event.raw()) })?;
+            }
+            _ => {}
+        }
+        // Before the work: what was done is not undone by an error.
+        let event = match hop.last.take() {
+            Some((_, event)) => event,
+            None => context.event(&current)?,
+        };
+        let done = work(&current);
+        // SAFETY: event and stream are live, and of the current context.
+        let recorded = unsafe { current.record(event.raw(), stream) };
+        if context.check(recorded).is_err() {
+            // Without the event only the work's end keeps the order. The event stands for earlier work.
+            // SAFETY: as above.
+            let ended = unsafe { current.synchronize_stream(stream) };
+            if context.check(ended).is_err() {
+                let _ = context.settle();
+            }
+        }
+        hop.last = Some((this, event));
+        done
+    }
+
+    /// An event of ours after all work so far.
+    fn record_event(&self, current: &Current<'_>) -> Result<Box<EventCell>> {
+        let context = &self.shared.context;
+        let event = context.event(current)?;
+        // SAFETY: event and stream are live, and of the current context.
+        let recorded = unsafe { current.record(event.raw(), self.stream) };
+        match context.check(recorded) {
+            Ok(()) => Ok(event),
+            Err(e) => {
+                context.recycle(event);
+                Err(e)
+            }
+        }
+    }
+}
+
+// SAFETY: the runtime aligns allocations to 64 bytes and more, and gives them to nobody else; blocks
+// are used again only in the order of their stream or after an event; a stream runs its work in order,
+// waits included, and an event completes after all work before it. A per-thread stream is one queue by
+// the events between its threads.
+unsafe impl RawQueue for GpuQueue {
+    fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
+        let (context, names) = (&self.shared.context, self.shared.context.names());
+        if isize::try_from(bytes).is_err() {
+            return Err(context.out_of_memory(names.allocate(self.shared.memory), bytes));
+        }
+        if !self.shared.has_pool() {
+            let blocks = &self.shared.blocks;
+            let take = |current: &Current<'_>| blocks.take(context, self.id, bytes, current);
+            return self.run(names.allocate(self.shared.memory), take);
+        }
+        self.run(names.allocate_in_order, |current| {
+            let allocate = || {
+                // SAFETY: the queue's stream is live.
+                let answer = unsafe { current.allocate_in_order(bytes, self.stream) };
+                context.check_memory(answer, bytes)
+            };
+            match allocate() {
+                Err(Error::OutOfMemory { .. }) => {
+                    // What the pool keeps may be in the way.
+                    context.trim_pool()?;
+                    allocate()
+                }
+                allocated => allocated,
+            }
+        })
+    }
+
+    unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
+        let (context, names) = (&self.shared.context, self.shared.context.names());
+        let freed = if self.shared.has_pool() {
+            self.run(names.free_in_order, |current| {
+                // SAFETY: the caller's: allocated in stream order, freed once.
+                context.check(unsafe { current.free_in_order(base, self.stream) })
+            })
+        } else {
+            let after = self.run(names.record, |current| self.record_event(current));
+            after.map(|event| {
+                let blocks = &self.shared.blocks;
+                blocks.give_back(context, base, bytes, event, self.id);
+            })
+        };
+        match freed {
+            // The runtime has taken all memory back.
+            Err(_) if context.is_shut_down() => Ok(()),
+            Err(e) => {
+                self.shared.give_up(base);
+                Err(e)
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
+        // SAFETY: the caller's.
+        let copy = |current: &Current<'_>| unsafe {
+            copy::run(&self.shared, self.stream, copies, current)
+        };
+        self.run(self.shared.context.names().copy, copy)
+    }
+
+    unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
+        let context = &self.shared.context;
+        self.run(context.names().fill, |current| {
+            if self.shared.memory == Memory::Host {
+                let job = Job::Fill { dst, byte, bytes };
+                // SAFETY: the caller's; the memory is page-locked host memory.
+                return unsafe { jobs::queue(context, current, self.stream, job) };
+            }
+            // SAFETY: the caller's.
+            context.check(unsafe { current.fill(dst, byte, bytes, self.stream) })
+        })
+    }
+
+    fn is_one_stream(&self) -> bool {
+        !matches!(self.order, Order::PerThread(..))
+    }
+
+    fn record(&self) -> Result<EventPtr> {
+        let record = |current: &Current<'_>| self.record_event(current);
+        let event = self.run(self.shared.context.names().record, record)?;
+        event
+            .into_ptr()
+            .ok_or_else(|| Error::argument("a null event"))
+    }
+
+    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
+        let context = &self.shared.context;
+        self.run(context.names().wait, |current| {
+            // SAFETY: the caller's: the event is live; it may be of any context.
+            context.check(unsafe { current.wait(self.stream, event_of(event)) })
+        })
+    }
+
+    fn stream_handle(&self) -> Option<usize> {
+        Some(self.stream.0.expose_provenance())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        &*self.vendor
+    }
+}
+
+impl Drop for GpuQueue {
+    fn drop(&mut self) {
+        let context = &self.shared.context;
+        match &mut self.order {
+            Order::Own => {
+                if let Ok(current) = context.enter_even_if_failed() {
+                    // SAFETY: created in `new`. Work that it was given runs on.
+                    unsafe { current.destroy_stream(self.stream) };
+                }
+            }
+            Order::Given => {}
+            Order::PerThread(hop) => {
+                let hop = hop.get_mut().unwrap_or_else(PoisonError::into_inner);
+                if let Some((_, event)) = hop.last.take() {
+                    context.recycle(event);
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for GpuQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let id = self.shared.context.id;
+        write!(f, "Queue({id} {:p})", self.stream.0)
+    }
+}
