@@ -54,6 +54,7 @@
 //! | room | what lives there |
 //! | --- | --- |
 //! | `cuda/` | a door: cudarc's types in and out (feature `cuda`) |
+//! | `rocm/` | a door: HIP's streams and events in and out (feature `rocm`) |
 //! | `python/` | a door: the Arrow PyCapsule interface (feature `pyo3`) |
 //! | `dlpack/` | a door: columns as DLPack tensors (feature `dlpack`) |
 //! | `stream/` | readers; C streams in and out; host staging; the async device stream (feature `async`) |
@@ -61,7 +62,7 @@
 //! | `transfer/` | upload, download, device to device, compact copies: a plan, then one list of copies |
 //! | `data/` | layout of every type, arrays, batches, typed access |
 //! | `memory/` | device buffers, host slabs, owners |
-//! | [`device`] | the [`Backend`](device::Backend) trait, queues, events, counters, the registry; CPU, simulated device, CUDA |
+//! | [`device`] | the [`Backend`](device::Backend) trait, queues, events, counters, the registry; CPU, simulated device, CUDA and ROCm over what GPUs share |
 //! | [`abi`], `error` | the C structs; the one error type |
 //!
 //! [`Device`] is a handle around a [`Backend`](device::Backend), so that counting, pooling and the
@@ -91,6 +92,7 @@
 //! | --- | --- | --- |
 //! | `sim` | yes | `device::sim`, the simulated device (Linux) |
 //! | `cuda` | no | `cuda`, NVIDIA GPUs; loaded at run time |
+//! | `rocm` | no | `rocm`, AMD GPUs; loaded at run time, but building needs HIP's headers and library |
 //! | `async` | no | `async_stream`, the async device stream over `futures` streams; no executor |
 //! | `pyo3` | no | `python`, the PyCapsule interface for devices |
 //! | `dlpack` | no | `dlpack`, columns as DLPack tensors, out and in |
@@ -113,6 +115,8 @@ mod interchange;
 mod memory;
 #[cfg(feature = "pyo3")]
 pub mod python;
+#[cfg(feature = "rocm")]
+pub mod rocm;
 mod stream;
 mod transfer;
 

@@ -15,6 +15,8 @@ mod id;
 mod queue;
 mod reaper;
 mod registry;
+#[cfg(feature = "rocm")]
+pub(crate) mod rocm;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod stats;

@@ -52,6 +52,8 @@ impl Devices {
             let devices = Devices::new();
             #[cfg(feature = "cuda")]
             crate::device::cuda::register(&devices);
+            #[cfg(feature = "rocm")]
+            crate::device::rocm::register(&devices);
             devices
         })
     }
@@ -255,8 +257,11 @@ fn no_backend(device: DeviceId) -> Error {
             }
         }
         ArrowDeviceType::ROCM | ArrowDeviceType::ROCM_HOST => {
-            "this build has no ROCm backend (this version of arrow-device has none yet); \
-             register one with Devices::register"
+            if cfg!(feature = "rocm") {
+                "this set of devices does not know ROCm; see rocm::register"
+            } else {
+                "this build of arrow-device has no ROCm; enable its feature `rocm`"
+            }
         }
         ArrowDeviceType::EXT_DEV => {
             "no extension device with this id is registered; simulated devices are added with \

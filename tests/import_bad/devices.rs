@@ -24,7 +24,7 @@ fn devices_cases() {
         (-5, "does not name this device type"),
         (2, "CUDA"),
         (13, "CUDA"),
-        (10, "this build has no ROCm backend"),
+        (10, "ROCm"),
         (8, "no backend is registered"),
         (14, "no backend is registered"),
         (16, "no backend is registered"),

@@ -45,6 +45,18 @@ pub(super) mod code {
     }
 }
 
+/// What a call of this name answered.
+macro_rules! answer {
+    ($name:literal, $code:expr) => {
+        $crate::device::gpu::Failed::or_done(
+            $name,
+            concat!($name, " (CUDA_ERROR_OUT_OF_MEMORY, code 2)"),
+            $code,
+        )
+    };
+}
+pub(super) use answer;
+
 /// The driver.
 pub(super) struct Driver {
     functions: Functions,

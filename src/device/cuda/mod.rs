@@ -5,9 +5,11 @@
 //! | --- | --- |
 //! | `config.rs` | how a device is opened |
 //! | `driver.rs` | the driver library, loaded at run time |
-//! | `runtime.rs` | its calls, as [`gpu`](super::gpu) wants them |
+//! | `context.rs` | a device's context, and its memory pool |
+//! | `runtime.rs` | the driver's calls, as [`gpu`](super::gpu) wants them |
 
 mod config;
+mod context;
 mod driver;
 mod runtime;
 
@@ -18,8 +20,8 @@ use cudarc::driver::sys::{CUcontext, CUdevice_attribute, CUstream};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 
 pub use self::config::{CudaConfig, CudaMemory};
+use self::context::Cuda;
 use self::driver::Driver;
-use self::runtime::Cuda;
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{DevicePtr, EventPtr, RawQueue, device_error};
 use crate::device::gpu::{

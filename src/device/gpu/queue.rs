@@ -24,6 +24,7 @@ pub(in crate::device) struct Shared {
 
 impl Shared {
     /// A block is not the device's any more.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(in crate::device) fn forget(&self, base: DevicePtr) {
         self.blocks.forget(base);
     }

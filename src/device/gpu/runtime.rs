@@ -21,6 +21,24 @@ pub(in crate::device) struct Failed {
     pub(in crate::device) code: Code,
 }
 
+impl Failed {
+    /// What a call answered: 0 is success.
+    pub(in crate::device) fn or_done(
+        call: &'static str,
+        out_of_memory: &'static str,
+        code: Code,
+    ) -> Answer {
+        match code {
+            0 => Ok(()),
+            code => Err(Self {
+                call,
+                out_of_memory,
+                code,
+            }),
+        }
+    }
+}
+
 pub(in crate::device) type Answer<T = ()> = std::result::Result<T, Failed>;
 
 /// What follows from a code.

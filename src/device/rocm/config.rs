@@ -1,0 +1,89 @@
+//! How a ROCm device is opened.
+
+use std::sync::Arc;
+
+#[cfg(doc)]
+use super::RocmDevice;
+use crate::abi::ArrowDeviceType;
+use crate::device::Device;
+use crate::device::gpu::{Memory, PAGE_LOCKED_LIMIT};
+use crate::error::Result;
+
+/// Which memory a [`RocmDevice`] has. The specification names no type for managed memory of ROCm.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum RocmMemory {
+    /// The device's own (ARROW_DEVICE_ROCM).
+    #[default]
+    Device,
+    /// Page-locked host memory (ARROW_DEVICE_ROCM_HOST).
+    Host,
+}
+
+impl RocmMemory {
+    /// The device type of arrays in such memory.
+    pub fn device_type(self) -> ArrowDeviceType {
+        match self {
+            Self::Device => ArrowDeviceType::ROCM,
+            Self::Host => ArrowDeviceType::ROCM_HOST,
+        }
+    }
+
+    pub(super) fn kind(self) -> Memory {
+        match self {
+            Self::Device => Memory::Device,
+            Self::Host => Memory::Host,
+        }
+    }
+}
+
+/// How a ROCm device is opened. [`Devices::open`](crate::Devices::open)`("rocm:0")` does with the defaults.
+///
+/// ```no_run
+/// use arrow_device::rocm::{RocmConfig, RocmMemory};
+/// let device = RocmConfig::new(0).with_memory(RocmMemory::Host).open()?;
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RocmConfig {
+    pub(super) ordinal: usize,
+    pub(super) memory: RocmMemory,
+    pub(super) page_locked_limit: usize,
+}
+
+impl RocmConfig {
+    /// The device of this number, its own memory.
+    pub fn new(ordinal: usize) -> Self {
+        Self {
+            ordinal,
+            memory: RocmMemory::default(),
+            page_locked_limit: PAGE_LOCKED_LIMIT,
+        }
+    }
+
+    /// Which memory.
+    #[must_use]
+    pub fn with_memory(mut self, memory: RocmMemory) -> Self {
+        self.memory = memory;
+        self
+    }
+
+    /// How many bytes of page-locked memory the device takes at most for staging and for downloads;
+    /// beyond that they use ordinary memory, which is slower. 2 GiB if not given. Pieces of up to 64 KiB
+    /// may take up 1 MiB more. Idle ones are kept for reuse
+    /// ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
+    #[must_use]
+    pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
+        self.page_locked_limit = bytes;
+        self
+    }
+
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) if there is no HIP runtime or no such device, and why;
+    /// what the runtime reports.
+    pub fn open(&self) -> Result<Device> {
+        Device::new(Arc::new(super::open(self)?))
+    }
+}
