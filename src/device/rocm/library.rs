@@ -98,7 +98,6 @@ functions! {
     /// The runtime's functions, those of HIP 5.2.
     pub(super) struct Functions: "C", Code as hipError_t;
     required {
-        hipInit(flags: c_uint);
         hipRuntimeGetVersion(version: *mut c_int);
         hipGetDeviceCount(count: *mut c_int);
         hipGetDevice(ordinal: *mut c_int);
@@ -266,7 +265,7 @@ fn loaded() -> Option<&'static str> {
 }
 
 impl Hip {
-    /// The runtime, loaded and initialised at the first call, or what stands against it.
+    /// The runtime, loaded at the first call, or what stands against it.
     pub(super) fn get() -> Result<&'static Self, &'static str> {
         static HIP: OnceLock<Result<Hip, String>> = OnceLock::new();
         HIP.get_or_init(Self::load).as_ref().map_err(String::as_str)
@@ -284,7 +283,7 @@ impl Hip {
         })
     }
 
-    /// The runtime, initialised. An error says what stands against it.
+    /// The runtime, if it is one. It initialises itself: without a device `hipInit` of 5.2 answers "invalid device".
     fn check(library: ManuallyDrop<Library>) -> Result<Self, String> {
         // SAFETY: libraries of these names are the HIP runtime, and it stays loaded.
         let functions = unsafe { Functions::find(&library) }.map_err(|name| {
@@ -299,20 +298,12 @@ impl Hip {
                 stream_device.ok().map(|f| *f),
             )
         };
-        let hip = Self {
+        Ok(Self {
             functions,
             batch,
             stream_device,
             _library: library,
-        };
-        // SAFETY: called before all others, with the only flags that there are.
-        match unsafe { (hip.hipInit)(0) } {
-            0 => Ok(hip),
-            code => {
-                let text = hip.text(code);
-                Err(format!("hipInit failed: {text} (code {code})"))
-            }
-        }
+        })
     }
 
     /// The runtime's name and text for a code: "hipErrorNoDevice: no ROCm-capable device is detected".
@@ -324,8 +315,9 @@ impl Hip {
             (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
         };
         match (ask(self.hipGetErrorName), ask(self.hipGetErrorString)) {
-            (Some(name), Some(text)) => format!("{name}: {text}"),
-            (Some(name), None) => name.into_owned(),
+            // HIP 5 has no texts: it repeats the name.
+            (Some(name), Some(text)) if name != text => format!("{name}: {text}"),
+            (Some(name), _) => name.into_owned(),
             _ => "a code that this runtime does not name".into(),
         }
     }
