@@ -83,6 +83,62 @@ fn child_without_a_driver_library() {
     }
 }
 
+/// A driver that has almost nothing, and of the batch copies the first form.
+const POOR_DRIVER: &str = "
+int cuInit(unsigned flags) { return flags; }
+int cuDevicePrimaryCtxRetain(void **ctx, int dev) { *ctx = (void *)8; return dev; }
+int cuCtxPushCurrent_v2(void *ctx) { return ctx != (void *)8; }
+int cuCtxPopCurrent_v2(void **ctx) { *ctx = (void *)8; return 0; }
+int cuMemcpyBatchAsync(void *d, void *s, void *n, unsigned long count, void *a, void *i,
+                       unsigned long attributes, unsigned long *failed, void *stream) {
+    *failed = count * 10 + attributes;
+    return stream == 0 ? 1 : 0;
+}
+";
+
+#[test]
+fn what_a_driver_lacks_is_not_supported() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("poor.c");
+    std::fs::write(&source, POOR_DRIVER).unwrap();
+    // Under the second name; the first one does not load.
+    std::fs::write(dir.path().join("libcuda.so"), "").unwrap();
+    let mut compiler = Command::new("cc"); // rustc has it for its linker
+    compiler.args(["-shared", "-fPIC", "-o"]);
+    let compiled = compiler.args([&dir.path().join("libcuda.so.1"), &source]);
+    assert!(compiled.status().unwrap().success());
+    child(
+        "no_driver::child_with_a_poor_driver",
+        "LD_LIBRARY_PATH",
+        dir.path().as_os_str(),
+    );
+}
+
+#[test]
+fn child_with_a_poor_driver() {
+    if !is_child("no_driver::child_with_a_poor_driver") {
+        return;
+    }
+    library(true);
+    assert_eq!(hipInit(0), 0);
+    let mut count = 7;
+    assert_eq!(hipGetDeviceCount(&mut count), 801);
+    assert_eq!(count, 0);
+    assert_eq!(hipDeviceSynchronize(), 801);
+    assert_eq!(hipGetLastError(), 801);
+    let batch = |failed: &mut usize, stream| {
+        let (lists, sizes) = (null_mut(), null_mut());
+        let (attributes, starts) = (null_mut(), null_mut());
+        hipMemcpyBatchAsync(
+            lists, lists, sizes, 4, attributes, starts, 2, failed, stream,
+        )
+    };
+    let mut failed = 0;
+    assert_eq!(batch(&mut failed, null_mut()), 1);
+    assert_eq!(failed, 42, "the driver's own");
+    assert_eq!(batch(&mut failed, 8 as Ptr), 0);
+}
+
 #[test]
 fn the_environment_is_read() {
     let run = |test, variable, value: &str| child(test, variable, value.as_ref());
