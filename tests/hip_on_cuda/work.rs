@@ -120,11 +120,11 @@ fn batches_copy_all_or_say_that_there_are_none() {
         let mut sources = [memory.wrapping_add(4), memory];
         let batch = |targets: &mut [Ptr; 2], sources: &mut [Ptr; 2], failed: *mut usize| {
             let (mut in_order, mut start) = (BatchAttributes::new(1), 0);
-            let sizes = [4usize; 2].as_mut_ptr();
+            let mut sizes = [4usize; 2];
             hipMemcpyBatchAsync(
                 targets.as_mut_ptr(),
                 sources.as_mut_ptr(),
-                sizes,
+                sizes.as_mut_ptr(),
                 2,
                 &mut in_order,
                 &mut start,
@@ -163,7 +163,7 @@ fn captures_are_begun_seen_and_ended() {
     assert_eq!(is_capturing(), 0);
     assert_eq!(hipStreamBeginCapture(own, 2), 0);
     assert_eq!(is_capturing(), 1);
-    let mut graph = from_mut(&mut [0u8; 1]).cast();
+    let mut graph = own;
     assert_eq!(hipStreamEndCapture(own, &mut graph), 0);
     assert!(graph.is_null(), "the stand-in makes none");
     assert_eq!(is_capturing(), 0);
