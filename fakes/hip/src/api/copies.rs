@@ -1,0 +1,80 @@
+//! Copies and fills.
+
+use std::ffi::{c_int, c_uchar, c_void};
+
+use crate::call::{forward, on_device};
+use crate::contexts::primary;
+use crate::ffi::*;
+
+forward! {
+    hipMemcpy(dst: *mut c_void, src: *const c_void, sizeBytes: usize, kind: c_int) =>
+        cuMemcpy(target(dst, kind)?, address(src), sizeBytes);
+    hipMemcpyAsync(
+        dst: *mut c_void, src: *const c_void, sizeBytes: usize, kind: c_int, stream: Handle,
+    ) => cuMemcpyAsync(target(dst, kind)?, address(src), sizeBytes, stream);
+    hipMemset(dst: *mut c_void, value: c_int, sizeBytes: usize) =>
+        cuMemsetD8_v2(address(dst), value as u8, sizeBytes);
+    hipMemsetD8Async(dest: *mut c_void, value: c_uchar, count: usize, stream: Handle) =>
+        cuMemsetD8Async(address(dest), value, count, stream);
+}
+
+/// The target of a copy whose direction exists. The driver finds the direction by the addresses.
+fn target(dst: *mut c_void, kind: c_int) -> Outcome<Address> {
+    // From host to host, up, down, on a device, unsaid.
+    match kind {
+        0..=4 => Ok(address(dst)),
+        _ => Err(INVALID_MEMCPY_DIRECTION),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipMemcpyPeerAsync(
+    dst: *mut c_void,
+    dstDeviceId: c_int,
+    src: *const c_void,
+    srcDevice: c_int,
+    sizeBytes: usize,
+    stream: Handle,
+) -> Code {
+    on_device(|driver| {
+        let of_target = primary(driver, dstDeviceId)?;
+        let of_source = primary(driver, srcDevice)?;
+        let (dst, src) = (address(dst), address(src));
+        // SAFETY: of the memory CUDA asks what HIP asks, which the caller upholds.
+        unsafe { driver.cuMemcpyPeerAsync(dst, of_target, src, of_source, sizeBytes, stream) }
+    })
+}
+
+/// `hipMemcpyAttributes` and `CUmemcpyAttributes` are laid out alike and have the same numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipMemcpyBatchAsync(
+    dsts: *mut *mut c_void,
+    srcs: *mut *mut c_void,
+    sizes: *mut usize,
+    count: usize,
+    attrs: *mut c_void,
+    attrsIdxs: *mut usize,
+    numAttrs: usize,
+    failIdx: Out<usize>,
+    stream: Handle,
+) -> Code {
+    on_device(|driver| {
+        let (dsts, srcs): (*mut Address, *mut Address) = (dsts.cast(), srcs.cast());
+        if !driver.has_batch_v2() {
+            let failed = failIdx.raw();
+            // SAFETY: of the lists CUDA asks what HIP asks, which the caller upholds.
+            return unsafe {
+                driver.cuMemcpyBatchAsync(
+                    dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failed, stream,
+                )
+            };
+        }
+        // SAFETY: as above.
+        let copied = unsafe {
+            driver
+                .cuMemcpyBatchAsync_v2(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, stream)
+        };
+        // That is "no copy in particular".
+        copied.inspect_err(|_| failIdx.put_if(usize::MAX))
+    })
+}
