@@ -30,8 +30,8 @@ use crate::device::gpu::{
 use crate::device::{DeviceId, Devices};
 use crate::error::{Error, Result};
 
-const OTHER_CONTEXT: &str = "the stream is of another context; open the device with that one \
-                             (CudaConfig::with_context)";
+/// What to do about streams and memory of another context.
+const ADVICE: &str = "; open the device with that one (CudaConfig::with_context)";
 
 /// A CUDA device: what its backend answers to [`Backend::as_any`](crate::device::Backend::as_any).
 pub struct CudaDevice {
@@ -145,7 +145,9 @@ impl CudaDevice {
         });
         if !is_own {
             let id = self.shared.context.id;
-            return Err(Error::argument(format!("{id}: {OTHER_CONTEXT}")));
+            return Err(Error::argument(format!(
+                "{id}: the stream is of another context{ADVICE}"
+            )));
         }
         // SAFETY: the queue keeps cudarc's stream, which is live as long as that.
         let queue = unsafe { GpuQueue::given(self.shared.clone(), raw, queue) }?;

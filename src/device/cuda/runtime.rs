@@ -19,6 +19,7 @@ use crate::device::gpu::{
 
 static NAMES: Names = Names {
     vendor: "CUDA",
+    advice: super::ADVICE,
     synchronize: "cuCtxSynchronize",
     create_stream: "cuStreamCreate",
     stream_of: "cuStreamGetCtx",
@@ -167,7 +168,10 @@ unsafe impl Runtime for Cuda {
         answer!("cuStreamGetCtx", unsafe {
             (self.driver.cuStreamGetCtx)(stream(raw), &raw mut of)
         })?;
-        Ok((of != self.raw()).then(|| super::OTHER_CONTEXT.into()))
+        Ok(
+            (of != self.raw())
+                .then(|| format!("the stream is of another context{}", super::ADVICE)),
+        )
     }
 
     unsafe fn wait(&self, raw: RawStream, of: RawEvent) -> Answer {

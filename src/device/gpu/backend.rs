@@ -9,7 +9,7 @@ use super::context::{Context, EventCell, event_of};
 use super::page_locked::PageLocked;
 use super::pointer::{PointerKind, kind_of};
 use super::queue::{GpuQueue, Shared};
-use super::runtime::{Memory, RawStream, Runtime};
+use super::runtime::{Memory, Names, RawStream, Runtime};
 use crate::device::DeviceId;
 use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
@@ -148,7 +148,7 @@ unsafe impl Backend for Gpu {
 
     fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
         use PointerKind as P;
-        let vendor = self.context().names().vendor;
+        let Names { vendor, advice, .. } = self.context().names();
         let kind = match self.kind_of(address, bytes) {
             Ok(kind) => kind?,
             Err(e) => return Some(e.to_string()),
@@ -160,9 +160,7 @@ unsafe impl Backend for Gpu {
                 } else if self.context().runtime().owns(kind) {
                     return None;
                 } else {
-                    "it is memory of another context; open the device with that one \
-                     (CudaConfig::with_context)"
-                        .into()
+                    format!("it is memory of another context{advice}")
                 }
             }
             P::Device(of, _) => {

@@ -114,6 +114,8 @@ pub(in crate::device) struct Before {
 #[derive(Debug)]
 pub(in crate::device) struct Names {
     pub(in crate::device) vendor: &'static str,
+    /// What to do about streams and memory of another context.
+    pub(in crate::device) advice: &'static str,
     pub(in crate::device) synchronize: &'static str,
     pub(in crate::device) create_stream: &'static str,
     pub(in crate::device) stream_of: &'static str,

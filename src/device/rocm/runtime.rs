@@ -20,6 +20,7 @@ use crate::device::gpu::{
 
 static NAMES: Names = Names {
     vendor: "ROCm",
+    advice: "",
     synchronize: "hipDeviceSynchronize",
     create_stream: "hipStreamCreateWithFlags",
     stream_of: "hipStreamGetDevice",
