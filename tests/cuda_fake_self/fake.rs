@@ -46,6 +46,7 @@ pub(crate) use fake;
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
     pub first: i32,
+    pub ordinals: i32,
 }
 
 impl Group {
@@ -57,7 +58,7 @@ impl Group {
     pub fn with_capacity(ordinals: i32, flags: u32, bytes: u64) -> Self {
         let first = fake!(fake_cuda_open(ordinals => i32, flags => u32, bytes => u64) -> i32);
         assert!(first >= 0, "no ordinals left");
-        Self { first }
+        Self { first, ordinals }
     }
 
     /// Gives the ordinals back, if no context is left. There are 256.

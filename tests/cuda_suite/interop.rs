@@ -13,8 +13,10 @@ use arrow_schema::DataType;
 use cudarc::driver::{CudaContext, sys};
 use libloading::Library;
 
-use super::{MEMORIES, Place, everywhere};
+use crate::gpu_suite::hold::hold;
+use crate::gpu_suite::{Place, everywhere};
 use crate::support::{assert_same, assert_same_batch, wide_batch};
+use crate::vendor::MEMORIES;
 
 fn current() -> sys::CUcontext {
     let mut raw = null_mut();
@@ -197,7 +199,7 @@ fn events_are_adopted() {
         let sent = wide_batch(4, 100);
         device.upload(&sent).unwrap().wait().unwrap();
         device.synchronize().unwrap();
-        let mut held = super::hold::hold(&queue);
+        let mut held = hold(&queue);
         let event = stream.record_event(None).unwrap();
         let event = SyncEvent::from_cuda_event(&device, event).unwrap();
         assert!(!event.is_complete().unwrap());
