@@ -11,6 +11,7 @@ use cudarc::driver::{CudaContext, sys};
 use crate::fake::{Group, NO_POOLS, fake};
 use crate::rig::{MODES, Rig, all_done, assert_gone, soon};
 use crate::support::{assert_same_batch, wide_batch};
+use crate::vendor::load;
 
 /// A context that is not the primary one.
 fn another_context(ordinal: i32) -> Arc<CudaContext> {
@@ -53,6 +54,10 @@ fn everything(rig: &Rig) {
 
 #[test]
 fn the_callers_context_stays_as_it_was() {
+    // Who has a context of its own has initialised the driver.
+    load();
+    // SAFETY: there are no flags.
+    assert_eq!(unsafe { sys::cuInit(0) } as i32, 0);
     for mode in MODES {
         for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
             let group = Group::open(2, mode);

@@ -35,6 +35,9 @@ fn another_context(place: &Place) -> Arc<CudaContext> {
         .iter()
         .find_map(|name| unsafe { Library::new(*name) }.ok());
     let library = library.expect("the driver");
+    // Who makes a context initialises the driver.
+    // SAFETY: there are no flags.
+    assert_eq!(unsafe { sys::cuInit(0) } as i32, 0);
     let (mut raw, mut device, before) = (null_mut(), 0, current());
     // SAFETY: the function has this type; creating pushes the context, which is taken off again, and
     // cudarc owns it from then on, and sets it.
