@@ -32,7 +32,7 @@ pub fn load(name: &str) -> Library {
 
 /// Calls a function of a library.
 macro_rules! call {
-    ($library:expr, $name:ident($($arg:expr => $type:ty),* $(,)?) -> $answer:ty) => {{
+    ($library:expr, $name:ident($($arg:expr => $type:ty),*) -> $answer:ty) => {{
         type Function = unsafe extern "C" fn($($type),*) -> $answer;
         // SAFETY: the function has this type.
         let function = unsafe { $library.get::<Function>(stringify!($name)) };

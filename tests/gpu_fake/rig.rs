@@ -1,4 +1,4 @@
-//! Devices on the stand-in driver.
+//! Devices on the stand-in driver. Nothing in this folder names a vendor: what differs is in `crate::vendor`.
 
 use arrow_device::{Device, Devices, ImportOptions};
 

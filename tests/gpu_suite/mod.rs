@@ -28,6 +28,7 @@ pub struct Place {
     /// Further devices.
     pub others: Vec<usize>,
     /// How much work is given to tests in which work must overlap.
+    #[allow(dead_code)] // not every vendor's tests launch kernels
     pub rows: usize,
     /// Of all cases of every type each `share`th is tested.
     pub share: usize,

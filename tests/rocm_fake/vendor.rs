@@ -144,10 +144,10 @@ pub fn memory_info(device: &Device) -> (usize, usize) {
 
 /// Queues a host function.
 pub fn launch_host(queue: &Queue, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
-    type Function = unsafe extern "C" fn(*mut c_void);
+    type HostFunction = unsafe extern "C" fn(*mut c_void);
     let stream = stream(queue);
     with_device(queue.device(), || {
-        let launched = hip!(hipLaunchHostFunc(stream => hipStream_t, f => Function,
+        let launched = hip!(hipLaunchHostFunc(stream => hipStream_t, f => HostFunction,
             data => *mut c_void) -> c_int);
         assert_eq!(launched, 0);
     });
