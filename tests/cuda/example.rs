@@ -2,7 +2,9 @@
 
 use arrow_device::{DeviceId, Devices};
 
-use crate::cuda_suite::{MEMORIES, everywhere, example};
+use crate::cuda_suite::example;
+use crate::gpu_suite::everywhere;
+use crate::vendor::MEMORIES;
 
 #[test]
 fn the_example_in_every_memory() {

@@ -9,7 +9,7 @@ use arrow_device::device::DevicePtr;
 use arrow_device::{DeviceBuffer, Devices, Error, SyncPolicy};
 
 use crate::cuda_suite::kernels::{fill_at, fill_kernel};
-use crate::cuda_suite::soon;
+use crate::gpu_suite::soon;
 use crate::places::{REQUIRE, STAND_IN, places};
 use crate::support::wide_batch;
 

@@ -8,7 +8,11 @@
 mod cuda_suite;
 mod example;
 mod failed;
+#[path = "../gpu_suite/mod.rs"]
+mod gpu_suite;
 mod places;
 mod skip;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../cuda_suite/vendor.rs"]
+mod vendor;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use arrow_device::{Devices, Error};
 use libloading::Library;
 
-use crate::cuda_suite::Place;
+use crate::gpu_suite::Place;
 
 /// What must be there: a list, separated by commas.
 pub const REQUIRE: &str = "ARROW_DEVICE_REQUIRE";

@@ -33,7 +33,7 @@ fn without_a_device_one_line_says_why() {
 #[test]
 fn without_a_device_that_is_required_the_tests_fail() {
     for list in ["cuda", "rocm, cuda", "cuda,sim"] {
-        let one = "cuda_suite::transfer::structs_out_and_in";
+        let one = "gpu_suite::transfer::structs_out_and_in";
         let output = without_devices(&[one, "--exact"], Some(list));
         assert!(!output.status.success(), "{list}");
         let both = [output.stdout, output.stderr].concat();

@@ -8,9 +8,10 @@ use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{DeviceRecordBatch, Error, Queue, SyncPolicy};
 use cudarc::driver::{CudaContext, sys};
 
-use crate::fake::{Group, LAZY, NO_POOLS, fake};
-use crate::rig::{MODES, Rig, assert_gone, soon};
+use crate::fake::{Group, NO_POOLS, fake};
+use crate::rig::{MODES, Rig, all_done, assert_gone, soon};
 use crate::support::{assert_same_batch, wide_batch};
+use crate::vendor::load;
 
 /// A context that is not the primary one.
 fn another_context(ordinal: i32) -> Arc<CudaContext> {
@@ -51,18 +52,12 @@ fn everything(rig: &Rig) {
     rig.trim();
 }
 
-/// As `Rig::assert_done`, for several of a group.
-#[track_caller]
-fn all_done(rigs: &[&Rig]) {
-    let done = soon(|| {
-        rigs.iter().for_each(|rig| rig.trim());
-        rigs.iter().all(|rig| rig.unclean().is_none())
-    });
-    assert!(done, "{:?}", rigs[0].unclean());
-}
-
 #[test]
 fn the_callers_context_stays_as_it_was() {
+    // Who has a context of its own has initialised the driver.
+    load();
+    // SAFETY: there are no flags.
+    assert_eq!(unsafe { sys::cuInit(0) } as i32, 0);
     for mode in MODES {
         for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
             let group = Group::open(2, mode);
@@ -193,68 +188,6 @@ fn memory_of_another_context() {
 }
 
 #[test]
-fn two_devices() {
-    for mode in MODES {
-        let group = Group::open(2, mode);
-        let rigs = [0, 1].map(|i| Rig::of(group, &CudaConfig::new(group.ordinal() + i)));
-        let batch = wide_batch(8, 1000);
-        let up = rigs[0].upload(&batch).unwrap();
-        let there = up.to_device(&rigs[1].device).unwrap();
-        drop(up);
-        assert_eq!(rigs[1].stats().host_waits, 0);
-        assert_eq!(rigs[0].stats().bytes_to_host, 0);
-        assert_same_batch(&batch, &there.to_host().unwrap(), "the other device");
-        drop(there);
-        all_done(&[&rigs[0], &rigs[1]]);
-        for rig in rigs {
-            drop(rig);
-        }
-        assert_gone(group);
-    }
-}
-
-/// A consumer releases on a thread that has nothing to do with CUDA.
-#[test]
-fn released_on_any_thread() {
-    for mode in MODES {
-        for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
-            let rig = Rig::with(mode, memory);
-            let batch = wide_batch(8, 300);
-            let exports: Vec<_> = (0..4)
-                .map(|_| {
-                    rig.upload(&batch)
-                        .unwrap()
-                        .export(SyncPolicy::Event)
-                        .unwrap()
-                })
-                .collect();
-            std::thread::scope(|scope| {
-                for (array, schema) in exports {
-                    scope.spawn(move || {
-                        drop((array, schema));
-                        assert!(current().is_null());
-                    });
-                }
-            });
-            rig.assert_done();
-            rig.end();
-        }
-    }
-}
-
-/// The last handle of a device, too.
-#[test]
-fn the_device_goes_on_another_thread() {
-    let rig = Rig::new(LAZY);
-    let group = rig.group;
-    let up = rig.upload(&wide_batch(4, 100)).unwrap();
-    rig.synchronize().unwrap();
-    drop(rig);
-    std::thread::spawn(move || drop(up)).join().unwrap();
-    assert_gone(group);
-}
-
-#[test]
 fn streams_that_are_given() {
     for mode in MODES {
         let rig = Rig::new(mode);
@@ -321,95 +254,6 @@ fn the_per_thread_stream_on_many_threads() {
     }
 }
 
-/// Between the pools of two devices the driver must be told both contexts.
-#[test]
-fn pools_of_two_devices() {
-    let group = Group::open(2, 0);
-    let rigs = [0, 1].map(|i| Rig::of(group, &CudaConfig::new(group.ordinal() + i)));
-    let batch = wide_batch(30, 50);
-    let up = rigs[0].upload(&batch).unwrap();
-    let before = group.calls("cuMemcpyPeerAsync");
-    let there = up.to_device(&rigs[1].device).unwrap();
-    assert!(group.calls("cuMemcpyPeerAsync") > before);
-    assert_same_batch(&batch, &there.to_host().unwrap(), "peers");
-    drop((up, there));
-    all_done(&[&rigs[0], &rigs[1]]);
-    drop(rigs);
-    assert_gone(group);
-}
-
-/// An array whose columns are in several kinds of memory goes to another device: each copy as its memory asks for.
-#[test]
-fn mixed_memory_to_another_device() {
-    for pinned_first in [true, false] {
-        let group = Group::open(2, 0);
-        let rigs = [0, 1].map(|i| Rig::of(group, &CudaConfig::new(group.ordinal() + i)));
-        let host = Rig::of(
-            group,
-            &CudaConfig::new(group.ordinal()).with_memory(CudaMemory::Host),
-        );
-        let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
-        let names = ["a", "b"];
-        let columns = names.map(|name| (name, column.clone()));
-        let batch = RecordBatch::try_from_iter(columns).unwrap();
-        let pinned = host.upload_array(&column).unwrap();
-        host.synchronize().unwrap();
-        let data = arrow_array::StructArray::from(batch.clone());
-        let data = arrow_array::Array::to_data(&data);
-        let mut foreign = crate::support_c::Foreign::new(&data, &rigs[0].device);
-        let child = usize::from(!pinned_first);
-        let address = pinned.buffer(1).unwrap().address().as_ptr();
-        foreign.set_buffer(&[child], 1, address.cast_const());
-        let imported = foreign.import_batch(&rigs[0].options).unwrap();
-        let there = imported.to_device(&rigs[1].device).unwrap();
-        assert_eq!(there.to_host().unwrap().columns(), batch.columns());
-        drop((imported, there, pinned));
-        for rig in &rigs {
-            rig.synchronize().unwrap();
-        }
-        assert!(soon(|| foreign.releases().0 == 3));
-        all_done(&[&rigs[0], &rigs[1], &host]);
-        drop((rigs, host));
-        assert_gone(group);
-    }
-}
-
-/// A code that a foreign event brings with it does not end the device.
-#[test]
-fn a_code_of_another_context() {
-    let rig = Rig::new(0);
-    let batch = wide_batch(4, 100);
-    for (call, code) in [
-        ("cuStreamWaitEvent", 709),
-        ("cuEventQuery", 700),
-        ("cuEventSynchronize", 201),
-        ("cuMemcpyAsync", 719),
-    ] {
-        let up = rig.upload(&batch).unwrap();
-        let queue = rig.new_queue().unwrap();
-        rig.group.fail(call, 1, code);
-        drop(
-            up.column(0)
-                .unwrap()
-                .buffer(1)
-                .map(|b| b.on(&queue).map(drop)),
-        );
-        let _ = up.to_host();
-        rig.group.clear();
-        let e = rig.synchronize();
-        assert!(e.is_ok(), "{call}: {e:?}");
-        assert_same_batch(&batch, &up.to_host().unwrap(), call);
-    }
-    let _ = rig.take_drop_error();
-    rig.assert_done();
-    // What cannot be asked now can be later.
-    rig.group.fail("cuCtxSynchronize", 1, 900);
-    let e = rig.synchronize().unwrap_err();
-    assert!(matches!(e, Error::Device { code: 900, .. }), "{e}");
-    rig.synchronize().unwrap();
-    rig.end();
-}
-
 /// Where the driver refuses on the way, a per-thread queue keeps its order.
 #[test]
 fn failures_of_a_per_thread_stream() {
@@ -449,30 +293,5 @@ fn failures_of_a_per_thread_stream() {
         // SAFETY: null: none; cudarc has made the context current.
         unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
         rig.end();
-    }
-}
-
-/// A driver that is going away is no error of a release.
-#[test]
-fn a_driver_that_shuts_down() {
-    for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
-        let rig = Rig::with(0, memory);
-        let up = rig.upload(&wide_batch(8, 300)).unwrap();
-        let (array, schema) = up.export(SyncPolicy::Event).unwrap();
-        rig.synchronize().unwrap();
-        rig.group.shut_down(true);
-        std::thread::spawn(move || drop((array, schema, up)))
-            .join()
-            .unwrap();
-        let e = rig.upload(&wide_batch(1, 10)).unwrap_err();
-        assert!(matches!(e, Error::Device { code: 4, .. }), "{e}");
-        rig.trim();
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        let error = rig.take_drop_error();
-        assert!(error.is_none(), "{error:?}");
-        let group = rig.group;
-        drop(rig);
-        soon(|| !group.report().contains("violation"));
-        assert!(!group.report().contains("violation"), "{}", group.report());
     }
 }

@@ -17,28 +17,37 @@ pub const NO_BATCH: u32 = 16;
 /// The library. It stays loaded.
 pub fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let name = "libcuda_fake.so";
-        // Beside the tests first: what an earlier `cargo build` left comes before it on the path.
-        let beside = std::env::current_exe().unwrap().with_file_name(name);
-        let path = if beside.exists() { beside } else { name.into() };
-        // SAFETY: it has no initialisers that do anything.
-        let library = unsafe { Library::new(path) };
-        library.expect("cargo has built the library")
-    })
+    LIBRARY.get_or_init(|| load("libcuda_fake.so"))
 }
 
-/// Calls a function of the library.
-macro_rules! fake {
-    ($name:ident($($arg:expr => $type:ty),*) -> $answer:ty) => {{
+/// Loads a library that cargo has built for the tests.
+pub fn load(name: &str) -> Library {
+    // Beside the tests first: what an earlier `cargo build` left comes before it on the path.
+    let beside = std::env::current_exe().unwrap().with_file_name(name);
+    let path = if beside.exists() { beside } else { name.into() };
+    // SAFETY: it has no initialisers that do anything.
+    let library = unsafe { Library::new(path) };
+    library.expect("cargo has built the library")
+}
+
+/// Calls a function of a library.
+macro_rules! call {
+    ($library:expr, $name:ident($($arg:expr => $type:ty),*) -> $answer:ty) => {{
         type Function = unsafe extern "C" fn($($type),*) -> $answer;
         // SAFETY: the function has this type.
-        let function = unsafe {
-            $crate::fake::library().get::<Function>(stringify!($name)).expect(stringify!($name))
-        };
+        let function = unsafe { $library.get::<Function>(stringify!($name)) };
+        let function = function.expect(stringify!($name));
         // SAFETY: pointers among the arguments are valid for the call.
         unsafe { function($($arg),*) }
     }};
+}
+pub(crate) use call;
+
+/// Calls a function of the stand-in.
+macro_rules! fake {
+    ($($call:tt)*) => {
+        $crate::fake::call!($crate::fake::library(), $($call)*)
+    };
 }
 pub(crate) use fake;
 
@@ -46,6 +55,7 @@ pub(crate) use fake;
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
     pub first: i32,
+    pub ordinals: i32,
 }
 
 impl Group {
@@ -57,7 +67,7 @@ impl Group {
     pub fn with_capacity(ordinals: i32, flags: u32, bytes: u64) -> Self {
         let first = fake!(fake_cuda_open(ordinals => i32, flags => u32, bytes => u64) -> i32);
         assert!(first >= 0, "no ordinals left");
-        Self { first }
+        Self { first, ordinals }
     }
 
     /// Gives the ordinals back, if no context is left. There are 256.

@@ -399,6 +399,7 @@ fn events_cross_ordinals_but_not_engines() {
     let event = recorded(first);
     let other = Bound::with_group(Group {
         first: bound.group.first + 1,
+        ordinals: 1,
     });
     let second = stream();
     assert_ne!(bound.ctx, other.ctx);

@@ -13,8 +13,10 @@ use arrow_schema::DataType;
 use cudarc::driver::{CudaContext, sys};
 use libloading::Library;
 
-use super::{MEMORIES, Place, everywhere};
+use crate::gpu_suite::hold::hold;
+use crate::gpu_suite::{Place, everywhere};
 use crate::support::{assert_same, assert_same_batch, wide_batch};
+use crate::vendor::MEMORIES;
 
 fn current() -> sys::CUcontext {
     let mut raw = null_mut();
@@ -33,6 +35,9 @@ fn another_context(place: &Place) -> Arc<CudaContext> {
         .iter()
         .find_map(|name| unsafe { Library::new(*name) }.ok());
     let library = library.expect("the driver");
+    // Who makes a context initialises the driver.
+    // SAFETY: there are no flags.
+    assert_eq!(unsafe { sys::cuInit(0) } as i32, 0);
     let (mut raw, mut device, before) = (null_mut(), 0, current());
     // SAFETY: the function has this type; creating pushes the context, which is taken off again, and
     // cudarc owns it from then on, and sets it.
@@ -197,7 +202,7 @@ fn events_are_adopted() {
         let sent = wide_batch(4, 100);
         device.upload(&sent).unwrap().wait().unwrap();
         device.synchronize().unwrap();
-        let mut held = super::hold::hold(&queue);
+        let mut held = hold(&queue);
         let event = stream.record_event(None).unwrap();
         let event = SyncEvent::from_cuda_event(&device, event).unwrap();
         assert!(!event.is_complete().unwrap());

@@ -13,7 +13,9 @@ use arrow_schema::DataType;
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 
-use super::{MEMORIES, everywhere, example};
+use super::example;
+use crate::gpu_suite::everywhere;
+use crate::vendor::MEMORIES;
 
 const ROUNDS: usize = 200;
 /// Rounds that are under way at once.

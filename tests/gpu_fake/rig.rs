@@ -1,11 +1,11 @@
-//! CUDA devices on the stand-in driver.
+//! Devices on the stand-in driver. Nothing in this folder names a vendor: what differs is in `crate::vendor`.
 
-use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{Device, Devices, ImportOptions};
 
-pub use crate::cuda_suite::hold::hold;
-pub use crate::cuda_suite::soon;
 use crate::fake::{Group, LAZY};
+pub use crate::gpu_suite::hold::hold;
+pub use crate::gpu_suite::soon;
+use crate::vendor::{Config, Memory, let_go, load};
 
 /// The ways in which the driver runs work.
 pub const MODES: [u32; 2] = [0, LAZY];
@@ -28,15 +28,16 @@ impl std::ops::Deref for Rig {
 impl Rig {
     /// Memory of the device itself.
     pub fn new(flags: u32) -> Self {
-        Self::with(flags, CudaMemory::Device)
+        Self::with(flags, Memory::Device)
     }
 
-    pub fn with(flags: u32, memory: CudaMemory) -> Self {
+    pub fn with(flags: u32, memory: Memory) -> Self {
         let group = Group::open(1, flags);
-        Self::of(group, &CudaConfig::new(group.ordinal()).with_memory(memory))
+        Self::of(group, &Config::new(group.ordinal()).with_memory(memory))
     }
 
-    pub fn of(group: Group, config: &CudaConfig) -> Self {
+    pub fn of(group: Group, config: &Config) -> Self {
+        load();
         let device = config.open().unwrap();
         let devices = Devices::new();
         devices.add(device.clone()).unwrap();
@@ -75,14 +76,28 @@ impl Rig {
     }
 }
 
+/// As [`Rig::assert_done`], for several of a group.
+#[track_caller]
+pub fn all_done(rigs: &[&Rig]) {
+    let done = soon(|| {
+        rigs.iter().for_each(|rig| rig.trim());
+        rigs.iter().all(|rig| rig.unclean().is_none())
+    });
+    assert!(done, "{:?}", rigs[0].unclean());
+}
+
 /// Nothing of a group is left, once the threads that free have done so.
 #[track_caller]
 pub fn assert_gone(group: Group) {
-    soon(|| {
-        group.drain();
-        group.report().is_empty()
-    });
+    soon(|| left(group).is_empty());
     group.assert_clean();
+}
+
+/// What a group still has when all devices were dropped.
+pub fn left(group: Group) -> String {
+    group.drain();
+    let_go(group);
+    group.report()
 }
 
 /// What a group has that a device does not keep, or did wrong, when all is done that was queued.

@@ -1,10 +1,9 @@
 //! Devices for the suite of streams.
 
-use arrow_device::cuda::CudaMemory;
-
 use crate::fake::{NO_BATCH, NO_POOLS};
 use crate::rig::{self, MODES, unclean};
 use crate::stream_suite::Rig;
+use crate::vendor::{MANAGED, Memory};
 
 pub fn rigs() -> Vec<Rig> {
     let open = |flags, memory| {
@@ -21,11 +20,11 @@ pub fn rigs() -> Vec<Rig> {
             failed: Box::new(move || group.clear() > 0),
         }
     };
-    let lazy = MODES.map(|mode| open(mode, CudaMemory::Device));
+    let lazy = MODES.map(|mode| open(mode, Memory::Device));
     let other = [
-        open(NO_POOLS | NO_BATCH, CudaMemory::Device),
-        open(0, CudaMemory::Host),
-        open(0, CudaMemory::Managed),
+        open(NO_POOLS | NO_BATCH, Memory::Device),
+        open(0, Memory::Host),
     ];
-    lazy.into_iter().chain(other).collect()
+    let managed = MANAGED.map(|memory| open(0, memory));
+    lazy.into_iter().chain(other).chain(managed).collect()
 }

@@ -1,17 +1,16 @@
 //! When there is no memory left.
 
-use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{DeviceBufferMut, Error};
 
 use super::everywhere;
 use crate::support::{assert_same_batch, wide_batch};
+use crate::vendor::{Config, Memory, memory_info};
 
 #[test]
 fn out_of_device_memory_is_an_error_and_not_the_end() {
     everywhere(|place| {
-        let device = place.open(CudaMemory::Device);
-        let context = device.as_cuda().unwrap().cuda_context().unwrap();
-        let (_, total) = context.mem_get_info().unwrap();
+        let device = place.open(Memory::Device);
+        let (_, total) = memory_info(&device);
         let queue = device.default_queue();
         let sent = wide_batch(8, 1000);
         let before = device.upload(&sent).unwrap();
@@ -52,11 +51,10 @@ fn out_of_device_memory_is_an_error_and_not_the_end() {
 fn kept_memory_is_not_in_the_way() {
     everywhere(|place| {
         let (one, two) = (
-            place.open(CudaMemory::Device),
-            CudaConfig::new(place.ordinal).open().unwrap(),
+            place.open(Memory::Device),
+            Config::new(place.ordinal).open().unwrap(),
         );
-        let context = two.as_cuda().unwrap().cuda_context().unwrap();
-        let (free, _) = context.mem_get_info().unwrap();
+        let (free, _) = memory_info(&two);
         let bytes = free / 8 * 5;
         drop(DeviceBufferMut::allocate(&one.default_queue(), bytes).unwrap());
         one.synchronize().unwrap();

@@ -1,15 +1,15 @@
 //! What an export of an import costs.
 
-use arrow_device::cuda::CudaMemory;
 use arrow_device::{DeviceRecordBatch, ExportOptions, SyncPolicy, TransferStats};
 
 use crate::rig::{MODES, Rig};
 use crate::support::{assert_same_batch, wide_batch};
+use crate::vendor::MEMORIES;
 
 /// What was imported goes out again for nothing, whatever memory it is.
 #[test]
 fn exports_again() {
-    for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
+    for memory in MEMORIES {
         for mode in MODES {
             let rig = Rig::with(mode, memory);
             let source = wide_batch(100, 50);

@@ -1,19 +1,19 @@
 //! Values survive the way to a device and back, by copies, structs and streams.
 
 use arrow_array::{RecordBatch, RecordBatchIterator, RecordBatchReader};
-use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{
     DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions,
     FFI_ArrowDeviceArrayStream, SyncPolicy, export_reader,
 };
 
-use super::{MEMORIES, Opened, everywhere};
+use super::{Opened, everywhere};
 use crate::support::{
     Nulls, all_types, assert_same, assert_same_batch, batch, boolean_with_tight_nulls, cases,
     wide_batch,
 };
+use crate::vendor::{Config, MEMORIES, Memory};
 
-fn every_type(memory: CudaMemory) {
+pub fn every_type(memory: Memory) {
     everywhere(|place| {
         let device = place.open(memory);
         let tight = ("tight nulls".to_owned(), boolean_with_tight_nulls());
@@ -42,17 +42,12 @@ fn every_type(memory: CudaMemory) {
 
 #[test]
 fn every_type_in_device_memory() {
-    every_type(CudaMemory::Device);
+    every_type(Memory::Device);
 }
 
 #[test]
 fn every_type_in_page_locked_memory() {
-    every_type(CudaMemory::Host);
-}
-
-#[test]
-fn every_type_in_managed_memory() {
-    every_type(CudaMemory::Managed);
+    every_type(Memory::Host);
 }
 
 /// One column of each type.
@@ -118,7 +113,7 @@ fn between_devices_and_kinds_of_memory() {
         for ordinal in ordinals {
             for to in MEMORIES {
                 for from in MEMORIES {
-                    let config = CudaConfig::new(ordinal).with_memory(to);
+                    let config = Config::new(ordinal).with_memory(to);
                     let (one, two) = (place.open(from), place.open_with(&config));
                     let there = one.upload(&sent).unwrap().to_device(&two).unwrap();
                     let back = there.slice(5, 190).unwrap().to_device(&one).unwrap();
@@ -183,7 +178,7 @@ fn streams_of_a_hundred_batches_out_and_in() {
 fn a_stream_that_is_read_ahead() {
     everywhere(|place| {
         let sent = many(100);
-        let device = place.open(CudaMemory::Device);
+        let device = place.open(Memory::Device);
         let stream = export_reader(reader(&sent), &device).unwrap();
         let ahead: Vec<_> = open(stream, &device).map(|batch| batch.unwrap()).collect();
         for (i, batch) in ahead.into_iter().enumerate().rev() {

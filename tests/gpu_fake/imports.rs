@@ -4,102 +4,18 @@ use std::ffi::c_void;
 use std::ptr;
 
 use arrow_array::{Array, ArrayRef, Int32Array, StringViewArray};
-use arrow_device::cuda::{CudaConfig, CudaMemory};
-use arrow_device::{Device, DeviceArray, Error};
-use cudarc::driver::sys;
+use arrow_device::{DeviceArray, Devices, Error};
 
-use crate::fake::{Group, NO_CONCURRENT_MANAGED, fake};
+use crate::block::Block;
+use crate::fake::{Group, NO_CONCURRENT_MANAGED};
+use crate::gpu_suite::host_memories;
 use crate::rig::{MODES, Rig};
 use crate::support::assert_same;
 use crate::support_c::Foreign;
+use crate::vendor::{self, Config, MEMORY_NAMES, Memory, NAME, error_text};
 
 fn ints() -> Int32Array {
     (0..100).map(|i| (i % 3 != 0).then_some(i)).collect()
-}
-
-/// Memory of the driver, freed in the end.
-struct Block {
-    ptr: *mut c_void,
-    ordinal: i32,
-    pinned: bool,
-}
-
-impl Block {
-    /// What `allocate` writes. The primary context is kept as long as the memory.
-    fn new(ordinal: i32, pinned: bool, allocate: impl FnOnce(&mut *mut c_void) -> i32) -> Self {
-        let (mut ptr, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: released in `drop`.
-        let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, ordinal) };
-        assert_eq!(retained as i32, 0);
-        with_context(ordinal, || assert_eq!(allocate(&mut ptr), 0));
-        Self {
-            ptr,
-            ordinal,
-            pinned,
-        }
-    }
-
-    fn device(ordinal: i32, bytes: usize) -> Self {
-        Self::new(
-            ordinal,
-            false,
-            |ptr| fake!(cuMemAlloc_v2(ptr => &mut *mut c_void, bytes => usize) -> i32),
-        )
-    }
-
-    fn managed(ordinal: i32, bytes: usize) -> Self {
-        Self::new(
-            ordinal,
-            false,
-            |ptr| fake!(cuMemAllocManaged(ptr => &mut *mut c_void, bytes => usize, 1 => u32) -> i32),
-        )
-    }
-
-    fn pinned(ordinal: i32, bytes: usize) -> Self {
-        Self::new(
-            ordinal,
-            true,
-            |ptr| fake!(cuMemHostAlloc(ptr => &mut *mut c_void, bytes => usize, 1 => u32) -> i32),
-        )
-    }
-
-    /// Fills memory that the host can write.
-    fn with<T: Copy>(self, values: &[T]) -> Self {
-        // SAFETY: the tests allocate enough, and use host memory.
-        unsafe {
-            ptr::copy_nonoverlapping(values.as_ptr(), self.ptr.cast(), values.len());
-        }
-        self
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        with_context(self.ordinal, || {
-            let code = match self.pinned {
-                true => fake!(cuMemFreeHost(self.ptr => *mut c_void) -> i32),
-                false => fake!(cuMemFree_v2(self.ptr => *mut c_void) -> i32),
-            };
-            assert_eq!(code, 0);
-        });
-        // SAFETY: retained in `new`.
-        let released = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.ordinal) };
-        assert_eq!(released as i32, 0);
-    }
-}
-
-/// Runs calls of the driver in a device's primary context.
-fn with_context(ordinal: i32, calls: impl FnOnce()) {
-    let (mut context, mut popped) = (ptr::null_mut(), ptr::null_mut());
-    // SAFETY: retained and released here.
-    unsafe {
-        let retained = sys::cuDevicePrimaryCtxRetain(&raw mut context, ordinal);
-        assert_eq!(retained as i32, 0);
-        assert_eq!(sys::cuCtxPushCurrent_v2(context) as i32, 0);
-        calls();
-        assert_eq!(sys::cuCtxPopCurrent_v2(&raw mut popped) as i32, 0);
-        assert_eq!(sys::cuDevicePrimaryCtxRelease_v2(ordinal) as i32, 0);
-    }
 }
 
 /// The array with its values at `values`.
@@ -130,7 +46,7 @@ fn accepted(rig: &Rig, mut foreign: Foreign) {
 fn device_memory_is_the_claimed_devices() {
     for mode in MODES {
         let group = Group::open(2, mode);
-        let rig = Rig::of(group, &CudaConfig::new(group.ordinal()));
+        let rig = Rig::of(group, &Config::new(group.ordinal()));
         accepted(&rig, Foreign::new(&ints().to_data(), &rig.device));
         let values = ints().values().to_vec();
 
@@ -144,11 +60,11 @@ fn device_memory_is_the_claimed_devices() {
         );
         let other = Block::device(group.first + 1, 400);
         refused(&rig, moved(&rig, other.ptr), "array.buffers[1]");
-        let text = format!("it is memory of CUDA device {}", group.first + 1);
+        let text = format!("it is memory of {NAME} device {}", group.first + 1);
         refused(&rig, moved(&rig, other.ptr), &text);
         drop(other);
         // Memory of a pool belongs to no context, but to a device.
-        let neighbour = Rig::of(group, &CudaConfig::new(group.ordinal() + 1));
+        let neighbour = Rig::of(group, &Config::new(group.ordinal() + 1));
         let there = neighbour.upload_array(&ints()).unwrap();
         let address = there.buffer(1).unwrap().address().as_ptr();
         refused(&rig, moved(&rig, address), "array.buffers[1]");
@@ -176,7 +92,7 @@ fn device_memory_is_the_claimed_devices() {
 
 #[test]
 fn what_the_host_is_to_read_it_can() {
-    for memory in [CudaMemory::Host, CudaMemory::Managed] {
+    for memory in host_memories() {
         let rig = Rig::with(0, memory);
         accepted(&rig, Foreign::new(&ints().to_data(), &rig.device));
         let values = ints().values().to_vec();
@@ -268,7 +184,7 @@ fn events() {
         let imported = array.import(&rig.options).unwrap();
         let e = imported.to_host().unwrap_err();
         assert!(matches!(e, Error::Device { code: 400, .. }), "{e}");
-        assert!(e.to_string().contains("CUDA_ERROR_INVALID_HANDLE"), "{e}");
+        assert!(e.to_string().contains(error_text(400)), "{e}");
         drop(imported);
         rig.synchronize().unwrap();
         assert!(crate::rig::soon(|| array.releases() == (1, 1)));
@@ -307,7 +223,7 @@ fn the_queue_waits_and_not_the_host() {
 /// Managed memory under the name of host memory, where the host must not read it.
 #[test]
 fn managed_memory_as_host_memory() {
-    let rig = Rig::with(NO_CONCURRENT_MANAGED, CudaMemory::Host);
+    let rig = Rig::with(NO_CONCURRENT_MANAGED, Memory::Host);
     let managed = Block::managed(rig.group.first, 400).with(ints().values());
     refused(
         &rig,
@@ -315,21 +231,6 @@ fn managed_memory_as_host_memory() {
         "managed memory, which the host must not read",
     );
     drop(managed);
-    rig.assert_done();
-    rig.end();
-}
-
-/// Where the host must not touch managed memory it is copied.
-#[test]
-fn managed_memory_without_concurrent_access_is_copied() {
-    let rig = Rig::with(NO_CONCURRENT_MANAGED, CudaMemory::Managed);
-    assert!(!rig.is_host_readable());
-    let up = rig.upload_array(&ints()).unwrap();
-    assert!(up.buffer(1).unwrap().into_host().is_err());
-    let before = rig.stats();
-    assert_same(&ints(), &up.to_host().unwrap(), "managed");
-    assert!(rig.stats().since(&before).bytes_to_host > 0);
-    drop(up);
     rig.assert_done();
     rig.end();
 }
@@ -346,17 +247,15 @@ fn export(
 /// A device that an import is told of must be there.
 #[test]
 fn devices_that_are_not_there() {
-    let _ = crate::fake::library();
-    for (name, expected) in [
-        ("cuda:999", "CUDA devices, 0 to"),
-        ("cuda-host:999", "CUDA devices, 0 to"),
-        ("cuda-managed:999", "CUDA devices, 0 to"),
-    ] {
-        let e = arrow_device::Devices::open(name).unwrap_err();
+    vendor::load();
+    for name in MEMORY_NAMES {
+        let name = format!("{name}:999");
+        let e = Devices::open(&name).unwrap_err();
         assert!(matches!(e, Error::DeviceNotAvailable { .. }), "{e:?}");
-        assert!(e.to_string().contains(expected), "{e}");
-        assert!(e.to_string().contains(name), "{e}");
+        let expected = format!("{NAME} devices, 0 to");
+        assert!(e.to_string().contains(&expected), "{e}");
+        assert!(e.to_string().contains(&name), "{e}");
     }
-    let cpu: Device = arrow_device::Devices::cpu();
-    assert!(matches!(cpu.as_cuda(), Err(Error::NotSupported { .. })));
+    let cpu = vendor::backend(&Devices::cpu());
+    assert!(matches!(cpu, Err(Error::NotSupported { .. })));
 }

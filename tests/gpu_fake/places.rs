@@ -1,10 +1,12 @@
-//! Devices for the suite that the real driver goes through too.
+//! Devices for the suite that real ones go through too.
 
-use crate::cuda_suite::Place;
 use crate::fake::Group;
-use crate::rig::MODES;
+use crate::gpu_suite::Place;
+use crate::rig::{MODES, left};
+use crate::vendor::load;
 
 pub fn places() -> Vec<Place> {
+    load();
     let place = |flags| {
         let group = Group::with_capacity(3, flags, 256 << 20);
         let first = group.ordinal();
@@ -15,8 +17,7 @@ pub fn places() -> Vec<Place> {
             // The simulated device's own tests go through all of them. Prime: other cases for each type.
             share: 5,
             unclean: Box::new(move || {
-                group.drain();
-                let report = group.report();
+                let report = left(group);
                 if !report.is_empty() {
                     return Some(report);
                 }

@@ -1,12 +1,12 @@
-//! Host functions on a queue's stream.
+//! Keeping a queue's stream busy.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex};
 
 use arrow_device::Queue;
 use arrow_device::conformance::Hold;
-use arrow_device::cuda::CudaQueue;
-use cudarc::driver::sys;
+
+use crate::vendor::launch_host;
 
 /// Something that a stream's work waits at until it is opened.
 #[derive(Default)]
@@ -15,7 +15,7 @@ struct Gate {
     opened: Condvar,
 }
 
-/// Keeps a queue's stream busy with a host function.
+/// Keeps it busy with a host function.
 pub fn hold(queue: &Queue) -> Hold {
     unsafe extern "C" fn pass(gate: *mut c_void) {
         // SAFETY: the reference that `hold` gave away.
@@ -30,18 +30,4 @@ pub fn hold(queue: &Queue) -> Hold {
         *gate.open.lock().unwrap() = true;
         gate.opened.notify_all();
     })
-}
-
-/// Queues a host function.
-pub fn launch_host(queue: &Queue, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
-    let stream = queue.raw().as_any().downcast_ref::<CudaQueue>().unwrap();
-    let context = queue.device().as_cuda().unwrap().cu_context();
-    let mut popped = std::ptr::null_mut();
-    // SAFETY: context and stream live; the callers' functions take their data once.
-    unsafe {
-        assert_eq!(sys::cuCtxPushCurrent_v2(context) as i32, 0);
-        let launched = sys::cuLaunchHostFunc(stream.cu_stream(), Some(f), data);
-        assert_eq!(sys::cuCtxPopCurrent_v2(&raw mut popped) as i32, 0);
-        assert_eq!(launched as i32, 0);
-    }
 }

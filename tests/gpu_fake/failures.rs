@@ -5,17 +5,17 @@ use std::process::Command;
 use std::sync::Arc;
 
 use arrow_array::{Int64Array, RecordBatch};
-use arrow_device::cuda::{CudaConfig, CudaMemory, device_count};
 use arrow_device::{
     DeviceBufferMut, DeviceRecordBatch, Devices, Error, Result, SyncPolicy, check_for_cudf,
 };
-use cudarc::driver::{LaunchConfig, sys};
-use cudarc::nvrtc::Ptx;
 
 use crate::fake::{Group, LAZY, NO_BATCH, NO_CONCURRENT_MANAGED, NO_POOLS};
 use crate::rig::{Rig, soon};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
+use crate::vendor::{
+    self, CALLS, Config, MANAGED, MEMORIES, MEMORY_NAMES, Memory, error_text, operation,
+};
 
 /// Codes of the driver: an unknown one is none of ours to interpret.
 const CODES: [i32; 3] = [1, 2, 12345];
@@ -36,7 +36,7 @@ fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<()>) {
             match result {
                 Err(Error::OutOfMemory { operation, .. }) => {
                     assert!(
-                        code == 2 && operation.starts_with("cu"),
+                        code == 2 && operation.starts_with(CALLS),
                         "{name}: {operation}"
                     );
                 }
@@ -47,13 +47,8 @@ fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<()>) {
                     device,
                 }) => {
                     assert_eq!((got, device), (code, rig.id()), "{name}");
-                    assert!(operation.starts_with("cu"), "{name}: {operation}");
-                    let text = match code {
-                        12345 => "does not name",
-                        2 => "CUDA_ERROR_OUT_OF_MEMORY",
-                        _ => "CUDA_ERROR_INVALID_VALUE",
-                    };
-                    assert!(message.contains(text), "{name}: {message}");
+                    assert!(operation.starts_with(CALLS), "{name}: {operation}");
+                    assert!(message.contains(error_text(code)), "{name}: {message}");
                     failed += 1;
                 }
                 Err(Error::InvalidInput { message, .. }) => {
@@ -86,14 +81,14 @@ fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<()>) {
 
 #[test]
 fn every_call_fails_once() {
-    for (flags, memory) in [
-        (0, CudaMemory::Device),
-        (LAZY | NO_BATCH, CudaMemory::Device),
-        (NO_POOLS, CudaMemory::Device),
-        (0, CudaMemory::Host),
-        (0, CudaMemory::Managed),
-        (NO_CONCURRENT_MANAGED, CudaMemory::Managed),
-    ] {
+    let managed = MANAGED.map(|memory| [(0, memory), (NO_CONCURRENT_MANAGED, memory)]);
+    let others = [
+        (0, Memory::Device),
+        (LAZY | NO_BATCH, Memory::Device),
+        (NO_POOLS, Memory::Device),
+        (0, Memory::Host),
+    ];
+    for (flags, memory) in others.into_iter().chain(managed.into_iter().flatten()) {
         let rig = Rig::with(flags, memory);
         let batch = batch();
         fail_everywhere(&rig, "up and down", || {
@@ -133,9 +128,10 @@ fn every_call_fails_once() {
 /// Opening a device, and every failure on the way.
 #[test]
 fn opening_fails() {
-    for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
+    vendor::load();
+    for memory in MEMORIES {
         let group = Group::open(1, 0);
-        let config = CudaConfig::new(group.ordinal()).with_memory(memory);
+        let config = Config::new(group.ordinal()).with_memory(memory);
         for n in 1.. {
             group.fail("*", n, 1);
             let opened = config.open();
@@ -170,27 +166,12 @@ fn a_failed_kernel() {
         let up = rig.upload(&held).unwrap();
         let (array, schema) = up.export(SyncPolicy::Event).unwrap();
         drop(held);
-        {
-            let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
-            let module = context.load_module(Ptx::from_src(".entry fail(")).unwrap();
-            let fail = module.load_function("fail").unwrap();
-            let default = rig.default_queue();
-            let stream = default.cuda_stream().unwrap();
-            // SAFETY: it has no parameters.
-            unsafe {
-                stream
-                    .launch_builder(&fail)
-                    .launch(LaunchConfig::for_num_elems(1))
-            }
-            .unwrap();
-            // SAFETY: null: none; cudarc has made the context current.
-            unsafe { assert_eq!(sys::cuCtxSetCurrent(std::ptr::null_mut()) as i32, 0) };
-        }
+        vendor::launch_failing(&rig.default_queue());
         let e = rig.synchronize().unwrap_err();
         let text = e.to_string();
         assert!(matches!(e, Error::Device { code: 719, .. }), "{e}");
         for part in [
-            "CUDA_ERROR_LAUNCH_FAILED",
+            error_text(719),
             "cannot be used any more",
             &rig.device.to_string(),
         ] {
@@ -214,7 +195,10 @@ fn a_failed_kernel() {
         rig.trim();
         drop(rig);
         assert!(
-            soon(|| group.live("contexts") == 0 && group.live("pinned") == 0),
+            soon(|| {
+                vendor::let_go(group);
+                group.live("contexts") == 0 && group.live("pinned") == 0
+            }),
             "{}",
             group.report()
         );
@@ -240,7 +224,7 @@ fn views_on_a_failed_device() {
     rig.group.break_with(700);
     let e = imported.to_host().unwrap_err();
     assert!(
-        e.to_string().contains("700") || e.to_string().contains("ILLEGAL_ADDRESS"),
+        e.to_string().contains("700") || e.to_string().contains(error_text(700)),
         "{e}"
     );
     drop((imported, lengths));
@@ -252,11 +236,15 @@ fn views_on_a_failed_device() {
 fn a_device_that_could_not_be_opened_yet() {
     let group = Group::open(1, 0);
     let devices = Devices::new();
-    arrow_device::cuda::register(&devices);
-    let id = format!("cuda:{}", group.first).parse().unwrap();
+    vendor::load();
+    vendor::register(&devices);
+    let id = format!("{}:{}", MEMORY_NAMES[0], group.first)
+        .parse()
+        .unwrap();
     group.fail("cuDevicePrimaryCtxRetain", 1, 2);
     let e = devices.get(id).unwrap_err();
-    assert!(e.to_string().contains("cuDevicePrimaryCtxRetain"), "{e}");
+    let call = operation("cuDevicePrimaryCtxRetain");
+    assert!(e.to_string().contains(call), "{e}");
     assert_eq!(devices.get(id).unwrap().id(), id);
     drop(devices);
     crate::rig::assert_gone(group);
@@ -265,13 +253,13 @@ fn a_device_that_could_not_be_opened_yet() {
 #[test]
 fn out_of_device_memory() {
     let group = Group::with_capacity(1, 0, 4 << 20);
-    let rig = Rig::of(group, &CudaConfig::new(group.ordinal()));
+    let rig = Rig::of(group, &Config::new(group.ordinal()));
     let large = wide_batch(20, 100_000);
     let e = rig.upload(&large).unwrap_err();
     assert!(matches!(e, Error::OutOfMemory { .. }), "{e}");
     let text = e.to_string();
     assert!(
-        text.contains("cuMemAllocFromPoolAsync") && text.contains("bytes"),
+        text.contains(operation("cuMemAllocFromPoolAsync")) && text.contains("bytes"),
         "{text}"
     );
     let small = wide_batch(5, 10);
@@ -288,21 +276,20 @@ fn out_of_device_memory() {
 #[test]
 fn no_device() {
     if std::env::var_os("FAKE_CUDA_INIT").is_some() {
-        let _ = crate::fake::library();
-        for name in ["cuda:0", "cuda-host:0", "cuda-managed:0"] {
+        vendor::load();
+        for name in MEMORY_NAMES {
+            let name = &format!("{name}:0");
             let e = Devices::open(name).unwrap_err();
             assert!(matches!(e, Error::DeviceNotAvailable { .. }), "{e:?}");
             let text = e.to_string();
-            for part in [name, "cuInit", "CUDA_ERROR_NO_DEVICE", "code 100"] {
+            for part in [name, operation("cuInit"), error_text(100), "code 100"] {
                 assert!(text.contains(part), "{text} lacks {part}");
             }
         }
-        assert!(device_count().unwrap_err().to_string().contains("cuInit"));
+        let e = vendor::device_count().unwrap_err();
+        assert!(e.to_string().contains(operation("cuInit")), "{e}");
         let e = Devices::gpu().unwrap_err().to_string();
-        assert!(
-            e.contains("no GPU") && e.contains("CUDA_ERROR_NO_DEVICE"),
-            "{e}"
-        );
+        assert!(e.contains("no GPU") && e.contains(error_text(100)), "{e}");
         return;
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -313,7 +300,8 @@ fn no_device() {
         output.status.success() && text.contains("1 passed"),
         "{text}"
     );
-    assert_eq!(device_count().unwrap(), 256);
+    vendor::load();
+    assert_eq!(vendor::device_count().unwrap(), 256);
 }
 
 /// Page-locked memory without a backend is host memory still.
@@ -322,9 +310,9 @@ fn page_locked_memory_without_a_device() {
     let array = Int64Array::from_iter_values(0..100);
     let cpu = Devices::cpu();
     let mut foreign = Foreign::new(&arrow_array::Array::to_data(&array), &cpu);
-    foreign.device_array.device_type = 3;
+    foreign.device_array.device_type = Memory::Host.device_type().value();
     foreign.device_array.device_id = 999;
-    let _ = crate::fake::library();
+    vendor::load();
     let imported = foreign
         .import(&arrow_device::ImportOptions::default())
         .unwrap();

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatchIterator};
 use arrow_buffer::Buffer;
-use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{DeviceBufferMut, DeviceRecordBatchReader, UploadingReader};
 
+use crate::block::Block;
 use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS};
+use crate::gpu_suite::host_memories;
 use crate::rig::{MODES, Rig, assert_gone, hold, soon};
 use crate::support::{assert_same_batch, wide_batch};
+use crate::vendor::{Config, MANAGED, MEMORIES, Memory, operation};
 
 fn longs(rows: usize) -> Int64Array {
     (0..rows as i64).collect()
@@ -153,7 +155,7 @@ fn lists_that_are_refused() {
 /// Only what is asked for: no managed memory elsewhere.
 #[test]
 fn managed_memory_is_not_used_unasked() {
-    for memory in [CudaMemory::Device, CudaMemory::Host] {
+    for memory in [Memory::Device, Memory::Host] {
         let rig = Rig::with(0, memory);
         let batch = wide_batch(10, 1000);
         assert_same_batch(
@@ -179,18 +181,10 @@ fn page_locked_sources() {
         }
         let ours = Int64Array::new(slab.into_buffer().into(), None);
 
-        let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
-        // SAFETY: written below, before it is read.
-        let mut theirs = unsafe { context.alloc_pinned_with_flags::<i64>(rows, 1) }.unwrap();
-        for (i, value) in theirs.as_mut_slice().unwrap().iter_mut().enumerate() {
-            *value = i as i64;
-        }
-        let ptr = std::ptr::NonNull::new(theirs.as_mut_ptr().unwrap().cast::<u8>()).unwrap();
+        let theirs = Block::pinned(rig.group.first, bytes).with(longs(rows).values());
+        let ptr = std::ptr::NonNull::new(theirs.ptr.cast()).unwrap();
         // SAFETY: the buffer keeps the memory, which nobody writes any more.
-        let buffer = unsafe {
-            let owner = Arc::new(std::panic::AssertUnwindSafe(theirs));
-            Buffer::from_custom_allocation(ptr, bytes, owner)
-        };
+        let buffer = unsafe { Buffer::from_custom_allocation(ptr, bytes, Arc::new(theirs)) };
         let theirs = Int64Array::new(buffer.into(), None);
 
         for (column, queries) in [(&ours, 0), (&theirs, 2), (&theirs, 0)] {
@@ -212,18 +206,10 @@ fn page_locked_sources() {
         let before = rig.stats();
         drop(rig.upload_array(&longs(rows)).unwrap());
         assert!(rig.stats().since(&before).host_copied_bytes as usize >= bytes);
-        drop((ours, theirs, context));
-        unset_context();
+        drop((ours, theirs));
         rig.assert_done();
         rig.end();
     }
-}
-
-/// cudarc has made a context current on this thread.
-fn unset_context() {
-    // SAFETY: null: none.
-    let code = unsafe { cudarc::driver::sys::cuCtxSetCurrent(std::ptr::null_mut()) };
-    assert_eq!(code as i32, 0);
 }
 
 /// Beyond the limit, and where the driver has no more, ordinary memory serves.
@@ -232,7 +218,7 @@ fn page_locked_memory_is_bounded() {
     let batch = wide_batch(20, 3000);
     for limit in [0, 100_000] {
         let group = Group::open(1, 0);
-        let config = CudaConfig::new(group.ordinal()).with_page_locked_limit(limit);
+        let config = Config::new(group.ordinal()).with_page_locked_limit(limit);
         let rig = Rig::of(group, &config);
         let kept: Vec<_> = (0..4)
             .map(|_| rig.upload(&batch).unwrap().to_host().unwrap())
@@ -267,11 +253,11 @@ fn page_locked_memory_is_bounded() {
 /// Page-locked and managed arrays are arrow arrays without a copy, and are not freed in a drop.
 #[test]
 fn host_readable_memory_becomes_arrow_memory() {
-    for memory in [CudaMemory::Host, CudaMemory::Managed] {
+    for memory in host_memories() {
         for mode in MODES {
             let rig = Rig::with(mode, memory);
             let live = match memory {
-                CudaMemory::Host => "pinned",
+                Memory::Host => "pinned",
                 _ => "managed",
             };
             let column = longs(1000);
@@ -319,11 +305,9 @@ fn host_readable_memory_becomes_arrow_memory() {
 /// A block that a queue still uses is not given to another one.
 #[test]
 fn blocks_are_used_again_in_order() {
-    for (flags, memory) in [
-        (0, CudaMemory::Host),
-        (0, CudaMemory::Managed),
-        (NO_POOLS, CudaMemory::Device),
-    ] {
+    let managed = MANAGED.map(|memory| (0, memory));
+    let others = [(0, Memory::Host), (NO_POOLS, Memory::Device)];
+    for (flags, memory) in others.into_iter().chain(managed) {
         let rig = Rig::with(flags, memory);
         let (one, two) = (rig.new_queue().unwrap(), rig.new_queue().unwrap());
         let held = hold(&one);
@@ -347,9 +331,9 @@ fn blocks_are_used_again_in_order() {
 /// What is kept is freed where memory runs out, and on `trim`.
 #[test]
 fn memory_that_is_kept_makes_room() {
-    for (flags, memory) in [(0, CudaMemory::Device), (NO_POOLS, CudaMemory::Device)] {
+    for (flags, memory) in [(0, Memory::Device), (NO_POOLS, Memory::Device)] {
         let group = Group::with_capacity(1, flags, 8 << 20);
-        let rig = Rig::of(group, &CudaConfig::new(group.ordinal()).with_memory(memory));
+        let rig = Rig::of(group, &Config::new(group.ordinal()).with_memory(memory));
         let queue = rig.default_queue();
         drop(DeviceBufferMut::allocate(&queue, 5 << 20).unwrap());
         rig.synchronize().unwrap();
@@ -360,7 +344,7 @@ fn memory_that_is_kept_makes_room() {
             matches!(e, arrow_device::Error::OutOfMemory { bytes, .. } if bytes == 6 << 20),
             "{e}"
         );
-        assert!(e.to_string().contains("cuMemAlloc"), "{e}");
+        assert!(e.to_string().contains(operation("cuMemAlloc")), "{e}");
         drop(large);
         rig.synchronize().unwrap();
         drop(DeviceBufferMut::allocate(&queue, 6 << 20).unwrap());
@@ -377,7 +361,7 @@ fn memory_that_is_kept_makes_room() {
 /// Uploads do not wait, whatever memory their source is.
 #[test]
 fn uploads_do_not_wait() {
-    for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
+    for memory in MEMORIES {
         let rig = Rig::with(0, memory);
         let queue = rig.new_queue().unwrap();
         let held = hold(&queue);
@@ -401,8 +385,8 @@ fn uploads_do_not_wait() {
 #[test]
 fn a_copy_out_of_page_locked_memory_that_is_not_ready() {
     let group = Group::open(1, LAZY);
-    let [from, to] = [CudaMemory::Host, CudaMemory::Device]
-        .map(|memory| Rig::of(group, &CudaConfig::new(group.ordinal()).with_memory(memory)));
+    let [from, to] = [Memory::Host, Memory::Device]
+        .map(|memory| Rig::of(group, &Config::new(group.ordinal()).with_memory(memory)));
     let batch = wide_batch(8, 300);
     let up = from.upload(&batch).unwrap();
     assert!(!up.is_ready().unwrap());

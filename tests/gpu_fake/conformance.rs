@@ -1,0 +1,53 @@
+//! The conformance suite, for each kind of memory and way of the driver.
+
+use arrow_device::conformance::{Subject, run};
+
+use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS, PAGEABLE_EAGER};
+use crate::rig::{Rig, assert_gone, hold, unclean};
+use crate::vendor::{Config, Memory};
+
+pub fn suite(flags: u32, memory: Memory) {
+    let group = Group::open(4, flags);
+    let open = move |i: usize| {
+        let config = Config::new(group.ordinal() + i).with_memory(memory);
+        Rig::of(group, &config).device
+    };
+    let next = std::cell::Cell::new(0);
+    let subject = Subject::new(open(0))
+        .with_another(move || {
+            next.set(next.get() % 3 + 1);
+            open(next.get())
+        })
+        .with_hold(hold)
+        .with_balance(move || match unclean(group) {
+            None => Ok(()),
+            Some(text) => Err(text),
+        });
+    run(&subject);
+    drop(subject);
+    assert_gone(group);
+}
+
+#[test]
+fn device_memory() {
+    suite(0, Memory::Device);
+    suite(PAGEABLE_EAGER | NO_BATCH, Memory::Device);
+}
+
+#[test]
+fn device_memory_and_a_lazy_driver() {
+    suite(LAZY, Memory::Device);
+    suite(LAZY | PAGEABLE_EAGER | NO_BATCH, Memory::Device);
+}
+
+#[test]
+fn device_memory_without_pools() {
+    suite(NO_POOLS, Memory::Device);
+    suite(NO_POOLS | LAZY, Memory::Device);
+}
+
+#[test]
+fn page_locked_memory() {
+    suite(0, Memory::Host);
+    suite(LAZY, Memory::Host);
+}

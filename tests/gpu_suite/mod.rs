@@ -1,0 +1,113 @@
+//! What must hold on every GPU, whoever made it and whether it is a real one or a stand-in. The program
+//! that includes this says whose devices they are (`crate::vendor`) and where (`crate::places`).
+
+use std::any::Any;
+use std::ops::Deref;
+use std::time::{Duration, Instant};
+
+use arrow_device::{Device, Devices, ImportOptions};
+
+use crate::vendor::{Config, MEMORIES, Memory, unset_context};
+
+pub mod conformance;
+pub mod foreign;
+pub mod hold;
+mod memory;
+pub mod transfer;
+
+/// The kinds of memory that the host reads too.
+pub fn host_memories() -> impl Iterator<Item = Memory> {
+    MEMORIES
+        .into_iter()
+        .filter(|memory| *memory != Memory::Device)
+}
+
+/// Devices to test on.
+pub struct Place {
+    pub ordinal: usize,
+    /// Further devices.
+    pub others: Vec<usize>,
+    /// How much work is given to tests in which work must overlap.
+    #[allow(dead_code)] // not every vendor's tests launch kernels
+    pub rows: usize,
+    /// Of all cases of every type each `share`th is tested.
+    pub share: usize,
+    /// What was not given back, or done wrong, now that everything was dropped; `None` if nothing, or
+    /// if the driver does not tell.
+    pub unclean: Box<dyn Fn() -> Option<String>>,
+    /// Keeps other tests of the program away: what one holds up may hold up all.
+    #[allow(dead_code)] // held, not read
+    pub alone: Option<Box<dyn Any>>,
+}
+
+/// Runs a test at every place there is.
+#[track_caller]
+pub fn everywhere(test: impl Fn(&Place)) {
+    for place in crate::places::places() {
+        test(&place);
+        unset_context();
+        let mut left = None;
+        let clean = soon(|| {
+            left = (place.unclean)();
+            left.is_none()
+        });
+        assert!(clean, "{}", left.unwrap_or_default());
+    }
+}
+
+impl Place {
+    /// Opens the device.
+    pub fn open(&self, memory: Memory) -> Opened {
+        self.open_with(&Config::new(self.ordinal).with_memory(memory))
+    }
+
+    pub fn open_with(&self, config: &Config) -> Opened {
+        let device = config.open().unwrap();
+        let devices = Devices::new();
+        devices.add(device.clone()).unwrap();
+        Opened {
+            device,
+            options: ImportOptions::default().with_devices(devices),
+        }
+    }
+}
+
+/// A device, with import options that find it.
+pub struct Opened {
+    pub device: Device,
+    pub options: ImportOptions,
+}
+
+impl Deref for Opened {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.device
+    }
+}
+
+impl Opened {
+    /// All of the device's data was dropped: waits until its memory was freed.
+    #[track_caller]
+    pub fn assert_done(&self) {
+        let freed = soon(|| {
+            let stats = self.stats();
+            stats.allocations == stats.frees
+        });
+        assert!(freed, "{:?}: {:?}", self.device, self.stats());
+        self.synchronize().unwrap();
+        assert_eq!(self.take_drop_error().map(|e| e.to_string()), None);
+    }
+}
+
+/// Whether something becomes true within a while.
+pub fn soon(mut done: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}

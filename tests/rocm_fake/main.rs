@@ -1,0 +1,36 @@
+//! The ROCm backend without a GPU: HIP's calls go to the stand-in for the CUDA driver. A program of its own:
+//! the libraries take the real ones' places in the whole process.
+#![cfg(all(target_os = "linux", not(miri)))]
+
+#[path = "../gpu_fake/block.rs"]
+mod block;
+#[path = "../cuda_fake_self/fake.rs"]
+mod fake;
+#[path = "../gpu_suite/mod.rs"]
+mod gpu_suite;
+#[path = "../gpu_fake/places.rs"]
+mod places;
+#[path = "../gpu_fake/rig.rs"]
+mod rig;
+#[path = "../gpu_fake/rigs.rs"]
+mod rigs;
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../support_c/mod.rs"]
+mod support_c;
+mod vendor;
+
+#[path = "../gpu_fake/conformance.rs"]
+mod conformance;
+#[path = "../gpu_fake/devices.rs"]
+mod devices;
+#[path = "../gpu_fake/exports.rs"]
+mod exports;
+#[path = "../gpu_fake/failures.rs"]
+mod failures;
+#[path = "../gpu_fake/imports.rs"]
+mod imports;
+#[path = "../gpu_fake/memory.rs"]
+mod memory;
+#[path = "../stream_suite/mod.rs"]
+mod stream_suite;
