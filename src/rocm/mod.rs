@@ -53,8 +53,8 @@
 //! An import asks the runtime about the first and the last byte of every buffer: the claimed device's own memory,
 //! managed memory, and page-locked memory that the device reaches at that address are accepted. HIP has numbered its
 //! types of memory anew in version 6; the runtime's version says which numbers hold. Of ordinary host memory HIP 5 says
-//! "invalid value", and so may later ones: that is taken for an answer, and the thread's last error
-//! (`hipGetLastError`) stays as it was.
+//! "invalid value", and so may later ones: that is taken for an answer, and leaves no last error (`hipGetLastError`)
+//! behind; only if the thread had one already, it is this one now.
 //!
 //! After a device has failed every call answers with the code and its text, frees included, and releases go on being
 //! called once. (AMD's runtime ends the process for many a fault of a kernel.)

@@ -65,7 +65,7 @@ functions! {
     hipStreamEndCapture(stream: Ptr, graph: *mut Ptr) -> c_int;
     hipStreamGetDevice(stream: Ptr, ordinal: *mut c_int) -> c_int;
     hipThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int;
-    hipLaunchHostFunc(stream: Ptr, function: extern "C" fn(Ptr), data: Ptr) -> c_int;
+    hipLaunchHostFunc(stream: Ptr, function: unsafe extern "C" fn(Ptr), data: Ptr) -> c_int;
     hipEventCreateWithFlags(event: *mut Ptr, flags: u32) -> c_int;
     hipEventDestroy(event: Ptr) -> c_int;
     hipEventRecord(event: Ptr, stream: Ptr) -> c_int;

@@ -8,8 +8,13 @@ mod block;
 mod fake;
 #[path = "../gpu_suite/mod.rs"]
 mod gpu_suite;
+#[path = "../hip_on_cuda/hip.rs"]
+mod hip;
+mod own;
 #[path = "../gpu_fake/places.rs"]
 mod places;
+#[path = "../cuda_fake_self/raw.rs"]
+mod raw;
 #[path = "../gpu_fake/rig.rs"]
 mod rig;
 #[path = "../gpu_fake/rigs.rs"]
@@ -19,6 +24,7 @@ mod support;
 #[path = "../support_c/mod.rs"]
 mod support_c;
 mod vendor;
+mod versions;
 
 #[path = "../gpu_fake/conformance.rs"]
 mod conformance;

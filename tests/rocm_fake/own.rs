@@ -1,0 +1,341 @@
+//! What is HIP's alone: current devices, streams and events by their handles, the thread's last error.
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow_device::device::DevicePtr;
+use arrow_device::dlpack::{DlpackOptions, DlpackStream};
+use arrow_device::{
+    DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Devices, Error, Queue,
+    ReleasePolicy, SyncEvent, SyncPolicy,
+};
+use arrow_schema::DataType;
+
+use crate::fake::{Group, LAZY, NO_POOLS};
+use crate::hip::*;
+use crate::rig::{MODES, Rig as Opened, assert_gone, hold};
+use crate::support::{assert_same, assert_same_batch, wide_batch};
+use crate::support_c::Foreign;
+use crate::vendor::{Config, MEMORIES, Memory};
+
+fn longs(n: i64) -> Int64Array {
+    Int64Array::from_iter_values((0..n).map(|i| i * 5 - 9))
+}
+
+/// Everything that a program does with a device.
+fn everything(rig: &Opened) {
+    let batch = wide_batch(8, 300);
+    let up = rig.upload(&batch).unwrap();
+    let queue = rig.new_queue().unwrap();
+    drop(up.column(1).unwrap().validity_on(&queue).unwrap());
+    let (array, schema) = up.export(SyncPolicy::Event).unwrap();
+    // SAFETY: just exported.
+    let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }.unwrap();
+    assert_same_batch(&batch, &again.to_host().unwrap(), "everything");
+    drop((up, again, queue));
+    rig.synchronize().unwrap();
+    rig.trim();
+}
+
+/// The thread's capture mode, which this sets to `mode`.
+fn capture_mode(mut mode: c_int) -> c_int {
+    assert_eq!(hipThreadExchangeStreamCaptureMode(&mut mode), 0);
+    mode
+}
+
+#[test]
+fn the_callers_device_and_capture_mode_stay_as_they_were() {
+    const THREAD_LOCAL: c_int = 1;
+    for mode in MODES {
+        for memory in MEMORIES {
+            let group = Group::open(2, mode);
+            let config = Config::new(group.ordinal()).with_memory(memory);
+            for current in [0, group.first, group.first + 1] {
+                let rig = Opened::of(group, &config);
+                assert_eq!(hipSetDevice(current), 0);
+                let before = capture_mode(THREAD_LOCAL);
+                everything(&rig);
+                assert_eq!(current_device(), current);
+                rig.assert_done();
+                drop(rig);
+                assert_eq!(current_device(), current);
+                assert_eq!(capture_mode(before), THREAD_LOCAL);
+            }
+            assert_eq!(hipSetDevice(0), 0);
+            assert_gone(group);
+        }
+    }
+}
+
+/// A stream of HIP's, of a device.
+fn stream_of(ordinal: c_int) -> Ptr {
+    assert_eq!(hipSetDevice(ordinal), 0);
+    let stream = stream();
+    assert_eq!(hipSetDevice(0), 0);
+    stream
+}
+
+fn queue(rig: &Opened, stream: Ptr) -> Result<Queue, Error> {
+    // SAFETY: the tests' streams live until their queues are dropped.
+    unsafe { Queue::from_hip_stream(&rig.device, stream.cast()) }
+}
+
+#[test]
+fn streams_that_are_given() {
+    for mode in MODES {
+        let rig = Opened::new(mode);
+        let batch = wide_batch(8, 300);
+        let own = stream_of(rig.group.first);
+        // The null stream, and the thread's own.
+        for stream in [own, null_mut(), 2 as Ptr] {
+            let queue = queue(&rig, stream).unwrap();
+            assert_eq!(queue.hip_stream().unwrap(), stream.cast());
+            assert_eq!(queue.raw().is_one_stream(), stream.addr() != 2);
+            let up = rig.upload_on(&batch, &queue).unwrap();
+            drop(up.column(1).unwrap().validity_on(&queue).unwrap());
+            assert_same_batch(&batch, &up.to_host().unwrap(), "given stream");
+            drop(up);
+            rig.assert_done();
+        }
+        assert_eq!(hipStreamDestroy(own), 0);
+        rig.end();
+    }
+}
+
+#[test]
+fn streams_that_are_refused() {
+    let group = Group::open(2, 0);
+    let rig = Opened::of(group, &Config::new(group.ordinal()));
+    let other = stream_of(group.first + 1);
+    let e = queue(&rig, other).unwrap_err();
+    assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
+    let text = format!("ROCm device {}", group.first + 1);
+    for part in [&text, &rig.device.to_string()] {
+        assert!(e.to_string().contains(part), "{e}");
+    }
+    assert_eq!(hipStreamDestroy(other), 0);
+    // SAFETY: nothing is done with the stream.
+    let e = unsafe { Queue::from_hip_stream(&Devices::cpu(), null_mut()) }.unwrap_err();
+    assert!(matches!(e, Error::NotSupported { .. }), "{e}");
+    let e = Devices::cpu().default_queue().hip_stream().unwrap_err();
+    assert!(e.to_string().contains("not a ROCm device"), "{e}");
+    assert!(Devices::cpu().as_rocm().is_err());
+    rig.end();
+}
+
+/// Work that would only be captured is refused: it would run when its memory is gone.
+#[test]
+fn streams_that_are_captured() {
+    const RELAXED: c_int = 2;
+    let rig = Opened::new(0);
+    let stream = stream_of(rig.group.first);
+    let queue = queue(&rig, stream).unwrap();
+    let batch = wide_batch(4, 50);
+    let kept = rig.upload_on(&batch, &queue).unwrap();
+    assert_eq!(hipSetDevice(rig.group.first), 0);
+    assert_eq!(hipStreamBeginCapture(stream, RELAXED), 0);
+    for refused in [
+        rig.upload_on(&batch, &queue).map(drop),
+        queue.record().map(drop),
+        DeviceBufferMut::allocate(&queue, 100).map(drop),
+    ] {
+        let e = refused.unwrap_err();
+        assert!(matches!(e, Error::NotSupported { .. }), "{e}");
+        assert!(e.to_string().contains("captured"), "{e}");
+    }
+    // Memory of the stream is freed all the same.
+    drop(kept);
+    let mut graph = null_mut();
+    assert_eq!(hipStreamEndCapture(stream, &mut graph), 0);
+    assert_eq!(hipSetDevice(0), 0);
+    drop(rig.upload_on(&batch, &queue).unwrap());
+    let _ = rig.take_drop_error();
+    drop(queue);
+    rig.assert_done();
+    assert_eq!(hipStreamDestroy(stream), 0);
+    rig.end();
+}
+
+/// The per-thread stream is another one on each thread: events keep one order.
+#[test]
+fn the_per_thread_stream_on_many_threads() {
+    for mode in MODES {
+        let rig = Opened::new(mode);
+        let queue = queue(&rig, 2 as Ptr).unwrap();
+        for round in 0..10i64 {
+            let column: ArrayRef =
+                Arc::new(Int64Array::from_iter_values((0..5000).map(|i| i * round)));
+            let batch = RecordBatch::try_from_iter([("v", column)]).unwrap();
+            let (device, queue) = (&rig.device, &queue);
+            let up = std::thread::scope(|scope| {
+                let up = scope.spawn(|| device.upload_on(&batch, queue).unwrap());
+                up.join().unwrap()
+            });
+            // Read on this thread's stream, freed on a third one's.
+            assert_eq!(up.to_host().unwrap(), batch);
+            let mut copy = DeviceBufferMut::allocate(queue, 64).unwrap();
+            copy.fill(1).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    drop((up, copy));
+                    // Without an order this runs the free, and the fill comes later.
+                    queue.synchronize().unwrap();
+                });
+            });
+        }
+        drop(queue);
+        rig.assert_done();
+        rig.end();
+    }
+}
+
+#[test]
+fn events_that_are_given() {
+    for mode in MODES {
+        let rig = Opened::new(mode);
+        let stream = stream_of(rig.group.first);
+        let theirs = queue(&rig, stream).unwrap();
+        let source = longs(100);
+        let from = rig.upload_array(&source).unwrap();
+        rig.synchronize().unwrap();
+        // Somebody copies the values, and says when that is done.
+        let held = hold(&theirs);
+        assert_eq!(hipSetDevice(rig.group.first), 0);
+        let to = device(800);
+        let values = from.buffer(1).unwrap();
+        let at = values.address().as_ptr();
+        assert_eq!(hipMemcpyAsync(to, at, 800, DEFAULT, stream), 0);
+        let raw = event();
+        assert_eq!(hipEventRecord(raw, stream), 0);
+        assert_eq!(hipSetDevice(0), 0);
+        // SAFETY: nobody else has the event.
+        let event = unsafe { SyncEvent::from_hip_event(&rig.device, raw.cast()) }.unwrap();
+        assert!(!event.is_complete().unwrap());
+        let base = DevicePtr::new(to);
+        // SAFETY: the memory lives until the end of the test, and nobody writes it.
+        let buffer = unsafe {
+            DeviceBuffer::from_raw(&rig.device, base, 800, Box::new(()), Some(event.clone()))
+        };
+        let column = DeviceArray::from_values(DataType::Int64, 100, buffer, None, Some(0)).unwrap();
+        assert!(!column.is_ready().unwrap());
+        drop(held);
+        assert_same(&source, &column.to_host().unwrap(), "event");
+        assert!(event.is_complete().unwrap() && column.is_ready().unwrap());
+        // Released on a thread that never saw HIP, and destroyed.
+        drop((column, from, values));
+        rig.synchronize().unwrap();
+        std::thread::spawn(move || drop(event)).join().unwrap();
+        drop(theirs);
+        assert_eq!(hipFree(to), 0);
+        rig.assert_done();
+        assert_eq!(hipEventQuery(raw), 400, "destroyed");
+        assert_eq!(hipStreamDestroy(stream), 0);
+        let report = rig.group.report();
+        // The query above is all that is wrong.
+        let wrong = report.lines().filter(|line| line.starts_with("violation"));
+        assert_eq!(wrong.count(), 1, "{report}");
+    }
+}
+
+#[test]
+fn events_that_are_refused() {
+    let rig = Opened::new(0);
+    // SAFETY: they are not used.
+    let (null, cpu) = unsafe {
+        let null = SyncEvent::from_hip_event(&rig.device, null_mut());
+        let cpu = SyncEvent::from_hip_event(&Devices::cpu(), 64 as *mut _);
+        (null.unwrap_err(), cpu.unwrap_err())
+    };
+    assert!(null.to_string().contains("null"), "{null}");
+    assert!(matches!(cpu, Error::NotSupported { .. }), "{cpu}");
+    rig.end();
+}
+
+/// Memory that is not HIP's is asked about, which leaves no error behind, nor takes one away.
+#[test]
+fn the_threads_last_error_stays() {
+    let rig = Opened::new(0);
+    for (before, error) in [(0, 0), (1 << 20, 101)] {
+        let _ = hipGetLastError();
+        let _ = hipSetDevice(before);
+        assert_eq!(hipPeekAtLastError(), error);
+        let mut foreign = Foreign::new(&longs(10).to_data(), &rig.device);
+        let heap = [0i64; 10];
+        foreign.set_buffer(&[], 1, heap.as_ptr().cast());
+        let e = foreign.import(&rig.options).unwrap_err();
+        assert!(e.to_string().contains("ordinary host memory"), "{e}");
+        foreign.assert_released("ordinary memory");
+        let column: ArrayRef = Arc::new(longs(1 << 18));
+        let up = rig.upload_array(&column).unwrap();
+        assert_same(&column, &up.to_host().unwrap(), "from ordinary memory");
+        // HIP 5 has put its own in the place of one that nobody had asked for yet.
+        assert_eq!(hipPeekAtLastError() != 0, error != 0);
+    }
+    let _ = hipGetLastError();
+    rig.assert_done();
+    rig.end();
+}
+
+/// The consumer's stream waits for the upload, on the device: on the lazy driver it would otherwise read
+/// what nobody has written yet.
+#[test]
+fn a_dlpack_consumers_stream_waits() {
+    for flags in [0, LAZY, LAZY | NO_POOLS] {
+        let rig = Opened::new(flags);
+        let source = longs(1000);
+        let consumer = stream_of(rig.group.first);
+        for (stream, number) in [
+            (consumer, Some(consumer.addr() as i64)),
+            (null_mut(), Some(0)),
+            (null_mut(), None),
+        ] {
+            let held = hold(&rig.default_queue());
+            let column = rig.upload_array(&source).unwrap();
+            // SAFETY: the stream lives during the export.
+            let order = unsafe { DlpackStream::from_number(number) };
+            let options = DlpackOptions::new(order).with_release(ReleasePolicy::Ordered);
+            let before = rig.stats();
+            let tensor = column.export_dlpack(&options).unwrap().into_versioned();
+            let cost = rig.stats().since(&before);
+            assert_eq!((cost.host_waits, cost.queue_waits), (0, 1), "{number:?}");
+            drop(held);
+            // SAFETY: the tensor lives until its deleter is called, once.
+            let data = unsafe { (*tensor).dl_tensor.data };
+            assert_eq!(hipSetDevice(rig.group.first), 0);
+            let to = pinned(8000);
+            assert_eq!(hipMemcpyAsync(to, data, 8000, DEVICE_TO_HOST, stream), 0);
+            assert_eq!(hipStreamSynchronize(stream), 0);
+            // SAFETY: the copy is done; page-locked memory is the host's.
+            let seen = unsafe { std::slice::from_raw_parts(to.cast::<i64>(), 1000) };
+            assert_eq!(seen, &source.values()[..], "{number:?}");
+            assert_eq!(hipHostFree(to), 0);
+            assert_eq!(hipSetDevice(0), 0);
+            // SAFETY: as above.
+            unsafe { (*tensor).deleter.unwrap()(tensor) };
+            drop(column);
+        }
+        rig.assert_done();
+        assert_eq!(hipStreamDestroy(consumer), 0);
+        rig.end();
+    }
+}
+
+#[test]
+fn what_a_device_says_of_itself() {
+    let group = Group::open(2, 0);
+    let config = Config::new(group.ordinal() + 1).with_memory(Memory::Host);
+    let rig = Opened::of(group, &config);
+    let rocm = rig.as_rocm().unwrap();
+    assert_eq!(rocm.ordinal(), group.ordinal() + 1);
+    assert_eq!(rocm.memory(), Memory::Host);
+    let mut version = 0;
+    assert_eq!(hipRuntimeGetVersion(&mut version), 0);
+    assert_eq!(rocm.runtime_version(), version);
+    let text = format!("{rocm:?} {:?}", rig.default_queue());
+    for part in ["rocm-host", "HIP device"] {
+        assert!(text.contains(part), "{text}");
+    }
+    rig.end();
+}

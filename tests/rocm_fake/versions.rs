@@ -1,0 +1,182 @@
+//! Other versions of HIP, and libraries that are not as they should be: in processes of their own.
+
+use std::path::Path;
+use std::process::Command;
+
+use arrow_device::rocm::{RocmConfig, RocmMemory};
+use arrow_device::{Devices, Error, Queue};
+
+const CHILD: &str = "ARROW_DEVICE_TEST_LIBRARY";
+
+/// Runs tests of this program in a process of their own.
+fn child(tests: &[&str], passed: &str, set: impl FnOnce(&mut Command)) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(tests);
+    set(&mut command);
+    let output = command.output().unwrap();
+    let both = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&both);
+    assert!(output.status.success() && text.contains(passed), "{text}");
+}
+
+/// HIP 5 numbers its types of memory otherwise, and calls it an error to be asked about ordinary memory.
+#[test]
+fn the_numbers_of_each_version() {
+    for version in ["50422804", "60342134"] {
+        let tests = [
+            "imports::",
+            "gpu_suite::foreign",
+            "own::the_threads",
+            "conformance::device_memory",
+        ];
+        child(&tests, "test result: ok. 1", |command| {
+            command.env("HIP_ON_CUDA_VERSION", version);
+        });
+    }
+}
+
+/// A HIP of which nothing works but what opens a device, and which lacks what came after 5.2.
+const POOR: &str = r#"
+#define STUB(name) int name(void) { return 0; }
+static _Thread_local int current;
+int hipRuntimeGetVersion(int *version) { *version = 50221153; return 0; }
+int hipGetDeviceCount(int *count) { *count = 2; return 0; }
+int hipGetDevice(int *ordinal) { *ordinal = current; return 0; }
+int hipSetDevice(int ordinal) { current = ordinal; return 0; }
+int hipDeviceGetAttribute(int *value, int attribute, int ordinal) { *value = 0; return 0; }
+int hipStreamCreateWithFlags(void **stream, unsigned flags) { *stream = (void *)4096; return flags != 1; }
+int hipStreamIsCapturing(void *stream, int *status) { *status = 0; return 0; }
+int hipMalloc(void **ptr, unsigned long bytes) { *ptr = 0; return 2; }
+const char *hipGetErrorName(int code) { return code == 2 ? "hipErrorOutOfMemory" : "hipErrorUnknown"; }
+const char *hipGetErrorString(int code) { return 0; }
+STUB(hipDeviceSynchronize) STUB(hipStreamDestroy) STUB(hipStreamSynchronize) STUB(hipStreamQuery)
+STUB(hipStreamWaitEvent) STUB(hipThreadExchangeStreamCaptureMode) STUB(hipEventCreateWithFlags)
+STUB(hipEventDestroy) STUB(hipEventRecord) STUB(hipEventQuery) STUB(hipEventSynchronize)
+STUB(hipMemPoolCreate) STUB(hipMemPoolDestroy) STUB(hipMemPoolSetAttribute) STUB(hipMemPoolTrimTo)
+STUB(hipMallocFromPoolAsync) STUB(hipFree) STUB(hipHostMalloc) STUB(hipHostFree)
+STUB(hipPointerGetAttributes) STUB(hipMemcpyAsync) STUB(hipMemcpyPeerAsync) STUB(hipMemsetD8Async)
+STUB(hipGetLastError) STUB(hipPeekAtLastError)
+#ifndef OLDER
+STUB(hipFreeAsync)
+#endif
+"#;
+
+/// Builds the poor library in a folder, under a file's name.
+fn build(folder: &Path, file: &str, options: &[&str]) {
+    let source = folder.join("poor.c");
+    std::fs::write(&source, POOR).unwrap();
+    let mut compiler = Command::new("cc"); // rustc has it for its linker
+    compiler.args(["-shared", "-fPIC", "-w", "-o"]);
+    let built = compiler
+        .args([&folder.join(file), &source])
+        .args(options)
+        .status();
+    assert!(built.unwrap().success());
+}
+
+/// Files that are no libraries, under names of HIP's: the machine's own are not found then.
+fn nothing(folder: &Path, ends: &[&str]) {
+    for end in ends {
+        std::fs::write(folder.join(format!("libamdhip64.so{end}")), "").unwrap();
+    }
+}
+
+fn with_libraries(test: &str, folder: &Path) {
+    child(&[test, "--exact"], "1 passed", |command| {
+        command.env(CHILD, folder).env("LD_LIBRARY_PATH", folder);
+    });
+}
+
+/// Whether this process is one of those with other libraries; their folder.
+fn folder() -> Option<std::path::PathBuf> {
+    std::env::var_os(CHILD).map(Into::into)
+}
+
+#[track_caller]
+fn absent(name: &str, parts: &[&str]) {
+    let e = Devices::open(name).unwrap_err();
+    assert!(matches!(e, Error::DeviceNotAvailable { .. }), "{e:?}");
+    let text = e.to_string();
+    for part in [name].iter().chain(parts) {
+        assert!(text.contains(part), "{text} lacks {part}");
+    }
+}
+
+#[test]
+fn no_library() {
+    if folder().is_some() {
+        let first = "libamdhip64.so.7";
+        absent("rocm:0", &["cannot be loaded", "install ROCm", first]);
+        absent("rocm-host:0", &["install ROCm"]);
+        let e = arrow_device::rocm::device_count().unwrap_err();
+        assert!(e.to_string().contains("install ROCm"), "{e}");
+        let e = Devices::gpu().unwrap_err().to_string();
+        assert!(e.contains("no GPU") && e.contains("install ROCm"), "{e}");
+        return;
+    }
+    let none = tempfile::tempdir().unwrap();
+    nothing(none.path(), &[".7", ".6", ".5", ""]);
+    with_libraries("versions::no_library", none.path());
+}
+
+#[test]
+fn a_library_that_is_too_old() {
+    if folder().is_some() {
+        return absent("rocm:0", &["has no hipFreeAsync", "older than 5.2"]);
+    }
+    let old = tempfile::tempdir().unwrap();
+    build(old.path(), "libamdhip64.so.7", &["-DOLDER"]);
+    nothing(old.path(), &[".6", ".5", ""]);
+    with_libraries("versions::a_library_that_is_too_old", old.path());
+}
+
+/// As Debian's 5.2.3 is.
+#[test]
+fn a_library_without_host_functions() {
+    if folder().is_some() {
+        absent("rocm-host:0", &["hipLaunchHostFunc", "update ROCm"]);
+        absent("rocm:2", &["there are 2 ROCm devices, 0 to 1"]);
+        let device = RocmConfig::new(1).open().unwrap();
+        assert_eq!(device.as_rocm().unwrap().runtime_version(), 50_221_153);
+        // It does not tell whose a stream is, and takes no lists.
+        // SAFETY: the library looks at no stream.
+        let queue = unsafe { Queue::from_hip_stream(&device, 8192 as *mut _) }.unwrap();
+        let e = arrow_device::DeviceBufferMut::allocate(&queue, 64).unwrap_err();
+        let text = e.to_string();
+        assert!(matches!(e, Error::OutOfMemory { .. }), "{text}");
+        assert!(
+            text.contains("hipMalloc (hipErrorOutOfMemory, code 2)"),
+            "{text}"
+        );
+        return;
+    }
+    let poor = tempfile::tempdir().unwrap();
+    build(poor.path(), "libamdhip64.so.5", &[]);
+    nothing(poor.path(), &[".7", ".6"]);
+    with_libraries("versions::a_library_without_host_functions", poor.path());
+}
+
+/// Two runtimes in one process would not know of each other's memory.
+#[test]
+fn the_library_that_is_loaded_comes_first() {
+    if let Some(folder) = folder() {
+        // SAFETY: it has no initialisers.
+        let loaded = unsafe { libloading::Library::new(folder.join("theirs.so")) }.unwrap();
+        let device = RocmConfig::new(0).with_memory(RocmMemory::Device).open();
+        assert_eq!(
+            device.unwrap().as_rocm().unwrap().runtime_version(),
+            50_221_153
+        );
+        drop(loaded);
+        return;
+    }
+    let two = tempfile::tempdir().unwrap();
+    let soname = "-Wl,-soname,libamdhip64.so.5";
+    build(two.path(), "theirs.so", &[soname]);
+    // A newer one, which would be found by its name.
+    build(two.path(), "libamdhip64.so.7", &["-DOLDER"]);
+    with_libraries(
+        "versions::the_library_that_is_loaded_comes_first",
+        two.path(),
+    );
+}
