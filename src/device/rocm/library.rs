@@ -61,9 +61,9 @@ pub(super) struct PointerAttributes {
     pub(super) memory_type: c_uint,
     pub(super) device: c_int,
     pub(super) device_pointer: *mut c_void,
-    host_pointer: *mut c_void,
+    pub(super) host_pointer: *mut c_void,
     pub(super) is_managed: c_int,
-    allocation_flags: c_uint,
+    pub(super) allocation_flags: c_uint,
 }
 
 impl PointerAttributes {
