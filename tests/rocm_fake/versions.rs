@@ -37,9 +37,12 @@ fn the_numbers_of_each_version() {
 
 /// A HIP of which nothing works but what opens a device, and which lacks what came after 5.2.
 const POOR: &str = r#"
+#ifndef VERSION
+#define VERSION 50221153
+#endif
 #define STUB(name) int name(void) { return 0; }
 static _Thread_local int current;
-int hipRuntimeGetVersion(int *version) { *version = 50221153; return 0; }
+int hipRuntimeGetVersion(int *version) { *version = VERSION; return 0; }
 int hipGetDeviceCount(int *count) { *count = 2; return 0; }
 int hipGetDevice(int *ordinal) { *ordinal = current; return 0; }
 int hipSetDevice(int ordinal) { current = ordinal; return 0; }
@@ -174,7 +177,7 @@ fn the_library_that_is_loaded_comes_first() {
     let soname = "-Wl,-soname,libamdhip64.so.5";
     build(two.path(), "theirs.so", &[soname]);
     // A newer one, which would be found by its name.
-    build(two.path(), "libamdhip64.so.7", &["-DOLDER"]);
+    build(two.path(), "libamdhip64.so.7", &["-DVERSION=70125405"]);
     with_libraries(
         "versions::the_library_that_is_loaded_comes_first",
         two.path(),
