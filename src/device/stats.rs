@@ -1,5 +1,6 @@
 //! What a device was asked to do, counted.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! stats {
@@ -28,14 +29,20 @@ macro_rules! stats {
             }
         }
 
-        #[derive(Debug, Default)]
+        #[derive(Debug)]
         pub(crate) struct Counters {
-            $(pub(crate) $name: AtomicU64,)*
+            $(pub(crate) $name: Counter,)*
+        }
+
+        impl Default for Counters {
+            fn default() -> Self {
+                Self { $($name: Counter { count: AtomicU64::new(0), field: |stats| &mut stats.$name },)* }
+            }
         }
 
         impl Counters {
             pub(crate) fn snapshot(&self) -> TransferStats {
-                TransferStats { $($name: self.$name.load(Relaxed),)* }
+                TransferStats { $($name: self.$name.count.load(Relaxed),)* }
             }
         }
     };
@@ -75,8 +82,57 @@ stats! {
     drop_errors,
 }
 
+/// One count, and where it stands in a scope's.
+#[derive(Debug)]
+pub(crate) struct Counter {
+    count: AtomicU64,
+    field: fn(&mut TransferStats) -> &mut u64,
+}
+
+thread_local! {
+    /// Of the innermost scope that runs on this thread.
+    static SCOPE: Cell<Option<TransferStats>> = const { Cell::new(None) };
+}
+
 impl Counters {
-    pub(crate) fn add(counter: &AtomicU64, n: usize) {
-        counter.fetch_add(n as u64, Relaxed);
+    pub(crate) fn add(counter: &Counter, n: usize) {
+        counter.count.fetch_add(n as u64, Relaxed);
+        // A thread that is ending has no scopes any more.
+        let _ = SCOPE.try_with(|scope| {
+            if let Some(mut stats) = scope.get() {
+                *(counter.field)(&mut stats) += n as u64;
+                scope.set(Some(stats));
+            }
+        });
+    }
+}
+
+impl TransferStats {
+    /// Runs `work`, and says what was counted meanwhile on this thread, of whatever device: exactly what `work`
+    /// asked for, though other threads use the device too. What it leaves to other threads (a foreign release, say) is not
+    /// in it. Scopes nest: what an inner one counts is not in the outer one's.
+    ///
+    /// ```
+    /// # use arrow_device::{Devices, TransferStats};
+    /// # use arrow_array::record_batch;
+    /// let batch = record_batch!(("a", Int32, [1, 2, 3]))?;
+    /// let (on_device, cost) = TransferStats::scope(|| Devices::cpu().upload(&batch));
+    /// assert_eq!(cost.bytes_to_device, 0); // it is wrapped
+    /// # on_device?;
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    pub fn scope<T>(work: impl FnOnce() -> T) -> (T, Self) {
+        /// Puts the outer scope back, also after a panic.
+        struct Outer(Option<TransferStats>);
+        impl Drop for Outer {
+            fn drop(&mut self) {
+                SCOPE.set(self.0);
+            }
+        }
+        let outer = Outer(SCOPE.replace(Some(Self::default())));
+        let done = work();
+        let stats = SCOPE.get().unwrap_or_default();
+        drop(outer);
+        (done, stats)
     }
 }

@@ -1,0 +1,115 @@
+//! The rule that puts transitions where they belong.
+
+use std::sync::Arc;
+
+use datafusion_common::Result;
+use datafusion_common::config::ConfigOptions;
+use datafusion_common::tree_node::{Transformed, TreeNode};
+use datafusion_physical_optimizer::PhysicalOptimizerRule;
+use datafusion_physical_plan::{ExecutionPlan, replace_children_if_necessary};
+
+use super::plan::DeviceExec;
+use super::transitions::{DeviceToHostExec, HostToDeviceExec};
+use crate::device::Device;
+
+/// Puts a [`HostToDeviceExec`] or a [`DeviceToHostExec`] wherever a plan's sides differ, and takes away those that
+/// are not needed: pairs that cancel out, so that operators on one device pass their batches to each other, and no
+/// batch moves twice. A batch for another device goes through the host. Running it again changes nothing.
+///
+/// It belongs after all rules that make device operators:
+/// `SessionStateBuilder::with_physical_optimizer_rule(Arc::new(DeviceTransitions))`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeviceTransitions;
+
+impl PhysicalOptimizerRule for DeviceTransitions {
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        _: &ConfigOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let plan = plan.transform_up(between_parent_and_children)?.data;
+        Ok(on_host(plan))
+    }
+
+    fn name(&self) -> &str {
+        "DeviceTransitions"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+/// Gives a node children on its own side. The children's own are right already.
+fn between_parent_and_children(
+    plan: Arc<dyn ExecutionPlan>,
+) -> Result<Transformed<Arc<dyn ExecutionPlan>>> {
+    // A transition reads the other side; what it is good for is its parent's to say.
+    if plan.downcast_ref::<DeviceToHostExec>().is_some() || upload(&plan).is_some() {
+        return Ok(Transformed::no(plan));
+    }
+    let device = DeviceExec::of(&plan).map(|node| node.device().clone());
+    let children: Vec<_> = plan.children().into_iter().cloned().collect();
+    let wanted: Vec<_> = children
+        .iter()
+        .map(|child| match &device {
+            Some(device) => on_device(child.clone(), device),
+            None => on_host(child.clone()),
+        })
+        .collect();
+    let changed = !children.iter().zip(&wanted).all(|(a, b)| Arc::ptr_eq(a, b));
+    if !changed {
+        return Ok(Transformed::no(plan));
+    }
+    let plan = replace_children_if_necessary(plan, wanted)?;
+    Ok(Transformed::yes(plan))
+}
+
+/// The upload that a node is, if it is one.
+fn upload(plan: &Arc<dyn ExecutionPlan>) -> Option<&HostToDeviceExec> {
+    let plan = &**DeviceExec::of(plan)?.plan();
+    (plan as &dyn std::any::Any).downcast_ref()
+}
+
+/// What `plan` gives, on the host.
+fn on_host(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+    if let Some(upload) = upload(&plan) {
+        return on_host(upload.input().clone());
+    }
+    if DeviceExec::of(&plan).is_some() {
+        return Arc::new(DeviceToHostExec::new(plan));
+    }
+    match plan.downcast_ref::<DeviceToHostExec>() {
+        // Of what was found to be on the host after all.
+        Some(down) if DeviceExec::of(down.input()).is_none() => on_host(down.input().clone()),
+        Some(down) if upload(down.input()).is_some() => on_host(down.input().clone()),
+        _ => plan,
+    }
+}
+
+/// What `plan` gives, on a device.
+pub(super) fn on_device(
+    plan: Arc<dyn ExecutionPlan>,
+    device: &Device,
+) -> Arc<dyn ExecutionPlan> {
+    match DeviceExec::of(&plan) {
+        Some(node) if node.device() == device => {
+            // An upload of what has only just come down from there.
+            if let Some(upload) = upload(&plan) {
+                if let Some(down) = upload.input().downcast_ref::<DeviceToHostExec>() {
+                    return on_device(down.input().clone(), device);
+                }
+            }
+            return plan;
+        }
+        _ => {}
+    }
+    if let Some(down) = plan.downcast_ref::<DeviceToHostExec>() {
+        if DeviceExec::of(down.input()).is_some_and(|node| node.device() == device) {
+            return on_device(down.input().clone(), device);
+        }
+    }
+    let host = on_host(plan);
+    let upload = HostToDeviceExec::new(host, device.clone());
+    Arc::new(DeviceExec::new(Arc::new(upload)))
+}
