@@ -53,8 +53,16 @@
 //! An import asks the runtime about the first and the last byte of every buffer: the claimed device's own memory,
 //! managed memory, and page-locked memory that the device reaches at that address are accepted. HIP has numbered its
 //! types of memory anew in version 6; the runtime's version says which numbers hold. Of ordinary host memory HIP 5 says
-//! "invalid value", and so may later ones: that is taken for an answer, and leaves no last error (`hipGetLastError`)
-//! behind; only if the thread had one already, it is this one now.
+//! "invalid value", and so may later ones: that is taken for an answer.
+//!
+//! Errors are answers of this crate's calls, and leave no last error of the thread (`hipGetLastError`) behind. If there was
+//! one that the program has not asked for yet, it stays, or a newer one in its place; before HIP 7 every call of HIP puts its
+//! own there, a success too.
+//!
+//! HIP waits when a stream is destroyed: that is done on a thread of its own, after the stream's work. Memory of a
+//! stream that is being captured is freed once the capture has ended. Lists of copies are given to the runtime in one
+//! call from HIP 7.1 on; where it refuses one, and before, they are single calls. If the HIP library that the process has
+//! loaded goes by none of the names above (some Python wheels rename theirs), it is not found, and a second one is loaded.
 //!
 //! After a device has failed every call answers with the code and its text, frees included, and releases go on being
 //! called once. (AMD's runtime ends the process for many a fault of a kernel.)
@@ -63,6 +71,8 @@ pub use crate::device::rocm::{
     RocmConfig, RocmDevice, RocmMemory, RocmQueue, device_count, register,
 };
 pub use hip_runtime_sys;
+
+use std::any::Any;
 
 use hip_runtime_sys::{hipEvent_t, hipStream_t};
 
@@ -88,16 +98,23 @@ impl Queue {
     /// A HIP stream as a queue of a device: what either is given runs in one order. `hipStreamPerThread` may
     /// be one too: what is given to it through this crate, on several threads, is ordered by events.
     ///
+    /// `owner` is dropped when nothing needs the stream any more: the queue, and all memory that was allocated on it,
+    /// which consumers of exports may hold for long. It may destroy the stream; for one that lives as long as the
+    /// process it is `Box::new(())`.
+    ///
     /// # Errors
     /// [`Error::NotSupported`] for another device than ROCm's, [`Error::InvalidArgument`] for a
-    /// stream of another device (HIP before 5.6 does not tell).
+    /// stream of another device (HIP before 5.6 does not tell). The owner is dropped then.
     ///
     /// # Safety
-    /// The stream is of this device, or stands for a default stream, and lives until this queue, and all that was
-    /// made on it, is dropped: memory is freed on the queue that it was allocated on.
-    pub unsafe fn from_hip_stream(device: &Device, stream: hipStream_t) -> Result<Self> {
+    /// The stream is of this device, or stands for a default stream, and lives until `owner` is dropped.
+    pub unsafe fn from_hip_stream(
+        device: &Device,
+        stream: hipStream_t,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
         // SAFETY: the caller's.
-        let raw = unsafe { device.as_rocm()?.adopt_stream(stream) }?;
+        let raw = unsafe { device.as_rocm()?.adopt_stream(stream, owner) }?;
         // SAFETY: the queue was just made by the device's backend.
         Ok(unsafe { device.wrap_queue(raw) })
     }

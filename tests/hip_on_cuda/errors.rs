@@ -26,6 +26,12 @@ fn the_last_error_is_the_threads_and_stays_until_taken() {
     assert_eq!(hipMemset(made_on(rig), 0, 8), 0);
     assert_eq!(hipStreamQuery(null_mut()), 600);
     assert_eq!(hipPeekAtLastError(), 0, "not ready is no error");
+    {
+        // HIP 6: a success is the last one too.
+        let _version = Version::new(60342134);
+        assert_eq!((hipMalloc(null_mut(), 8), hipPeekAtLastError()), (1, 1));
+        assert_eq!((hipDeviceSynchronize(), hipPeekAtLastError()), (0, 0));
+    }
     rig.release();
     rig.group.assert_report(&["outlived its context"]);
 }

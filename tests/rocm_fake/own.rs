@@ -15,7 +15,7 @@ use arrow_schema::DataType;
 
 use crate::fake::{Group, LAZY, NO_POOLS};
 use crate::hip::*;
-use crate::rig::{MODES, Rig as Opened, assert_gone, hold};
+use crate::rig::{MODES, Rig as Opened, assert_gone, hold, soon};
 use crate::support::{assert_same, assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{Config, MEMORIES, Memory};
@@ -78,8 +78,65 @@ fn stream_of(ordinal: c_int) -> Ptr {
 }
 
 fn queue(rig: &Opened, stream: Ptr) -> Result<Queue, Error> {
-    // SAFETY: the tests' streams live until their queues are dropped.
-    unsafe { Queue::from_hip_stream(&rig.device, stream.cast()) }
+    // SAFETY: the tests' streams live until nothing of their queues is left.
+    unsafe { Queue::from_hip_stream(&rig.device, stream.cast(), Box::new(())) }
+}
+
+/// A stream that lives as long as something needs it.
+struct Owned(usize);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        assert_eq!(hipStreamDestroy(self.0 as Ptr), 0);
+    }
+}
+
+/// A consumer holds what was allocated on the stream long after the queue.
+#[test]
+fn a_stream_lives_as_long_as_its_memory() {
+    for flags in [0, LAZY, NO_POOLS] {
+        let rig = Opened::new(flags);
+        let before = rig.group.live("streams");
+        let stream = stream_of(rig.group.first);
+        let owner = Box::new(Owned(stream.addr()));
+        // SAFETY: the owner destroys the stream, and nobody else.
+        let queue = unsafe { Queue::from_hip_stream(&rig.device, stream.cast(), owner) }.unwrap();
+        let up = rig.upload_on(&wide_batch(8, 300), &queue).unwrap();
+        let (array, schema) = up.export(SyncPolicy::Event).unwrap();
+        drop((up, queue));
+        assert_eq!(rig.group.live("streams"), before + 1);
+        std::thread::spawn(move || drop((array, schema)))
+            .join()
+            .unwrap();
+        assert!(soon(|| {
+            rig.group.drain();
+            rig.group.live("streams") == before
+        }));
+        rig.assert_done();
+        rig.end();
+    }
+}
+
+/// HIP waits when it destroys a stream; whoever drops a queue does not.
+#[test]
+fn a_queue_with_work_is_dropped_without_a_wait() {
+    for memory in MEMORIES {
+        let rig = Opened::with(0, memory);
+        let queue = rig.new_queue().unwrap();
+        let held = hold(&queue);
+        let up = rig.upload_on(&wide_batch(8, 300), &queue).unwrap();
+        let (sender, dropped) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            drop((up, queue));
+            let _ = sender.send(());
+        });
+        let in_time = dropped.recv_timeout(std::time::Duration::from_secs(10));
+        drop(held);
+        thread.join().unwrap();
+        assert!(in_time.is_ok(), "it waited");
+        rig.assert_done();
+        rig.end();
+    }
 }
 
 #[test]
@@ -117,7 +174,8 @@ fn streams_that_are_refused() {
     }
     assert_eq!(hipStreamDestroy(other), 0);
     // SAFETY: nothing is done with the stream.
-    let e = unsafe { Queue::from_hip_stream(&Devices::cpu(), null_mut()) }.unwrap_err();
+    let cpu = unsafe { Queue::from_hip_stream(&Devices::cpu(), null_mut(), Box::new(())) };
+    let e = cpu.unwrap_err();
     assert!(matches!(e, Error::NotSupported { .. }), "{e}");
     let e = Devices::cpu().default_queue().hip_stream().unwrap_err();
     assert!(e.to_string().contains("not a ROCm device"), "{e}");
@@ -145,13 +203,19 @@ fn streams_that_are_captured() {
         assert!(matches!(e, Error::NotSupported { .. }), "{e}");
         assert!(e.to_string().contains("captured"), "{e}");
     }
-    // Memory of the stream is freed all the same.
+    // Memory of the stream is freed once that is over; nothing waits for the device until then, which would
+    // end the capture.
+    let waits = rig.group.calls("cuCtxSynchronize");
     drop(kept);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert_eq!(rig.group.calls("cuCtxSynchronize"), waits);
+    assert_eq!(rig.group.live("device"), 1);
     let mut graph = null_mut();
     assert_eq!(hipStreamEndCapture(stream, &mut graph), 0);
+    assert!(soon(|| rig.group.live("device") == 0));
+    assert_eq!(rig.take_drop_error().map(|e| e.to_string()), None);
     assert_eq!(hipSetDevice(0), 0);
     drop(rig.upload_on(&batch, &queue).unwrap());
-    let _ = rig.take_drop_error();
     drop(queue);
     rig.assert_done();
     assert_eq!(hipStreamDestroy(stream), 0);
@@ -253,27 +317,67 @@ fn events_that_are_refused() {
     rig.end();
 }
 
-/// Memory that is not HIP's is asked about, which leaves no error behind, nor takes one away.
+/// Calls that fail and are answered for leave no error behind for the program, nor is there none where it has left one
+/// (since HIP 7: before, each call of HIP's puts its own in its place).
 #[test]
 fn the_threads_last_error_stays() {
+    let mut version = 0;
+    assert_eq!(hipRuntimeGetVersion(&mut version), 0);
     let rig = Opened::new(0);
-    for (before, error) in [(0, 0), (1 << 20, 101)] {
-        let _ = hipGetLastError();
-        let _ = hipSetDevice(before);
-        assert_eq!(hipPeekAtLastError(), error);
-        let mut foreign = Foreign::new(&longs(10).to_data(), &rig.device);
-        let heap = [0i64; 10];
-        foreign.set_buffer(&[], 1, heap.as_ptr().cast());
-        let e = foreign.import(&rig.options).unwrap_err();
-        assert!(e.to_string().contains("ordinary host memory"), "{e}");
-        foreign.assert_released("ordinary memory");
-        let column: ArrayRef = Arc::new(longs(1 << 18));
-        let up = rig.upload_array(&column).unwrap();
-        assert_same(&column, &up.to_host().unwrap(), "from ordinary memory");
-        // HIP 5 has put its own in the place of one that nobody had asked for yet.
-        assert_eq!(hipPeekAtLastError() != 0, error != 0);
+    let batch = wide_batch(50, 100);
+    let up = rig.upload(&batch).unwrap().slice(0, 99).unwrap();
+    rig.synchronize().unwrap();
+    let errors: &[_] = match version {
+        70_000_000.. => &[0, 101],
+        _ => &[0],
+    };
+    for &error in errors {
+        let check = |what: &str, work: &dyn Fn()| {
+            let _ = hipGetLastError();
+            let _ = hipSetDevice(if error == 0 { 0 } else { 1 << 20 });
+            assert_eq!(hipPeekAtLastError(), error);
+            work();
+            assert_eq!(hipPeekAtLastError() != 0, error != 0, "{what}");
+        };
+        check("ordinary memory", &|| {
+            let mut foreign = Foreign::new(&longs(10).to_data(), &rig.device);
+            let heap = [0i64; 10];
+            foreign.set_buffer(&[], 1, heap.as_ptr().cast());
+            let e = foreign.import(&rig.options).unwrap_err();
+            assert!(e.to_string().contains("ordinary host memory"), "{e}");
+            foreign.assert_released("ordinary memory");
+        });
+        check("a large column", &|| {
+            let column: ArrayRef = Arc::new(longs(1 << 18));
+            let up = rig.upload_array(&column).unwrap();
+            assert_same(&column, &up.to_host().unwrap(), "from ordinary memory");
+        });
+        check("a pool that is full", &|| {
+            rig.group.fail("cuMemAllocFromPoolAsync", 1, 2);
+            drop(DeviceBufferMut::allocate(&rig.default_queue(), 64).unwrap());
+            assert_eq!(rig.group.clear(), 1);
+        });
+        check("no page-locked memory", &|| {
+            rig.group.fail("cuMemHostAlloc", 1, 2);
+            rig.trim();
+            drop(rig.host_slab(40 << 20).unwrap());
+            assert_eq!(rig.group.clear(), 1);
+        });
+        check("no such device", &|| {
+            assert!(Config::new(1 << 20).open().is_err());
+        });
+        check("a failed record", &|| {
+            rig.group.fail("cuEventRecord", 1, 400);
+            assert!(rig.default_queue().record().is_err());
+            assert_eq!(rig.group.clear(), 1);
+        });
     }
+    // Once: it is not asked for lists again.
     let _ = hipGetLastError();
+    rig.group.fail("cuMemcpyBatchAsync_v2", 1, 801);
+    assert_same_batch(&batch.slice(0, 99), &up.to_host().unwrap(), "refused");
+    assert_eq!((rig.group.clear(), hipPeekAtLastError()), (1, 0));
+    drop(up);
     rig.assert_done();
     rig.end();
 }

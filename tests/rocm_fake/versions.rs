@@ -29,7 +29,7 @@ fn the_numbers_of_each_version() {
             "own::the_threads",
             "conformance::device_memory",
         ];
-        child(&tests, "test result: ok. 1", |command| {
+        child(&tests, "test result: ok. 16 passed", |command| {
             command.env("HIP_ON_CUDA_VERSION", version);
         });
     }
@@ -46,7 +46,12 @@ int hipRuntimeGetVersion(int *version) { *version = VERSION; return 0; }
 int hipGetDeviceCount(int *count) { *count = 2; return 0; }
 int hipGetDevice(int *ordinal) { *ordinal = current; return 0; }
 int hipSetDevice(int ordinal) { current = ordinal; return 0; }
+#ifdef POOLS
+int hipDeviceGetAttribute(int *value, int attribute, int ordinal) { *value = attribute == 88; return 0; }
+#else
 int hipDeviceGetAttribute(int *value, int attribute, int ordinal) { *value = 0; return 0; }
+#endif
+int hipMallocFromPoolAsync(void **ptr, unsigned long bytes, void *pool, void *stream) { *ptr = 0; return 0; }
 int hipStreamCreateWithFlags(void **stream, unsigned flags) { *stream = (void *)4096; return flags != 1; }
 int hipStreamIsCapturing(void *stream, int *status) { *status = 0; return 0; }
 int hipMalloc(void **ptr, unsigned long bytes) { *ptr = 0; return 2; }
@@ -56,7 +61,7 @@ STUB(hipDeviceSynchronize) STUB(hipStreamDestroy) STUB(hipStreamSynchronize) STU
 STUB(hipStreamWaitEvent) STUB(hipThreadExchangeStreamCaptureMode) STUB(hipEventCreateWithFlags)
 STUB(hipEventDestroy) STUB(hipEventRecord) STUB(hipEventQuery) STUB(hipEventSynchronize)
 STUB(hipMemPoolCreate) STUB(hipMemPoolDestroy) STUB(hipMemPoolSetAttribute) STUB(hipMemPoolTrimTo)
-STUB(hipMallocFromPoolAsync) STUB(hipFree) STUB(hipHostMalloc) STUB(hipHostFree)
+STUB(hipFree) STUB(hipHostMalloc) STUB(hipHostFree)
 STUB(hipPointerGetAttributes) STUB(hipMemcpyAsync) STUB(hipMemcpyPeerAsync) STUB(hipMemsetD8Async)
 STUB(hipGetLastError) STUB(hipPeekAtLastError)
 #ifndef OLDER
@@ -143,7 +148,8 @@ fn a_library_without_host_functions() {
         assert_eq!(device.as_rocm().unwrap().runtime_version(), 50_221_153);
         // It does not tell whose a stream is, and takes no lists.
         // SAFETY: the library looks at no stream.
-        let queue = unsafe { Queue::from_hip_stream(&device, 8192 as *mut _) }.unwrap();
+        let queue = unsafe { Queue::from_hip_stream(&device, 8192 as *mut _, Box::new(())) };
+        let queue = queue.unwrap();
         let e = arrow_device::DeviceBufferMut::allocate(&queue, 64).unwrap_err();
         let text = e.to_string();
         assert!(matches!(e, Error::OutOfMemory { .. }), "{text}");
@@ -157,6 +163,22 @@ fn a_library_without_host_functions() {
     build(poor.path(), "libamdhip64.so.5", &[]);
     nothing(poor.path(), &[".7", ".6"]);
     with_libraries("versions::a_library_without_host_functions", poor.path());
+}
+
+/// HIP 5.2 answers 0 where its pool has no memory, and null.
+#[test]
+fn a_pool_that_gives_nothing() {
+    if folder().is_some() {
+        let device = RocmConfig::new(0).open().unwrap();
+        let queue = device.default_queue();
+        let e = arrow_device::DeviceBufferMut::allocate(&queue, 64).unwrap_err();
+        assert!(matches!(e, Error::OutOfMemory { .. }), "{e}");
+        assert!(e.to_string().contains("hipMallocFromPoolAsync"), "{e}");
+        return;
+    }
+    let poor = tempfile::tempdir().unwrap();
+    build(poor.path(), "libamdhip64.so.7", &["-DPOOLS"]);
+    with_libraries("versions::a_pool_that_gives_nothing", poor.path());
 }
 
 /// Two runtimes in one process would not know of each other's memory.

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::contexts;
+use crate::control::version;
 use crate::driver::{Driver, driver};
 use crate::ffi::*;
 
@@ -28,8 +29,11 @@ pub fn call(body: impl FnOnce(&Driver) -> Outcome) -> Code {
         Ok(Err(code)) => code,
         Err(_) => UNKNOWN,
     };
-    if !matches!(code, 0 | NOT_READY) {
-        LAST_ERROR.set(code);
+    // Before HIP 7 each call is the last one, a success too.
+    match code {
+        NOT_READY => {}
+        0 if version() >= 70_000_000 => {}
+        code => LAST_ERROR.set(code),
     }
     code
 }

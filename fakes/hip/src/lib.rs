@@ -29,7 +29,8 @@
 //!
 //! The default version is 70151831 (HIP 7.1); the environment variable `HIP_ON_CUDA_VERSION` sets
 //! another. Below 60000000 the numbers are those of HIP 5, and an unknown address is
-//! `hipErrorInvalidValue`; from then on it is `hipMemoryTypeUnregistered`.
+//! `hipErrorInvalidValue`; from then on it is `hipMemoryTypeUnregistered`. Below 70000000 each call is the
+//! thread's last one for `hipGetLastError`, a success too; from then on only errors are.
 //!
 //! # Codes
 //!
@@ -51,6 +52,7 @@
 //!   driver a captured graph is leaked.
 //! - Flags about the reach of caches (coherent memory, events that release to the device or the system)
 //!   are checked and dropped.
+//! - `hipStreamDestroy` always waits for the stream's work; HIP may.
 //! - `hipFree` and `hipHostFree` wait only if the driver's own functions do; the stand-in's do not.
 //! - `hipMemcpyBatchAsync` names no failed copy where the driver has the second form of the call.
 //! - The members of `hipPointerAttribute_t` beyond the type are CUDA's; no allocation flags.

@@ -16,7 +16,7 @@ use cudarc::driver::sys::{
 };
 use libloading::Library;
 
-use crate::device::gpu::{Code, Meaning, either, functions, load};
+use crate::device::gpu::{Code, CopyAttributes, CopyList, Meaning, either, functions, load};
 
 /// Codes that something depends on.
 pub(super) mod code {
@@ -170,42 +170,17 @@ pub(super) enum BatchCopy {
     ),
 }
 
-/// `CUmemcpyAttributes`, which not all bindings have.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct CopyAttributes {
-    source_access_order: c_uint,
-    source_hint: [c_int; 2],
-    destination_hint: [c_int; 2],
-    flags: c_uint,
-}
-
-impl CopyAttributes {
-    /// Sources are read in the stream's order, not during the call.
-    const IN_STREAM_ORDER: Self = Self {
-        source_access_order: 1,
-        source_hint: [0; 2],
-        destination_hint: [0; 2],
-        flags: 0,
-    };
-}
-
 impl BatchCopy {
     /// Gives a stream a list of copies, sources to be read in the stream's order.
     ///
     /// # Safety
-    /// The lists have as many members, and all memory lives until the copies are done; the stream is live.
-    pub(super) unsafe fn call(
-        self,
-        dst: &mut [CUdeviceptr],
-        src: &mut [CUdeviceptr],
-        sizes: &mut [usize],
-        stream: CUstream,
-    ) -> Code {
+    /// All memory lives until the copies are done; the stream is live.
+    pub(super) unsafe fn call(self, list: &mut CopyList<CUdeviceptr>, stream: CUstream) -> Code {
         // One set of attributes, from the first copy on.
         let (mut attributes, mut first) = (CopyAttributes::IN_STREAM_ORDER, 0usize);
-        let (attributes, first, count) = (&raw mut attributes, &raw mut first, sizes.len());
-        let (dst, src, sizes) = (dst.as_mut_ptr(), src.as_mut_ptr(), sizes.as_mut_ptr());
+        let (attributes, first, count) = (&raw mut attributes, &raw mut first, list.sizes.len());
+        let (dst, src) = (list.dst.as_mut_ptr(), list.src.as_mut_ptr());
+        let sizes = list.sizes.as_mut_ptr();
         let mut refused = usize::MAX;
         // SAFETY: the caller's; the lists have `count` members.
         unsafe {

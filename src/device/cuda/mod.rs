@@ -150,8 +150,7 @@ impl CudaDevice {
             )));
         }
         // SAFETY: the queue keeps cudarc's stream, which is live as long as that.
-        let queue = unsafe { GpuQueue::given(self.shared.clone(), raw, queue) }?;
-        Ok(Arc::new(queue))
+        Ok(unsafe { GpuQueue::given(self.shared.clone(), raw, queue) }?)
     }
 
     /// An event in the place to which `sync_event` points.

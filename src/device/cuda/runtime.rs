@@ -13,8 +13,8 @@ use super::driver::{answer, code};
 use super::{CudaDevice, CudaQueue};
 use crate::device::backend::{CopyOp, DevicePtr};
 use crate::device::gpu::{
-    Answer, Before, Code, HostFunction, Meaning, Memory, Names, Peer, PointerKind, RawEvent,
-    RawStream, Runtime, Shared, to_ptr,
+    Answer, Before, Code, CopyList, HostFunction, Meaning, Memory, Names, Peer, PointerKind,
+    RawEvent, RawStream, Runtime, Shared, to_ptr,
 };
 
 static NAMES: Names = Names {
@@ -104,6 +104,7 @@ unsafe impl Runtime for Cuda {
         Ok(Before {
             ordinal: 0,
             capture_mode: mode,
+            last_error: 0,
         })
     }
 
@@ -121,13 +122,6 @@ unsafe impl Runtime for Cuda {
         // SAFETY: the context is current.
         answer!("cuCtxSynchronize", unsafe {
             (self.driver.cuCtxSynchronize)()
-        })
-    }
-
-    fn ask(&self) -> Answer {
-        // SAFETY: the legacy default stream is always there; a query gives it no work.
-        answer!("cuStreamQuery", unsafe {
-            (self.driver.cuStreamQuery)(std::ptr::null_mut())
         })
     }
 
@@ -151,6 +145,14 @@ unsafe impl Runtime for Cuda {
         answer!("cuStreamSynchronize", unsafe {
             (self.driver.cuStreamSynchronize)(stream(raw))
         })
+    }
+
+    unsafe fn is_idle(&self, raw: RawStream) -> Answer<bool> {
+        // SAFETY: the caller's.
+        match unsafe { (self.driver.cuStreamQuery)(stream(raw)) } {
+            code::NOT_READY => Ok(false),
+            code => answer!("cuStreamQuery", code).map(|()| true),
+        }
     }
 
     unsafe fn is_captured(&self, raw: RawStream) -> Answer<bool> {
@@ -356,14 +358,10 @@ unsafe impl Runtime for Cuda {
 
     unsafe fn copy_list(&self, copies: &[CopyOp], raw: RawStream) -> Option<Answer> {
         let batch = self.driver.batch?;
-        let list = |of: fn(&CopyOp) -> DevicePtr| -> Vec<CUdeviceptr> {
-            copies.iter().map(|copy| address(of(copy))).collect()
-        };
-        let (mut dst, mut src) = (list(|copy| copy.dst), list(|copy| copy.src));
-        let mut sizes: Vec<usize> = copies.iter().map(|copy| copy.bytes).collect();
-        // SAFETY: the lists have as many members; the copies are the caller's.
+        let mut list = CopyList::new(copies, address);
+        // SAFETY: the copies are the caller's.
         Some(answer!("cuMemcpyBatchAsync", unsafe {
-            batch.call(&mut dst, &mut src, &mut sizes, stream(raw))
+            batch.call(&mut list, stream(raw))
         }))
     }
 

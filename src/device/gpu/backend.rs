@@ -46,7 +46,7 @@ impl Gpu {
             context,
         };
         Ok(Self {
-            queue: Arc::new(GpuQueue::new(shared.clone())?),
+            queue: GpuQueue::new(shared.clone())?,
             vendor: vendor(shared.clone()),
             shared,
             host_readable,
@@ -86,7 +86,7 @@ unsafe impl Backend for Gpu {
     }
 
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        Ok(Arc::new(GpuQueue::new(self.shared.clone())?))
+        Ok(GpuQueue::new(self.shared.clone())?)
     }
 
     /// An event's handle cannot be told from anything else; that it is there can be seen.

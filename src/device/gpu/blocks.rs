@@ -1,13 +1,14 @@
 //! Memory that a runtime allocates slowly and frees only after waiting for the device: page-locked and
 //! managed memory, and device memory where there are no pools. Blocks are kept for reuse; what is too
-//! much is freed on a thread of its own.
+//! much is freed on a thread of its own, as is all that cannot be given back at once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::context::{Context, Current, EventCell};
-use super::runtime::{Answer, Meaning, Memory};
+use super::queue::GpuQueue;
+use super::runtime::{Answer, Meaning, Memory, RawStream};
 use crate::device::backend::DevicePtr;
 use crate::error::Result;
 
@@ -157,7 +158,8 @@ impl Blocks {
     /// Takes memory back that may be in use by anything.
     pub(super) fn give_up(&self, context: &Arc<Context>, ptr: DevicePtr) {
         self.forget(ptr);
-        scrap(context, self.memory, ptr, After::Everything, None);
+        let waste = Waste::Memory(self.memory, ptr);
+        scrap(context, waste, After::Everything, None);
     }
 
     /// Frees idle blocks that nothing uses any more, on this thread.
@@ -188,7 +190,8 @@ impl Blocks {
 
     fn scrap(&self, context: &Arc<Context>, blocks: Vec<Idle>) {
         for Idle { ptr, after, .. } in blocks {
-            scrap(context, self.memory, ptr, After::Event(after), None);
+            let waste = Waste::Memory(self.memory, ptr);
+            scrap(context, waste, After::Event(after), None);
         }
     }
 }
@@ -218,11 +221,22 @@ pub(super) enum After {
 /// What is to be called once memory was freed.
 type Freed = Box<dyn FnOnce() + Send>;
 
-/// Memory to be freed on the thread for it.
+/// What is given back on the thread for it, since the runtime may wait for the device, or refuses now.
+pub(super) enum Waste {
+    Memory(Memory, DevicePtr),
+    /// A stream of ours.
+    Stream(RawStream),
+    /// Memory that its queue frees in its order, once it may: its stream is being captured.
+    OfQueue {
+        queue: Arc<GpuQueue>,
+        base: DevicePtr,
+        bytes: usize,
+    },
+}
+
 struct Scrap {
     context: Arc<Context>,
-    memory: Memory,
-    ptr: DevicePtr,
+    waste: Waste,
     after: After,
     freed: Option<Freed>,
 }
@@ -243,26 +257,19 @@ fn heap() -> MutexGuard<'static, Heap> {
     HEAP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Frees memory after an event, on a thread of its own: the runtime waits for the device.
-pub(super) fn scrap(
-    context: &Arc<Context>,
-    memory: Memory,
-    ptr: DevicePtr,
-    after: After,
-    freed: Option<Freed>,
-) {
+/// Gives something back after an event, on a thread of its own.
+pub(super) fn scrap(context: &Arc<Context>, waste: Waste, after: After, freed: Option<Freed>) {
     let mut item = Scrap {
         context: context.clone(),
-        memory,
-        ptr,
+        waste,
         after,
         freed,
     };
     let builder = std::thread::Builder::new().name("arrow-device gpu free".into());
     if matches!(item.after, After::Everything) {
         // It may take long, and holds up no other.
-        let wait = move || while !item.free_if_ready() {};
-        // Without a thread the memory is lost: this one must not wait.
+        let wait = move || while !item.is_gone() {};
+        // Without a thread it is lost: this one must not wait.
         let _ = builder.spawn(wait);
         return;
     }
@@ -271,11 +278,11 @@ pub(super) fn scrap(
     if heap.running {
         return;
     }
-    // If there is no thread to be had the next memory tries again: this one must not wait.
+    // If there is no thread to be had the next one tries again: this one must not wait.
     heap.running = builder.spawn(free_all).is_ok();
 }
 
-/// Frees what is ready, asks again about the rest, and ends when nothing is left.
+/// Gives back what is ready, asks again about the rest, and ends when nothing is left.
 fn free_all() {
     let mut pause = Duration::from_micros(50);
     loop {
@@ -288,7 +295,7 @@ fn free_all() {
             std::mem::take(&mut heap.items)
         };
         let before = items.len();
-        items.retain_mut(|item| !item.free_if_ready());
+        items.retain_mut(|item| !item.is_gone());
         if items.len() == before {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(10));
@@ -300,7 +307,8 @@ fn free_all() {
 }
 
 impl Scrap {
-    fn free_if_ready(&mut self) -> bool {
+    /// Gives it back if it is ready; whether that is done.
+    fn is_gone(&mut self) -> bool {
         let context = &self.context;
         match std::mem::replace(&mut self.after, After::Nothing) {
             After::Nothing => {}
@@ -320,9 +328,7 @@ impl Scrap {
                 context.recycle(event);
                 if answer.and_then(|answer| context.check(answer)).is_err() {
                     // It does not tell: then all work must have ended.
-                    let (memory, ptr, freed) = (self.memory, self.ptr, self.freed.take());
-                    scrap(context, memory, ptr, After::Everything, freed);
-                    return true;
+                    let _ = context.settle();
                 }
             }
             // Whatever it answers, nothing runs any more.
@@ -330,15 +336,36 @@ impl Scrap {
                 let _ = context.settle();
             }
         }
-        if let Ok(current) = context.enter_even_if_failed() {
-            let freed = free(self.memory, self.ptr, &current);
-            if freed.is_err_and(|failed| context.meaning(failed.code) == Meaning::Passing) {
-                return false;
-            }
+        if !self.give_back() {
+            return false;
         }
         if let Some(freed) = self.freed.take() {
             freed();
         }
         true
+    }
+
+    /// Whether it is gone, or lost; it is not where the runtime refuses only now.
+    fn give_back(&self) -> bool {
+        let context = &self.context;
+        match &self.waste {
+            Waste::Memory(memory, ptr) => {
+                let Ok(current) = context.enter_even_if_failed() else {
+                    return true;
+                };
+                let freed = free(*memory, *ptr, &current);
+                !freed.is_err_and(|failed| context.meaning(failed.code) == Meaning::Passing)
+            }
+            Waste::Stream(stream) => {
+                if let Ok(current) = context.enter_even_if_failed() {
+                    // SAFETY: created by its queue, which has gone.
+                    unsafe { current.destroy_stream(*stream) };
+                }
+                true
+            }
+            // SAFETY: allocated on this device, and given up by its owner; the queue's stream has waited
+            // for its uses.
+            Waste::OfQueue { queue, base, bytes } => unsafe { queue.try_free(*base, *bytes) },
+        }
     }
 }

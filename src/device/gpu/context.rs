@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::jobs;
-use super::runtime::{Answer, Before, Code, Failed, Meaning, Names, RawEvent, Runtime};
+use super::runtime::{Answer, Before, Code, Failed, Meaning, Names, RawEvent, RawStream, Runtime};
 use crate::device::DeviceId;
 use crate::device::backend::{EventPtr, device_error};
 use crate::error::{Error, Result};
@@ -184,7 +184,8 @@ impl Context {
     /// was named.
     fn confirm(&self) {
         if let Ok(current) = self.enter_even_if_failed() {
-            if let Err(failed) = current.ask() {
+            // SAFETY: the legacy default stream is always there.
+            if let Err(failed) = unsafe { current.is_idle(RawStream::LEGACY) } {
                 self.mark(failed.code);
             }
         }

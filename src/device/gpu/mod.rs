@@ -27,6 +27,7 @@ mod runtime;
 
 pub(in crate::device) use self::backend::Gpu;
 pub(in crate::device) use self::context::EventCell;
+pub(in crate::device) use self::copy::{CopyAttributes, CopyList};
 pub(in crate::device) use self::library::{either, functions, load};
 pub(in crate::device) use self::pointer::{Peer, PointerKind};
 pub(in crate::device) use self::queue::{GpuQueue, Shared};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::blocks::{self, After, scrap};
+use super::blocks::{self, After, Waste, scrap};
 use super::context::Context;
 use super::runtime::Memory;
 use crate::device::backend::DevicePtr;
@@ -89,7 +89,8 @@ impl PageLocked {
             let mut held = lock(&held);
             held.bytes = held.bytes.saturating_sub(bytes);
         });
-        scrap(context, Memory::Host, address, After::Nothing, Some(freed));
+        let waste = Waste::Memory(Memory::Host, address);
+        scrap(context, waste, After::Nothing, Some(freed));
     }
 
     /// Whether memory is page-locked: it is ours, or `ask` says so.

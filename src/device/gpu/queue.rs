@@ -3,14 +3,14 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::ThreadId;
 
-use super::blocks::Blocks;
+use super::blocks::{After, Blocks, Waste, scrap};
 use super::context::{Context, Current, EventCell, event_of};
 use super::copy;
 use super::jobs::{self, Job};
-use super::runtime::{Memory, RawStream};
+use super::runtime::{Meaning, Memory, RawStream};
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
 
@@ -48,6 +48,7 @@ pub(in crate::device) struct GpuQueue {
     id: u64,
     /// What [`RawQueue::as_any`] answers: the vendor's type of queue, which owns a stream that is given.
     vendor: Box<dyn Any + Send + Sync>,
+    me: Weak<Self>,
 }
 
 fn next_id() -> u64 {
@@ -73,18 +74,29 @@ struct Hop {
 
 impl GpuQueue {
     /// A new stream, which does not wait for the legacy default stream.
-    pub(super) fn new(shared: Shared) -> Result<Self> {
+    pub(super) fn new(shared: Shared) -> Result<Arc<Self>> {
         let context = &shared.context;
         let stream = {
             let current = context.enter(context.names().create_stream)?;
             context.check(current.create_stream())?
         };
-        Ok(Self {
-            vendor: context.runtime().queue(stream),
+        let vendor = context.runtime().queue(stream);
+        Ok(Self::with(shared, stream, Order::Own, vendor))
+    }
+
+    fn with(
+        shared: Shared,
+        stream: RawStream,
+        order: Order,
+        vendor: Box<dyn Any + Send + Sync>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
             shared,
             stream,
-            order: Order::Own,
+            order,
             id: next_id(),
+            vendor,
+            me: me.clone(),
         })
     }
 
@@ -99,20 +111,14 @@ impl GpuQueue {
         shared: Shared,
         stream: RawStream,
         vendor: Box<dyn Any + Send + Sync>,
-    ) -> Result<Self> {
+    ) -> Result<Arc<Self>> {
         // SAFETY: the caller's.
         unsafe { Self::check_stream(&shared.context, stream) }?;
         let order = match stream {
             RawStream::PER_THREAD => Order::PerThread(Mutex::default()),
             _ => Order::Given,
         };
-        Ok(Self {
-            shared,
-            stream,
-            order,
-            id: next_id(),
-            vendor,
-        })
+        Ok(Self::with(shared, stream, order, vendor))
     }
 
     /// Refuses a stream of another context. The default streams are of whichever context is current.
@@ -219,6 +225,47 @@ impl GpuQueue {
         done
     }
 
+    /// As [`RawQueue::free`], but an error leaves the memory to the caller.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn free_in_order(&self, base: DevicePtr, bytes: usize) -> Result<()> {
+        let (context, names) = (&self.shared.context, self.shared.context.names());
+        if self.shared.has_pool() {
+            return self.run(names.free_in_order, |current| {
+                // SAFETY: the caller's: allocated in stream order, freed once.
+                context.check(unsafe { current.free_in_order(base, self.stream) })
+            });
+        }
+        let after = self.run(names.record, |current| self.record_event(current))?;
+        let blocks = &self.shared.blocks;
+        blocks.give_back(context, base, bytes, after, self.id);
+        Ok(())
+    }
+
+    /// Frees what could not be freed before; whether it is gone. It is not where it cannot be now either.
+    ///
+    /// # Safety
+    /// As [`RawQueue::free`].
+    pub(super) unsafe fn try_free(&self, base: DevicePtr, bytes: usize) -> bool {
+        // SAFETY: the caller's.
+        match unsafe { self.free_in_order(base, bytes) } {
+            Err(e) if self.is_passing(&e) => return false,
+            Err(_) if !self.shared.context.is_shut_down() => self.shared.give_up(base),
+            _ => {}
+        }
+        true
+    }
+
+    /// Whether an error is one of a stream that is being captured.
+    fn is_passing(&self, e: &Error) -> bool {
+        match e {
+            Error::NotSupported { .. } => true,
+            Error::Device { code, .. } => self.shared.context.meaning(*code) == Meaning::Passing,
+            _ => false,
+        }
+    }
+
     /// An event of ours after all work so far.
     fn record_event(&self, current: &Current<'_>) -> Result<Box<EventCell>> {
         let context = &self.shared.context;
@@ -268,27 +315,23 @@ unsafe impl RawQueue for GpuQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
-        let (context, names) = (&self.shared.context, self.shared.context.names());
-        let freed = if self.shared.has_pool() {
-            self.run(names.free_in_order, |current| {
-                // SAFETY: the caller's: allocated in stream order, freed once.
-                context.check(unsafe { current.free_in_order(base, self.stream) })
-            })
-        } else {
-            let after = self.run(names.record, |current| self.record_event(current));
-            after.map(|event| {
-                let blocks = &self.shared.blocks;
-                blocks.give_back(context, base, bytes, event, self.id);
-            })
-        };
-        match freed {
+        let context = &self.shared.context;
+        // SAFETY: the caller's.
+        let freed = unsafe { self.free_in_order(base, bytes) };
+        match (freed, self.me.upgrade()) {
+            (Ok(()), _) => Ok(()),
             // The runtime has taken all memory back.
-            Err(_) if context.is_shut_down() => Ok(()),
-            Err(e) => {
+            (Err(_), _) if context.is_shut_down() => Ok(()),
+            // To wait for the device instead would end other streams' captures as well.
+            (Err(e), Some(queue)) if self.is_passing(&e) => {
+                let waste = Waste::OfQueue { queue, base, bytes };
+                scrap(context, waste, After::Nothing, None);
+                Ok(())
+            }
+            (Err(e), _) => {
                 self.shared.give_up(base);
                 Err(e)
             }
-            Ok(()) => Ok(()),
         }
     }
 
@@ -346,18 +389,26 @@ impl Drop for GpuQueue {
     fn drop(&mut self) {
         let context = &self.shared.context;
         match &mut self.order {
-            Order::Own => {
-                if let Ok(current) = context.enter_even_if_failed() {
-                    // SAFETY: created in `new`. Work that it was given runs on.
-                    unsafe { current.destroy_stream(self.stream) };
-                }
-            }
             Order::Given => {}
             Order::PerThread(hop) => {
                 let hop = hop.get_mut().unwrap_or_else(PoisonError::into_inner);
                 if let Some((_, event)) = hop.last.take() {
                     context.recycle(event);
                 }
+            }
+            Order::Own => {
+                let Ok(current) = context.enter_even_if_failed() else {
+                    return;
+                };
+                let waits = context.runtime().destroying_waits();
+                // SAFETY: created in `new`, and live.
+                if waits && unsafe { current.is_idle(self.stream) } == Ok(false) {
+                    let done = self.record_event(&current);
+                    let after = done.map_or(After::Everything, After::Event);
+                    return scrap(context, Waste::Stream(self.stream), after, None);
+                }
+                // SAFETY: created in `new`. Work that it was given runs on.
+                unsafe { current.destroy_stream(self.stream) };
             }
         }
     }

@@ -80,6 +80,9 @@ impl RawStream {
     /// The handle that stands for the calling thread's own stream, in CUDA and HIP alike.
     pub(in crate::device) const PER_THREAD: Self = Self(std::ptr::without_provenance_mut(2));
 
+    /// The default stream that all threads share, of whichever context is current.
+    pub(in crate::device) const LEGACY: Self = Self(std::ptr::null_mut());
+
     /// Whether it stands for a default stream (0 and 1: the legacy one) of whichever context is current.
     pub(in crate::device) fn is_default(self) -> bool {
         self.0.addr() <= 2
@@ -108,6 +111,9 @@ pub(in crate::device) struct Before {
     #[cfg_attr(not(feature = "rocm"), allow(dead_code))]
     pub(in crate::device) ordinal: c_int,
     pub(in crate::device) capture_mode: c_int,
+    /// The thread's last error, where the runtime has such.
+    #[cfg_attr(not(feature = "rocm"), allow(dead_code))]
+    pub(in crate::device) last_error: Code,
 }
 
 /// What a runtime calls its calls, for errors before they are made.
@@ -168,6 +174,10 @@ pub(in crate::device) unsafe trait Runtime:
     fn meaning(&self, code: Code) -> Meaning;
     /// Whether the host may read managed memory while the device works.
     fn reads_managed(&self) -> bool;
+    /// Whether `destroy_stream` may wait for the stream's work.
+    fn destroying_waits(&self) -> bool {
+        false
+    }
     /// Whether memory is allocated and freed in the order of streams.
     fn has_pool(&self) -> bool;
     /// Whether device memory is this device's own, and of this context if it belongs to one.
@@ -184,17 +194,20 @@ pub(in crate::device) unsafe trait Runtime:
 
     /// Waits for all work.
     fn synchronize(&self) -> Answer;
-    /// A question that is no work, for the code of the context itself.
-    fn ask(&self) -> Answer;
 
     /// A stream that does not wait for the legacy default stream.
     fn create_stream(&self) -> Answer<RawStream>;
     /// # Safety
-    /// From `create_stream`, destroyed once. Work that it was given runs on.
+    /// From `create_stream`, destroyed once. Work that it was given runs on, or is waited for.
     unsafe fn destroy_stream(&self, stream: RawStream);
     /// # Safety
     /// As all that take a stream: it is live, or stands for a default stream.
     unsafe fn synchronize_stream(&self, stream: RawStream) -> Answer;
+    /// Whether a stream has no work.
+    ///
+    /// # Safety
+    /// As `synchronize_stream`.
+    unsafe fn is_idle(&self, stream: RawStream) -> Answer<bool>;
     /// # Safety
     /// As `synchronize_stream`.
     unsafe fn is_captured(&self, stream: RawStream) -> Answer<bool>;

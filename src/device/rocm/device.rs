@@ -73,8 +73,9 @@ impl Rocm {
     fn attribute(&self, attribute: hipDeviceAttribute_t) -> c_int {
         let mut value = 0;
         // SAFETY: `value` is written.
-        let code =
-            unsafe { (self.hip.hipDeviceGetAttribute)(&raw mut value, attribute, self.ordinal) };
+        let ask =
+            || unsafe { (self.hip.hipDeviceGetAttribute)(&raw mut value, attribute, self.ordinal) };
+        let code = self.hip.quietly(ask);
         if code == 0 { value } else { 0 }
     }
 

@@ -15,14 +15,14 @@ use hip_runtime_sys::{
 };
 use libloading::Library;
 
-use crate::device::gpu::{Code, Meaning, either, functions, load};
+use crate::device::gpu::{Code, CopyAttributes, CopyList, Meaning, either, functions, load};
 
 /// Codes that something depends on.
 pub(super) mod code {
     use super::{Code, Meaning};
 
     pub(in crate::device::rocm) const INVALID_VALUE: Code = 1;
-    const OUT_OF_MEMORY: Code = 2;
+    pub(in crate::device::rocm) const OUT_OF_MEMORY: Code = 2;
     const DEINITIALIZED: Code = 4;
     pub(in crate::device::rocm) const NOT_READY: Code = 600;
     pub(in crate::device::rocm) const NOT_SUPPORTED: Code = 801;
@@ -157,7 +157,8 @@ functions! {
     }
 }
 
-/// `hipMemcpyBatchAsync` of HIP 7.1, which hip-runtime-sys does not have.
+/// `hipMemcpyBatchAsync` of HIP 7.1, which hip-runtime-sys does not have; compared with the header of 7.14 by eye. AMD's tests of
+/// it differ on whether it takes attributes: a runtime that refuses them is given single copies.
 #[derive(Clone, Copy)]
 pub(super) struct BatchCopy(BatchFunction);
 
@@ -173,41 +174,21 @@ type BatchFunction = unsafe extern "C" fn(
     hipStream_t,
 ) -> Code;
 
-/// `hipMemcpyAttributes` of HIP 7.1.
-#[repr(C)]
-struct CopyAttributes {
-    source_access_order: c_uint,
-    source_hint: [c_int; 2],
-    destination_hint: [c_int; 2],
-    flags: c_uint,
-}
-
 impl BatchCopy {
     /// Gives a stream a list of copies, sources to be read in the stream's order.
     ///
     /// # Safety
-    /// The lists have as many members, and all memory lives until the copies are done; the stream is live.
-    pub(super) unsafe fn call(
-        self,
-        dst: &mut [*mut c_void],
-        src: &mut [*mut c_void],
-        sizes: &mut [usize],
-        stream: hipStream_t,
-    ) -> Code {
+    /// All memory lives until the copies are done; the stream is live.
+    pub(super) unsafe fn call(self, list: &mut CopyList<*mut c_void>, stream: hipStream_t) -> Code {
         // One set of attributes, from the first copy on.
-        let mut attributes = CopyAttributes {
-            source_access_order: 1,
-            source_hint: [0; 2],
-            destination_hint: [0; 2],
-            flags: 0,
-        };
-        let (mut first, mut refused, count) = (0usize, usize::MAX, sizes.len());
+        let (mut attributes, mut first) = (CopyAttributes::IN_STREAM_ORDER, 0usize);
+        let (mut refused, count) = (usize::MAX, list.sizes.len());
         // SAFETY: the caller's; the lists have `count` members, and one set of attributes.
         unsafe {
             (self.0)(
-                dst.as_mut_ptr(),
-                src.as_mut_ptr(),
-                sizes.as_mut_ptr(),
+                list.dst.as_mut_ptr(),
+                list.src.as_mut_ptr(),
+                list.sizes.as_mut_ptr(),
                 count,
                 &raw mut attributes,
                 &raw mut first,
@@ -322,11 +303,31 @@ impl Hip {
         }
     }
 
+    /// Takes back the thread's last error that calls of this crate have left, if there was none `before` them:
+    /// what they answer is told otherwise, and the program would take it for its own.
+    pub(super) fn forget_error(&self, before: Code) {
+        // SAFETY: they have no arguments.
+        unsafe {
+            if before == 0 && (self.hipPeekAtLastError)() != 0 {
+                (self.hipGetLastError)();
+            }
+        }
+    }
+
+    /// Makes calls without a current device, of which no last error stays.
+    pub(super) fn quietly<T>(&self, calls: impl FnOnce() -> T) -> T {
+        // SAFETY: it has no arguments.
+        let before = unsafe { (self.hipPeekAtLastError)() };
+        let done = calls();
+        self.forget_error(before);
+        done
+    }
+
     /// How many devices there are.
     pub(super) fn device_count(&self) -> Result<c_int, Code> {
         let mut count = 0;
         // SAFETY: `count` is written.
-        match unsafe { (self.hipGetDeviceCount)(&raw mut count) } {
+        match self.quietly(|| unsafe { (self.hipGetDeviceCount)(&raw mut count) }) {
             0 => Ok(count),
             code => Err(code),
         }
@@ -336,7 +337,7 @@ impl Hip {
     pub(super) fn version(&self) -> Option<c_int> {
         let mut version = 0;
         // SAFETY: `version` is written.
-        let code = unsafe { (self.hipRuntimeGetVersion)(&raw mut version) };
+        let code = self.quietly(|| unsafe { (self.hipRuntimeGetVersion)(&raw mut version) });
         (code == 0).then_some(version)
     }
 

@@ -15,6 +15,7 @@ mod library;
 mod pointer;
 mod runtime;
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -75,13 +76,19 @@ impl RocmDevice {
     /// A stream as a queue.
     ///
     /// # Safety
-    /// The stream is of this device and live, or stands for a default stream, until the queue is dropped.
-    pub(crate) unsafe fn adopt_stream(&self, stream: hipStream_t) -> Result<Arc<dyn RawQueue>> {
+    /// The stream is of this device and live, or stands for a default stream, until `owner` is dropped.
+    pub(crate) unsafe fn adopt_stream(
+        &self,
+        stream: hipStream_t,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Arc<dyn RawQueue>> {
         let raw = RawStream(stream.cast());
-        let queue = Box::new(RocmQueue::new(stream));
-        // SAFETY: the caller's.
-        let queue = unsafe { GpuQueue::given(self.shared.clone(), raw, queue) }?;
-        Ok(Arc::new(queue))
+        let queue = Box::new(RocmQueue {
+            stream: raw,
+            _owner: Some(owner),
+        });
+        // SAFETY: the caller's; the queue keeps the owner.
+        Ok(unsafe { GpuQueue::given(self.shared.clone(), raw, queue) }?)
     }
 
     /// An event in the place to which `sync_event` points.
@@ -106,23 +113,31 @@ impl fmt::Debug for RocmDevice {
 }
 
 /// A queue of a ROCm device: what it answers to [`RawQueue::as_any`](crate::device::RawQueue::as_any).
-pub struct RocmQueue(RawStream);
+pub struct RocmQueue {
+    stream: RawStream,
+    /// Of a stream that was given.
+    _owner: Option<Box<dyn Any + Send + Sync>>,
+}
 
 impl RocmQueue {
-    fn new(stream: hipStream_t) -> Self {
-        Self(RawStream(stream.cast()))
+    /// Of a stream of this crate's.
+    fn new(stream: RawStream) -> Self {
+        Self {
+            stream,
+            _owner: None,
+        }
     }
 
     /// The stream. It is the queue's, or that of whoever gave it: do not destroy it. 2 stands for
     /// the calling thread's own stream.
     pub fn hip_stream(&self) -> hipStream_t {
-        self.0.0.cast()
+        self.stream.0.cast()
     }
 }
 
 impl fmt::Debug for RocmQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RocmQueue({:p})", self.0.0)
+        write!(f, "RocmQueue({:p})", self.stream.0)
     }
 }
 
@@ -136,7 +151,8 @@ impl Drop for GivenEvent {
     fn drop(&mut self) {
         // SAFETY: it was given (contract of `adopt_event`), and is used no more. HIP destroys events
         // whatever device is current; there is nobody to tell of an error.
-        unsafe { (self.hip.hipEventDestroy)(self.event.0.cast()) };
+        let destroy = || unsafe { (self.hip.hipEventDestroy)(self.event.0.cast()) };
+        self.hip.quietly(destroy);
     }
 }
 

@@ -14,8 +14,8 @@ use super::library::{PointerAttributes, answer, code};
 use super::{RocmDevice, RocmQueue, pointer};
 use crate::device::backend::{CopyOp, DevicePtr};
 use crate::device::gpu::{
-    Answer, Before, Code, HostFunction, Meaning, Memory, Names, Peer, PointerKind, RawEvent,
-    RawStream, Runtime, Shared, to_ptr,
+    Answer, Before, Code, CopyList, HostFunction, Meaning, Memory, Names, Peer, PointerKind,
+    RawEvent, RawStream, Runtime, Shared, to_ptr,
 };
 
 static NAMES: Names = Names {
@@ -88,6 +88,11 @@ unsafe impl Runtime for Rocm {
         self.reads_managed
     }
 
+    /// HIP's header says so.
+    fn destroying_waits(&self) -> bool {
+        true
+    }
+
     fn has_pool(&self) -> bool {
         self.pool.is_some()
     }
@@ -102,17 +107,21 @@ unsafe impl Runtime for Rocm {
     }
 
     fn queue(&self, raw: RawStream) -> Box<dyn Any + Send + Sync> {
-        Box::new(RocmQueue::new(stream(raw)))
+        Box::new(RocmQueue::new(raw))
     }
 
     fn enter(&self) -> Answer<Before> {
-        let before = self.set_current()?;
+        // SAFETY: it has no arguments.
+        let last_error = unsafe { (self.hip.hipPeekAtLastError)() };
+        let before = self.set_current();
+        let before = before.inspect_err(|_| self.hip.forget_error(last_error))?;
         let mut mode = hipStreamCaptureMode::hipStreamCaptureModeRelaxed as c_int;
         // SAFETY: the thread's mode, an int, which `leave` writes back.
         unsafe { (self.hip.hipThreadExchangeStreamCaptureMode)(&raw mut mode) };
         Ok(Before {
             ordinal: before,
             capture_mode: mode,
+            last_error,
         })
     }
 
@@ -124,19 +133,13 @@ unsafe impl Runtime for Rocm {
             // SAFETY: the thread's own device, as it was.
             unsafe { (self.hip.hipSetDevice)(before.ordinal) };
         }
+        self.hip.forget_error(before.last_error);
     }
 
     fn synchronize(&self) -> Answer {
         // SAFETY: the device is current.
         answer!("hipDeviceSynchronize", unsafe {
             (self.hip.hipDeviceSynchronize)()
-        })
-    }
-
-    fn ask(&self) -> Answer {
-        // SAFETY: the null stream is always there; a query gives it no work.
-        answer!("hipStreamQuery", unsafe {
-            (self.hip.hipStreamQuery)(std::ptr::null_mut())
         })
     }
 
@@ -159,6 +162,14 @@ unsafe impl Runtime for Rocm {
         answer!("hipStreamSynchronize", unsafe {
             (self.hip.hipStreamSynchronize)(stream(raw))
         })
+    }
+
+    unsafe fn is_idle(&self, raw: RawStream) -> Answer<bool> {
+        // SAFETY: the caller's.
+        match unsafe { (self.hip.hipStreamQuery)(stream(raw)) } {
+            code::NOT_READY => Ok(false),
+            code => answer!("hipStreamQuery", code).map(|()| true),
+        }
     }
 
     unsafe fn is_captured(&self, raw: RawStream) -> Answer<bool> {
@@ -234,6 +245,11 @@ unsafe impl Runtime for Rocm {
         answer!("hipMallocFromPoolAsync", unsafe {
             (self.hip.hipMallocFromPoolAsync)(&raw mut ptr, bytes, self.pool(), stream(raw))
         })?;
+        if ptr.is_null() {
+            // HIP 5.2 calls it a success.
+            return answer!("hipMallocFromPoolAsync", code::OUT_OF_MEMORY)
+                .map(|()| DevicePtr::NULL);
+        }
         Ok(to_ptr(ptr.expose_provenance()))
     }
 
@@ -291,18 +307,9 @@ unsafe impl Runtime for Rocm {
         let mut found = PointerAttributes::NONE;
         let ptr = std::ptr::without_provenance(address);
         // SAFETY: `found` is written. The runtime looks the address up, it does not follow it.
-        let (before, code) = unsafe {
-            let before = (self.hip.hipPeekAtLastError)();
-            let code = (self.hip.hipPointerGetAttributes)(&raw mut found, ptr);
-            (before, code)
-        };
+        let code = unsafe { (self.hip.hipPointerGetAttributes)(&raw mut found, ptr) };
         if code == code::INVALID_VALUE {
-            // What HIP 5, and some later ones, say of memory that is not theirs. It is no error, so it must
-            // not be found by a program that asks for its last one.
-            if before == 0 {
-                // SAFETY: takes the thread's error, which is that of the call above.
-                unsafe { (self.hip.hipGetLastError)() };
-            }
+            // What HIP 5, and some later ones, say of memory that is not theirs.
             return Ok(PointerKind::Unknown);
         }
         answer!("hipPointerGetAttributes", code)?;
@@ -335,14 +342,10 @@ unsafe impl Runtime for Rocm {
 
     unsafe fn copy_list(&self, copies: &[CopyOp], raw: RawStream) -> Option<Answer> {
         let batch = self.hip.batch?;
-        let list = |of: fn(&CopyOp) -> DevicePtr| -> Vec<*mut c_void> {
-            copies.iter().map(|copy| of(copy).as_ptr()).collect()
-        };
-        let (mut dst, mut src) = (list(|copy| copy.dst), list(|copy| copy.src));
-        let mut sizes: Vec<usize> = copies.iter().map(|copy| copy.bytes).collect();
-        // SAFETY: the lists have as many members; the copies are the caller's.
+        let mut list = CopyList::new(copies, DevicePtr::as_ptr);
+        // SAFETY: the copies are the caller's.
         Some(answer!("hipMemcpyBatchAsync", unsafe {
-            batch.call(&mut dst, &mut src, &mut sizes, stream(raw))
+            batch.call(&mut list, stream(raw))
         }))
     }
 

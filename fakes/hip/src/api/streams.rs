@@ -10,7 +10,6 @@ use crate::ffi::*;
 
 forward! {
     hipStreamCreateWithFlags(stream: *mut Handle, flags: c_uint) => cuStreamCreate(stream, flags);
-    hipStreamDestroy(stream: Handle) => cuStreamDestroy_v2(stream);
     hipStreamSynchronize(stream: Handle) => cuStreamSynchronize(stream);
     hipStreamQuery(stream: Handle) => cuStreamQuery(stream);
     hipStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) =>
@@ -27,6 +26,19 @@ forward! {
     hipEventRecord(event: Handle, stream: Handle) => cuEventRecord(event, stream);
     hipEventQuery(event: Handle) => cuEventQuery(event);
     hipEventSynchronize(event: Handle) => cuEventSynchronize(event);
+}
+
+/// Waits for the stream's work, as HIP may.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipStreamDestroy(stream: Handle) -> Code {
+    on_device(|driver| {
+        // SAFETY: the caller's: the stream is live, and used no more.
+        unsafe {
+            // Whatever it answers, the stream goes.
+            let _ = driver.cuStreamSynchronize(stream);
+            driver.cuStreamDestroy_v2(stream)
+        }
+    })
 }
 
 #[unsafe(no_mangle)]
