@@ -107,6 +107,8 @@ pub mod conformance;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod data;
+#[cfg(feature = "datafusion")]
+pub mod datafusion;
 pub mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;

@@ -23,8 +23,14 @@ use crate::data::DeviceRecordBatch;
 use crate::device::Device;
 
 /// What an operator gives: batches on a device, asked for by a task, without a wait in any poll.
-pub type SendableDeviceStream =
-    Pin<Box<dyn DeviceRecordBatchStream<Batch = DeviceRecordBatch> + Send>>;
+pub type SendableDeviceStream = Pin<
+    Box<
+        dyn DeviceRecordBatchStream<
+                Batch = DeviceRecordBatch,
+                Item = crate::Result<DeviceRecordBatch>,
+            > + Send,
+    >,
+>;
 
 /// An operator whose batches are on a device.
 ///

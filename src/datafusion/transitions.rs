@@ -16,7 +16,7 @@ use datafusion_physical_plan::execution_plan::SchedulingType;
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
 use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion_physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
 };
 use futures_core::Stream;
 
@@ -274,7 +274,12 @@ fn the_same(inputs: &[Arc<Statistics>]) -> Result<Arc<Statistics>> {
     only.ok_or_else(|| DataFusionError::Internal("no statistics of the child".into()))
 }
 
-/// The number of partitions of a plan.
-pub(super) fn partitions(plan: &Arc<dyn ExecutionPlan>) -> usize {
-    plan.output_partitioning().partition_count()
+/// Refuses children.
+pub(super) fn no_children(name: &str, children: &[Arc<dyn ExecutionPlan>]) -> Result<()> {
+    match children.len() {
+        0 => Ok(()),
+        n => Err(DataFusionError::Internal(format!(
+            "{n} children for {name}, which has none"
+        ))),
+    }
 }

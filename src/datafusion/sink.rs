@@ -1,0 +1,144 @@
+//! The results of plans as device streams.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arrow_schema::SchemaRef;
+use datafusion_common::config::ConfigOptions;
+use datafusion_common::{DataFusionError, Result};
+use datafusion_execution::TaskContext;
+use datafusion_physical_optimizer::PhysicalOptimizerRule;
+use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+use futures_core::Stream;
+use tokio::runtime::Handle;
+
+use super::metrics::to_datafusion;
+use super::plan::{SendableDeviceStream, execute_child};
+use super::rule::{DeviceTransitions, on_device};
+use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArrayStream};
+use crate::async_stream::{BlockingReader, DeviceRecordBatchStream};
+use crate::data::DeviceRecordBatch;
+use crate::device::Device;
+use crate::interchange::ExportOptions;
+use crate::stream::DeviceRecordBatchReader;
+
+/// Runs a plan, and gives its result on a device: what is there already stays, what is on the host goes up. Batches of
+/// several partitions come as they are ready.
+///
+/// For the async device stream, give the answer to [`produce`](crate::async_stream::produce). Of a DataFrame it takes
+/// `create_physical_plan()` and `task_ctx()`.
+///
+/// # Errors
+/// What the plan says. Later errors come in the stream.
+pub fn execute_on_device(
+    plan: Arc<dyn ExecutionPlan>,
+    context: Arc<TaskContext>,
+    device: &Device,
+) -> Result<SendableDeviceStream> {
+    let config = ConfigOptions::default();
+    let plan = on_device(DeviceTransitions.optimize(plan, &config)?, device);
+    let partitions = plan.output_partitioning().partition_count();
+    let start = |partition| execute_child(&plan, partition, context.clone());
+    let streams: Vec<_> = (0..partitions).map(start).collect::<Result<_>>()?;
+    Ok(Box::pin(Merged {
+        schema: plan.schema(),
+        device_type: device.id().device_type,
+        streams,
+        next: 0,
+    }))
+}
+
+/// Streams of one schema as one.
+struct Merged {
+    schema: SchemaRef,
+    device_type: ArrowDeviceType,
+    streams: Vec<SendableDeviceStream>,
+    /// Who is asked first.
+    next: usize,
+}
+
+impl Stream for Merged {
+    type Item = crate::Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Self { streams, next, .. } = &mut *self;
+        let mut asked = 0;
+        while asked < streams.len() {
+            let i = *next % streams.len();
+            match streams[i].as_mut().poll_next(cx) {
+                Poll::Pending => {
+                    asked += 1;
+                    *next = i + 1;
+                }
+                Poll::Ready(None) => drop(streams.swap_remove(i)),
+                Poll::Ready(Some(item)) => {
+                    *next = i + 1;
+                    if item.is_err() {
+                        streams.clear();
+                    }
+                    return Poll::Ready(Some(item));
+                }
+            }
+        }
+        match streams.is_empty() {
+            true => Poll::Ready(None),
+            false => Poll::Pending,
+        }
+    }
+}
+
+impl DeviceRecordBatchStream for Merged {
+    type Batch = DeviceRecordBatch;
+
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.device_type
+    }
+}
+
+/// Runs a plan, and gives its result as a C device stream. Its consumer's thread drives the plan, with the Tokio runtime
+/// that is current here; it must not be the only thread of that runtime.
+///
+/// # Errors
+/// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says.
+pub fn export_plan(
+    plan: Arc<dyn ExecutionPlan>,
+    context: Arc<TaskContext>,
+    device: &Device,
+    options: ExportOptions,
+) -> Result<FFI_ArrowDeviceArrayStream> {
+    let runtime = Handle::try_current()
+        .map_err(|e| DataFusionError::Execution(format!("a plan runs in a Tokio runtime: {e}")))?;
+    let reader = execute_on_device(plan, context, device)?.into_blocking_reader();
+    let driven = Driven { reader, runtime };
+    FFI_ArrowDeviceArrayStream::new(driven, options).map_err(to_datafusion)
+}
+
+/// A plan's result, read within its runtime.
+struct Driven {
+    reader: BlockingReader<SendableDeviceStream>,
+    runtime: Handle,
+}
+
+impl Iterator for Driven {
+    type Item = crate::Result<DeviceRecordBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let _within = self.runtime.enter();
+        self.reader.next()
+    }
+}
+
+impl DeviceRecordBatchReader for Driven {
+    fn schema(&self) -> SchemaRef {
+        self.reader.schema()
+    }
+
+    fn device_type(&self) -> ArrowDeviceType {
+        self.reader.device_type()
+    }
+}
