@@ -1,0 +1,97 @@
+//! The operator of the README: it compiles, it works, and it is the README's.
+
+use std::sync::Arc;
+
+// README {
+use arrow_device::Device;
+use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
+use arrow_device::datafusion::{DeviceExec, DevicePlan, SendableDeviceStream, execute_child};
+use datafusion::error::Result;
+use datafusion::execution::TaskContext;
+use datafusion::physical_plan::{ExecutionPlan, PlanProperties};
+use futures::StreamExt;
+
+/// Gives what its child gives, compact: only the rows of slices, padded, on the device.
+#[derive(Debug)]
+struct CompactExec {
+    child: Arc<dyn ExecutionPlan>,
+    device: Device,
+}
+
+impl DevicePlan for CompactExec {
+    fn name(&self) -> &str {
+        "CompactExec"
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.child.properties() // the same schema, partitions and order
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.child]
+    }
+
+    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
+        let (child, device) = (children[0].clone(), self.device.clone());
+        Ok(Arc::new(Self { child, device }))
+    }
+
+    fn execute_device(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableDeviceStream> {
+        let input = execute_child(&self.child, partition, context)?; // batches on the device
+        let (schema, device_type) = (input.schema(), input.device_type());
+        let output = input.map(|batch| batch?.compact()); // the work is queued; nothing waits
+        let output = DeviceRecordBatchStreamAdapter::new(schema, device_type, output);
+        Ok(Box::pin(output))
+    }
+}
+
+/// The operator in a plan; what is on the host goes up, once `DeviceTransitions` has run.
+fn compact(child: Arc<dyn ExecutionPlan>, device: Device) -> Arc<dyn ExecutionPlan> {
+    Arc::new(DeviceExec::new(Arc::new(CompactExec { child, device })))
+}
+// }
+
+use arrow_device::Devices;
+use arrow_device::datafusion::DeviceTransitions;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::{collect, displayable};
+use datafusion::prelude::SessionContext;
+
+#[test]
+fn it_is_the_readmes() {
+    let own = include_str!("readme.rs");
+    let (_, own) = own.split_once("// README {\n").unwrap();
+    let (own, _) = own.split_once("// }\n").unwrap();
+    let readme = include_str!("../../README.md");
+    assert!(readme.contains(own), "the README has another text");
+    let lines = own.lines().filter(|line| !line.trim().is_empty()).count();
+    assert!(lines < 60, "{lines} lines");
+}
+
+#[tokio::test]
+async fn it_runs() {
+    let context = SessionContext::new();
+    let sql = "SELECT a, a * 2 AS b FROM (VALUES (1), (2), (NULL), (4)) AS t(a)";
+    let plan = context.sql(sql).await.unwrap();
+    let plan = plan.create_physical_plan().await.unwrap();
+    let expected = collect(plan.clone(), context.task_ctx()).await.unwrap();
+    let plan = compact(plan, Devices::simulated().unwrap());
+    let state = context.state();
+    let plan = DeviceTransitions
+        .optimize(plan, state.config_options())
+        .unwrap();
+    let text = displayable(&*plan).indent(false).to_string();
+    let order = ["DeviceToHostExec", "CompactExec", "HostToDeviceExec"];
+    let places = order.map(|name| text.find(name).expect(name));
+    assert!(places.is_sorted(), "{text}");
+    let result = collect(plan, context.task_ctx()).await.unwrap();
+    assert_eq!(result, expected);
+}
