@@ -1,4 +1,56 @@
-//! DataFusion: device streams as tables, plans as device streams, operators on a device.
+//! [DataFusion](https://datafusion.apache.org): device streams as tables, results of plans as device streams, and operators
+//! whose batches stay on a device.
+//!
+//! ```text
+//! DeviceToHostExec: device=sim            <- DeviceTransitions puts it where sides differ
+//!   MyFilterExec: device=sim              <- a DevicePlan of yours, in a DeviceExec
+//!     DeviceScanExec: device=sim, ...     <- a DeviceTable; only what is asked for is read
+//! ```
+//!
+//! | | |
+//! | --- | --- |
+//! | [`DeviceTable`] | a table over device streams: batches that are there, readers, foreign C streams, anything async |
+//! | [`execute_on_device`], [`export_plan`] | any plan's result as a device stream: to go on with, as a C stream, or through [`produce`](crate::async_stream::produce) as an async one |
+//! | [`DevicePlan`] in a [`DeviceExec`] | an operator: it reads its children's device streams ([`execute_child`]) and gives one |
+//! | [`HostToDeviceExec`], [`DeviceToHostExec`] | the two ways between the host and a device |
+//! | [`DeviceTransitions`] | the physical optimizer rule that puts them where sides differ, and takes away those that are not needed |
+//!
+//! DataFusion's plans are trees of `dyn ExecutionPlan`, in which a third party's trait cannot be found: so there is one
+//! concrete node, [`DeviceExec`], around any [`DevicePlan`]. A parent on the same device takes its device stream; nobody ever sees
+//! a `RecordBatch` with device addresses. Batches pass between operators on one device without a copy and without a wait:
+//! a batch may be given before the work that fills it is done, as everywhere in this crate.
+//!
+//! # In a session
+//!
+//! ```ignore
+//! let state = SessionStateBuilder::new()
+//!     .with_default_features()
+//!     .with_physical_optimizer_rule(Arc::new(MyRule))              // makes device operators
+//!     .with_physical_optimizer_rule(Arc::new(DeviceTransitions))   // and this comes after it
+//!     .build();
+//! let context = SessionContext::new_with_state(state);
+//! context.register_table("t", Arc::new(DeviceTable::from_batches(schema, device, vec![batches])?))?;
+//! context.sql("SELECT a, sum(b) FROM t GROUP BY a").await?.show().await?;
+//! ```
+//!
+//! A table works without the rule too: its scan has a [`DeviceToHostExec`] above it from the start, which the rule takes away
+//! under a device operator. The README has a whole operator; the repository's member `datafusion-sql` is a plugin whose
+//! filter runs on the device in real SQL.
+//!
+//! # Metrics
+//!
+//! Each node counts, for each partition, its rows and batches, the bytes that it moved each way, copies, waits given to queues
+//! and waits of the host, and the time of its polls (`EXPLAIN ANALYZE`). They are its own, not its children's, and exact
+//! though other queries use the device ([`TransferStats::scope`](crate::TransferStats::scope)); only the time, the host's, has the
+//! children's in it. No array is looked at for them.
+//!
+//! # Waits and errors
+//!
+//! No poll waits for a device, with the one exception of [`UploadingStream`](crate::async_stream::UploadingStream). An error of a device
+//! ends the query: [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around this crate's, with the device, the operation
+//! and the text. DataFusion's own errors go through device operators and come out as they were. A stream that is dropped lets go of
+//! everything behind it.
+
 mod metrics;
 mod plan;
 mod rule;

@@ -242,6 +242,11 @@ impl ExecutionPlan for DeviceExec {
         Ok(Arc::new(Self::new(self.plan.with_children(children)?)))
     }
 
+    /// Other partitions would be made on the host.
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false; self.children().len()]
+    }
+
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
         InputDistributionRequirements::new(self.plan.required_input_distribution())
     }
