@@ -21,7 +21,19 @@ use crate::error::{Error, Result};
 
 /// One of this crate's errors, as DataFusion carries it.
 pub(super) fn to_datafusion(e: Error) -> DataFusionError {
-    DataFusionError::ArrowError(Box::new(ArrowError::from(e)), None)
+    from_arrow(ArrowError::from(e))
+}
+
+/// As above; one of DataFusion's own, which came through a device stream, is itself again.
+pub(super) fn from_arrow(e: ArrowError) -> DataFusionError {
+    let e = match e {
+        ArrowError::ExternalError(e) => match e.downcast() {
+            Ok(own) => return *own,
+            Err(e) => ArrowError::ExternalError(e),
+        },
+        e => e,
+    };
+    DataFusionError::ArrowError(Box::new(e), None)
 }
 
 /// And back: one of ours is itself again.

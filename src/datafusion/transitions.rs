@@ -20,7 +20,7 @@ use datafusion_physical_plan::{
 };
 use futures_core::Stream;
 
-use super::metrics::{DeviceMetrics, from_datafusion, to_datafusion};
+use super::metrics::{DeviceMetrics, from_arrow, from_datafusion, to_datafusion};
 use super::plan::{DeviceExec, DevicePlan, SendableDeviceStream, execute_child};
 use crate::async_stream::{DeviceRecordBatchStream, HostRecordBatchStream, UploadingStream};
 use crate::device::Device;
@@ -60,7 +60,7 @@ impl Stream for Staged {
             }),
             None => poll(),
         };
-        polled.map_err(|e| DataFusionError::ArrowError(Box::new(e), None))
+        polled.map_err(from_arrow)
     }
 }
 
