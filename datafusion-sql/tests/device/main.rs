@@ -1,0 +1,4 @@
+//! What must hold of plans with device operators in them.
+
+mod kit;
+mod plans;
