@@ -521,7 +521,9 @@ pub fn metric(plan: &Plan, node: &str, metric: &str) -> Option<usize> {
     plan.apply(|plan| {
         if plan.name() == node {
             let metrics = plan.metrics().unwrap();
-            let value = metrics.sum_by_name(metric).map(|value| value.as_usize());
+            let value = metrics
+                .sum(|m| m.value().name() == metric)
+                .map(|value| value.as_usize());
             if let Some(value) = value {
                 *sum.get_or_insert(0) += value;
             }

@@ -2,3 +2,4 @@
 
 mod kit;
 mod plans;
+mod transfers;
