@@ -7,9 +7,7 @@ use std::time::Instant;
 
 use arrow_schema::{ArrowError, SchemaRef};
 use datafusion_common::DataFusionError;
-use datafusion_physical_plan::metrics::{
-    Count, ExecutionPlanMetricsSet, MetricBuilder, Time,
-};
+use datafusion_physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, Time};
 use futures_core::Stream;
 
 use super::plan::SendableDeviceStream;

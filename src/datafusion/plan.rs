@@ -63,10 +63,7 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// What stands against them.
-    fn with_children(
-        &self,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn DevicePlan>>;
+    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>>;
 
     /// Starts a partition.
     ///

@@ -8,7 +8,7 @@ use datafusion_common::tree_node::{Transformed, TreeNode};
 use datafusion_physical_optimizer::PhysicalOptimizerRule;
 use datafusion_physical_plan::{ExecutionPlan, replace_children_if_necessary};
 
-use super::plan::DeviceExec;
+use super::plan::{DeviceExec, DevicePlan};
 use super::transitions::{DeviceToHostExec, HostToDeviceExec};
 use crate::device::Device;
 
@@ -71,45 +71,42 @@ fn upload(plan: &Arc<dyn ExecutionPlan>) -> Option<&HostToDeviceExec> {
     (plan as &dyn std::any::Any).downcast_ref()
 }
 
-/// What `plan` gives, on the host.
-fn on_host(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
-    if let Some(upload) = upload(&plan) {
-        return on_host(upload.input().clone());
-    }
-    if DeviceExec::of(&plan).is_some() {
-        return Arc::new(DeviceToHostExec::new(plan));
-    }
-    match plan.downcast_ref::<DeviceToHostExec>() {
-        // Of what was found to be on the host after all.
-        Some(down) if DeviceExec::of(down.input()).is_none() => on_host(down.input().clone()),
-        Some(down) if upload(down.input()).is_some() => on_host(down.input().clone()),
-        _ => plan,
+/// What is below the transitions that `plan` begins with: an operator, on whatever side.
+fn operator(mut plan: &Arc<dyn ExecutionPlan>) -> &Arc<dyn ExecutionPlan> {
+    loop {
+        plan = match (plan.downcast_ref::<DeviceToHostExec>(), upload(plan)) {
+            (Some(down), _) => down.input(),
+            (None, Some(upload)) => upload.input(),
+            (None, None) => return plan,
+        };
     }
 }
 
-/// What `plan` gives, on a device.
-pub(super) fn on_device(
-    plan: Arc<dyn ExecutionPlan>,
-    device: &Device,
-) -> Arc<dyn ExecutionPlan> {
-    match DeviceExec::of(&plan) {
-        Some(node) if node.device() == device => {
-            // An upload of what has only just come down from there.
-            if let Some(upload) = upload(&plan) {
-                if let Some(down) = upload.input().downcast_ref::<DeviceToHostExec>() {
-                    return on_device(down.input().clone(), device);
-                }
-            }
+/// What `plan` gives, on the host. A plan that is right already stays the same.
+fn on_host(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+    let operator = operator(&plan);
+    if DeviceExec::of(operator).is_none() {
+        return operator.clone();
+    }
+    match plan.downcast_ref::<DeviceToHostExec>() {
+        Some(down) if Arc::ptr_eq(down.input(), operator) => plan,
+        _ => Arc::new(DeviceToHostExec::new(operator.clone())),
+    }
+}
+
+/// What `plan` gives, on a device. A plan that is right already stays the same.
+pub(super) fn on_device(plan: Arc<dyn ExecutionPlan>, device: &Device) -> Arc<dyn ExecutionPlan> {
+    let operator = operator(&plan);
+    if DeviceExec::of(operator).is_some_and(|node| node.device() == device) {
+        return operator.clone();
+    }
+    if let Some(upload) = upload(&plan) {
+        let host = on_host(upload.input().clone());
+        if upload.device() == device && Arc::ptr_eq(&host, upload.input()) {
             return plan;
         }
-        _ => {}
     }
-    if let Some(down) = plan.downcast_ref::<DeviceToHostExec>() {
-        if DeviceExec::of(down.input()).is_some_and(|node| node.device() == device) {
-            return on_device(down.input().clone(), device);
-        }
-    }
-    let host = on_host(plan);
+    let host = on_host(operator.clone());
     let upload = HostToDeviceExec::new(host, device.clone());
     Arc::new(DeviceExec::new(Arc::new(upload)))
 }

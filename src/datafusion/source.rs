@@ -140,9 +140,8 @@ impl DeviceTable {
         Ok(DeviceScanExec {
             device: self.device.clone(),
             partitions: self.partitions.clone(),
-            projection: (projection.len() != self.schema.fields().len()
-                || !projection.is_sorted())
-            .then(|| projection.into()),
+            projection: (projection.len() != self.schema.fields().len() || !projection.is_sorted())
+                .then(|| projection.into()),
             fetch,
             statistics: Arc::new(statistics),
             properties: Arc::new(properties),
@@ -262,10 +261,7 @@ impl DevicePlan for DeviceScanExec {
         Vec::new()
     }
 
-    fn with_children(
-        &self,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn DevicePlan>> {
+    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
         no_children(self.name(), &children)?;
         Ok(Arc::new(self.clone()))
     }

@@ -15,9 +15,7 @@ use datafusion_physical_plan::coop::make_cooperative;
 use datafusion_physical_plan::execution_plan::SchedulingType;
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
 use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
-use datafusion_physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties,
-};
+use datafusion_physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use futures_core::Stream;
 
 use super::metrics::{DeviceMetrics, from_arrow, from_datafusion, to_datafusion};
@@ -210,10 +208,7 @@ impl DevicePlan for HostToDeviceExec {
         vec![&self.input]
     }
 
-    fn with_children(
-        &self,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn DevicePlan>> {
+    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
         let input = only(self.name(), children)?;
         Ok(Arc::new(Self::new(input, self.device.clone())))
     }
@@ -234,11 +229,7 @@ impl DevicePlan for HostToDeviceExec {
         vec![true]
     }
 
-    fn statistics(
-        &self,
-        _: Option<usize>,
-        inputs: &[Arc<Statistics>],
-    ) -> Result<Arc<Statistics>> {
+    fn statistics(&self, _: Option<usize>, inputs: &[Arc<Statistics>]) -> Result<Arc<Statistics>> {
         the_same(inputs)
     }
 

@@ -245,7 +245,6 @@ async fn between_two_devices_batches_go_through_the_host() {
 // FINDING (src/datafusion/rule.rs, `on_device`): the transitions between two devices are built anew at each run, and so
 // are all nodes above them. Metrics of a plan that `execute_on_device` runs are then not those of the plan that it was given.
 #[tokio::test]
-#[ignore = "the rule makes new nodes at its second run"]
 async fn a_plan_between_two_devices_stays_the_same_plan() {
     let (a, b) = (Sim::new(), Sim::new());
     let plan = with_transitions(double(device_scan(&a).await, &b));
@@ -358,7 +357,6 @@ async fn pairs_through_another_device_cancel_out_on_the_host() {
 // FINDING (src/datafusion/rule.rs, `on_device`): what `on_host` takes away lays bare a DeviceToHostExec of the very device; it
 // is not looked at again, and only a second run takes the pair away.
 #[tokio::test]
-#[ignore = "the first run leaves HostToDeviceExec over DeviceToHostExec of one device"]
 async fn pairs_through_another_device_cancel_out_on_the_device() {
     let (a, b) = (Sim::new(), Sim::new());
     let scan = device_scan(&a).await;
@@ -379,7 +377,6 @@ async fn pairs_through_another_device_cancel_out_on_the_device() {
 // FINDING (src/datafusion/rule.rs): an upload is taken for right whatever it reads, so that what a rule of a user's puts
 // around a device node stays: the batches go down, unmeasured, and up again.
 #[tokio::test]
-#[ignore = "an upload of a device node's batches stays"]
 async fn an_upload_of_what_is_on_the_device_already_goes() {
     let a = Sim::new();
     let expected = "
@@ -393,7 +390,6 @@ async fn an_upload_of_what_is_on_the_device_already_goes() {
 
 // FINDING (as above): two uploads, one above the other; the upper one's batches go up, down and up.
 #[tokio::test]
-#[ignore = "an upload of an upload stays"]
 async fn an_upload_of_an_upload_goes() {
     let a = Sim::new();
     let expected = "
