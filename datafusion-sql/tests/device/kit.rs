@@ -22,14 +22,17 @@ use arrow_device::{
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::catalog::TableProvider;
+use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DataFusionError, Result};
 use datafusion::datasource::MemTable;
-use datafusion::execution::{SessionStateBuilder, TaskContext};
+use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
 use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, PlanProperties, displayable,
 };
@@ -512,6 +515,39 @@ pub fn reader_table(
         Ok(reader)
     };
     let table = DeviceTable::from_readers(schema, device.clone(), 1, open);
+    (Arc::new(table), asked)
+}
+
+/// A table on the host whose only partition gives what a closure gives, and how often it was asked.
+pub fn host_stream(
+    next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
+) -> (Arc<StreamingTable>, Arc<AtomicUsize>) {
+    type Next = dyn Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync;
+
+    struct Partition(SchemaRef, Arc<Next>, Arc<AtomicUsize>);
+
+    impl fmt::Debug for Partition {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Partition")
+        }
+    }
+
+    impl PartitionStream for Partition {
+        fn schema(&self) -> &SchemaRef {
+            &self.0
+        }
+
+        fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+            let (next, asked) = (self.1.clone(), self.2.clone());
+            let batches = std::iter::from_fn(move || next(asked.fetch_add(1, SeqCst)));
+            let batches = futures::stream::iter(batches);
+            Box::pin(RecordBatchStreamAdapter::new(self.0.clone(), batches))
+        }
+    }
+
+    let (schema, asked) = (numbers(0, 1).schema(), Arc::new(AtomicUsize::new(0)));
+    let partition = Partition(schema.clone(), Arc::new(next), asked.clone());
+    let table = StreamingTable::try_new(schema, vec![Arc::new(partition)]).unwrap();
     (Arc::new(table), asked)
 }
 

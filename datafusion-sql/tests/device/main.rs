@@ -1,5 +1,6 @@
 //! What must hold of plans with device operators in them.
 
+mod errors;
 mod kit;
 mod plans;
 mod transfers;
