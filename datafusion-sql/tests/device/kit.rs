@@ -427,22 +427,20 @@ impl DeviceRecordBatchStream for Mapped {
     }
 }
 
-/// Puts operators above device scans, where they stand under a `DeviceToHostExec`: the transitions are left as wrong as a
-/// simple rule leaves them.
+/// Puts operators above device scans, with transitions in between that are of no use.
 #[derive(Debug)]
 struct DoubleScans(usize);
 
 impl PhysicalOptimizerRule for DoubleScans {
     fn optimize(&self, plan: Plan, _: &ConfigOptions) -> Result<Plan> {
         let double_scan = |node: Plan| {
-            let device = node
-                .downcast_ref::<DeviceToHostExec>()
-                .and_then(|down| DeviceExec::of(down.input()))
-                .map(|scan| scan.device().clone());
-            let Some(device) = device else {
-                return Ok(Transformed::no(node));
+            let device = match DeviceExec::of(&node) {
+                Some(scan) if node.children().is_empty() && self.0 > 0 => scan.device().clone(),
+                _ => return Ok(Transformed::no(node)),
             };
-            let doubled = (0..self.0).fold(node, |child, _| double(child, &device));
+            let doubled = (0..self.0).fold(node, |child, _| {
+                double(Arc::new(DeviceToHostExec::new(child)), &device)
+            });
             Ok(Transformed::yes(doubled))
         };
         Ok(plan.transform_up(double_scan)?.data)

@@ -2,5 +2,6 @@
 
 mod errors;
 mod kit;
+mod lifetime;
 mod plans;
 mod transfers;

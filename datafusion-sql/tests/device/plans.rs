@@ -103,6 +103,38 @@ async fn host_operators_stand_above_one_transition_for_each_table() {
     assert_planned(0, sql, expected).await;
 }
 
+/// DataFusion pushes a sort of each partition below a scan's transition, since that keeps the order.
+#[tokio::test]
+async fn a_sort_that_was_pushed_below_a_transition_stands_on_the_host() {
+    let sim = Sim::new();
+    let partitions = [vec![rows(0, 10)], vec![rows(10, 10)]];
+    for doubles in [0, 1] {
+        let ctx = session_with(4, doubles);
+        register(&ctx, "t", device_table(&sim, &partitions));
+        let plan = plan(&ctx, "SELECT a FROM t ORDER BY a").await;
+        let expected = match doubles {
+            0 => {
+                "
+                SortPreservingMergeExec: [a@0 ASC NULLS LAST]
+                  SortExec: expr=[a@0 ASC NULLS LAST], preserve_partitioning=[true]
+                    DeviceToHostExec: device=A
+                      DeviceScanExec: device=A, partitions=2, projection=[a]
+                "
+            }
+            _ => {
+                "
+                SortPreservingMergeExec: [a@0 ASC NULLS LAST]
+                  SortExec: expr=[a@0 ASC NULLS LAST], preserve_partitioning=[true]
+                    DeviceToHostExec: device=A
+                      MapExec: device=A
+                        DeviceScanExec: device=A, partitions=2, projection=[a]
+                "
+            }
+        };
+        assert_plan(&plan, &[&sim], expected);
+    }
+}
+
 #[tokio::test]
 async fn a_join_of_a_device_table_and_a_host_table_brings_one_down() {
     let expected = "
@@ -115,7 +147,7 @@ async fn a_join_of_a_device_table_and_a_host_table_brings_one_down() {
     assert_planned(0, sql, expected).await;
 }
 
-/// The session's other rule puts them above the scan's transition, which so has no place any more.
+/// The session's other rule leaves superfluous transitions.
 #[tokio::test]
 async fn device_operators_of_another_rule_take_the_scan_over() {
     let expected = "
@@ -242,8 +274,7 @@ async fn between_two_devices_batches_go_through_the_host() {
     assert_plan(&with_transitions(after), &[&a, &b], expected);
 }
 
-// FINDING (src/datafusion/rule.rs, `on_device`): the transitions between two devices are built anew at each run, and so
-// are all nodes above them. Metrics of a plan that `execute_on_device` runs are then not those of the plan that it was given.
+/// The same nodes: their metrics are those of the plan that `execute_on_device` was given.
 #[tokio::test]
 async fn a_plan_between_two_devices_stays_the_same_plan() {
     let (a, b) = (Sim::new(), Sim::new());
@@ -354,8 +385,6 @@ async fn pairs_through_another_device_cancel_out_on_the_host() {
     assert_becomes(plan, &[&a, &b], expected);
 }
 
-// FINDING (src/datafusion/rule.rs, `on_device`): what `on_host` takes away lays bare a DeviceToHostExec of the very device; it
-// is not looked at again, and only a second run takes the pair away.
 #[tokio::test]
 async fn pairs_through_another_device_cancel_out_on_the_device() {
     let (a, b) = (Sim::new(), Sim::new());
@@ -374,8 +403,7 @@ async fn pairs_through_another_device_cancel_out_on_the_device() {
     }
 }
 
-// FINDING (src/datafusion/rule.rs): an upload is taken for right whatever it reads, so that what a rule of a user's puts
-// around a device node stays: the batches go down, unmeasured, and up again.
+/// What a rule of a user's may put around any node.
 #[tokio::test]
 async fn an_upload_of_what_is_on_the_device_already_goes() {
     let a = Sim::new();
@@ -388,7 +416,6 @@ async fn an_upload_of_what_is_on_the_device_already_goes() {
     assert_becomes(plan, &[&a], expected);
 }
 
-// FINDING (as above): two uploads, one above the other; the upper one's batches go up, down and up.
 #[tokio::test]
 async fn an_upload_of_an_upload_goes() {
     let a = Sim::new();
