@@ -4,4 +4,5 @@ mod errors;
 mod kit;
 mod lifetime;
 mod plans;
+mod sink;
 mod transfers;
