@@ -4,5 +4,6 @@ mod errors;
 mod kit;
 mod lifetime;
 mod plans;
+mod schemas;
 mod sink;
 mod transfers;
