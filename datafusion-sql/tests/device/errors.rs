@@ -362,7 +362,7 @@ async fn an_error_of_one_partition_ends_the_query() {
     let open = move |partition| {
         let next = move |i| match (partition, i) {
             (2, 3) => Some(Err(Error::Cancelled { operation: "three" })),
-            _ => Some(Ok(numbers(0, 16))),
+            _ => (i < MANY).then(|| Ok(numbers(0, 16))),
         };
         Ok(Reader::new(&device, numbers(0, 1).schema(), next))
     };

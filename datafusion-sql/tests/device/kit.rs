@@ -1,24 +1,13 @@
 //! Devices, tables, readers, operators and sessions of the tests.
-#![allow(dead_code)]
 
-use std::any::Any;
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::{Context, Poll, ready};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::datafusion::{
-    DeviceExec, DevicePlan, DeviceTable, DeviceToHostExec, DeviceTransitions, SendableDeviceStream,
-    execute_child,
-};
-use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
-use arrow_device::{
-    ArrowDeviceType, Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch,
-    DeviceRecordBatchReader, Queue,
-};
+use arrow_device::datafusion::{DeviceExec, DeviceTable, DeviceToHostExec, DeviceTransitions};
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchReader};
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::catalog::TableProvider;
@@ -28,16 +17,13 @@ use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DataFusionError, Result};
 use datafusion::datasource::MemTable;
 use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
-use datafusion::physical_expr::EquivalenceProperties;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::execution_plan::{Boundedness, EmissionType};
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
-use datafusion::physical_plan::{
-    ExecutionPlan, ExecutionPlanProperties, PlanProperties, displayable,
-};
+use datafusion::physical_plan::{ExecutionPlan, displayable};
 use datafusion::prelude::{SessionConfig, SessionContext};
-use futures::{Stream, StreamExt};
+
+pub use crate::operator::{double, map};
 
 pub type Plan = Arc<dyn ExecutionPlan>;
 
@@ -275,158 +261,6 @@ pub fn ours(e: &DataFusionError) -> arrow_device::Error {
     found.unwrap_or_else(|| panic!("none of ours: {e:?}"))
 }
 
-/// Queues a kernel.
-///
-/// It writes only memory that is not frozen yet.
-pub fn launch(
-    queue: &Queue,
-    kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
-) -> arrow_device::Result<()> {
-    let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
-    // SAFETY: the kernels of these tests write only buffers that are not frozen yet.
-    unsafe { sim.launch(kernel) }
-}
-
-/// What a kernel does to a number.
-pub type Kernel = fn(i64) -> Result<i64, String>;
-
-/// An operator that puts each number of its child's first column through a kernel. No nulls.
-#[derive(Clone)]
-pub struct MapExec {
-    children: Vec<Plan>,
-    device: Device,
-    kernel: Kernel,
-    properties: Arc<PlanProperties>,
-}
-
-impl fmt::Debug for MapExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("MapExec")
-    }
-}
-
-impl MapExec {
-    /// The children's batches come one child after another.
-    pub fn new(children: Vec<Plan>, device: &Device, kernel: Kernel) -> Self {
-        let properties = PlanProperties::new(
-            EquivalenceProperties::new(children[0].schema()),
-            children[0].output_partitioning().clone(),
-            EmissionType::Incremental,
-            Boundedness::Bounded,
-        );
-        Self {
-            children,
-            device: device.clone(),
-            kernel,
-            properties: Arc::new(properties),
-        }
-    }
-}
-
-/// A node that doubles.
-pub fn double(child: Plan, device: &Device) -> Plan {
-    map(vec![child], device, |n| Ok(n * 2))
-}
-
-pub fn map(children: Vec<Plan>, device: &Device, kernel: Kernel) -> Plan {
-    let map = MapExec::new(children, device, kernel);
-    Arc::new(DeviceExec::new(Arc::new(map)))
-}
-
-impl DevicePlan for MapExec {
-    fn name(&self) -> &str {
-        "MapExec"
-    }
-
-    fn device(&self) -> &Device {
-        &self.device
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Plan> {
-        self.children.iter().collect()
-    }
-
-    fn with_children(&self, children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
-        Ok(Arc::new(Self::new(children, &self.device, self.kernel)))
-    }
-
-    fn execute_device(
-        &self,
-        partition: usize,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        let start = |child| execute_child(child, partition, context.clone());
-        let streams = self.children.iter().map(start).collect::<Result<_>>()?;
-        Ok(Box::pin(Mapped {
-            schema: self.properties.equivalence_properties().schema().clone(),
-            streams,
-            queue: self.device.new_queue()?,
-            kernel: self.kernel,
-        }))
-    }
-}
-
-struct Mapped {
-    schema: SchemaRef,
-    streams: Vec<SendableDeviceStream>,
-    queue: Queue,
-    kernel: Kernel,
-}
-
-impl Mapped {
-    fn mapped(&self, batch: &DeviceRecordBatch) -> arrow_device::Result<DeviceRecordBatch> {
-        let mut columns: Vec<DeviceArray> = batch.columns().collect();
-        let rows = batch.num_rows();
-        let out = DeviceBufferMut::allocate(&self.queue, rows * 8)?;
-        let values = columns[0].values_on::<i64>(&self.queue)?;
-        let (from, to, kernel) = (values.address(), out.address(), self.kernel);
-        if rows > 0 {
-            launch(&self.queue, move |memory| {
-                let ([from], to) = memory.in_out::<i64, i64, 1>([(from, rows)], (to, rows))?;
-                for (from, to) in from.iter().zip(to) {
-                    *to = kernel(*from)?;
-                }
-                Ok(())
-            })?;
-        }
-        drop(values);
-        columns[0] = DeviceArray::from_values(DataType::Int64, rows, out.freeze()?, None, Some(0))?;
-        DeviceRecordBatch::try_new(batch.schema().clone(), &columns)
-    }
-}
-
-impl Stream for Mapped {
-    type Item = arrow_device::Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        while let Some(stream) = self.streams.first_mut() {
-            match ready!(stream.poll_next_unpin(cx)) {
-                Some(batch) => {
-                    return Poll::Ready(Some(batch.and_then(|batch| self.mapped(&batch))));
-                }
-                None => drop(self.streams.remove(0)),
-            }
-        }
-        Poll::Ready(None)
-    }
-}
-
-impl DeviceRecordBatchStream for Mapped {
-    type Batch = DeviceRecordBatch;
-
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.queue.device().id().device_type
-    }
-}
-
 /// Puts operators above device scans, with transitions in between that are of no use.
 #[derive(Debug)]
 struct DoubleScans(usize);
@@ -516,6 +350,40 @@ pub fn reader_table(
     (Arc::new(table), asked)
 }
 
+/// Says when it is dropped.
+struct Dropped(Arc<AtomicBool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+/// More batches than any test reads: one that should be stopped fails, and does not hang.
+pub const MANY: usize = 100_000;
+
+/// A table of an endless reader, how often it was asked, and whether it was let go.
+pub fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
+    let (asked, gone) = (
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let (counts, flag, device) = (asked.clone(), gone.clone(), sim.device.clone());
+    let open = move |_| {
+        let dropped = Dropped(flag.clone());
+        let next = move |i| {
+            let _ = &dropped;
+            (i < MANY).then(|| Ok(numbers(i as i64 * 16, 16)))
+        };
+        let mut reader = Reader::new(&device, numbers(0, 1).schema(), next);
+        reader.asked = counts.clone();
+        Ok(reader)
+    };
+    let schema = numbers(0, 1).schema();
+    let table = DeviceTable::from_readers(schema, sim.device.clone(), 1, open);
+    (Arc::new(table), asked, gone)
+}
+
 /// A table on the host whose only partition gives what a closure gives, and how often it was asked.
 pub fn host_stream(
     next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
@@ -566,10 +434,4 @@ pub fn metric(plan: &Plan, node: &str, metric: &str) -> Option<usize> {
     })
     .unwrap();
     sum
-}
-
-/// The operator in a node.
-pub fn operator<T: Any>(plan: &Plan) -> Option<&T> {
-    let plan = &**DeviceExec::of(plan)?.plan();
-    (plan as &dyn Any).downcast_ref()
 }

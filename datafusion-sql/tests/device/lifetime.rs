@@ -3,7 +3,6 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use arrow_device::datafusion::{DeviceExec, DeviceTable};
@@ -22,47 +21,12 @@ fn partition(first: i64, batches: i64) -> Vec<RecordBatch> {
     (0..batches).map(|i| numbers(first + i * 16, 16)).collect()
 }
 
-fn endless(i: usize) -> Option<arrow_device::Result<RecordBatch>> {
-    Some(Ok(numbers(i as i64 * 16, 16)))
-}
-
 /// Lets other tasks run.
 async fn pause() {
     for _ in 0..20 {
         std::thread::sleep(Duration::from_micros(500));
         tokio::task::yield_now().await;
     }
-}
-
-/// Says when it is dropped.
-struct Dropped(Arc<AtomicBool>);
-
-impl Drop for Dropped {
-    fn drop(&mut self) {
-        self.0.store(true, SeqCst);
-    }
-}
-
-/// A table of an endless reader, how often it was asked, and whether it was let go.
-fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
-    let (asked, gone) = (
-        Arc::new(AtomicUsize::new(0)),
-        Arc::new(AtomicBool::new(false)),
-    );
-    let (counts, flag, device) = (asked.clone(), gone.clone(), sim.device.clone());
-    let open = move |_| {
-        let dropped = Dropped(flag.clone());
-        let next = move |i| {
-            let _ = &dropped;
-            endless(i)
-        };
-        let mut reader = Reader::new(&device, numbers(0, 1).schema(), next);
-        reader.asked = counts.clone();
-        Ok(reader)
-    };
-    let schema = numbers(0, 1).schema();
-    let table = DeviceTable::from_readers(schema, sim.device.clone(), 1, open);
-    (Arc::new(table), asked, gone)
 }
 
 #[tokio::test]

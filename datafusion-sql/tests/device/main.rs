@@ -3,6 +3,7 @@
 mod errors;
 mod kit;
 mod lifetime;
+mod operator;
 mod plans;
 mod schemas;
 mod sink;

@@ -301,7 +301,7 @@ async fn each_child_is_brought_over_on_its_own() {
               DeviceToHostExec: device=B
                 DeviceScanExec: device=B, partitions=1
     ";
-    let plan = map(children, &a, |n| Ok(n));
+    let plan = map(children, &a, Ok);
     assert_plan(&with_transitions(plan), &[&a, &b], expected);
 }
 
