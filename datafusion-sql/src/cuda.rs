@@ -1,6 +1,7 @@
 //! The kernels of CUDA devices: PTX, which the driver compiles for its device.
 //!
-//! **Unproven:** they assemble, but no GPU has run them yet. The simulated device's are those that the tests go through.
+//! **Unproven:** the text assembles, but no GPU has run it yet, and no test does. What the tests go through are the
+//! simulated device's.
 
 use arrow_device::cuda::cudarc::driver::{CudaFunction, DriverError, LaunchConfig, PushKernelArg};
 use arrow_device::cuda::cudarc::nvrtc::Ptx;
