@@ -17,6 +17,7 @@ use arrow_device::{
 };
 use datafusion::arrow::array::RecordBatch;
 use datafusion::common::DataFusionError;
+use datafusion::physical_plan::execute_stream;
 use futures::{StreamExt, TryStreamExt};
 
 use crate::kit::*;
@@ -182,6 +183,39 @@ async fn partitions_that_are_always_ready_take_turns() {
     for partition in 0..3 {
         let at = order.iter().position(|p| *p == partition);
         assert!(at.unwrap() < 3, "{order:?}");
+    }
+}
+
+// FINDING (src/datafusion/source.rs, sink.rs): `DeviceScanExec` says `SchedulingType::Cooperative`, but only `DeviceToHostExec` yields. A task
+// that reads `execute_on_device`, or a device operator that consumes a table before it gives a batch, never does: other tasks of
+// its thread stand still, and it cannot be aborted.
+/// A consumer that never waits lets others run all the same, as with DataFusion's own streams.
+#[tokio::test]
+#[ignore = "device streams that are always ready never yield"]
+async fn a_result_that_is_always_ready_yields() {
+    let sim = Sim::new();
+    let batch = sim.upload(&numbers(0, 16)).unwrap();
+    let batches = vec![vec![batch; 1000]];
+    let schema = numbers(0, 1).schema();
+    let table = DeviceTable::from_batches(schema, sim.device.clone(), batches).unwrap();
+    let plan = scan(Arc::new(table)).await;
+    for on_host in [true, false] {
+        let ran = Arc::new(AtomicBool::new(false));
+        let flag = ran.clone();
+        let other = tokio::spawn(async move { flag.store(true, SeqCst) });
+        if on_host {
+            let mut stream = execute_stream(plan.clone(), session().task_ctx()).unwrap();
+            while let Some(batch) = stream.next().await {
+                batch.unwrap();
+            }
+        } else {
+            let mut stream = execute_on_device(plan.clone(), session().task_ctx(), &sim).unwrap();
+            while let Some(batch) = stream.next().await {
+                batch.unwrap();
+            }
+        }
+        assert!(ran.load(SeqCst), "on the host: {on_host}");
+        other.await.unwrap();
     }
 }
 
