@@ -56,10 +56,14 @@ pub fn batch(number: i64) -> RecordBatch {
     };
     let n = |id: i64| some(&id, 11).then_some((id % 13 - 6) as i32);
     let ids: Vec<i64> = ids.collect();
-    let column = |i: &[i64]| i.to_vec().into_iter();
-    let d = Date32Array::from_iter(column(&ids).map(|id| some(&id, 3).then_some(id as i32 % 40)));
-    let ts =
-        TimestampMicrosecondArray::from_iter(column(&ids).map(|id| some(&id, 4).then_some(id)));
+    let d = Date32Array::from_iter(
+        ids.iter()
+            .copied()
+            .map(|id| some(&id, 3).then_some(id as i32 % 40)),
+    );
+    let ts = TimestampMicrosecondArray::from_iter(
+        ids.iter().copied().map(|id| some(&id, 4).then_some(id)),
+    );
     let s = StringArray::from_iter_values(ids.iter().map(|id| format!("row {id}")));
     RecordBatch::try_from_iter_with_nullable([
         (
@@ -69,17 +73,17 @@ pub fn batch(number: i64) -> RecordBatch {
         ),
         (
             "a",
-            Arc::new(Int64Array::from_iter(column(&ids).map(a))),
+            Arc::new(Int64Array::from_iter(ids.iter().copied().map(a))),
             true,
         ),
         (
             "x",
-            Arc::new(Float64Array::from_iter(column(&ids).map(x))),
+            Arc::new(Float64Array::from_iter(ids.iter().copied().map(x))),
             true,
         ),
         (
             "n",
-            Arc::new(Int32Array::from_iter(column(&ids).map(n))),
+            Arc::new(Int32Array::from_iter(ids.iter().copied().map(n))),
             true,
         ),
         ("d", Arc::new(d), true),
