@@ -11,7 +11,7 @@ use datafusion::error::Result;
 use datafusion::execution::TaskContext;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
-use datafusion::physical_plan::{ExecutionPlan, PlanProperties};
+use datafusion::physical_plan::{ExecutionPlan, PlanProperties, displayable};
 use futures::{StreamExt, TryStreamExt};
 
 use crate::kernels::{Filter, Kernels};
@@ -50,20 +50,8 @@ impl DevicePlan for DeviceFilterExec {
     }
 
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let schema = self.host.schema();
-        let names: Vec<_> = schema
-            .fields()
-            .iter()
-            .map(|field| field.name().as_str())
-            .collect();
-        write!(
-            f,
-            ", predicate={}, columns=[{}]",
-            self.host.predicate(),
-            names.join(", ")
-        )?;
-        self.fetch()
-            .map_or(Ok(()), |rows| write!(f, ", fetch={rows}"))
+        let host = displayable(&self.host).one_line().to_string();
+        write!(f, ", {}", host.trim().trim_start_matches("FilterExec: "))
     }
 
     fn device(&self) -> &Device {

@@ -99,7 +99,7 @@ async fn it_replaces_the_filter() {
     let with = plan(&tables.device, "SELECT a, x FROM t WHERE n > 3 AND x < 1.5").await;
     let expected = "\
 DeviceToHostExec: device=ext-dev:0
-  DeviceFilterExec: device=ext-dev:0, predicate=n@2 > 3 AND x@1 < 1.5, columns=[a, x]
+  DeviceFilterExec: device=ext-dev:0, n@2 > 3 AND x@1 < 1.5, projection=[a@0, x@1]
     DeviceScanExec: device=ext-dev:0, partitions=3, projection=[a, x, n]
 ";
     assert_eq!(text(&with), expected);
@@ -109,7 +109,7 @@ DeviceToHostExec: device=ext-dev:0
 SortPreservingMergeExec: [id@0 ASC NULLS LAST]
   SortExec: expr=[id@0 ASC NULLS LAST], preserve_partitioning=[true]
     DeviceToHostExec: device=ext-dev:0
-      DeviceFilterExec: device=ext-dev:0, predicate=a@1 = 1, columns=[id]
+      DeviceFilterExec: device=ext-dev:0, a@1 = 1, projection=[id@0]
         DeviceScanExec: device=ext-dev:0, partitions=3, projection=[id, a]
 ";
     assert_eq!(text(&with), expected);
@@ -304,7 +304,7 @@ async fn a_limit_ends_it() {
     // 238 of the 300 rows of a batch.
     let query = plan(&context, "SELECT id, a FROM t WHERE a > -100 LIMIT 400").await;
     let shown = text(&query);
-    assert!(shown.contains("columns=[id, a], fetch=400"), "{shown}");
+    assert!(shown.contains("a@1 > -100, fetch=400"), "{shown}");
     let found = tokio::time::timeout(Duration::from_secs(20), rows(&context, query)).await;
     assert_eq!(found.expect("it ends")[0].num_rows(), 400);
     let asked = asked.load(SeqCst);
@@ -407,7 +407,7 @@ async fn a_spread_comes_after_the_filter() {
     let expected = "\
 RepartitionExec: partitioning=RoundRobinBatch(3), input_partitions=1
   DeviceToHostExec: device=ext-dev:0
-    DeviceFilterExec: device=ext-dev:0, predicate=a@1 > -20, columns=[id, x]
+    DeviceFilterExec: device=ext-dev:0, a@1 > -20, projection=[id@0, x@2]
       DeviceScanExec: device=ext-dev:0, partitions=1, projection=[id, a, x]
 ";
     let shown = text(&query).replace(&device.id().to_string(), "ext-dev:0");
