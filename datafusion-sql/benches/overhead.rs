@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use arrow_device::Devices;
 use arrow_device::datafusion::{DeviceTable, DeviceTransitions};
-use datafusion::arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::array::{
+    Float64Array, Int64Array, RecordBatch, RecordBatchReader, StringArray,
+};
+use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::datasource::MemTable;
 use datafusion::error::Result;
 use datafusion::execution::SessionStateBuilder;
@@ -120,47 +123,22 @@ async fn rule() -> Result<f64> {
     Ok(median(ratios))
 }
 
-/// The tables of TPC-H.
-fn tables() -> Vec<(&'static str, datafusion::arrow::datatypes::SchemaRef)> {
+/// The tables of TPC-H that the query joins.
+fn tables() -> Vec<(&'static str, SchemaRef)> {
     use tpchgen::generators::*;
     use tpchgen_arrow::*;
+    macro_rules! schema {
+        ($reader:ident, $generator:ident) => {
+            $reader::new($generator::new(0.001, 1, 1)).schema()
+        };
+    }
     vec![
-        (
-            "region",
-            RegionArrow::new(RegionGenerator::new(0.001, 1, 1))
-                .schema()
-                .clone(),
-        ),
-        (
-            "nation",
-            NationArrow::new(NationGenerator::new(0.001, 1, 1))
-                .schema()
-                .clone(),
-        ),
-        (
-            "supplier",
-            SupplierArrow::new(SupplierGenerator::new(0.001, 1, 1))
-                .schema()
-                .clone(),
-        ),
-        (
-            "customer",
-            CustomerArrow::new(CustomerGenerator::new(0.001, 1, 1))
-                .schema()
-                .clone(),
-        ),
-        (
-            "orders",
-            OrderArrow::new(OrderGenerator::new(0.001, 1, 1))
-                .schema()
-                .clone(),
-        ),
-        (
-            "lineitem",
-            LineItemArrow::new(LineItemGenerator::new(0.001, 1, 1))
-                .schema()
-                .clone(),
-        ),
+        ("region", schema!(RegionArrow, RegionGenerator)),
+        ("nation", schema!(NationArrow, NationGenerator)),
+        ("supplier", schema!(SupplierArrow, SupplierGenerator)),
+        ("customer", schema!(CustomerArrow, CustomerGenerator)),
+        ("orders", schema!(OrderArrow, OrderGenerator)),
+        ("lineitem", schema!(LineItemArrow, LineItemGenerator)),
     ]
 }
 
