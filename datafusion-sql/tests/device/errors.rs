@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use arrow_device::datafusion::DeviceTable;
+use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
+use arrow_device::datafusion::{DevicePlan, DeviceTable};
 use arrow_device::device::sim::{FaultOp, SimConfig};
 use arrow_device::{
     DeviceRecordBatchStreamReader, Error, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions,
@@ -379,6 +380,43 @@ async fn an_error_of_one_partition_ends_the_query() {
     );
     drop(ctx);
     sim.assert_done();
+}
+
+/// A scan asks no more after an error, nor after its last row: the producer goes while the scan's stream lives.
+#[tokio::test]
+async fn a_scan_lets_its_producer_go_at_the_end() {
+    let sim = Sim::new();
+    let batch = sim.upload(&numbers(0, 16)).unwrap();
+    let broken = Error::Cancelled { operation: "a" };
+    for (fetch, expected) in [(None, 2), (Some(16), 1), (Some(0), 0)] {
+        let alive = Arc::new(());
+        let (batch, broken, held) = (batch.clone(), broken.clone(), alive.clone());
+        let open = move |_| {
+            let items = vec![Ok(batch.clone()), Err(broken.clone()), Ok(batch.clone())];
+            let held = held.clone();
+            let items = futures::stream::iter(items).inspect(move |_| {
+                let _ = &held;
+            });
+            let (schema, device_type) = (batch.schema().clone(), batch.device().id().device_type);
+            let items = DeviceRecordBatchStreamAdapter::new(schema, device_type, items);
+            Ok(Box::pin(items) as _)
+        };
+        let schema = numbers(0, 1).schema();
+        let table = DeviceTable::new(schema, sim.device.clone(), vec![Arc::new(open)]);
+        let scan = table.scan_on_device(None, fetch).unwrap();
+        let idle = Arc::strong_count(&alive);
+        let mut stream = scan.execute_device(0, session().task_ctx()).unwrap();
+        assert_eq!(Arc::strong_count(&alive), idle + 1);
+        let mut items = 0;
+        while stream.next().await.is_some() {
+            items += 1;
+        }
+        assert_eq!(
+            (items, Arc::strong_count(&alive)),
+            (expected, idle),
+            "{fetch:?}"
+        );
+    }
 }
 
 /// What comes is checked against what the table says.
