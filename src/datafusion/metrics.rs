@@ -1,9 +1,10 @@
 //! What an operator costs, without a look at any array.
 
+use std::cell::Cell;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Instant;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use arrow_schema::{ArrowError, SchemaRef};
 use datafusion_common::DataFusionError;
@@ -22,16 +23,25 @@ pub(super) fn to_datafusion(e: Error) -> DataFusionError {
     from_arrow(ArrowError::from(e))
 }
 
-/// As above; one of DataFusion's own, which came through a device stream, is itself again.
+/// As above; one of DataFusion's own or of arrow-rs, which came through a device stream, is itself again.
 pub(super) fn from_arrow(e: ArrowError) -> DataFusionError {
+    let carried = |e| DataFusionError::ArrowError(Box::new(e), None);
     let e = match e {
-        ArrowError::ExternalError(e) => match e.downcast() {
-            Ok(own) => return *own,
-            Err(e) => ArrowError::ExternalError(e),
-        },
-        e => e,
+        ArrowError::ExternalError(e) => e,
+        e => return carried(e),
     };
-    DataFusionError::ArrowError(Box::new(e), None)
+    let e = match e.downcast::<DataFusionError>() {
+        Ok(own) => return *own,
+        Err(e) => e,
+    };
+    match e.downcast::<Error>().map(|e| *e) {
+        Ok(Error::Arrow(e)) => match Arc::try_unwrap(e) {
+            Ok(e) => from_arrow(e),
+            Err(e) => carried(ArrowError::ExternalError(Box::new(Error::Arrow(e)))),
+        },
+        Ok(e) => carried(ArrowError::ExternalError(Box::new(e))),
+        Err(e) => carried(ArrowError::ExternalError(e)),
+    }
 }
 
 /// And back: one of ours is itself again.
@@ -40,6 +50,18 @@ pub(super) fn from_datafusion(e: DataFusionError) -> Error {
         DataFusionError::ArrowError(e, _) => Error::from(*e),
         e => Error::from(ArrowError::ExternalError(Box::new(e))),
     }
+}
+
+/// What a poll costs.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    counts: TransferStats,
+    time: Duration,
+}
+
+thread_local! {
+    /// Of the operators that the one which is polled on this thread has polled itself.
+    static OTHERS: Cell<Cost> = Cell::default();
 }
 
 /// An operator's numbers for one partition: what its own polls counted, not its children's.
@@ -61,7 +83,7 @@ impl DeviceMetrics {
         let count = |name| MetricBuilder::new(set).counter(name, partition);
         Self {
             rows: MetricBuilder::new(set).output_rows(partition),
-            batches: count("output_batches"),
+            batches: MetricBuilder::new(set).output_batches(partition),
             time: MetricBuilder::new(set).elapsed_compute(partition),
             bytes_to_device: count("bytes_to_device"),
             bytes_to_host: count("bytes_to_host"),
@@ -72,15 +94,22 @@ impl DeviceMetrics {
         }
     }
 
-    /// Counts a poll. Its time is the host's, children included: the device works on after it.
-    pub(super) fn poll<T>(
+    /// Counts a poll, without what it polled of others. Its time is the host's: the device works on after it.
+    pub(super) fn poll<T, E>(
         &self,
-        poll: impl FnOnce() -> Poll<Option<T>>,
+        poll: impl FnOnce() -> Poll<Option<std::result::Result<T, E>>>,
         rows: impl FnOnce(&T) -> usize,
-    ) -> Poll<Option<T>> {
+    ) -> Poll<Option<std::result::Result<T, E>>> {
         let start = Instant::now();
+        let outer = OTHERS.take();
         let (polled, cost) = TransferStats::scope(poll);
-        self.time.add_elapsed(start);
+        let time = start.elapsed();
+        let others = OTHERS.replace(Cost {
+            counts: outer.counts.plus(&cost),
+            time: outer.time + time,
+        });
+        self.time.add_duration(time.saturating_sub(others.time));
+        let cost = cost.since(&others.counts);
         for (count, n) in [
             (&self.bytes_to_device, cost.bytes_to_device),
             (&self.bytes_to_host, cost.bytes_to_host),
@@ -93,17 +122,20 @@ impl DeviceMetrics {
                 count.add(usize::try_from(n).unwrap_or(usize::MAX));
             }
         }
-        if let Poll::Ready(Some(item)) = &polled {
-            self.rows.add(rows(item));
+        if let Poll::Ready(Some(Ok(batch))) = &polled {
+            self.rows.add(rows(batch));
             self.batches.add(1);
         }
         polled
     }
 }
 
-/// An operator's stream, measured.
+/// An operator's stream: measured, over after an error, and as cooperative as DataFusion's own.
 pub(super) struct Measured {
-    stream: SendableDeviceStream,
+    /// `None` after its end, or an error: what is behind it is let go.
+    stream: Option<SendableDeviceStream>,
+    schema: SchemaRef,
+    device_type: ArrowDeviceType,
     metrics: Arc<DeviceMetrics>,
 }
 
@@ -113,8 +145,12 @@ impl Measured {
         set: &ExecutionPlanMetricsSet,
         partition: usize,
     ) -> Self {
-        let metrics = Arc::new(DeviceMetrics::new(set, partition));
-        Self { stream, metrics }
+        Self {
+            schema: stream.schema(),
+            device_type: stream.device_type(),
+            metrics: Arc::new(DeviceMetrics::new(set, partition)),
+            stream: Some(stream),
+        }
     }
 }
 
@@ -122,9 +158,21 @@ impl Stream for Measured {
     type Item = Result<DeviceRecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Self { stream, metrics } = &mut *self;
-        let rows = |batch: &Self::Item| batch.as_ref().map_or(0, DeviceRecordBatch::num_rows);
-        metrics.poll(|| stream.as_mut().poll_next(cx), rows)
+        // A stream that is always ready would keep its task's thread.
+        let budget = ready!(tokio::task::coop::poll_proceed(cx));
+        let Self {
+            stream, metrics, ..
+        } = &mut *self;
+        let poll = || match stream {
+            Some(stream) => stream.as_mut().poll_next(cx),
+            None => Poll::Ready(None),
+        };
+        let next = ready!(metrics.poll(poll, DeviceRecordBatch::num_rows));
+        budget.made_progress();
+        if !matches!(next, Some(Ok(_))) {
+            self.stream = None;
+        }
+        Poll::Ready(next)
     }
 }
 
@@ -132,10 +180,10 @@ impl DeviceRecordBatchStream for Measured {
     type Batch = DeviceRecordBatch;
 
     fn schema(&self) -> SchemaRef {
-        self.stream.schema()
+        self.schema.clone()
     }
 
     fn device_type(&self) -> ArrowDeviceType {
-        self.stream.device_type()
+        self.device_type
     }
 }

@@ -40,9 +40,9 @@
 //! # Metrics
 //!
 //! Each node counts, for each partition, its rows and batches, the bytes that it moved each way, copies, waits given to queues
-//! and waits of the host, and the time of its polls (`EXPLAIN ANALYZE`). They are its own, not its children's, and exact
-//! though other queries use the device ([`TransferStats::scope`](crate::TransferStats::scope)); only the time, the host's, has the
-//! children's in it. No array is looked at for them.
+//! and waits of the host, and the host's time for its polls (`EXPLAIN ANALYZE`). They are its own, not its children's, and exact
+//! though other queries use the device ([`TransferStats::scope`](crate::TransferStats::scope)). What a reader's own thread does is nobody's,
+//! nor is a download of a device node that stands under a host node without a transition. No array is looked at for them.
 //!
 //! # Waits and errors
 //!

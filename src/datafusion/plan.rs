@@ -13,7 +13,8 @@ use datafusion_physical_expr::{Distribution, OrderingRequirements, PhysicalExpr}
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
 use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion_physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, PlanProperties,
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties,
+    InputDistributionRequirements, PlanProperties,
 };
 
 use super::metrics::{Measured, to_datafusion};
@@ -75,9 +76,10 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
         context: Arc<TaskContext>,
     ) -> Result<SendableDeviceStream>;
 
-    /// How each child's rows must be spread over its partitions; any way by default.
-    fn required_input_distribution(&self) -> Vec<Distribution> {
-        vec![Distribution::UnspecifiedDistribution; self.children().len()]
+    /// How the children's rows must be spread over their partitions; any way by default.
+    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
+        let any = vec![Distribution::UnspecifiedDistribution; self.children().len()];
+        InputDistributionRequirements::new(any)
     }
 
     /// How each child's rows must be ordered; any way by default.
@@ -90,7 +92,8 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
         vec![false; self.children().len()]
     }
 
-    /// What is known of a partition, or of all; nothing by default. `inputs` are the children's.
+    /// What is known of a partition, or of all; nothing by default. `inputs` are the children's: of the same partition, if
+    /// they have as many, else unknown.
     ///
     /// # Errors
     /// What stands against telling it.
@@ -109,7 +112,8 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Whether a limit on its rows may be pushed to its children; not by default.
+    /// Whether a limit on its rows may be pushed to its children; not by default. Only where each partition has as many rows as
+    /// the child's of the same number.
     fn supports_limit_pushdown(&self) -> bool {
         false
     }
@@ -245,7 +249,7 @@ impl ExecutionPlan for DeviceExec {
     }
 
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
-        InputDistributionRequirements::new(self.plan.required_input_distribution())
+        self.plan.input_distribution_requirements()
     }
 
     fn required_input_ordering(&self) -> Vec<Option<OrderingRequirements>> {
@@ -281,7 +285,15 @@ impl ExecutionPlan for DeviceExec {
     }
 
     fn child_stats_requests(&self, partition: Option<usize>) -> Vec<ChildStats> {
-        vec![ChildStats::At(partition); self.children().len()]
+        let own = self.properties().output_partitioning().partition_count();
+        let of = |child: &&Arc<dyn ExecutionPlan>| {
+            let partitions = child.output_partitioning().partition_count();
+            match partition {
+                Some(_) if partitions != own => ChildStats::Skip,
+                _ => ChildStats::At(partition),
+            }
+        };
+        self.children().iter().map(of).collect()
     }
 
     fn statistics_from_inputs(

@@ -6,6 +6,7 @@ use datafusion_common::Result;
 use datafusion_common::config::ConfigOptions;
 use datafusion_common::tree_node::{Transformed, TreeNode};
 use datafusion_physical_optimizer::PhysicalOptimizerRule;
+use datafusion_physical_plan::coop::CooperativeExec;
 use datafusion_physical_plan::{ExecutionPlan, replace_children_if_necessary};
 
 use super::plan::{DeviceExec, DevicePlan};
@@ -16,7 +17,8 @@ use crate::device::Device;
 /// are not needed: pairs that cancel out, so that operators on one device pass their batches to each other, and no
 /// batch moves twice. A batch for another device goes through the host. Running it again changes nothing.
 ///
-/// It belongs after all rules that make device operators:
+/// It belongs after all rules that make device operators. (Rules of a session's own run after DataFusion's: where a table has fewer
+/// partitions than the session's target, a `RepartitionExec` may stand above its scan by then.)
 /// `SessionStateBuilder::with_physical_optimizer_rule(Arc::new(DeviceTransitions))`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceTransitions;
@@ -74,12 +76,20 @@ fn upload(plan: &Arc<dyn ExecutionPlan>) -> Option<&HostToDeviceExec> {
 /// What is below the transitions that `plan` begins with: an operator, on whatever side.
 fn operator(mut plan: &Arc<dyn ExecutionPlan>) -> &Arc<dyn ExecutionPlan> {
     loop {
-        plan = match (plan.downcast_ref::<DeviceToHostExec>(), upload(plan)) {
-            (Some(down), _) => down.input(),
-            (None, Some(upload)) => upload.input(),
-            (None, None) => return plan,
+        let down = plan.downcast_ref::<DeviceToHostExec>();
+        let cooperative = plan.downcast_ref::<CooperativeExec>();
+        plan = match (down, upload(plan), cooperative) {
+            (Some(down), ..) => down.input(),
+            (_, Some(upload), _) => upload.input(),
+            // DataFusion puts it above nodes that it does not know to be so. Device operators are.
+            (.., Some(node)) if is_of_a_device(node.input()) => node.input(),
+            _ => return plan,
         };
     }
+}
+
+fn is_of_a_device(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    DeviceExec::of(plan).is_some() || plan.downcast_ref::<DeviceToHostExec>().is_some()
 }
 
 /// What `plan` gives, on the host. A plan that is right already stays the same.

@@ -27,15 +27,19 @@ use crate::stream::DeviceRecordBatchReader;
 /// several partitions come as they are ready.
 ///
 /// For the async device stream, give the answer to [`produce`](crate::async_stream::produce). Of a DataFrame it takes
-/// `create_physical_plan()` and `task_ctx()`.
+/// `create_physical_plan()` and `task_ctx()`. All partitions are polled by whoever polls the stream; a `RepartitionExec` or
+/// `CoalescePartitionsExec` in the plan gives them tasks of their own.
+///
+/// DataFusion's plans need a Tokio runtime: it must be current here and wherever the stream is polled.
 ///
 /// # Errors
-/// What the plan says. Later errors come in the stream.
+/// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says. Later errors come in the stream.
 pub fn execute_on_device(
     plan: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
     device: &Device,
 ) -> Result<SendableDeviceStream> {
+    runtime()?;
     let config = ConfigOptions::default();
     let plan = on_device(DeviceTransitions.optimize(plan, &config)?, device);
     let partitions = plan.output_partitioning().partition_count();
@@ -47,6 +51,11 @@ pub fn execute_on_device(
         streams,
         next: 0,
     }))
+}
+
+fn runtime() -> Result<Handle> {
+    Handle::try_current()
+        .map_err(|e| DataFusionError::Execution(format!("a plan runs in a Tokio runtime: {e}")))
 }
 
 /// Streams of one schema as one.
@@ -71,7 +80,11 @@ impl Stream for Merged {
                     asked += 1;
                     *next = i + 1;
                 }
-                Poll::Ready(None) => drop(streams.swap_remove(i)),
+                Poll::Ready(None) => {
+                    drop(streams.swap_remove(i));
+                    // Another one stands in its place: all are asked again.
+                    asked = 0;
+                }
                 Poll::Ready(Some(item)) => {
                     *next = i + 1;
                     if item.is_err() {
@@ -101,7 +114,9 @@ impl DeviceRecordBatchStream for Merged {
 }
 
 /// Runs a plan, and gives its result as a C device stream. Its consumer's thread drives the plan, with the Tokio runtime
-/// that is current here; it must not be the only thread of that runtime.
+/// that is current here, and must outlive the stream: a runtime that has ended drops the plan's tasks, and the result may
+/// be cut short. On a thread of a multi-threaded runtime the read blocks that thread; on the only thread of a runtime it is an
+/// error.
 ///
 /// # Errors
 /// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says.
@@ -111,16 +126,24 @@ pub fn export_plan(
     device: &Device,
     options: ExportOptions,
 ) -> Result<FFI_ArrowDeviceArrayStream> {
-    let runtime = Handle::try_current()
-        .map_err(|e| DataFusionError::Execution(format!("a plan runs in a Tokio runtime: {e}")))?;
+    let runtime = runtime()?;
+    let (schema, device_type) = (plan.schema(), device.id().device_type);
     let reader = execute_on_device(plan, context, device)?.into_blocking_reader();
-    let driven = Driven { reader, runtime };
+    let driven = Driven {
+        reader: Some(reader),
+        schema,
+        device_type,
+        runtime,
+    };
     FFI_ArrowDeviceArrayStream::new(driven, options).map_err(to_datafusion)
 }
 
-/// A plan's result, read within its runtime.
+/// A plan's result, read and dropped within its runtime.
 struct Driven {
-    reader: BlockingReader<SendableDeviceStream>,
+    /// Present until dropped.
+    reader: Option<BlockingReader<SendableDeviceStream>>,
+    schema: SchemaRef,
+    device_type: ArrowDeviceType,
     runtime: Handle,
 }
 
@@ -128,17 +151,26 @@ impl Iterator for Driven {
     type Item = crate::Result<DeviceRecordBatch>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        let reader = self.reader.as_mut()?;
         let _within = self.runtime.enter();
-        self.reader.next()
+        // On a worker of the runtime: others take over its tasks, and no budget of the task's runs out.
+        tokio::task::block_in_place(|| reader.next())
+    }
+}
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        let _within = self.runtime.enter();
+        self.reader = None;
     }
 }
 
 impl DeviceRecordBatchReader for Driven {
     fn schema(&self) -> SchemaRef {
-        self.reader.schema()
+        self.schema.clone()
     }
 
     fn device_type(&self) -> ArrowDeviceType {
-        self.reader.device_type()
+        self.device_type
     }
 }

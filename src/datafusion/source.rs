@@ -78,9 +78,7 @@ impl DeviceTable {
         let mut rows = 0;
         for batch in partitions.iter().flatten() {
             if batch.schema().fields() != schema.fields() || *batch.device() != device {
-                return Err(crate::Error::argument(format!(
-                    "a batch of another schema than the table's, or not on {device}"
-                )));
+                return Err(not_the_tables(&device));
             }
             rows += batch.num_rows();
         }
@@ -105,7 +103,7 @@ impl DeviceTable {
         Ok(Self::new(schema, device, partitions).with_statistics(statistics))
     }
 
-    /// What is known of the whole table, all its columns in their order.
+    /// What is known of the whole table, all its columns in their order; other numbers of columns are ignored.
     #[must_use]
     pub fn with_statistics(mut self, statistics: Statistics) -> Self {
         self.statistics = Some(statistics);
@@ -132,21 +130,33 @@ impl DeviceTable {
             Boundedness::Bounded,
         )
         .with_scheduling_type(SchedulingType::Cooperative);
-        let statistics = self.statistics.clone();
-        let statistics = statistics.map_or_else(
-            || Statistics::new_unknown(&schema),
-            |all| all.project(Some(&projection)),
-        );
+        let columns = self.schema.fields().len();
+        let is_all = projection.iter().copied().eq(0..columns);
+        let known = self.statistics.as_ref();
+        let statistics = match known.filter(|all| all.column_statistics.len() == columns) {
+            None => Statistics::new_unknown(&schema),
+            Some(all) if is_all => all.clone(),
+            Some(all) => Statistics {
+                total_byte_size: Precision::Absent,
+                ..all.clone().project(Some(&projection))
+            },
+        };
         Ok(DeviceScanExec {
             device: self.device.clone(),
+            table: self.schema.clone(),
             partitions: self.partitions.clone(),
-            projection: (projection.len() != self.schema.fields().len() || !projection.is_sorted())
-                .then(|| projection.into()),
+            projection: (!is_all).then(|| projection.into()),
             fetch,
             statistics: Arc::new(statistics),
             properties: Arc::new(properties),
         })
     }
+}
+
+fn not_the_tables(device: &Device) -> crate::Error {
+    crate::Error::argument(format!(
+        "a batch or stream of another schema than the table's, or not on {device}"
+    ))
 }
 
 /// A partition's batches.
@@ -206,6 +216,8 @@ impl TableProvider for DeviceTable {
 #[derive(Clone)]
 pub struct DeviceScanExec {
     device: Device,
+    /// The table's schema.
+    table: SchemaRef,
     partitions: Vec<OpenPartition>,
     /// `None`: all columns in their order.
     projection: Option<Arc<[usize]>>,
@@ -277,9 +289,14 @@ impl DevicePlan for DeviceScanExec {
                 self.partitions.len()
             ))
         })?;
+        let stream = open(context).map_err(to_datafusion)?;
+        if stream.schema().fields() != self.table.fields() {
+            return Err(to_datafusion(not_the_tables(&self.device)));
+        }
         Ok(Box::pin(Scan {
-            stream: Some(open(context).map_err(to_datafusion)?),
-            device_type: self.device.id().device_type,
+            stream: Some(stream),
+            device: self.device.clone(),
+            table: self.table.clone(),
             schema: self.schema().clone(),
             projection: self.projection.clone(),
             left: self.fetch,
@@ -291,14 +308,16 @@ impl DevicePlan for DeviceScanExec {
         partition: Option<usize>,
         _: &[Arc<Statistics>],
     ) -> Result<Arc<Statistics>> {
-        let whole = partition.is_none() || self.partitions.len() == 1;
-        Ok(match self.fetch {
-            None if whole => self.statistics.clone(),
-            Some(rows) if whole => {
-                let known = Statistics::clone(&self.statistics);
-                Arc::new(known.with_fetch(Some(rows), 0, self.partitions.len())?)
-            }
-            _ => Arc::new(Statistics::new_unknown(self.schema())),
+        let one = self.partitions.len() == 1;
+        let known = || Statistics::clone(&self.statistics);
+        Ok(match (self.fetch, self.statistics.num_rows) {
+            _ if partition.is_some() && !one => Arc::new(Statistics::new_unknown(self.schema())),
+            (None, _) => self.statistics.clone(),
+            (Some(rows), _) if one => Arc::new(known().with_fetch(Some(rows), 0, 1)?),
+            // No partition has more.
+            (Some(rows), Precision::Exact(all)) if all <= rows => self.statistics.clone(),
+            // How many of the rows are in which partition is not known.
+            _ => Arc::new(known().to_inexact()),
         })
     }
 
@@ -319,7 +338,8 @@ impl DevicePlan for DeviceScanExec {
 struct Scan {
     /// `None` once enough rows have come: its producer is let go.
     stream: Option<SendableDeviceStream>,
-    device_type: ArrowDeviceType,
+    device: Device,
+    table: SchemaRef,
     schema: SchemaRef,
     projection: Option<Arc<[usize]>>,
     /// Rows.
@@ -328,6 +348,9 @@ struct Scan {
 
 impl Scan {
     fn cut(&mut self, mut batch: DeviceRecordBatch) -> crate::Result<DeviceRecordBatch> {
+        if *batch.device() != self.device || batch.schema().fields() != self.table.fields() {
+            return Err(not_the_tables(&self.device));
+        }
         if let Some(projection) = &self.projection {
             batch = batch.project(projection)?;
         }
@@ -371,6 +394,6 @@ impl DeviceRecordBatchStream for Scan {
     }
 
     fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
+        self.device.id().device_type
     }
 }

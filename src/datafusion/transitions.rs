@@ -3,9 +3,9 @@
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use arrow_array::RecordBatch;
+use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::SchemaRef;
 use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{DataFusionError, Result, Statistics};
@@ -53,9 +53,7 @@ impl Stream for Staged {
         } = &mut *self;
         let mut poll = || Pin::new(&mut *stream).poll_next(cx);
         let polled = match metrics {
-            Some(metrics) => metrics.poll(poll, |batch| {
-                batch.as_ref().map_or(0, RecordBatch::num_rows)
-            }),
+            Some(metrics) => metrics.poll(poll, RecordBatch::num_rows),
             None => poll(),
         };
         polled.map_err(from_arrow)
@@ -219,9 +217,12 @@ impl DevicePlan for HostToDeviceExec {
         context: Arc<TaskContext>,
     ) -> Result<SendableDeviceStream> {
         let stream = self.input.execute(partition, context)?;
-        let schema = stream.schema();
+        let schema = self.input.schema();
         let queue = self.device.new_queue().map_err(to_datafusion)?;
-        let stream = Ours(stream);
+        let stream = Ours {
+            stream,
+            schema: schema.clone(),
+        };
         Ok(Box::pin(UploadingStream::new_on(schema, stream, queue)))
     }
 
@@ -238,14 +239,38 @@ impl DevicePlan for HostToDeviceExec {
     }
 }
 
-/// A host stream with this crate's errors.
-struct Ours(SendableRecordBatchStream);
+/// A host stream with this crate's errors, whose batches have its plan's schema: some of DataFusion's nodes (unions, say) pass on
+/// batches whose fields have other names, metadata, or fewer nulls.
+struct Ours {
+    stream: SendableRecordBatchStream,
+    schema: SchemaRef,
+}
+
+impl Ours {
+    fn named(&self, batch: RecordBatch) -> crate::Result<RecordBatch> {
+        if batch.schema_ref() == &self.schema {
+            return Ok(batch);
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        let (_, columns, _) = batch.into_parts();
+        Ok(RecordBatch::try_new_with_options(
+            self.schema.clone(),
+            columns,
+            &options,
+        )?)
+    }
+}
 
 impl Stream for Ours {
     type Item = crate::Result<RecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.as_mut().poll_next(cx).map_err(from_datafusion)
+        let next = ready!(self.stream.as_mut().poll_next(cx));
+        let next = next.map(|batch| {
+            let batch = batch.map_err(from_datafusion)?;
+            self.named(batch)
+        });
+        Poll::Ready(next)
     }
 }
 

@@ -27,6 +27,12 @@ macro_rules! stats {
             pub fn since(&self, earlier: &Self) -> Self {
                 Self { $($name: self.$name.saturating_sub(earlier.$name),)* }
             }
+
+            /// Both together.
+            #[must_use]
+            pub(crate) fn plus(&self, other: &Self) -> Self {
+                Self { $($name: self.$name.saturating_add(other.$name),)* }
+            }
         }
 
         #[derive(Debug)]
@@ -110,7 +116,7 @@ impl Counters {
 impl TransferStats {
     /// Runs `work`, and says what was counted meanwhile on this thread, of whatever device: exactly what `work`
     /// asked for, though other threads use the device too. What it leaves to other threads (a foreign release, say) is not
-    /// in it. Scopes nest: what an inner one counts is not in the outer one's.
+    /// in it. Scopes nest.
     ///
     /// ```
     /// # use arrow_device::{Devices, TransferStats};
@@ -122,11 +128,12 @@ impl TransferStats {
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
     pub fn scope<T>(work: impl FnOnce() -> T) -> (T, Self) {
-        /// Puts the outer scope back, also after a panic.
+        /// Puts the outer scope back, with what was counted within, also after a panic.
         struct Outer(Option<TransferStats>);
         impl Drop for Outer {
             fn drop(&mut self) {
-                SCOPE.set(self.0);
+                let inner = SCOPE.get().unwrap_or_default();
+                SCOPE.set(self.0.map(|outer| outer.plus(&inner)));
             }
         }
         let outer = Outer(SCOPE.replace(Some(Self::default())));

@@ -151,9 +151,8 @@ async fn a_reader_that_errs_ends_the_query_with_its_error() {
     sim.assert_done();
 }
 
-// FINDING (src/datafusion/metrics.rs, `DeviceMetrics::poll`): an error counts as a batch; DataFusion's own nodes count none.
+/// As with DataFusion's own nodes.
 #[tokio::test]
-#[ignore = "an error counts as a batch"]
 async fn an_error_is_no_batch() {
     let sim = Sim::new();
     let next = |i| match i {
@@ -309,10 +308,8 @@ async fn an_error_of_a_host_expression_below_an_operator() {
     assert!(error.to_string().contains("Divide by zero"), "{error}");
 }
 
-// FINDING (src/datafusion/metrics.rs, `to_datafusion`): an error of arrow-rs that went up and down again is wrapped as an
-// external one twice over ("Arrow error: External error: Divide by zero error"): no caller that matches it finds it.
+/// Whoever matches an error of arrow-rs that went up and down again finds it.
 #[tokio::test]
-#[ignore = "an ArrowError comes back as ExternalError(Error::Arrow(..))"]
 async fn an_error_of_arrow_stays_one() {
     let error = over_errors(|| ArrowError::DivideByZero.into()).await;
     match &error {

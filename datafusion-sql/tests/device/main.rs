@@ -3,6 +3,7 @@
 mod errors;
 mod kit;
 mod lifetime;
+mod merged;
 mod operator;
 mod plans;
 mod schemas;

@@ -186,12 +186,8 @@ async fn partitions_that_are_always_ready_take_turns() {
     }
 }
 
-// FINDING (src/datafusion/source.rs, sink.rs): `DeviceScanExec` says `SchedulingType::Cooperative`, but only `DeviceToHostExec` yields. A task
-// that reads `execute_on_device`, or a device operator that consumes a table before it gives a batch, never does: other tasks of
-// its thread stand still, and it cannot be aborted.
 /// A consumer that never waits lets others run all the same, as with DataFusion's own streams.
 #[tokio::test]
-#[ignore = "device streams that are always ready never yield"]
 async fn a_result_that_is_always_ready_yields() {
     let sim = Sim::new();
     let batch = sim.upload(&numbers(0, 16)).unwrap();
