@@ -12,7 +12,7 @@ use datafusion::physical_plan::{ExecutionPlan, PlanProperties};
 use futures::StreamExt;
 
 /// Gives the first rows of each batch.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct HeadExec {
     child: Arc<dyn ExecutionPlan>,
     device: Device,
@@ -37,8 +37,8 @@ impl DevicePlan for HeadExec {
     }
 
     fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
-        let (child, device, rows) = (children[0].clone(), self.device.clone(), self.rows);
-        Ok(Arc::new(Self { child, device, rows }))
+        let (child, own) = (children[0].clone(), self.clone());
+        Ok(Arc::new(Self { child, ..own }))
     }
 
     fn execute_device(
@@ -59,7 +59,11 @@ impl DevicePlan for HeadExec {
 
 /// The operator in a plan; what is on the host goes up, once `DeviceTransitions` has run.
 fn head(child: Arc<dyn ExecutionPlan>, device: Device, rows: usize) -> Arc<dyn ExecutionPlan> {
-    let plan = HeadExec { child, device, rows };
+    let plan = HeadExec {
+        child,
+        device,
+        rows,
+    };
     Arc::new(DeviceExec::new(Arc::new(plan)))
 }
 // }
