@@ -18,7 +18,8 @@ use crate::device::Device;
 /// batch moves twice. A batch for another device goes through the host. Running it again changes nothing.
 ///
 /// It belongs after all rules that make device operators. (Rules of a session's own run after DataFusion's: where a table has fewer
-/// partitions than the session's target, a `RepartitionExec` may stand above its scan by then.)
+/// partitions than the session's target, a `RepartitionExec` may stand above its scan by then, and a `SortExec` between the scan and
+/// its `DeviceToHostExec`: a rule that makes device operators looks through both, or leaves such a plan alone.)
 /// `SessionStateBuilder::with_physical_optimizer_rule(Arc::new(DeviceTransitions))`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceTransitions;
