@@ -136,7 +136,7 @@ pub(super) struct Measured {
     stream: Option<SendableDeviceStream>,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
-    metrics: Arc<DeviceMetrics>,
+    metrics: DeviceMetrics,
 }
 
 impl Measured {
@@ -148,7 +148,7 @@ impl Measured {
         Self {
             schema: stream.schema(),
             device_type: stream.device_type(),
-            metrics: Arc::new(DeviceMetrics::new(set, partition)),
+            metrics: DeviceMetrics::new(set, partition),
             stream: Some(stream),
         }
     }

@@ -104,7 +104,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`Error::NotSupported`] for another device than ROCm's, [`Error::InvalidArgument`] for a
-    /// stream of another device (HIP before 5.6 does not tell). The owner is dropped then.
+    /// stream of another device (HIP 5.4 and earlier do not tell). The owner is dropped then.
     ///
     /// # Safety
     /// The stream is of this device, or stands for a default stream, and lives until `owner` is dropped.

@@ -222,6 +222,7 @@ pub(super) enum After {
 type Freed = Box<dyn FnOnce() + Send>;
 
 /// What is given back on the thread for it, since the runtime may wait for the device, or refuses now.
+#[derive(Clone)]
 pub(super) enum Waste {
     Memory(Memory, DevicePtr),
     /// A stream of ours.
@@ -327,8 +328,10 @@ impl Scrap {
                 }
                 context.recycle(event);
                 if answer.and_then(|answer| context.check(answer)).is_err() {
-                    // It does not tell: then all work must have ended.
-                    let _ = context.settle();
+                    // It does not tell: then all work must have ended, which may take long and holds up no other.
+                    let freed = self.freed.take();
+                    scrap(context, self.waste.clone(), After::Everything, freed);
+                    return true;
                 }
             }
             // Whatever it answers, nothing runs any more.

@@ -205,7 +205,7 @@ pub(super) struct Hip {
     functions: Functions,
     /// Newer runtimes only.
     pub(super) batch: Option<BatchCopy>,
-    /// Of HIP 5.6 and later.
+    /// Not of HIP 5.2 and 5.4; there in 6.2.
     stream_device: Option<unsafe extern "C" fn(hipStream_t, *mut c_int) -> Code>,
     /// Stays loaded.
     _library: ManuallyDrop<Library>,
