@@ -211,9 +211,16 @@ fn every_problem_says_what_to_do() {
         DataType::Date64,
         map(DataType::Int8, DataType::Int8, false),
     ];
-    let up = Devices::cpu()
-        .upload(&batch(&types, 9, Nulls::Some, 1))
-        .unwrap();
+    let batch = batch(&types, 9, Nulls::Some, 1);
+    // With a bitmap that an export hands on.
+    let first: UInt8Array = (0..9).map(|i| (i % 2 > 0).then_some(i)).collect();
+    let columns = [
+        vec![Arc::new(first) as ArrayRef],
+        batch.columns()[1..].to_vec(),
+    ]
+    .concat();
+    let batch = RecordBatch::try_new(batch.schema(), columns).unwrap();
+    let up = Devices::cpu().upload(&batch).unwrap();
     let texts: Vec<_> = check_for_cudf(&up).iter().map(Error::to_string).collect();
     assert_eq!(
         texts[0],
@@ -331,6 +338,16 @@ fn rule_3_masks_and_booleans() {
         let written = of(Int8, 60, &[Some(mask.freeze().unwrap()), values()]);
         written.resolve_null_counts().unwrap();
         mended(written, &[("array.children[0].buffers[0]", "rule 3")]);
+        // Rows of another array's bitmap, at a byte and within one: of the latter an export writes another.
+        let up = device.upload_array(&nullable(120)).unwrap();
+        let same = |first: usize| {
+            let input = up.slice(first, 60).unwrap();
+            input.resolve_null_counts().unwrap();
+            input.with_values(Int8, bytes_on(device, &[7; 64])).unwrap()
+        };
+        mended(same(8), &[("array.children[0].buffers[0]", "rule 3")]);
+        mended(same(32), &[("array.children[0].buffers[0]", "rule 3")]);
+        mended(same(9), &[]);
         // No bits, nothing to pad.
         assert_found(&join(&[of(Int8, 60, &[None, values()])]), &[]);
     });

@@ -13,7 +13,7 @@ use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{SimMode, SimQueue};
 use arrow_device::{
     DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions, NullCounts,
-    ReleasePolicy, SyncPolicy,
+    ReleasePolicy, SyncPolicy, Validity,
 };
 use arrow_schema::DataType;
 use support::types::{dictionary, structure};
@@ -50,8 +50,7 @@ fn counted(buffer: Buffer) -> (DeviceBuffer, Arc<AtomicUsize>) {
 /// A batch of an integer column, a struct of one, and a dictionary; each buffer has an owner of its own.
 fn owned() -> (DeviceRecordBatch, Vec<Arc<AtomicUsize>>) {
     let numbers = || counted(Buffer::from_vec(vec![0i32, 1, 1]));
-    let plain =
-        |buffer| DeviceArray::from_values(DataType::Int32, 3, buffer, None, Some(0)).unwrap();
+    let plain = |buffer| DeviceArray::from_values(DataType::Int32, 3, buffer, None).unwrap();
     let (buffers, drops): (Vec<_>, Vec<_>) = (0..4).map(|_| numbers()).unzip();
     let inner = plain(buffers[1].clone());
     let data_type = structure(vec![("i", DataType::Int32)]);
@@ -239,8 +238,7 @@ fn release_synchronizes_elsewhere() {
 fn an_owner_of_two_columns() {
     let (two, two_drops) = counted(Buffer::from_vec(vec![1i32, 2, 3, 4, 5, 6]));
     let (one, one_drops) = counted(Buffer::from_vec(vec![7i32, 8, 9]));
-    let column =
-        |buffer| DeviceArray::from_values(DataType::Int32, 3, buffer, None, Some(0)).unwrap();
+    let column = |buffer| DeviceArray::from_values(DataType::Int32, 3, buffer, None).unwrap();
     let halves = [0, 12].map(|at| column(two.slice(at, 12).unwrap()));
     let [first, second] = halves;
     let batch = join(&[first, column(one), second]);
@@ -325,7 +323,10 @@ fn owners_that_panic() {
         unsafe { DeviceBuffer::from_raw(&Devices::cpu(), address, 12, Box::new(Bomb), None) };
     let (calm, drops) = counted(values.clone());
     // The mask's owner goes first.
-    let both = DeviceArray::from_values(DataType::Int32, 3, calm, Some(bomb), None).unwrap();
+    let both = {
+        let validity = Some(Validity::new(bomb, 0, 3).unwrap());
+        DeviceArray::from_values(DataType::Int32, 3, calm, validity).unwrap()
+    };
     let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
     let exported = both.export_array(&allowed).unwrap();
     drop(both);

@@ -363,7 +363,7 @@ fn buffers() {
             let mut buffer = DeviceBufferMut::allocate(&queue, 28)?;
             buffer.fill(7)?;
             let buffer = buffer.freeze()?;
-            DeviceArray::from_values(DataType::Int32, 7, buffer, None, Some(0))?.to_host()
+            DeviceArray::from_values(DataType::Int32, 7, buffer, None)?.to_host()
         },
         |down| {
             assert_eq!(

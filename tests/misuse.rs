@@ -6,11 +6,11 @@ mod support;
 use std::sync::Arc;
 
 use arrow_array::Array;
-use arrow_buffer::{Buffer, NullBuffer};
+use arrow_buffer::Buffer;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
     DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, Error, ExportOptions, ImportOptions,
-    NullCounts, SyncPolicy,
+    NullCounts, SyncPolicy, Validity,
 };
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 use simkit::*;
@@ -43,7 +43,8 @@ fn queues_and_devices_do_not_mix() {
     assert!(is_argument(mixed));
     let buffers = [on_a.buffer(1).unwrap(), on_b.buffer(0).unwrap()];
     let [values, mask] = buffers;
-    let made = DeviceArray::from_values(DataType::Int32, 9, values, Some(mask), None);
+    let validity = Some(Validity::new(mask, 0, 9).unwrap());
+    let made = DeviceArray::from_values(DataType::Int32, 9, values, validity);
     assert!(is_argument(made));
     // Arrays without buffers have a device too.
     let null = a.upload_array(&arrow_array::NullArray::new(9)).unwrap();
@@ -108,7 +109,7 @@ fn typed_access_is_checked() {
         assert!(is_argument(array.slice(0, usize::MAX)));
     }
     let odd = Buffer::from_vec(vec![0u8; 41]).slice(1);
-    let odd = DeviceArray::from_values(DataType::Int64, 5, odd.into(), None, None).unwrap();
+    let odd = DeviceArray::from_values(DataType::Int64, 5, odd.into(), None).unwrap();
     assert!(is_argument(odd.values_on::<i64>(&queue)));
     // The host view mends it, and counts the copy.
     let before = cpu.stats();
@@ -128,44 +129,51 @@ fn typed_access_is_checked() {
 #[test]
 fn parts_that_do_not_fit_are_refused() {
     let buffer = |bytes: usize| DeviceBuffer::from(Buffer::from_vec(vec![0u8; bytes]));
-    let values = |data_type, rows, bytes, mask: Option<usize>, nulls| {
-        DeviceArray::from_values(data_type, rows, buffer(bytes), mask.map(buffer), nulls)
+    // `mask`: bytes, first bit and rows.
+    let values = |data_type, rows, bytes, mask: Option<(usize, usize, usize)>| {
+        let validity = mask.map(|(bytes, bit, rows)| Validity::new(buffer(bytes), bit, rows));
+        DeviceArray::from_values(data_type, rows, buffer(bytes), validity.transpose()?)
     };
-    assert!(values(DataType::Int32, 4, 16, None, None).is_ok());
-    for (rows, bytes, mask, nulls) in [
-        (5, 16, None, None),
-        (usize::MAX, 16, None, None),
-        (usize::MAX / 4 + 2, 16, None, None),
-        (isize::MAX as usize, 16, None, None),
-        (4, 16, Some(0), None),
-        (9, 36, Some(1), None),
-        (4, 16, None, Some(1)),
-        (4, 16, Some(1), Some(5)),
-        (4, 16, Some(1), Some(usize::MAX)),
+    assert!(values(DataType::Int32, 4, 16, None).is_ok());
+    assert!(values(DataType::Int32, 4, 16, Some((1, 4, 4))).is_ok());
+    for (rows, bytes, mask) in [
+        (5, 16, None),
+        (usize::MAX, 16, None),
+        (usize::MAX / 4 + 2, 16, None),
+        (isize::MAX as usize, 16, None),
+        (4, 16, Some((0, 0, 4))),
+        (9, 36, Some((1, 0, 9))),
+        (4, 16, Some((1, 5, 4))),
+        (4, 16, Some((1, usize::MAX, 4))),
+        (4, 16, Some((1, 8, usize::MAX - 8))),
+        // The validity of other rows.
+        (4, 16, Some((1, 0, 3))),
+        (4, 16, Some((1, 0, 5))),
+        (4, 16, Some((1, 0, 0))),
     ] {
-        let made = values(DataType::Int32, rows, bytes, mask, nulls);
-        assert!(
-            is_argument(made),
-            "{rows} rows, {bytes} bytes, {mask:?}, {nulls:?}"
-        );
+        let made = values(DataType::Int32, rows, bytes, mask);
+        assert!(is_argument(made), "{rows} rows, {bytes} bytes, {mask:?}");
     }
-    let negative = values(DataType::FixedSizeBinary(-1), 1, 16, None, None);
+    let negative = values(DataType::FixedSizeBinary(-1), 1, 16, None);
     assert!(negative.is_err());
-    assert!(is_argument(values(
-        DataType::FixedSizeBinary(0),
-        usize::MAX,
-        0,
-        None,
-        None
-    )));
-    assert!(values(DataType::FixedSizeBinary(0), 1 << 40, 0, None, None).is_ok());
+    let zero = DataType::FixedSizeBinary(0);
+    assert!(is_argument(values(zero.clone(), usize::MAX, 0, None)));
+    assert!(values(zero, 1 << 40, 0, None).is_ok());
+    // SAFETY: refused.
+    let parts = |nulls, mask: Option<usize>| unsafe {
+        let buffers = [mask.map(buffer), Some(buffer(16))];
+        DeviceArray::from_parts(DataType::Int32, 4, Some(nulls), &buffers, &[])
+    };
+    for (nulls, mask) in [(1, None), (5, Some(1)), (usize::MAX, Some(1))] {
+        assert!(is_argument(parts(nulls, mask)), "{nulls} nulls, {mask:?}");
+    }
     for other in [
         DataType::Utf8,
         DataType::Null,
         DataType::Utf8View,
         support::types::list(DataType::Int8),
     ] {
-        assert!(is_argument(values(other, 0, 0, None, None)));
+        assert!(is_argument(values(other, 0, 0, None)));
     }
     let child = Devices::cpu().upload_array(&ints(9)).unwrap();
     // SAFETY: all are refused, or hold nothing that could be wrong.
@@ -239,58 +247,80 @@ fn parts_that_do_not_fit_are_refused() {
     assert_eq!(bytes.slice(4, 6).unwrap().slice(6, 0).unwrap().len(), 0);
 }
 
+/// 60 rows, of which only number 7 is null, by a bitmap whose nulls nobody has counted.
+fn one_null() -> DeviceArray {
+    let mut bits = vec![0xff_u8; 8];
+    bits[0] = 0x7f;
+    let bits = DeviceBuffer::from(Buffer::from_vec(bits));
+    let values = DeviceBuffer::from(Buffer::from_vec((0..60).collect::<Vec<i32>>()));
+    let validity = Some(Validity::new(bits, 0, 60).unwrap());
+    DeviceArray::from_values(DataType::Int32, 60, values, validity).unwrap()
+}
+
+/// What safe code makes has the null count that its bitmap has, whoever asks, and in whatever order.
 #[test]
-fn claimed_null_counts_are_not_believed() {
-    let nulls = NullBuffer::from(vec![true, false, true, false, true]);
-    let values = || DeviceBuffer::from(Buffer::from_vec(vec![1i32, 2, 3, 4, 5]));
-    for claim in [None, Some(1), Some(2), Some(5)] {
-        let mask = Some(DeviceBuffer::from(nulls.buffer().clone()));
-        let array = DeviceArray::from_values(DataType::Int32, 5, values(), mask, claim).unwrap();
+fn null_counts_are_those_of_the_bitmap() {
+    let check = |array: &DeviceArray, context: &str| {
+        assert!(matches!(array.null_count(), None | Some(1)), "{context}");
         let down = array.to_host().unwrap();
-        assert_eq!(down.null_count(), 2, "{claim:?}");
-        let data = array.to_host_data().unwrap();
-        assert_eq!(data.null_count(), 2, "{claim:?}");
-        // The claim goes along.
-        let fields = vec![Field::new("c", DataType::Int32, true)];
-        let columns = [array.clone()];
-        let batch = DeviceRecordBatch::try_new(Arc::new(Schema::new(fields)), &columns).unwrap();
-        for batch in [batch.clone(), batch.compact().unwrap()] {
-            let down = batch.to_host().unwrap();
-            assert_eq!(down.column(0).null_count(), 2, "{claim:?}");
+        assert_eq!(down.null_count(), 1, "{context}");
+        assert_eq!(array.to_host_data().unwrap().null_count(), 1, "{context}");
+        let bits = down.nulls().unwrap().inner();
+        assert_eq!(bits.count_set_bits(), down.len() - 1, "{context}");
+    };
+    for counted_by_a_clone in [false, true] {
+        let a = one_null();
+        assert_eq!(a.null_count(), None);
+        if counted_by_a_clone {
+            let b = a.clone();
+            assert_eq!(b.resolve_null_counts().unwrap(), 1);
+            // Both are all of the same rows.
+            assert_eq!(a.null_count(), Some(1));
         }
+        check(&a, "as it is");
+        check(&a.compact().unwrap(), "compact");
+        check(
+            &a.slice(1, 59)
+                .unwrap()
+                .slice(0, 59)
+                .unwrap()
+                .compact()
+                .unwrap(),
+            "sliced",
+        );
+        let values = DeviceBuffer::from(Buffer::from_vec((0..60).collect::<Vec<i64>>()));
+        let same = a.with_values(DataType::Int64, values).unwrap();
+        assert_eq!(same.null_count(), a.null_count());
+        check(&same, "the nulls of another");
+        let fields = vec![Field::new("c", DataType::Int32, true)];
+        let columns = [a.clone()];
+        let batch = DeviceRecordBatch::try_new(Arc::new(Schema::new(fields)), &columns).unwrap();
+        check(&batch.column(0).unwrap(), "in a batch");
+        check(
+            &batch.compact().unwrap().column(0).unwrap(),
+            "in a compact batch",
+        );
+        let exact = batch.export(SyncPolicy::Event).unwrap();
+        // SAFETY: both come from `export`.
+        let again = unsafe { DeviceRecordBatch::import(exact.0, &exact.1) }.unwrap();
+        assert_eq!(again.column(0).unwrap().null_count(), Some(1));
+        check(&again.column(0).unwrap(), "exported");
         if !cfg!(miri) {
             let sim = Sim::new(SimMode::Async);
-            let up = array.to_device(&sim).unwrap();
-            assert_eq!(up.to_host().unwrap().null_count(), 2, "{claim:?}");
+            let up = a.to_device(&sim).unwrap();
+            check(&up, "on a device");
+            check(&up.compact().unwrap(), "compact on a device");
             drop(up);
             sim.assert_done();
         }
-        assert_eq!(
-            array.slice(1, 3).unwrap().to_host().unwrap().null_count(),
-            2
-        );
     }
 }
 
-/// Exports count what was only claimed: who imports them relies on the number.
+/// An unknown null count goes out as unknown, if the consumer takes that.
 #[test]
-fn claimed_null_counts_are_not_exported() {
-    let mask = || Some(DeviceBuffer::from(Buffer::from_vec(vec![0b0101u8])));
-    let values = || DeviceBuffer::from(Buffer::from_vec(vec![1i32, 2, 3, 4]));
-    let claimed = DeviceArray::from_values(DataType::Int32, 4, values(), mask(), Some(1)).unwrap();
-    let fields = vec![Field::new("a", DataType::Int32, true)];
-    let batch = DeviceRecordBatch::try_new(
-        Arc::new(Schema::new(fields)),
-        std::slice::from_ref(&claimed),
-    );
-    let exact = batch.unwrap().export(SyncPolicy::Event).unwrap();
-    // SAFETY: both come from `export`.
-    let again = unsafe { DeviceRecordBatch::import(exact.0, &exact.1) }.unwrap();
-    assert_eq!(again.column(0).unwrap().null_count(), Some(2));
-    assert_eq!(again.to_host().unwrap().column(0).null_count(), 2);
-    let claimed = DeviceArray::from_values(DataType::Int32, 4, values(), mask(), Some(1)).unwrap();
+fn unknown_null_counts_are_exported_as_such() {
     let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
-    let exported = claimed.export_array(&options).unwrap();
+    let exported = one_null().export_array(&options).unwrap();
     // SAFETY: the type is what it was made of.
     let again = unsafe {
         DeviceArray::import_as(
@@ -300,15 +330,40 @@ fn claimed_null_counts_are_not_exported() {
         )
     };
     assert_eq!(again.unwrap().null_count(), None);
+}
 
-    // A claim does not become a count when others are counted.
-    let child = DeviceArray::from_values(DataType::Int32, 4, values(), mask(), None).unwrap();
-    let fields = vec![Field::new("a", DataType::Int32, true)];
-    let parent = DataType::Struct(fields.into());
-    // SAFETY: the values are integers.
-    let parent = unsafe { DeviceArray::from_parts(parent, 4, Some(1), &[mask()], &[child]) };
-    let parent = parent.unwrap();
-    assert_eq!(parent.to_host().unwrap().null_count(), 2);
-    parent.resolve_null_counts().unwrap();
-    assert_eq!(parent.to_host().unwrap().null_count(), 2);
+/// A slice has its own number of nulls, known or not, and what is counted of it says nothing of the whole.
+#[test]
+fn null_counts_of_slices() {
+    let whole = one_null();
+    let (before, with) = (whole.slice(10, 20).unwrap(), whole.slice(5, 10).unwrap());
+    assert_eq!((before.null_count(), with.null_count()), (None, None));
+    assert_eq!(before.resolve_null_counts().unwrap(), 0);
+    assert_eq!(with.resolve_null_counts().unwrap(), 1);
+    assert_eq!((before.null_count(), with.null_count()), (Some(0), Some(1)));
+    assert_eq!(whole.null_count(), None);
+    assert_eq!(whole.slice(10, 20).unwrap().null_count(), None);
+    // The whole's says nothing of its slices.
+    assert_eq!(whole.resolve_null_counts().unwrap(), 1);
+    assert_eq!(whole.slice(10, 20).unwrap().null_count(), None);
+    assert_eq!(with.slice(2, 1).unwrap().null_count(), None);
+    let only = with.slice(2, 1).unwrap();
+    assert_eq!(only.resolve_null_counts().unwrap(), 1);
+    // Where all rows are null, or none, those of a slice are.
+    assert_eq!(
+        only.slice(0, 1).unwrap().validity().unwrap().null_count(),
+        Some(1)
+    );
+    assert_eq!(
+        before.validity().unwrap().slice(3, 4).unwrap().null_count(),
+        Some(0)
+    );
+    assert_eq!(
+        whole.validity().unwrap().slice(0, 59).unwrap().null_count(),
+        None
+    );
+    let again = only
+        .with_field(Arc::new(Field::new("f", DataType::Int32, true)))
+        .unwrap();
+    assert_eq!(again.null_count(), Some(1));
 }

@@ -163,7 +163,7 @@ impl Filter {
             columns.push((values.freeze()?, mask.freeze()?));
         }
         let n = 1 + self.columns.len();
-        let counts = DeviceArray::from_values(DataType::Int64, n, counts.freeze()?, None, Some(0))?;
+        let counts = DeviceArray::from_values(DataType::Int64, n, counts.freeze()?, None)?;
         Ok(Launched {
             schema: self.schema.clone(),
             counts,
@@ -196,13 +196,12 @@ impl Launched {
             let data_type = self.schema.field(i).data_type().clone();
             let nulls = count(1 + i);
             let mask = (nulls > 0).then_some(mask);
-            columns.push(DeviceArray::from_values(
-                data_type,
-                rows,
-                values,
-                mask,
-                Some(nulls),
-            )?);
+            let buffers = [mask, Some(values)];
+            let nulls = Some(nulls);
+            // SAFETY: every bit pattern is a value of the types of `Kind`, and `gather` counted the nulls in the bits
+            // that it wrote for these rows.
+            let column = unsafe { DeviceArray::from_parts(data_type, rows, nulls, &buffers, &[]) };
+            columns.push(column?);
         }
         DeviceRecordBatch::try_new(self.schema, &columns)
     }

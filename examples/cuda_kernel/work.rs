@@ -10,7 +10,7 @@ use arrow_device::cuda::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelA
 use arrow_device::cuda::cudarc::nvrtc::Ptx;
 use arrow_device::{
     Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, ExportOptions, NullCounts, Queue,
-    SyncPolicy, TransferStats,
+    SyncPolicy, TransferStats, Validity,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
@@ -106,7 +106,8 @@ pub fn product(
     }
     // Ready after all work of the queue so far. Nobody has counted the nulls yet.
     let (out, out_mask) = (out.freeze()?, out_mask.freeze()?);
-    let column = DeviceArray::from_values(DataType::Float64, rows, out, Some(out_mask), None)?;
+    let validity = Validity::new(out_mask, 0, rows)?;
+    let column = DeviceArray::from_values(DataType::Float64, rows, out, Some(validity))?;
     Ok(column)
 }
 

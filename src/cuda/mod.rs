@@ -33,7 +33,7 @@
 //!     // SAFETY: the arguments are the kernel's, and it stays within `rows`.
 //!     unsafe { launch.launch(LaunchConfig::for_num_elems(3)) }.unwrap();
 //! }                                                        // the loan ends: the use is recorded
-//! let column = DeviceArray::from_values(prices.data_type().clone(), 3, twice.freeze()?, None, Some(0))?;
+//! let column = prices.with_values(prices.data_type().clone(), twice.freeze()?)?; // null where `prices` is
 //! # let _ = column;
 //! # Ok(())
 //! # }
@@ -53,7 +53,8 @@
 //! | `CudaSlice<T>` | a buffer: [`DeviceBuffer::from_cuda_slice`](crate::DeviceBuffer::from_cuda_slice) | [`DeviceBuffer::try_into_cuda_slice`](crate::DeviceBuffer::try_into_cuda_slice) |
 //! | a kernel's argument | | loans ([`DeviceBuffer::on`](crate::DeviceBuffer::on), [`DeviceArray::values_on`](crate::DeviceArray::values_on), ...) and [`DeviceBufferMut`](crate::DeviceBufferMut) |
 //!
-//! A buffer becomes a column with [`DeviceArray::from_values`](crate::DeviceArray::from_values). Streams and
+//! A buffer becomes a column with [`DeviceArray::from_values`](crate::DeviceArray::from_values), or with the nulls of
+//! the kernel's input with [`DeviceArray::with_values`](crate::DeviceArray::with_values). Streams and
 //! events keep their order in each of these; no call of this crate leaves another context current than it found
 //! (cudarc's own do). cudarc is part of this crate's interface: another minor version of it is a breaking change.
 //!

@@ -83,7 +83,29 @@ pub struct DeviceBits<'a> {
     len: usize,
 }
 
-impl DeviceBits<'_> {
+impl<'a> DeviceBits<'a> {
+    /// `len` bits from bit `bit_offset` of the bitmap at `address`. `queue` waits for `owner`, whose memory it
+    /// is, already.
+    pub(crate) fn new(
+        owner: Option<&'a Arc<Owner>>,
+        queue: &Queue,
+        address: DevicePtr,
+        bit_offset: usize,
+        len: usize,
+    ) -> Self {
+        Self {
+            bytes: DeviceSlice {
+                owner,
+                queue: queue.clone(),
+                address,
+                len: (bit_offset + len).div_ceil(8),
+                values: PhantomData,
+            },
+            bit_offset,
+            len,
+        }
+    }
+
     /// The address of the bitmap's first byte.
     pub fn address(&self) -> DevicePtr {
         self.bytes.address
@@ -186,19 +208,17 @@ impl DeviceArray {
         }
     }
 
-    /// The mask: a set bit is a value, an unset one a null. `None` if the array has no mask, and so
-    /// no nulls of its own.
+    /// The validity bitmap: a set bit is a value, an unset one a null. `None` if the array has no bitmap, and
+    /// so no nulls of its own. [`validity`](Self::validity) is the same to keep, or to give to another array.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a queue of another device.
     pub fn validity_on(&self, queue: &Queue) -> Result<Option<DeviceBits<'_>>> {
-        let masked = self.tree().layout(self.view().node).has_validity()
-            && !self.tree().slots(self.view().node)[0].is_null();
-        if !masked {
+        let (tree, view) = (self.tree(), self.view());
+        if tree.bitmap_of(&tree.nodes[view.node]).is_none() {
             return Ok(None);
         }
-        self.bits_on(queue, 0, self.view().validity_offset)
-            .map(Some)
+        self.bits_on(queue, 0, view.validity_offset).map(Some)
     }
 
     /// The values of a boolean array.
@@ -214,17 +234,8 @@ impl DeviceArray {
 
     fn bits_on(&self, queue: &Queue, slot: usize, bit_offset: usize) -> Result<DeviceBits<'_>> {
         let (owner, address) = self.lend(queue, slot)?;
-        Ok(DeviceBits {
-            bytes: DeviceSlice {
-                owner,
-                queue: queue.clone(),
-                address,
-                len: (bit_offset + self.len()).div_ceil(8),
-                values: PhantomData,
-            },
-            bit_offset,
-            len: self.len(),
-        })
+        let len = self.len();
+        Ok(DeviceBits::new(owner, queue, address, bit_offset, len))
     }
 
     /// One element of `T` per row, and `extra` more, of a slot.

@@ -8,7 +8,8 @@ use arrow_schema::{DataType, FieldRef};
 
 use crate::data::build::{Builder, root_node};
 use crate::data::layout::{BufferKind, Layout, Nesting, check_rows, check_type};
-use crate::data::tree::{NullCount, Tree, View};
+use crate::data::tree::{Node, NullCount, Tree, View};
+use crate::data::validity::Validity;
 use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner};
@@ -33,7 +34,7 @@ impl DeviceArray {
     }
 
     pub(crate) fn from_view(tree: Arc<Tree>, view: View) -> Self {
-        let nulls = tree.nodes[view.node].nulls.of_part(tree.null_count(view));
+        let nulls = NullCount::from(tree.null_count(view));
         let field = tree.field(view.node).cloned();
         Self {
             tree,
@@ -66,28 +67,31 @@ impl DeviceArray {
     /// An array of a type whose every bit pattern is a value (integers, floats, decimals, dates,
     /// times, intervals, booleans, fixed-size binary) from its buffers, at offset 0.
     ///
-    /// `validity`: the mask, least significant bit first; `None` if nothing is null. `nulls`: how
-    /// many are null, if known.
+    /// `validity` says which rows are null, `None` that none is: for the nulls of an input pass its
+    /// [`validity`](Self::validity), or use [`with_values`](Self::with_values). How many are null is known
+    /// only if the validity knows it; otherwise it is counted by what needs the number.
+    ///
+    /// Nothing is copied. An export may have to copy the bitmap if it starts within a byte: see
+    /// [`export`](Self::export).
     ///
     /// ```
     /// use arrow_buffer::Buffer;
     /// use arrow_device::{DeviceArray, DeviceBuffer};
     /// use arrow_schema::DataType;
     /// let values = DeviceBuffer::from(Buffer::from_vec(vec![1i32, 2, 3]));
-    /// let array = DeviceArray::from_values(DataType::Int32, 3, values, None, Some(0))?;
+    /// let array = DeviceArray::from_values(DataType::Int32, 3, values, None)?;
     /// assert_eq!(array.to_host()?.len(), 3);
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another type, buffers that are too short or of two devices,
-    /// and a null count that does not fit the mask.
+    /// [`Error::InvalidArgument`] for another type, a validity of another number of rows, values that are too
+    /// short, and buffers of two devices.
     pub fn from_values(
         data_type: DataType,
         length: usize,
         values: DeviceBuffer,
-        validity: Option<DeviceBuffer>,
-        nulls: Option<usize>,
+        validity: Option<Validity>,
     ) -> Result<Self> {
         let layout = Layout::of(&data_type);
         let plain = layout.nesting == Nesting::Leaf && !layout.variadic;
@@ -96,18 +100,37 @@ impl DeviceArray {
                 "{data_type} has other buffers than values; use DeviceArray::from_parts"
             )));
         }
-        // SAFETY: every bit pattern is a value of these types.
-        unsafe { Self::from_parts(data_type, length, nulls, &[validity, Some(values)], &[]) }
+        let (bitmap, bit_offset, nulls) = match validity {
+            Some(validity) if validity.len() != length => {
+                return Err(Error::argument(format!(
+                    "{data_type}: a validity of {} rows for {length} rows",
+                    validity.len()
+                )));
+            }
+            Some(validity) => {
+                let (buffer, bit_offset, nulls) = validity.into_parts();
+                (Some(buffer), bit_offset, nulls)
+            }
+            None => (None, 0, Some(0)),
+        };
+        let buffers = [bitmap, Some(values)];
+        // SAFETY: every bit pattern is a value of these types. A null count that is known is that of an array
+        // with these rows of the bitmap, which counted it or was vouched for.
+        unsafe { Self::assemble(data_type, length, nulls, bit_offset, &buffers, &[]) }
     }
 
     /// An array of any type from buffers, in the order of the C data interface, and children (a
-    /// dictionary's values are its child), at offset 0. For view types, `buffers` are mask, views
-    /// and all out-of-line buffers. A buffer of no bytes may be `None`.
+    /// dictionary's values are its child), at offset 0: a validity bitmap starts at bit 0 of its buffer. For
+    /// view types, `buffers` are bitmap, views and all out-of-line buffers. A buffer of no bytes may be `None`.
+    ///
+    /// `nulls` is the number of rows that the bitmap says are null, or `None` if it is not known. It is not
+    /// checked but against the number of rows: exports state it, and arrow-rs relies on it.
     ///
     /// # Safety
-    /// The values must be valid for the type once the buffers are ready: offsets ascend and lie
-    /// inside, text is UTF-8, keys, type ids, views and run ends point to something. Sizes that the
-    /// type tells are checked.
+    /// - The values must be valid for the type once the buffers are ready: offsets ascend and lie
+    ///   inside, text is UTF-8, keys, type ids, views and run ends point to something. Sizes that the
+    ///   type tells are checked.
+    /// - `nulls`, if it is given, is the number of unset bits among the first `length` of the bitmap.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if counts, lengths, types or devices do not fit.
@@ -115,6 +138,23 @@ impl DeviceArray {
         data_type: DataType,
         length: usize,
         nulls: Option<usize>,
+        buffers: &[Option<DeviceBuffer>],
+        children: &[DeviceArray],
+    ) -> Result<Self> {
+        // SAFETY: the caller guarantees values and null count (see `# Safety`); the bitmap starts at bit 0.
+        unsafe { Self::assemble(data_type, length, nulls, 0, buffers, children) }
+    }
+
+    /// As [`from_parts`](Self::from_parts), for a validity bitmap that starts at bit `bit_offset` of its
+    /// buffer.
+    ///
+    /// # Safety
+    /// As [`from_parts`](Self::from_parts), for the bits from `bit_offset` on.
+    unsafe fn assemble(
+        data_type: DataType,
+        length: usize,
+        nulls: Option<usize>,
+        bit_offset: usize,
         buffers: &[Option<DeviceBuffer>],
         children: &[DeviceArray],
     ) -> Result<Self> {
@@ -147,7 +187,12 @@ impl DeviceArray {
         let mut builder = Builder::new(device);
         for (kind, buffer) in kinds.iter().zip(buffers) {
             let is_mask = *kind == BufferKind::Validity;
-            let needed = match (kind.bytes(length), buffer) {
+            let rows = if is_mask {
+                bit_offset.saturating_add(length)
+            } else {
+                length
+            };
+            let needed = match (kind.bytes(rows), buffer) {
                 (_, None) if is_mask => 0,
                 (Some(bytes), _) if length > 0 => bytes?,
                 _ => 0,
@@ -192,12 +237,10 @@ impl DeviceArray {
             builder.buffer(None)?;
         }
         let n_slots = builder.slots.len();
-        builder.nodes.push(root_node(
-            layout,
-            length,
-            n_slots,
-            NullCount::claimed(nulls),
-        ));
+        builder.nodes.push(Node {
+            validity_offset: bit_offset,
+            ..root_node(layout, length, n_slots, NullCount::from(nulls))
+        });
         builder.children(0, children)?;
         Ok(Self::from_tree(Arc::new(builder.finish(data_type))))
     }
@@ -232,10 +275,12 @@ impl DeviceArray {
         self.view.offset
     }
 
-    /// How many rows are null by the array's own mask; `None` while nobody has counted. Nothing is
-    /// read for this.
+    /// Returns the number of nulls in the array's own validity bitmap, or `None` if it is not known yet.
+    /// Never reads device memory. A number that is known was counted, or an `unsafe` import vouched for it.
     pub fn null_count(&self) -> Option<usize> {
-        self.nulls.get()
+        // Others may have counted the same rows.
+        let counted = || self.tree.null_count(self.view);
+        self.nulls.get().or_else(counted)
     }
 
     /// How many buffers there are, in the order of the C data interface, without a view type's
@@ -245,7 +290,10 @@ impl DeviceArray {
         slots - usize::from(self.tree.layout(self.view.node).variadic)
     }
 
-    /// Buffer `i`, unsliced; `None` if it is not there, or while its length is hidden on the device.
+    /// Buffer `i` as the array has it in memory, which is not cut to the rows of a slice: row 0 is at
+    /// [`offset`](Self::offset), and in a validity bitmap maybe elsewhere; [`validity`](Self::validity) has the
+    /// bitmap of exactly these rows. `None` if the buffer is not there, or while its length is known on the
+    /// device only.
     pub fn buffer(&self, i: usize) -> Option<DeviceBuffer> {
         if i >= self.num_buffers() {
             return None;
@@ -312,7 +360,7 @@ impl DeviceArray {
         Ok(Self {
             tree: self.tree.clone(),
             view,
-            nulls: self.tree.nodes[self.view.node].nulls.of_part(nulls),
+            nulls: NullCount::from(nulls),
             field: self.field.clone(),
         })
     }
@@ -384,23 +432,10 @@ impl DeviceArray {
         self.view
     }
 
-    /// As [`null_count`](Self::null_count), but what is only claimed is not known.
-    pub(crate) fn vouched_null_count(&self) -> Option<usize> {
-        let node = &self.tree.nodes[self.view.node];
-        match self.nulls.vouched() {
-            // There may be nothing to claim: no mask, no rows.
-            None => self.tree.vouched_nulls_of(node, self.view),
-            nulls => nulls,
-        }
-    }
-
+    /// Keeps the number of nulls that were counted in this array's bitmap.
     pub(crate) fn set_null_count(&self, nulls: usize) {
         self.nulls.set(nulls);
-        if self.tree.whole(self.view.node).length == self.view.length
-            && self.tree.nodes[self.view.node].offset == self.view.offset
-        {
-            self.tree.nodes[self.view.node].nulls.set(nulls);
-        }
+        self.tree.keep_null_count(self.view, nulls);
     }
 }
 

@@ -79,7 +79,7 @@ impl Builder {
             node.length = view.length;
             node.offset = view.offset;
             node.validity_offset = view.validity_offset;
-            node.nulls = node.nulls.of_part(child.null_count());
+            node.nulls = NullCount::from(child.null_count());
             queue.push_back((self.nodes.len() - 1, child.tree(), view.node));
         }
         while let Some((to, tree, from)) = queue.pop_front() {

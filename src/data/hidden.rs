@@ -356,9 +356,8 @@ impl NullCounting {
     /// itself.
     pub(crate) fn start(array: &DeviceArray, views: Vec<View>) -> Result<Self> {
         let tree = array.tree();
-        let known = |view: &View| tree.vouched_nulls_of(&tree.nodes[view.node], *view);
-        let mut counts: Vec<_> = views.iter().map(known).collect();
-        counts[0] = array.vouched_null_count();
+        let mut counts: Vec<_> = views.iter().map(|view| tree.null_count(*view)).collect();
+        counts[0] = array.null_count();
         let requests: Vec<_> = (views.iter().zip(&counts))
             .filter(|(_, count)| count.is_none())
             .map(|(view, _)| mask_request(tree, view))
@@ -395,10 +394,7 @@ impl NullCounting {
             count.unwrap_or_else(|| {
                 let nulls = nulls_in(answers.bytes(request), view);
                 request += 1;
-                let node = &tree.nodes[view.node];
-                if view.offset == node.offset && view.length == node.length {
-                    node.nulls.set(nulls);
-                }
+                tree.keep_null_count(*view, nulls);
                 if i == 0 {
                     array.set_null_count(nulls);
                 }
@@ -411,7 +407,7 @@ impl NullCounting {
 
 /// The bytes of the mask that hold a view's bits: a mask has one bit for each row of its node, and views
 /// lie inside their node.
-fn mask_request(tree: &Tree, view: &View) -> Request {
+pub(crate) fn mask_request(tree: &Tree, view: &View) -> Request {
     Request {
         address: tree.slots(view.node)[0]
             .address()
@@ -442,9 +438,8 @@ impl NullCheck {
     /// As [`NullCounting::start`].
     pub(crate) fn start(tree: &Tree) -> Result<Self> {
         let masked = |&node: &usize| {
-            tree.nodes[node].length > 0
-                && tree.layout(node).has_validity()
-                && !tree.slots(node)[0].is_null()
+            let node = &tree.nodes[node];
+            node.length > 0 && tree.bitmap_of(node).is_some()
         };
         let nodes: Vec<_> = (0..tree.nodes.len()).filter(masked).collect();
         let request = |&node: &usize| mask_request(tree, &tree.whole(node));
@@ -481,10 +476,10 @@ impl NullCheck {
             let counted = nulls_in(answers.bytes(k), &tree.whole(node));
             let nulls = &tree.nodes[node].nulls;
             match nulls.get() {
-                Some(claimed) if claimed != counted => {
+                Some(stated) if stated != counted => {
                     return Err(Error::invalid(
                         format!("{}.null_count", tree.path(node)),
-                        format!("is {claimed}, but the mask has {counted} nulls"),
+                        format!("is {stated}, but the mask has {counted} nulls"),
                     ));
                 }
                 _ => nulls.set(counted),

@@ -9,7 +9,9 @@ pub(crate) mod host;
 pub(crate) mod layout;
 pub(crate) mod parts;
 pub(crate) mod tree;
+mod validity;
 
 pub use access::{DeviceBits, DeviceSlice};
 pub use array::DeviceArray;
 pub use batch::DeviceRecordBatch;
+pub use validity::Validity;

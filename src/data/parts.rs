@@ -1,7 +1,12 @@
 //! [`Parts`]: an array and its descendants as they stand in C structs.
 
+use arrow_schema::DataType;
+
 use crate::data::array::DeviceArray;
-use crate::data::tree::{Node, Tree, View};
+use crate::data::build::Builder;
+use crate::data::tree::{Node, NullCount, Slot, Tree, View};
+use crate::error::Result;
+use crate::memory::DeviceBuffer;
 
 /// A node and its descendants, level by level, each with the number of its first child.
 fn below(tree: &Tree, node: usize) -> Vec<(u32, u32)> {
@@ -24,6 +29,14 @@ pub(crate) fn part(tree: &Tree, view: View, i: usize, batch_root: bool) -> View 
         return tree.child(view, i);
     }
     tree.whole(tree.nodes[view.node].first_child as usize + i)
+}
+
+/// What was found in the validity bitmap of a part.
+#[derive(Clone, Default)]
+pub(crate) struct Counted {
+    pub(crate) nulls: Option<usize>,
+    /// A bitmap in its place whose bits start where the values' offset says.
+    pub(crate) bitmap: Option<DeviceBuffer>,
 }
 
 /// An array's parts, itself first, parents before children and siblings side by side.
@@ -49,10 +62,14 @@ impl<'a> Parts<'a> {
         Self {
             tree,
             root,
-            nulls: array.vouched_null_count(),
+            nulls: array.null_count(),
             as_batch,
             order,
         }
+    }
+
+    pub(crate) fn tree(&self) -> &'a Tree {
+        self.tree
     }
 
     #[inline]
@@ -111,14 +128,59 @@ impl<'a> Parts<'a> {
         (0..self.len()).map(|i| self.get(i).1).collect()
     }
 
-    /// The nulls of part `i` by its mask, if they are known without reading it. What safe code claims is
-    /// not known: consumers, and imports, rely on the number.
+    /// The nulls of part `i` by its bitmap, if they are known without reading it.
     #[inline(always)]
     pub(crate) fn null_count(&self, i: usize, node: &Node, view: View) -> Option<usize> {
         match i {
             0 => self.nulls,
             _ if node.has_no_nulls() => Some(0),
-            _ => self.tree.vouched_nulls_of(node, view),
+            _ => self.tree.null_count_of(node, view),
         }
+    }
+
+    /// The parts as a tree of their own, of type `root`. `counted` is of each part.
+    pub(crate) fn rebuild(&self, root: &DataType, counted: &[Counted]) -> Result<Tree> {
+        let mut builder = Builder::new(self.tree.device.clone());
+        let mut parents = vec![0; self.len()];
+        for (i, counted) in counted.iter().enumerate() {
+            let (node, mut view) = self.get(i);
+            let nulls = counted.nulls.or_else(|| self.null_count(i, node, view));
+            if self.as_batch && i == 0 {
+                (view.offset, view.validity_offset) = (0, 0);
+            }
+            let first_slot = builder.slots.len();
+            for slot in self.tree.slots_of(node) {
+                let owner = match slot.is_null() {
+                    true => 0,
+                    false => builder.owner(self.tree.owner(slot))?,
+                };
+                let slot = Slot::new(slot.base, slot.offset, slot.bytes(), owner);
+                builder.slots.push(slot);
+            }
+            if let Some(bitmap) = &counted.bitmap {
+                builder.buffer(Some(bitmap))?;
+                builder.slots.swap_remove(first_slot);
+                view.validity_offset = view.offset;
+            }
+            let first_child = self.order.get(i).map_or(node.first_child, |part| part.1);
+            if node.n_children > 0 {
+                parents[first_child as usize..][..node.n_children as usize].fill(i as u32);
+            }
+            builder.nodes.push(Node {
+                length: view.length,
+                layout: node.layout,
+                cut: node.cut || !node.is_all(view),
+                padded: node.padded,
+                offset: view.offset,
+                validity_offset: view.validity_offset,
+                nulls: NullCount::from(nulls),
+                parent: parents[i],
+                first_child,
+                n_children: node.n_children,
+                first_slot: first_slot as u32,
+                n_slots: node.n_slots,
+            });
+        }
+        Ok(builder.finish(root.clone()))
     }
 }

@@ -39,9 +39,10 @@ pub(crate) struct Node {
     /// A transfer wrote the buffers, for this node or for one that it is a slice of: they are padded
     /// to 64 bytes with zeros, the bits behind the last one included.
     pub(crate) padded: bool,
-    /// Rows to skip in all buffers but the mask.
+    /// Rows to skip in all buffers but the validity bitmap.
     pub(crate) offset: usize,
-    /// Bits to skip in the mask; differs from `offset` only for arrow-rs arrays in host memory.
+    /// Bits to skip in the validity bitmap. It differs from `offset` where values and bitmap come from
+    /// different arrays ([`Validity`](crate::Validity)), and in arrow-rs arrays in host memory.
     pub(crate) validity_offset: usize,
     pub(crate) nulls: NullCount,
     pub(crate) parent: u32,
@@ -61,12 +62,13 @@ pub(crate) struct Slot {
     bytes: AtomicI64,
 }
 
-/// The number of nulls, or -1 while nobody has counted: what is unknown stays so until asked for.
+/// A number of nulls, or -1 while it is unknown. A known one was counted in the validity bitmap, or an
+/// `unsafe` call vouched for it (an import, [`DeviceArray::from_parts`]): exports state it, and what is
+/// `unsafe` relies on it. Safe code cannot set one.
+///
+/// [`DeviceArray::from_parts`]: crate::DeviceArray::from_parts
 #[derive(Debug)]
 pub(crate) struct NullCount(AtomicI64);
-
-/// Added to a number that safe code has claimed.
-const CLAIMED: i64 = 1 << 62;
 
 impl NullCount {
     pub(crate) const fn known(nulls: usize) -> Self {
@@ -77,28 +79,8 @@ impl NullCount {
         Self(AtomicI64::new(-1))
     }
 
-    /// What safe code says, which may be wrong: nothing `unsafe` may rely on it.
-    pub(crate) fn claimed(nulls: Option<usize>) -> Self {
-        Self(AtomicI64::new(nulls.map_or(-1, |n| n as i64 | CLAIMED)))
-    }
-
     pub(crate) fn get(&self) -> Option<usize> {
-        let nulls = self.0.load(Relaxed);
-        (nulls >= 0).then_some((nulls & !CLAIMED) as usize)
-    }
-
-    /// As [`get`](Self::get), of what was counted or is promised by an `unsafe` import.
-    pub(crate) fn vouched(&self) -> Option<usize> {
-        let nulls = self.0.load(Relaxed);
-        (0..CLAIMED).contains(&nulls).then_some(nulls as usize)
-    }
-
-    /// `nulls` in a part of what this one counts: claimed if this one is.
-    pub(crate) fn of_part(&self, nulls: Option<usize>) -> Self {
-        match self.0.load(Relaxed) {
-            CLAIMED.. => Self::claimed(nulls),
-            _ => Self::from(nulls),
-        }
+        usize::try_from(self.0.load(Relaxed)).ok()
     }
 
     pub(crate) fn set(&self, nulls: usize) {
@@ -119,10 +101,16 @@ impl Clone for NullCount {
 }
 
 impl Node {
-    /// Whether it is known, and not only claimed, that no row is null.
+    /// Whether it is known that no row is null.
     #[inline(always)]
     pub(crate) fn has_no_nulls(&self) -> bool {
-        self.nulls.vouched() == Some(0) && !self.layout.is_null_type()
+        self.nulls.get() == Some(0) && !self.layout.is_null_type()
+    }
+
+    /// Whether a view of this node, which is number `view.node`, is all of its rows.
+    #[inline]
+    pub(crate) fn is_all(&self, view: View) -> bool {
+        view.offset == self.offset && view.length == self.length
     }
 
     /// All rows of this node, which is number `index`.
@@ -272,35 +260,46 @@ impl Tree {
         }
     }
 
-    /// The nulls of a view by its own mask, if they are known without reading it.
+    /// The nulls of a view by its own bitmap, if they are known without reading it.
     pub(crate) fn null_count(&self, view: View) -> Option<usize> {
         self.null_count_of(&self.nodes[view.node], view)
     }
 
     /// As [`null_count`](Self::null_count), for a view of `node`.
     pub(crate) fn null_count_of(&self, node: &Node, view: View) -> Option<usize> {
-        self.nulls_by(node, view, node.nulls.get())
-    }
-
-    /// As [`null_count_of`](Self::null_count_of), but what is only claimed is not known.
-    pub(crate) fn vouched_nulls_of(&self, node: &Node, view: View) -> Option<usize> {
-        self.nulls_by(node, view, node.nulls.vouched())
-    }
-
-    fn nulls_by(&self, node: &Node, view: View, nulls: Option<usize>) -> Option<usize> {
         if node.layout.is_null_type() {
             return Some(view.length);
         }
-        let masked = || {
-            let first = self.slots_of(node).first();
-            node.layout.has_validity() && first.is_some_and(|s| !s.is_null())
-        };
-        match nulls {
-            Some(0) => nulls,
-            _ if view.length == 0 || !masked() => Some(0),
+        match node.nulls.get() {
+            Some(0) => Some(0),
+            _ if view.length == 0 || self.bitmap_of(node).is_none() => Some(0),
             Some(n) if n == node.length => Some(view.length),
-            Some(n) if view.offset == node.offset && view.length == node.length => Some(n),
+            Some(n) if node.is_all(view) => Some(n),
             _ => None,
         }
+    }
+
+    /// Keeps the nulls that were counted in a view, if it is all of its node.
+    pub(crate) fn keep_null_count(&self, view: View, nulls: usize) {
+        let node = &self.nodes[view.node];
+        if node.is_all(view) {
+            node.nulls.set(nulls);
+        }
+    }
+
+    /// The slot of a node's validity bitmap, if it has one.
+    pub(crate) fn bitmap_of(&self, node: &Node) -> Option<&Slot> {
+        let first = self.slots_of(node).first();
+        first.filter(|slot| node.layout.has_validity() && !slot.is_null())
+    }
+}
+
+impl View {
+    /// How many bytes behind the bitmap's start an export says that the bitmap starts: the C data interface
+    /// has one offset for all buffers. `None` if that is no whole number of bytes, or before the start.
+    #[inline]
+    pub(crate) fn bitmap_shift(self) -> Option<usize> {
+        let bits = self.validity_offset.checked_sub(self.offset)?;
+        (bits % 8 == 0).then_some(bits / 8)
     }
 }

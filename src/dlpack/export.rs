@@ -339,10 +339,8 @@ impl DeviceArray {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no mask: then nothing is null.
     pub fn export_dlpack_validity(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
-        let slots = self.tree().slots(self.view().node);
-        let has_mask = self.tree().layout(self.view().node).has_validity()
-            && slots.first().is_some_and(|slot| !slot.is_null());
-        if !has_mask {
+        let node = &self.tree().nodes[self.view().node];
+        if self.tree().bitmap_of(node).is_none() {
             return Err(Error::argument(format!(
                 "the column of {} has no mask: by it nothing is null",
                 self.data_type()

@@ -113,7 +113,7 @@ unsafe fn import<T: Managed>(tensor: *mut T, queue: &Queue) -> Result<DeviceArra
     let owner = Arc::new(Owner::new(device.clone(), memory, ready));
     let buffer = DeviceBuffer::from_parts(owner, flat.base, flat.offset, flat.bytes);
     let mut rows = flat.elements;
-    let mut array = DeviceArray::from_values(flat.data_type, rows, buffer, None, Some(0))?;
+    let mut array = DeviceArray::from_values(flat.data_type, rows, buffer, None)?;
     // From the last dimension to the second.
     for (size, outer) in flat.lists.into_iter().rev() {
         rows = outer;

@@ -15,15 +15,13 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use arrow_buffer::{BooleanBuffer, BooleanBufferBuilder, Buffer};
-
 use crate::abi::c_data::CArray;
 use crate::abi::guard::{self, ReleaseFn};
 use crate::data::layout::Nesting;
 use crate::data::parts::Parts;
 use crate::data::tree::{Node, Slot, Tree, View};
 use crate::data::{DeviceArray, hidden};
-use crate::device::{Counters, Device, SyncEvent};
+use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
 use crate::interchange::export::ReleasePolicy;
 use crate::memory::{HostSlab, Owner};
@@ -38,11 +36,9 @@ struct Header {
     owner: Option<Arc<Owner>>,
     /// Keeps the event in `sync_event`.
     event: Option<EventKeeper>,
-    /// Masks that were repacked because theirs start at another bit than the values.
-    masks: Vec<(usize, Buffer)>,
     /// Lengths of variadic buffers, where the device needs them in memory of its own choosing.
     sizes: Option<HostSlab>,
-    /// Whose work may read masks and lengths, if there are any.
+    /// Whose work may read the lengths, if there are any.
     device: Option<Device>,
 }
 
@@ -120,12 +116,11 @@ pub(crate) fn build(
 
     // Buffers, children and lengths of variadic buffers.
     let (mut n_buffers, mut n_children, mut n_sizes) = (0, 0, 0);
-    let (mut unknown_nulls, mut masks_differ, mut states_sizes) = (false, false, false);
+    let (mut unknown_nulls, mut states_sizes) = (false, false);
     parts.each(|i, node, view, _| {
         n_buffers += node.n_slots as usize;
         // A dictionary's values need no entry; it is spare then.
         n_children += node.n_children as usize;
-        masks_differ |= view.offset != view.validity_offset;
         unknown_nulls |= parts.null_count(i, node, view).is_none();
         if node.layout.variadic {
             // Room whether they are known or not: another thread may find them out meanwhile. One
@@ -139,7 +134,6 @@ pub(crate) fn build(
         Nulls::Count if unknown_nulls => Some(hidden::null_counts(array, parts.views())?),
         Nulls::Count | Nulls::AllowUnknown => None,
     };
-    let nulls = counted.as_deref();
 
     let owners = tree.owners.as_slice();
     let single = owners.len() == 1;
@@ -161,10 +155,6 @@ pub(crate) fn build(
     let mut slab = None;
     if states_sizes && !device.is_host_readable() {
         slab = Some(device.host_slab(n_sizes * 8)?);
-    }
-    let mut masks = Vec::new();
-    if masks_differ && device.is_host_readable() {
-        masks = repacked_masks(array, &parts, nulls)?;
     }
     // SAFETY: the layout has the size of `Header` at least.
     let block =
@@ -224,14 +214,6 @@ pub(crate) fn build(
         // SAFETY: there is a count for each node.
         unsafe { writer.set_nulls(i, *nulls) };
     }
-    for (i, mask) in &masks {
-        // SAFETY: masks are repacked for nodes that have one; the header keeps them.
-        unsafe {
-            (*writer.structs.add(*i))
-                .buffers
-                .write(mask.as_ptr().cast())
-        };
-    }
     if as_batch {
         // SAFETY: node 0 is a struct, whose one buffer is a mask.
         unsafe {
@@ -257,8 +239,7 @@ pub(crate) fn build(
             policy,
             owner: single.then(|| owners[0].clone()),
             event,
-            device: (slab.is_some() || !masks.is_empty()).then(|| device.clone()),
-            masks,
+            device: slab.is_some().then(|| device.clone()),
             sizes: slab,
         });
         Ok(writer.structs.read())
@@ -305,6 +286,9 @@ impl Writer<'_> {
                 buffers.add(k).write(slot.address().as_ptr().cast_const());
             }
             self.buffers = buffers.add(slots.len());
+            if view.offset != view.validity_offset {
+                self.shift_bitmap(node, view, buffers);
+            }
             if null_count == 0 && layout.has_validity() {
                 buffers.write(ptr::null());
             }
@@ -346,6 +330,20 @@ impl Writer<'_> {
                     self.list_children(array, first, node.n_children as usize);
                 }
             }
+        }
+    }
+
+    /// Has the bitmap start where the values' offset says. Where no whole number of bytes lies between, its bits
+    /// do not matter: [`export`](super::export::export) has moved the others.
+    ///
+    /// # Safety
+    /// `buffers` are the addresses of the node's slots, as they go out.
+    #[cold]
+    unsafe fn shift_bitmap(&self, node: &Node, view: View, buffers: *mut *const c_void) {
+        let bitmap = self.tree.bitmap_of(node);
+        if let (Some(slot), Some(bytes)) = (bitmap, view.bitmap_shift()) {
+            // SAFETY: the caller guarantees the slots; a node with a bitmap has it first.
+            unsafe { buffers.write(slot.address().offset(bytes).as_ptr().cast_const()) };
         }
     }
 
@@ -429,48 +427,6 @@ impl Writer<'_> {
     }
 }
 
-/// Masks that start at another bit than the values do: only arrow-rs arrays in host memory have
-/// them. Repacked to the values' offset, with the index of their node.
-#[cold]
-fn repacked_masks(
-    array: &DeviceArray,
-    parts: &Parts<'_>,
-    nulls: Option<&[usize]>,
-) -> Result<Vec<(usize, Buffer)>> {
-    let mut masks = Vec::new();
-    let tree = array.tree();
-    for i in 0..parts.len() {
-        let (node, view) = parts.get(i);
-        let slots = tree.slots_of(node);
-        let masked =
-            node.layout.has_validity() && !slots[0].is_null() && !(parts.is_batch() && i == 0);
-        let no_nulls = match nulls {
-            Some(counts) => counts[i] == 0,
-            None => parts.null_count(i, node, view) == Some(0),
-        };
-        if !masked || no_nulls || view.offset == view.validity_offset || view.length == 0 {
-            continue;
-        }
-        array.wait()?;
-        let bytes = (view.validity_offset + view.length).div_ceil(8);
-        // SAFETY: ready host memory; a mask has one bit for each row of its node.
-        let source =
-            unsafe { crate::memory::host_buffer(tree.owner(&slots[0]), slots[0].address(), bytes) };
-        let source = BooleanBuffer::new(source, view.validity_offset, view.length);
-        let mut mask = BooleanBufferBuilder::new((view.offset + view.length).next_multiple_of(512));
-        mask.append_n(view.offset, false);
-        mask.append_buffer(&source);
-        mask.append_n(
-            (view.offset + view.length).next_multiple_of(512) - view.offset - view.length,
-            false,
-        );
-        let mask = mask.finish().into_inner();
-        Counters::add(&array.device().counters().host_copied_bytes, mask.len());
-        masks.push((i, mask));
-    }
-    Ok(masks)
-}
-
 /// The release callback of every exported node. Nothing unwinds from it: all that runs code of others
 /// (owners, events, children that a consumer put in) does so under a guard of its own.
 ///
@@ -503,14 +459,13 @@ unsafe fn free(header: *mut Header) {
         let owner = (*header).owner.take();
         let event = (*header).event.take();
         let sizes = (*header).sizes.take();
-        let masks = ptr::read(&raw const (*header).masks);
         let device = (*header).device.take();
         alloc::dealloc(header.cast(), memory);
         if let Some(owner) = owner {
             policy.let_go(owner);
         }
         if event.is_some() || device.is_some() {
-            let_go_rest(policy, event, device, (sizes, masks));
+            let_go_rest(policy, event, device, sizes);
         }
     }
 }
@@ -520,7 +475,7 @@ fn let_go_rest(
     policy: ReleasePolicy,
     event: Option<EventKeeper>,
     device: Option<Device>,
-    lists: (Option<HostSlab>, Vec<(usize, Buffer)>),
+    sizes: Option<HostSlab>,
 ) {
     // An error here is a panic of a backend's; a release cannot report it.
     let _ = guard::call_foreign("release", || match event {
@@ -529,8 +484,8 @@ fn let_go_rest(
         None => {}
     });
     let _ = guard::call_foreign("release", || match device {
-        Some(device) => policy.let_go_after(&device, lists),
-        None => drop(lists),
+        Some(device) => policy.let_go_after(&device, sizes),
+        None => drop(sizes),
     });
 }
 

@@ -178,7 +178,13 @@ impl Check<'_> {
             // Bits are read as 32-bit words.
             let bits = matches!(kind, BufferKind::Validity | BufferKind::Bits);
             let align = if bits { 4 } else { kind.align() };
-            let address = slot.address();
+            // An export has the bitmap start where the values' offset says, or writes another.
+            let shift = match kind {
+                BufferKind::Validity => view.bitmap_shift(),
+                _ => Some(0),
+            };
+            let Some(shift) = shift else { continue };
+            let address = slot.address().offset(shift);
             if address.address() % align != 0 {
                 let message = format!("{address:?} is not aligned to {align} bytes; {COMPACT}");
                 self.report("rule 3", &member, message);

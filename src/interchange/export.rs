@@ -17,6 +17,7 @@ use crate::error::Result;
 use crate::interchange::arena::{self, EventKeeper, Nulls};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
+use crate::transfer::{Realigning, is_misaligned};
 
 /// What happens to the events that guard exported memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,7 +133,16 @@ impl ExportOptions {
 }
 
 impl DeviceArray {
-    /// The array and its type as C structs, without a copy.
+    /// The array and its type as C structs, without a copy, except of validity bitmaps whose rows start at
+    /// another bit of a byte than those of the values.
+    ///
+    /// The C data interface has one offset for all buffers. An array with a [`Validity`](crate::Validity) of
+    /// other rows than its values have (a result that shares the bitmap of a slice, say) is exported as it is if
+    /// a whole number of bytes lies between both starts. Otherwise its bitmap is copied, one bit for each of the
+    /// array's rows, each time that it is exported: all such bitmaps come to the host with one read and one host
+    /// wait, together with those that must be counted, and go to one fresh allocation on the device. Copies
+    /// are counted ([`TransferStats`](crate::TransferStats)), and so are the nulls in them.
+    /// [`compact`](Self::compact) makes an array that needs none.
     ///
     /// ```
     /// # use arrow_array::Int32Array;
@@ -193,6 +203,15 @@ pub(super) fn export(
     as_batch: bool,
     nulls: Nulls,
 ) -> Result<FFI_ArrowDeviceArray> {
+    let moved;
+    let array = match is_misaligned(array, as_batch) {
+        false => array,
+        true => {
+            let count = options.null_counts == NullCounts::Exact;
+            moved = Realigning::start(array, as_batch, count)?.finish(array)?;
+            &moved
+        }
+    };
     let event = Handover::of(array, options.sync)?;
     let id = array.device().id();
     let sync_event = event.pointer();

@@ -3,19 +3,21 @@
 use std::task::{Context, Poll, ready};
 
 use crate::abi::FFI_ArrowDeviceArray;
-use crate::data::DeviceRecordBatch;
 use crate::data::hidden::NullCounting;
 use crate::data::parts::Parts;
+use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::Completion;
 use crate::error::Result;
 use crate::interchange::arena::Nulls;
 use crate::interchange::export::{ExportOptions, NullCounts, SyncPolicy, export};
+use crate::transfer::{Realigning, is_misaligned};
 
 /// Exports a batch as [`DeviceRecordBatch::export_array`] does, with no wait in a poll: the task waits for
-/// the memory ([`SyncPolicy::Wait`]) and for masks whose nulls must be counted.
+/// the memory ([`SyncPolicy::Wait`]) and for bitmaps whose nulls must be counted, or that must be moved.
 #[derive(Debug)]
 pub(crate) struct Exporting {
-    batch: DeviceRecordBatch,
+    /// The batch, as a struct.
+    array: DeviceArray,
     options: ExportOptions,
     /// What the task waits for before the next step.
     wait: Option<Completion>,
@@ -26,13 +28,14 @@ pub(crate) struct Exporting {
 enum Stage {
     Start,
     Ready,
+    Realigning(Realigning),
     Counting(NullCounting),
 }
 
 impl Exporting {
     pub(crate) fn new(batch: DeviceRecordBatch, options: ExportOptions) -> Self {
         Self {
-            batch,
+            array: batch.as_struct().clone(),
             options,
             wait: None,
             stage: Stage::Start,
@@ -41,7 +44,7 @@ impl Exporting {
 
     /// Whether nulls must be counted, and that may take a wait.
     fn counts(&self, parts: &Parts<'_>) -> bool {
-        if self.batch.device().is_synchronous() {
+        if self.array.device().is_synchronous() {
             return false;
         }
         let unknown = |i| {
@@ -51,30 +54,36 @@ impl Exporting {
         self.options.null_counts == NullCounts::Exact && (0..parts.len()).any(unknown)
     }
 
-    /// Whether the export counts or repacks masks where they are, so that they must be ready.
-    fn host_reads_masks(&self) -> bool {
-        let array = self.batch.as_struct();
+    /// Whether the export reads bitmaps where they are, so that they must be ready.
+    fn host_reads_bitmaps(&self) -> bool {
+        let array = &self.array;
         if array.device().is_synchronous() || !array.device().is_host_readable() {
             return false;
         }
-        let parts = Parts::of(array, true);
-        let repacked = |i| {
-            let (_, view) = parts.get(i);
-            view.offset != view.validity_offset
-        };
-        self.counts(&parts) || (0..parts.len()).any(repacked)
+        self.counts(&Parts::of(array, true)) || is_misaligned(array, true)
     }
 
     /// The C struct. Not polled again after that.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<FFI_ArrowDeviceArray>> {
         loop {
             ready!(Completion::poll_all(&mut self.wait, cx))?;
-            let array = self.batch.as_struct();
+            let array = &self.array;
             match std::mem::replace(&mut self.stage, Stage::Ready) {
                 Stage::Start => {
-                    if self.options.sync == SyncPolicy::Wait || self.host_reads_masks() {
+                    if self.options.sync == SyncPolicy::Wait || self.host_reads_bitmaps() {
                         self.wait = array.ready_event()?.map(Completion::of);
                     }
+                }
+                Stage::Ready if is_misaligned(array, true) => {
+                    let count = self.options.null_counts == NullCounts::Exact;
+                    let realigning = Realigning::start(array, true, count)?;
+                    self.wait = realigning.event().cloned().map(Completion::of);
+                    self.stage = Stage::Realigning(realigning);
+                }
+                Stage::Realigning(mut realigning) => {
+                    realigning.waited();
+                    self.array = realigning.finish(array)?;
+                    self.stage = Stage::Start;
                 }
                 Stage::Ready => {
                     let views = {

@@ -19,6 +19,7 @@ mod download;
 mod fix;
 mod plan;
 mod planner;
+mod realign;
 mod upload;
 
 use std::borrow::Cow;
@@ -35,6 +36,7 @@ use crate::error::Result;
 #[cfg(feature = "async")]
 pub(crate) use crate::transfer::arriving::Arriving;
 use crate::transfer::download::Download;
+pub(crate) use crate::transfer::realign::{Realigning, is_misaligned};
 
 impl Device {
     /// Brings a batch to this device: one allocation and one list of copies, which run later. The

@@ -12,7 +12,7 @@ use std::num::NonZeroU32;
 use crate::data::DeviceArray;
 use crate::data::hidden::{Answers, Request, check_size, count_bits, gather};
 use crate::data::layout::{BufferKind, Nesting};
-use crate::data::tree::{Node, Slot, Tree, View};
+use crate::data::tree::{Node, NullCount, Slot, Tree, View};
 use crate::device::{AddressClass, DevicePtr};
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
@@ -162,7 +162,7 @@ impl<'a> Planner<'a> {
             padded: true,
             offset: 0,
             validity_offset: 0,
-            nulls: source.nulls.of_part(nulls),
+            nulls: NullCount::from(nulls),
             parent: parent as u32,
             first_child: 0,
             n_children: 0,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
 use arrow_device::async_stream::{
     DeviceRecordBatchStreamAdapter, Outcome, ProduceOptions, produce,
 };
@@ -204,6 +204,53 @@ fn nulls_are_counted_without_a_wait() {
     drop((back, produce));
     consumer.assert_done();
     sim.assert_done();
+}
+
+/// Bitmaps that start within a byte are moved on the way out; nobody waits for them within a poll.
+#[test]
+fn bitmaps_are_moved_without_a_wait() {
+    if cfg!(miri) {
+        return;
+    }
+    for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
+        let sim = Sim::new(SimMode::Deferred);
+        forbid_waits(&sim);
+        let input: Int64Array = (0..60).map(|i| (i % 3 > 0).then_some(i)).collect();
+        let up = sim.upload_array(&input).unwrap();
+        // Two that are moved, and one whose nulls are only counted.
+        let columns = [3, 13, 16].map(|offset| {
+            let values = sim.upload_array(&Int64Array::from(vec![7; 40])).unwrap();
+            let input = up.slice(offset, 40).unwrap();
+            input
+                .with_values(DataType::Int64, values.buffer(1).unwrap())
+                .unwrap()
+        });
+        let fields = ["a", "b", "c"].map(|name| Field::new(name, DataType::Int64, true));
+        let schema = Arc::new(Schema::new(fields.to_vec()));
+        let batch = DeviceRecordBatch::try_new(schema, &columns).unwrap();
+        drop((up, columns));
+        let (consumer, mut produce) = on_sim(&sim, vec![batch], sync);
+        loop {
+            let (wakes, waker) = Wakes::new();
+            if let std::task::Poll::Ready(outcome) = in_poll(|| poll_with(&mut produce, &waker)) {
+                completed(outcome);
+                break;
+            }
+            sim.sim.synchronize().unwrap();
+            wakes.wait();
+        }
+        let back = consumer.extract();
+        let down = back.to_host().unwrap();
+        for (column, (down, offset)) in back.columns().zip(down.columns().iter().zip([3, 13, 16])) {
+            let nulls = input.slice(offset, 40).nulls().cloned().unwrap();
+            assert_eq!(column.null_count(), Some(nulls.null_count()));
+            let expected = Int64Array::new(vec![7; 40].into(), Some(nulls));
+            assert_eq!(down.as_ref(), &expected as &dyn Array);
+        }
+        drop((back, down, produce));
+        consumer.assert_done();
+        sim.assert_done();
+    }
 }
 
 /// A consumer that checks all values waits for them, but not within a poll.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow_array::{Float64Array, Int64Array};
 use arrow_device::cuda::{CudaConfig, CudaMemory};
-use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Error, Queue, SyncEvent};
+use arrow_device::{DeviceArray, DeviceBuffer, DeviceBufferMut, Error, Queue, SyncEvent, Validity};
 use arrow_schema::DataType;
 use cudarc::driver::{CudaContext, CudaStream, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
@@ -66,8 +66,7 @@ fn a_slice_becomes_a_column_and_a_slice_again() {
         let buffer = DeviceBuffer::from_cuda_slice(&rig.device, slice).unwrap();
         assert_eq!(buffer.len(), 8000);
         assert_eq!(buffer.address().address() as u64, address, "copied");
-        let column =
-            DeviceArray::from_values(DataType::Int64, 1000, buffer.clone(), None, Some(0)).unwrap();
+        let column = DeviceArray::from_values(DataType::Int64, 1000, buffer.clone(), None).unwrap();
         assert!(!column.is_ready().unwrap(), "the stream has not run");
         assert_eq!(rig.stats().since(&before).host_waits, 0);
         drop(held);
@@ -158,7 +157,7 @@ fn a_slice_waits_for_the_home_queue() {
         // On the lazy driver nothing else has run then.
         stream.synchronize().unwrap();
         let seen = seen.freeze().unwrap();
-        let seen = DeviceArray::from_values(DataType::Int64, 100, seen, None, Some(0)).unwrap();
+        let seen = DeviceArray::from_values(DataType::Int64, 100, seen, None).unwrap();
         let expected = Int64Array::from(vec![0x0101_0101_0101_0101; 100]);
         assert_same(
             &expected,
@@ -285,7 +284,7 @@ fn other_streams_that_wrote_a_slice() {
         let held = hold(&queue);
         writer.memcpy_htod(&pinned, &mut slice).unwrap();
         let buffer = DeviceBuffer::from_cuda_slice(&rig.device, slice).unwrap();
-        let column = DeviceArray::from_values(DataType::Int64, 500, buffer, None, Some(0)).unwrap();
+        let column = DeviceArray::from_values(DataType::Int64, 500, buffer, None).unwrap();
         assert!(!column.is_ready().unwrap());
         drop(held);
         assert_same(
@@ -407,7 +406,7 @@ fn events_of_cudarc() {
         let buffer = unsafe {
             DeviceBuffer::from_raw(&rig.device, base, 800, Box::new(slice), Some(event.clone()))
         };
-        let column = DeviceArray::from_values(DataType::Int64, 100, buffer, None, Some(0)).unwrap();
+        let column = DeviceArray::from_values(DataType::Int64, 100, buffer, None).unwrap();
         assert!(!column.is_ready().unwrap());
         drop(held);
         assert_same(
@@ -471,8 +470,8 @@ fn kernels() {
             // Gone before the kernel runs.
             drop((up_a, up_b));
             let (values, mask) = (values.freeze().unwrap(), mask.freeze().unwrap());
-            let result =
-                DeviceArray::from_values(DataType::Float64, 70, values, Some(mask), None).unwrap();
+            let validity = Some(Validity::new(mask, 0, 70).unwrap());
+            let result = DeviceArray::from_values(DataType::Float64, 70, values, validity).unwrap();
             drop(held);
             let expected: Float64Array = a.iter().zip(&b).map(|(a, b)| Some(a? * b?)).collect();
             assert_same(&expected, &result.to_host().unwrap(), "product");
@@ -502,7 +501,7 @@ fn a_buffer_as_an_argument() {
             // SAFETY: the kernel's parameters; nobody reads the buffer yet.
             unsafe { launch.launch(LaunchConfig::for_num_elems(10)) }.unwrap();
         }
-        let column = DeviceArray::from_values(DataType::Int64, 10, buffer, None, Some(0)).unwrap();
+        let column = DeviceArray::from_values(DataType::Int64, 10, buffer, None).unwrap();
         assert_same(
             &Int64Array::from(vec![42; 10]),
             &column.to_host().unwrap(),

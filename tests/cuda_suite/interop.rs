@@ -165,7 +165,7 @@ fn slices_are_adopted_and_given_back() {
             let slice = stream.clone_htod(&values).unwrap();
             let buffer = DeviceBuffer::from_cuda_slice(&device, slice).unwrap();
             let (kind, rows) = (DataType::Int64, values.len());
-            let column = DeviceArray::from_values(kind, rows, buffer, None, Some(0)).unwrap();
+            let column = DeviceArray::from_values(kind, rows, buffer, None).unwrap();
             let back = column.to_host().unwrap();
             assert_same(&Int64Array::from(values.clone()), &back, "adopted");
 

@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
-use arrow_array::{Array, ArrayRef, Float64Array, RecordBatch};
+use arrow_array::{Array, ArrayRef, Float64Array, Int64Array, RecordBatch};
 use arrow_device::cuda::CudaMemory;
 use arrow_device::device::DevicePtr;
-use arrow_device::{Device, DeviceArray, DeviceBufferMut, Queue};
-use arrow_schema::DataType;
+use arrow_device::{Device, DeviceArray, DeviceBufferMut, ExportOptions, Queue, SyncPolicy};
+use arrow_schema::{DataType, Field};
 use cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 
 use super::example;
 use crate::gpu_suite::everywhere;
+use crate::support::assert_same;
 use crate::vendor::MEMORIES;
 
 const ROUNDS: usize = 200;
@@ -43,7 +44,7 @@ fn filled(kernel: &CudaFunction, queue: &Queue, value: i64, rows: usize) -> Devi
     let memory = DeviceBufferMut::allocate(queue, rows * 8).unwrap();
     fill_at(kernel, queue, memory.address(), value, rows);
     let values = memory.freeze().unwrap();
-    DeviceArray::from_values(DataType::Int64, rows, values, None, Some(0)).unwrap()
+    DeviceArray::from_values(DataType::Int64, rows, values, None).unwrap()
 }
 
 #[test]
@@ -75,6 +76,47 @@ fn a_kernels_results_are_ready_before_they_are_read() {
                 .into_iter()
                 .for_each(|(round, column)| check(round, column));
             drop((queues, kernel, context));
+            device.assert_done();
+        }
+    });
+}
+
+/// What a kernel makes of a sliced column is null where that is, in every kind of memory: read back, copied,
+/// out through the C structs and in again.
+#[test]
+fn a_kernels_result_has_the_nulls_of_its_sliced_input() {
+    everywhere(|place| {
+        for memory in MEMORIES {
+            let device = place.open(memory);
+            let kernel = fill_kernel(&device);
+            let queue = device.new_queue().unwrap();
+            let input: Int64Array = (0..200).map(|i| (i % 7 != 3).then_some(i)).collect();
+            let up = device.upload_array(&input).unwrap();
+            for offset in [0, 3, 8, 13, 17] {
+                let context = format!("{memory:?}, rows from {offset}");
+                let rows = 200 - offset;
+                let out = filled(&kernel, &queue, 42, rows).buffer(1).unwrap();
+                let part = up.slice(offset, rows).unwrap();
+                let out = part.with_values(DataType::Int64, out).unwrap();
+                let nulls = input.slice(offset, rows).nulls().cloned();
+                let expected = Int64Array::new(vec![42; rows].into(), nulls);
+                for (skip, rest) in [(0, rows), (5, 70)] {
+                    let (part, expected) =
+                        (out.slice(skip, rest).unwrap(), expected.slice(skip, rest));
+                    let compact = part.compact().unwrap();
+                    let field = Arc::new(Field::new("v", DataType::Int64, true));
+                    let options = ExportOptions::new(SyncPolicy::Event);
+                    let exported = part.export_array(&options).unwrap();
+                    // SAFETY: the array comes from an export, and the type is its own.
+                    let again = unsafe { DeviceArray::import_as(exported, field, &device.options) };
+                    let again = again.unwrap();
+                    assert_eq!(again.null_count(), Some(expected.null_count()), "{context}");
+                    for array in [part, compact, again] {
+                        assert_same(&expected, &array.to_host().unwrap(), &context);
+                    }
+                }
+            }
+            drop((up, queue, kernel));
             device.assert_done();
         }
     });

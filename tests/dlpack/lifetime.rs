@@ -20,7 +20,7 @@ fn watched() -> (DeviceArray, Weak<Vec<i32>>) {
     // SAFETY: the buffer holds the owner of the values.
     let buffer = unsafe { Buffer::from_custom_allocation(ptr, 400, values) };
     let buffer = DeviceBuffer::from(buffer);
-    let column = DeviceArray::from_values(DataType::Int32, 100, buffer, None, Some(0)).unwrap();
+    let column = DeviceArray::from_values(DataType::Int32, 100, buffer, None).unwrap();
     (column, watch)
 }
 

@@ -54,7 +54,7 @@ impl Stub {
         let event = device.default_queue().record().unwrap();
         // SAFETY: the box keeps the values, which nobody writes.
         let buffer = unsafe { DeviceBuffer::from_raw(device, base, 12, values, event) };
-        DeviceArray::from_values(DataType::Int32, 3, buffer, None, Some(0)).unwrap()
+        DeviceArray::from_values(DataType::Int32, 3, buffer, None).unwrap()
     }
 }
 

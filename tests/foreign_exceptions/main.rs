@@ -33,6 +33,7 @@ use arrow_device::device::sim::{SimMode, SimQueue};
 use arrow_device::{
     Device, DeviceArray, DeviceArrayIterator, DeviceArrayStreamReader, DeviceBuffer, Devices,
     Error, ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, NullCounts, SyncPolicy,
+    Validity,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
@@ -180,7 +181,7 @@ fn on_the_reaper() {
             (import(array, &place), "ArrowArray.release")
         } else {
             let buffer = owned(&place, throw);
-            let array = DeviceArray::from_values(DataType::Int32, 3, buffer, None, None).unwrap();
+            let array = DeviceArray::from_values(DataType::Int32, 3, buffer, None).unwrap();
             (array, "release")
         };
         let queue = place.device.new_queue().unwrap();
@@ -209,8 +210,10 @@ fn owners_of_an_export() {
         let throw = thrown.clone();
         owned(&place, Box::new(move || throw.throw()))
     };
-    let array =
-        DeviceArray::from_values(DataType::Int32, 3, buffer(), Some(buffer()), None).unwrap();
+    let array = {
+        let validity = Some(Validity::new(buffer(), 0, 3).unwrap());
+        DeviceArray::from_values(DataType::Int32, 3, buffer(), validity).unwrap()
+    };
     // Not asked for its nulls: nothing reads the mask.
     let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
     let exported = array.export_array(&allowed).unwrap();

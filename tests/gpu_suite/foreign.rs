@@ -112,7 +112,7 @@ fn addresses_of_nothing_are_refused() {
             // SAFETY: nobody follows the address: that is what is tested.
             let values =
                 unsafe { DeviceBuffer::from_raw(&Devices::cpu(), base, 800, Box::new(()), None) };
-            let array = DeviceArray::from_values(DataType::Int64, 100, values, None, Some(0));
+            let array = DeviceArray::from_values(DataType::Int64, 100, values, None);
             let options = ExportOptions::new(SyncPolicy::Event);
             let array = array.unwrap().export_array(&options).unwrap();
             let array = relabel(array, device.id().device_type, device.id().id);

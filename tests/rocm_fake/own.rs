@@ -282,7 +282,7 @@ fn events_that_are_given() {
         let buffer = unsafe {
             DeviceBuffer::from_raw(&rig.device, base, 800, Box::new(()), Some(event.clone()))
         };
-        let column = DeviceArray::from_values(DataType::Int64, 100, buffer, None, Some(0)).unwrap();
+        let column = DeviceArray::from_values(DataType::Int64, 100, buffer, None).unwrap();
         assert!(!column.is_ready().unwrap());
         drop(held);
         assert_same(&source, &column.to_host().unwrap(), "event");

@@ -113,7 +113,7 @@ pub fn counted(batch: &RecordBatch, count: &Arc<AtomicUsize>) -> FFI_ArrowDevice
     // SAFETY: the owner holds the batch, and so the values.
     let values = unsafe { DeviceBuffer::from_raw(&Devices::cpu(), base, bytes, owner, None) };
     let rows = batch.num_rows();
-    let array = DeviceArray::from_values(DataType::Int32, rows, values, None, Some(0)).unwrap();
+    let array = DeviceArray::from_values(DataType::Int32, rows, values, None).unwrap();
     let schema = Arc::new(Schema::new(vec![Field::new("i", DataType::Int32, true)]));
     let batch = DeviceRecordBatch::try_new(schema, &[array]).unwrap();
     batch

@@ -138,7 +138,7 @@ impl Mapped {
             })?;
         }
         drop(values);
-        columns[0] = DeviceArray::from_values(DataType::Int64, rows, out.freeze()?, None, Some(0))?;
+        columns[0] = DeviceArray::from_values(DataType::Int64, rows, out.freeze()?, None)?;
         DeviceRecordBatch::try_new(batch.schema().clone(), &columns)
     }
 }

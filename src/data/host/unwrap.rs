@@ -241,19 +241,18 @@ impl<'a> Part<'a> {
     fn nulls(&self) -> Result<Option<NullBuffer>> {
         let view = self.view;
         let node = &self.tree.nodes[view.node];
-        let masked = node.layout.has_validity() && !self.slots[0].is_null();
-        if !masked || view.length == 0 || node.nulls.get() == Some(0) {
+        let known = self.tree.null_count_of(node, view);
+        if known == Some(0) || self.tree.bitmap_of(node).is_none() {
             return Ok(None);
         }
         // All of it: arrow-rs counts from the data's offset, which may be the larger one.
         let needed = (view.validity_offset + view.length).div_ceil(8);
         let buffer = self.buffer(0, 0, self.slots[0].bytes().unwrap_or(needed), 1)?;
         let bits = BooleanBuffer::new(buffer, view.validity_offset, view.length);
-        let whole = view.length == node.length && view.validity_offset == node.validity_offset;
-        let nulls = match node.nulls.vouched() {
-            // SAFETY: counted, or promised by the producer, whom arrow-rs trusts too.
-            Some(nulls) if whole => unsafe { NullBuffer::new_unchecked(bits, nulls) },
-            _ => NullBuffer::new(bits),
+        let nulls = match known {
+            // SAFETY: the number was counted in these bits, or an `unsafe` call vouched for it (`NullCount`).
+            Some(nulls) => unsafe { NullBuffer::new_unchecked(bits, nulls) },
+            None => NullBuffer::new(bits),
         };
         Ok(Some(nulls).filter(|nulls| nulls.null_count() > 0))
     }
