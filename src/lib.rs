@@ -38,7 +38,8 @@
 //!
 //! **Kernels** get at values through loans: [`DeviceArray::values_on`] makes a queue wait until the
 //! memory is ready and gives its address; dropping the loan records the use, so that the memory outlives
-//! the work. [`DeviceBufferMut`] is memory for results.
+//! the work. [`DeviceBufferMut`] is memory for results, which [`DeviceArray::with_values`] makes an array of that
+//! is null where the kernel's input is: slices included, without a copy of the validity bitmap ([`Validity`]).
 //!
 //! **Streams** are readers: [`DeviceRecordBatchReader`] on a device, [`arrow_array::RecordBatchReader`]
 //! on the host. [`export_reader`] and [`FFI_ArrowDeviceArrayStream::new`] make C streams of them,
@@ -80,7 +81,8 @@
 //! 5. An import checks every count, pointer and size that can be checked without reading a buffer, and
 //!    names the path of what it refuses. Whatever happens, the input is released exactly once.
 //! 6. Unknown lengths and null counts stay unknown until asked for, and are then read for a whole array
-//!    at once.
+//!    at once. A null count is known only if it was counted, or if an `unsafe` call vouched for it; an export
+//!    counts those that are unknown, unless the caller allows unknown ones.
 //! 7. What a transfer writes is padded to 64 bytes with zeros (foreign memory passes as it is:
 //!    [`check_for_cudf`] reports, [`compact`](DeviceRecordBatch::compact) mends); exports have `reserved` zero and exact
 //!    null counts unless asked otherwise.

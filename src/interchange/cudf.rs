@@ -34,6 +34,7 @@ use crate::error::Error;
 /// - Padding (3) is that of the memory, not of the rows: transfers, [`compact`] and their slices keep
 ///   to it. Of other memory (foreign, a kernel's, parts of buffers) nobody knows, and it is reported
 ///   although it may be fine. The rows of a slice need not end with the mask: cuDF honours offset and length.
+/// - Nor is a bitmap reported that an export [has to copy](crate::DeviceArray::export): the copy keeps to the rules.
 /// - That counts which are known are right (2), and that a mask is there where they say nulls, is
 ///   what imports and constructors see to.
 /// - A batch goes out at offset 0, without a mask, with columns of one length, `reserved` zero and an

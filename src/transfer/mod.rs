@@ -9,6 +9,9 @@
 //! byte, to the last byte of masks with other bits behind their last row, and to offsets that do not
 //! start at 0: those pieces, and nothing else, take the way through it.
 //!
+//! An export of arrays whose validity bitmap starts at another bit of a byte than their values moves that bitmap,
+//! by way of the host.
+//!
 //! Whatever a transfer wrote is padded to 64 bytes with zeros, the bits behind the last row included.
 //! Buffers that one put side by side stay so, and are one copy the next time.
 
