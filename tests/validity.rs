@@ -90,7 +90,7 @@ fn check(expected: &dyn Array, array: &DeviceArray, options: &ImportOptions, con
     assert_same(
         expected,
         &compact.to_host().unwrap(),
-        &format!("{context}, compact"),
+        format!("{context}, compact"),
     );
     for export in [
         EXACT,
@@ -199,7 +199,13 @@ fn in_batches_and_nested() {
             let of_four = DataType::FixedSizeList(item, 4);
             // SAFETY: as above.
             let lists_up = unsafe {
-                DeviceArray::from_parts(of_four, 15, Some(0), &[None], &[rows_up.clone()])
+                DeviceArray::from_parts(
+                    of_four,
+                    15,
+                    Some(0),
+                    &[None],
+                    std::slice::from_ref(&rows_up),
+                )
             };
             let lists_up = lists_up.unwrap();
             check(
