@@ -32,8 +32,8 @@ use crate::interchange::ExportOptions;
 /// `CoalescePartitionsExec` in the plan gives them tasks of their own.
 ///
 /// DataFusion's plans need a Tokio runtime: the one that is current here runs the plan's tasks, wherever the stream is polled,
-/// and must outlive the stream. Once it has shut down, the next item is
-/// [`Error::Cancelled`], never an end or a batch that was made of half the rows.
+/// and must outlive the stream. Once it shuts down, the next item is [`Error::Cancelled`](crate::Error::Cancelled), never an end
+/// or a batch that was made of a part of the rows. To be sure of it costs a task of the runtime for each item.
 ///
 /// # Errors
 /// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says. Later errors come in the stream.
@@ -113,7 +113,7 @@ impl Stream for Merged {
         let next = ready!(self.poll_any(cx));
         if !accepts_tasks(&runtime) {
             self.streams.clear();
-            let operation = "reading a plan's result beyond the end of its Tokio runtime, which must outlive it,";
+            let operation = "reading a plan's result after the end of its Tokio runtime, which must outlive it,";
             return Poll::Ready(Some(Err(Error::Cancelled { operation })));
         }
         Poll::Ready(next)
@@ -127,9 +127,9 @@ impl Drop for Merged {
     }
 }
 
-/// Whether `runtime` has not begun to shut down. A runtime that does so first refuses tasks and then drops those that it has. If
-/// they were a plan's, their closed channels look to the plan like ends of its inputs: what the plan gave before this returns
-/// true was made of all its input, whatever ended meanwhile.
+/// Whether `runtime` has not begun to drop its tasks. When it shuts down it first refuses new tasks, and then drops those that it
+/// has. If they were a plan's, their closed channels look to the plan like ends of its inputs. So what a plan gave before this
+/// returns true was made of all its input, and an end is the plan's own.
 fn accepts_tasks(runtime: &Handle) -> bool {
     let task = runtime.spawn(pending::<()>());
     // One that is refused is dropped at once.
@@ -151,9 +151,9 @@ impl DeviceRecordBatchStream for Merged {
 }
 
 /// Runs a plan, and gives its result as a C device stream. Its consumer's thread drives the plan, with the Tokio runtime
-/// that is current here, and must outlive the stream: once it has shut down, the consumer gets ECANCELED, never an end that looks like the plan's.
-/// On which threads it may be read, [`BlockingReader`](crate::async_stream::BlockingReader) says: on a worker of a multi-threaded runtime too,
-/// while on the thread of a current-thread runtime the read is an error.
+/// that is current here, and must outlive the stream: once it shuts down, the consumer gets ECANCELED, never an end that looks like
+/// the plan's. [`BlockingReader`](crate::async_stream::BlockingReader) says on which threads the result may be read: a worker of a
+/// multi-threaded runtime is one of them, the thread of a current-thread runtime is not, and gets an error.
 ///
 /// # Errors
 /// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says.

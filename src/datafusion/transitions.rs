@@ -68,8 +68,8 @@ impl RecordBatchStream for Staged {
 
 /// The node that brings a device operator's batches to the host, one ahead of its parent.
 ///
-/// It keeps the order of its rows and their partitions, so DataFusion may push sorts and limits below it, which run on the host. Above such a
-/// node it passes that one's batches on as they are, and counts nothing: the node itself reads the device operator's batches on the host.
+/// It keeps rows in their order and partitions, so DataFusion may push sorts and limits below it. Those run on the host and read the
+/// device operator's batches there; above such a node, this one passes its batches on as they are, and counts nothing.
 /// [`DeviceTransitions`](super::DeviceTransitions) puts it back where it belongs.
 #[derive(Clone, Debug)]
 pub struct DeviceToHostExec {

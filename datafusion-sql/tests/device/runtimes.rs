@@ -234,7 +234,12 @@ fn timed<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
 fn read_within(runtime: Runtime, spawned: bool, tasks: Tasks, sim: &Sim) -> Batches {
     let device = sim.device.clone();
     timed(move || {
-        let read = async move { stream(tasks, &device).await.into_blocking_reader().collect() };
+        let read = async move {
+            stream(tasks, &device)
+                .await
+                .into_blocking_reader()
+                .collect()
+        };
         match spawned {
             true => runtime.block_on(async { tokio::spawn(read).await.unwrap() }),
             false => runtime.block_on(read),

@@ -18,12 +18,12 @@ use crate::stream::DeviceRecordBatchReader;
 
 /// A stream as a [`DeviceRecordBatchReader`]: the thread that asks for a batch waits for it.
 ///
-/// | the thread | |
+/// | thread that asks | what happens |
 /// | --- | --- |
-/// | one of the program's own, or of `tokio::task::spawn_blocking` | It polls the stream and sleeps between polls. |
-/// | a worker of a multi-threaded Tokio runtime, or in its `block_on` | The same, within [`tokio::task::block_in_place`]: other threads take over the worker's tasks, the stream's producer among them. |
-/// | the thread of a current-thread Tokio runtime, or in a `LocalSet` | [`Error::InvalidArgument`]: nobody else could run the tasks that the batch may depend on. Read it in `spawn_blocking`. |
-/// | a thread of another executor | As one of the program's own. If only this thread can run the stream's producer, the read waits for ever. |
+/// | one of the program's own, or one in `tokio::task::spawn_blocking` | it polls the stream, and sleeps between polls |
+/// | a worker of a multi-threaded Tokio runtime, or one in its `block_on` | the same, within [`tokio::task::block_in_place`]: other threads take over the worker's tasks, the stream's producer among them |
+/// | the thread of a current-thread Tokio runtime, or one in a `LocalSet` | [`Error::InvalidArgument`], and the stream is dropped: no other thread could run the tasks that the batch may depend on; read in `spawn_blocking` instead |
+/// | a thread of another executor | as one of the program's own; if no other thread can run the stream's producer, the read waits for ever |
 ///
 /// Tokio reports the third case by a panic, which is caught: a panic hook sees it, and with `panic = "abort"` it ends the process.
 /// A stream that needs a current Tokio runtime in its polls needs it on the reader's thread.
