@@ -1,5 +1,5 @@
 //! The 22 queries of TPC-H over tables on a simulated device: the results are those over tables in host memory, only the
-//! columns that a query needs come down, and nothing stays on the device.
+//! columns that a query needs come down, and nothing stays on the device. With `DeviceTransitions` and without.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -45,8 +45,13 @@ queries! {
     q12: 2, q13: 36, q14: 1, q15: 1, q16: 1421, q17: 1, q18: 2, q19: 1, q20: 3, q21: 19, q22: 7,
 }
 
-/// Runs a query over both sorts of tables.
 async fn check(sql: &str, rows: usize) -> Result<()> {
+    check_with(true, sql, rows).await?;
+    check_with(false, sql, rows).await
+}
+
+/// Runs a query over both sorts of tables, those on the device with the rule or without.
+async fn check_with(rule: bool, sql: &str, rows: usize) -> Result<()> {
     let sim = SimDevice::new(SimConfig::default())?;
     let device = Device::new(sim.clone())?;
     {
@@ -57,8 +62,10 @@ async fn check(sql: &str, rows: usize) -> Result<()> {
         let expected_plan = plan(&host, sql).await?;
         let expected = collect(expected_plan.clone(), host.task_ctx()).await?;
 
-        let rule = Arc::new(DeviceTransitions);
-        let state = SessionStateBuilder::new().with_physical_optimizer_rule(rule);
+        let mut state = SessionStateBuilder::new();
+        if rule {
+            state = state.with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+        }
         let on_device = session(state, |table| {
             let batches = table.batches.iter().map(|batch| device.upload(batch));
             let batches = vec![batches.collect::<arrow_device::Result<_>>()?];
@@ -81,7 +88,9 @@ async fn check(sql: &str, rows: usize) -> Result<()> {
         assert_same(&result, &expected);
 
         assert_eq!(device_plan.schema(), expected_plan.schema());
-        assert_transitions(&device_plan);
+        if rule {
+            assert_transitions(&device_plan);
+        }
         let needed = scans(&expected_plan, "DataSourceExec");
         assert_eq!(scans(&device_plan, "DeviceScanExec"), needed);
         let size = Size::of(&needed);

@@ -60,8 +60,30 @@ struct Cost {
 }
 
 thread_local! {
-    /// Of the operators that the one which is polled on this thread has polled itself.
-    static OTHERS: Cell<Cost> = Cell::default();
+    /// What was measured within the poll that is measured on this thread.
+    static WITHIN: Cell<Cost> = Cell::default();
+}
+
+/// Runs `poll`, and returns what it cost without what was measured within it.
+fn measured<T>(poll: impl FnOnce() -> T) -> (T, Cost) {
+    let start = Instant::now();
+    let outer = WITHIN.take();
+    let (polled, counts) = TransferStats::scope(poll);
+    let time = start.elapsed();
+    let within = WITHIN.replace(Cost {
+        counts: outer.counts.plus(&counts),
+        time: outer.time + time,
+    });
+    let own = Cost {
+        counts: counts.since(&within.counts),
+        time: time.saturating_sub(within.time),
+    };
+    (polled, own)
+}
+
+/// Polls a node on the host, whose cost is not that of the operator that polls it.
+pub(super) fn poll_host<T>(poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
+    measured(poll).0
 }
 
 /// An operator's numbers for one partition: what its own polls counted, not its children's.
@@ -100,16 +122,8 @@ impl DeviceMetrics {
         poll: impl FnOnce() -> Poll<Option<std::result::Result<T, E>>>,
         rows: impl FnOnce(&T) -> usize,
     ) -> Poll<Option<std::result::Result<T, E>>> {
-        let start = Instant::now();
-        let outer = OTHERS.take();
-        let (polled, cost) = TransferStats::scope(poll);
-        let time = start.elapsed();
-        let others = OTHERS.replace(Cost {
-            counts: outer.counts.plus(&cost),
-            time: outer.time + time,
-        });
-        self.time.add_duration(time.saturating_sub(others.time));
-        let cost = cost.since(&others.counts);
+        let (polled, Cost { counts: cost, time }) = measured(poll);
+        self.time.add_duration(time);
         for (count, n) in [
             (&self.bytes_to_device, cost.bytes_to_device),
             (&self.bytes_to_host, cost.bytes_to_host),

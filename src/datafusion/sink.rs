@@ -1,8 +1,9 @@
 //! The results of plans as device streams.
 
+use std::future::pending;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use arrow_schema::SchemaRef;
 use datafusion_common::config::ConfigOptions;
@@ -17,11 +18,11 @@ use super::metrics::to_datafusion;
 use super::plan::{SendableDeviceStream, execute_child};
 use super::rule::{DeviceTransitions, on_device};
 use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArrayStream};
-use crate::async_stream::{BlockingReader, DeviceRecordBatchStream};
+use crate::async_stream::DeviceRecordBatchStream;
 use crate::data::DeviceRecordBatch;
 use crate::device::Device;
+use crate::error::Error;
 use crate::interchange::ExportOptions;
-use crate::stream::DeviceRecordBatchReader;
 
 /// Runs a plan, and gives its result on a device: what is there already stays, what is on the host goes up. Batches of
 /// several partitions come as they are ready.
@@ -30,7 +31,9 @@ use crate::stream::DeviceRecordBatchReader;
 /// `create_physical_plan()` and `task_ctx()`. All partitions are polled by whoever polls the stream; a `RepartitionExec` or
 /// `CoalescePartitionsExec` in the plan gives them tasks of their own.
 ///
-/// DataFusion's plans need a Tokio runtime: it must be current here and wherever the stream is polled.
+/// DataFusion's plans need a Tokio runtime: the one that is current here runs the plan's tasks, wherever the stream is polled,
+/// and must outlive the stream. Once it shuts down, the next item is [`Error::Cancelled`](crate::Error::Cancelled), never an end
+/// or a batch that was made of a part of the rows. To be sure of it costs a task of the runtime for each item.
 ///
 /// # Errors
 /// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says. Later errors come in the stream.
@@ -39,7 +42,8 @@ pub fn execute_on_device(
     context: Arc<TaskContext>,
     device: &Device,
 ) -> Result<SendableDeviceStream> {
-    runtime()?;
+    let runtime = Handle::try_current()
+        .map_err(|e| DataFusionError::Execution(format!("a plan runs in a Tokio runtime: {e}")))?;
     let config = ConfigOptions::default();
     let plan = on_device(DeviceTransitions.optimize(plan, &config)?, device);
     let partitions = plan.output_partitioning().partition_count();
@@ -48,30 +52,26 @@ pub fn execute_on_device(
     Ok(Box::pin(Merged {
         schema: plan.schema(),
         device_type: device.id().device_type,
-        streams,
         next: 0,
+        runtime,
+        streams,
     }))
 }
 
-fn runtime() -> Result<Handle> {
-    Handle::try_current()
-        .map_err(|e| DataFusionError::Execution(format!("a plan runs in a Tokio runtime: {e}")))
-}
-
-/// Streams of one schema as one.
+/// Streams of one schema as one, polled and dropped within their runtime.
 struct Merged {
     schema: SchemaRef,
     device_type: ArrowDeviceType,
+    /// None after the end or an error.
     streams: Vec<SendableDeviceStream>,
     /// Who is asked first.
     next: usize,
+    runtime: Handle,
 }
 
-impl Stream for Merged {
-    type Item = crate::Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Self { streams, next, .. } = &mut *self;
+impl Merged {
+    fn poll_any(&mut self, cx: &mut Context<'_>) -> Poll<Option<<Self as Stream>::Item>> {
+        let Self { streams, next, .. } = self;
         let mut asked = 0;
         while asked < streams.len() {
             let i = *next % streams.len();
@@ -101,6 +101,43 @@ impl Stream for Merged {
     }
 }
 
+impl Stream for Merged {
+    type Item = crate::Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.streams.is_empty() {
+            return Poll::Ready(None);
+        }
+        let runtime = self.runtime.clone();
+        let _within = runtime.enter();
+        let next = ready!(self.poll_any(cx));
+        if !accepts_tasks(&runtime) {
+            self.streams.clear();
+            let operation = "reading a plan's result after the end of its Tokio runtime, which must outlive it,";
+            return Poll::Ready(Some(Err(Error::Cancelled { operation })));
+        }
+        Poll::Ready(next)
+    }
+}
+
+impl Drop for Merged {
+    fn drop(&mut self) {
+        let _within = self.runtime.enter();
+        self.streams.clear();
+    }
+}
+
+/// Whether `runtime` has not begun to drop its tasks. When it shuts down it first refuses new tasks, and then drops those that it
+/// has. If they were a plan's, their closed channels look to the plan like ends of its inputs. So what a plan gave before this
+/// returns true was made of all its input, and an end is the plan's own.
+fn accepts_tasks(runtime: &Handle) -> bool {
+    let task = runtime.spawn(pending::<()>());
+    // One that is refused is dropped at once.
+    let refused = task.is_finished();
+    task.abort();
+    !refused
+}
+
 impl DeviceRecordBatchStream for Merged {
     type Batch = DeviceRecordBatch;
 
@@ -114,9 +151,9 @@ impl DeviceRecordBatchStream for Merged {
 }
 
 /// Runs a plan, and gives its result as a C device stream. Its consumer's thread drives the plan, with the Tokio runtime
-/// that is current here, and must outlive the stream: a runtime that has ended drops the plan's tasks, and the result may
-/// be cut short. On a thread of a multi-threaded runtime the read blocks that thread; on the only thread of a runtime it is an
-/// error.
+/// that is current here, and must outlive the stream: once it shuts down, the consumer gets ECANCELED, never an end that looks like
+/// the plan's. [`BlockingReader`](crate::async_stream::BlockingReader) says on which threads the result may be read: a worker of a
+/// multi-threaded runtime is one of them, the thread of a current-thread runtime is not, and gets an error.
 ///
 /// # Errors
 /// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says.
@@ -126,51 +163,6 @@ pub fn export_plan(
     device: &Device,
     options: ExportOptions,
 ) -> Result<FFI_ArrowDeviceArrayStream> {
-    let runtime = runtime()?;
-    let (schema, device_type) = (plan.schema(), device.id().device_type);
     let reader = execute_on_device(plan, context, device)?.into_blocking_reader();
-    let driven = Driven {
-        reader: Some(reader),
-        schema,
-        device_type,
-        runtime,
-    };
-    FFI_ArrowDeviceArrayStream::new(driven, options).map_err(to_datafusion)
-}
-
-/// A plan's result, read and dropped within its runtime.
-struct Driven {
-    /// Present until dropped.
-    reader: Option<BlockingReader<SendableDeviceStream>>,
-    schema: SchemaRef,
-    device_type: ArrowDeviceType,
-    runtime: Handle,
-}
-
-impl Iterator for Driven {
-    type Item = crate::Result<DeviceRecordBatch>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let reader = self.reader.as_mut()?;
-        let _within = self.runtime.enter();
-        // On a worker of the runtime: others take over its tasks, and no budget of the task's runs out.
-        tokio::task::block_in_place(|| reader.next())
-    }
-}
-
-impl Drop for Driven {
-    fn drop(&mut self) {
-        let _within = self.runtime.enter();
-        self.reader = None;
-    }
-}
-
-impl DeviceRecordBatchReader for Driven {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
-    }
+    FFI_ArrowDeviceArrayStream::new(reader, options).map_err(to_datafusion)
 }

@@ -100,14 +100,26 @@ impl DeviceTable {
             ..Statistics::new_unknown(&schema)
         };
         let partitions = partitions.into_iter().map(partition).collect();
-        Ok(Self::new(schema, device, partitions).with_statistics(statistics))
+        Self::new(schema, device, partitions).with_statistics(statistics)
     }
 
-    /// What is known of the whole table, all its columns in their order; other numbers of columns are ignored.
-    #[must_use]
-    pub fn with_statistics(mut self, statistics: Statistics) -> Self {
+    /// The table with what is known of all its rows, and of each of its columns in their order.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for statistics of another number of columns than the table has.
+    pub fn with_statistics(mut self, statistics: Statistics) -> crate::Result<Self> {
+        let (found, columns) = (
+            statistics.column_statistics.len(),
+            self.schema.fields().len(),
+        );
+        if found != columns {
+            return Err(crate::Error::argument(format!(
+                "statistics of {found} columns for a table of {columns} on {}",
+                self.device
+            )));
+        }
         self.statistics = Some(statistics);
-        self
+        Ok(self)
     }
 
     /// The operator that reads the table.
@@ -132,8 +144,7 @@ impl DeviceTable {
         .with_scheduling_type(SchedulingType::Cooperative);
         let columns = self.schema.fields().len();
         let is_all = projection.iter().copied().eq(0..columns);
-        let known = self.statistics.as_ref();
-        let statistics = match known.filter(|all| all.column_statistics.len() == columns) {
+        let statistics = match &self.statistics {
             None => Statistics::new_unknown(&schema),
             Some(all) if is_all => all.clone(),
             Some(all) => Statistics {

@@ -18,8 +18,8 @@ use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion_physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use futures_core::Stream;
 
-use super::metrics::{DeviceMetrics, from_arrow, from_datafusion, to_datafusion};
-use super::plan::{DeviceExec, DevicePlan, SendableDeviceStream, execute_child};
+use super::metrics::{DeviceMetrics, from_arrow, from_datafusion, poll_host, to_datafusion};
+use super::plan::{DeviceExec, DevicePlan, SendableDeviceStream};
 use crate::async_stream::{DeviceRecordBatchStream, HostRecordBatchStream, UploadingStream};
 use crate::device::Device;
 
@@ -67,6 +67,10 @@ impl RecordBatchStream for Staged {
 }
 
 /// The node that brings a device operator's batches to the host, one ahead of its parent.
+///
+/// It keeps rows in their order and partitions, so DataFusion may push sorts and limits below it. Those run on the host and read the
+/// device operator's batches there; above such a node, this one passes its batches on as they are, and counts nothing.
+/// [`DeviceTransitions`](super::DeviceTransitions) puts it back where it belongs.
 #[derive(Clone, Debug)]
 pub struct DeviceToHostExec {
     input: Arc<dyn ExecutionPlan>,
@@ -75,13 +79,16 @@ pub struct DeviceToHostExec {
 }
 
 impl DeviceToHostExec {
-    /// Above `input`, a [`DeviceExec`].
+    /// Above `input`, a [`DeviceExec`], or a node on the host.
     pub fn new(input: Arc<dyn ExecutionPlan>) -> Self {
-        let properties = PlanProperties::clone(input.properties())
-            .with_scheduling_type(SchedulingType::Cooperative);
+        let mut properties = input.properties().clone();
+        if DeviceExec::of(&input).is_some() {
+            let own = PlanProperties::clone(&properties);
+            properties = Arc::new(own.with_scheduling_type(SchedulingType::Cooperative));
+        }
         Self {
             input,
-            properties: Arc::new(properties),
+            properties,
             metrics: ExecutionPlanMetricsSet::new(),
         }
     }
@@ -144,7 +151,10 @@ impl ExecutionPlan for DeviceToHostExec {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
-        let stream = execute_child(&self.input, partition, context)?;
+        let Some(input) = DeviceExec::of(&self.input) else {
+            return self.input.execute(partition, context);
+        };
+        let stream = input.execute_device(partition, context)?;
         let metrics = DeviceMetrics::new(&self.metrics, partition);
         Ok(host_stream(stream, Some(metrics)))
     }
@@ -265,7 +275,7 @@ impl Stream for Ours {
     type Item = crate::Result<RecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let next = ready!(self.stream.as_mut().poll_next(cx));
+        let next = ready!(poll_host(|| self.stream.as_mut().poll_next(cx)));
         let next = next.map(|batch| {
             let batch = batch.map_err(from_datafusion)?;
             self.named(batch)

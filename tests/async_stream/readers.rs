@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc;
 use std::task::Poll;
+use std::thread;
 use std::time::Instant;
 
 use arrow_device::async_stream::{BlockingReader, DeviceRecordBatchStream, ReaderStream};
@@ -263,4 +265,143 @@ fn a_dropped_reader_stream_lets_go_of_its_task() {
     drop((stream, waker));
     assert_eq!(std::sync::Arc::strong_count(&wakes), 1);
     gate.open();
+}
+
+// ---- BlockingReader on threads of Tokio's
+
+/// Runs a test on a thread that may hang, which is a failure.
+#[track_caller]
+fn timed<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(test()));
+    receiver
+        .recv_timeout(LONG)
+        .expect("it hangs, or has panicked")
+}
+
+/// A runtime of this many workers; of one thread, with none.
+fn runtime(workers: usize) -> tokio::runtime::Runtime {
+    let mut builder = match workers {
+        0 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    builder.worker_threads(workers.max(1)).build().unwrap()
+}
+
+/// More than a task may take without giving its thread back.
+const MANY: i64 = 400;
+
+/// A reader of a Tokio channel with room for `room` batches, which another task fills: one that the reading task has spawned last, so
+/// that Tokio keeps it for the same worker.
+fn received(room: usize) -> BlockingReader<impl DeviceRecordBatchStream> {
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(room);
+    tokio::spawn(async move {
+        for i in 0..MANY {
+            sender.send(Ok(batch(i))).await.unwrap();
+        }
+    });
+    let received = stream::poll_fn(move |cx| receiver.poll_recv(cx));
+    adapted(received).into_blocking_reader()
+}
+
+fn read_all(reader: impl Iterator<Item = Result<DeviceRecordBatch>>) {
+    let found: Vec<_> = reader.map(|b| number_of(&b.unwrap())).collect();
+    assert_eq!(found, (0..MANY).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_tokio_channel_is_read_by_a_task_on_a_worker() {
+    if cfg!(miri) {
+        return;
+    }
+    for workers in [1, 2, 4] {
+        for room in [1, 4, MANY as usize] {
+            timed(move || {
+                runtime(workers).block_on(async {
+                    let read = async move { read_all(received(room)) };
+                    tokio::spawn(read).await.unwrap();
+                    // In what the runtime blocks on, too.
+                    read_all(received(room));
+                });
+            });
+        }
+    }
+}
+
+/// Nothing is ever waited for: only the budget is spent.
+#[test]
+fn a_full_tokio_channel_is_read_by_a_task_on_a_worker() {
+    if cfg!(miri) {
+        return;
+    }
+    timed(|| {
+        runtime(2).block_on(async {
+            let (sender, mut receiver) = tokio::sync::mpsc::unbounded_channel();
+            for i in 0..MANY {
+                sender.send(Ok(batch(i))).unwrap();
+            }
+            drop(sender);
+            let received = stream::poll_fn(move |cx| receiver.poll_recv(cx));
+            let reader = adapted(received).into_blocking_reader();
+            tokio::spawn(async { read_all(reader) }).await.unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_tokio_channel_is_read_on_a_blocking_thread() {
+    if cfg!(miri) {
+        return;
+    }
+    for workers in [0, 2] {
+        timed(move || {
+            runtime(workers).block_on(async {
+                let reader = received(4);
+                let read = tokio::task::spawn_blocking(|| read_all(reader));
+                read.await.unwrap();
+            });
+        });
+    }
+}
+
+/// Its producer could not run meanwhile: an error, neither a wait for ever nor a panic.
+#[test]
+fn on_the_thread_of_a_current_thread_runtime_a_read_is_an_error() {
+    if cfg!(miri) {
+        return;
+    }
+    for spawned in [true, false] {
+        let (error, next) = timed(move || {
+            let read = async {
+                let mut reader = received(4);
+                (reader.next().unwrap().unwrap_err(), reader.next())
+            };
+            runtime(0).block_on(async move {
+                match spawned {
+                    true => tokio::spawn(read).await.unwrap(),
+                    false => read.await,
+                }
+            })
+        });
+        assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
+        assert!(error.to_string().contains("spawn_blocking"), "{error}");
+        assert!(next.is_none());
+    }
+}
+
+/// A panic of the stream is the reader's own, on a worker as elsewhere.
+#[test]
+fn a_panic_of_the_stream_on_a_worker_is_the_readers() {
+    if cfg!(miri) {
+        return;
+    }
+    let text = timed(|| {
+        let read = async {
+            let stream = stream::poll_fn(|_| panic!("inside the stream"));
+            adapted(stream).into_blocking_reader().next();
+        };
+        let panic = runtime(2).block_on(async { tokio::spawn(read).await.unwrap_err() });
+        *panic.into_panic().downcast::<&str>().unwrap()
+    });
+    assert_eq!(text, "inside the stream");
 }

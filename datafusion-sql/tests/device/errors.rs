@@ -10,7 +10,8 @@ use arrow_device::{
     SyncPolicy,
 };
 use datafusion::arrow::error::ArrowError;
-use datafusion::common::{DataFusionError, Result};
+use datafusion::catalog::TableProvider;
+use datafusion::common::{DataFusionError, Result, Statistics};
 use datafusion::physical_plan::{collect, execute_stream};
 use futures::StreamExt;
 
@@ -181,6 +182,27 @@ async fn a_reader_that_panics_ends_the_query_with_the_text() {
     );
     drop(plan);
     sim.assert_done();
+}
+
+#[test]
+fn statistics_of_another_number_of_columns_are_refused() {
+    let sim = Sim::new();
+    let columns = schema().fields().len();
+    for found in [0, 1, columns - 1, columns + 1] {
+        let statistics = Statistics {
+            column_statistics: vec![Default::default(); found],
+            ..Statistics::new_unknown(&schema())
+        };
+        let table = DeviceTable::new(schema(), sim.device.clone(), Vec::new());
+        let error = table.with_statistics(statistics).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
+        let text = format!("statistics of {found} columns for a table of {columns}");
+        assert!(error.to_string().contains(&text), "{error}");
+    }
+    let table = DeviceTable::new(schema(), sim.device.clone(), Vec::new());
+    let known = Statistics::new_unknown(&schema());
+    let table = table.with_statistics(known.clone()).unwrap();
+    assert_eq!(TableProvider::statistics(&table), Some(known));
 }
 
 #[tokio::test]

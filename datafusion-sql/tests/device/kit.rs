@@ -166,6 +166,12 @@ pub fn session_with(target_partitions: usize, doubles: usize) -> SessionContext 
     SessionContext::new_with_state(state.build())
 }
 
+/// A session that knows nothing of devices.
+pub fn session_without_rule(target_partitions: usize) -> SessionContext {
+    let config = SessionConfig::new().with_target_partitions(target_partitions);
+    SessionContext::new_with_config(config)
+}
+
 pub fn register(ctx: &SessionContext, name: &str, table: Arc<dyn TableProvider>) {
     ctx.register_table(name, table).unwrap();
 }

@@ -226,8 +226,13 @@ async fn many_partitions() {
     let partitions: Vec<_> = (0..40).map(|i| partition(i * 64, i % 5)).collect();
     let rows: usize = partitions.iter().flatten().map(RecordBatch::num_rows).sum();
     let device = device_table(&sim, &partitions);
-    for doubles in 0..3 {
-        let (ctx, reference) = (session_with(8, doubles), session_with(8, 0));
+    for (ctx, doubles) in [
+        (session_without_rule(8), 0),
+        (session_with(8, 0), 0),
+        (session_with(8, 1), 1),
+        (session_with(8, 2), 2),
+    ] {
+        let reference = session_with(8, 0);
         register(&ctx, "t", device.clone());
         register(&reference, "t", host_table(&partitions));
         let sql = format!("SELECT a * {} AS a FROM t", 1 << doubles);
@@ -251,7 +256,7 @@ async fn many_partitions() {
     sim.assert_done();
 }
 
-const QUERIES: [&str; 9] = [
+const QUERIES: [&str; 14] = [
     "SELECT * FROM t",
     "SELECT a FROM t",
     "SELECT a FROM t LIMIT 3",
@@ -261,9 +266,14 @@ const QUERIES: [&str; 9] = [
     "SELECT a, count(*) FROM t GROUP BY a ORDER BY a",
     "SELECT x.a FROM t x JOIN t y ON x.a = y.a ORDER BY x.a",
     "SELECT a FROM t UNION ALL SELECT a + 1 FROM t ORDER BY a",
+    "SELECT a FROM t ORDER BY a",
+    "SELECT a FROM t ORDER BY a DESC LIMIT 2 OFFSET 1",
+    "SELECT a, row_number() OVER (ORDER BY a DESC) FROM t",
+    "SELECT a, sum(a) OVER (PARTITION BY a % 2 ORDER BY a) FROM t",
+    "SELECT count(*) FROM (SELECT a FROM t LIMIT 2 OFFSET 1)",
 ];
 
-/// What DataFusion's own table gives, or the text of its error.
+/// What DataFusion's own table gives, with `DeviceTransitions` and without.
 async fn assert_as_on_host(partitions: &[Vec<RecordBatch>]) {
     let sim = Sim::new();
     let schema = numbers(0, 1).schema();
@@ -292,9 +302,10 @@ async fn assert_as_on_host(partitions: &[Vec<RecordBatch>]) {
         for sql in QUERIES {
             let expected = shown(query(&reference, sql).await);
             for table in [device.clone(), readers.clone()] {
-                let ctx = session_with(target, 0);
-                register(&ctx, "t", table);
-                assert_eq!(shown(query(&ctx, sql).await), expected, "{sql}, {target}");
+                for ctx in [session_with(target, 0), session_without_rule(target)] {
+                    register(&ctx, "t", table.clone());
+                    assert_eq!(shown(query(&ctx, sql).await), expected, "{sql}, {target}");
+                }
             }
         }
     }
@@ -337,9 +348,12 @@ async fn tables_with_few_rows_or_none() {
 #[tokio::test]
 async fn a_table_of_no_partitions() {
     let sim = Sim::new();
-    for doubles in [0, 2] {
-        for target in [1, 4] {
-            let ctx = session_with(target, doubles);
+    for target in [1, 4] {
+        for ctx in [
+            session_without_rule(target),
+            session_with(target, 0),
+            session_with(target, 2),
+        ] {
             let table = device_table_of(&sim, numbers(0, 1).schema(), &[]);
             register(&ctx, "t", table);
             assert_eq!(numbers_in(&ctx, "SELECT a FROM t").await, [0; 0]);

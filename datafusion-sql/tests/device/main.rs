@@ -6,6 +6,7 @@ mod lifetime;
 mod merged;
 mod operator;
 mod plans;
+mod runtimes;
 mod schemas;
 mod sink;
 mod transfers;

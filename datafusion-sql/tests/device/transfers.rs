@@ -3,12 +3,14 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
 use arrow_device::datafusion::{DeviceTable, execute_on_device};
 use arrow_device::{Device, TransferStats};
 use datafusion::arrow::array::{RecordBatch, StringArray};
 use datafusion::physical_plan::{collect, displayable};
+use datafusion::prelude::SessionContext;
 use futures::{Stream, StreamExt};
 
 use crate::kit::*;
@@ -68,8 +70,15 @@ async fn adjacent_operators_pass_batches_on_without_a_copy_or_a_wait() {
 
 #[tokio::test]
 async fn only_the_columns_and_rows_that_are_asked_for_move() {
+    for ctx in [session(), session_without_rule(1)] {
+        assert_only_what_is_asked_for_moves(ctx).await;
+    }
+}
+
+async fn assert_only_what_is_asked_for_moves(ctx: SessionContext) {
     let sim = Sim::new();
-    let ctx = over(device_table(&sim, &[vec![rows(0, 160), rows(160, 160)]]));
+    let table = device_table(&sim, &[vec![rows(0, 160), rows(160, 160)]]);
+    register(&ctx, "t", table);
     let moved = async |sql| {
         let before = sim.stats();
         let batches = query(&ctx, sql).await.unwrap();
@@ -119,6 +128,27 @@ async fn between_devices_each_side_counts_its_own_half() {
     assert_eq!(metrics(&plan, "MapExec"), [48, 0, 0, 0, 0, 0]);
     // Two nodes of this name.
     assert_eq!(metrics(&plan, "DeviceToHostExec"), [96, 0, 768, 0, 6, 0]);
+}
+
+/// A slow node on the host is no reason to look at the upload.
+#[tokio::test]
+async fn an_upload_does_not_count_its_childs_time() {
+    const SLOW: Duration = Duration::from_millis(50);
+    let sim = Sim::new();
+    let (table, _) = host_stream(|i| {
+        (i < 10).then(|| {
+            std::thread::sleep(SLOW);
+            Ok(numbers(i as i64 * 16, 16))
+        })
+    });
+    let plan = with_transitions(double(scan(table).await, &sim));
+    let (batches, _) = run(&plan, &sim).await;
+    assert_eq!(numbers_of(&batches).len(), 160);
+    for node in ["HostToDeviceExec", "MapExec", "DeviceToHostExec"] {
+        let time = metric(&plan, node, "elapsed_compute").unwrap();
+        let time = Duration::from_nanos(time as u64);
+        assert!(time > Duration::ZERO && time < 5 * SLOW, "{node}: {time:?}");
+    }
 }
 
 #[tokio::test]

@@ -106,6 +106,8 @@ pub fn cut<T>(number: i64, whole: T, slice: impl Fn(&T, usize, usize) -> T) -> T
 pub struct Tables {
     pub host: SessionContext,
     pub device: SessionContext,
+    /// The device's table without any rule.
+    pub bare: SessionContext,
 }
 
 /// As many partitions as the table has.
@@ -135,13 +137,15 @@ impl Tables {
         let schema = host[0][0].schema();
         let batches = (0..partitions).map(up).collect();
         let table = DeviceTable::from_batches(schema.clone(), device.clone(), batches).unwrap();
+        let table = Arc::new(table);
         Self {
             host: session(
                 Arc::new(MemTable::try_new(schema, host).unwrap()),
                 partitions,
                 false,
             ),
-            device: session(Arc::new(table), partitions, true),
+            device: session(table.clone(), partitions, true),
+            bare: session(table, partitions, false),
         }
     }
 }
@@ -175,17 +179,20 @@ pub fn same(found: &RecordBatch, expected: &RecordBatch) -> bool {
     found == expected && found.schema() == expected.schema() && bits(found) == bits(expected)
 }
 
-/// On the device, and the same. How many rows.
+/// On the device, and the same; without any rule the same, too. How many rows.
 pub async fn check(tables: &Tables, sql: &str) -> usize {
     let device = plan(&tables.device, sql).await;
     let shown = text(&device);
     assert!(shown.contains("DeviceFilterExec"), "{sql}\n{shown}");
     assert!(!shown.contains(" FilterExec"), "{sql}\n{shown}");
     let found = rows(&tables.device, device).await;
+    let bare = rows(&tables.bare, plan(&tables.bare, sql).await).await;
     let expected = rows(&tables.host, plan(&tables.host, sql).await).await;
-    assert_eq!(found.len(), expected.len(), "{sql}");
-    for (found, expected) in found.iter().zip(&expected) {
-        assert!(same(found, expected), "{sql}\n{found:?}\n{expected:?}");
+    for found in [&found, &bare] {
+        assert_eq!(found.len(), expected.len(), "{sql}");
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(same(found, expected), "{sql}\n{found:?}\n{expected:?}");
+        }
     }
     found.iter().map(RecordBatch::num_rows).sum()
 }

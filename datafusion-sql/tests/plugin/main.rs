@@ -398,7 +398,9 @@ async fn a_spread_comes_after_the_filter() {
     let up = (0..4).map(|n| device.upload(&batch(n)).unwrap()).collect();
     let table = DeviceTable::from_batches(schema.clone(), device.clone(), vec![up]).unwrap();
     // So few rows it would not spread, if it knew.
-    let table = table.with_statistics(Statistics::new_unknown(&schema));
+    let table = table
+        .with_statistics(Statistics::new_unknown(&schema))
+        .unwrap();
     let context = session(Arc::new(table), PARTITIONS, true);
     let host = MemTable::try_new(schema, vec![(0..4).map(batch).collect()]).unwrap();
     let host = session(Arc::new(host), 1, false);

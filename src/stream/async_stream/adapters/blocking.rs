@@ -1,5 +1,6 @@
 //! Streams as readers.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,17 +8,45 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use arrow_schema::SchemaRef;
+use tokio::task::block_in_place;
 
 use crate::abi::ArrowDeviceType;
 use crate::async_stream::DeviceRecordBatchStream;
 use crate::data::DeviceRecordBatch;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::stream::DeviceRecordBatchReader;
 
 /// A stream as a [`DeviceRecordBatchReader`]: the thread that asks for a batch waits for it.
 ///
-/// Not for a thread that must run the stream's producer meanwhile, as the only thread of an executor would:
-/// it would wait for ever.
+/// | thread that asks | what happens |
+/// | --- | --- |
+/// | one of the program's own, or one in `tokio::task::spawn_blocking` | it polls the stream, and sleeps between polls |
+/// | a worker of a multi-threaded Tokio runtime, or one in its `block_on` | the same, within [`tokio::task::block_in_place`]: other threads take over the worker's tasks, the stream's producer among them |
+/// | the thread of a current-thread Tokio runtime, or one in a `LocalSet` | [`Error::InvalidArgument`], and the stream is dropped: no other thread could run the tasks that the batch may depend on; read in `spawn_blocking` instead |
+/// | a thread of another executor | as one of the program's own; if no other thread can run the stream's producer, the read waits for ever |
+///
+/// Tokio reports the third case by a panic, which is caught: a panic hook sees it, and with `panic = "abort"` it ends the process.
+/// A stream that needs a current Tokio runtime in its polls needs it on the reader's thread.
+///
+/// ```
+/// use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
+/// use arrow_device::{DeviceRecordBatch, Result};
+/// use tokio::sync::mpsc;
+///
+/// # #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+/// # async fn main() -> Result<()> {
+/// # let batch = arrow_array::RecordBatch::new_empty(std::sync::Arc::new(arrow_schema::Schema::empty()));
+/// # let batch = arrow_device::Devices::cpu().upload(&batch)?;
+/// let (schema, device_type) = (batch.schema().clone(), batch.device().id().device_type);
+/// let (sender, mut receiver) = mpsc::channel::<Result<DeviceRecordBatch>>(4);
+/// tokio::spawn(async move { while sender.send(Ok(batch.clone())).await.is_ok() {} });
+///
+/// let received = futures::stream::poll_fn(move |cx| receiver.poll_recv(cx));
+/// let reader = DeviceRecordBatchStreamAdapter::new(schema, device_type, received).into_blocking_reader();
+/// assert_eq!(reader.take(1000).filter(Result::is_ok).count(), 1000);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct BlockingReader<S> {
     /// `None` after its end or an error.
@@ -42,7 +71,8 @@ impl<S: DeviceRecordBatchStream> Iterator for BlockingReader<S> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let stream = self.stream.as_mut()?;
-        let next = block_on(|cx| stream.as_mut().poll_next(cx));
+        let next = waiting(|| block_on(|cx| stream.as_mut().poll_next(cx)));
+        let next = next.unwrap_or_else(|e| Some(Err(e)));
         if !matches!(next, Some(Ok(_))) {
             self.stream = None;
         }
@@ -57,6 +87,25 @@ impl<S: DeviceRecordBatchStream> DeviceRecordBatchReader for BlockingReader<S> {
 
     fn device_type(&self) -> ArrowDeviceType {
         self.device_type
+    }
+}
+
+/// Runs what makes this thread wait, where that holds up no task of a Tokio runtime.
+///
+/// On a worker two things would never come otherwise: what only this worker may run (the task that it woke last), and the
+/// wake-up of a source that is pending because the task's cooperative budget is spent, which comes when the task yields.
+fn waiting<T>(wait: impl FnOnce() -> T) -> Result<T> {
+    let mut wait = Some(wait);
+    let run = || block_in_place(|| wait.take().map(|wait| wait()));
+    // Unwind safety: of a panic in `wait` nothing is used again here, it goes on.
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Some(result)) => Ok(result),
+        Err(panic) if wait.is_none() => resume_unwind(panic),
+        // Tokio has not run it.
+        _ => Err(Error::argument(
+            "a reader that waits was read on the only thread that runs a Tokio runtime's tasks: read it in \
+             tokio::task::spawn_blocking, or on a multi-threaded runtime",
+        )),
     }
 }
 
