@@ -66,6 +66,21 @@ fn queues_and_devices_do_not_mix() {
     b.assert_done();
 }
 
+/// A backend's own methods, which safe code reaches too.
+#[test]
+fn no_bytes_are_no_allocation() {
+    let mut devices = vec![Devices::cpu()];
+    if !cfg!(miri) {
+        devices.push(Sim::new(SimMode::Deferred).device);
+    }
+    for device in devices {
+        let refused = device.default_queue().raw().allocate(0);
+        assert!(is_argument(refused), "{device}");
+        let host = device.backend().allocate_host(0);
+        assert!(matches!(host, Ok(None) | Err(_)), "{device}: {host:?}");
+    }
+}
+
 #[test]
 fn typed_access_is_checked() {
     let cpu = Devices::cpu();

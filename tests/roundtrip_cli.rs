@@ -239,6 +239,34 @@ fn ipc_is_recognised_by_content() {
     accept(&legacy, 150, 3, &[]);
 }
 
+/// Arrow 0.14 wrote files whose footer has no version, which then reads as the oldest one; their messages have one.
+#[test]
+fn files_whose_footer_has_no_version() {
+    let files = Files::new();
+    let options = IpcWriteOptions::try_new(8, true, MetadataVersion::V4).unwrap();
+    let path = files.file("old.arrow", &batches(), options);
+    let mut content = fs::read(&path).unwrap();
+    // At the end: the footer, its length (4 bytes), the magic (6 bytes).
+    let end = content.len() - 10;
+    let number = |content: &[u8], at: usize| {
+        i32::from_le_bytes(content[at..at + 4].try_into().unwrap()) as usize
+    };
+    let start = end - number(&content, end);
+    let table = start + number(&content, start);
+    let fields = table.wrapping_sub(number(&content, table)) + 4;
+    let version = |content: &[u8]| {
+        arrow_ipc::root_as_footer(&content[start..end])
+            .unwrap()
+            .version()
+    };
+    assert_eq!(version(&content), MetadataVersion::V4);
+    // The version is the first field: its place in the table becomes "not there".
+    content[fields..fields + 2].fill(0);
+    assert_eq!(version(&content), MetadataVersion::V1);
+    accept(&files.write("old.arrow", &content), 150, 3, &[]);
+    refuse_file(&files.write("cut.arrow", &content[..end]), "truncated");
+}
+
 #[test]
 fn large_batches_are_cut() {
     let files = Files::new();

@@ -103,6 +103,7 @@ class In(Balanced):
             values = np.arange(10).astype(kind)
             for sent in (values, values[2:7], values[:0], BeforeVersions(values)):
                 column = ad.Array.from_dlpack(sent)
+                self.assertTrue(pa.array(ad.Array.from_dlpack(sent, copy=False)).equals(pa.array(column)), kind)
                 expected = sent.inner if isinstance(sent, BeforeVersions) else sent
                 self.assertTrue(pa.array(column).equals(pa.array(expected)), kind)
 
@@ -115,15 +116,37 @@ class In(Balanced):
         for sent in (pa.array([1, 2, 3]), pa.array([1.5, 2.5, 3.5], pa.float32()).slice(1), pa.array([], pa.int8())):
             self.assertTrue(pa.array(ad.Array.from_dlpack(sent)).equals(sent))
 
-    def test_nothing_is_copied(self):
-        sent = np.arange(10)
-        seen = pa.array(ad.Array.from_dlpack(sent))
-        self.assertEqual(seen.buffers()[1].address, sent.ctypes.data)
+    def test_what_is_written_later_is_not_seen(self):
+        base = np.arange(10)
+        view = base[:]
+        view.flags.writeable = False
+        before = sys.getrefcount(base), sys.getrefcount(view)
+        columns = [ad.Array.from_dlpack(sent) for sent in (base, view, BeforeVersions(base), base.reshape(5, 2))]
+        # The copy is all that is kept.
+        self.assertEqual((sys.getrefcount(base), sys.getrefcount(view)), before)
+        seen = [pa.array(column) for column in columns]
+        base[:] = -1
+        for array in seen[:3]:
+            self.assertEqual(array.to_pylist(), list(range(10)))
+        self.assertEqual(seen[3].to_pylist(), [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
 
-    def test_the_object_lives_as_long_as_the_column(self):
+    def test_a_copy_of_the_producers_is_not_copied_again(self):
+        sent = Copied(np.arange(10))
+        seen = pa.array(ad.Array.from_dlpack(sent))
+        self.assertEqual(seen.buffers()[1].address, sent.address)
+        self.assertNotEqual(sent.address, sent.inner.ctypes.data)
+        self.assertEqual(seen.to_pylist(), list(range(10)))
+
+    def test_nothing_is_copied_without_leave(self):
+        sent = np.arange(10)
+        for form in (sent, BeforeVersions(sent)):
+            seen = pa.array(ad.Array.from_dlpack(form, copy=False))
+            self.assertEqual(seen.buffers()[1].address, sent.ctypes.data)
+
+    def test_the_object_lives_as_long_as_the_column_that_shares_its_memory(self):
         sent = np.arange(10)
         before = sys.getrefcount(sent)
-        column = ad.Array.from_dlpack(sent)
+        column = ad.Array.from_dlpack(sent, copy=False)
         self.assertGreater(sys.getrefcount(sent), before)
         slice = column.slice(1, 2)
         del column
@@ -155,6 +178,23 @@ class In(Balanced):
                 ad.Array.from_dlpack(Answers(wrong))
         with self.assertRaisesRegex(NotImplementedError, "rocm:3 is not available"):
             ad.Array.from_dlpack(Answers(None, device=(10, 3)))
+
+
+class Copied:
+    """An object that gives out a copy of its own, and says so."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __dlpack_device__(self):
+        return self.inner.__dlpack_device__()
+
+    def __dlpack__(self, **arguments):
+        capsule = self.inner.__dlpack__(copy=True, **arguments)
+        tensor = api.PyCapsule_GetPointer(capsule, b"dltensor_versioned")
+        # `dl_tensor.data` lies behind version, manager_ctx, deleter and flags.
+        self.address = c.c_void_p.from_address(tensor + 32).value
+        return capsule
 
 
 class Answers:

@@ -3,7 +3,8 @@
 use arrow_device::abi::ArrowDeviceType;
 use arrow_device::dlpack::{DLDataType, DLDevice, DlpackOptions, DlpackStream};
 use arrow_device::python::{
-    array_from_python, array_to_python, tensor_from_python, tensor_to_python,
+    array_from_python, array_to_python, tensor_from_python, tensor_from_python_shared,
+    tensor_to_python,
 };
 use arrow_device::{DeviceArray, Error};
 use arrow_schema::DataType;
@@ -63,10 +64,18 @@ impl Array {
         array_to_python(py, &self.0, &options, requested_schema, kwargs)
     }
 
-    /// From any object with `__dlpack__` and `__dlpack_device__`, without a copy.
+    /// From any object with `__dlpack__` and `__dlpack_device__`. Memory that the host can read is copied, unless
+    /// `copy=False` asks for the object's own: then nothing may write to it while the array, or anything made of it,
+    /// lives.
     #[staticmethod]
-    fn from_dlpack(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        tensor_from_python(object).map(Self)
+    #[pyo3(signature = (object, *, copy = None))]
+    fn from_dlpack(object: &Bound<'_, PyAny>, copy: Option<bool>) -> PyResult<Self> {
+        let column = match copy {
+            // SAFETY: the Python code that asks for it promises that nothing writes, as the documentation above demands.
+            Some(false) => unsafe { tensor_from_python_shared(object) },
+            _ => tensor_from_python(object),
+        };
+        column.map(Self)
     }
 
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
@@ -78,7 +87,9 @@ impl Array {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        tensor_to_python(py, &self.0, stream, max_version, dl_device, copy)
+        // SAFETY: the DLPack protocol obliges the Python code that calls this to pass a live stream of the array's device,
+        // and not to write to the tensor of an array that has never been written.
+        unsafe { tensor_to_python(py, &self.0, stream, max_version, dl_device, copy) }
     }
 
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {

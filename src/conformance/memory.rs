@@ -50,6 +50,7 @@ pub(super) fn huge(subject: &Subject) -> Verdict {
             "{answer:?}"
         );
     }
+    assert!(queue.raw().allocate(0).is_err(), "memory of no bytes");
     for bytes in [bytes, usize::MAX] {
         let before = subject.device.stats();
         let answer = DeviceBufferMut::allocate(&queue, bytes);

@@ -141,7 +141,12 @@ pub enum Notify {
 /// [`Devices::register`](crate::Devices::register).
 ///
 /// Methods may be called from any thread, with any or no context current, and do not panic. New
-/// methods will always come with defaults.
+/// methods will always come with defaults. Safe methods are safe for all arguments: none follows a pointer, and a size
+/// that cannot be served (0 bytes included) is an error.
+///
+/// What is called here directly, and on the queues that it returns, is not counted in
+/// [`TransferStats`](crate::TransferStats), and memory and events that it returns are leaked unless the caller frees and
+/// releases them. [`Queue`](crate::Queue) and [`DeviceBufferMut`](crate::DeviceBufferMut) do both.
 ///
 /// # Safety
 ///
@@ -176,9 +181,14 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// A further queue.
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>>;
 
-    /// Refuses an event pointer that cannot be one of this device's. Backends that cannot tell
+    /// Returns an error for an event pointer that cannot be one of this device's. Backends that cannot tell
     /// accept it.
-    fn check_event(&self, event: EventPtr) -> Result<()> {
+    ///
+    /// # Safety
+    /// If `event` is aligned for the event type of this device's type (a `cudaEvent_t` or `hipEvent_t`, for example), it
+    /// points to as many bytes as that type has, which may be read: the backend may look at them. Whether they are a live
+    /// event is not presupposed.
+    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let _ = event;
         Ok(())
     }
@@ -223,8 +233,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Host memory from which this device copies fastest (page-locked), 64-byte aligned; never 0 bytes;
-    /// `Ok(None)` if ordinary memory serves.
+    /// Returns host memory of `bytes` bytes from which this device copies fastest (page-locked), 64-byte aligned;
+    /// `Ok(None)` if ordinary memory serves. 0 bytes are an error, or `None`.
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
         let _ = bytes;
         Ok(None)
@@ -286,7 +296,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// An ordered queue of device work (a CUDA or HIP stream): what it is given runs in order, later.
+/// An ordered queue of device work (a CUDA or HIP stream): what it is given runs in order, later. As for [`Backend`],
+/// safe methods are safe for all arguments, and what is called here directly is neither counted nor given back by itself.
 ///
 /// # Safety
 ///
@@ -296,7 +307,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
 ///   [`wait`](Self::wait) calls;
 /// - an event of [`record`](Self::record) completes only when all earlier work has.
 pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
-    /// Allocates device memory in queue order. `bytes` is never 0.
+    /// Allocates `bytes` bytes of device memory in queue order. 0 bytes are an error.
     fn allocate(&self, bytes: usize) -> Result<DevicePtr>;
 
     /// Frees after all work that this queue was given before. Never waits. After an error the memory
@@ -360,3 +371,14 @@ pub fn device_error(
         message: message.into(),
     }
 }
+
+/// Events are followed by unsafe code only.
+///
+/// ```compile_fail,E0133
+/// use arrow_device::device::{Backend, EventPtr};
+/// fn check(device: &dyn Backend, event: EventPtr) -> bool {
+///     device.check_event(event).is_ok()
+/// }
+/// ```
+#[cfg(doctest)]
+struct UnsafeEvents;

@@ -66,7 +66,7 @@ unsafe impl Backend for HostBackend {
         Ok(self.queue.clone())
     }
 
-    fn check_event(&self, _: EventPtr) -> Result<()> {
+    unsafe fn check_event(&self, _: EventPtr) -> Result<()> {
         Err(self.no_events())
     }
 
@@ -104,14 +104,16 @@ unsafe impl RawQueue for HostQueue {
                 reason: "page-locked memory needs the device's own backend".into(),
             });
         }
+        if bytes == 0 {
+            return Err(Error::argument("allocation of 0 bytes"));
+        }
         let oom = || Error::OutOfMemory {
             device: self.id,
             operation: "allocate",
             bytes,
         };
         let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| oom())?;
-        // SAFETY: the trait's contract: `bytes` is not 0. Zeroed, because safe code may later view
-        // the memory as bytes.
+        // SAFETY: `bytes` is not 0, as was just checked. Zeroed, because safe code may later view the memory as bytes.
         let ptr = unsafe { alloc::alloc_zeroed(layout) };
         if ptr.is_null() {
             return Err(oom());

@@ -109,7 +109,11 @@ impl Device {
             .take()
     }
 
-    /// The backend, for downcasts.
+    /// The backend, for downcasts to its own type ([`Backend::as_any`]) and for questions such as
+    /// [`Backend::classify`].
+    ///
+    /// What is called on it directly is not counted ([`stats`](Self::stats)); memory, events and queues that it returns
+    /// have no owner of this crate's (see [`Backend`]).
     pub fn backend(&self) -> &dyn Backend {
         &*self.0.backend
     }

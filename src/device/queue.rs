@@ -27,7 +27,12 @@ impl Queue {
         &self.device
     }
 
-    /// The backend's own queue, for downcasts.
+    /// The backend's own queue, for downcasts to its type ([`RawQueue::as_any`]).
+    ///
+    /// Work that is given to it directly runs in this queue's order, but is not counted
+    /// ([`Device::stats`]); memory and events that it returns are the caller's to free and release, which is `unsafe`, and
+    /// leak otherwise. [`DeviceBufferMut::allocate`](crate::DeviceBufferMut::allocate) and [`record`](Self::record) have
+    /// owners.
     pub fn raw(&self) -> &Arc<dyn RawQueue> {
         &self.raw
     }

@@ -108,8 +108,13 @@ impl Devices {
     /// Adds a device under its own id.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if that id is taken by another device.
+    /// Returns [`Error::InvalidArgument`] if that id is taken by another device. All ids of the CPU's type are taken by
+    /// [`Devices::cpu`].
     pub fn add(&self, device: Device) -> Result<()> {
+        let taken = || Error::argument(format!("device {} is registered already", device.id()));
+        if device.id().device_type == ArrowDeviceType::CPU {
+            return (device == Self::cpu()).then_some(()).ok_or_else(taken);
+        }
         let mut devices = self.devices();
         let slot = devices.entry(device.id()).or_default();
         // A device takes the place of a failure to make one.
@@ -118,18 +123,25 @@ impl Devices {
         }
         let slot = slot.clone();
         drop(devices);
-        let taken = slot.get_or_init(|| Ok(device.clone()));
-        if taken.as_ref().is_ok_and(|there| *there == device) {
-            return Ok(());
-        }
-        Err(Error::argument(format!(
-            "device {} is registered already",
-            device.id()
-        )))
+        let there = slot.get_or_init(|| Ok(device.clone()));
+        let added = there.as_ref().is_ok_and(|there| *there == device);
+        added.then_some(()).ok_or_else(taken)
     }
 
     /// Registers how devices of a type are made from their id. Devices that were asked for before
     /// stay as they are. The factory must not ask this set for the id that it is making.
+    ///
+    /// The device that a factory returns must have that type and the id that it was given: imports rely on a device for
+    /// how the memory under its id is reached. Any other is dropped, and [`get`](Self::get) returns
+    /// [`Error::DeviceNotAvailable`] that names both. A factory for the CPU's type is never called.
+    ///
+    /// ```
+    /// use arrow_device::{ArrowDeviceType, DeviceId, Devices};
+    /// let devices = Devices::new();
+    /// devices.register(ArrowDeviceType::OPENCL, |_| Ok(Devices::cpu()));
+    /// let refused = devices.get(DeviceId::new(ArrowDeviceType::OPENCL, 0)).unwrap_err();
+    /// assert!(refused.to_string().contains("its factory returned the device cpu"));
+    /// ```
     pub fn register(
         &self,
         device_type: ArrowDeviceType,
@@ -170,13 +182,21 @@ impl Devices {
         };
         let slot = self.slot(id);
         let made = slot.get_or_init(|| {
-            let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| factory(id.id)));
+            let absent = |reason| Error::DeviceNotAvailable { device: id, reason };
+            let make = || {
+                let made = factory(id.id)?;
+                if made.id() == id {
+                    return Ok(made);
+                }
+                let reason = format!(
+                    "its factory returned the device {made}; register one that returns {id}"
+                );
+                Err(absent(reason.into()))
+            };
+            let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(make));
             made.unwrap_or_else(|payload| {
                 std::mem::forget(payload);
-                Err(Error::DeviceNotAvailable {
-                    device: id,
-                    reason: "its factory panicked".into(),
-                })
+                Err(absent("its factory panicked".into()))
             })
         });
         match made {
@@ -281,5 +301,20 @@ impl fmt::Debug for Devices {
         let mut ids: Vec<_> = self.devices().keys().copied().collect();
         ids.sort();
         f.debug_tuple("Devices").field(&ids).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_other_device_is_the_cpu() {
+        let devices = Devices::new();
+        devices.add(Devices::cpu()).unwrap();
+        let id = DeviceId::new(ArrowDeviceType::CPU, 3);
+        let other = Device::new(Arc::new(HostBackend::new(id))).unwrap();
+        assert!(matches!(devices.add(other), Err(Error::InvalidArgument(_))));
+        assert_eq!(devices.get(id).unwrap(), Devices::cpu());
     }
 }

@@ -76,6 +76,28 @@ impl DLDevice {
     }
 }
 
+/// Refuses devices of which DLPack's `data` is an object of the runtime's (an `MTLBuffer`, a `cl_mem`), with an offset into
+/// it, where Arrow's `buffers[i]` is an address: neither side may take one for the other.
+///
+/// # Errors
+/// [`Error::NotSupported`].
+pub(super) fn check_addresses(device: DeviceId) -> Result<()> {
+    use ArrowDeviceType as T;
+    if !matches!(
+        device.device_type,
+        T::METAL | T::OPENCL | T::VULKAN | T::WEBGPU
+    ) {
+        return Ok(());
+    }
+    Err(Error::NotSupported {
+        device,
+        operation: "DLPack",
+        reason: "a DLPack tensor of this device type holds a buffer object of its runtime, and an Arrow array an address, \
+                 which this crate does not turn into each other; copy the data to the CPU and exchange it there"
+            .into(),
+    })
+}
+
 /// Whether the header of DLPack wants 0 as the id of this kind of memory.
 pub(super) fn shares_ids(device_type: ArrowDeviceType) -> bool {
     matches!(
@@ -135,7 +157,8 @@ impl DLDataType {
 #[derive(Debug)]
 #[repr(C)]
 pub struct DLTensor {
-    /// An address, or a handle on devices that have such; null if there are no elements.
+    /// An address, or a buffer object of the runtime on devices that have such (this crate exchanges no tensors of those);
+    /// null if there are no elements.
     pub data: *mut c_void,
     /// Whose memory it is.
     pub device: DLDevice,

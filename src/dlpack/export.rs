@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use arrow_schema::DataType;
 
-use super::abi::Managed;
 use super::abi::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLTensor};
+use super::abi::{Managed, check_addresses};
 use super::stream::{DlpackStream, Order};
 use super::types::element;
-use crate::abi::ArrowDeviceType;
 use crate::abi::guard;
 use crate::data::DeviceArray;
 use crate::data::hidden::null_counts;
@@ -77,7 +76,6 @@ pub struct DlpackTensor {
     owner: Option<Arc<Owner>>,
     device: DLDevice,
     data: DevicePtr,
-    byte_offset: u64,
     dtype: DLDataType,
     shape: Vec<i64>,
     bit_offset: usize,
@@ -90,7 +88,7 @@ impl DlpackTensor {
         &self.shape
     }
 
-    /// Where the first element is; null if there is none. On devices whose addresses are handles, the handle.
+    /// Where the first element is; null if there is none.
     pub fn address(&self) -> DevicePtr {
         self.data
     }
@@ -144,7 +142,8 @@ impl DlpackTensor {
             dtype: self.dtype,
             shape,
             strides: shape.wrapping_add(ndim),
-            byte_offset: self.byte_offset,
+            // PyTorch and others do not look at it.
+            byte_offset: 0,
         };
         let block = Box::new(Block {
             tensor: T::new(tensor, delete::<T>),
@@ -212,12 +211,6 @@ fn strides(shape: &[i64]) -> Vec<i64> {
     strides
 }
 
-/// On these devices an address is a handle, to which nothing may be added.
-fn has_handles(device_type: ArrowDeviceType) -> bool {
-    use ArrowDeviceType as T;
-    matches!(device_type, T::OPENCL | T::VULKAN | T::METAL | T::WEBGPU)
-}
-
 /// Where a tensor's bytes are.
 struct Span<'a> {
     owner: &'a Arc<Owner>,
@@ -236,12 +229,12 @@ fn export(
     bit_offset: usize,
     options: &DlpackOptions<'_>,
 ) -> Result<DlpackTensor> {
+    check_addresses(device.id())?;
     let order: Order<'_> = options.stream.order(device)?;
     let mut tensor = DlpackTensor {
         owner: None,
         device: DLDevice::of(device.id())?,
         data: DevicePtr::NULL,
-        byte_offset: 0,
         dtype,
         shape,
         bit_offset,
@@ -250,14 +243,8 @@ fn export(
     let Some(span) = span.filter(|span| span.len > 0) else {
         return Ok(tensor);
     };
-    // Where addresses can be added to, consumers get the address of the first element: PyTorch and others
-    // do not look at `byte_offset`. (The 256-byte alignment of `data` that the header asks for is nobody's.)
-    if has_handles(device.id().device_type) {
-        tensor.data = span.base;
-        tensor.byte_offset = span.offset as u64;
-    } else {
-        tensor.data = span.base.offset(span.offset);
-    }
+    // The 256-byte alignment of `data` that the header asks for is nobody's.
+    tensor.data = span.base.offset(span.offset);
     // SAFETY: a stream given by its number is live (contract of `DlpackStream::from_number`).
     unsafe { order.apply(span.owner) }?;
     tensor.owner = Some(span.owner.clone());
@@ -300,7 +287,8 @@ impl DeviceArray {
     /// # Errors
     /// [`Error::InvalidArgument`] for other types, a column with nulls (unless
     /// [they are ignored](DlpackOptions::with_nulls_ignored); if nobody has counted them they are counted,
-    /// which reads the mask back), and a stream that the device cannot have; what the device reports.
+    /// which reads the mask back), and a stream that the device cannot have; [`Error::NotSupported`] for a device of type
+    /// METAL, OPENCL, VULKAN or WEBGPU, whose tensors hold objects and not addresses; what the device reports.
     pub fn export_dlpack(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
         let mut shape = vec![dim(self.len())?];
         let mut levels = vec![self.clone()];

@@ -6,7 +6,7 @@ use arrow_schema::{DataType, Field};
 
 use super::abi::{
     DLDataType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor, Managed,
-    shares_ids,
+    check_addresses, shares_ids,
 };
 use super::types::data_type;
 use crate::abi::ArrowDeviceType;
@@ -38,7 +38,8 @@ impl DeviceArray {
     /// # Errors
     /// [`Error::InvalidInput`] with the member's name for a tensor that is malformed, of another major
     /// version than 1, of another device than the queue's, not compact, or of a type that Arrow has not;
-    /// what the device reports.
+    /// [`Error::NotSupported`] for a device of type METAL, OPENCL, VULKAN or WEBGPU, whose tensors hold objects and not
+    /// addresses; what the device reports.
     pub unsafe fn import_dlpack(
         tensor: *mut DLManagedTensorVersioned,
         queue: &Queue,
@@ -229,6 +230,7 @@ unsafe fn check(tensor: &DLTensor, device: &Device) -> Result<Flat> {
 
 fn check_device(tensor: &DLTensor, device: &Device) -> Result<()> {
     let (id, of) = (device.id(), tensor.device);
+    check_addresses(id)?;
     let same_id = match of.device_type {
         ArrowDeviceType::CPU => true,
         // Some producers name the device.

@@ -47,9 +47,11 @@
 //! - **Which streams follow.** Only the stream that was named waits for the data; a consumer that uses the
 //!   memory on another one orders that one itself.
 //!
-//! A tensor goes out with the address of its first element as `data` and a `byte_offset` of 0, except on
-//! devices whose addresses are handles; with strides, which since 1.2 must be there; and if it is empty with
-//! null as `data`.
+//! A tensor goes out with the address of its first element as `data` and a `byte_offset` of 0; with strides, which since
+//! 1.2 must be there; and if it is empty with null as `data`.
+//!
+//! Devices of type METAL, OPENCL, VULKAN and WEBGPU are refused in both directions: there DLPack's `data` is a buffer
+//! object of the runtime (an `MTLBuffer`, for example), and Arrow's `buffers[i]` an address.
 
 mod abi;
 mod export;

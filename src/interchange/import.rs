@@ -221,7 +221,9 @@ unsafe fn import(
     }
     let ready = match event {
         Some(event) => {
-            let check = device.backend().check_event(event);
+            // SAFETY: the caller's array keeps to the interface: its `sync_event` points to an event of the device's
+            // type (contract of the import).
+            let check = unsafe { device.backend().check_event(event) };
             check.map_err(|e| Error::invalid("sync_event", e.to_string()))?;
             Ready::Foreign(event)
         }

@@ -8,7 +8,8 @@
 //! | [`array_from_python`] | taking over an array or a batch from any object that has such a method |
 //! | [`stream_from_python`] | taking over a stream, likewise |
 //!
-//! With the feature `dlpack`, columns also go through `__dlpack__`: `tensor_to_python`, `tensor_from_python`.
+//! With the feature `dlpack`, columns also go through `__dlpack__`: `tensor_to_python`, `tensor_from_python` (which copies
+//! memory that the host can read, since others may write to it), `tensor_from_python_shared` (which does not).
 //!
 //! There are no Python classes here: an extension module has its own. The crate `python-example` of the
 //! repository is a complete one. Whether the module is an extension (`extension-module`,
@@ -81,4 +82,4 @@ pub use import::{
 pub use pyo3;
 pub use request::check_request;
 #[cfg(feature = "dlpack")]
-pub use tensor::{tensor_from_python, tensor_to_python};
+pub use tensor::{tensor_from_python, tensor_from_python_shared, tensor_to_python};

@@ -16,7 +16,7 @@ use pyo3::{Borrowed, ffi, intern};
 use super::attached::{detached, drop_attached};
 use crate::abi::{ArrowDeviceType, guard};
 use crate::data::DeviceArray;
-use crate::device::{Device, Devices};
+use crate::device::{Device, Devices, Queue};
 use crate::dlpack::{
     DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DlpackOptions,
     DlpackStream, DlpackTensor, Managed,
@@ -30,13 +30,40 @@ const USED_UNVERSIONED: &CStr = c"used_dltensor";
 /// The values of a column as what `__dlpack__(stream=None, max_version=None, dl_device=None, copy=None)` answers with;
 /// see [`DeviceArray::export_dlpack`] for what goes out, and [`DlpackStream`] for `stream`. Nothing is copied.
 ///
-/// Before version 1.0 a tensor cannot say that nobody may write to it; a consumer that asks for such a one
-/// (no `max_version`) is trusted not to.
+/// ```
+/// use arrow_device::DeviceArray;
+/// use arrow_device::python::pyo3::{prelude::*, types::PyCapsule};
+/// use arrow_device::python::tensor_to_python;
+///
+/// struct Column(DeviceArray); // a #[pyclass]
+///
+/// impl Column {
+///     // #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+///     fn __dlpack__<'py>(
+///         &self,
+///         py: Python<'py>,
+///         stream: Option<i64>,
+///         max_version: Option<(u32, u32)>,
+///         dl_device: Option<(i32, i32)>,
+///         copy: Option<bool>,
+///     ) -> PyResult<Bound<'py, PyCapsule>> {
+///         // SAFETY: the DLPack protocol obliges the Python code that calls this to pass a live stream, and not to write
+///         // to a tensor of this class.
+///         unsafe { tensor_to_python(py, &self.0, stream, max_version, dl_device, copy) }
+///     }
+/// }
+/// ```
+///
+/// # Safety
+/// - `stream`, if it is above 2, is the handle of a live stream of the column's device (see
+///   [`DlpackStream::from_number`]);
+/// - if no `max_version` of at least 1.0 is asked for, the consumer does not write to the memory: before version 1.0 a
+///   tensor cannot say that it is read-only.
 ///
 /// # Errors
-/// `BufferError` for another device than the column's, and if a copy is asked for; `ValueError` for a column that is no
+/// Raises `BufferError` for another device than the column's, and if a copy is asked for; `ValueError` for a column that is no
 /// tensor, booleans, nulls, and a stream that the device cannot have.
-pub fn tensor_to_python<'py>(
+pub unsafe fn tensor_to_python<'py>(
     py: Python<'py>,
     column: &DeviceArray,
     stream: Option<i64>,
@@ -62,16 +89,24 @@ pub fn tensor_to_python<'py>(
         ));
     }
     let tensor = detached(|| {
-        // SAFETY: Python's consumer vouches for its stream.
+        // SAFETY: the caller guarantees that the stream is live (first point of `# Safety`).
         let stream = unsafe { DlpackStream::from_number(stream) };
         column.export_dlpack(&DlpackOptions::new(stream))
     })?;
-    pack(py, tensor, max_version.is_some_and(|(major, _)| major >= 1))
+    // SAFETY: the caller guarantees that a consumer that asks for the unversioned struct does not write (second point of
+    // `# Safety`).
+    unsafe { pack(py, tensor, max_version.is_some_and(|(major, _)| major >= 1)) }
 }
 
-fn pack(py: Python<'_>, tensor: DlpackTensor, versioned: bool) -> PyResult<Bound<'_, PyCapsule>> {
+/// # Safety
+/// As [`DlpackTensor::into_unversioned`] if not `versioned`.
+unsafe fn pack(
+    py: Python<'_>,
+    tensor: DlpackTensor,
+    versioned: bool,
+) -> PyResult<Bound<'_, PyCapsule>> {
     // SAFETY: the pointers are not null, names are static; the destructor deletes the tensor unless a consumer has
-    // taken it, on whatever thread; without a capsule it is deleted here. Before 1.0 consumers are trusted not to write.
+    // taken it, on whatever thread; without a capsule it is deleted here. Before 1.0 the caller guarantees that nobody writes.
     unsafe {
         if versioned {
             let tensor = tensor.into_versioned();
@@ -167,16 +202,63 @@ unsafe fn delete<T: Managed>(capsule: *mut ffi::PyObject, name: &'static CStr) {
     }
 }
 
-/// Takes over a tensor from any object with `__dlpack__` and `__dlpack_device__`, without a copy; see
-/// [`DeviceArray::import_dlpack`] for what comes in. The object makes the device's default queue wait until the memory is
-/// ready.
+/// Imports a tensor from any object with `__dlpack__` and `__dlpack_device__`; see [`DeviceArray::import_dlpack`] for what
+/// comes in. The object makes the device's default queue wait until the memory is ready.
 ///
-/// Nobody may write to the memory while the column lives: the object's side is trusted with that.
+/// Memory that the host can read (the CPU's, page-locked, managed) is copied once, within its device, and the tensor is
+/// deleted after the copy: columns become Rust slices there, and NumPy and PyTorch may write to a tensor that they have
+/// given out, one marked read-only included (it may be a read-only view of an array that is written). Only a tensor that
+/// the producer marks as a copy of its own ([`IS_COPIED`](DLManagedTensorVersioned::IS_COPIED)) is taken over as it is. The
+/// interpreter is not released during the copy, so that Python code does not write meanwhile.
+///
+/// Memory that the host cannot read is never copied: what is written to it later shows in the column's values, and in
+/// nothing that Rust relies on.
+///
+/// ```no_run
+/// use arrow_device::python::{pyo3::prelude::*, tensor_from_python};
+/// # fn f(object: &Bound<'_, PyAny>) -> PyResult<()> {
+/// let column = tensor_from_python(object)?;
+/// println!("{} rows on {}", column.len(), column.device());
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// `TypeError` for another object; `NotImplementedError` for a device that is not there; `ValueError` for a tensor that
-/// is malformed, not compact, or of a type that Arrow has not; what the methods raise. The tensor is deleted then.
+/// Raises `TypeError` for another object; `NotImplementedError` for a device that is not there, or whose tensors this
+/// crate does not exchange; `ValueError` for a tensor that is malformed, not compact, or of a type that Arrow has not;
+/// `MemoryError` if there is no memory for the copy; and what the methods raise. The tensor is deleted then.
 pub fn tensor_from_python(object: &Bound<'_, PyAny>) -> PyResult<DeviceArray> {
+    let (array, queue, is_copied) = import(object)?;
+    if is_copied || !array.device().is_host_readable() {
+        return Ok(array);
+    }
+    Ok(array.compact_on(&queue)?)
+}
+
+/// As [`tensor_from_python`], but never copies: the column shares the tensor's memory, and keeps it alive.
+///
+/// ```no_run
+/// use arrow_device::python::{pyo3::prelude::*, tensor_from_python_shared};
+/// # fn f(weights: &Bound<'_, PyAny>) -> PyResult<()> {
+/// // SAFETY: the array was made for this call, and nothing else in the program has it.
+/// let column = unsafe { tensor_from_python_shared(weights) }?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Safety
+/// Nothing writes to the memory while the column, or anything made from it without a copy, lives. A tensor that is marked
+/// read-only does not say that much.
+///
+/// # Errors
+/// As [`tensor_from_python`].
+pub unsafe fn tensor_from_python_shared(object: &Bound<'_, PyAny>) -> PyResult<DeviceArray> {
+    Ok(import(object)?.0)
+}
+
+/// The column without a copy, the queue that its memory is ready on, and whether it is a copy of the producer's for us
+/// alone. If it is not, others may write to the memory.
+fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
     let py = object.py();
     let Some(of_device) = object.getattr_opt(intern!(py, "__dlpack_device__"))? else {
         return Err(PyTypeError::new_err(format!(
@@ -209,10 +291,18 @@ pub fn tensor_from_python(object: &Bound<'_, PyAny>) -> PyResult<DeviceArray> {
         ));
     };
     let capsule = capsule.as_borrowed();
+    let mut is_copied = false;
     let array = if let Some(tensor) = take(capsule, VERSIONED, USED_VERSIONED)? {
         let tensor = tensor.cast::<DLManagedTensorVersioned>().as_ptr();
-        // SAFETY: the capsule's producer vouches for the tensor, which was taken just now, and has made the queue wait.
-        unsafe { DeviceArray::import_dlpack(held(tensor), &queue) }
+        // SAFETY: the capsule's producer vouches for the tensor, which was taken just now, and has made the queue wait. Its
+        // flags are read only if it is of a version that has them. That nobody writes is seen to by the callers of this
+        // function: by a copy, or by their own contract.
+        unsafe {
+            let ours = DLPackVersion::CURRENT.major;
+            is_copied = (*tensor).version.major == ours
+                && (*tensor).flags & DLManagedTensorVersioned::IS_COPIED != 0;
+            DeviceArray::import_dlpack(held(tensor), &queue)
+        }
     } else if let Some(tensor) = take(capsule, UNVERSIONED, USED_UNVERSIONED)? {
         let tensor = tensor.cast::<DLManagedTensor>().as_ptr();
         // SAFETY: as above.
@@ -222,7 +312,7 @@ pub fn tensor_from_python(object: &Bound<'_, PyAny>) -> PyResult<DeviceArray> {
             "__dlpack__ answered a capsule that is no tensor, or was used",
         ));
     };
-    Ok(array?)
+    Ok((array?, queue, is_copied))
 }
 
 /// The tensor of a capsule of this name, which gets the other one: its destructor leaves the tensor alone then.

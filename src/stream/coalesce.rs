@@ -16,7 +16,7 @@ use crate::data::layout::child_type;
 ///
 /// Batches of fewer than `rows` rows are joined in their order until there are as many; none is cut, and
 /// larger ones pass as they are, without a copy. What was joined so far comes before such a batch, before
-/// an error and at the end. Batches without rows are left out. Types with a dictionary in them, whose
+/// an error, after which it ends, and at the end. Batches without rows are left out. Types with a dictionary in them, whose
 /// values would have to be joined as well, pass as they are, and so does what would not fit in one array
 /// (more than 2 GiB of text with 32 bit offsets).
 ///
@@ -127,6 +127,7 @@ impl<R: RecordBatchReader> Iterator for CoalescingReader<R> {
                 Some(Err(e)) => {
                     self.flush();
                     self.ready.push_back(Err(e));
+                    self.ended = true;
                 }
                 None => {
                     self.flush();

@@ -33,7 +33,7 @@ pub fn export_reader(
 }
 
 impl FFI_ArrowDeviceArrayStream {
-    /// A stream of record batches, without a copy.
+    /// A stream of record batches, without a copy. Batches may be on several devices of the reader's type.
     ///
     /// # Errors
     /// Names or metadata of the schema that C strings cannot hold.
@@ -47,7 +47,7 @@ impl FFI_ArrowDeviceArrayStream {
         Ok(Exporter::stream(Batches(reader, options, schema)))
     }
 
-    /// A stream of arrays of any type, without a copy.
+    /// A stream of arrays of any type, without a copy. Arrays may be on several devices of the reader's type.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -125,8 +125,6 @@ impl<R: DeviceArrayReader + Send> Source for Arrays<R> {
 struct Exporter {
     source: Box<dyn Source>,
     device_type: ArrowDeviceType,
-    /// The device of the first array: a stream keeps to one.
-    device: Option<DeviceId>,
     state: State,
     /// The text for `get_last_error`.
     text: Option<CString>,
@@ -144,7 +142,6 @@ impl Exporter {
         let exporter = Box::new(Self {
             source: Box::new(source),
             device_type,
-            device: None,
             state: State::Open,
             text: None,
         });
@@ -172,7 +169,7 @@ impl Exporter {
         let source = &mut self.source;
         let next = guard::callback("get_next", || source.next().transpose());
         let next = next.and_then(|array| match array {
-            Some(array) => self.same_device(array).map(Some),
+            Some(array) => self.of_stream(array).map(Some),
             None => Ok(None),
         });
         self.state = match &next {
@@ -183,16 +180,16 @@ impl Exporter {
         next
     }
 
-    fn same_device(&mut self, array: FFI_ArrowDeviceArray) -> Result<FFI_ArrowDeviceArray> {
-        let id = DeviceId::new(array.device_type(), array.device_id());
-        let first = *self.device.get_or_insert(id);
-        let declared = self.device_type;
-        if id != first || id.device_type != declared {
-            return Err(Error::argument(format!(
-                "an array of {id} in a stream of {first} ({declared})"
-            )));
+    /// A stream keeps to one type of device; ids may differ.
+    fn of_stream(&self, array: FFI_ArrowDeviceArray) -> Result<FFI_ArrowDeviceArray> {
+        if array.device_type() == self.device_type {
+            return Ok(array);
         }
-        Ok(array)
+        let id = DeviceId::new(array.device_type(), array.device_id());
+        let declared = self.device_type;
+        Err(Error::argument(format!(
+            "an array on {id} in a stream of device type {declared}"
+        )))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::transfer::ToHost;
 /// stream that takes as long to make a batch as the device takes to copy it loses no time to copies.
 /// Batches and errors come in the stream's order, an error after all batches before it. The stream has
 /// been asked for at most one batch more than were taken, and so two batches at most take up host memory
-/// beside those that the consumer keeps. The copies run on a queue of their own.
+/// beside those that the consumer keeps. The copies run on a queue of their own, for each device of the stream's batches.
 ///
 /// A consumer that must see a batch before its successor is made, or that stops early and wants none
 /// made in vain, reads [without](Self::with_prefetch) that. Nothing is asked for ahead while batches
@@ -29,7 +29,7 @@ pub struct HostRecordBatchReader<R> {
     prefetch: usize,
     /// Batches that the stream gave and the consumer has not, oldest first; an error is the last.
     coming: VecDeque<Result<Coming>>,
-    queue: CopyQueue,
+    queues: CopyQueues,
     /// The stream is not asked any more.
     ended: bool,
 }
@@ -47,7 +47,7 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
             reader,
             prefetch: 1,
             coming: VecDeque::new(),
-            queue: CopyQueue::default(),
+            queues: CopyQueues::default(),
             ended: false,
         }
     }
@@ -85,7 +85,7 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
                 "a batch's schema differs from its stream's",
             ));
         }
-        let queue = self.queue.of(batch.device(), self.prefetch)?;
+        let queue = self.queues.of(batch.device(), self.prefetch)?;
         Ok(Coming {
             schema: batch.schema().clone(),
             array: batch.as_struct().start_to_host(&queue)?,
@@ -93,20 +93,22 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
     }
 }
 
-/// A queue for copies to the host, made when the first batch is copied.
+/// Queues for copies to the host, one for each device, made when the first of its batches is copied.
 #[derive(Debug, Default)]
-pub(super) struct CopyQueue(Option<Queue>);
+pub(super) struct CopyQueues(Vec<Queue>);
 
-impl CopyQueue {
+impl CopyQueues {
     /// Its own queue where there is something that copies may overlap with.
     pub(super) fn of(&mut self, device: &Device, prefetch: usize) -> Result<Queue> {
         if prefetch == 0 || device.is_host_readable() {
             return Ok(device.default_queue());
         }
-        match &self.0 {
-            Some(queue) if queue.device() == device => Ok(queue.clone()),
-            _ => Ok(self.0.insert(device.new_queue()?).clone()),
+        if let Some(queue) = self.0.iter().find(|queue| queue.device() == device) {
+            return Ok(queue.clone());
         }
+        let queue = device.new_queue()?;
+        self.0.push(queue.clone());
+        Ok(queue)
     }
 }
 

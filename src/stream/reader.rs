@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::stream::host::HostRecordBatchReader;
 
 /// A stream of batches of one schema on one type of device: [`arrow_array::RecordBatchReader`] for
-/// device memory.
+/// device memory. Batches may be on several devices of that type. All readers of this crate end after an error.
 pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
     /// The schema of all batches.
     fn schema(&self) -> SchemaRef;
@@ -70,10 +70,37 @@ impl<R: DeviceArrayReader + ?Sized> DeviceArrayReader for Box<R> {
     }
 }
 
-/// Any iterator of batches as a [`DeviceRecordBatchReader`].
+/// An iterator that ends after an error, and stays at its end.
+#[derive(Debug)]
+struct UntilError<I> {
+    items: I,
+    ended: bool,
+}
+
+impl<I> UntilError<I> {
+    fn new(items: I) -> Self {
+        let ended = false;
+        Self { items, ended }
+    }
+}
+
+impl<T, I: Iterator<Item = Result<T>>> Iterator for UntilError<I> {
+    type Item = Result<T>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let next = self.items.next();
+        self.ended = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
+
+/// Any iterator of batches as a [`DeviceRecordBatchReader`]. After an error it ends.
 #[derive(Debug)]
 pub struct DeviceRecordBatchIterator<I> {
-    batches: I,
+    batches: UntilError<I>,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
 }
@@ -86,7 +113,7 @@ impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchIterator<I>
         device_type: ArrowDeviceType,
     ) -> Self {
         Self {
-            batches: batches.into_iter(),
+            batches: UntilError::new(batches.into_iter()),
             schema,
             device_type,
         }
@@ -113,10 +140,10 @@ impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchReader
     }
 }
 
-/// Any iterator of arrays as a [`DeviceArrayReader`].
+/// Any iterator of arrays as a [`DeviceArrayReader`]. After an error it ends.
 #[derive(Debug)]
 pub struct DeviceArrayIterator<I> {
-    arrays: I,
+    arrays: UntilError<I>,
     field: FieldRef,
     device_type: ArrowDeviceType,
 }
@@ -129,7 +156,7 @@ impl<I: Iterator<Item = Result<DeviceArray>>> DeviceArrayIterator<I> {
         device_type: ArrowDeviceType,
     ) -> Self {
         Self {
-            arrays: arrays.into_iter(),
+            arrays: UntilError::new(arrays.into_iter()),
             field,
             device_type,
         }

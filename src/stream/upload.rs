@@ -20,11 +20,13 @@ const UPLOADS: usize = 64;
 /// runs on while the next batch is produced.
 ///
 /// A reader that is faster than the device is held up: beyond some 128 MiB under way, or 64 batches,
-/// the oldest upload is waited for.
+/// the oldest upload is waited for. After an error, of the reader or of an upload, it ends.
 #[derive(Debug)]
 pub struct UploadingReader<R> {
     reader: R,
     uploads: Uploads,
+    /// The reader is not asked any more.
+    ended: bool,
 }
 
 impl<R: RecordBatchReader> UploadingReader<R> {
@@ -36,7 +38,11 @@ impl<R: RecordBatchReader> UploadingReader<R> {
     /// Uploads on `queue`.
     pub fn new_on(reader: R, queue: Queue) -> Self {
         let uploads = Uploads::new(queue);
-        Self { reader, uploads }
+        Self {
+            reader,
+            uploads,
+            ended: false,
+        }
     }
 }
 
@@ -105,12 +111,16 @@ impl<R: RecordBatchReader> Iterator for UploadingReader<R> {
     type Item = Result<DeviceRecordBatch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let batch = match self.reader.next()? {
-            Ok(batch) => batch,
-            Err(e) => return Some(Err(e.into())),
-        };
-        self.uploads.make_room();
-        Some(self.uploads.upload(&batch))
+        if self.ended {
+            return None;
+        }
+        let next = self.reader.next().map(|batch| {
+            let batch = batch?;
+            self.uploads.make_room();
+            self.uploads.upload(&batch)
+        });
+        self.ended = !matches!(next, Some(Ok(_)));
+        next
     }
 }
 

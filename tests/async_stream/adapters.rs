@@ -79,6 +79,7 @@ fn errors_of_the_host_stream_keep_their_place() {
     let items = vec![
         Ok(numbers(0, 5)),
         Err(ArrowError::ParseError("line 7".into())),
+        Ok(numbers(100, 5)),
     ];
     let mut up = Box::pin(UploadingStream::new(host(items), &Devices::cpu()));
     assert_eq!(number_of(&next(&mut up).unwrap().unwrap()), 0);
@@ -89,7 +90,36 @@ fn errors_of_the_host_stream_keep_their_place() {
             .to_string()
             .contains("line 7")
     );
-    assert!(next(&mut up).is_none());
+    // An error is the end, whatever the stream would still give.
+    assert!(next(&mut up).is_none() && next(&mut up).is_none());
+}
+
+#[test]
+fn a_failed_upload_is_an_error_and_the_end() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Async);
+    let items = (0..3).map(|i| Ok(numbers(i * 100, 5))).collect();
+    let mut up = Box::pin(UploadingStream::new(host(items), &sim));
+    assert!(next(&mut up).unwrap().is_ok());
+    sim.faults().fail_nth(FaultOp::Allocate, 1);
+    assert!(next(&mut up).unwrap().is_err());
+    assert!(next(&mut up).is_none() && next(&mut up).is_none());
+    drop(up);
+    sim.assert_done();
+}
+
+#[test]
+fn an_adapted_stream_ends_with_an_error() {
+    let error = || Err(Error::InvalidArgument("line 7".into()));
+    let items = vec![Ok(batch(0)), error(), Ok(batch(1))];
+    let mut stream = Box::pin(adapted(stream::iter(items)));
+    assert_eq!(stream.size_hint(), (0, Some(3)));
+    assert!(next(&mut stream).unwrap().is_ok());
+    assert!(next(&mut stream).unwrap().is_err());
+    assert_eq!(stream.size_hint(), (0, Some(0)));
+    assert!(next(&mut stream).is_none() && next(&mut stream).is_none());
 }
 
 /// A stream that is faster than its device is held up by `Pending`, not by a wait.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening, Outcome, ProduceOptions,
-    produce, produce_at,
+    AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, Opening,
+    Outcome, ProduceOptions, produce, produce_at,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::{
@@ -110,6 +110,55 @@ fn every_type_comes_through() {
         }
     }
     simulated.iter().flatten().for_each(Sim::assert_done);
+}
+
+/// The specification lets the batches of a stream be on several devices of its type.
+#[test]
+fn batches_may_be_on_several_devices() {
+    if cfg!(miri) {
+        return;
+    }
+    for mode in MODES {
+        let sims = [Sim::new(mode), Sim::new(mode)];
+        let devices = Devices::new();
+        for sim in &sims {
+            devices.add(sim.device.clone()).unwrap();
+        }
+        let import = ImportOptions::default().with_devices(devices);
+        let sent: Vec<_> = (0..6).map(|i| numbers(i * 100, 5)).collect();
+        let schema = sent[0].schema();
+        for staged in [false, true] {
+            if staged && mode == SimMode::Deferred {
+                // Its copies run only for who waits, which a host stream does not.
+                continue;
+            }
+            // SAFETY: the producer is ours.
+            let (handler, opening) =
+                unsafe { AsyncDeviceRecordBatchStream::handler(3, import.clone()) };
+            let up = sent.iter().zip(sims.iter().cycle());
+            let up: Vec<_> = up.map(|(batch, sim)| sim.upload(batch)).collect();
+            let device_type = sims[0].id().device_type;
+            let batches =
+                DeviceRecordBatchStreamAdapter::new(schema.clone(), device_type, stream::iter(up));
+            let produce = produce(batches, handler.into_ffi(), options());
+            let read = async {
+                let stream = opening.await.unwrap();
+                if staged {
+                    let host = stream.into_host_stream().with_prefetch(2);
+                    let host: Vec<RecordBatch> = host.map(|batch| batch.unwrap()).collect().await;
+                    assert_eq!(host, sent);
+                    return;
+                }
+                let ids = stream.map(|item| item.unwrap().batch.device().id());
+                let ids: Vec<_> = ids.collect().await;
+                let expected = sims.iter().map(|sim| sim.id()).cycle().take(6);
+                assert_eq!(ids, expected.collect::<Vec<_>>());
+            };
+            let (outcome, ()) = block_on(join(produce, read));
+            completed(outcome);
+        }
+        sims.iter().for_each(Sim::assert_done);
+    }
 }
 
 #[test]

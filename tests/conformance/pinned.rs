@@ -196,8 +196,11 @@ unsafe impl RawQueue for PinnedQueue {
             operation: "allocate",
             bytes,
         };
+        if bytes == 0 {
+            return Err(Error::InvalidArgument("no bytes".into()));
+        }
         let layout = Layout::from_size_align(bytes, 64).map_err(|_| out_of_memory())?;
-        // SAFETY: `bytes` is not 0 (the trait's contract).
+        // SAFETY: `bytes` is not 0.
         let memory = unsafe { alloc(layout) };
         if memory.is_null() {
             return Err(out_of_memory());

@@ -90,11 +90,12 @@ unsafe impl Backend for Wrapped {
         Ok(Self::wrap(&self.sim, self.sim.new_queue()?, self.twist))
     }
 
-    fn check_event(&self, event: EventPtr) -> Result<()> {
+    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         if self.twist == Twist::RefusesOwnEvents {
             return Err(arrow_device::Error::InvalidArgument("no".into()));
         }
-        self.sim.check_event(event)
+        // SAFETY: the caller's, whose event is as this contract asks.
+        unsafe { self.sim.check_event(event) }
     }
 
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 
 use arrow_array::Int32Array;
 use arrow_device::device::{Backend, CopyOp, DevicePtr, EventPtr, RawQueue, device_error};
-use arrow_device::dlpack::{DLManagedTensorVersioned, DlpackOptions, DlpackStream};
+use arrow_device::dlpack::{DLDevice, DLManagedTensorVersioned, DlpackOptions, DlpackStream};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceId, Devices, Error, Result,
 };
 use arrow_schema::DataType;
 
-use crate::kit::Held;
+use crate::kit::{Calls, Held, INT32, produce};
 
 /// A device of any type over host memory, whose events complete when the host waits for them.
 #[derive(Debug)]
@@ -231,7 +231,7 @@ fn numbers() {
         (T::ROCM, rocm),
         (T::ROCM_HOST, host_of_rocm),
         (T::EXT_DEV, other()),
-        (T::VULKAN, other()),
+        (T::VPI, other()),
         (T::ONEAPI, other()),
         (T::new(77), other()),
     ] {
@@ -375,5 +375,44 @@ fn the_device_of_a_tensor() {
                 std::thread::yield_now();
             }
         }
+    }
+}
+
+/// On these devices DLPack's `data` is an object of the runtime's, and Arrow's `buffers[i]` an address.
+#[test]
+fn devices_whose_tensors_hold_objects() {
+    use ArrowDeviceType as T;
+    for device_type in [T::METAL, T::OPENCL, T::VULKAN, T::WEBGPU] {
+        let (device, stub) = Stub::device(device_type, Some(5));
+        let column = Stub::column(&device);
+        let buffer = column.buffer(1).unwrap();
+        for refused in [
+            column.export_dlpack(&numbered(None)),
+            column.slice(1, 2).unwrap().export_dlpack(&numbered(None)),
+            column.slice(0, 0).unwrap().export_dlpack(&numbered(None)),
+            buffer.export_dlpack(INT32, &numbered(None)),
+        ] {
+            let e = refused.unwrap_err();
+            assert!(matches!(e, Error::NotSupported { .. }), "{e}");
+            let text = e.to_string();
+            assert!(text.contains(&device.to_string()), "{text}");
+            assert!(text.contains("buffer object"), "{text}");
+        }
+        assert_eq!(stub.host_waits.load(SeqCst), 0, "{device}");
+        drop((column, buffer));
+        // Such an object, as another producer gives it out.
+        let calls = Calls::default();
+        let of = DLDevice {
+            device_type,
+            device_id: 2,
+        };
+        let mut object = Box::new(0u64);
+        let data = std::ptr::from_mut(&mut *object).cast();
+        let raw = produce::<DLManagedTensorVersioned>(data, of, INT32, &[2], object, &calls);
+        // SAFETY: the struct is the test's own, and nobody writes to what it points to.
+        let refused = unsafe { DeviceArray::import_dlpack(raw, &device.default_queue()) };
+        let e = refused.unwrap_err();
+        assert!(matches!(e, Error::NotSupported { .. }), "{e}");
+        assert_eq!(calls.get(), 1, "{device}: deleted");
     }
 }

@@ -5,7 +5,7 @@ use super::support_c::sim::{cpu, simulated};
 use super::*;
 use arrow_array::Array;
 use arrow_device::device::sim::SimMode;
-use arrow_device::{Devices, ImportOptions};
+use arrow_device::{ArrowDeviceType, Device, DeviceId, Devices, Error, ImportOptions};
 use std::ptr;
 
 /// Who may claim which device.
@@ -184,4 +184,63 @@ fn devices_are_those_of_the_options_cases() {
     foreign.assert_released("unknown device");
     drop(foreign);
     place.assert_clean();
+}
+
+/// A device that a factory returns serves only the type and id that were asked for: as another one, its memory would be
+/// read as what it is not.
+#[test]
+fn factories_make_the_device_that_was_asked_for() {
+    both_ways(factories_make_the_device_that_was_asked_for_cases);
+}
+
+fn factories_make_the_device_that_was_asked_for_cases() {
+    let answers = |devices: &Devices, device_type, device: Device| {
+        devices.register(device_type, move |_| Ok(device.clone()));
+    };
+    let opencl = DeviceId::new(ArrowDeviceType::OPENCL, 5);
+    let devices = Devices::new();
+    answers(&devices, opencl.device_type, Devices::cpu());
+    let mut place = cpu();
+    place.options = ImportOptions::default().with_devices(devices.clone());
+    for _ in 0..2 {
+        let mut foreign = Foreign::new(&ints().to_data(), &Devices::cpu());
+        foreign.device_array.device_type = opencl.device_type.value();
+        foreign.device_array.device_id = opencl.id;
+        let why = "opencl:5 is not available: its factory returned the device cpu";
+        refused(&place, foreign, why, "the CPU as OpenCL");
+    }
+    // The right type, and another id.
+    let Some(simulated) = simulated(SimMode::Async) else {
+        return;
+    };
+    let id = simulated.device.id();
+    let next = DeviceId::new(id.device_type, id.id + 1);
+    let devices = Devices::new();
+    answers(&devices, id.device_type, simulated.device.clone());
+    assert_eq!(devices.get(id).unwrap(), simulated.device);
+    let refused = devices.get(next).unwrap_err();
+    assert!(
+        matches!(&refused, Error::DeviceNotAvailable { device, .. } if *device == next),
+        "{refused}"
+    );
+    // The id is still free for the device that has it.
+    let other = self::simulated(SimMode::Async).unwrap();
+    let devices = Devices::new();
+    answers(&devices, id.device_type, simulated.device.clone());
+    assert!(devices.get(other.device.id()).is_err());
+    devices.add(other.device.clone()).unwrap();
+    assert_eq!(devices.get(other.device.id()).unwrap(), other.device);
+    drop((devices, place));
+}
+
+/// All ids of the CPU's type are the CPU: no other device is added under one.
+#[test]
+fn no_other_device_is_the_cpu() {
+    let devices = Devices::new();
+    devices.add(Devices::cpu()).unwrap();
+    devices.register(ArrowDeviceType::CPU, |_| panic!("asked for the CPU"));
+    for id in [-1, 0, 7] {
+        let id = DeviceId::new(ArrowDeviceType::CPU, id);
+        assert_eq!(devices.get(id).unwrap(), Devices::cpu());
+    }
 }

@@ -1,6 +1,7 @@
 //! Streams in and out: the suite on simulated devices.
 
 mod coalesce;
+mod devices;
 mod overlap;
 mod rigs;
 #[path = "../simkit/mod.rs"]

@@ -90,14 +90,15 @@ unsafe impl Backend for Gpu {
     }
 
     /// An event's handle cannot be told from anything else; that it is there can be seen.
-    fn check_event(&self, event: EventPtr) -> Result<()> {
+    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let ptr = event.as_ptr().cast::<*mut ()>();
         if !ptr.is_aligned() {
             return Err(Error::argument(format!(
                 "{ptr:p} is not the address of an event"
             )));
         }
-        // SAFETY: `sync_event` points to an event's handle (contract of the import).
+        // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be read there (contract of
+        // `check_event`); any bits are a `RawEvent`, which is not followed.
         if unsafe { event_of(event) }.0.is_null() {
             return Err(Error::argument("the event is a null handle"));
         }
@@ -177,6 +178,9 @@ unsafe impl Backend for Gpu {
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
+        if bytes == 0 {
+            return Err(Error::argument("host allocation of 0 bytes"));
+        }
         // What is page-locked itself needs no staging.
         if self.shared.memory == Memory::Host || isize::try_from(bytes).is_err() {
             return Ok(None);

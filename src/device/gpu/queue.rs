@@ -288,6 +288,10 @@ impl GpuQueue {
 // the events between its threads.
 unsafe impl RawQueue for GpuQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
+        // Runtimes differ: HIP answers success and null.
+        if bytes == 0 {
+            return Err(Error::argument("allocation of 0 bytes"));
+        }
         let (context, names) = (&self.shared.context, self.shared.context.names());
         if isize::try_from(bytes).is_err() {
             return Err(context.out_of_memory(names.allocate(self.shared.memory), bytes));

@@ -240,7 +240,7 @@ unsafe impl Backend for SimDevice {
         Ok(Arc::new(SimQueue::new(self.handle.clone())))
     }
 
-    fn check_event(&self, event: EventPtr) -> Result<()> {
+    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let core = self.core();
         match core.state().events.find(event) {
             Some(_) => Ok(()),

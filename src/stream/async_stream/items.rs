@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use arrow_schema::SchemaRef;
 use futures_core::Stream;
@@ -30,7 +30,7 @@ impl From<DeviceRecordBatch> for AsyncBatch {
 }
 
 /// A stream of batches of one schema on one type of device: arrow-rs's [`RecordBatchStream`] for device
-/// memory.
+/// memory. Batches may be on several devices of that type. All streams of this crate end after an error.
 ///
 /// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
 pub trait DeviceRecordBatchStream: Stream<Item = Result<Self::Batch>> {
@@ -76,13 +76,13 @@ impl<S: DeviceRecordBatchStream + ?Sized> DeviceRecordBatchStream for Pin<Box<S>
     }
 }
 
-/// Any stream of batches as a [`DeviceRecordBatchStream`].
+/// Any stream of batches as a [`DeviceRecordBatchStream`]. After an error it ends.
 #[derive(Debug)]
 pub struct DeviceRecordBatchStreamAdapter<S> {
     schema: SchemaRef,
     device_type: ArrowDeviceType,
-    /// In memory of its own, so that this can be moved.
-    stream: Pin<Box<S>>,
+    /// In memory of its own, so that this can be moved. `None` after its end or an error.
+    stream: Option<Pin<Box<S>>>,
 }
 
 impl<S: Stream> DeviceRecordBatchStreamAdapter<S> {
@@ -92,20 +92,31 @@ impl<S: Stream> DeviceRecordBatchStreamAdapter<S> {
         Self {
             schema,
             device_type,
-            stream: Box::pin(stream),
+            stream: Some(Box::pin(stream)),
         }
     }
 }
 
-impl<S: Stream> Stream for DeviceRecordBatchStreamAdapter<S> {
-    type Item = S::Item;
+impl<B, S: Stream<Item = Result<B>>> Stream for DeviceRecordBatchStreamAdapter<S> {
+    type Item = Result<B>;
 
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<S::Item>> {
-        self.stream.as_mut().poll_next(cx)
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(stream) = &mut self.stream else {
+            return Poll::Ready(None);
+        };
+        let next = ready!(stream.as_mut().poll_next(cx));
+        if !matches!(next, Some(Ok(_))) {
+            self.stream = None;
+        }
+        Poll::Ready(next)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        self.stream.size_hint()
+        match &self.stream {
+            // An error may end it before.
+            Some(stream) => (0, stream.size_hint().1),
+            None => (0, Some(0)),
+        }
     }
 }
 

@@ -156,7 +156,8 @@ fn only_live_events_of_the_device_pass() {
     let lookalike = EventPtr::new((&raw mut local).cast()).unwrap();
     let garbage = EventPtr::new(std::ptr::without_provenance_mut(8)).unwrap();
     for event in [foreign, released, lookalike, garbage] {
-        let refused = device.check_event(event).unwrap_err();
+        // SAFETY: looked up, not followed.
+        let refused = unsafe { device.check_event(event) }.unwrap_err();
         assert!(matches!(refused, Error::InvalidArgument(_)));
         assert_eq!(code(query(&device, event)), MISUSE);
         assert_eq!(code(wait(&device, event)), MISUSE);
@@ -167,7 +168,8 @@ fn only_live_events_of_the_device_pass() {
     assert_eq!(device.report().violations.len(), 16);
 
     let event = queue.record().unwrap();
-    device.check_event(event).unwrap();
+    // SAFETY: live.
+    unsafe { device.check_event(event) }.unwrap();
     // SAFETY: live.
     let seen = unsafe { &*event.as_ptr().cast::<SimEvent>() };
     assert_eq!(

@@ -13,7 +13,7 @@ use crate::async_stream::DeviceRecordBatchStream;
 use crate::data::host::to_batch;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::error::{Error, Result};
-use crate::stream::host::CopyQueue;
+use crate::stream::host::CopyQueues;
 use crate::transfer::Arriving;
 
 /// A device stream read as host batches: [`HostRecordBatchReader`](crate::HostRecordBatchReader) for tasks. Batches come
@@ -27,7 +27,7 @@ pub struct HostRecordBatchStream<S> {
     prefetch: usize,
     /// Batches that the stream gave and the consumer has not, oldest first; an error is the last.
     coming: VecDeque<Result<Coming>>,
-    queue: CopyQueue,
+    queues: CopyQueues,
 }
 
 /// A batch on its way to the host.
@@ -57,7 +57,7 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
             stream: Some(Box::pin(stream)),
             prefetch: 1,
             coming: VecDeque::new(),
-            queue: CopyQueue::default(),
+            queues: CopyQueues::default(),
         }
     }
 
@@ -104,7 +104,7 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
                 "a batch's schema differs from its stream's",
             ));
         }
-        let queue = self.queue.of(batch.device(), self.prefetch)?;
+        let queue = self.queues.of(batch.device(), self.prefetch)?;
         Ok(Coming {
             schema: batch.schema().clone(),
             array: Arriving::new(batch.as_struct().clone(), queue),

@@ -18,10 +18,11 @@ use crate::stream::upload::Uploads;
 /// A stream of host batches that are brought to a device: [`UploadingReader`](crate::UploadingReader) for
 /// tasks. A stream that is faster than the device is held up without a wait in a poll: beyond some 128 MiB under way,
 /// or 64 batches, the task waits for the oldest upload. A single batch that needs more staging memory than that
-/// waits within the poll.
+/// waits within the poll. After an error, of the stream or of an upload, it ends.
 #[derive(Debug)]
 pub struct UploadingStream<S> {
-    stream: Pin<Box<S>>,
+    /// `None` after its end or an error.
+    stream: Option<Pin<Box<S>>>,
     schema: SchemaRef,
     uploads: Uploads,
     /// For the oldest upload.
@@ -60,7 +61,7 @@ where
     pub fn new_on(schema: SchemaRef, stream: S, queue: Queue) -> Self {
         Self {
             schema,
-            stream: Box::pin(stream),
+            stream: Some(Box::pin(stream)),
             uploads: Uploads::new(queue),
             wait: None,
         }
@@ -82,6 +83,9 @@ where
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
+        let Some(stream) = &mut this.stream else {
+            return Poll::Ready(None);
+        };
         loop {
             // An upload that failed is done: who reads its batch waits for the same event.
             if Completion::poll_all(&mut this.wait, cx).is_pending() {
@@ -92,9 +96,13 @@ where
                 None => break,
             }
         }
-        let next = ready!(this.stream.as_mut().poll_next(cx));
+        let next = ready!(stream.as_mut().poll_next(cx));
         let mut upload = |batch| this.uploads.upload(&batch);
-        Poll::Ready(next.map(|batch| batch.map_err(error_of).and_then(&mut upload)))
+        let next = next.map(|batch| batch.map_err(error_of).and_then(&mut upload));
+        if !matches!(next, Some(Ok(_))) {
+            this.stream = None;
+        }
+        Poll::Ready(next)
     }
 }
 

@@ -1,0 +1,187 @@
+//! Streams over several devices of one type, and where readers end.
+
+use arrow_array::{RecordBatch, RecordBatchIterator};
+use arrow_device::device::sim::{FaultOp, SimMode};
+use arrow_device::{
+    ArrowDeviceType, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
+    DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
+    Error, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, Result, SyncPolicy,
+    UploadingReader, Validation,
+};
+use arrow_schema::ArrowError;
+
+use crate::simkit::{MODES, Sim};
+use crate::support::{assert_same, assert_same_batch, wide_batch};
+
+const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
+
+/// Two devices, and options that find both.
+fn two(mode: SimMode) -> ([Sim; 2], ImportOptions) {
+    let sims = [Sim::new(mode), Sim::new(mode)];
+    let devices = Devices::new();
+    for sim in &sims {
+        devices.add(sim.device.clone()).unwrap();
+    }
+    (sims, ImportOptions::default().with_devices(devices))
+}
+
+/// Batches of 50 rows; those at even places differ from the others.
+fn batches(n: usize) -> Vec<RecordBatch> {
+    (0..n).map(|i| wide_batch(8, 60).slice(i % 2, 50)).collect()
+}
+
+/// The stream of a producer that keeps its batches on both devices in turn.
+fn stream_over(sims: &[Sim; 2], sent: &[RecordBatch]) -> FFI_ArrowDeviceArrayStream {
+    let up = sent.iter().zip(sims.iter().cycle());
+    let up: Vec<_> = up.map(|(batch, sim)| sim.upload(batch)).collect();
+    let reader = DeviceRecordBatchIterator::new(up, sent[0].schema(), ArrowDeviceType::EXT_DEV);
+    FFI_ArrowDeviceArrayStream::new(reader, EVENT).unwrap()
+}
+
+fn open(
+    stream: FFI_ArrowDeviceArrayStream,
+    options: &ImportOptions,
+) -> DeviceRecordBatchStreamReader {
+    // SAFETY: a stream of ours, with the arrays that it exports.
+    unsafe { DeviceRecordBatchStreamReader::new(stream, options.clone()) }.unwrap()
+}
+
+#[test]
+fn batches_of_two_devices_go_out_and_in() {
+    for mode in MODES {
+        for validation in [Validation::default(), Validation::Full] {
+            let (sims, options) = two(mode);
+            let options = options.with_validation(validation);
+            let sent = batches(6);
+            let reader = open(stream_over(&sims, &sent), &options);
+            assert_eq!(reader.device_type(), ArrowDeviceType::EXT_DEV);
+            let back: Vec<_> = reader.map(|batch| batch.unwrap()).collect();
+            assert_eq!(back.len(), sent.len());
+            for ((back, sent), sim) in back.iter().zip(&sent).zip(sims.iter().cycle()) {
+                assert_eq!(back.device(), &sim.device);
+                assert_same_batch(sent, &back.to_host().unwrap(), sim.id());
+            }
+            drop(back);
+            sims.iter().for_each(Sim::assert_done);
+        }
+    }
+}
+
+#[test]
+fn arrays_of_two_devices_go_out_and_in() {
+    for mode in MODES {
+        let (sims, options) = two(mode);
+        let sent = batches(4);
+        let column = |batch: &RecordBatch| batch.column(0).clone();
+        let up = sent.iter().zip(sims.iter().cycle());
+        let up: Vec<_> = up.map(|(b, sim)| sim.upload_array(&column(b))).collect();
+        let field = sent[0].schema().fields()[0].clone();
+        let reader = DeviceArrayIterator::new(up, field, ArrowDeviceType::EXT_DEV);
+        let stream = FFI_ArrowDeviceArrayStream::new_arrays(reader, EVENT).unwrap();
+        // SAFETY: a stream of ours, with the arrays that it exports.
+        let reader = unsafe { DeviceArrayStreamReader::new(stream, options) }.unwrap();
+        assert_eq!(reader.device_type(), ArrowDeviceType::EXT_DEV);
+        let mut n = 0;
+        for ((back, sent), sim) in reader.zip(&sent).zip(sims.iter().cycle()) {
+            let back = back.unwrap();
+            assert_eq!(back.device(), &sim.device);
+            assert_same(&column(sent), &back.to_host().unwrap(), sim.id());
+            n += 1;
+        }
+        assert_eq!(n, sent.len());
+        sims.iter().for_each(Sim::assert_done);
+    }
+}
+
+/// Each batch is brought down from its own device, on that device's queue for copies, of which there is one.
+#[test]
+fn batches_of_two_devices_come_down() {
+    for mode in MODES {
+        for prefetch in [0, 1, 3] {
+            let (sims, options) = two(mode);
+            let sent = batches(6);
+            let stream = stream_over(&sims, &sent);
+            let before = sims.each_ref().map(|sim| {
+                sim.faults().clear();
+                sim.stats()
+            });
+            let reader = open(stream, &options).into_host_reader();
+            let back: Vec<_> = reader.with_prefetch(prefetch).map(Result::unwrap).collect();
+            assert_eq!(back.len(), sent.len());
+            for (back, sent) in back.iter().zip(&sent) {
+                assert_same_batch(sent, back, prefetch);
+            }
+            for (sim, before) in sims.iter().zip(&before) {
+                let queues = sim.faults().seen(FaultOp::NewQueue);
+                assert_eq!(queues, u64::from(prefetch > 0), "{} {prefetch}", sim.id());
+                let cost = sim.stats().since(before);
+                assert!(
+                    cost.bytes_to_host > 0 && cost.bytes_on_device == 0,
+                    "{cost:?}"
+                );
+            }
+            drop(back);
+            sims.iter().for_each(Sim::assert_done);
+        }
+    }
+}
+
+/// The type is the stream's, whatever the id.
+#[test]
+fn another_type_of_device_is_refused() {
+    let sim = Sim::new(SimMode::Async);
+    let devices = Devices::new();
+    devices.add(sim.device.clone()).unwrap();
+    let options = ImportOptions::default().with_devices(devices);
+    let sent = batches(2);
+    let up = vec![sim.upload(&sent[0]), Devices::cpu().upload(&sent[1])];
+    let reader = DeviceRecordBatchIterator::new(up, sent[0].schema(), ArrowDeviceType::EXT_DEV);
+    let stream = FFI_ArrowDeviceArrayStream::new(reader, EVENT).unwrap();
+    let mut reader = open(stream, &options);
+    assert!(reader.next().unwrap().is_ok());
+    let e = reader.next().unwrap().unwrap_err().to_string();
+    assert!(e.contains("an array on cpu in a stream of"), "{e}");
+    drop(reader);
+    sim.assert_done();
+}
+
+/// After an error there is nothing more, though the reader beneath has more.
+#[test]
+fn readers_end_with_an_error() {
+    let sent = batches(2);
+    let schema = sent[0].schema();
+    let items = || {
+        let error = Err(ArrowError::ParseError("line 7".into()));
+        vec![Ok(sent[0].clone()), error, Ok(sent[1].clone())]
+    };
+    fn ends<T>(mut reader: impl Iterator<Item = Result<T>>) {
+        assert!(reader.next().unwrap().is_ok());
+        assert!(reader.next().unwrap().is_err());
+        assert!(reader.next().is_none() && reader.next().is_none());
+    }
+    let host = RecordBatchIterator::new(items(), schema.clone());
+    ends(UploadingReader::new(host, &Devices::cpu()));
+    let up = items()
+        .into_iter()
+        .map(|batch| Devices::cpu().upload(&batch?));
+    ends(DeviceRecordBatchIterator::new(
+        up,
+        schema.clone(),
+        ArrowDeviceType::CPU,
+    ));
+    let field = schema.fields()[0].clone();
+    let up = items().into_iter().map(|batch| {
+        let column = batch.map_err(Error::from)?.column(0).clone();
+        Devices::cpu().upload_array(&column)
+    });
+    ends(DeviceArrayIterator::new(up, field, ArrowDeviceType::CPU));
+    // Of an upload.
+    let sim = Sim::new(SimMode::Async);
+    let host = RecordBatchIterator::new(sent.iter().cloned().map(Ok), schema);
+    let mut reader = UploadingReader::new(host, &sim);
+    sim.faults().fail_nth(FaultOp::Allocate, 1);
+    assert!(reader.next().unwrap().is_err());
+    assert!(reader.next().is_none());
+    drop(reader);
+    sim.assert_done();
+}
