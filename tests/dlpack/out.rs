@@ -224,14 +224,19 @@ fn nulls() {
 /// The mask of an array of arrow-rs may start elsewhere than the values.
 #[test]
 fn masks_that_start_elsewhere() {
-    let host = support::offset_array(&DataType::Int32, 20, Nulls::Some, 5, 11, 3).unwrap();
-    let column = Devices::cpu().upload_array(&host).unwrap();
+    let whole = support::array(&DataType::Int32, 20, Nulls::Some, 3);
+    let made = support::Variant::Sliced(5).of(&whole, 3).unwrap();
+    let (host, data) = (made.rows.clone(), made.data());
+    assert_ne!(
+        data.nulls().map(|nulls| nulls.offset()),
+        Some(data.offset())
+    );
+    let column = Devices::cpu().upload_data(data.clone()).unwrap();
     let mask = column.export_dlpack_validity(&plain()).unwrap();
     let first = mask.bit_offset();
     let bytes = Held::<DLManagedTensor>::new(mask).bytes();
     let options = plain().with_nulls_ignored();
     let values = Held::<DLManagedTensor>::new(column.export_dlpack(&options).unwrap());
-    let data = host.to_data();
     let expected = &data.buffers()[0][data.offset() * 4..][..80];
     assert_eq!(values.bytes(), expected);
     for i in 0..20 {
