@@ -375,12 +375,11 @@ fn variants_hold_the_same_rows() {
                     same_again(&made.array(), &context);
                     made.data().validate_full().expect(&context);
                     // And of a variant.
-                    for again in variants(&made.array(), 6) {
-                        assert_same(
-                            &again.rows,
-                            &again.array(),
-                            format!("{context}, {:?}", again.variant),
-                        );
+                    if rows == 30 && made.variant == Variant::Both(11) {
+                        for again in variants(&made.array(), 6) {
+                            let context = format!("{context}, {:?}", again.variant);
+                            assert_same(&again.rows, &again.array(), context);
+                        }
                     }
                 }
             }

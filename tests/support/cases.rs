@@ -9,7 +9,7 @@ use arrow_schema::{DataType, Field, Schema};
 
 use super::r#gen::{Nulls, array};
 use super::types::list;
-use super::variants::{mixed, variants};
+use super::variants::{Variant, mixed, variants};
 
 /// Empty, short, long, with and without nulls, sliced at odd places, and in all variants.
 pub fn cases(data_type: &DataType, seed: u64) -> Vec<(String, ArrayRef)> {
@@ -42,12 +42,14 @@ pub fn cases(data_type: &DataType, seed: u64) -> Vec<(String, ArrayRef)> {
         let sliced = array(data_type, 90, nulls, seed + 2).slice(9, 77);
         cases.push((format!("slice(9, 77), nulls {nulls:?}"), sliced));
     }
-    for (rows, nulls, seed) in [(70, Nulls::Some, seed + 3), (19, Nulls::None, seed + 4)] {
-        let made = variants(&array(data_type, rows, nulls, seed), seed)
-            .into_iter()
-            .skip(1);
-        cases.extend(made.map(|made| (format!("{rows} rows, {:?}", made.variant), made.array())));
-    }
+    let made = variants(&array(data_type, 70, Nulls::Some, seed + 3), seed);
+    let plain = array(data_type, 19, Nulls::None, seed + 4);
+    let plain = [Variant::Sliced(3), Variant::Both(11)].map(|variant| variant.of(&plain, seed));
+    let made = made.into_iter().skip(1).chain(plain.into_iter().flatten());
+    cases.extend(made.map(|made| {
+        let name = format!("{} rows, {:?}", made.rows.len(), made.variant);
+        (name, made.array())
+    }));
     cases
 }
 

@@ -25,4 +25,4 @@ pub use plant::differences;
 pub use prop::{ArrayCase, BatchCase, arb_array, arb_batch, arb_data_type};
 pub use rng::Rng;
 pub use types::{all_types, flat_types};
-pub use variants::{Made, Variant, batch_variants, variants};
+pub use variants::{Made, SAME_ROWS, Variant, batch_variants, variants};
