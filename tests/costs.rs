@@ -13,7 +13,7 @@ use arrow_data::ArrayData;
 use arrow_device::device::sim::SimMode;
 use arrow_device::{DeviceArray, DeviceRecordBatch, ExportOptions, SyncPolicy, TransferStats};
 use simkit::{MODES, Sim};
-use support::{Nulls, all_types, array, assert_same_batch, batch, wide_batch};
+use support::{Nulls, SAME_ROWS, all_types, array, assert_same_batch, batch, variants, wide_batch};
 use support_c::sim::places;
 
 fn counted<T>(sim: &Sim, work: impl FnOnce() -> T) -> (T, TransferStats) {
@@ -159,6 +159,51 @@ fn source_bytes(data: &ArrayData) -> usize {
         .chain(data.nulls().map(|n| n.buffer()));
     let own: usize = own.map(|buffer| buffer.len()).sum();
     own + data.child_data().iter().map(source_bytes).sum::<usize>()
+}
+
+/// Types of which more than the rows moves: values of dictionaries, items of list views and dense unions, buffers
+/// of views.
+fn moves_more(data_type: &arrow_schema::DataType) -> bool {
+    let text = format!("{data_type:?}");
+    ["Dictionary", "ListView", "Dense", "Utf8View", "BinaryView"]
+        .iter()
+        .any(|t| text.contains(t))
+}
+
+/// C3: rows beside a slice, and those of children that no row needs, cost nothing.
+#[test]
+fn bytes_of_variants() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Async);
+    let mut types = 0;
+    for (name, data_type) in all_types().into_iter().filter(|(_, t)| !moves_more(t)) {
+        types += 1;
+        for nulls in [Nulls::None, Nulls::Some] {
+            let made = variants(&array(&data_type, 100, nulls, 3), 4);
+            let made = made.iter().filter(|made| SAME_ROWS.contains(&made.variant));
+            let bytes: Vec<_> = made
+                .map(|made| {
+                    let (up, stats) = counted(&sim, || sim.upload_data(made.data()).unwrap());
+                    sim.synchronize().unwrap();
+                    let (_, down) = counted(&sim, || up.to_host().unwrap());
+                    (
+                        stats.bytes_to_device,
+                        stats.allocated_bytes,
+                        down.bytes_to_host,
+                    )
+                })
+                .collect();
+            assert_eq!(
+                bytes,
+                vec![bytes[0]; SAME_ROWS.len()],
+                "{name}, nulls {nulls:?}"
+            );
+        }
+    }
+    assert!(types > 80, "{types}");
+    sim.assert_done();
 }
 
 /// C3: of every type.

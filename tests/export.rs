@@ -3,13 +3,14 @@
 mod support;
 mod support_c;
 
-use arrow_array::{Array, RecordBatch, make_array};
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, RecordBatch};
 use arrow_device::device::sim::SimMode;
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{ExportOptions, FFI_ArrowDeviceArray, NullCounts, SyncPolicy};
 use arrow_schema::DataType;
 use support::types::structure;
-use support::{Nulls, all_types, array, assert_same, wide_batch};
+use support::{Nulls, Variant, all_types, array, assert_same, wide_batch};
 use support_c::export::{import, ints, join};
 use support_c::sim::{Place, places, simulated};
 use support_c::{Foreign, Moved, c, take};
@@ -202,67 +203,74 @@ fn events_without_buffers() {
 fn null_counts() {
     for place in places() {
         let data_type = structure((0..20).map(|_| ("c", DataType::Int32)).collect());
-        let data = array(&data_type, 300, Nulls::Some, 5).to_data();
-        let unknown = || {
-            let mut foreign = Foreign::new(&data, &place.device);
-            foreign.root().null_count = -1;
-            (0..20).for_each(|i| foreign.at(&[i]).null_count = -1);
-            place.device.synchronize().unwrap();
-            let imported = foreign.import(&place.options).unwrap();
-            (foreign, imported)
-        };
-        let counts = |mut e: FFI_ArrowDeviceArray| -> Vec<i64> {
-            let a = c(&mut e).array;
-            // SAFETY: our own export.
-            let child = |i| unsafe { (**a.children.add(i)).null_count };
-            [a.null_count]
+        let whole = array(&data_type, 300, Nulls::Some, 5);
+        for variant in [Variant::Whole, Variant::LongChildren, Variant::Both(11)] {
+            let made = variant.of(&whole, 5).unwrap();
+            let (data, rows) = (made.data(), &made.rows);
+            let unknown = || {
+                let mut foreign =
+                    Foreign::part(&made.around, made.offset, rows.len(), &place.device);
+                foreign.root().null_count = -1;
+                (0..20).for_each(|i| foreign.at(&[i]).null_count = -1);
+                place.device.synchronize().unwrap();
+                let imported = foreign.import(&place.options).unwrap();
+                (foreign, imported)
+            };
+            let counts = |mut e: FFI_ArrowDeviceArray| -> Vec<i64> {
+                let a = c(&mut e).array;
+                // SAFETY: our own export.
+                let child = |i| unsafe { (**a.children.add(i)).null_count };
+                [a.null_count]
+                    .into_iter()
+                    .chain((0..20).map(child))
+                    .collect()
+            };
+            // A struct's children count all that they have.
+            let expected: Vec<i64> = [data.null_count()]
                 .into_iter()
-                .chain((0..20).map(child))
-                .collect()
-        };
-        let expected: Vec<i64> = [data.null_count()]
-            .into_iter()
-            .chain(data.child_data().iter().map(|c| c.null_count()))
-            .map(|n| n as i64)
-            .collect();
-        // Without a mask there are none.
-        let masks = data.child_data().iter().map(|c| c.nulls().is_some());
-        let masks = [data.nulls().is_some()].into_iter().chain(masks);
-        let uncounted: Vec<i64> = masks.map(|mask| -i64::from(mask)).collect();
-        let n_unknown = uncounted.iter().filter(|n| **n == -1).count() as u64;
-        assert!(n_unknown > 5);
-        let (_foreign, imported) = unknown();
-        let before = place.device.stats();
-        let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
-        assert_eq!(counts(imported.export_array(&allowed).unwrap()), uncounted);
-        if place.sim.is_some() {
-            assert_eq!(place.device.stats(), before);
+                .chain(data.child_data().iter().map(|c| c.null_count()))
+                .map(|n| n as i64)
+                .collect();
+            // Without a mask there are none.
+            let masks = data.child_data().iter().map(|c| c.nulls().is_some());
+            let masks = [data.nulls().is_some()].into_iter().chain(masks);
+            let uncounted: Vec<i64> = masks.map(|mask| -i64::from(mask)).collect();
+            let n_unknown = uncounted.iter().filter(|n| **n == -1).count() as u64;
+            assert!(n_unknown > 5);
+            let (_foreign, imported) = unknown();
+            let before = place.device.stats();
+            let allowed = EVENT.with_null_counts(NullCounts::AllowUnknown);
+            assert_eq!(counts(imported.export_array(&allowed).unwrap()), uncounted);
+            if place.sim.is_some() {
+                assert_eq!(place.device.stats(), before);
+            }
+            assert_eq!(counts(imported.export_array(&EVENT).unwrap()), expected);
+            if place.sim.is_some() {
+                let delta = place.device.stats().since(&before);
+                assert_eq!((delta.host_waits, delta.copies), (1, n_unknown), "{place}");
+            }
+            let before = place.device.stats();
+            assert_eq!(
+                counts(imported.export_array(&EVENT).unwrap()),
+                expected,
+                "counted once"
+            );
+            if place.sim.is_some() {
+                assert_eq!(place.device.stats(), before);
+            }
+            drop(imported);
+            let (_other, imported) = unknown();
+            // Slices are counted by their own rows.
+            let slice = imported.child(3).unwrap().slice(13, 101).unwrap();
+            let e = slice.export_array(&EVENT).unwrap();
+            let nulls = rows.as_struct().column(3).slice(13, 101).null_count();
+            assert_eq!(e.array().null_count(), nulls);
+            drop((e, slice, imported));
+            [_foreign, _other]
+                .iter()
+                .for_each(|f| f.assert_released_by(&place.device, "counts"));
+            place.assert_clean();
         }
-        assert_eq!(counts(imported.export_array(&EVENT).unwrap()), expected);
-        if place.sim.is_some() {
-            let delta = place.device.stats().since(&before);
-            assert_eq!((delta.host_waits, delta.copies), (1, n_unknown), "{place}");
-        }
-        let before = place.device.stats();
-        assert_eq!(
-            counts(imported.export_array(&EVENT).unwrap()),
-            expected,
-            "counted once"
-        );
-        if place.sim.is_some() {
-            assert_eq!(place.device.stats(), before);
-        }
-        drop(imported);
-        let (_other, imported) = unknown();
-        // Slices are counted by their own rows.
-        let slice = imported.child(3).unwrap().slice(13, 101).unwrap();
-        let e = slice.export_array(&EVENT).unwrap();
-        let nulls = make_array(data.child_data()[3].clone())
-            .slice(13, 101)
-            .null_count();
-        assert_eq!(e.array().null_count(), nulls);
-        drop((e, slice, imported, _foreign, _other));
-        place.assert_clean();
     }
 }
 
@@ -273,11 +281,13 @@ fn tails_are_zero() {
         return;
     };
     let queue = place.device.default_queue();
-    for (name, data_type) in all_types() {
-        let up = place
-            .device
-            .upload_array(&array(&data_type, 77, Nulls::Some, 2).slice(3, 71))
-            .unwrap();
+    let arrays = all_types().into_iter().flat_map(|(name, data_type)| {
+        let slice = array(&data_type, 77, Nulls::Some, 2).slice(3, 71);
+        let both = Variant::Both(3).of(&slice, 2).unwrap().array();
+        [(name.clone(), slice), (name, both)]
+    });
+    for (name, array) in arrays {
+        let up = place.device.upload_array(&array).unwrap();
         up.wait().unwrap();
         for i in 0..up.num_buffers() {
             let Some(buffer) = up.buffer(i).filter(|b| !b.is_empty()) else {
@@ -330,39 +340,43 @@ fn view_lengths() {
         assert!(!expected.is_empty());
         assert_eq!(stated, expected, "{place}");
 
-        let mut foreign = Foreign::new(&views.to_data(), &place.device);
-        let n = foreign.root().n_buffers as usize;
-        let theirs = foreign.buffer(&[], n - 1);
-        let imported = foreign.import(&place.options).unwrap();
-        let before = place.device.stats();
-        let mut exported = imported.export_array(&EVENT).unwrap();
-        let (list, _) = lengths(&mut exported);
-        assert_eq!(list, theirs, "{place}");
-        if place.sim.is_some() {
-            assert_eq!(place.device.stats(), before);
+        for variant in [Variant::Whole, Variant::Both(11)] {
+            let made = variant.of(&views, 1).unwrap();
+            let rows = made.rows.len();
+            let mut foreign = Foreign::part(&made.around, made.offset, rows, &place.device);
+            let n = foreign.root().n_buffers as usize;
+            let theirs = foreign.buffer(&[], n - 1);
+            let imported = foreign.import(&place.options).unwrap();
+            let before = place.device.stats();
+            let mut exported = imported.export_array(&EVENT).unwrap();
+            let (list, _) = lengths(&mut exported);
+            assert_eq!(list, theirs, "{place}");
+            if place.sim.is_some() {
+                assert_eq!(place.device.stats(), before);
+            }
+            // Known, they are stated.
+            imported.resolve_sizes().unwrap();
+            let mut known = imported.export_array(&EVENT).unwrap();
+            assert_ne!(lengths(&mut known).0, theirs);
+            assert_eq!(lengths(&mut known).1, lengths(&mut exported).1);
+            drop(imported);
+            assert_same(
+                &views,
+                &import(exported, &DataType::Utf8View, &place)
+                    .to_host()
+                    .unwrap(),
+                "handed on",
+            );
+            assert_same(
+                &views,
+                &import(known, &DataType::Utf8View, &place)
+                    .to_host()
+                    .unwrap(),
+                "stated",
+            );
+            drop(foreign);
         }
-        // Known, they are stated.
-        imported.resolve_sizes().unwrap();
-        let mut known = imported.export_array(&EVENT).unwrap();
-        assert_ne!(lengths(&mut known).0, theirs);
-        assert_eq!(lengths(&mut known).1, lengths(&mut exported).1);
-        drop(imported);
-        assert_same(
-            &views,
-            &import(exported, &DataType::Utf8View, &place)
-                .to_host()
-                .unwrap(),
-            "handed on",
-        );
-        assert_same(
-            &views,
-            &import(known, &DataType::Utf8View, &place)
-                .to_host()
-                .unwrap(),
-            "stated",
-        );
         drop(up);
-        drop(foreign);
         place.assert_clean();
     }
 }

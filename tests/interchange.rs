@@ -11,7 +11,10 @@ use arrow_device::{
     Device, DeviceArray, DeviceRecordBatch, Devices, ExportOptions, FFI_ArrowDeviceArray,
     ImportOptions, NullCounts, SyncPolicy, Validation,
 };
-use support::{Nulls, all_types, assert_same, assert_same_batch, batch, cases, wide_batch};
+use support::{
+    Nulls, all_types, assert_same, assert_same_batch, batch, batch_variants, cases, whole_batch,
+    wide_batch,
+};
 
 /// The CPU and one simulated device of each mode, with options that find them.
 fn devices() -> Vec<(Device, Option<Arc<SimDevice>>, ImportOptions)> {
@@ -98,13 +101,15 @@ fn every_type_and_case() {
 
 fn batches() -> Vec<RecordBatch> {
     let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
-    vec![
+    let mut all = vec![
         batch(&types, 100, Nulls::Some, 1),
         batch(&types, 0, Nulls::None, 2),
         batch(&types[..7], 33, Nulls::All, 3),
         wide_batch(300, 20),
         support::zero_column_batch(5),
-    ]
+    ];
+    all.extend(batch_variants(&whole_batch(&types, 30, Nulls::Some, 4), 5));
+    all
 }
 
 #[test]

@@ -13,7 +13,7 @@ use arrow_device::{
 };
 use arrow_schema::{DataType, Field};
 use support::types::{dictionary, fixed_list, list, map, run_ends, structure, union};
-use support::{Nulls, array, assert_same, assert_same_batch, batch};
+use support::{Nulls, Variant, array, assert_same, assert_same_batch, batch};
 use support_c::sim::cpu;
 use support_c::{CArray, CDeviceArray, DICTIONARY, Foreign, Moved, take};
 
@@ -49,7 +49,8 @@ fn out_and_in() {
     let place = cpu();
     for data_type in types() {
         let whole = array(&data_type, 7, Nulls::Some, 1);
-        for array in [whole.slice(1, 5), whole.slice(7, 0)] {
+        let both = Variant::Both(3).of(&whole, 1).unwrap();
+        for array in [whole.slice(1, 5), whole.slice(7, 0), both.array()] {
             let up = place.device.upload_array(&array).unwrap();
             for export in [
                 options(),
@@ -199,18 +200,21 @@ fn batches() {
 fn foreign_arrays() {
     let place = cpu();
     for data_type in types() {
-        let array: ArrayRef = array(&data_type, 7, Nulls::Some, 4);
-        let mut foreign = Foreign::new(&array.to_data(), &place.device);
-        if foreign.root().n_buffers > 0 {
-            foreign.device_array.reserved = [1, 2, 3];
+        let whole: ArrayRef = array(&data_type, 7, Nulls::Some, 4);
+        for variant in [Variant::Whole, Variant::Both(3)] {
+            let made = variant.of(&whole, 4).unwrap();
+            let mut foreign = Foreign::part(&made.around, made.offset, 7, &place.device);
+            if foreign.root().n_buffers > 0 {
+                foreign.device_array.reserved = [1, 2, 3];
+            }
+            let imported = foreign.import(&place.options).unwrap();
+            let back = thread::spawn(move || imported.to_host().unwrap())
+                .join()
+                .unwrap();
+            assert_same(&whole, &back, &data_type);
+            drop(back);
+            foreign.assert_released("imported");
         }
-        let imported = foreign.import(&place.options).unwrap();
-        let back = thread::spawn(move || imported.to_host().unwrap())
-            .join()
-            .unwrap();
-        assert_same(&array, &back, &data_type);
-        drop(back);
-        foreign.assert_released("imported");
     }
 }
 

@@ -1,13 +1,17 @@
-//! Arrays and batches of any shape survive the way to a device and back, cut anywhere.
+//! Arrays and batches of any shape survive the way to a device and back, and in and out of C structs, cut anywhere.
 
 mod simkit;
 mod support;
+mod support_c;
 
 use arrow_array::Array;
 use arrow_device::device::sim::{SimConfig, SimMode};
+use arrow_device::{DeviceArray, ExportOptions, SyncPolicy, Validation};
 use proptest::prelude::*;
 use simkit::*;
 use support::*;
+use support_c::Foreign;
+use support_c::sim::places;
 
 /// Fractions of what is there: offset and length of a slice.
 type Cut = (f64, f64);
@@ -16,14 +20,14 @@ fn arb_cuts() -> impl Strategy<Value = Vec<Cut>> {
     proptest::collection::vec((0.0..=1.0, 0.0..=1.0), 0..4)
 }
 
-fn place(cut: Cut, rows: usize) -> (usize, usize) {
+fn place_of(cut: Cut, rows: usize) -> (usize, usize) {
     let offset = (cut.0 * rows as f64) as usize;
     (offset, (cut.1 * (rows - offset) as f64) as usize)
 }
 
 /// `PROPTEST_CASES` overrides the number.
 fn config() -> ProptestConfig {
-    let few = ProptestConfig::with_cases(48);
+    let few = ProptestConfig::with_cases(128);
     match std::env::var_os("PROPTEST_CASES") {
         Some(_) => ProptestConfig::default(),
         None => few,
@@ -45,7 +49,7 @@ fn arrays() {
             let mut expected = case.array();
             let mut up = failure_free(sim.upload_array(&expected))?;
             for cut in std::iter::once((0.0, 1.0)).chain(cuts.iter().copied()) {
-                let (offset, rows) = place(cut, expected.len());
+                let (offset, rows) = place_of(cut, expected.len());
                 expected = expected.slice(offset, rows);
                 up = failure_free(up.slice(offset, rows))?;
                 let down = failure_free(up.to_host())?;
@@ -71,7 +75,7 @@ fn batches() {
         let mut expected = case.batch();
         let mut up = failure_free(from.upload(&expected))?;
         for cut in cuts {
-            let (offset, rows) = place(cut, expected.num_rows());
+            let (offset, rows) = place_of(cut, expected.num_rows());
             expected = expected.slice(offset, rows);
             up = failure_free(up.slice(offset, rows))?;
             let down = failure_free(up.to_host())?;
@@ -96,4 +100,41 @@ fn batches() {
     for sim in [&from, &to] {
         sim.assert_done();
     }
+}
+
+/// From C structs with offsets at any level, and out again.
+#[test]
+fn imports() {
+    if cfg!(miri) {
+        return;
+    }
+    let places = places();
+    proptest!(config(), |(case in arb_array(), cuts in arb_cuts(), full in any::<bool>())| {
+        let made = case.made();
+        for place in &places {
+            let mut foreign = Foreign::part(&made.around, made.offset, made.rows.len(), &place.device);
+            let full = if full { Validation::Full } else { Validation::default() };
+            let mut at = failure_free(foreign.import(&place.options.clone().with_validation(full)))?;
+            let mut expected = made.rows.slice(case.slice.0, case.slice.1);
+            at = failure_free(at.slice(case.slice.0, case.slice.1))?;
+            for cut in std::iter::once((0.0, 1.0)).chain(cuts.iter().copied()) {
+                let (offset, rows) = place_of(cut, expected.len());
+                expected = expected.slice(offset, rows);
+                at = failure_free(at.slice(offset, rows))?;
+                let exported = failure_free(at.export_array(&ExportOptions::new(SyncPolicy::Event)))?;
+                // SAFETY: of an export.
+                let again = unsafe { DeviceArray::import_as(exported, foreign.field(), &place.options) };
+                let again = failure_free(again)?;
+                for down in [at.to_host(), again.to_host(), again.compact().and_then(|a| a.to_host())] {
+                    let down = failure_free(down)?;
+                    if let Err(e) = same(&expected, &down) {
+                        return Err(TestCaseError::fail(format!("{place}: {e}")));
+                    }
+                }
+            }
+            drop(at);
+            foreign.assert_released_by(&place.device, "imports");
+        }
+    });
+    places.iter().for_each(support_c::sim::Place::assert_clean);
 }

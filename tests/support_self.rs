@@ -349,24 +349,117 @@ fn batches_compare_with_schema_metadata_and_rows() {
 fn special_offsets_are_there() {
     let tight = boolean_with_tight_nulls();
     assert_same(&tight, &make_array(tight.to_data()), "tight nulls");
-    // A struct child that is sliced with its parent is where `offset_array` has nothing to give.
-    let offset = |t: &DataType| offset_array(t, 5, Nulls::Some, 3, 1, 1).is_some();
-    assert!(offset(&DataType::Int8) && offset(&dictionary(DataType::Int8, DataType::Utf8)));
-    let structure = DataType::Struct(vec![Field::new("a", DataType::Int32, true)].into());
-    assert!(offset(&structure) && offset(&run_ends(DataType::Int32, structure.clone())));
-    assert!(offset(&union(UnionMode::Dense, vec![structure.clone()])));
-    assert!(!offset(&union(UnionMode::Sparse, vec![structure])));
+}
+
+/// Of whatever array: whole, sliced, with offsets and children as C structs may have them.
+#[test]
+fn variants_hold_the_same_rows() {
+    for (name, data_type) in all_types() {
+        for (nulls, rows) in [
+            (Nulls::None, 30),
+            (Nulls::Some, 70),
+            (Nulls::All, 9),
+            (Nulls::Some, 0),
+        ] {
+            let whole = array(&data_type, rows, nulls, 8);
+            for source in [whole.slice(0, rows), whole.slice(rows / 3, rows / 2)] {
+                for made in variants(&source, 5) {
+                    let context =
+                        format!("{name}, {rows} rows, nulls {nulls:?}, {:?}", made.variant);
+                    match made.variant {
+                        Variant::Empty => assert_eq!(made.rows.len(), 0),
+                        Variant::AllNull => assert_eq!(made.rows.null_count(), source.len()),
+                        _ => assert_same(&source, &made.rows, &context),
+                    }
+                    assert_same(&made.rows, &made.array(), &context);
+                    same_again(&made.array(), &context);
+                    made.data().validate_full().expect(&context);
+                    // And of a variant.
+                    if rows == 30 && made.variant == Variant::Both(11) {
+                        for again in variants(&made.array(), 6) {
+                            let context = format!("{context}, {:?}", again.variant);
+                            assert_same(&again.rows, &again.array(), context);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What they are for.
+#[test]
+fn variants_are_other_memory() {
+    use support::types::{fixed_list, list, structure};
+    let of = |data_type: &DataType, variant: Variant| {
+        variant
+            .of(&array(data_type, 40, Nulls::Some, 2), 3)
+            .unwrap()
+            .data()
+    };
+    let both = |data_type: &DataType| of(data_type, Variant::Both(11));
+    assert_eq!(of(&DataType::Int32, Variant::Sliced(8)).offset(), 8);
+    let ints = of(&DataType::Int32, Variant::Sliced(3));
+    assert_eq!(ints.offset(), 3);
+    assert_eq!(
+        ints.nulls().unwrap().offset(),
+        8,
+        "not where the values start"
+    );
+    assert!(ints.buffers()[0].len() > 43 * 4, "rows behind");
+    let int_list = both(&list(DataType::Int32));
+    let offsets = int_list.buffers()[0].typed_data::<i32>();
+    let items = &int_list.child_data()[0];
+    assert!(offsets[0] > 0 && offsets[11] > offsets[0] && items.offset() > 0);
+    assert!(
+        items.len() > *offsets.last().unwrap() as usize,
+        "items of no list"
+    );
+    let pair = structure(vec![("a", DataType::Int32), ("b", list(DataType::Utf8))]);
+    let sparse = union(UnionMode::Sparse, vec![DataType::Int32, DataType::Utf8]);
+    for (data_type, times) in [(pair, 1), (sparse, 1), (fixed_list(DataType::Int32, 3), 3)] {
+        for variant in [Variant::LongChildren, Variant::Both(11)] {
+            let data = of(&data_type, variant);
+            for child in data.child_data() {
+                assert!(child.offset() > 0 && child.len() > times * (data.offset() + 40));
+            }
+        }
+    }
+    let texts = both(&dictionary(DataType::Int8, DataType::Utf8));
+    let keys = &texts.buffers()[0].typed_data::<i8>()[11..51];
+    let keys = || {
+        keys.iter()
+            .enumerate()
+            .filter(|(i, _)| texts.is_valid(*i))
+            .map(|(_, key)| *key)
+    };
+    assert!(
+        keys().min() >= Some(2)
+            && (keys().max().unwrap() as usize) < texts.child_data()[0].len() - 2
+    );
+    let runs = both(&run_ends(DataType::Int32, DataType::Utf8));
+    let ends = &runs.child_data()[0];
+    let ends = &ends.buffers()[0].typed_data::<i32>()[ends.offset()..][..ends.len()];
+    assert!(
+        ends[0] < 11 && ends[1] > 11 && !ends.contains(&51),
+        "{ends:?}"
+    );
+    let views = both(&DataType::Utf8View);
+    assert_eq!(views.buffers().last().unwrap().as_slice(), b"of no view");
+    let whole = array(&DataType::Int64, 20, Nulls::None, 1);
+    let made = Variant::Sliced(3).of(&whole, 1).unwrap();
+    assert!(
+        made.around.null_count() > 0 && made.array().nulls().is_some_and(|n| n.null_count() == 0)
+    );
 }
 
 #[test]
-fn an_offset_in_the_data_is_a_slice() {
-    for (name, data_type) in all_types() {
-        for nulls in [Nulls::None, Nulls::Some] {
-            let sliced = array(&data_type, 105, nulls, 8).slice(5, 100);
-            if let Some(offset) = offset_array(&data_type, 100, nulls, 5, 3, 8) {
-                assert_same(&sliced, &offset, &name);
-            }
-        }
+fn batches_have_columns_of_all_variants() {
+    let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
+    let whole = whole_batch(&types, 30, Nulls::Some, 4);
+    assert_same_batch(&whole, &batch(&types, 30, Nulls::Some, 4), "mixed");
+    for made in batch_variants(&whole, 2) {
+        assert_same_batch(&whole, &made, "made");
     }
 }
 

@@ -174,7 +174,9 @@ fn every_type_from_device_to_device() {
 fn batches() -> Vec<RecordBatch> {
     let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
     let long = batch(&types, 200, Nulls::Some, 5);
-    vec![
+    let short = whole_batch(&types, 40, Nulls::Some, 6);
+    let made = batch_variants(&short, 7).into_iter();
+    let others = vec![
         batch(&types, 100, Nulls::None, 1),
         batch(&types, 100, Nulls::All, 2),
         batch(&types, 0, Nulls::Some, 3),
@@ -183,7 +185,8 @@ fn batches() -> Vec<RecordBatch> {
         wide_batch(100, 33),
         zero_column_batch(0),
         zero_column_batch(77),
-    ]
+    ];
+    made.chain(others).collect()
 }
 
 #[test]
@@ -378,16 +381,31 @@ fn raw_data_with_offsets() {
     }
     let sim = Sim::new(SimMode::Deferred);
     for (name, data_type) in all_types() {
-        let whole = array(&data_type, 60, Nulls::Some, 9).to_data();
-        if name.contains("struct") {
-            continue; // `make_array` slices them twice
+        let whole = array(&data_type, 60, Nulls::Some, 9);
+        let slice = whole.to_data().slice(11, 40);
+        let mut all: Vec<_> = variants(&whole, 9)
+            .iter()
+            .map(|made| {
+                (
+                    format!("{name}, {:?}", made.variant),
+                    made.rows.clone(),
+                    made.data(),
+                )
+            })
+            .collect();
+        if !name.contains("struct") {
+            // `make_array` slices them twice
+            all.push((name, make_array(slice.clone()), slice));
         }
-        let expected = make_array(whole.slice(11, 40));
-        for device in [&sim.device, &Devices::cpu()] {
-            let up = device.upload_data(whole.slice(11, 40)).unwrap();
-            assert_same(&expected, &up.to_host().unwrap(), &name);
-            let part = up.slice(5, 19).unwrap();
-            assert_same(&expected.slice(5, 19), &part.to_host().unwrap(), &name);
+        for (name, expected, data) in all {
+            for device in [&sim.device, &Devices::cpu()] {
+                let up = device.upload_data(data.clone()).unwrap();
+                assert_same(&expected, &up.to_host().unwrap(), &name);
+                if expected.len() > 24 {
+                    let part = up.slice(5, 19).unwrap();
+                    assert_same(&expected.slice(5, 19), &part.to_host().unwrap(), &name);
+                }
+            }
         }
     }
     sim.assert_done();

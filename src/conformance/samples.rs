@@ -18,8 +18,8 @@ fn some(i: usize) -> bool {
     i % 7 != 3
 }
 
-fn int64() -> Int64Array {
-    (0..ROWS).map(|i| some(i).then_some(i as i64 * 3)).collect()
+fn int64(rows: usize) -> Int64Array {
+    (0..rows).map(|i| some(i).then_some(i as i64 * 3)).collect()
 }
 
 fn text(i: usize) -> Option<String> {
@@ -27,18 +27,18 @@ fn text(i: usize) -> Option<String> {
     some(i).then(|| "value ".repeat(i % 4) + &i.to_string())
 }
 
-fn list() -> ListArray {
+fn list(rows: usize) -> ListArray {
     let row =
         |i: usize| some(i).then(|| (0..i % 5).map(|k| Some((i * k) as i32)).collect::<Vec<_>>());
-    ListArray::from_iter_primitive::<Int32Type, _, _>((0..ROWS).map(row))
+    ListArray::from_iter_primitive::<Int32Type, _, _>((0..rows).map(row))
 }
 
-fn structure() -> StructArray {
+fn structure(rows: usize) -> StructArray {
     let field =
         |name: &str, array: &dyn Array| Arc::new(Field::new(name, array.data_type().clone(), true));
-    let a: ArrayRef = Arc::new(int64());
-    let b: ArrayRef = Arc::new((0..ROWS).map(text).collect::<StringArray>());
-    let c: ArrayRef = Arc::new(list());
+    let a: ArrayRef = Arc::new(int64(rows));
+    let b: ArrayRef = Arc::new((0..rows).map(text).collect::<StringArray>());
+    let c: ArrayRef = Arc::new(list(rows));
     StructArray::from(vec![
         (field("a", &a), a),
         (field("b", &b), b),
@@ -46,22 +46,22 @@ fn structure() -> StructArray {
     ])
 }
 
-fn union(dense: bool) -> UnionArray {
+fn union(rows: usize, dense: bool) -> UnionArray {
     let fields = UnionFields::from_fields([
         Field::new("i", DataType::Int64, true),
         Field::new("s", DataType::Utf8, true),
     ]);
-    let ids: ScalarBuffer<i8> = (0..ROWS).map(|i| (i % 3 == 0) as i8).collect();
-    let offsets: ScalarBuffer<i32> = (0..ROWS as i32).rev().collect();
+    let ids: ScalarBuffer<i8> = (0..rows).map(|i| (i % 3 == 0) as i8).collect();
+    let offsets: ScalarBuffer<i32> = (0..rows as i32).rev().collect();
     let children: Vec<ArrayRef> = vec![
-        Arc::new(int64()),
-        Arc::new((0..ROWS).map(text).collect::<StringArray>()),
+        Arc::new(int64(rows)),
+        Arc::new((0..rows).map(text).collect::<StringArray>()),
     ];
     UnionArray::try_new(fields, ids, dense.then_some(offsets), children).expect("a valid union")
 }
 
-fn runs() -> RunArray<Int32Type> {
-    let ends = Int32Array::from(vec![1, 5, 6, 8, ROWS as i32 / 2, ROWS as i32]);
+fn runs(rows: usize) -> RunArray<Int32Type> {
+    let ends = Int32Array::from(vec![1, 5, 6, 8, rows as i32 / 2, rows as i32]);
     let values = StringArray::from(vec![
         Some("a"),
         None,
@@ -73,29 +73,38 @@ fn runs() -> RunArray<Int32Type> {
     RunArray::try_new(&ends, &values).expect("valid runs")
 }
 
-/// One array of each layout, of [`ROWS`] rows.
+/// Of each layout an array of [`ROWS`] rows, and a slice of as many from the middle of a longer one: of bitmaps from a
+/// byte on or from within one, of runs from within one, with items and values that no row refers to.
 pub(super) fn all() -> Vec<ArrayRef> {
-    let items = Int32Array::from_iter((0..ROWS * 3).map(|i| some(i).then_some(i as i32)));
+    let long = made(ROWS + 17).into_iter().enumerate();
+    let slices = long.map(|(i, array)| array.slice(7 + i % 2, ROWS));
+    // Miri is slow.
+    let whole = if cfg!(miri) { vec![] } else { made(ROWS) };
+    whole.into_iter().chain(slices).collect()
+}
+
+fn made(rows: usize) -> Vec<ArrayRef> {
+    let items = Int32Array::from_iter((0..rows * 3).map(|i| some(i).then_some(i as i32)));
     let item = Arc::new(Field::new_list_field(DataType::Int32, true));
-    let dictionary: DictionaryArray<Int32Type> = (0..ROWS)
+    let dictionary: DictionaryArray<Int32Type> = (0..rows)
         .map(|i| some(i).then(|| ["x", "yy", "zzz"][i % 3]))
         .collect();
     vec![
-        Arc::new(int64()),
+        Arc::new(int64(rows)),
         Arc::new(BooleanArray::from_iter(
-            (0..ROWS).map(|i| some(i).then_some(i % 2 == 0)),
+            (0..rows).map(|i| some(i).then_some(i % 2 == 0)),
         )),
-        Arc::new(NullArray::new(ROWS)),
-        Arc::new((0..ROWS).map(text).collect::<StringArray>()),
-        Arc::new((0..ROWS).map(text).collect::<LargeStringArray>()),
-        Arc::new((0..ROWS).map(text).collect::<StringViewArray>()),
-        Arc::new(list()),
+        Arc::new(NullArray::new(rows)),
+        Arc::new((0..rows).map(text).collect::<StringArray>()),
+        Arc::new((0..rows).map(text).collect::<LargeStringArray>()),
+        Arc::new((0..rows).map(text).collect::<StringViewArray>()),
+        Arc::new(list(rows)),
         Arc::new(FixedSizeListArray::new(item, 3, Arc::new(items), None)),
-        Arc::new(structure()),
+        Arc::new(structure(rows)),
         Arc::new(dictionary),
-        Arc::new(union(true)),
-        Arc::new(union(false)),
-        Arc::new(runs()),
+        Arc::new(union(rows, true)),
+        Arc::new(union(rows, false)),
+        Arc::new(runs(rows)),
     ]
 }
 

@@ -53,38 +53,50 @@ pub fn every_type(device: &Device) {
     // Miri takes minutes for all.
     let step = if cfg!(miri) { 6 } else { 1 };
     for (name, data_type) in support::all_types().into_iter().step_by(step) {
-        let array = support::array(&data_type, 37, Nulls::None, 5);
-        for (offset, rows) in [(0, 37), (1, 30), (9, 1), (8, 16), (5, 0)] {
-            let host = array.slice(offset, rows);
-            let column = device.upload_array(&array).unwrap();
-            let column = column.slice(offset, rows).unwrap();
-            let context = format!("{name} on {device}, {rows} rows from {offset}");
-            match comes_back(&data_type) {
-                Some(expected) => {
-                    let expected = relabel(&host.to_data(), &expected);
-                    let expected = arrow_array::make_array(expected);
-                    for back in [
-                        round_trip::<DLManagedTensorVersioned>(&column),
-                        round_trip::<DLManagedTensor>(&column),
-                    ] {
-                        let back = back.unwrap();
-                        assert_eq!(back.null_count(), Some(0));
-                        assert_same(&expected, &back.to_host().unwrap(), &context);
+        let whole = support::array(&data_type, 37, Nulls::None, 5);
+        let both = support::Variant::Both(11).of(&whole, 5).unwrap().array();
+        // Where the device has the memory as it is.
+        let lead = if device.is_host_readable() { 11 } else { 0 };
+        for (array, lead) in [(whole, 0), (both, lead)] {
+            for (offset, rows) in [(0, 37), (1, 30), (9, 1), (8, 16), (5, 0)] {
+                let host = array.slice(offset, rows);
+                let column = device.upload_array(&array).unwrap();
+                let column = column.slice(offset, rows).unwrap();
+                let context = format!("{name} on {device}, {rows} rows from {offset}");
+                match comes_back(&data_type) {
+                    Some(expected) => {
+                        let expected = relabel(&host.to_data(), &expected);
+                        let expected = arrow_array::make_array(expected);
+                        for back in [
+                            round_trip::<DLManagedTensorVersioned>(&column),
+                            round_trip::<DLManagedTensor>(&column),
+                        ] {
+                            let back = back.unwrap();
+                            assert_eq!(back.null_count(), Some(0));
+                            assert_same(&expected, &back.to_host().unwrap(), &context);
+                        }
+                        went += 1;
                     }
-                    went += 1;
-                }
-                None if data_type == DataType::Boolean => {
-                    let bytes = round_trip::<DLManagedTensorVersioned>(&column).unwrap();
-                    let tensor = column.export_dlpack(&plain()).unwrap();
-                    let (first, bytes) = (tensor.bit_offset(), bytes.to_host().unwrap());
-                    assert_eq!(first, if rows == 0 { first } else { offset % 8 });
-                    assert_bits(&host, &bytes, first, &context);
-                    went += 1;
-                }
-                None => {
-                    let refused = column.export_dlpack(&plain()).unwrap_err().to_string();
-                    assert!(refused.contains("has no type in DLPack"), "{refused}");
-                    assert!(refused.contains(&data_type.to_string()), "{refused}");
+                    None if data_type == DataType::Boolean => {
+                        let bytes = round_trip::<DLManagedTensorVersioned>(&column).unwrap();
+                        let tensor = column.export_dlpack(&plain()).unwrap();
+                        let (first, bytes) = (tensor.bit_offset(), bytes.to_host().unwrap());
+                        assert_eq!(
+                            first,
+                            if rows == 0 {
+                                first
+                            } else {
+                                (lead + offset) % 8
+                            }
+                        );
+                        assert_bits(&host, &bytes, first, &context);
+                        went += 1;
+                    }
+                    None => {
+                        let refused = column.export_dlpack(&plain()).unwrap_err().to_string();
+                        assert!(refused.contains("has no type in DLPack"), "{refused}");
+                        assert!(refused.contains(&data_type.to_string()), "{refused}");
+                    }
                 }
             }
         }
@@ -224,14 +236,19 @@ fn nulls() {
 /// The mask of an array of arrow-rs may start elsewhere than the values.
 #[test]
 fn masks_that_start_elsewhere() {
-    let host = support::offset_array(&DataType::Int32, 20, Nulls::Some, 5, 11, 3).unwrap();
-    let column = Devices::cpu().upload_array(&host).unwrap();
+    let whole = support::array(&DataType::Int32, 20, Nulls::Some, 3);
+    let made = support::Variant::Sliced(5).of(&whole, 3).unwrap();
+    let (host, data) = (made.rows.clone(), made.data());
+    assert_ne!(
+        data.nulls().map(|nulls| nulls.offset()),
+        Some(data.offset())
+    );
+    let column = Devices::cpu().upload_data(data.clone()).unwrap();
     let mask = column.export_dlpack_validity(&plain()).unwrap();
     let first = mask.bit_offset();
     let bytes = Held::<DLManagedTensor>::new(mask).bytes();
     let options = plain().with_nulls_ignored();
     let values = Held::<DLManagedTensor>::new(column.export_dlpack(&options).unwrap());
-    let data = host.to_data();
     let expected = &data.buffers()[0][data.offset() * 4..][..80];
     assert_eq!(values.bytes(), expected);
     for i in 0..20 {

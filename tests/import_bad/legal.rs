@@ -1,10 +1,11 @@
 //! Batches, and oddities that are legal.
 
 use super::support::types::structure;
-use super::support::{all_types, assert_same};
+use super::support::{all_types, assert_same, variants};
 use super::support_c::sim::places;
 use super::*;
 use arrow_array::{Array, StringArray, make_array};
+use arrow_device::Validation;
 use std::ptr;
 
 /// Batches: a struct whose rows cannot be null.
@@ -148,6 +149,56 @@ fn oddities_are_accepted() {
         assert_eq!(imported.null_count(), Some(1));
         drop(imported);
         place.assert_clean();
+    }
+}
+
+/// Offsets at every level, and children longer than their parents need.
+#[test]
+fn variants_are_accepted() {
+    for place in places() {
+        let full = place.options.clone().with_validation(Validation::Full);
+        for (i, (name, data_type)) in all_types().into_iter().enumerate() {
+            let whole = array(&data_type, 40, Nulls::Some, i as u64);
+            for (k, made) in variants(&whole, i as u64).into_iter().enumerate() {
+                let context = format!("{name}, {:?} on {place}", made.variant);
+                let rows = made.rows.len();
+                // Trusted, uncounted or checked.
+                let way = (i + k) % 3;
+                let options = if way == 2 { &full } else { &place.options };
+                let mut foreign = Foreign::part(&made.around, made.offset, rows, &place.device);
+                if way == 1 && data_type != DataType::Null {
+                    foreign.root().null_count = -1;
+                }
+                let imported = foreign.import(options).expect(&context);
+                imported.resolve_null_counts().expect(&context);
+                assert_eq!(imported.null_count(), Some(nulls(&made.rows)), "{context}");
+                for (offset, rows) in [(0, rows), (rows / 3, rows / 2)] {
+                    let context = format!("{context}, slice({offset}, {rows})");
+                    let expected = made.rows.slice(offset, rows);
+                    let part = imported.slice(offset, rows).unwrap();
+                    assert_same(&expected, &part.to_host().expect(&context), &context);
+                    let exported = part.export_array(&event()).unwrap();
+                    // SAFETY: of our export.
+                    let again =
+                        unsafe { DeviceArray::import_as(exported, foreign.field(), options) };
+                    let again = again.expect(&context);
+                    assert_same(&expected, &again.to_host().expect(&context), &context);
+                    let compact = again.compact().expect(&context);
+                    assert_same(&expected, &compact.to_host().expect(&context), &context);
+                }
+                drop(imported);
+                foreign.assert_released_by(&place.device, &context);
+            }
+        }
+        place.assert_clean();
+    }
+}
+
+/// By the array's own validity bitmap.
+fn nulls(array: &dyn Array) -> usize {
+    match array.data_type() {
+        DataType::Null => array.len(),
+        _ => array.null_count(),
     }
 }
 

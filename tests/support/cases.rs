@@ -1,17 +1,17 @@
-//! The variants of arrays and batches that a test of any type goes through.
+//! The arrays and batches that a test of any type goes through.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions, make_array};
+use arrow_array::{Array, ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions};
 use arrow_buffer::{BooleanBuffer, NullBuffer};
-use arrow_data::ArrayData;
-use arrow_schema::{DataType, Field, Schema, UnionMode};
+use arrow_schema::{DataType, Field, Schema};
 
 use super::r#gen::{Nulls, array};
 use super::types::list;
+use super::variants::{Variant, mixed, variants};
 
-/// Empty, short, long, with and without nulls, sliced at odd places, and with offsets in the `ArrayData`.
+/// Empty, short, long, with and without nulls, sliced at odd places, and in all variants.
 pub fn cases(data_type: &DataType, seed: u64) -> Vec<(String, ArrayRef)> {
     let mut cases = vec![];
     for nulls in [Nulls::None, Nulls::Some, Nulls::All] {
@@ -42,68 +42,15 @@ pub fn cases(data_type: &DataType, seed: u64) -> Vec<(String, ArrayRef)> {
         let sliced = array(data_type, 90, nulls, seed + 2).slice(9, 77);
         cases.push((format!("slice(9, 77), nulls {nulls:?}"), sliced));
     }
-    for (offset, null_offset, rows) in [(5, 3, 200), (13, 0, 64), (8, 11, 1), (2, 7, 0)] {
-        if let Some(array) =
-            offset_array(data_type, rows, Nulls::Some, offset, null_offset, seed + 3)
-        {
-            cases.push((
-                format!("{rows} rows, data offset {offset}, null offset {null_offset}"),
-                array,
-            ));
-        }
-    }
+    let made = variants(&array(data_type, 70, Nulls::Some, seed + 3), seed);
+    let plain = array(data_type, 19, Nulls::None, seed + 4);
+    let plain = [Variant::Sliced(3), Variant::Both(11)].map(|variant| variant.of(&plain, seed));
+    let made = made.into_iter().skip(1).chain(plain.into_iter().flatten());
+    cases.extend(made.map(|made| {
+        let name = format!("{} rows, {:?}", made.rows.len(), made.variant);
+        (name, made.array())
+    }));
     cases
-}
-
-/// An array made of an `ArrayData` with `offset != 0` whose null bits start somewhere else.
-///
-/// `None` where `make_array` of arrow 59 cannot take such data: it slices a struct child a second time.
-pub fn offset_array(
-    data_type: &DataType,
-    rows: usize,
-    nulls: Nulls,
-    offset: usize,
-    null_offset: usize,
-    seed: u64,
-) -> Option<ArrayRef> {
-    let children_slice = match data_type {
-        DataType::Struct(fields) => fields.iter().all(|f| slices(f.data_type())),
-        data_type => slices(data_type),
-    };
-    if !children_slice {
-        return None;
-    }
-    let data: ArrayData = array(data_type, rows + offset, nulls, seed).to_data();
-    assert_eq!(data.offset(), 0);
-    let nulls = data.nulls().map(|nulls| {
-        // `ArrayData::validate` wants bits for `offset + len`, wherever the null bits start.
-        let bits = null_offset.max(offset) + rows;
-        let bit = |i: usize| {
-            i >= null_offset && i < null_offset + rows && nulls.is_valid(i - null_offset + offset)
-        };
-        NullBuffer::new(BooleanBuffer::collect_bool(bits, bit).slice(null_offset, rows))
-    });
-    let data = data
-        .into_builder()
-        .offset(offset)
-        .len(rows)
-        .nulls(nulls)
-        .build();
-    Some(make_array(
-        data.unwrap_or_else(|e| panic!("{data_type}: {e}")),
-    ))
-}
-
-/// Whether `make_array` takes the outcome of `ArrayData::slice` for this type.
-fn slices(data_type: &DataType) -> bool {
-    match data_type {
-        DataType::Struct(_) => false,
-        DataType::FixedSizeList(field, _) => slices(field.data_type()),
-        DataType::Union(fields, UnionMode::Sparse) => {
-            fields.iter().all(|(_, f)| slices(f.data_type()))
-        }
-        _ => true,
-    }
 }
 
 /// A valid array that `ArrayData::validate` rejects: values at bit 7, and a null buffer without spare bytes.
@@ -121,8 +68,14 @@ fn schema_metadata() -> HashMap<String, String> {
     pairs([("origin", "tests"), ("ключ", "значение"), ("empty", "")])
 }
 
-/// A batch with one column of each type; metadata on the schema and on two of every three fields.
+/// A batch with one column of each type, in one variant after the other; metadata on the schema and on two of every
+/// three fields.
 pub fn batch(types: &[DataType], rows: usize, nulls: Nulls, seed: u64) -> RecordBatch {
+    mixed(&whole_batch(types, rows, nulls, seed), seed)
+}
+
+/// As [`batch`], of whole columns: for tests that count bytes, or say where they lie.
+pub fn whole_batch(types: &[DataType], rows: usize, nulls: Nulls, seed: u64) -> RecordBatch {
     let fields = types.iter().enumerate().map(|(i, data_type)| {
         let field = Field::new(format!("c{i}"), data_type.clone(), true);
         match i % 3 {

@@ -9,6 +9,7 @@ use proptest::sample::select;
 
 use super::r#gen::{Nulls, array, batch};
 use super::types::{dictionary, flat_types, map, run_ends, union};
+use super::variants::{Made, Variant};
 
 fn arb_field(data_type: impl Strategy<Value = DataType>) -> impl Strategy<Value = FieldRef> {
     (data_type, any::<bool>(), any::<bool>()).prop_map(|(data_type, required, noted)| {
@@ -76,6 +77,16 @@ fn arb_rows() -> impl Strategy<Value = (usize, (usize, usize))> {
     })
 }
 
+fn arb_variant() -> impl Strategy<Value = Variant> {
+    prop_oneof![
+        2 => Just(Variant::Whole),
+        2 => (0usize..20).prop_map(Variant::Sliced),
+        1 => Just(Variant::LongChildren),
+        3 => (0usize..20).prop_map(Variant::Both),
+        1 => Just(Variant::AllNull),
+    ]
+}
+
 /// What an array is made of.
 #[derive(Clone, Debug)]
 pub struct ArrayCase {
@@ -83,27 +94,44 @@ pub struct ArrayCase {
     pub rows: usize,
     pub nulls: Nulls,
     pub seed: u64,
+    pub variant: Variant,
     pub slice: (usize, usize),
 }
 
 impl ArrayCase {
+    /// All rows, of which the case is a slice.
+    pub fn made(&self) -> Made {
+        let whole = array(&self.data_type, self.rows, self.nulls, self.seed);
+        let made = self.variant.of(&whole, self.seed);
+        made.unwrap_or_else(|| Variant::Whole.of(&whole, 0).unwrap())
+    }
+
     pub fn array(&self) -> ArrayRef {
-        array(&self.data_type, self.rows, self.nulls, self.seed).slice(self.slice.0, self.slice.1)
+        self.made().array().slice(self.slice.0, self.slice.1)
     }
 }
 
 pub fn arb_array() -> impl Strategy<Value = ArrayCase> {
-    let case = (arb_data_type(3), arb_rows(), arb_nulls(), any::<u64>());
-    case.prop_map(|(data_type, (rows, slice), nulls, seed)| ArrayCase {
-        data_type,
-        rows,
-        nulls,
-        seed,
-        slice,
-    })
+    let case = (
+        arb_data_type(3),
+        arb_rows(),
+        arb_nulls(),
+        any::<u64>(),
+        arb_variant(),
+    );
+    case.prop_map(
+        |(data_type, (rows, slice), nulls, seed, variant)| ArrayCase {
+            data_type,
+            rows,
+            nulls,
+            seed,
+            variant,
+            slice,
+        },
+    )
 }
 
-/// What a batch is made of.
+/// What a batch is made of. The seed says in which variants its columns are.
 #[derive(Clone, Debug)]
 pub struct BatchCase {
     pub types: Vec<DataType>,

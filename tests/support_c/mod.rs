@@ -7,8 +7,9 @@ pub mod sim;
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use arrow_array::UInt8Array;
 use arrow_buffer::{BooleanBuffer, Buffer};
@@ -52,6 +53,8 @@ const _: () = assert!(size_of::<CDeviceArray>() == size_of::<FFI_ArrowDeviceArra
 /// goes at the first.
 struct Private {
     releases: AtomicUsize,
+    /// The first release has returned, or is about to: it does not touch this any more.
+    released: AtomicBool,
     buffers: Vec<*const c_void>,
     children: Vec<*mut CArray>,
     /// Struct of the dictionary, or null.
@@ -90,6 +93,19 @@ impl Foreign {
         if !device.is_synchronous() {
             let event = device.default_queue().record().unwrap().unwrap();
             foreign.set_event(event);
+        }
+        foreign
+    }
+
+    /// These rows of `around`, by the struct's own offset: its buffers and children hold the others too.
+    pub fn part(around: &ArrayData, offset: usize, rows: usize, device: &Device) -> Self {
+        let mut foreign = Self::new(around, device);
+        let nulls = around.nulls().map(|nulls| nulls.slice(offset, rows));
+        let root = foreign.root();
+        root.offset += offset as i64;
+        root.length = rows as i64;
+        if let Some(nulls) = nulls {
+            root.null_count = nulls.null_count() as i64;
         }
         foreign
     }
@@ -160,6 +176,7 @@ impl Foreign {
         };
         let private = Box::into_raw(Box::new(Private {
             releases: AtomicUsize::new(0),
+            released: AtomicBool::new(false),
             buffers,
             children,
             dictionary,
@@ -295,6 +312,19 @@ impl Foreign {
         (self.nodes.iter().map(count).sum(), self.nodes.len())
     }
 
+    /// As `assert_released`, once the device has finished what reads the array.
+    #[track_caller]
+    pub fn assert_released_by(&self, device: &Device, context: &str) {
+        let _ = device.synchronize();
+        let end = Instant::now() + Duration::from_secs(5);
+        // SAFETY: nodes live as long as `self`.
+        let released = |p: &*mut Private| unsafe { (**p).released.load(Ordering::Acquire) };
+        while !self.nodes.iter().all(released) && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        self.assert_released(context);
+    }
+
     /// Panics unless each node was released exactly once.
     #[track_caller]
     pub fn assert_released(&self, context: &str) {
@@ -410,5 +440,6 @@ unsafe extern "C" fn release(array: *mut CArray) {
         }
         let memory = std::mem::take(&mut *private.memory.lock().unwrap());
         drop(memory);
+        private.released.store(true, Ordering::Release);
     }
 }
