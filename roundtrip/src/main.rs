@@ -4,16 +4,12 @@
 //! compared with what was sent. Try
 //!
 //! ```text
-//! cargo run --release --example roundtrip -- --help
+//! cargo run --release -p roundtrip -- --help
 //! ```
 
 mod args;
-#[cfg(feature = "async")]
 mod asynchronous;
 mod compare;
-mod guard;
-mod input;
-mod ipc;
 mod job;
 mod measure;
 mod report;
@@ -24,6 +20,7 @@ use std::time::Instant;
 use args::{Args, Command};
 use compare::Findings;
 use job::{Failure, Job, Outcome};
+use roundtrip::{guard, input};
 
 /// Exit statuses.
 const IDENTICAL: u8 = 0;

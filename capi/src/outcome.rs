@@ -8,7 +8,7 @@ use std::ptr;
 use arrow_device::Error;
 use arrow_schema::ArrowError;
 
-use super::guard;
+use roundtrip::guard;
 
 const EIO: c_int = 5;
 const EINVAL: c_int = 22;

@@ -1,11 +1,11 @@
-//! Runs the example `roundtrip` over files of every kind and checks exit status, standard error
+//! Runs `roundtrip` over files of every kind and checks exit status, standard error
 //! and the JSON line.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use arrow_array::types::Int32Type;
 use arrow_array::{
@@ -18,31 +18,8 @@ use arrow_schema::Schema;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The example's executable, beside the tests' directory. Built if this test alone was built.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let test = std::env::current_exe().unwrap();
-        let profile = test.parent().unwrap().parent().unwrap();
-        let name = format!("roundtrip{}", std::env::consts::EXE_SUFFIX);
-        let program = profile.join("examples").join(name);
-        if !program.exists() {
-            let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-            let mut build = Command::new(cargo);
-            build.args(["build", "--example", "roundtrip"]);
-            if profile.ends_with("release") {
-                build.arg("--release");
-            }
-            let built = build.current_dir(env!("CARGO_MANIFEST_DIR")).status();
-            assert!(built.unwrap().success(), "the example does not build");
-        }
-        assert!(program.exists(), "no {}", program.display());
-        program
-    })
-}
-
 fn roundtrip(arguments: &[&OsStr]) -> Output {
-    let mut command = Command::new(program());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roundtrip"));
     command.args(arguments).stdin(Stdio::null());
     command.output().unwrap()
 }
@@ -472,7 +449,7 @@ fn without_files_tables_are_generated() {
 fn a_reader_that_goes_away_is_no_error() {
     let files = Files::new();
     let file = files.write("a.csv", b"a\n1\n");
-    let mut command = Command::new(program());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_roundtrip"));
     command
         .arg(&file)
         .stdout(Stdio::piped())

@@ -53,16 +53,11 @@ impl Via {
         }
     }
 
-    /// `has_async`: the program was built with the feature `async`.
-    fn parse(way: &str, has_async: bool) -> Result<Self, String> {
+    fn parse(way: &str) -> Result<Self, String> {
         match way {
             "array" => Ok(Self::Array),
             "stream" => Ok(Self::Stream),
-            "async" if has_async => Ok(Self::Async),
-            "async" => Err(
-                "--via async needs the feature 'async', without which this program was built"
-                    .to_owned(),
-            ),
+            "async" => Ok(Self::Async),
             other => Err(bad("via", other, "array, stream or async")),
         }
     }
@@ -103,7 +98,7 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, S
         match argument {
             Short('h') | Long("help") => return Ok(Command::Help),
             Long("device") => args.device = text(&mut parser)?,
-            Long("via") => args.via = Via::parse(&text(&mut parser)?, cfg!(feature = "async"))?,
+            Long("via") => args.via = Via::parse(&text(&mut parser)?)?,
             Long("batch-rows") => {
                 args.batch_rows = number(&mut parser, "batch-rows", "a whole number from 1", |n| {
                     *n >= 1usize
@@ -168,14 +163,6 @@ mod tests {
         assert_eq!((args.batch_rows, args.json), (7, true));
         assert_eq!(args.files, [PathBuf::from("a"), PathBuf::from("--b")]);
         assert_eq!(run("--help --nonsense").unwrap_err(), "help");
-    }
-
-    #[test]
-    fn async_needs_its_feature() {
-        assert_eq!(Via::parse("async", true), Ok(Via::Async));
-        let e = Via::parse("async", false).unwrap_err();
-        assert!(e.contains("feature 'async'"), "{e}");
-        assert_eq!(Via::parse("stream", false), Ok(Via::Stream));
     }
 
     #[test]

@@ -2,20 +2,11 @@
 //! batches from one device to another. `arrow_device.h` is its header.
 //!
 //! ```text
-//! cargo build --release --example capi        # target/release/examples/libcapi.so
+//! cargo build --release -p arrow-device-capi   # target/release/libarrow_device_capi.so; --features cuda, rocm
 //! ```
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
-#[allow(dead_code)]
-#[path = "../roundtrip/guard.rs"]
-mod guard;
-#[allow(dead_code)]
-#[path = "../roundtrip/input.rs"]
-mod input;
-#[allow(dead_code)]
-#[path = "../roundtrip/ipc.rs"]
-mod ipc;
 mod outcome;
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -33,6 +24,7 @@ use arrow_device::{
 };
 use arrow_schema::DataType;
 use arrow_schema::ffi::FFI_ArrowSchema;
+use roundtrip::input;
 
 pub use outcome::arrow_device_last_error;
 use outcome::{Failure, answer};

@@ -177,7 +177,6 @@ impl Job {
 
     /// `tee` through a C stream to the device and back.
     fn host_reader(&self, tee: Tee) -> arrow_device::Result<Box<dyn RecordBatchReader>> {
-        #[cfg(feature = "async")]
         if self.via == Via::Async {
             return crate::asynchronous::host_reader(tee, &self.device);
         }
