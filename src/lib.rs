@@ -68,7 +68,7 @@
 //!
 //! [`Device`] is a handle around a [`Backend`](device::Backend), so that counting, pooling and the
 //! reaper stand once for all backends; a crate that adds a device implements the trait and passes the
-//! suite in `conformance`.
+//! suite of the crate `arrow-device-conformance`.
 //!
 //! # What is always true
 //!
@@ -98,14 +98,11 @@
 //! | `datafusion` | no | `datafusion`, device streams and operators in DataFusion's plans |
 //! | `pyo3` | no | `python`, the PyCapsule interface for devices |
 //! | `dlpack` | no | `dlpack`, columns as DLPack tensors, out and in |
-//! | `conformance` | no | `conformance`, the suite that every backend passes; may change in any release |
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod abi;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod data;

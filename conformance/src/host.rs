@@ -5,8 +5,8 @@ use bytes::Bytes;
 
 use super::kit::{Block, Host, LARGE, MOMENT, assert_bytes, down, finish, pattern, queue, up};
 use super::{Subject, Verdict};
-use crate::device::{AddressClass, DevicePtr};
-use crate::{DeviceBufferMut, Error};
+use arrow_device::device::{AddressClass, DevicePtr};
+use arrow_device::{DeviceBufferMut, Error};
 
 pub(super) fn allocate(subject: &Subject) -> Verdict {
     let device = &subject.device;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::kit::{Block, record};
 use super::{Subject, Verdict};
-use crate::device::AddressClass;
-use crate::{ArrowDeviceType, DeviceId, Devices};
+use arrow_device::device::AddressClass;
+use arrow_device::{ArrowDeviceType, DeviceId, Devices};
 
 pub(super) fn stable(subject: &Subject) -> Verdict {
     let device = &subject.device;

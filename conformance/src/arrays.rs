@@ -8,7 +8,7 @@ use arrow_schema::{Field, Schema};
 use super::kit::queue;
 use super::samples::{ROWS, all, assert_same};
 use super::{Subject, Verdict};
-use crate::Devices;
+use arrow_device::Devices;
 
 /// (offset, rows) of slices.
 const CUTS: [(usize, usize); 5] = [

@@ -1,7 +1,7 @@
-//! One suite that every backend passes.
+//! One suite that every backend of [`arrow_device`] passes.
 //!
-//! Each [`Rule`] checks one line of the contract of [`Backend`](crate::device::Backend),
-//! [`RawQueue`](crate::device::RawQueue) or of what this crate builds on them. It uses public calls
+//! Each [`Rule`] checks one line of the contract of [`Backend`](arrow_device::device::Backend),
+//! [`RawQueue`](arrow_device::device::RawQueue) or of what `arrow-device` builds on them. It uses public calls
 //! only and reads device memory by copies, so it serves every device: synchronous or not, readable
 //! by the host or not.
 //!
@@ -9,16 +9,19 @@
 //!
 //! ```
 //! use arrow_device::Devices;
-//! use arrow_device::conformance::{Subject, run};
+//! use arrow_device_conformance::{Subject, run};
 //! run(&Subject::new(Devices::cpu()));
 //! ```
+#![deny(missing_docs)]
+#![deny(unsafe_op_in_unsafe_fn)]
+#![warn(clippy::undocumented_unsafe_blocks)]
 
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use crate::{Device, Queue};
+use arrow_device::{Device, Queue};
 
 mod arrays;
 mod copies;

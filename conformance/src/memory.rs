@@ -4,7 +4,7 @@ use super::kit::{
     Block, Host, LARGE, assert_bytes, content, down, fill, finish, queue, record, soon,
 };
 use super::{Subject, Verdict};
-use crate::{DeviceBufferMut, Error};
+use arrow_device::{DeviceBufferMut, Error};
 
 pub(super) fn aligned(subject: &Subject) -> Verdict {
     let queue = subject.device.default_queue();

@@ -6,7 +6,7 @@ use super::kit::{
     Block, Host, LARGE, MOMENT, NO_EVENTS, Woken, assert_bytes, down, queue, record, soon,
 };
 use super::{Subject, Verdict};
-use crate::device::Notify;
+use arrow_device::device::Notify;
 
 pub(super) fn backend(subject: &Subject) -> Verdict {
     let device = &subject.device;

@@ -10,8 +10,8 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use super::{Hold, Subject, Verdict};
-use crate::device::{CopyKind, CopyOp, DevicePtr};
-use crate::{Device, HostSlab, Queue, SyncEvent};
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::{Device, HostSlab, Queue, SyncEvent};
 
 /// Bytes of an allocation that is large and odd.
 pub(super) const LARGE: usize = if cfg!(miri) {

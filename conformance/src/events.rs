@@ -5,8 +5,8 @@ use super::kit::{
     record, returns_while_held, soon, up,
 };
 use super::{Subject, Verdict};
-use crate::SyncEvent;
-use crate::device::EventPtr;
+use arrow_device::SyncEvent;
+use arrow_device::device::EventPtr;
 
 fn complete(event: &SyncEvent) -> bool {
     event.is_complete().expect("query_event")
@@ -131,7 +131,8 @@ pub(super) fn never_waits(subject: &Subject) -> Verdict {
         }
     });
     call("classify", &mut || {
-        let _: crate::device::AddressClass = backend.classify(crate::device::DevicePtr::NULL, 1);
+        let _: arrow_device::device::AddressClass =
+            backend.classify(arrow_device::device::DevicePtr::NULL, 1);
     });
     hold.open();
     finish(&queue);

@@ -5,7 +5,7 @@ use super::kit::{
     pattern, queue, up,
 };
 use super::{Subject, Verdict};
-use crate::device::CopyKind;
+use arrow_device::device::CopyKind;
 
 /// (offset, bytes) of copies.
 const CUTS: [(usize, usize); 10] = [

@@ -8,7 +8,7 @@ use arrow_schema::{DataType, Field, Schema};
 
 use super::kit::{Block, Host, LARGE, NO_EVENTS, assert_bytes, content, down, finish, queue, soon};
 use super::{Subject, Verdict};
-use crate::DeviceId;
+use arrow_device::DeviceId;
 
 /// More bytes than [`LARGE`], a multiple of 64.
 const VALUES: usize = (LARGE / 64 + 1) * 8;
