@@ -53,7 +53,6 @@
 //!
 //! | room | what lives there |
 //! | --- | --- |
-//! | `datafusion/` | a door: tables, operators and results on devices (feature `datafusion`) |
 //! | `cuda/` | a door: cudarc's types in and out (feature `cuda`) |
 //! | `rocm/` | a door: HIP's streams and events in and out (feature `rocm`) |
 //! | `python/` | a door: the Arrow PyCapsule interface (feature `pyo3`) |
@@ -95,7 +94,6 @@
 //! | `cuda` | no | `cuda`, NVIDIA GPUs; loaded at run time |
 //! | `rocm` | no | `rocm`, AMD GPUs; loaded at run time, but building needs HIP's headers and library |
 //! | `async` | no | `async_stream`, the async device stream over `futures` streams; no executor |
-//! | `datafusion` | no | `datafusion`, device streams and operators in DataFusion's plans |
 //! | `pyo3` | no | `python`, the PyCapsule interface for devices |
 //! | `dlpack` | no | `dlpack`, columns as DLPack tensors, out and in |
 #![deny(missing_docs)]
@@ -106,8 +104,6 @@ pub mod abi;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod data;
-#[cfg(feature = "datafusion")]
-pub mod datafusion;
 pub mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;
