@@ -4,7 +4,9 @@ use std::alloc::{self, Layout};
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::device::{ALIGNMENT, Backend, DeviceId, DevicePtr};
+use crate::abi::DeviceId;
+use crate::device::backend::{Backend, DevicePtr};
+use crate::device::cpu::ALIGNMENT;
 use crate::error::{Error, Result};
 
 /// Most bytes of idle blocks that a pool keeps, unless it is told otherwise.
@@ -16,7 +18,7 @@ const GRAIN: usize = 64 << 10;
 
 /// Initialised host memory, 64-byte aligned. Whoever has it frees it.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(crate) struct Block {
     ptr: NonNull<u8>,
     /// Bytes.
     capacity: usize,
@@ -41,7 +43,7 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 /// The capacity (bytes) of a block for `bytes` bytes.
-pub(super) fn round(bytes: usize) -> Option<usize> {
+pub(crate) fn round(bytes: usize) -> Option<usize> {
     let grain = if bytes >= GRAIN { GRAIN } else { ALIGNMENT };
     bytes.max(1).checked_next_multiple_of(grain)
 }
@@ -52,7 +54,7 @@ fn layout(capacity: usize) -> Option<Layout> {
 
 impl Block {
     /// Ordinary memory, all zero. `capacity` is of [`round`]; `None` if there is not enough.
-    pub(super) fn ordinary(capacity: usize) -> Option<Self> {
+    pub(crate) fn ordinary(capacity: usize) -> Option<Self> {
         let layout = layout(capacity)?;
         #[cfg(all(target_os = "linux", not(miri)))]
         if capacity >= large::LEAST {
@@ -72,7 +74,7 @@ impl Block {
     }
 
     /// Memory that `backend` copies from fastest, if it has any.
-    pub(super) fn locked(backend: &dyn Backend, capacity: usize) -> Result<Option<Self>> {
+    pub(crate) fn locked(backend: &dyn Backend, capacity: usize) -> Result<Option<Self>> {
         let Some(ptr) = backend.allocate_host(capacity)? else {
             return Ok(None);
         };
@@ -90,17 +92,17 @@ impl Block {
         }))
     }
 
-    pub(super) fn ptr(&self) -> NonNull<u8> {
+    pub(crate) fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
 
     /// The same block once more, for a holder that is being dropped.
-    pub(super) fn take(&mut self) -> Self {
+    pub(crate) fn take(&mut self) -> Self {
         Self { ..*self }
     }
 
     /// `backend` is the one that it came from, if it came from one.
-    pub(super) fn free(self, backend: Option<&dyn Backend>) {
+    pub(crate) fn free(self, backend: Option<&dyn Backend>) {
         match self.kind {
             Kind::Heap => {
                 if let Some(layout) = layout(self.capacity) {
@@ -125,7 +127,7 @@ impl Block {
     }
 }
 
-pub(super) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
+pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
     Error::OutOfMemory {
         device,
         operation: "host slab",
@@ -139,12 +141,12 @@ mod large {
     use std::ptr::{self, NonNull};
 
     /// Fewest bytes of a mapping.
-    pub(super) const LEAST: usize = 4 << 20;
+    pub(crate) const LEAST: usize = 4 << 20;
     /// Bytes of a large page on most machines. Elsewhere a mapping is well aligned, and no more.
     const PAGE: usize = 2 << 20;
 
     /// `bytes` bytes, all zero, that nobody has touched yet. A multiple of the small page's size.
-    pub(super) fn map(bytes: usize) -> Option<NonNull<u8>> {
+    pub(crate) fn map(bytes: usize) -> Option<NonNull<u8>> {
         let reserved = bytes.checked_add(PAGE)?;
         // SAFETY: a new mapping where the system likes.
         let start = unsafe {
@@ -179,7 +181,7 @@ mod large {
 
     /// # Safety
     /// From [`map`] with this length, not used any more.
-    pub(super) unsafe fn unmap(block: NonNull<u8>, bytes: usize) {
+    pub(crate) unsafe fn unmap(block: NonNull<u8>, bytes: usize) {
         // SAFETY: the caller's.
         unsafe { libc::munmap(block.as_ptr().cast(), bytes) };
     }
@@ -254,7 +256,7 @@ impl SlabPool {
 
     /// Of the smallest idle blocks that fit the one used last, whose memory may still be cached: at most
     /// twice what is asked for, small ones apart.
-    pub(super) fn take(&self, capacity: usize) -> Option<Block> {
+    pub(crate) fn take(&self, capacity: usize) -> Option<Block> {
         let mut idle = self.lock();
         idle.out = (idle.out + 1).min(IDLE_BLOCKS + 1);
         let most = capacity.saturating_mul(2).max(GRAIN);
@@ -271,7 +273,7 @@ impl SlabPool {
 
     /// Keeps a block for reuse. What is too much now is to be freed.
     #[must_use]
-    pub(super) fn give_back(&self, block: Block) -> Vec<Block> {
+    pub(crate) fn give_back(&self, block: Block) -> Vec<Block> {
         let mut idle = self.lock();
         idle.out = idle.out.saturating_sub(1);
         if block.capacity > idle.limit {
@@ -286,7 +288,7 @@ impl SlabPool {
 
     /// Keeps at most `bytes` bytes from now on. What is too much is to be freed.
     #[must_use]
-    pub(super) fn set_limit(&self, bytes: usize) -> Vec<Block> {
+    pub(crate) fn set_limit(&self, bytes: usize) -> Vec<Block> {
         let mut idle = self.lock();
         idle.limit = bytes;
         idle.excess()
