@@ -84,11 +84,13 @@ mod plan;
 mod rule;
 mod sink;
 mod source;
+mod stream;
 mod transitions;
 
 pub use metrics::to_datafusion;
-pub use plan::{DeviceExec, DevicePlan, SendableDeviceStream, execute_child};
+pub use plan::{DeviceExec, DevicePlan, execute_child};
 pub use rule::DeviceTransitions;
 pub use sink::{execute_on_device, export_plan};
 pub use source::{DeviceScanExec, DeviceTable, OpenPartition};
+pub use stream::SendableDeviceStream;
 pub use transitions::{DeviceToHostExec, HostToDeviceExec};

@@ -1,22 +1,16 @@
 //! What an operator costs, without a look at any array.
 
 use std::cell::Cell;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use arrow_schema::{ArrowError, SchemaRef};
+use arrow_schema::ArrowError;
 use datafusion_common::DataFusionError;
 use datafusion_physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, Time};
-use futures_core::Stream;
 
-use super::plan::SendableDeviceStream;
-use arrow_device::ArrowDeviceType;
-use arrow_device::DeviceRecordBatch;
+use arrow_device::Error;
 use arrow_device::TransferStats;
-use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{Error, Result};
 
 /// Wraps an error of `arrow-device` as DataFusion carries it: inside an [`ArrowError`]. An error of DataFusion that passed through a
 /// device stream is unwrapped again.
@@ -140,63 +134,5 @@ impl DeviceMetrics {
             self.batches.add(1);
         }
         polled
-    }
-}
-
-/// An operator's stream: measured, over after an error, and as cooperative as DataFusion's own.
-pub(super) struct Measured {
-    /// `None` after its end, or an error: what is behind it is let go.
-    stream: Option<SendableDeviceStream>,
-    schema: SchemaRef,
-    device_type: ArrowDeviceType,
-    metrics: DeviceMetrics,
-}
-
-impl Measured {
-    pub(super) fn new(
-        stream: SendableDeviceStream,
-        set: &ExecutionPlanMetricsSet,
-        partition: usize,
-    ) -> Self {
-        Self {
-            schema: stream.schema(),
-            device_type: stream.device_type(),
-            metrics: DeviceMetrics::new(set, partition),
-            stream: Some(stream),
-        }
-    }
-}
-
-impl Stream for Measured {
-    type Item = Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        // A stream that is always ready would keep its task's thread.
-        let budget = ready!(tokio::task::coop::poll_proceed(cx));
-        let Self {
-            stream, metrics, ..
-        } = &mut *self;
-        let poll = || match stream {
-            Some(stream) => stream.as_mut().poll_next(cx),
-            None => Poll::Ready(None),
-        };
-        let next = ready!(metrics.poll(poll, DeviceRecordBatch::num_rows));
-        budget.made_progress();
-        if !matches!(next, Some(Ok(_))) {
-            self.stream = None;
-        }
-        Poll::Ready(next)
-    }
-}
-
-impl DeviceRecordBatchStream for Measured {
-    type Batch = DeviceRecordBatch;
-
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device_type
     }
 }

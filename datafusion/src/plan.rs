@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use datafusion_common::Statistics;
@@ -17,21 +16,8 @@ use datafusion_physical_plan::{
     InputDistributionRequirements, PlanProperties,
 };
 
-use super::metrics::Measured;
-use super::transitions::host_stream;
+use super::stream::{Measured, SendableDeviceStream, host_stream};
 use arrow_device::Device;
-use arrow_device::DeviceRecordBatch;
-use arrow_device::async_stream::DeviceRecordBatchStream;
-
-/// What an operator gives: batches on a device, asked for by a task, without a wait in any poll.
-pub type SendableDeviceStream = Pin<
-    Box<
-        dyn DeviceRecordBatchStream<
-                Batch = DeviceRecordBatch,
-                Item = arrow_device::Result<DeviceRecordBatch>,
-            > + Send,
-    >,
->;
 
 /// An operator whose batches are on a device.
 ///

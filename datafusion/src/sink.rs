@@ -14,8 +14,9 @@ use futures_core::Stream;
 use tokio::runtime::Handle;
 
 use super::metrics::to_datafusion;
-use super::plan::{SendableDeviceStream, execute_child};
+use super::plan::execute_child;
 use super::rule::{DeviceTransitions, on_device};
+use super::stream::SendableDeviceStream;
 use arrow_device::Device;
 use arrow_device::DeviceRecordBatch;
 use arrow_device::DeviceRecordBatchReader;

@@ -18,7 +18,8 @@ use datafusion_physical_plan::{ExecutionPlan, PlanProperties};
 use futures_core::Stream;
 
 use super::metrics::to_datafusion;
-use super::plan::{DeviceExec, DevicePlan, SendableDeviceStream};
+use super::plan::{DeviceExec, DevicePlan};
+use super::stream::SendableDeviceStream;
 use super::transitions::{DeviceToHostExec, no_children};
 use arrow_device::ArrowDeviceType;
 use arrow_device::Device;

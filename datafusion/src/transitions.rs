@@ -11,60 +11,17 @@ use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{DataFusionError, Result, Statistics};
 use datafusion_execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
 use datafusion_physical_expr::PhysicalExpr;
-use datafusion_physical_plan::coop::make_cooperative;
 use datafusion_physical_plan::execution_plan::SchedulingType;
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
 use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
 use datafusion_physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
 use futures_core::Stream;
 
-use super::metrics::{DeviceMetrics, from_arrow, from_datafusion, to_datafusion};
-use super::plan::{DeviceExec, DevicePlan, SendableDeviceStream, execute_child};
+use super::metrics::{DeviceMetrics, from_datafusion, to_datafusion};
+use super::plan::{DeviceExec, DevicePlan, execute_child};
+use super::stream::{SendableDeviceStream, host_stream};
 use arrow_device::Device;
 use arrow_device::async_stream::{DeviceRecordBatchStream, HostRecordBatchStream, UploadingStream};
-
-/// A device stream as DataFusion reads streams.
-pub(super) fn host_stream(
-    stream: SendableDeviceStream,
-    metrics: Option<DeviceMetrics>,
-) -> SendableRecordBatchStream {
-    let schema = stream.schema();
-    let stream = HostRecordBatchStream::new(stream);
-    make_cooperative(Box::pin(Staged {
-        schema,
-        stream,
-        metrics,
-    }))
-}
-
-/// Batches that come down.
-struct Staged {
-    schema: SchemaRef,
-    stream: HostRecordBatchStream<SendableDeviceStream>,
-    metrics: Option<DeviceMetrics>,
-}
-
-impl Stream for Staged {
-    type Item = Result<RecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Self {
-            stream, metrics, ..
-        } = &mut *self;
-        let mut poll = || Pin::new(&mut *stream).poll_next(cx);
-        let polled = match metrics {
-            Some(metrics) => metrics.poll(poll, RecordBatch::num_rows),
-            None => poll(),
-        };
-        polled.map_err(from_arrow)
-    }
-}
-
-impl RecordBatchStream for Staged {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-}
 
 /// The node that brings a device operator's batches to the host, one ahead of its parent.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use arrow_device::cuda::cudarc::nvrtc::Ptx;
 use arrow_device::device::{DevicePtr, device_error};
 use arrow_device::{Device, DeviceBufferMut, Error, Queue, Result};
 
-use super::kernels::Column;
+use super::column::Column;
 use super::predicate::{Condition, Kind};
 
 #[derive(Clone, Debug)]

@@ -21,10 +21,11 @@
 //! | `filter.rs` | an operator on a device |
 //! | `rule.rs` | a rule that puts it into plans |
 //! | `predicate.rs` | from DataFusion's expressions to what a kernel takes |
-//! | `kernels.rs` | giving columns to kernels, and taking columns from them |
+//! | `column.rs`, `kernels.rs` | giving columns to kernels, and taking columns from them |
 //! | `sim.rs`, `cuda.rs`, `filter.ptx` | the kernels |
 //! | `demo.rs` | a session, a table on a device, a query |
 
+mod column;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod demo;

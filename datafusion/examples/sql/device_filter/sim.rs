@@ -5,7 +5,7 @@ use arrow_device::device::sim::{SimMemory, SimQueue};
 use arrow_device::{DeviceBufferMut, Queue, Result};
 use datafusion::arrow::datatypes::ArrowNativeType;
 
-use super::kernels::Column;
+use super::column::Column;
 use super::predicate::{Condition, Kind, float_key};
 
 fn sim(queue: &Queue) -> Option<&SimQueue> {
