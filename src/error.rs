@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow_schema::ArrowError;
 
-use crate::device::DeviceId;
+use crate::abi::DeviceId;
 
 /// What every fallible call of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -54,7 +54,6 @@
 //!
 //! | room | what lives there |
 //! | --- | --- |
-//! | `datafusion/` | a door: tables, operators and results on devices (feature `datafusion`) |
 //! | `cuda/` | a door: cudarc's types in and out (feature `cuda`) |
 //! | `rocm/` | a door: HIP's streams and events in and out (feature `rocm`) |
 //! | `python/` | a door: the Arrow PyCapsule interface (feature `pyo3`) |
@@ -69,7 +68,7 @@
 //!
 //! [`Device`] is a handle around a [`Backend`](device::Backend), so that counting, pooling and the
 //! reaper stand once for all backends; a crate that adds a device implements the trait and passes the
-//! suite in `conformance`.
+//! suite of the crate `arrow-device-conformance`.
 //!
 //! # What is always true
 //!
@@ -97,22 +96,16 @@
 //! | `cuda` | no | `cuda`, NVIDIA GPUs; loaded at run time |
 //! | `rocm` | no | `rocm`, AMD GPUs; loaded at run time, but building needs HIP's headers and library |
 //! | `async` | no | `async_stream`, the async device stream over `futures` streams; no executor |
-//! | `datafusion` | no | `datafusion`, device streams and operators in DataFusion's plans |
 //! | `pyo3` | no | `python`, the PyCapsule interface for devices |
 //! | `dlpack` | no | `dlpack`, columns as DLPack tensors, out and in |
-//! | `conformance` | no | `conformance`, the suite that every backend passes; may change in any release |
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 pub mod abi;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod data;
-#[cfg(feature = "datafusion")]
-pub mod datafusion;
 pub mod device;
 #[cfg(feature = "dlpack")]
 pub mod dlpack;

@@ -1,6 +1,6 @@
-// The example library `capi`, driven by Arrow C++ through its header.
+// The C library, driven by Arrow C++ through its header.
 
-#include "../../examples/capi/arrow_device.h"
+#include "../../capi/arrow_device.h"
 #include "shim.h"
 
 using arrow::Status;

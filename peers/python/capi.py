@@ -1,4 +1,4 @@
-"""The example library `capi`, by its header: the copy inside the library of `peers/rust`, and the library itself.
+"""The C library, by its header: the copy inside the library of `peers/rust`, and the library itself.
 
 Two copies in one process are two strangers: each has devices of its own, and CPU data is all that they share.
 """

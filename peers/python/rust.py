@@ -1,4 +1,4 @@
-"""This crate, through C functions: the library of `peers/rust`, which also has those of the example `capi`."""
+"""This crate, through C functions: the library of `peers/rust`, which also has those of the C library."""
 
 import ctypes as c
 import os

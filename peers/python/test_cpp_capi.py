@@ -1,4 +1,4 @@
-"""The example library `capi`, driven by Arrow C++."""
+"""The C library, driven by Arrow C++."""
 
 import ctypes as c
 import os

@@ -43,6 +43,7 @@ mod async_stream;
 #[allow(dead_code)]
 pub(crate) mod c_data;
 mod device_array;
+mod device_id;
 mod device_stream;
 mod device_type;
 mod foreign_schema;
@@ -59,6 +60,7 @@ pub use async_stream::{
     FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask, ProducerCancel, ProducerRequest, TaskExtractData,
 };
 pub use device_array::FFI_ArrowDeviceArray;
+pub use device_id::DeviceId;
 pub use device_stream::{
     FFI_ArrowDeviceArrayStream, StreamGetLastError, StreamGetNext, StreamGetSchema, StreamRelease,
 };

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
+use crate::device::block::SlabPool;
 use crate::device::reaper::{Reaper, ReaperOf};
 use crate::device::{Counters, DeviceId, Queue, TransferStats};
 use crate::error::{Error, Result};
-use crate::memory::SlabPool;
 
 /// A device: memory, queues and counters. Clones are the same device.
 ///

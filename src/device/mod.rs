@@ -1,6 +1,7 @@
 //! Devices, queues, events.
 
 mod backend;
+pub(crate) mod block;
 mod bulk;
 #[cfg(feature = "async")]
 mod completion;
@@ -11,7 +12,7 @@ mod event;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod gpu;
 mod handle;
-mod id;
+mod name;
 mod queue;
 mod reaper;
 mod registry;
@@ -21,6 +22,7 @@ pub(crate) mod rocm;
 pub mod sim;
 mod stats;
 
+pub use crate::abi::DeviceId;
 pub use backend::{
     AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Notify, RawQueue, device_error,
 };
@@ -33,7 +35,6 @@ pub(crate) use cpu::HostBackend;
 pub(crate) use event::EventRef;
 pub use event::SyncEvent;
 pub use handle::Device;
-pub use id::DeviceId;
 pub use queue::Queue;
 pub use registry::Devices;
 pub(crate) use stats::Counters;

@@ -28,9 +28,21 @@ macro_rules! stats {
                 Self { $($name: self.$name.saturating_sub(earlier.$name),)* }
             }
 
-            /// Both together.
+            /// Returns the sum of both: what two pieces of work cost together.
+            ///
+            /// ```
+            /// # use arrow_device::{Devices, TransferStats};
+            /// # fn main() -> arrow_device::Result<()> {
+            /// let device = Devices::simulated()?;
+            /// let batch = arrow_array::record_batch!(("id", Int64, [1, 2, 3]))?;
+            /// let (on_device, up) = TransferStats::scope(|| device.upload(&batch));
+            /// let (_, down) = TransferStats::scope(|| on_device?.to_host());
+            /// assert_eq!(up.plus(&down).copies, up.copies + down.copies);
+            /// # Ok(())
+            /// # }
+            /// ```
             #[must_use]
-            pub(crate) fn plus(&self, other: &Self) -> Self {
+            pub fn plus(&self, other: &Self) -> Self {
                 Self { $($name: self.$name.saturating_add(other.$name),)* }
             }
         }

@@ -1,12 +1,10 @@
 //! Memory with an owner.
 
-mod block;
 mod buffer;
 mod owner;
 mod reading;
 mod slab;
 
-pub(crate) use block::SlabPool;
 pub use buffer::{DeviceBuffer, DeviceBufferMut, Loan};
 pub(crate) use buffer::{check_queue, host_buffer};
 pub(crate) use owner::{Kept, Memory, Owner, Ready};

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use arrow_buffer::Buffer;
 use bytes::Bytes;
 
+use crate::device::block::{Block, out_of_memory, round};
 use crate::device::{Counters, Device, DeviceId, DevicePtr};
 use crate::error::Result;
-use crate::memory::block::{Block, out_of_memory, round};
 
 /// A block of host memory, 64-byte aligned and initialised, owned by whoever holds it.
 ///

@@ -11,7 +11,7 @@
 //! With the feature `dlpack`, columns also go through `__dlpack__`: `tensor_to_python`, `tensor_from_python` (which copies
 //! memory that the host can read, since others may write to it), `tensor_from_python_shared` (which does not).
 //!
-//! There are no Python classes here: an extension module has its own. The crate `python-example` of the
+//! There are no Python classes here: an extension module has its own. The crate `python` of the
 //! repository is a complete one. Whether the module is an extension (`extension-module`,
 //! `PYO3_BUILD_EXTENSION_MODULE`) or a program that embeds Python is the module's choice too.
 //!

@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Condvar, Mutex};
 
-use arrow_device::conformance::{Hold, Rule, Subject, Verdict, rules, run};
 use arrow_device::{Device, Devices};
+use arrow_device_conformance::{Hold, Rule, Subject, Verdict, rules, run};
 
 mod pinned;
 #[cfg(target_os = "linux")]

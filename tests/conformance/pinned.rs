@@ -8,9 +8,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::Waker;
 
-use arrow_device::conformance::Hold;
 use arrow_device::device::{Backend, CopyOp, DevicePtr, EventPtr, Notify, RawQueue, device_error};
 use arrow_device::{ArrowDeviceType, Device, DeviceId, Error, Queue, Result};
+use arrow_device_conformance::Hold;
 
 use super::{Gate, wrap};
 

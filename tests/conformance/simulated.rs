@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use arrow_device::Device;
 use arrow_device::Queue;
-use arrow_device::conformance::{Hold, Subject, run};
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
+use arrow_device_conformance::{Hold, Subject, run};
 
 use super::{Gate, wrap};
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use arrow_device::conformance::{Subject, run};
 use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device::device::{AddressClass, Backend, CopyOp, DevicePtr, EventPtr, Notify, RawQueue};
 use arrow_device::{DeviceId, Queue, Result};
+use arrow_device_conformance::{Subject, run};
 
 use super::simulated::{balance, deferred, hold};
 use super::{rule, wrap};

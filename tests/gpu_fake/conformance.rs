@@ -1,6 +1,6 @@
 //! The conformance suite, for each kind of memory and way of the driver.
 
-use arrow_device::conformance::{Subject, run};
+use arrow_device_conformance::{Subject, run};
 
 use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS, PAGEABLE_EAGER};
 use crate::rig::{Rig, assert_gone, hold, unclean};

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use arrow_device::conformance::{Subject, run};
+use arrow_device_conformance::{Subject, run};
 
 use super::hold::hold;
 use super::{Place, everywhere};

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex};
 
 use arrow_device::Queue;
-use arrow_device::conformance::Hold;
+use arrow_device_conformance::Hold;
 
 use crate::vendor::launch_host;
 

@@ -1,4 +1,4 @@
-//! What every call goes through, and the calling thread's context stack.
+//! What every call goes through.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,20 +50,8 @@ pub enum Of {
 }
 
 thread_local! {
-    /// The context stack, the current one last.
-    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
     /// Whose host function this thread is in.
     static HOST_FUNCTION_OF: RefCell<Option<Arc<Engine>>> = const { RefCell::new(None) };
-}
-
-/// Works with the context stack; `None` on a thread that is ending.
-pub fn with_stack<T>(with: impl FnOnce(&mut Vec<usize>) -> T) -> Option<T> {
-    STACK.try_with(|stack| with(&mut stack.borrow_mut())).ok()
-}
-
-/// The current context.
-pub fn current() -> Option<usize> {
-    with_stack(|stack| stack.last().copied()).flatten()
 }
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);

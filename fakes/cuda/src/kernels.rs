@@ -1,4 +1,4 @@
-//! What stands in for kernels: closures with the names and parameters of real ones.
+//! What stands in for kernels: closures with the parameters of real ones.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,41 +6,13 @@ use std::sync::Arc;
 use arrow_device::device::sim::SimMemory;
 
 use crate::copy::is_device;
+use crate::emulation::Emulation;
 use crate::engine::Engine;
 use crate::ffi::*;
 use crate::memory::pointer;
 use crate::registry::{Lane, registry};
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Emulation {
-    /// `product_f64(a, a_mask, a_bit, b, b_mask, b_bit, out, out_mask, rows)`: out[i] = a[i] * b[i],
-    /// 0 where one of them is null. A mask of 0 has no nulls.
-    ProductF64,
-    /// `fill_i64(out, value, n)`
-    FillI64,
-    /// `fail()`: the engine fails with 719.
-    Fail,
-}
-
 impl Emulation {
-    pub fn of(name: &str) -> Option<Self> {
-        match name {
-            "product_f64" => Some(Self::ProductF64),
-            "fill_i64" => Some(Self::FillI64),
-            "fail" => Some(Self::Fail),
-            _ => None,
-        }
-    }
-
-    /// How many parameters it takes; each has 8 bytes.
-    pub fn parameters(self) -> usize {
-        match self {
-            Self::ProductF64 => 9,
-            Self::FillI64 => 3,
-            Self::Fail => 0,
-        }
-    }
-
     /// Queues it.
     pub fn launch(self, lane: &Lane, p: Vec<u64>) -> Outcome {
         let engine = lane.engine.clone();

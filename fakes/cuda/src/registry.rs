@@ -7,11 +7,11 @@ use std::thread::ThreadId;
 
 use arrow_device::device::sim::SimQueue;
 
-use crate::call;
+use crate::emulation::Emulation;
 use crate::engine::{Engine, Queue, Recorded, lock};
 use crate::ffi::*;
-use crate::kernels::Emulation;
 use crate::memory::Memory;
+use crate::stack;
 
 pub struct Context {
     pub engine: Arc<Engine>,
@@ -254,13 +254,13 @@ impl Registry {
 
     /// The engine of the calling thread's current context.
     pub fn current_engine(&self) -> Option<Arc<Engine>> {
-        let context = self.contexts.peek(call::current()?)?;
+        let context = self.contexts.peek(stack::current()?)?;
         Some(context.engine.clone())
     }
 
     /// The calling thread's current context, which work needs.
     pub fn current(&self) -> Outcome<(usize, &Context)> {
-        let handle = call::current().ok_or(INVALID_CONTEXT)?;
+        let handle = stack::current().ok_or(INVALID_CONTEXT)?;
         let context = self.contexts.peek(handle);
         Ok((handle, context.ok_or(CONTEXT_IS_DESTROYED)?))
     }

@@ -14,7 +14,7 @@ use super::{CudaDevice, CudaQueue};
 use crate::device::backend::{CopyOp, DevicePtr};
 use crate::device::gpu::{
     Answer, Before, Code, CopyList, HostFunction, Meaning, Memory, Names, Peer, PointerKind,
-    RawEvent, RawStream, Runtime, Shared, to_ptr,
+    RawEvent, RawStream, Runtime, to_ptr,
 };
 
 static NAMES: Names = Names {
@@ -84,9 +84,9 @@ unsafe impl Runtime for Cuda {
         ordinal == self.ordinal && context.is_none_or(|of| of == self.raw().addr())
     }
 
-    fn shared_of<'a>(&self, other: &'a dyn Any) -> Option<&'a Shared> {
+    fn ordinal_of(&self, other: &dyn Any) -> Option<c_int> {
         let other = other.downcast_ref::<CudaDevice>();
-        other.map(CudaDevice::shared)
+        other.map(|other| other.shared().context.ordinal())
     }
 
     fn queue(&self, raw: RawStream) -> Box<dyn Any + Send + Sync> {

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use super::blocks::Blocks;
 use super::context::{Context, EventCell, event_of};
 use super::page_locked::PageLocked;
-use super::pointer::{PointerKind, kind_of};
-use super::queue::{GpuQueue, Shared};
-use super::runtime::{Memory, Names, RawStream, Runtime};
+use super::pointer::kind_of;
+use super::queue::GpuQueue;
+use super::runtime::{Memory, Names, PointerKind, RawStream, Runtime};
+use super::shared::Shared;
 use crate::device::DeviceId;
 use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
@@ -206,17 +207,16 @@ unsafe impl Backend for Gpu {
 
     /// Copies between devices of one runtime in one process need no help of the host.
     fn reaches(&self, other: &dyn Backend) -> bool {
-        let other = self.context().runtime().shared_of(other.as_any());
+        let other = self.context().runtime().ordinal_of(other.as_any());
         // Into host memory only from the own device: no call names the other's context there.
         other.is_some_and(|other| {
-            self.shared.memory == Memory::Device
-                || other.context.ordinal() == self.context().ordinal()
+            self.shared.memory == Memory::Device || other == self.context().ordinal()
         })
     }
 
     /// A stream waits for events of any device and context.
     fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        let other = self.context().runtime().shared_of(other.as_any());
+        let other = self.context().runtime().ordinal_of(other.as_any());
         other.is_some()
     }
 

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::context::{Context, Current, EventCell};
-use super::queue::GpuQueue;
 use super::runtime::{Answer, Meaning, Memory, RawStream};
 use crate::device::backend::DevicePtr;
 use crate::error::Result;
@@ -221,6 +220,15 @@ pub(super) enum After {
 /// What is to be called once memory was freed.
 type Freed = Box<dyn FnOnce() + Send>;
 
+/// A queue that frees memory in its order.
+pub(super) trait FreesInOrder: Send + Sync {
+    /// Frees what could not be freed before; whether it is gone. It is not where it cannot be now either.
+    ///
+    /// # Safety
+    /// As [`RawQueue::free`].
+    unsafe fn try_free(&self, base: DevicePtr, bytes: usize) -> bool;
+}
+
 /// What is given back on the thread for it, since the runtime may wait for the device, or refuses now.
 #[derive(Clone)]
 pub(super) enum Waste {
@@ -229,7 +237,7 @@ pub(super) enum Waste {
     Stream(RawStream),
     /// Memory that its queue frees in its order, once it may: its stream is being captured.
     OfQueue {
-        queue: Arc<GpuQueue>,
+        queue: Arc<dyn FreesInOrder>,
         base: DevicePtr,
         bytes: usize,
     },

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::jobs;
+use super::jobs::{self, Job};
 use super::runtime::{Answer, Before, Code, Failed, Meaning, Names, RawEvent, RawStream, Runtime};
 use crate::device::DeviceId;
 use crate::device::backend::{EventPtr, device_error};
@@ -112,7 +112,7 @@ impl Context {
     }
 
     /// The device's number in the runtime.
-    pub(super) fn ordinal(&self) -> std::ffi::c_int {
+    pub(in crate::device) fn ordinal(&self) -> std::ffi::c_int {
         self.runtime.ordinal()
     }
 
@@ -274,6 +274,28 @@ impl Context {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Which context jobs are of. Several may share one of the runtime's.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Gives a stream work that the host does in its order.
+    ///
+    /// # Safety
+    /// The stream is live, or stands for a default stream. The job's memory is host memory, and valid until the stream has run
+    /// it; a copy's ranges do not overlap.
+    pub(super) unsafe fn queue_job(
+        &self,
+        current: &Current<'_>,
+        stream: RawStream,
+        job: Job,
+    ) -> Result<()> {
+        let number = jobs::add(self.address(), job);
+        // SAFETY: `run` is called with a job's number while the memory is valid (see `# Safety`), and does not unwind.
+        let launched = unsafe { current.launch_host(stream, jobs::run, number) };
+        self.check(launched).inspect_err(|_| jobs::forget(number))
+    }
+
     /// Makes this thread wait for all work of the context. Asks the runtime even if the context has
     /// failed.
     pub(super) fn synchronize(&self) -> Result<()> {
@@ -296,7 +318,7 @@ impl Context {
                 Err(e) if !self.has_failed() => e,
                 done => {
                     if done.is_err() {
-                        jobs::stop(self);
+                        jobs::stop(self.address());
                     }
                     return done;
                 }
@@ -316,7 +338,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if jobs::are_under_way(self) {
+        if jobs::are_under_way(self.address()) {
             // Nobody waited for them.
             let _ = self.settle();
         }

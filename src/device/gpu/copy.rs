@@ -4,10 +4,10 @@ use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 
 use super::context::{Context, Current};
-use super::jobs::{self, Job};
-use super::pointer::{Peer, PointerKind, kind_of};
-use super::queue::Shared;
-use super::runtime::{Memory, RawStream};
+use super::jobs::Job;
+use super::pointer::kind_of;
+use super::runtime::{Memory, Peer, PointerKind, RawStream};
+use super::shared::Shared;
 use crate::device::backend::{CopyKind, CopyOp, DevicePtr};
 use crate::error::{Error, Result};
 
@@ -86,7 +86,7 @@ pub(super) unsafe fn run(
             return Ok(());
         }
         // SAFETY: the caller's; these are between hosts.
-        let queued = unsafe { jobs::queue(context, current, stream, Job::Copy(host)) };
+        let queued = unsafe { context.queue_job(current, stream, Job::Copy(host)) };
         if queued.is_err() && !device.is_empty() {
             wait_for(context, current, stream);
         }

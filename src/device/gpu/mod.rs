@@ -6,6 +6,7 @@
 //! | `runtime.rs` | the calls that a vendor brings, and what they answer |
 //! | `library.rs` | a vendor's library, loaded at run time |
 //! | `context.rs` | what all work of a device goes through: the context guard, errors, reuse of events |
+//! | `shared.rs` | what a device and its queues have in common |
 //! | `queue.rs` | streams as queues |
 //! | `copy.rs` | lists of copies |
 //! | `jobs.rs` | copies and fills that the host does in a stream's order |
@@ -24,17 +25,18 @@ mod page_locked;
 mod pointer;
 mod queue;
 mod runtime;
+mod shared;
 
 pub(in crate::device) use self::backend::Gpu;
 pub(in crate::device) use self::context::EventCell;
 pub(in crate::device) use self::copy::{CopyAttributes, CopyList};
 pub(in crate::device) use self::library::{either, functions, load};
-pub(in crate::device) use self::pointer::{Peer, PointerKind};
-pub(in crate::device) use self::queue::{GpuQueue, Shared};
+pub(in crate::device) use self::queue::GpuQueue;
 pub(in crate::device) use self::runtime::{
-    Answer, Before, Code, Failed, HostFunction, Meaning, Memory, Names, RawEvent, RawStream,
-    Runtime, to_ptr,
+    Answer, Before, Code, Failed, HostFunction, Meaning, Memory, Names, Peer, PointerKind,
+    RawEvent, RawStream, Runtime, to_ptr,
 };
+pub(in crate::device) use self::shared::Shared;
 
 use std::ffi::c_int;
 

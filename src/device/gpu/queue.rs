@@ -6,38 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::ThreadId;
 
-use super::blocks::{After, Blocks, Waste, scrap};
+use super::blocks::{After, FreesInOrder, Waste, scrap};
 use super::context::{Context, Current, EventCell, event_of};
 use super::copy;
-use super::jobs::{self, Job};
+use super::jobs::Job;
 use super::runtime::{Meaning, Memory, RawStream};
+use super::shared::Shared;
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
-
-/// What a queue needs of its device.
-#[derive(Clone)]
-pub(in crate::device) struct Shared {
-    pub(in crate::device) context: Arc<Context>,
-    pub(in crate::device) memory: Memory,
-    pub(super) blocks: Arc<Blocks>,
-}
-
-impl Shared {
-    /// A block is not the device's any more.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(in crate::device) fn forget(&self, base: DevicePtr) {
-        self.blocks.forget(base);
-    }
-
-    /// Takes back memory that anything may use.
-    pub(in crate::device) fn give_up(&self, base: DevicePtr) {
-        self.blocks.give_up(&self.context, base);
-    }
-
-    fn has_pool(&self) -> bool {
-        self.memory == Memory::Device && self.context.has_pool()
-    }
-}
 
 /// A queue of a GPU: a stream.
 pub(in crate::device) struct GpuQueue {
@@ -243,20 +219,6 @@ impl GpuQueue {
         Ok(())
     }
 
-    /// Frees what could not be freed before; whether it is gone. It is not where it cannot be now either.
-    ///
-    /// # Safety
-    /// As [`RawQueue::free`].
-    pub(super) unsafe fn try_free(&self, base: DevicePtr, bytes: usize) -> bool {
-        // SAFETY: the caller's.
-        match unsafe { self.free_in_order(base, bytes) } {
-            Err(e) if self.is_passing(&e) => return false,
-            Err(_) if !self.shared.context.is_shut_down() => self.shared.give_up(base),
-            _ => {}
-        }
-        true
-    }
-
     /// Whether an error is one of a stream that is being captured.
     fn is_passing(&self, e: &Error) -> bool {
         match e {
@@ -279,6 +241,18 @@ impl GpuQueue {
                 Err(e)
             }
         }
+    }
+}
+
+impl FreesInOrder for GpuQueue {
+    unsafe fn try_free(&self, base: DevicePtr, bytes: usize) -> bool {
+        // SAFETY: the caller's.
+        match unsafe { self.free_in_order(base, bytes) } {
+            Err(e) if self.is_passing(&e) => return false,
+            Err(_) if !self.shared.context.is_shut_down() => self.shared.give_up(base),
+            _ => {}
+        }
+        true
     }
 }
 
@@ -353,7 +327,7 @@ unsafe impl RawQueue for GpuQueue {
             if self.shared.memory == Memory::Host {
                 let job = Job::Fill { dst, byte, bytes };
                 // SAFETY: the caller's; the memory is page-locked host memory.
-                return unsafe { jobs::queue(context, current, self.stream, job) };
+                return unsafe { context.queue_job(current, self.stream, job) };
             }
             // SAFETY: the caller's.
             context.check(unsafe { current.fill(dst, byte, bytes, self.stream) })

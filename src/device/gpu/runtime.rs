@@ -4,8 +4,6 @@ use std::any::Any;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 
-use super::pointer::{Peer, PointerKind};
-use super::queue::Shared;
 use crate::device::backend::{CopyOp, DevicePtr};
 
 /// What a call answers: the vendor's enum as an integer, for there may be codes that no enum has.
@@ -64,6 +62,24 @@ pub(in crate::device) enum Memory {
     Host,
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Managed,
+}
+
+/// What a runtime must be told to copy out of other memory: a context's address, or a device's number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::device) struct Peer(pub(in crate::device) usize);
+
+/// What kind of memory an address lies in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::device) enum PointerKind {
+    /// Memory of the device of this ordinal; in which context, if it belongs to one (memory of a pool
+    /// does not, and HIP has none).
+    Device(c_int, Option<usize>),
+    /// Page-locked host memory; whether a device reaches it under this very address.
+    Host { mapped: bool },
+    /// Managed memory.
+    Managed,
+    /// Nothing that the runtime knows: ordinary host memory, or no memory at all.
+    Unknown,
 }
 
 /// A stream's handle.
@@ -182,8 +198,8 @@ pub(in crate::device) unsafe trait Runtime:
     fn has_pool(&self) -> bool;
     /// Whether device memory is this device's own, and of this context if it belongs to one.
     fn owns(&self, kind: PointerKind) -> bool;
-    /// What a backend of the same vendor's is about.
-    fn shared_of<'a>(&self, other: &'a dyn Any) -> Option<&'a Shared>;
+    /// The device's number of a backend of the same vendor's, by what it answers to `as_any`; `None` of another's.
+    fn ordinal_of(&self, other: &dyn Any) -> Option<c_int>;
     /// What stands for a stream of a queue outside this crate: the vendor's type of queue.
     fn queue(&self, stream: RawStream) -> Box<dyn Any + Send + Sync>;
     /// Makes the device current on this thread, and allows calls that would spoil other libraries' stream

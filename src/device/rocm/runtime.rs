@@ -15,7 +15,7 @@ use super::{RocmDevice, RocmQueue, pointer};
 use crate::device::backend::{CopyOp, DevicePtr};
 use crate::device::gpu::{
     Answer, Before, Code, CopyList, HostFunction, Meaning, Memory, Names, Peer, PointerKind,
-    RawEvent, RawStream, Runtime, Shared, to_ptr,
+    RawEvent, RawStream, Runtime, to_ptr,
 };
 
 static NAMES: Names = Names {
@@ -101,9 +101,9 @@ unsafe impl Runtime for Rocm {
         matches!(kind, PointerKind::Device(ordinal, _) if ordinal == self.ordinal)
     }
 
-    fn shared_of<'a>(&self, other: &'a dyn Any) -> Option<&'a Shared> {
+    fn ordinal_of(&self, other: &dyn Any) -> Option<c_int> {
         let other = other.downcast_ref::<RocmDevice>();
-        other.map(RocmDevice::shared)
+        other.map(|other| other.shared().context.ordinal())
     }
 
     fn queue(&self, raw: RawStream) -> Box<dyn Any + Send + Sync> {

@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::api::device;
-use crate::call::{self, FREE, Of, QUERY, QUIET, WORK, call};
+use crate::call::{FREE, Of, QUERY, QUIET, WORK, call};
 use crate::ffi::*;
 use crate::registry::{Registry, blame, registry};
+use crate::stack;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(pctx: Out<Handle>, dev: c_int) -> Code {
@@ -94,7 +95,7 @@ fn create(pctx: Out<Handle>, dev: c_int) -> Outcome {
     let mut registry = registry();
     let engine = registry.open_engine(dev)?;
     let context = registry.new_context(&engine, dev, None);
-    call::with_stack(|stack| stack.push(number(context)));
+    stack::with_stack(|stack| stack.push(number(context)));
     pctx.put(context)
 }
 
@@ -109,7 +110,7 @@ pub unsafe extern "C" fn cuCtxDestroy_v2(ctx: Handle) -> Code {
             return Err(INVALID_CONTEXT);
         }
         registry.end_context(found);
-        call::with_stack(|stack| {
+        stack::with_stack(|stack| {
             if stack.last() == Some(&found) {
                 stack.pop();
             }
@@ -123,14 +124,14 @@ pub unsafe extern "C" fn cuCtxPushCurrent_v2(ctx: Handle) -> Code {
     call("cuCtxPushCurrent_v2", QUIET, Of::Handle(ctx), || {
         let registry = registry();
         let (found, _) = registry.find(&registry.contexts, ctx)?;
-        call::with_stack(|stack| stack.push(found)).ok_or(INVALID_CONTEXT)
+        stack::with_stack(|stack| stack.push(found)).ok_or(INVALID_CONTEXT)
     })
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(pctx: Out<Handle>) -> Code {
     call("cuCtxPopCurrent_v2", QUIET, Of::Current, || {
-        let popped = call::with_stack(Vec::pop).flatten();
+        let popped = stack::with_stack(Vec::pop).flatten();
         pctx.put_if(handle(popped.ok_or(INVALID_CONTEXT)?));
         Ok(())
     })
@@ -144,7 +145,7 @@ pub unsafe extern "C" fn cuCtxSetCurrent(ctx: Handle) -> Code {
             0 => None,
             _ => Some(registry.find(&registry.contexts, ctx)?.0),
         };
-        let set = call::with_stack(|stack| {
+        let set = stack::with_stack(|stack| {
             stack.pop();
             stack.extend(new);
         });
@@ -155,7 +156,7 @@ pub unsafe extern "C" fn cuCtxSetCurrent(ctx: Handle) -> Code {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(pctx: Out<Handle>) -> Code {
     call("cuCtxGetCurrent", QUIET, Of::Current, || {
-        pctx.put(handle(call::current().unwrap_or(0)))
+        pctx.put(handle(stack::current().unwrap_or(0)))
     })
 }
 

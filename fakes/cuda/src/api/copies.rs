@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use crate::api::memory::Location;
+use crate::api::home::Location;
 use crate::api::streams::refuse_legacy;
 use crate::call::{Of, WORK, call};
 use crate::copy::{self, Copy, Reads, Way};

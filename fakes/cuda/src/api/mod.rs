@@ -7,6 +7,7 @@ mod context;
 mod copies;
 mod device;
 mod events;
+mod home;
 mod memory;
 mod modules;
 mod pointers;

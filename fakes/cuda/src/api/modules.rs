@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::call::{FREE, Of, WORK, call};
+use crate::emulation::Emulation;
 use crate::ffi::*;
-use crate::kernels::Emulation;
 use crate::registry::{Function, Module, registry};
 
 /// Takes the text of PTX. What it does is looked up by the names of its entries.

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use crate::api::device;
-use crate::api::memory::{Home, Location};
+use crate::api::home::{Home, Location};
 use crate::call::{FREE, Of, WORK, call};
 use crate::engine::{Engine, NO_POOLS};
 use crate::ffi::*;

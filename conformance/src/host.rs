@@ -1,0 +1,175 @@
+//! Host memory, and whose memory an address is.
+
+use arrow_buffer::Buffer;
+use bytes::Bytes;
+
+use super::kit::{Block, Host, LARGE, MOMENT, assert_bytes, down, finish, pattern, queue, up};
+use super::{Subject, Verdict};
+use arrow_device::device::{AddressClass, DevicePtr};
+use arrow_device::{DeviceBufferMut, Error};
+
+pub(super) fn allocate(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    let backend = device.backend();
+    let queue = queue(device);
+    let mut live = Vec::new();
+    for bytes in [1, 63, 64, 65, LARGE] {
+        let Some(ptr) = backend.allocate_host(bytes).expect("allocate_host") else {
+            return Verdict::Skipped("ordinary memory serves");
+        };
+        assert!(!ptr.is_null());
+        assert_eq!(ptr.address() % 64, 0, "{bytes} bytes at {ptr:?}");
+        // SAFETY: the backend's contract: writable for its length.
+        unsafe { ptr.as_ptr().cast::<u8>().write_bytes(0x5C, bytes) };
+        let block = Block::new(&queue, bytes);
+        up(&queue, ptr, block.at(0), bytes);
+        block.fill(&queue, 0x5D);
+        down(&queue, block.at(0), ptr, bytes);
+        finish(&queue);
+        // SAFETY: written above, and no copy runs any more.
+        let there = unsafe { std::slice::from_raw_parts(ptr.as_ptr().cast::<u8>(), bytes) };
+        assert_bytes(
+            &vec![0x5D; bytes],
+            there,
+            "copied to memory of allocate_host",
+        );
+        let class = backend.classify(ptr, bytes);
+        assert_ne!(class, AddressClass::Inaccessible, "its own host memory");
+        live.push((ptr, bytes));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (ptr, bytes) in live {
+                // SAFETY: allocated above with this size, freed once, and no copy uses it.
+                unsafe { backend.free_host(ptr, bytes) };
+            }
+        });
+    });
+    // What cannot be is refused.
+    let answer = backend.allocate_host(usize::MAX & !63);
+    assert!(matches!(answer, Err(_) | Ok(None)), "{answer:?}");
+    Verdict::Kept
+}
+
+pub(super) fn slab(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    let queue = queue(device);
+    device.trim();
+    let before = device.stats();
+    for bytes in [0, 1, 65, LARGE] {
+        let data = pattern(bytes as u64, bytes);
+        let mut slab = device.host_slab(bytes).expect("host_slab");
+        assert_eq!(slab.as_device_ptr().address() % 64, 0);
+        slab.copy_from_slice(&data);
+        let address = slab.as_ptr();
+        let buffer: Buffer = slab.into_buffer();
+        assert_bytes(&data, &buffer, "frozen into a buffer");
+        assert!(bytes == 0 || buffer.as_ptr() == address, "copied");
+        let cut = buffer.slice(bytes / 2);
+        drop(buffer);
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(cut));
+        });
+        let mut slab = device.host_slab(bytes).expect("host_slab");
+        slab.copy_from_slice(&data);
+        let shared: Bytes = slab.into_bytes();
+        assert_bytes(&data, &shared, "frozen into bytes");
+    }
+    let made = device.stats().since(&before).host_allocations;
+    assert!(made <= 4, "{made} slabs made where 4 could be reused");
+
+    // A slab given back is used again only by those who may write it.
+    let host = Host::with(device, &pattern(1, LARGE));
+    let block = Block::new(&queue, LARGE);
+    up(&queue, host.at(0), block.at(0), LARGE);
+    finish(&queue);
+    drop(host);
+    let other = Host::with(device, &vec![0; LARGE]);
+    let back = Host::empty(device, LARGE);
+    down(&queue, block.at(0), back.at(0), LARGE);
+    finish(&queue);
+    assert_bytes(&pattern(1, LARGE), back.bytes(), "uploaded from a slab");
+    assert_bytes(&vec![0; LARGE], other.bytes(), "another slab");
+    Verdict::Kept
+}
+
+pub(super) fn classify(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    let backend = device.backend();
+    let queue = queue(device);
+    let block = Block::new(&queue, LARGE);
+    let inside = [(0, LARGE), (0, 1), (1, LARGE - 1), (LARGE - 1, 1), (64, 64)];
+    for (offset, bytes) in inside {
+        let class = backend.classify(block.at(offset), bytes);
+        let known = matches!(class, AddressClass::Device | AddressClass::HostAccessible);
+        assert!(
+            known || (!subject.strict && class == AddressClass::Unknown),
+            "{bytes} bytes at {offset} of its own memory: {class:?}"
+        );
+    }
+    let vouched = |address, bytes| {
+        let class = backend.classify(address, bytes);
+        matches!(class, AddressClass::Device | AddressClass::HostAccessible)
+    };
+    let endless = isize::MAX as usize;
+    for bytes in [endless, usize::MAX] {
+        assert!(!vouched(block.at(1), bytes), "more than there is: {bytes}");
+    }
+    if subject.strict {
+        assert!(!vouched(block.at(0), LARGE + (1 << 12)), "beyond the end");
+        assert!(!vouched(block.at(1), LARGE), "beyond the end");
+    }
+    let garbage = [0usize, 1, 4096, usize::MAX - 63, usize::MAX];
+    for address in garbage {
+        let ptr = DevicePtr::new(std::ptr::without_provenance_mut(address));
+        assert!(!vouched(ptr, 64), "address {address:#x}");
+        assert!(!backend.copies_directly_from(DevicePtr::NULL, 64), "null");
+    }
+    let (stack, heap) = ([0u8; 64], vec![0u8; 64]);
+    for ptr in [stack.as_ptr(), heap.as_ptr()] {
+        let class = backend.classify(DevicePtr::new(ptr.cast_mut().cast()), 64);
+        assert_ne!(class, AddressClass::Device, "memory of the host");
+        assert_ne!(class, AddressClass::Inaccessible, "memory of the host");
+    }
+    let address = block.at(0);
+    drop(block);
+    finish(&queue);
+    if subject.strict {
+        assert!(!vouched(address, LARGE), "freed memory");
+    }
+    Verdict::Kept
+}
+
+pub(super) fn view(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    let queue = queue(device);
+    let mut memory = DeviceBufferMut::allocate(&queue, LARGE).expect("allocate");
+    let hold = subject.hold(&queue);
+    memory.fill(0x3C).expect("fill");
+    let buffer = memory.freeze().expect("freeze");
+    assert_eq!(buffer.len(), LARGE);
+    if !device.is_host_readable() {
+        let refused = buffer.clone().into_host();
+        assert!(
+            matches!(refused, Err(Error::NotSupported { .. })),
+            "{refused:?}"
+        );
+        drop((hold, buffer));
+        finish(&queue);
+        return Verdict::Kept;
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::sleep(MOMENT);
+            drop(hold);
+        });
+        let address = buffer.address();
+        let part = buffer.slice(64, LARGE - 64).expect("slice");
+        let host = part.into_host().expect("into_host");
+        assert_eq!(host.as_ptr().addr(), address.offset(64).address(), "copied");
+        assert_bytes(&vec![0x3C; LARGE - 64], &host, "a host view");
+        drop(buffer);
+        assert_eq!(host[LARGE - 65], 0x3C, "a view outlives its buffer");
+    });
+    Verdict::Kept
+}

@@ -1,0 +1,73 @@
+//! Who a device is.
+
+use std::sync::Arc;
+
+use super::kit::{Block, record};
+use super::{Subject, Verdict};
+use arrow_device::device::AddressClass;
+use arrow_device::{ArrowDeviceType, DeviceId, Devices};
+
+pub(super) fn stable(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    let backend = device.backend();
+    let queue = backend.default_queue().expect("default_queue");
+    assert_eq!(device.clone(), *device);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                assert_eq!(backend.id(), device.id());
+                assert_eq!(backend.host_readable(), device.is_host_readable());
+                assert_eq!(backend.is_synchronous(), device.is_synchronous());
+                let again = backend.default_queue().expect("default_queue");
+                assert!(Arc::ptr_eq(&queue, &again), "another default queue");
+            });
+        }
+    });
+    assert!(device.default_queue().same_as(&device.default_queue()));
+    assert_eq!(device.new_queue().expect("new_queue").device(), device);
+    let name = device.id().to_string();
+    assert_eq!(name.parse::<DeviceId>().ok(), Some(device.id()), "{name}");
+    Verdict::Kept
+}
+
+pub(super) fn registry(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    let devices = Devices::new();
+    if device.id().device_type == ArrowDeviceType::CPU {
+        assert_eq!(devices.get(device.id()).as_ref().ok(), Some(device));
+        return Verdict::Kept;
+    }
+    assert!(devices.get(device.id()).is_err());
+    devices.add(device.clone()).expect("add");
+    devices.add(device.clone()).expect("add the same again");
+    assert_eq!(devices.get(device.id()).as_ref().ok(), Some(device));
+
+    let made = Devices::new();
+    let factory = device.clone();
+    made.register(device.id().device_type, move |_| Ok(factory.clone()));
+    assert_eq!(made.get(device.id()).as_ref().ok(), Some(device));
+    Verdict::Kept
+}
+
+pub(super) fn another(subject: &Subject) -> Verdict {
+    let Some(make) = &subject.another else {
+        return Verdict::Skipped("there is one device of the kind");
+    };
+    let (one, two) = (&subject.device, make());
+    assert_ne!(one.id(), two.id());
+    assert_ne!(*one, two);
+    let queue = two.default_queue();
+    let block = Block::new(&queue, 64);
+    let class = one.backend().classify(block.at(0), 64);
+    if subject.strict {
+        assert_ne!(class, AddressClass::Device, "memory of {two}");
+    }
+    if subject.strict && !one.is_synchronous() {
+        let event = record(&queue);
+        // SAFETY: a live event of a device of the same kind.
+        let checked = unsafe { one.backend().check_event(event.as_ptr()) };
+        assert!(checked.is_err(), "accepted an event of {two}");
+        event.wait().expect("wait");
+    }
+    Verdict::Kept
+}

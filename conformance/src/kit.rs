@@ -1,0 +1,261 @@
+//! What rules are written with.
+//!
+//! After a violation nothing is known of the work that still runs, so a rule that panics frees
+//! neither the host nor the device memory that it uses.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+
+use super::{Hold, Subject, Verdict};
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::{Device, HostSlab, Queue, SyncEvent};
+
+/// Bytes of an allocation that is large and odd.
+pub(super) const LARGE: usize = if cfg!(miri) {
+    (1 << 8) + 1
+} else {
+    (1 << 20) + 1
+};
+
+/// Why rules about events skip.
+pub(super) const NO_EVENTS: Verdict = Verdict::Skipped("a synchronous device has no events");
+
+/// How long something that must not happen is given to happen.
+pub(super) const MOMENT: Duration = Duration::from_millis(10);
+
+/// Device memory, freed on its queue.
+pub(super) struct Block {
+    queue: Queue,
+    base: DevicePtr,
+    pub(super) bytes: usize,
+}
+
+impl Block {
+    pub(super) fn new(queue: &Queue, bytes: usize) -> Self {
+        let base = queue.raw().allocate(bytes).expect("allocate");
+        assert!(!base.is_null(), "allocate({bytes}) gave null");
+        Self {
+            queue: queue.clone(),
+            base,
+            bytes,
+        }
+    }
+
+    /// The address of byte `offset`.
+    pub(super) fn at(&self, offset: usize) -> DevicePtr {
+        assert!(offset <= self.bytes);
+        self.base.offset(offset)
+    }
+
+    /// Fills everything on `queue`.
+    pub(super) fn fill(&self, queue: &Queue, byte: u8) {
+        fill(queue, self.base, byte, self.bytes);
+    }
+
+    /// From now on the memory is freed on `queue`, which has waited for all that uses it.
+    pub(super) fn free_on(mut self, queue: &Queue) {
+        self.queue = queue.clone();
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        // SAFETY: allocated in `new` with this size and freed only here; rules see to it that work
+        // on other queues is done or waited for.
+        let freed = unsafe { self.queue.raw().free(self.base, self.bytes) };
+        freed.expect("free");
+    }
+}
+
+/// Host memory for copies.
+pub(super) struct Host(Option<HostSlab>);
+
+impl Host {
+    /// The memory from which `device` copies fastest, with this content.
+    pub(super) fn with(device: &Device, content: &[u8]) -> Self {
+        let mut slab = device.host_slab(content.len()).expect("host_slab");
+        slab.copy_from_slice(content);
+        Self(Some(slab))
+    }
+
+    /// Ordinary memory with this content.
+    pub(super) fn heap(content: &[u8]) -> Self {
+        let mut slab = HostSlab::new(content.len()).expect("HostSlab::new");
+        slab.copy_from_slice(content);
+        Self(Some(slab))
+    }
+
+    /// `bytes` bytes, for copies to the host.
+    pub(super) fn empty(device: &Device, bytes: usize) -> Self {
+        Self::with(device, &vec![0xEE; bytes])
+    }
+
+    /// What is there now. No copy that writes it is under way.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.0.as_ref().expect("there until dropped")
+    }
+
+    /// The address of byte `offset`.
+    pub(super) fn at(&self, offset: usize) -> DevicePtr {
+        let slab = self.0.as_ref().expect("there until dropped");
+        assert!(offset <= slab.len());
+        slab.as_device_ptr().offset(offset)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::mem::forget(self.0.take());
+        }
+    }
+}
+
+/// One copy of `bytes` bytes.
+pub(super) fn op(kind: CopyKind, src: DevicePtr, dst: DevicePtr, bytes: usize) -> CopyOp {
+    CopyOp {
+        src,
+        dst,
+        bytes,
+        kind,
+    }
+}
+
+pub(super) fn copy(queue: &Queue, copies: &[CopyOp]) {
+    // SAFETY: rules copy between blocks and host memory that they hold until the queue is done, or
+    // for good after a panic; `at` and the callers' lengths keep inside them.
+    unsafe { queue.raw().copy(copies) }.expect("copy");
+}
+
+pub(super) fn up(queue: &Queue, src: DevicePtr, dst: DevicePtr, bytes: usize) {
+    copy(queue, &[op(CopyKind::HostToDevice, src, dst, bytes)]);
+}
+
+pub(super) fn down(queue: &Queue, src: DevicePtr, dst: DevicePtr, bytes: usize) {
+    copy(queue, &[op(CopyKind::DeviceToHost, src, dst, bytes)]);
+}
+
+pub(super) fn across(queue: &Queue, src: DevicePtr, dst: DevicePtr, bytes: usize) {
+    copy(queue, &[op(CopyKind::DeviceToDevice, src, dst, bytes)]);
+}
+
+pub(super) fn fill(queue: &Queue, dst: DevicePtr, byte: u8, bytes: usize) {
+    // SAFETY: as in `copy`.
+    unsafe { queue.raw().fill(dst, byte, bytes) }.expect("fill");
+}
+
+/// Waits for all work of a queue.
+pub(super) fn finish(queue: &Queue) {
+    queue.synchronize().expect("waiting for a queue");
+}
+
+/// What a block holds, after waiting.
+pub(super) fn content(queue: &Queue, block: &Block) -> Vec<u8> {
+    let host = Host::empty(queue.device(), block.bytes);
+    down(queue, block.at(0), host.at(0), block.bytes);
+    finish(queue);
+    host.bytes().to_vec()
+}
+
+/// Records an event of a device that has them.
+pub(super) fn record(queue: &Queue) -> SyncEvent {
+    let event = queue.record().expect("record");
+    event.expect("an event of a device that is not synchronous")
+}
+
+pub(super) fn queue(device: &Device) -> Queue {
+    device.new_queue().expect("new_queue")
+}
+
+/// `bytes` bytes without a short period.
+pub(super) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    let mut data = Vec::with_capacity(bytes + 8);
+    while data.len() < bytes {
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
+        data.extend_from_slice(&(state ^ (state >> 29)).to_le_bytes());
+    }
+    data.truncate(bytes);
+    data
+}
+
+#[track_caller]
+pub(super) fn assert_bytes(expected: &[u8], actual: &[u8], what: impl std::fmt::Display) {
+    assert_eq!(expected.len(), actual.len(), "{what}: length");
+    if expected == actual {
+        return;
+    }
+    if let Some(i) = (0..expected.len()).find(|&i| expected[i] != actual[i]) {
+        let n = expected.len();
+        let (e, a) = (expected[i], actual[i]);
+        panic!("{what}: byte {i} of {n} is {a:#04x}, not {e:#04x}");
+    }
+}
+
+/// Whether `done` becomes true before `time` is over.
+pub(super) fn soon(time: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + time;
+    loop {
+        if done() {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Runs `call`, which must return although `hold` holds a queue.
+pub(super) fn returns_while_held(
+    subject: &Subject,
+    hold: &mut Hold,
+    what: &str,
+    call: impl FnOnce() + Send,
+) {
+    std::thread::scope(|scope| {
+        let (sender, done) = channel();
+        let thread = scope.spawn(move || {
+            call();
+            // The other end is there until this thread is joined.
+            let _ = sender.send(());
+        });
+        let waited = done.recv_timeout(subject.patience) == Err(RecvTimeoutError::Timeout);
+        if waited {
+            // So that the thread ends.
+            hold.open();
+        }
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+        assert!(!waited, "{what} waited for the device");
+    });
+}
+
+/// Counts how often it is woken.
+#[derive(Default)]
+pub(super) struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Woken {
+    pub(super) fn times(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn waker(self: &Arc<Self>) -> Waker {
+        self.clone().into()
+    }
+}

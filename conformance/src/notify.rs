@@ -1,0 +1,118 @@
+//! Wakers.
+
+use std::sync::Arc;
+
+use super::kit::{
+    Block, Host, LARGE, MOMENT, NO_EVENTS, Woken, assert_bytes, down, queue, record, soon,
+};
+use super::{Subject, Verdict};
+use arrow_device::device::Notify;
+
+pub(super) fn backend(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    if device.is_synchronous() {
+        return NO_EVENTS;
+    }
+    let backend = device.backend();
+    let queue = queue(device);
+    let (one, two) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
+    let host = Host::empty(device, LARGE);
+    let block = Block::new(&queue, LARGE);
+    let mut hold = subject.hold(&queue);
+    block.fill(&queue, 0x44);
+    down(&queue, block.at(0), host.at(0), LARGE);
+    let event = record(&queue);
+    let notify = |woken: &Arc<Woken>| {
+        // SAFETY: the event lives until the wakers were called, or for good if they never are.
+        unsafe { backend.notify_event(event.as_ptr(), &woken.waker()) }.expect("notify_event")
+    };
+    let answers = [notify(&one), notify(&two)];
+    if answers.contains(&Notify::Unsupported) {
+        assert_eq!(answers, [Notify::Unsupported; 2], "it can or it cannot");
+        hold.open();
+        event.wait().expect("wait_event");
+        assert_eq!(
+            one.times() + two.times(),
+            0,
+            "calls a waker that it refused"
+        );
+        return Verdict::Skipped("the backend cannot notify");
+    }
+    if hold.holds() {
+        assert_eq!(answers, [Notify::Registered; 2], "complete before its work");
+        let early = soon(MOMENT, || one.times() + two.times() > 0);
+        assert!(!early, "the waker is called before the event completes");
+    }
+    hold.open();
+    let all = || {
+        let woken = [&one, &two].into_iter().zip(answers);
+        woken
+            .filter(|(_, answer)| *answer == Notify::Registered)
+            .all(|(woken, _)| woken.times() > 0)
+    };
+    // Some devices run nothing until somebody waits.
+    if !soon(MOMENT, all) {
+        event.wait().expect("wait_event");
+    }
+    if !soon(subject.patience, all) {
+        // The event may be asked for again at any time.
+        std::mem::forget(event);
+        panic!("the waker was not called");
+    }
+    assert!(
+        event.is_complete().expect("query_event"),
+        "the waker was called before the event completed"
+    );
+    assert_bytes(
+        &vec![0x44; LARGE],
+        host.bytes(),
+        "read once the waker was called",
+    );
+
+    let late = Arc::new(Woken::default());
+    assert_eq!(notify(&late), Notify::Completed);
+    std::thread::sleep(MOMENT / 10);
+    assert_eq!(late.times(), 0, "called although the event had completed");
+    Verdict::Kept
+}
+
+pub(super) fn event(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    if device.is_synchronous() {
+        return NO_EVENTS;
+    }
+    let queue = queue(device);
+    let host = Host::empty(device, LARGE);
+    let block = Block::new(&queue, LARGE);
+    let mut hold = subject.hold(&queue);
+    let mut all = Vec::new();
+    for _ in 0..20 {
+        block.fill(&queue, 0x45);
+        down(&queue, block.at(0), host.at(0), 64);
+        let (event, woken) = (record(&queue), Arc::new(Woken::default()));
+        let complete = event.notify(&woken.waker()).expect("notify");
+        assert!(!(complete && hold.holds()), "complete before its work");
+        // The event is given up while the waker is registered.
+        all.push((complete, woken));
+    }
+    if hold.holds() {
+        let early = soon(MOMENT, || all.iter().any(|(_, woken)| woken.times() > 0));
+        assert!(!early, "a waker is called before its event completes");
+    }
+    hold.open();
+    let called = || {
+        all.iter()
+            .all(|(complete, woken)| *complete || woken.times() > 0)
+    };
+    if !soon(MOMENT * 10, called) {
+        queue.synchronize().expect("synchronize");
+    }
+    assert!(soon(subject.patience, called), "a waker was not called");
+    queue.synchronize().expect("synchronize");
+    assert_bytes(
+        &[0x45; 64],
+        &host.bytes()[..64],
+        "read once the wakers were called",
+    );
+    Verdict::Kept
+}

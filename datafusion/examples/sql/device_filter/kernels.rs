@@ -1,0 +1,188 @@
+//! Columns in and out of kernels. Nothing here waits: the queue does.
+
+use std::sync::Arc;
+
+use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
+use arrow_device::device::DevicePtr;
+use arrow_device::{
+    Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Error, Queue, Result,
+};
+use datafusion::arrow::array::cast::AsArray;
+use datafusion::arrow::datatypes::{DataType, Field, Fields, Int64Type, Schema, SchemaRef};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::filter::FilterExec;
+use futures::{StreamExt, stream};
+
+use super::column::Column;
+use super::predicate::{Condition, Kind, conditions};
+use super::sim;
+
+/// Those of a device.
+#[derive(Clone, Debug)]
+pub(crate) enum Kernels {
+    Sim,
+    #[cfg(feature = "cuda")]
+    Cuda(super::cuda::Kernels),
+}
+
+impl Kernels {
+    /// `None` for a device that has none here.
+    pub(crate) fn of(device: &Device) -> Result<Option<Self>> {
+        if sim::is_queue(&device.default_queue()) {
+            return Ok(Some(Self::Sim));
+        }
+        #[cfg(feature = "cuda")]
+        if device.as_cuda().is_ok() {
+            return Ok(Some(Self::Cuda(super::cuda::Kernels::load(device)?)));
+        }
+        Ok(None)
+    }
+}
+
+/// What to do with each batch.
+#[derive(Debug)]
+pub(crate) struct Filter {
+    conditions: Arc<[Condition]>,
+    /// Which columns to keep, in this order.
+    columns: Vec<usize>,
+    /// Theirs.
+    schema: SchemaRef,
+    kernels: Kernels,
+}
+
+impl Filter {
+    pub(crate) fn new(host: &FilterExec, kernels: Kernels) -> Option<Self> {
+        let (input, schema) = (host.input().schema(), host.schema());
+        let all_fit = schema
+            .fields()
+            .iter()
+            .all(|field| Kind::of(field.data_type()).is_some());
+        let columns = match host.projection() {
+            Some(projection) => projection.to_vec(),
+            None => (0..input.fields().len()).collect(),
+        };
+        Some(Self {
+            conditions: conditions(host.predicate(), &input).filter(|_| all_fit)?,
+            columns,
+            schema,
+            kernels,
+        })
+    }
+
+    /// Queues the kernels for a batch that is not empty: each condition marks the rows that fail it, the rows that are left are counted
+    /// and numbered, and each column's are gathered.
+    pub(crate) fn launch(&self, batch: &DeviceRecordBatch, queue: &Queue) -> Result<Launched> {
+        let rows = batch.num_rows();
+        let allocate = |bytes| DeviceBufferMut::allocate(queue, bytes);
+        let mut passing = allocate(rows)?;
+        passing.fill(1)?;
+        for condition in &*self.conditions {
+            let column = batch.column(condition.column)?;
+            Column::lend(&column, queue, |column| match &self.kernels {
+                Kernels::Sim => sim::compare(queue, column, *condition, &mut passing),
+                #[cfg(feature = "cuda")]
+                Kernels::Cuda(kernels) => kernels.compare(queue, column, *condition, &mut passing),
+            })?;
+        }
+        let mut picked = allocate(rows * size_of::<i64>())?;
+        // The rows that pass, then each column's nulls among them.
+        let mut counts = allocate((1 + self.columns.len()) * size_of::<i64>())?;
+        counts.fill(0)?;
+        match &self.kernels {
+            Kernels::Sim => sim::select(queue, &passing, &mut picked, &mut counts)?,
+            #[cfg(feature = "cuda")]
+            Kernels::Cuda(kernels) => kernels.select(queue, &passing, &mut picked, &mut counts)?,
+        }
+        let mut columns = Vec::new();
+        for (i, column) in self.columns.iter().enumerate() {
+            let column = batch.column(*column)?;
+            // There is room for all rows, since nobody knows yet how many pass.
+            let width = Kind::of(column.data_type()).map_or(0, Kind::width);
+            let mut values = allocate(rows * width)?;
+            let mut mask = allocate(rows.div_ceil(8))?;
+            Column::lend(&column, queue, |column| match &self.kernels {
+                Kernels::Sim => sim::gather(
+                    queue,
+                    column,
+                    &picked,
+                    i,
+                    &mut counts,
+                    &mut values,
+                    &mut mask,
+                ),
+                #[cfg(feature = "cuda")]
+                Kernels::Cuda(kernels) => kernels.gather(
+                    queue,
+                    column,
+                    &picked,
+                    i,
+                    &mut counts,
+                    &mut values,
+                    &mut mask,
+                ),
+            })?;
+            columns.push((values.freeze()?, mask.freeze()?));
+        }
+        let n = 1 + self.columns.len();
+        let counts = DeviceArray::from_values(DataType::Int64, n, counts.freeze()?, None)?;
+        Ok(Launched {
+            schema: self.schema.clone(),
+            counts,
+            columns,
+        })
+    }
+}
+
+/// A batch whose kernels are queued.
+pub(crate) struct Launched {
+    schema: SchemaRef,
+    counts: DeviceArray,
+    /// Values and mask.
+    columns: Vec<(DeviceBuffer, DeviceBuffer)>,
+}
+
+impl Launched {
+    /// The batch, once its number of rows has come to the host: the one thing that has to.
+    pub(crate) async fn finish(self) -> Result<DeviceRecordBatch> {
+        let device = self.counts.device().clone();
+        let counts = download(self.counts).await?;
+        let count = |i: usize| usize::try_from(counts[i]).unwrap_or(usize::MAX);
+        let rows = count(0);
+        if self.columns.is_empty() {
+            let schema = Schema::new_with_metadata(Fields::empty(), self.schema.metadata().clone());
+            return DeviceRecordBatch::try_new_empty(&device, schema, rows);
+        }
+        let mut columns = Vec::new();
+        for (i, (values, mask)) in self.columns.into_iter().enumerate() {
+            let data_type = self.schema.field(i).data_type().clone();
+            let nulls = count(1 + i);
+            let mask = (nulls > 0).then_some(mask);
+            let buffers = [mask, Some(values)];
+            let nulls = Some(nulls);
+            // SAFETY: every bit pattern is a value of the types of `Kind`, and `gather` counted the nulls in the bits
+            // that it wrote for these rows.
+            let column = unsafe { DeviceArray::from_parts(data_type, rows, nulls, &buffers, &[]) };
+            columns.push(column?);
+        }
+        DeviceRecordBatch::try_new(self.schema, &columns)
+    }
+}
+
+/// Numbers of the device, for a task.
+async fn download(numbers: DeviceArray) -> Result<Vec<i64>> {
+    let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
+    let device_type = numbers.device().id().device_type;
+    let batch = DeviceRecordBatch::try_new(schema.clone(), &[numbers])?;
+    let batch = stream::iter([Ok(batch)]);
+    let stream = DeviceRecordBatchStreamAdapter::new(schema, device_type, batch);
+    // There is only one batch, so that there is nothing to be ahead of.
+    let mut host = stream.into_host_stream().with_prefetch(0);
+    let batch = host.next().await.transpose()?;
+    Ok(batch.map_or_else(Vec::new, |batch| {
+        batch
+            .column(0)
+            .as_primitive::<Int64Type>()
+            .values()
+            .to_vec()
+    }))
+}

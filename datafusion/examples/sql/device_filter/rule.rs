@@ -1,0 +1,82 @@
+//! The rule that puts the operator into plans.
+
+use std::sync::Arc;
+
+use arrow_device::Device;
+use arrow_device_datafusion::{DeviceExec, DeviceToHostExec};
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::error::Result;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
+use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::{ExecutionPlan, Partitioning, replace_children_if_necessary};
+
+use super::filter::DeviceFilterExec;
+
+/// Puts a [`DeviceFilterExec`] in the place of DataFusion's filter where its rows come from a device. What the
+/// kernels cannot do stays with DataFusion. `DeviceTransitions` belongs behind it, which takes away the way down that
+/// was between the two.
+#[derive(Debug)]
+pub struct PushFilterToDevice;
+
+impl PhysicalOptimizerRule for PushFilterToDevice {
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        _: &ConfigOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(plan.transform_up(replace)?.data)
+    }
+
+    fn name(&self) -> &str {
+        "PushFilterToDevice"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+fn replace(node: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn ExecutionPlan>>> {
+    let Some(filter) = node.downcast_ref::<FilterExec>() else {
+        return Ok(Transformed::no(node));
+    };
+    // DataFusion spreads the batches of few partitions over all its tasks, so that they share a filter's work. That comes
+    // after the device's. (Not with a limit, which is each partition's own.)
+    let spread = filter.input().downcast_ref::<RepartitionExec>();
+    let replaced = match spread.filter(|spread| is_round_robin(spread)) {
+        Some(spread) if filter.fetch().is_none() => {
+            let below = FilterExecBuilder::from(filter).with_input(spread.input().clone());
+            match on_device(&below.build()?)? {
+                Some(below) => Some(replace_children_if_necessary(
+                    filter.input().clone(),
+                    vec![below],
+                )?),
+                None => None,
+            }
+        }
+        _ => on_device(filter)?,
+    };
+    Ok(replaced.map_or_else(|| Transformed::no(node), Transformed::yes))
+}
+
+fn is_round_robin(spread: &RepartitionExec) -> bool {
+    matches!(spread.partitioning(), Partitioning::RoundRobinBatch(_))
+}
+
+/// The node that does the same on the device where the rows come from.
+fn on_device(filter: &FilterExec) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+    let Some(device) = comes_from(filter.input()) else {
+        return Ok(None);
+    };
+    let plan = DeviceFilterExec::in_place_of(filter, device)?;
+    Ok(plan.map(|plan| Arc::new(DeviceExec::new(Arc::new(plan))) as _))
+}
+
+/// The device whose batches `plan` gives, itself or by bringing them down.
+fn comes_from(plan: &Arc<dyn ExecutionPlan>) -> Option<&Device> {
+    let down = plan.downcast_ref::<DeviceToHostExec>();
+    let below = down.map_or(plan, DeviceToHostExec::input);
+    DeviceExec::of(below).map(DeviceExec::device)
+}

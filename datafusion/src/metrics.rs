@@ -1,0 +1,152 @@
+//! What an operator costs, without a look at any array.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use arrow_schema::ArrowError;
+use datafusion_common::DataFusionError;
+use datafusion_physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, Time};
+
+use arrow_device::Error;
+use arrow_device::TransferStats;
+
+/// Wraps an error of `arrow-device` as DataFusion carries it: inside an [`ArrowError`]. An error of DataFusion that passed through a
+/// device stream is unwrapped again.
+///
+/// ```
+/// use arrow_device_datafusion::to_datafusion;
+/// use datafusion::error::Result;
+/// fn rows(device: &arrow_device::Device, batch: &arrow_array::RecordBatch) -> Result<usize> {
+///     let on_device = device.upload(batch).map_err(to_datafusion)?;
+///     Ok(on_device.num_rows())
+/// }
+/// let batch = arrow_array::record_batch!(("a", Int64, [1, 2]))?;
+/// assert_eq!(rows(&arrow_device::Devices::cpu(), &batch)?, 2);
+/// # Ok::<(), datafusion::error::DataFusionError>(())
+/// ```
+pub fn to_datafusion(e: Error) -> DataFusionError {
+    from_arrow(ArrowError::from(e))
+}
+
+/// As above; one of DataFusion's own or of arrow-rs, which came through a device stream, is itself again.
+pub(super) fn from_arrow(e: ArrowError) -> DataFusionError {
+    let carried = |e| DataFusionError::ArrowError(Box::new(e), None);
+    let e = match e {
+        ArrowError::ExternalError(e) => e,
+        e => return carried(e),
+    };
+    let e = match e.downcast::<DataFusionError>() {
+        Ok(own) => return *own,
+        Err(e) => e,
+    };
+    match e.downcast::<Error>().map(|e| *e) {
+        Ok(Error::Arrow(e)) => match Arc::try_unwrap(e) {
+            Ok(e) => from_arrow(e),
+            Err(e) => carried(ArrowError::ExternalError(Box::new(Error::Arrow(e)))),
+        },
+        Ok(e) => carried(ArrowError::ExternalError(Box::new(e))),
+        Err(e) => carried(ArrowError::ExternalError(e)),
+    }
+}
+
+/// And back: one of ours is itself again.
+pub(super) fn from_datafusion(e: DataFusionError) -> Error {
+    match e {
+        DataFusionError::ArrowError(e, _) => Error::from(*e),
+        e => Error::from(ArrowError::ExternalError(Box::new(e))),
+    }
+}
+
+/// What a poll costs.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    counts: TransferStats,
+    time: Duration,
+}
+
+thread_local! {
+    /// What was measured within the poll that is measured on this thread.
+    static WITHIN: Cell<Cost> = Cell::default();
+}
+
+/// Runs `poll`, and returns what it cost without what was measured within it.
+fn measured<T>(poll: impl FnOnce() -> T) -> (T, Cost) {
+    let start = Instant::now();
+    let outer = WITHIN.take();
+    let (polled, counts) = TransferStats::scope(poll);
+    let time = start.elapsed();
+    let within = WITHIN.replace(Cost {
+        counts: outer.counts.plus(&counts),
+        time: outer.time + time,
+    });
+    let own = Cost {
+        counts: counts.since(&within.counts),
+        time: time.saturating_sub(within.time),
+    };
+    (polled, own)
+}
+
+/// Polls a node on the host, whose cost is not that of the operator that polls it.
+pub(super) fn poll_host<T>(poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
+    measured(poll).0
+}
+
+/// An operator's numbers for one partition: what its own polls counted, not its children's.
+#[derive(Debug)]
+pub(super) struct DeviceMetrics {
+    rows: Count,
+    batches: Count,
+    time: Time,
+    bytes_to_device: Count,
+    bytes_to_host: Count,
+    bytes_on_device: Count,
+    copies: Count,
+    queue_waits: Count,
+    host_waits: Count,
+}
+
+impl DeviceMetrics {
+    pub(super) fn new(set: &ExecutionPlanMetricsSet, partition: usize) -> Self {
+        let count = |name| MetricBuilder::new(set).counter(name, partition);
+        Self {
+            rows: MetricBuilder::new(set).output_rows(partition),
+            batches: MetricBuilder::new(set).output_batches(partition),
+            time: MetricBuilder::new(set).elapsed_compute(partition),
+            bytes_to_device: count("bytes_to_device"),
+            bytes_to_host: count("bytes_to_host"),
+            bytes_on_device: count("bytes_on_device"),
+            copies: count("copies"),
+            queue_waits: count("queue_waits"),
+            host_waits: count("host_waits"),
+        }
+    }
+
+    /// Counts a poll, without what it polled of others. Its time is the host's: the device works on after it.
+    pub(super) fn poll<T, E>(
+        &self,
+        poll: impl FnOnce() -> Poll<Option<std::result::Result<T, E>>>,
+        rows: impl FnOnce(&T) -> usize,
+    ) -> Poll<Option<std::result::Result<T, E>>> {
+        let (polled, Cost { counts: cost, time }) = measured(poll);
+        self.time.add_duration(time);
+        for (count, n) in [
+            (&self.bytes_to_device, cost.bytes_to_device),
+            (&self.bytes_to_host, cost.bytes_to_host),
+            (&self.bytes_on_device, cost.bytes_on_device),
+            (&self.copies, cost.copies),
+            (&self.queue_waits, cost.queue_waits),
+            (&self.host_waits, cost.host_waits),
+        ] {
+            if n > 0 {
+                count.add(usize::try_from(n).unwrap_or(usize::MAX));
+            }
+        }
+        if let Poll::Ready(Some(Ok(batch))) = &polled {
+            self.rows.add(rows(batch));
+            self.batches.add(1);
+        }
+        polled
+    }
+}

@@ -1,0 +1,268 @@
+//! The two ways between the host and a device.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use arrow_array::{RecordBatch, RecordBatchOptions};
+use arrow_schema::SchemaRef;
+use datafusion_common::tree_node::TreeNodeRecursion;
+use datafusion_common::{DataFusionError, Result, Statistics};
+use datafusion_execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
+use datafusion_physical_expr::PhysicalExpr;
+use datafusion_physical_plan::execution_plan::SchedulingType;
+use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
+use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
+use datafusion_physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
+use futures_core::Stream;
+
+use super::metrics::{DeviceMetrics, from_datafusion, poll_host, to_datafusion};
+use super::plan::{DeviceExec, DevicePlan};
+use super::stream::{SendableDeviceStream, host_stream};
+use arrow_device::Device;
+use arrow_device::async_stream::{DeviceRecordBatchStream, HostRecordBatchStream, UploadingStream};
+
+/// The node that brings a device operator's batches to the host, one ahead of its parent.
+///
+/// It keeps rows in their order and partitions, so DataFusion may push sorts and limits below it. Those run on the host and read the
+/// device operator's batches there; above such a node, this one passes its batches on as they are, and counts nothing.
+/// [`DeviceTransitions`](super::DeviceTransitions) puts it back where it belongs.
+#[derive(Clone, Debug)]
+pub struct DeviceToHostExec {
+    input: Arc<dyn ExecutionPlan>,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl DeviceToHostExec {
+    /// Above `input`, a [`DeviceExec`], or a node on the host.
+    pub fn new(input: Arc<dyn ExecutionPlan>) -> Self {
+        let mut properties = input.properties().clone();
+        if DeviceExec::of(&input).is_some() {
+            let own = PlanProperties::clone(&properties);
+            properties = Arc::new(own.with_scheduling_type(SchedulingType::Cooperative));
+        }
+        Self {
+            input,
+            properties,
+            metrics: ExecutionPlanMetricsSet::new(),
+        }
+    }
+
+    /// The node below.
+    pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
+        &self.input
+    }
+}
+
+impl DisplayAs for DeviceToHostExec {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = DeviceExec::of(&self.input).map(|input| input.device().id());
+        match (t, device) {
+            (DisplayFormatType::TreeRender, Some(id)) => writeln!(f, "device={id}"),
+            (DisplayFormatType::TreeRender, None) => Ok(()),
+            (_, Some(id)) => write!(f, "DeviceToHostExec: device={id}"),
+            (_, None) => write!(f, "DeviceToHostExec"),
+        }
+    }
+}
+
+impl ExecutionPlan for DeviceToHostExec {
+    fn name(&self) -> &str {
+        "DeviceToHostExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(Self::new(only(self.name(), children)?)))
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        let Some(input) = DeviceExec::of(&self.input) else {
+            return self.input.execute(partition, context);
+        };
+        let stream = input.execute_device(partition, context)?;
+        let metrics = DeviceMetrics::new(&self.metrics, partition);
+        Ok(host_stream(stream, Some(metrics)))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn child_stats_requests(&self, partition: Option<usize>) -> Vec<ChildStats> {
+        vec![ChildStats::At(partition)]
+    }
+
+    fn statistics_from_inputs(
+        &self,
+        input_stats: &[Arc<Statistics>],
+        _: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        the_same(input_stats)
+    }
+
+    fn supports_limit_pushdown(&self) -> bool {
+        true
+    }
+}
+
+/// The operator that brings a host plan's batches to a device, uploads running ahead of what reads them.
+#[derive(Clone, Debug)]
+pub struct HostToDeviceExec {
+    input: Arc<dyn ExecutionPlan>,
+    device: Device,
+}
+
+impl HostToDeviceExec {
+    /// Above `input`, a plan on the host. As a node: `DeviceExec::new(Arc::new(...))`.
+    pub fn new(input: Arc<dyn ExecutionPlan>, device: Device) -> Self {
+        Self { input, device }
+    }
+
+    /// The node below.
+    pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
+        &self.input
+    }
+}
+
+impl DevicePlan for HostToDeviceExec {
+    fn name(&self) -> &str {
+        "HostToDeviceExec"
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.input.properties()
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
+        let input = only(self.name(), children)?;
+        Ok(Arc::new(Self::new(input, self.device.clone())))
+    }
+
+    fn execute_device(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableDeviceStream> {
+        let stream = self.input.execute(partition, context)?;
+        let schema = self.input.schema();
+        let queue = self.device.new_queue().map_err(to_datafusion)?;
+        let stream = Ours {
+            stream,
+            schema: schema.clone(),
+        };
+        Ok(Box::pin(UploadingStream::new_on(schema, stream, queue)))
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn statistics(&self, _: Option<usize>, inputs: &[Arc<Statistics>]) -> Result<Arc<Statistics>> {
+        the_same(inputs)
+    }
+
+    fn supports_limit_pushdown(&self) -> bool {
+        true
+    }
+}
+
+/// A host stream with this crate's errors, whose batches have its plan's schema: some of DataFusion's nodes (unions, say) pass on
+/// batches whose fields have other names, metadata, or fewer nulls.
+struct Ours {
+    stream: SendableRecordBatchStream,
+    schema: SchemaRef,
+}
+
+impl Ours {
+    fn named(&self, batch: RecordBatch) -> arrow_device::Result<RecordBatch> {
+        if batch.schema_ref() == &self.schema {
+            return Ok(batch);
+        }
+        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+        let (_, columns, _) = batch.into_parts();
+        Ok(RecordBatch::try_new_with_options(
+            self.schema.clone(),
+            columns,
+            &options,
+        )?)
+    }
+}
+
+impl Stream for Ours {
+    type Item = arrow_device::Result<RecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let next = ready!(poll_host(|| self.stream.as_mut().poll_next(cx)));
+        let next = next.map(|batch| {
+            let batch = batch.map_err(from_datafusion)?;
+            self.named(batch)
+        });
+        Poll::Ready(next)
+    }
+}
+
+/// The only child.
+pub(super) fn only(
+    name: &str,
+    mut children: Vec<Arc<dyn ExecutionPlan>>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    match (children.pop(), children.len()) {
+        (Some(child), 0) => Ok(child),
+        _ => Err(DataFusionError::Internal(format!("{name} has one child"))),
+    }
+}
+
+fn the_same(inputs: &[Arc<Statistics>]) -> Result<Arc<Statistics>> {
+    let only = inputs.first().cloned();
+    only.ok_or_else(|| DataFusionError::Internal("no statistics of the child".into()))
+}
+
+/// Refuses children.
+pub(super) fn no_children(name: &str, children: &[Arc<dyn ExecutionPlan>]) -> Result<()> {
+    match children.len() {
+        0 => Ok(()),
+        n => Err(DataFusionError::Internal(format!(
+            "{n} children for {name}, which has none"
+        ))),
+    }
+}

@@ -1,0 +1,390 @@
+//! What moves, what is waited for, and whether it is told.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
+use arrow_device::{Device, TransferStats};
+use arrow_device_datafusion::{DeviceTable, execute_on_device};
+use datafusion::arrow::array::{RecordBatch, StringArray};
+use datafusion::physical_plan::{collect, displayable};
+use datafusion::prelude::SessionContext;
+use futures::{Stream, StreamExt};
+
+use crate::kit::*;
+
+const METRICS: [&str; 6] = [
+    "output_rows",
+    "bytes_to_device",
+    "bytes_to_host",
+    "bytes_on_device",
+    "copies",
+    "host_waits",
+];
+
+/// The metrics above, of the nodes of a name.
+fn metrics(plan: &Plan, node: &str) -> [usize; 6] {
+    METRICS.map(|name| metric(plan, node, name).unwrap_or_else(|| panic!("no {name} of {node}")))
+}
+
+/// Runs a plan as it is; what it gives, and what the device did meanwhile.
+async fn run(plan: &Plan, device: &Device) -> (Vec<RecordBatch>, TransferStats) {
+    let before = device.stats();
+    let batches = collect(plan.clone(), session().task_ctx()).await.unwrap();
+    (batches, device.stats().since(&before))
+}
+
+/// Batches of 16 rows: 128 bytes a column.
+fn partition(first: i64, batches: i64) -> Vec<RecordBatch> {
+    (0..batches).map(|i| numbers(first + i * 16, 16)).collect()
+}
+
+#[tokio::test]
+async fn adjacent_operators_pass_batches_on_without_a_copy_or_a_wait() {
+    let sim = Sim::new();
+    let ctx = session_with(1, 3);
+    register(&ctx, "t", device_table(&sim, &[partition(0, 4)]));
+    let plan = plan(&ctx, "SELECT a FROM t").await;
+    assert_eq!(text(&plan, &[]).matches("MapExec").count(), 3);
+
+    let (batches, cost) = run(&plan, &sim).await;
+    let expected: Vec<i64> = (0..64).map(|i| i * 8).collect();
+    assert_eq!(numbers_of(&batches), expected);
+    assert_eq!((cost.bytes_to_device, cost.bytes_on_device), (0, 0));
+    // One download of each batch at the end.
+    assert_eq!((cost.bytes_to_host, cost.copies), (4 * 128, 4));
+    assert_eq!(cost.host_waits, 0);
+    // What the operators make, and nothing between them.
+    assert_eq!(cost.allocations, 3 * 4);
+
+    assert_eq!(metrics(&plan, "MapExec"), [3 * 64, 0, 0, 0, 0, 0]);
+    assert_eq!(metrics(&plan, "DeviceScanExec"), [64, 0, 0, 0, 0, 0]);
+    assert_eq!(metrics(&plan, "DeviceToHostExec"), [64, 0, 512, 0, 4, 0]);
+    // Each operator's queue waits for the batches of the one before.
+    assert!(metric(&plan, "MapExec", "queue_waits") > Some(0));
+    drop((plan, batches, ctx));
+    sim.assert_done();
+}
+
+#[tokio::test]
+async fn only_the_columns_and_rows_that_are_asked_for_move() {
+    for ctx in [session(), session_without_rule(1)] {
+        assert_only_what_is_asked_for_moves(ctx).await;
+    }
+}
+
+async fn assert_only_what_is_asked_for_moves(ctx: SessionContext) {
+    let sim = Sim::new();
+    let table = device_table(&sim, &[vec![rows(0, 160), rows(160, 160)]]);
+    register(&ctx, "t", table);
+    let moved = async |sql| {
+        let before = sim.stats();
+        let batches = query(&ctx, sql).await.unwrap();
+        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        let cost = sim.stats().since(&before);
+        (rows, cost.bytes_to_host, cost.bytes_to_device)
+    };
+    assert_eq!(moved("SELECT a FROM t").await, (320, 2 * 160 * 8, 0));
+    assert_eq!(moved("SELECT b, a FROM t").await, (320, 4 * 160 * 8, 0));
+    assert_eq!(moved("SELECT a FROM t LIMIT 16").await, (16, 16 * 8, 0));
+    assert_eq!(moved("SELECT count(*) FROM t").await, (1, 0, 0));
+    let (rows, down, _) = moved("SELECT a FROM t LIMIT 168").await;
+    assert_eq!((rows, down), (168, (160 + 8) * 8));
+}
+
+/// Up once and down once, whatever stands between.
+#[tokio::test]
+async fn every_node_tells_exactly_what_it_moved() {
+    let sim = Sim::new();
+    let host = scan(host_table(&[partition(0, 5)])).await;
+    let plan = with_transitions(double(double(host, &sim), &sim));
+    let (batches, cost) = run(&plan, &sim).await;
+    assert_eq!(numbers_of(&batches).len(), 80);
+    assert_eq!((cost.bytes_to_device, cost.bytes_to_host), (640, 640));
+    assert_eq!(metrics(&plan, "HostToDeviceExec"), [80, 640, 0, 0, 5, 0]);
+    assert_eq!(metrics(&plan, "MapExec"), [160, 0, 0, 0, 0, 0]);
+    assert_eq!(metrics(&plan, "DeviceToHostExec"), [80, 0, 640, 0, 5, 0]);
+    assert_eq!(metric(&plan, "HostToDeviceExec", "output_batches"), Some(5));
+    assert_eq!(metric(&plan, "DeviceToHostExec", "output_batches"), Some(5));
+    // The nodes together are the device: nothing is counted twice, and nothing is left out.
+    assert_eq!((cost.copies, cost.host_waits), (10, 0));
+}
+
+#[tokio::test]
+async fn between_devices_each_side_counts_its_own_half() {
+    let (a, b) = (Sim::new(), Sim::new());
+    let scan = scan(device_table(&a, &[partition(0, 3)])).await;
+    let plan = with_transitions(double(scan, &b));
+    let before = a.stats();
+    let (batches, on_b) = run(&plan, &b).await;
+    let on_a = a.stats().since(&before);
+    let expected: Vec<i64> = (0..48).map(|i| i * 2).collect();
+    assert_eq!(numbers_of(&batches), expected);
+    assert_eq!((on_a.bytes_to_host, on_a.bytes_to_device), (384, 0));
+    assert_eq!((on_b.bytes_to_host, on_b.bytes_to_device), (384, 384));
+    assert_eq!(metrics(&plan, "HostToDeviceExec"), [48, 384, 0, 0, 3, 0]);
+    assert_eq!(metrics(&plan, "MapExec"), [48, 0, 0, 0, 0, 0]);
+    // Two nodes of this name.
+    assert_eq!(metrics(&plan, "DeviceToHostExec"), [96, 0, 768, 0, 6, 0]);
+}
+
+/// A slow node on the host is no reason to look at the upload.
+#[tokio::test]
+async fn an_upload_does_not_count_its_childs_time() {
+    const SLOW: Duration = Duration::from_millis(50);
+    let sim = Sim::new();
+    let (table, _) = host_stream(|i| {
+        (i < 10).then(|| {
+            std::thread::sleep(SLOW);
+            Ok(numbers(i as i64 * 16, 16))
+        })
+    });
+    let plan = with_transitions(double(scan(table).await, &sim));
+    let (batches, _) = run(&plan, &sim).await;
+    assert_eq!(numbers_of(&batches).len(), 160);
+    for node in ["HostToDeviceExec", "MapExec", "DeviceToHostExec"] {
+        let time = metric(&plan, node, "elapsed_compute").unwrap();
+        let time = Duration::from_nanos(time as u64);
+        assert!(time > Duration::ZERO && time < 5 * SLOW, "{node}: {time:?}");
+    }
+}
+
+#[tokio::test]
+async fn explain_analyze_shows_them() {
+    let sim = Sim::new();
+    let ctx = session_with(1, 1);
+    register(&ctx, "t", device_table(&sim, &[partition(0, 2)]));
+    let batches = query(&ctx, "EXPLAIN ANALYZE SELECT a FROM t")
+        .await
+        .unwrap();
+    let column = batches[0].column_by_name("plan").unwrap();
+    let text = column.as_any().downcast_ref::<StringArray>().unwrap();
+    let text = text.value(0).to_string();
+    let line = |node: &str| {
+        let found = text
+            .lines()
+            .find(|line| line.trim_start().starts_with(node));
+        found.unwrap_or_else(|| panic!("no {node} in {text}"))
+    };
+    let (scan, map, down) = (
+        line("DeviceScanExec"),
+        line("MapExec"),
+        line("DeviceToHostExec"),
+    );
+    for (line, bytes, copies) in [(scan, 0, 0), (map, 0, 0), (down, 256, 2)] {
+        for expected in [
+            "output_rows=32,".to_string(),
+            "elapsed_compute=".to_string(),
+            "bytes_to_device=0".to_string(),
+            format!("bytes_to_host={bytes}"),
+            "bytes_on_device=0".to_string(),
+            format!("copies={copies}"),
+            "queue_waits=".to_string(),
+            "host_waits=0".to_string(),
+        ] {
+            assert!(line.contains(&expected), "{expected}: {line}");
+        }
+    }
+}
+
+/// Queries on one device, on threads of their own: each tells what it did itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn queries_at_once_do_not_count_each_other() {
+    let sim = Sim::new();
+    let down_table = device_table(&sim, &[partition(0, 6)]);
+    for _ in 0..10 {
+        let mut tasks = Vec::new();
+        for n in 1..=4 {
+            let up = scan(host_table(&[partition(0, n)])).await;
+            let up = with_transitions(double(up, &sim));
+            let down = scan(down_table.clone()).await;
+            let down = with_transitions(double(down, &sim));
+            let context = session().task_ctx();
+            tasks.push(tokio::spawn(async move {
+                collect(up.clone(), context.clone()).await.unwrap();
+                collect(down.clone(), context).await.unwrap();
+                (up, down, n as usize)
+            }));
+        }
+        for task in tasks {
+            let (up, down, n) = task.await.unwrap();
+            let (rows, bytes) = (n * 16, n * 128);
+            assert_eq!(metrics(&up, "HostToDeviceExec"), [rows, bytes, 0, 0, n, 0]);
+            assert_eq!(metrics(&up, "MapExec"), [rows, 0, 0, 0, 0, 0]);
+            assert_eq!(metrics(&up, "DeviceToHostExec"), [rows, 0, bytes, 0, n, 0]);
+            assert_eq!(metrics(&down, "DeviceToHostExec"), [96, 0, 768, 0, 6, 0]);
+        }
+    }
+}
+
+/// Partitions are counted one by one, and run at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn partitions_count_for_themselves() {
+    let sim = Sim::new();
+    let table = device_table(
+        &sim,
+        &[partition(0, 1), partition(100, 2), partition(200, 3)],
+    );
+    let plan = with_transitions(double(scan(table).await, &sim));
+    let (batches, _) = run(&plan, &sim).await;
+    assert_eq!(numbers_of(&batches).len(), 96);
+    let text = displayable(plan.as_ref()).indent(false).to_string();
+    assert!(text.contains("partitions=3"), "{text}");
+    let bytes = plan.metrics().unwrap();
+    for (partition, expected) in [(0, 128), (1, 256), (2, 384)] {
+        let mut of = bytes.iter().filter(|metric| {
+            metric.partition() == Some(partition) && metric.value().name() == "bytes_to_host"
+        });
+        assert_eq!(of.next().unwrap().value().as_usize(), expected);
+    }
+}
+
+/// Polls. The devices run between polls and only then: a wait within one would run their work.
+///
+/// What came, and how often there was nothing yet.
+fn drive<T: Send>(sims: &[&Sim], stream: impl Stream<Item = T> + Unpin + Send) -> (Vec<T>, usize) {
+    // On a thread of its own: within a task, DataFusion's streams yield from time to time.
+    std::thread::scope(|scope| {
+        let driven = scope.spawn(|| polled(sims, stream)).join();
+        driven.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+fn polled<T>(sims: &[&Sim], mut stream: impl Stream<Item = T> + Unpin) -> (Vec<T>, usize) {
+    let state = |sim: &&Sim| (sim.sim.report().pending_operations, sim.stats().host_waits);
+    let (mut items, mut pending) = (Vec::new(), 0);
+    loop {
+        let before: Vec<_> = sims.iter().map(state).collect();
+        let polled = stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()));
+        for (before, after) in before.iter().zip(sims.iter().map(state)) {
+            assert!(after.0 >= before.0, "work ran within a poll");
+            assert_eq!(after.1, before.1, "host waits within a poll");
+        }
+        match polled {
+            Poll::Ready(Some(item)) => items.push(item),
+            Poll::Ready(None) => return (items, pending),
+            Poll::Pending => {
+                pending += 1;
+                assert!(pending < 10_000, "it never goes on");
+                sims.iter().for_each(|sim| sim.synchronize().unwrap());
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn drive_plan(sims: &[&Sim], plan: &Plan) -> Vec<RecordBatch> {
+    let stream = plan.execute(0, session().task_ctx()).unwrap();
+    let (batches, pending) = drive(sims, stream);
+    assert!(pending > 0, "nothing was ever waited for");
+    batches.into_iter().map(Result::unwrap).collect()
+}
+
+#[tokio::test]
+async fn no_poll_waits_for_a_scan() {
+    let sim = Sim::deferred();
+    // Text, whose length hides on the device, whole and cut.
+    let ctx = over(device_table(&sim, &[vec![rows(0, 50), rows(50, 50)]]));
+    for (sql, n) in [
+        ("SELECT * FROM t", 100),
+        ("SELECT s FROM t LIMIT 20", 20),
+        ("SELECT a FROM t WHERE b = 3", 10),
+        ("SELECT s, count(*) FROM t GROUP BY s ORDER BY s", 86),
+    ] {
+        let batches = drive_plan(&[&sim], &plan(&ctx, sql).await);
+        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        assert_eq!(rows, n, "{sql}");
+    }
+    drop(ctx);
+    sim.assert_done();
+}
+
+#[tokio::test]
+async fn no_poll_waits_for_operators() {
+    let sim = Sim::deferred();
+    let table = device_table(&sim, &[partition(0, 6)]);
+    let plan = with_transitions(double(double(scan(table).await, &sim), &sim));
+    let expected: Vec<i64> = (0..96).map(|i| i * 4).collect();
+    assert_eq!(numbers_of(&drive_plan(&[&sim], &plan)), expected);
+    drop(plan);
+    sim.assert_done();
+
+    let host = scan(host_table(&[partition(0, 6)])).await;
+    let plan = with_transitions(double(double(host, &sim), &sim));
+    assert_eq!(numbers_of(&drive_plan(&[&sim], &plan)), expected);
+    drop(plan);
+    sim.assert_done();
+}
+
+#[tokio::test]
+async fn no_poll_waits_between_devices() {
+    let (a, b) = (Sim::deferred(), Sim::deferred());
+    let table = device_table(&a, &[vec![rows(0, 30), rows(30, 3), rows(33, 60)]]);
+    let plan = with_transitions(double(double(scan(table).await, &b), &a));
+    let expected: Vec<i64> = (0..93).map(|i| i * 4).collect();
+    assert_eq!(numbers_of(&drive_plan(&[&a, &b], &plan)), expected);
+    drop(plan);
+    b.synchronize().unwrap();
+    a.assert_done();
+    b.assert_done();
+}
+
+/// A consumer that takes all that there is, while the device does nothing: the task waits for the oldest upload, no
+/// thread does.
+#[tokio::test]
+async fn no_poll_waits_for_more_uploads_than_may_be_under_way() {
+    let sim = Sim::deferred();
+    let host = scan(host_table(&[partition(0, 200)])).await;
+    let stream = execute_on_device(host, session().task_ctx(), &sim).unwrap();
+    let (batches, pending) = drive(&[&sim], stream);
+    assert_eq!(batches.len(), 200);
+    assert!(pending > 0, "200 uploads at once");
+    drop(batches);
+    sim.assert_done();
+}
+
+/// The other way: results on another device.
+#[tokio::test]
+async fn no_poll_waits_for_a_result_on_another_device() {
+    let (a, b) = (Sim::deferred(), Sim::deferred());
+    let table = device_table(&a, &[partition(0, 3), partition(100, 2)]);
+    let plan = scan(table).await;
+    let stream = execute_on_device(plan, session().task_ctx(), &b).unwrap();
+    let (batches, pending) = drive(&[&a, &b], stream);
+    assert_eq!((batches.len(), pending > 0), (5, true));
+    drop(batches);
+    // What b has not copied yet is host memory of a's.
+    b.assert_done();
+    a.assert_done();
+}
+
+/// That a wait would be seen.
+#[tokio::test]
+#[should_panic(expected = "within a poll")]
+async fn an_operator_that_waits_is_noticed() {
+    struct Waits(arrow_device_datafusion::SendableDeviceStream);
+    impl Stream for Waits {
+        type Item = arrow_device::Result<arrow_device::DeviceRecordBatch>;
+        fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+            let polled = self.0.poll_next_unpin(cx);
+            if let Poll::Ready(Some(Ok(batch))) = &polled {
+                batch.wait().unwrap();
+            }
+            polled
+        }
+    }
+    let sim = Sim::deferred();
+    let host = scan(host_table(&[partition(0, 3)])).await;
+    let device = sim.device.clone();
+    let open = move |context| {
+        let uploads = execute_on_device(host.clone(), context, &device).unwrap();
+        let (schema, device_type) = (uploads.schema(), uploads.device_type());
+        let waits = DeviceRecordBatchStreamAdapter::new(schema, device_type, Waits(uploads));
+        Ok(Box::pin(waits) as _)
+    };
+    let schema = numbers(0, 1).schema();
+    let table = DeviceTable::new(schema, sim.device.clone(), vec![Arc::new(open)]);
+    drive_plan(&[&sim], &scan(Arc::new(table)).await);
+}

@@ -1,0 +1,235 @@
+//! Devices, tables and sessions of the tests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use crate::device_filter::PushFilterToDevice;
+use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::{Device, DeviceRecordBatch};
+use arrow_device_datafusion::{DeviceTable, DeviceTransitions, OpenPartition};
+use datafusion::arrow::array::{
+    ArrayRef, Date32Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
+    TimestampMicrosecondArray,
+};
+use datafusion::arrow::compute::concat_batches;
+use datafusion::catalog::TableProvider;
+use datafusion::datasource::MemTable;
+use datafusion::execution::SessionStateBuilder;
+use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
+use datafusion::prelude::{SessionConfig, SessionContext};
+use futures::{StreamExt, stream};
+
+pub const PARTITIONS: usize = 3;
+pub const ROWS: i64 = 300;
+
+pub fn sim(mode: SimMode) -> (Device, Arc<SimDevice>) {
+    let sim = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
+    (Device::new(sim.clone()).unwrap(), sim)
+}
+
+/// Columns of all types that the kernels take, with and without nulls, and one that they do not.
+pub fn batch(number: i64) -> RecordBatch {
+    let ids = number * ROWS..(number + 1) * ROWS;
+    let floats = [
+        0.0,
+        -0.0,
+        1.5,
+        -1.5,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        f64::NAN,
+        -f64::NAN,
+        f64::from_bits(0x7ff0_0000_0000_0001), // a signalling NaN
+        f64::MIN_POSITIVE / 2.0,
+        f64::MAX,
+    ];
+    let some = |id: &i64, of: i64| id % of != 2;
+    let x = |id: i64| some(&id, 7).then(|| floats[id as usize % floats.len()]);
+    let a = |id: i64| {
+        some(&id, 5).then_some(match id % 50 {
+            0 => i64::MIN,
+            1 => i64::MAX,
+            n => n - 25,
+        })
+    };
+    let n = |id: i64| some(&id, 11).then_some((id % 13 - 6) as i32);
+    let ids: Vec<i64> = ids.collect();
+    let d = Date32Array::from_iter(
+        ids.iter()
+            .copied()
+            .map(|id| some(&id, 3).then_some(id as i32 % 40)),
+    );
+    let ts = TimestampMicrosecondArray::from_iter(
+        ids.iter().copied().map(|id| some(&id, 4).then_some(id)),
+    );
+    let s = StringArray::from_iter_values(ids.iter().map(|id| format!("row {id}")));
+    RecordBatch::try_from_iter_with_nullable([
+        (
+            "id",
+            Arc::new(Int64Array::from(ids.clone())) as ArrayRef,
+            false,
+        ),
+        (
+            "a",
+            Arc::new(Int64Array::from_iter(ids.iter().copied().map(a))),
+            true,
+        ),
+        (
+            "x",
+            Arc::new(Float64Array::from_iter(ids.iter().copied().map(x))),
+            true,
+        ),
+        (
+            "n",
+            Arc::new(Int32Array::from_iter(ids.iter().copied().map(n))),
+            true,
+        ),
+        ("d", Arc::new(d), true),
+        ("ts", Arc::new(ts), true),
+        ("s", Arc::new(s), false),
+    ])
+    .unwrap()
+}
+
+/// What each partition has of the batches: all of one, a slice that begins inside a byte of the masks, no rows.
+pub fn cut<T>(number: i64, whole: T, slice: impl Fn(&T, usize, usize) -> T) -> T {
+    match number % 4 {
+        1 => slice(&whole, 3, 201),
+        2 => slice(&whole, 17, 0),
+        3 => slice(&whole, 65, 1),
+        _ => whole,
+    }
+}
+
+pub struct Tables {
+    pub host: SessionContext,
+    pub device: SessionContext,
+    /// The device's table without any rule.
+    pub bare: SessionContext,
+}
+
+/// As many partitions as the table has.
+pub fn session(table: Arc<dyn TableProvider>, partitions: usize, plugin: bool) -> SessionContext {
+    let config = SessionConfig::new().with_target_partitions(partitions);
+    let mut state = SessionStateBuilder::new()
+        .with_config(config)
+        .with_default_features();
+    if plugin {
+        state = state
+            .with_physical_optimizer_rule(Arc::new(PushFilterToDevice))
+            .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+    }
+    let context = SessionContext::new_with_state(state.build());
+    context.register_table("t", table).unwrap();
+    context
+}
+
+impl Tables {
+    pub fn new(device: &Device, partitions: usize) -> Self {
+        let numbers = |p: usize| (0..5).map(move |i| (p * 5 + i) as i64);
+        let host = |p| numbers(p).map(|n| cut(n, batch(n), RecordBatch::slice));
+        let host: Vec<Vec<_>> = (0..partitions).map(|p| host(p).collect()).collect();
+        let up = |n| device.upload(&batch(n)).unwrap();
+        let slice = |batch: &DeviceRecordBatch, at, rows| batch.slice(at, rows).unwrap();
+        let up = |p| numbers(p).map(|n| cut(n, up(n), slice)).collect();
+        let schema = host[0][0].schema();
+        let batches = (0..partitions).map(up).collect();
+        let table = DeviceTable::from_batches(schema.clone(), device.clone(), batches).unwrap();
+        let table = Arc::new(table);
+        Self {
+            host: session(
+                Arc::new(MemTable::try_new(schema, host).unwrap()),
+                partitions,
+                false,
+            ),
+            device: session(table.clone(), partitions, true),
+            bare: session(table, partitions, false),
+        }
+    }
+}
+
+pub async fn plan(context: &SessionContext, sql: &str) -> Arc<dyn ExecutionPlan> {
+    let frame = context.sql(sql).await.expect(sql);
+    frame.create_physical_plan().await.expect(sql)
+}
+
+pub fn text(plan: &Arc<dyn ExecutionPlan>) -> String {
+    displayable(&**plan).indent(false).to_string()
+}
+
+/// Partition by partition: each one's rows, in their order.
+pub async fn rows(context: &SessionContext, plan: Arc<dyn ExecutionPlan>) -> Vec<RecordBatch> {
+    let schema = plan.schema();
+    let partitions = collect_partitioned(plan, context.task_ctx()).await.unwrap();
+    let one = |batches: Vec<_>| concat_batches(&schema, &batches).unwrap();
+    partitions.into_iter().map(one).collect()
+}
+
+/// The buffers: `==` of arrays would do for values, but says nothing of a NaN's bits.
+pub fn same(found: &RecordBatch, expected: &RecordBatch) -> bool {
+    let bits = |batch: &RecordBatch| -> Vec<Vec<Option<u64>>> {
+        let float = |column: &ArrayRef| {
+            let floats = column.as_any().downcast_ref::<Float64Array>();
+            floats.map(|floats| floats.iter().map(|x| x.map(f64::to_bits)).collect())
+        };
+        batch.columns().iter().filter_map(float).collect()
+    };
+    found == expected && found.schema() == expected.schema() && bits(found) == bits(expected)
+}
+
+/// On the device, and the same; without any rule the same, too. How many rows.
+pub async fn check(tables: &Tables, sql: &str) -> usize {
+    let device = plan(&tables.device, sql).await;
+    let shown = text(&device);
+    assert!(shown.contains("DeviceFilterExec"), "{sql}\n{shown}");
+    assert!(!shown.contains(" FilterExec"), "{sql}\n{shown}");
+    let found = rows(&tables.device, device).await;
+    let bare = rows(&tables.bare, plan(&tables.bare, sql).await).await;
+    let expected = rows(&tables.host, plan(&tables.host, sql).await).await;
+    for found in [&found, &bare] {
+        assert_eq!(found.len(), expected.len(), "{sql}");
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(same(found, expected), "{sql}\n{found:?}\n{expected:?}");
+        }
+    }
+    found.iter().map(RecordBatch::num_rows).sum()
+}
+
+/// Everything was dropped: waits until it has gone.
+#[track_caller]
+pub fn assert_done(device: &Device, sim: &SimDevice) {
+    let end = Instant::now() + Duration::from_secs(10);
+    loop {
+        device.synchronize().unwrap();
+        device.trim();
+        let report = sim.report();
+        assert_eq!(report.violations, [""; 0]);
+        if report.live_allocations == 0 && report.live_events == 0 && report.pending_operations == 0
+        {
+            return;
+        }
+        assert!(Instant::now() < end, "{report:#?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A table of one partition, batch by batch as asked for; how many were. After the last one it says nothing more.
+pub fn endless(device: &Device, batches: usize) -> (SessionContext, Arc<AtomicUsize>) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let up = device.upload(&batch(0)).unwrap();
+    let (schema, device_type) = (up.schema().clone(), device.id().device_type);
+    let (of, counter) = (schema.clone(), asked.clone());
+    let open: OpenPartition = Arc::new(move |_| {
+        let (up, asked) = (up.clone(), counter.clone());
+        let batches = stream::repeat(up).take(batches).inspect(move |_| {
+            asked.fetch_add(1, SeqCst);
+        });
+        let batches = batches.map(Ok).chain(stream::pending());
+        let stream = DeviceRecordBatchStreamAdapter::new(of.clone(), device_type, batches);
+        Ok(Box::pin(stream))
+    });
+    let table = DeviceTable::new(schema, device.clone(), vec![open]);
+    (session(Arc::new(table), 1, true), asked)
+}
