@@ -116,10 +116,13 @@ impl DeviceTable {
             self.schema.fields().len(),
         );
         if found != columns {
-            return Err(invalid(format!(
-                "statistics of {found} columns for a table of {columns} on {}",
-                self.device
-            )));
+            return Err(arrow_device::Error::InvalidArgument(
+                format!(
+                    "statistics of {found} columns for a table of {columns} on {}",
+                    self.device
+                )
+                .into(),
+            ));
         }
         self.statistics = Some(statistics);
         Ok(self)

@@ -5,11 +5,11 @@ use std::thread;
 use std::time::Duration;
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device_datafusion::{SendableDeviceStream, execute_on_device, export_plan};
 use arrow_device::{
     Device, DeviceRecordBatch, DeviceRecordBatchStreamReader, Devices, Error, ExportOptions,
     FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy,
 };
+use arrow_device_datafusion::{SendableDeviceStream, execute_on_device, export_plan};
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::Int64Type;
 use datafusion::physical_plan::Partitioning;
