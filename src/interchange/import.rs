@@ -73,7 +73,7 @@ impl DeviceArray {
         }
         let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
         if options.validation == Validation::Full {
-            validate_values(&array)?;
+            validate_full(&array.reachable_data()?)?;
         }
         Ok(array)
     }
@@ -164,38 +164,10 @@ impl DeviceRecordBatch {
         }
         self.check_rows()?;
         if options.validation == Validation::Full {
-            validate_values(array)?;
+            validate_full(&array.reachable_data()?)?;
         }
         Ok(())
     }
-}
-
-/// Checks the values of an imported array, and of what it holds beyond its rows.
-fn validate_values(array: &DeviceArray) -> Result<()> {
-    whole_parts(array)
-        .into_iter()
-        .try_for_each(|(part, path)| validate_full(&part.to_host_data()?, &path))
-}
-
-/// The array, and what of it comes down only in part, or not at all, but can be had whole by safe calls:
-/// together all its values. With their paths.
-pub(super) fn whole_parts(array: &DeviceArray) -> Vec<(DeviceArray, String)> {
-    let mut parts = vec![(array.clone(), "array".to_owned())];
-    if array.device().is_host_readable() {
-        return parts;
-    }
-    let tree = array.tree();
-    for node in 1..tree.nodes.len() {
-        let parent = tree.nodes[node].parent as usize;
-        let nesting = tree.layout(parent).nesting;
-        let in_part = matches!(nesting, Nesting::Ranges | Nesting::Anywhere | Nesting::Runs)
-            && (tree.nodes[parent].offset > 0 || tree.nodes[parent].length == 0);
-        if in_part {
-            let whole = DeviceArray::from_view(tree.clone(), tree.whole(node));
-            parts.push((whole, tree.path(node)));
-        }
-    }
-    parts
 }
 
 /// Checks a foreign array against its type and takes it over.
