@@ -7,10 +7,9 @@ mod support_c;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use arrow_array::StringArray;
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, Int32Array, make_array};
-use arrow_buffer::Buffer;
+use arrow_array::{Array, ArrayRef, ListArray, StringArray, make_array};
+use arrow_buffer::{Buffer, OffsetBuffer};
 use arrow_data::ArrayData;
 use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce,
@@ -153,8 +152,24 @@ fn replaced(
 
 /// `data` with another byte somewhere: in a string, a key, an offset, a number.
 fn spoiled(data: &ArrayData, rng: &mut Rng) -> ArrayData {
-    let nodes = paths(data);
-    let path = &nodes[rng.below(nodes.len())];
+    let mut nodes = paths(data);
+    // Not what any byte is a value of, unless there is nothing else.
+    let is_checked = |path: &Vec<usize>| {
+        let at = path.iter().fold(data, |data, i| &data.child_data()[*i]);
+        at.data_type().is_nested()
+            || matches!(
+                at.data_type(),
+                DataType::Dictionary(_, _)
+                    | DataType::Utf8
+                    | DataType::LargeUtf8
+                    | DataType::Utf8View
+                    | DataType::Binary
+                    | DataType::BinaryView
+            )
+    };
+    nodes.sort_by_key(|path| !is_checked(path));
+    let checked = nodes.iter().filter(|path| is_checked(path)).count();
+    let path = &nodes[rng.below(checked.max(1))];
     replaced(data, path, &mut |data| {
         let mut buffers = data.buffers().to_vec();
         let n = rng.below(buffers.len());
@@ -235,7 +250,7 @@ fn arb_type(runner: &mut TestRunner, way: Way) -> DataType {
     }
 }
 
-/// The import's decision is what arrow-rs says of everything that safe calls reach.
+/// The import accepts what arrow-rs accepts of everything that safe calls reach, and nothing else.
 #[test]
 fn full_validation_is_what_safe_calls_reach() {
     let modes = [SimMode::Async, SimMode::Deferred];
@@ -244,69 +259,142 @@ fn full_validation_is_what_safe_calls_reach() {
         return;
     }
     let (mut runner, mut rng) = (TestRunner::deterministic(), Rng::new(4));
-    let (mut accepted, mut refused, mut exposed) = (0, 0, 0);
-    let cases = std::env::var("PROPTEST_CASES").map_or(1500, |n| n.parse().unwrap());
-    // A spoiled value may panic in arrow-rs, which `is_valid` catches.
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
-        for case in 0..cases {
-            let way = WAYS[rng.below(4)];
-            // Deferred work runs when a thread waits for it, which a task does not.
-            let place = match way {
-                Way::AsyncStream => &places[0],
-                _ => &places[rng.below(2)],
-            };
-            let data_type = arb_type(&mut runner, way);
-            let nulls = [Nulls::None, Nulls::Some][rng.below(2)];
-            let mut data = array(&data_type, rng.below(13), nulls, rng.next()).to_data();
-            if way != Way::Array {
-                data = data.into_builder().nulls(None).build().unwrap();
-            }
-            let spoil = !rng.one_in(4);
-            if spoil {
-                data = spoiled(&data, &mut rng);
-            }
-            let cuts = cuts(&data, &mut rng);
-            let context = format!("case {case}: {data_type} by {way:?}, {cuts:?}, {data:?}");
-            let make = || produced(&data, &cuts, place);
+    let cases = std::env::var("PROPTEST_CASES").map_or(500, |n| n.parse().unwrap());
+    let (mut accepted, mut refused) = (0, 0);
+    let mut wrong = vec![];
+    for case in 0..cases {
+        let way = WAYS[rng.below(4)];
+        // Deferred work runs when a thread waits for it, which a task does not.
+        let place = match way {
+            Way::AsyncStream => &places[0],
+            _ => &places[rng.below(2)],
+        };
+        let data_type = arb_type(&mut runner, way);
+        let nulls = [Nulls::None, Nulls::Some][rng.below(2)];
+        let mut data = array(&data_type, rng.below(13), nulls, rng.next()).to_data();
+        if way != Way::Array {
+            data = data.into_builder().nulls(None).build().unwrap();
+        }
+        if !rng.one_in(5) {
+            data = spoiled(&data, &mut rng);
+        }
+        let cuts = cuts(&data, &mut rng);
+        let [mut first, mut second] = [(), ()].map(|()| produced(&data, &cuts, place));
+        let trusted = import(&mut first, way, &place.options);
+        let valid = trusted.is_ok_and(|array| reachable(&array, &mut is_valid));
+        let full = place.options.clone().with_validation(Validation::Full);
+        let checked = import(&mut second, way, &full);
+        match checked {
+            Ok(array) if valid && reachable(&array, &mut is_valid) => accepted += 1,
+            // Run ends count as a whole, those without rows too.
+            Err(_) if !valid || data_type.to_string().contains("RunEnd") => refused += 1,
+            outcome => wrong.push(format!(
+                "case {case}: {data_type} by {way:?}, cut by {cuts:?}: {outcome:?}"
+            )),
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert!(
+        accepted > cases / 3 && refused > cases / 6,
+        "{accepted}, {refused}"
+    );
+    places.iter().for_each(Place::assert_clean);
+}
 
-            let mut foreign = make();
-            let trusted = import(&mut foreign, way, &place.options);
-            let full = place.options.clone().with_validation(Validation::Full);
-            let Ok(trusted) = trusted else {
-                let mut foreign = make();
+/// A list of two lists of one string each, the first of them not UTF-8.
+fn bad_first_text() -> ArrayData {
+    let offsets = || Buffer::from_vec(vec![0, 1, 2]);
+    let texts = ArrayData::builder(DataType::Utf8).len(2);
+    let texts = texts
+        .add_buffer(offsets())
+        .add_buffer(Buffer::from([0xFF, b'a']));
+    // SAFETY: never used as an arrow array.
+    let texts = unsafe { texts.build_unchecked() };
+    let lists = ArrayData::builder(list(DataType::Utf8)).len(2);
+    let lists = lists.add_buffer(offsets()).add_child_data(texts);
+    // SAFETY: as above.
+    unsafe { lists.build_unchecked() }
+}
+
+/// Cuts by an ancestor, by a list without items, and by a parent that needs fewer rows.
+#[test]
+fn rows_that_an_ancestor_cuts_off_are_checked() {
+    // Deferred work runs when a thread waits for it, which a task does not.
+    for (mode, ways) in [(SimMode::Async, &WAYS[..]), (SimMode::Deferred, &WAYS[..3])] {
+        let Some(place) = simulated(mode) else { return };
+        let full = place.options.clone().with_validation(Validation::Full);
+        let one = |data_type: DataType, rows: usize, child: ArrayData| {
+            let builder = ArrayData::builder(data_type)
+                .len(rows)
+                .add_child_data(child);
+            // SAFETY: never used as an arrow array.
+            unsafe { builder.build_unchecked() }
+        };
+        let text = list(DataType::Utf8);
+        let in_struct = structure(vec![("l", text.clone())]);
+        let in_structs = structure(vec![("s", in_struct.clone())]);
+        let row = one(in_struct.clone(), 2, bad_first_text());
+        let cases = [
+            // Skipped, not needed, none at all.
+            (row.clone(), 1, 1),
+            (row.clone(), 2, 0),
+            (row.clone(), 0, 0),
+            (one(in_structs, 2, row), 1, 1),
+            (one(fixed_list(text.clone(), 1), 2, bad_first_text()), 1, 1),
+            (one(fixed_list(text.clone(), 2), 1, bad_first_text()), 1, 0),
+            (one(fixed_list(text, 0), 3, bad_first_text()), 0, 3),
+        ];
+        for (data, offset, length) in cases {
+            let is_struct = matches!(data.data_type(), DataType::Struct(_));
+            for way in &ways[..if is_struct { ways.len() } else { 1 }] {
+                let context = format!("{} by {way:?}: {offset}, {length}", data.data_type());
+                let mut foreign = Foreign::new(&data, &place.device);
+                (foreign.root().offset, foreign.root().length) = (offset, length);
+                let error = import(&mut foreign, *way, &full)
+                    .map(|_| ())
+                    .expect_err(&context);
+                let error = error.to_string();
                 assert!(
-                    import(&mut foreign, way, &full).is_err(),
-                    "{context}: accepted"
+                    error.contains("children[0].children[0]: "),
+                    "{context}: {error}"
                 );
-                continue;
-            };
-            let valid = reachable(&trusted, &mut is_valid);
-            drop((trusted, foreign));
-            let mut foreign = make();
-            match import(&mut foreign, way, &full) {
-                Ok(array) => {
-                    accepted += 1;
-                    if !valid || !reachable(&array, &mut is_valid) {
-                        exposed += 1;
-                        eprintln!("EXPOSED {context}");
-                    }
-                }
-                Err(e) => {
-                    refused += 1;
-                    if valid {
-                        eprintln!("REFUSED {context}: {e}");
-                    }
-                }
+                assert!(
+                    error.contains("UTF-8") || error.contains("UTF8"),
+                    "{context}: {error}"
+                );
+                foreign.assert_released(&context);
             }
         }
-    }));
-    std::panic::set_hook(hook);
-    if let Err(panic) = outcome {
-        std::panic::resume_unwind(panic);
+        place.assert_clean();
     }
-    eprintln!("{accepted} {refused} {exposed}");
-    assert_eq!(exposed, 0);
-    places.iter().for_each(Place::assert_clean);
+}
+
+/// What is checked comes down once, however deep it lies below cut arrays.
+#[test]
+fn what_is_checked_comes_down_once() {
+    let Some(place) = simulated(SimMode::Async) else {
+        return;
+    };
+    let texts: ArrayRef = Arc::new(StringArray::from_iter_values(
+        (0..640).map(|i| format!("{i:04}")),
+    ));
+    let lists = |child: ArrayRef, rows: usize| -> ArrayRef {
+        let offsets = OffsetBuffer::from_repeated_length(child.len() / rows, rows);
+        let field = support::types::field("item", child.data_type().clone());
+        Arc::new(ListArray::new(field, offsets, child, None))
+    };
+    let nested = lists(lists(lists(texts, 320), 160), 80);
+    let mut foreign = Foreign::new(&nested.to_data(), &place.device);
+    (foreign.root().offset, foreign.root().length) = (70, 10);
+    let before = place.device.stats();
+    let full = place.options.clone().with_validation(Validation::Full);
+    drop(foreign.import(&full).unwrap());
+    let down = place.device.stats().since(&before);
+    // Offsets of the rows, of all lists below and of all strings, their bytes, and their last offset first.
+    let offsets = 4 * (11 + 161 + 321 + 641);
+    assert_eq!(down.bytes_to_host, offsets + 640 * 4 + 4);
+    assert_eq!(down.host_waits, 2);
+    foreign.assert_released("nested lists");
+    drop(foreign);
+    place.assert_clean();
 }
