@@ -19,6 +19,7 @@ use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr};
 use crate::error::{Error, Result};
 use crate::interchange::options::{ImportOptions, Validation};
+use crate::interchange::path::Path;
 use crate::interchange::schema::{import_field, import_schema};
 use crate::interchange::validate::validate_full;
 use crate::memory::{Memory, Owner, Ready};
@@ -206,7 +207,7 @@ unsafe fn import(
         count: (1, 0),
     };
     // SAFETY: the caller's: the root is a valid struct.
-    unsafe { importer.check(&array.array, &data_type, 0, &Path::Root) }?;
+    unsafe { importer.check(&array.array, &data_type, 0, &Path::Root("array")) }?;
     let (nodes, slots) = importer.count;
     importer.nodes.reserve_exact(nodes);
     importer.slots.reserve_exact(slots);
@@ -224,41 +225,6 @@ unsafe fn import(
     })
 }
 
-/// Where in the array a check stands; spelled out only for errors.
-enum Path<'a> {
-    Root,
-    Child(&'a Path<'a>, usize),
-    Dictionary(&'a Path<'a>),
-}
-
-impl Path<'_> {
-    fn text(&self) -> String {
-        match self {
-            Self::Root => "array".into(),
-            Self::Child(parent, i) => format!("{}.children[{i}]", parent.text()),
-            Self::Dictionary(parent) => format!("{}.dictionary", parent.text()),
-        }
-    }
-
-    /// Refuses pointers of the C structs that cannot be followed.
-    fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
-        if pointer.is_null() {
-            return self.error(member, "is null");
-        }
-        if !pointer.is_aligned() {
-            return self.error(member, format!("is misaligned: {pointer:p}"));
-        }
-        Ok(())
-    }
-
-    fn error<T>(&self, member: &str, message: impl Into<String>) -> Result<T> {
-        Err(Error::invalid(
-            format!("{}.{member}", self.text()),
-            message.into(),
-        ))
-    }
-}
-
 struct Importer<'a> {
     device: &'a Device,
     nodes: Vec<Node>,
@@ -267,8 +233,8 @@ struct Importer<'a> {
     count: (usize, usize),
 }
 
-/// More buffers or children than this are refused: no type has as many, and indices are 32 bits.
-const MOST: i64 = i32::MAX as i64 / 64;
+/// Most buffers of an array and its descendants. Structs may share one list of them.
+const MAX_BUFFERS: usize = 1 << 22;
 
 impl Importer<'_> {
     /// Checks a struct and its descendants. Nothing of a buffer is read.
@@ -283,7 +249,7 @@ impl Importer<'_> {
         path: &Path<'_>,
     ) -> Result<()> {
         if array.is_released() {
-            return Err(Error::invalid(path.text(), "is released"));
+            return path.error("", "is released");
         }
         let layout = Layout::of(data_type);
         let Ok(length) = usize::try_from(array.length) else {
@@ -312,7 +278,7 @@ impl Importer<'_> {
         let fixed = layout.buffers().len();
         let expected = if layout.variadic { fixed + 1 } else { fixed };
         let fits = if layout.variadic {
-            (expected as i64..=MOST).contains(&array.n_buffers)
+            (expected as i64..=MAX_BUFFERS as i64).contains(&array.n_buffers)
         } else {
             array.n_buffers == expected as i64
         };
@@ -372,8 +338,8 @@ impl Importer<'_> {
         let slots = if layout.variadic { n_buffers } else { fixed };
         self.count.0 += layout.n_children();
         self.count.1 += slots;
-        if self.count.0 > MOST as usize || self.count.1 > MOST as usize {
-            return path.error("n_children", "there are too many children or buffers");
+        if self.count.1 > MAX_BUFFERS {
+            return path.error("n_buffers", "the array has more than 2^22 buffers");
         }
 
         let dictionary = layout.nesting == Nesting::Dictionary;
