@@ -9,6 +9,9 @@ use crate::error::{Error, Result};
 /// Deepest nesting of types that is accepted.
 pub(crate) const MAX_DEPTH: usize = 64;
 
+/// Most nodes of a type, the root included. Types may share their children, and grow by each use.
+pub(crate) const MAX_NODES: usize = 1 << 18;
+
 /// What one buffer holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BufferKind {
@@ -269,21 +272,26 @@ pub(crate) fn check_rows(rows: usize) -> Result<()> {
 }
 
 /// Refuses types that no array can have: negative sizes, run ends or keys of a wrong type, maps
-/// whose entries are not a struct of two, nesting deeper than [`MAX_DEPTH`].
+/// whose entries are not a struct of two, nesting deeper than [`MAX_DEPTH`], more than [`MAX_NODES`].
 pub(crate) fn check_type(data_type: &DataType) -> Result<()> {
-    check(data_type, 0)
+    check(data_type, 0, &mut 0)
 }
 
-fn check(data_type: &DataType, depth: usize) -> Result<()> {
+/// `nodes`: how many were seen.
+fn check(data_type: &DataType, depth: usize, nodes: &mut usize) -> Result<()> {
     if depth > MAX_DEPTH {
         return Err(Error::invalid("schema", TOO_DEEP));
+    }
+    *nodes += 1;
+    if *nodes > MAX_NODES {
+        return Err(Error::invalid("schema", TOO_MANY));
     }
     if let Some(fault) = fault(data_type) {
         return Err(Error::invalid("schema", fault));
     }
     for i in 0..Layout::of(data_type).n_children() {
         if let Some(child) = child_type(data_type, i) {
-            check(child, depth + 1)?;
+            check(child, depth + 1, nodes)?;
         }
     }
     Ok(())
@@ -291,6 +299,9 @@ fn check(data_type: &DataType, depth: usize) -> Result<()> {
 
 /// What [`check_type`] answers beyond [`MAX_DEPTH`].
 pub(crate) const TOO_DEEP: &str = "types nest deeper than 64 levels";
+
+/// What [`check_type`] answers beyond [`MAX_NODES`].
+pub(crate) const TOO_MANY: &str = "more than 2^18 fields, those of nested types included";
 
 /// Why no array can have this type, its descendants apart.
 pub(crate) fn fault(data_type: &DataType) -> Option<&'static str> {

@@ -1,7 +1,7 @@
 //! [`Device`].
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
@@ -154,6 +154,24 @@ impl Device {
 
     pub(crate) fn slabs(&self) -> &SlabPool {
         &self.0.slabs
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakDevice {
+        WeakDevice(Arc::downgrade(&self.0))
+    }
+}
+
+/// A device that lives as long as others use it.
+pub(crate) struct WeakDevice(Weak<Inner>);
+
+impl WeakDevice {
+    /// The device, if anything still uses it.
+    pub(crate) fn upgrade(&self) -> Option<Device> {
+        self.0.upgrade().map(Device)
+    }
+
+    pub(crate) fn is_used(&self) -> bool {
+        self.0.strong_count() > 0
     }
 }
 

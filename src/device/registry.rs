@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::abi::ArrowDeviceType;
 use crate::device::cpu::HostBackend;
+use crate::device::handle::WeakDevice;
 use crate::device::{Device, DeviceId};
 use crate::error::{Error, Result};
 
@@ -17,7 +18,8 @@ type Factory = Arc<dyn Fn(i64) -> Result<Device> + Send + Sync>;
 /// for programs that keep worlds apart. Clones share their content.
 ///
 /// A device is made by the factory of its type at its first use and kept. If there is none
-/// ([`Error::DeviceNotAvailable`]), the reason is kept too, and later requests get it again.
+/// ([`Error::DeviceNotAvailable`]), the reason is kept too, for the first 64 such ids, and later requests get
+/// it again.
 ///
 /// ```
 /// use arrow_device::{Devices, DeviceId};
@@ -37,6 +39,9 @@ struct Registry {
 /// Filled once, outside the map's lock, so that a slow or panicking factory blocks only requests for
 /// its own device.
 type Slot = Arc<OnceLock<Result<Device>>>;
+
+/// For how many ids the reason is kept why there is no device. Producers name ids, as many as they like.
+const KEPT_REASONS: usize = 64;
 
 impl Devices {
     /// An empty set. The CPU is always there.
@@ -200,8 +205,9 @@ impl Devices {
             })
         });
         match made {
-            Ok(_) | Err(Error::DeviceNotAvailable { .. }) => {}
-            // Perhaps for now only: the next request tries again.
+            Ok(_) => {}
+            Err(Error::DeviceNotAvailable { .. }) if self.reasons() <= KEPT_REASONS => {}
+            // Perhaps for now only, or one of many: the next request tries again.
             Err(_) => {
                 let mut devices = self.devices();
                 if devices
@@ -229,16 +235,7 @@ impl Devices {
         if !page_locked || has_event {
             return Err(missing);
         }
-        // A map of its own, for `get` goes on saying that the backend is missing.
-        static PAGE_LOCKED: Mutex<Option<HashMap<DeviceId, Device>>> = Mutex::new(None);
-        let mut map = PAGE_LOCKED.lock().unwrap_or_else(PoisonError::into_inner);
-        let map = map.get_or_insert_with(HashMap::new);
-        if let Some(device) = map.get(&id) {
-            return Ok(device.clone());
-        }
-        let device = Device::new(Arc::new(HostBackend::new(id)))?;
-        map.insert(id, device.clone());
-        Ok(device)
+        page_locked_without_backend(id)
     }
 
     fn devices(&self) -> std::sync::MutexGuard<'_, HashMap<DeviceId, Slot>> {
@@ -248,9 +245,36 @@ impl Devices {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many reasons are kept.
+    fn reasons(&self) -> usize {
+        let devices = self.devices();
+        let made = devices.values().filter_map(|slot| slot.get());
+        made.filter(|made| made.is_err()).count()
+    }
+
     fn slot(&self, id: DeviceId) -> Slot {
         self.devices().entry(id).or_default().clone()
     }
+}
+
+/// Page-locked memory as plain host memory: one device for an id as long as anything uses it. Ids come
+/// from producers, so that none may cost memory for ever.
+fn page_locked_without_backend(id: DeviceId) -> Result<Device> {
+    // A map of its own, for `get` goes on saying that the backend is missing.
+    static PAGE_LOCKED: Mutex<Option<HashMap<DeviceId, WeakDevice>>> = Mutex::new(None);
+    let mut map = PAGE_LOCKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let map = map.get_or_insert_with(HashMap::new);
+    if let Some(device) = map.get(&id).and_then(WeakDevice::upgrade) {
+        return Ok(device);
+    }
+    if map.len() == map.capacity() {
+        // Before the map grows, so that each insertion pays for a constant number of entries.
+        map.retain(|_, device| device.is_used());
+        map.shrink_to(2 * map.len());
+    }
+    let device = Device::new(Arc::new(HostBackend::new(id)))?;
+    map.insert(id, device.downgrade());
+    Ok(device)
 }
 
 #[cfg(all(feature = "sim", target_os = "linux"))]

@@ -2,15 +2,14 @@
 
 use std::task::{Context, Poll, ready};
 
+use crate::data::DeviceRecordBatch;
 use crate::data::hidden::{NullCheck, NullCounting};
 use crate::data::host::unwrap;
-use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::Completion;
 use crate::error::Result;
-use crate::interchange::import::whole_parts;
 use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::validate::validate_full;
-use crate::transfer::Arriving;
+use crate::transfer::{Arriving, Extent};
 
 /// Checks a batch after [`DeviceRecordBatch::import_unread`], with no wait in a poll.
 #[derive(Debug)]
@@ -31,8 +30,8 @@ enum Stage {
     Root,
     RootCount(NullCounting),
     Rows,
-    /// What is still to be validated, the next one last, and what of it is coming.
-    Values(Vec<(DeviceArray, String)>, Option<(Box<Arriving>, String)>),
+    /// All values that safe calls can reach, on their way.
+    Values(Box<Arriving>),
 }
 
 impl Checking {
@@ -89,27 +88,18 @@ impl Checking {
                     if !full {
                         return Poll::Ready(Ok(()));
                     }
-                    let mut parts = whole_parts(array);
-                    parts.reverse();
-                    Stage::Values(parts, None)
+                    let queue = array.device().default_queue();
+                    let coming = Arriving::new(array.clone(), Extent::Reachable, queue);
+                    Stage::Values(Box::new(coming))
                 }
-                Stage::Values(parts, Some((mut coming, path))) => match coming.poll(cx) {
+                Stage::Values(mut coming) => match coming.poll(cx) {
                     Poll::Ready(host) => {
-                        validate_full(&unwrap(&host?)?, &path)?;
-                        Stage::Values(parts, None)
+                        return Poll::Ready(validate_full(&unwrap(&host?)?));
                     }
                     Poll::Pending => {
-                        self.stage = Stage::Values(parts, Some((coming, path)));
+                        self.stage = Stage::Values(coming);
                         return Poll::Pending;
                     }
-                },
-                Stage::Values(mut parts, None) => match parts.pop() {
-                    Some((part, path)) => {
-                        let queue = part.device().default_queue();
-                        let coming = Box::new(Arriving::new(part, queue));
-                        Stage::Values(parts, Some((coming, path)))
-                    }
-                    None => return Poll::Ready(Ok(())),
                 },
             };
             self.stage = next;

@@ -19,6 +19,7 @@ use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr};
 use crate::error::{Error, Result};
 use crate::interchange::options::{ImportOptions, Validation};
+use crate::interchange::path::Path;
 use crate::interchange::schema::{import_field, import_schema};
 use crate::interchange::validate::validate_full;
 use crate::memory::{Memory, Owner, Ready};
@@ -73,7 +74,7 @@ impl DeviceArray {
         }
         let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
         if options.validation == Validation::Full {
-            validate_values(&array)?;
+            validate_full(&array.reachable_data()?)?;
         }
         Ok(array)
     }
@@ -164,38 +165,10 @@ impl DeviceRecordBatch {
         }
         self.check_rows()?;
         if options.validation == Validation::Full {
-            validate_values(array)?;
+            validate_full(&array.reachable_data()?)?;
         }
         Ok(())
     }
-}
-
-/// Checks the values of an imported array, and of what it holds beyond its rows.
-fn validate_values(array: &DeviceArray) -> Result<()> {
-    whole_parts(array)
-        .into_iter()
-        .try_for_each(|(part, path)| validate_full(&part.to_host_data()?, &path))
-}
-
-/// The array, and what of it comes down only in part, or not at all, but can be had whole by safe calls:
-/// together all its values. With their paths.
-pub(super) fn whole_parts(array: &DeviceArray) -> Vec<(DeviceArray, String)> {
-    let mut parts = vec![(array.clone(), "array".to_owned())];
-    if array.device().is_host_readable() {
-        return parts;
-    }
-    let tree = array.tree();
-    for node in 1..tree.nodes.len() {
-        let parent = tree.nodes[node].parent as usize;
-        let nesting = tree.layout(parent).nesting;
-        let in_part = matches!(nesting, Nesting::Ranges | Nesting::Anywhere | Nesting::Runs)
-            && (tree.nodes[parent].offset > 0 || tree.nodes[parent].length == 0);
-        if in_part {
-            let whole = DeviceArray::from_view(tree.clone(), tree.whole(node));
-            parts.push((whole, tree.path(node)));
-        }
-    }
-    parts
 }
 
 /// Checks a foreign array against its type and takes it over.
@@ -236,7 +209,7 @@ unsafe fn import(
         count: (1, 0),
     };
     // SAFETY: the caller's: the root is a valid struct.
-    unsafe { importer.check(&array.array, &data_type, 0, &Path::Root) }?;
+    unsafe { importer.check(&array.array, &data_type, 0, &Path::Root("array")) }?;
     let (nodes, slots) = importer.count;
     importer.nodes.reserve_exact(nodes);
     importer.slots.reserve_exact(slots);
@@ -254,41 +227,6 @@ unsafe fn import(
     })
 }
 
-/// Where in the array a check stands; spelled out only for errors.
-enum Path<'a> {
-    Root,
-    Child(&'a Path<'a>, usize),
-    Dictionary(&'a Path<'a>),
-}
-
-impl Path<'_> {
-    fn text(&self) -> String {
-        match self {
-            Self::Root => "array".into(),
-            Self::Child(parent, i) => format!("{}.children[{i}]", parent.text()),
-            Self::Dictionary(parent) => format!("{}.dictionary", parent.text()),
-        }
-    }
-
-    /// Refuses pointers of the C structs that cannot be followed.
-    fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
-        if pointer.is_null() {
-            return self.error(member, "is null");
-        }
-        if !pointer.is_aligned() {
-            return self.error(member, format!("is misaligned: {pointer:p}"));
-        }
-        Ok(())
-    }
-
-    fn error<T>(&self, member: &str, message: impl Into<String>) -> Result<T> {
-        Err(Error::invalid(
-            format!("{}.{member}", self.text()),
-            message.into(),
-        ))
-    }
-}
-
 struct Importer<'a> {
     device: &'a Device,
     nodes: Vec<Node>,
@@ -297,8 +235,8 @@ struct Importer<'a> {
     count: (usize, usize),
 }
 
-/// More buffers or children than this are refused: no type has as many, and indices are 32 bits.
-const MOST: i64 = i32::MAX as i64 / 64;
+/// Most buffers of an array and its descendants. Structs may share one list of them.
+const MAX_BUFFERS: usize = 1 << 22;
 
 impl Importer<'_> {
     /// Checks a struct and its descendants. Nothing of a buffer is read.
@@ -313,7 +251,7 @@ impl Importer<'_> {
         path: &Path<'_>,
     ) -> Result<()> {
         if array.is_released() {
-            return Err(Error::invalid(path.text(), "is released"));
+            return path.error("", "is released");
         }
         let layout = Layout::of(data_type);
         let Ok(length) = usize::try_from(array.length) else {
@@ -342,7 +280,7 @@ impl Importer<'_> {
         let fixed = layout.buffers().len();
         let expected = if layout.variadic { fixed + 1 } else { fixed };
         let fits = if layout.variadic {
-            (expected as i64..=MOST).contains(&array.n_buffers)
+            (expected as i64..=MAX_BUFFERS as i64).contains(&array.n_buffers)
         } else {
             array.n_buffers == expected as i64
         };
@@ -402,8 +340,8 @@ impl Importer<'_> {
         let slots = if layout.variadic { n_buffers } else { fixed };
         self.count.0 += layout.n_children();
         self.count.1 += slots;
-        if self.count.0 > MOST as usize || self.count.1 > MOST as usize {
-            return path.error("n_children", "there are too many children or buffers");
+        if self.count.1 > MAX_BUFFERS {
+            return path.error("n_buffers", "the array has more than 2^22 buffers");
         }
 
         let dictionary = layout.nesting == Nesting::Dictionary;

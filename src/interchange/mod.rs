@@ -9,6 +9,7 @@ mod export;
 mod exporting;
 mod import;
 mod options;
+mod path;
 pub(crate) mod schema;
 pub(crate) mod validate;
 

@@ -10,8 +10,10 @@ pub enum Validation {
     /// flags, nesting, whose memory it is. Values are trusted.
     #[default]
     Structure,
-    /// Values too: offsets, keys, type ids, views, run ends, UTF-8, null counts. This waits for the
-    /// data, and where the host cannot read the memory it copies it down once.
+    /// Values too: offsets, keys, type ids, views, run ends, UTF-8, null counts. All values are checked
+    /// that any safe call can reach afterwards, not only those of the array's rows: a list's child, for
+    /// one, is checked whole. This waits for the data, and where the host cannot read the memory it
+    /// copies each buffer down once, and validity bitmaps once more.
     Full,
 }
 

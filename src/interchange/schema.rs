@@ -10,7 +10,6 @@
 
 mod metadata;
 
-use std::borrow::Cow;
 use std::ffi::{CStr, c_char};
 use std::fmt::Write;
 use std::ptr;
@@ -25,17 +24,14 @@ use arrow_schema::{
 use crate::abi::c_data::CSchema;
 use crate::abi::guard::call_foreign;
 use crate::data::layout::{
-    Layout, MAX_DEPTH, TOO_DEEP, check_type, child_field, child_type, fault,
+    Layout, MAX_DEPTH, MAX_NODES, TOO_DEEP, TOO_MANY, check_type, child_field, child_type, fault,
 };
 use crate::error::{Error, Result};
+use crate::interchange::path::Path;
 
 pub(crate) use metadata::decode_metadata;
 #[cfg(feature = "async")]
 pub(crate) use metadata::encode_metadata;
-
-/// Most fields of a schema, descendants included: a child that is reached by many ways, each short,
-/// ends here.
-const MAX_FIELDS: usize = 1 << 24;
 
 /// Checks a schema and builds its root as a field.
 ///
@@ -49,10 +45,10 @@ pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
     // `CSchema` is defined). The reference is shared: nothing is moved or released.
     let schema = unsafe { &*ptr::from_ref(schema).cast::<CSchema>() };
     let mut walk = Walk {
-        path: "schema".to_owned(),
-        fields_left: MAX_FIELDS,
+        fields_left: MAX_NODES,
+        text_left: MAX_TEXT,
     };
-    walk.field(schema, 0)
+    walk.field(schema, &Path::Root("schema"), 0)
 }
 
 /// Checks the schema of a batch, a struct, and builds it; metadata of the root is the schema's.
@@ -73,41 +69,63 @@ pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
     }
 }
 
+/// Most bytes of all names, formats and metadata of a schema: fields may share long ones.
+const MAX_TEXT: usize = 1 << 28;
+
+/// Fields may share their children, and all of them are built anew for each use: what is built is bounded.
 struct Walk {
-    path: String,
+    /// How many fields there may still be.
     fields_left: usize,
+    /// How many bytes of text.
+    text_left: usize,
 }
 
 impl Walk {
-    fn refuse<T>(&self, member: &str, message: impl Into<Cow<'static, str>>) -> Result<T> {
-        Err(Error::invalid(format!("{}{member}", self.path), message))
+    /// Accounts for `bytes` bytes of text.
+    fn spend(&mut self, bytes: usize, path: &Path<'_>, member: &str) -> Result<()> {
+        match self.text_left.checked_sub(bytes) {
+            Some(left) => self.text_left = left,
+            None => {
+                let message = "more than 2^28 bytes of names, formats and metadata";
+                return path.error(member, message);
+            }
+        }
+        Ok(())
     }
 
-    fn field(&mut self, schema: &CSchema, depth: usize) -> Result<Field> {
+    fn field(&mut self, schema: &CSchema, path: &Path<'_>, depth: usize) -> Result<Field> {
         if schema.is_released() {
-            return self.refuse("", "the schema is released");
+            return path.error("", "the schema is released");
         }
         if depth > MAX_DEPTH {
-            return self.refuse("", TOO_DEEP);
+            return path.error("", TOO_DEEP);
         }
-        let Some(format) = self.text(schema, schema.format, ".format")? else {
-            return self.refuse(".format", "a null pointer");
+        let Some(left) = self.fields_left.checked_sub(1) else {
+            return path.error("", TOO_MANY);
         };
-        let name = self.text(schema, schema.name, ".name")?.unwrap_or("");
+        self.fields_left = left;
+        let Some(format) = text(schema, schema.format, path, "format")? else {
+            return path.error("format", "a null pointer");
+        };
+        let name = text(schema, schema.name, path, "name")?.unwrap_or("");
+        self.spend(format.len(), path, "format")?;
+        self.spend(name.len(), path, "name")?;
         // SAFETY: metadata of a live schema is null or encoded as the interface says, and lives as long
         // as the schema does: the producer's part of the C data interface.
         let metadata = match unsafe { decode_metadata(schema.metadata) } {
             Ok(metadata) => metadata,
-            Err(message) => return self.refuse(".metadata", message),
+            Err(message) => return path.error("metadata", message),
         };
-        let mut data_type = self.data_type(schema, format, depth)?;
+        let bytes = metadata.iter().map(|(key, value)| key.len() + value.len());
+        self.spend(bytes.sum(), path, "metadata")?;
+        let mut data_type = self.data_type(schema, format, path, depth)?;
         if !schema.dictionary.is_null() {
-            let values = self.step(".dictionary", schema.dictionary, depth)?;
+            let values = self.step(schema.dictionary, &Path::Dictionary(path), depth)?;
             data_type =
                 DataType::Dictionary(Box::new(data_type), Box::new(values.data_type().clone()));
         }
         if let Some(fault) = fault(&data_type) {
-            return self.refuse(".format", fault);
+            return path.error("format", fault);
         }
         let has = |flag: Flags| schema.flags & flag.bits() != 0;
         Ok(Field::new(name, data_type, has(Flags::NULLABLE))
@@ -115,83 +133,42 @@ impl Walk {
             .with_metadata(metadata))
     }
 
-    /// `text`, a member of `schema`; `None` if it is null.
-    fn text<'a>(
-        &self,
-        _schema: &'a CSchema,
-        text: *const c_char,
-        member: &str,
-    ) -> Result<Option<&'a str>> {
-        if text.is_null() {
-            return Ok(None);
-        }
-        // SAFETY: a string of a live schema is null-terminated and lives as long as the schema
-        // does: the producer's part of the C data interface.
-        match unsafe { CStr::from_ptr(text) }.to_str() {
-            Ok(text) => Ok(Some(text)),
-            Err(e) => self.refuse(member, format!("not UTF-8: {e}")),
-        }
-    }
-
-    fn data_type(&mut self, schema: &CSchema, format: &str, depth: usize) -> Result<DataType> {
+    fn data_type(
+        &mut self,
+        schema: &CSchema,
+        format: &str,
+        path: &Path<'_>,
+        depth: usize,
+    ) -> Result<DataType> {
         let sorted = schema.flags & Flags::MAP_KEYS_SORTED.bits() != 0;
         Ok(match format {
-            "+s" => DataType::Struct(self.children(schema, None, depth)?.into()),
-            "+l" => DataType::List(self.only_child(schema, depth)?),
-            "+L" => DataType::LargeList(self.only_child(schema, depth)?),
-            "+vl" => DataType::ListView(self.only_child(schema, depth)?),
-            "+vL" => DataType::LargeListView(self.only_child(schema, depth)?),
-            "+m" => DataType::Map(self.only_child(schema, depth)?, sorted),
+            "+s" => DataType::Struct(self.children(schema, None, path, depth)?.into()),
+            "+l" => DataType::List(self.only_child(schema, path, depth)?),
+            "+L" => DataType::LargeList(self.only_child(schema, path, depth)?),
+            "+vl" => DataType::ListView(self.only_child(schema, path, depth)?),
+            "+vL" => DataType::LargeListView(self.only_child(schema, path, depth)?),
+            "+m" => DataType::Map(self.only_child(schema, path, depth)?, sorted),
             "+r" => {
-                let mut children = self.children(schema, Some(2), depth)?;
+                let mut children = self.children(schema, Some(2), path, depth)?;
                 let values = children.remove(1);
                 DataType::RunEndEncoded(children.remove(0), values)
             }
             _ => match format.split_once(':') {
                 Some(("+w", size)) => {
                     let Ok(size) = size.parse() else {
-                        return self.refuse(".format", format!("not a list size: {format:?}"));
+                        return path.error("format", format!("not a list size: {format:?}"));
                     };
-                    DataType::FixedSizeList(self.only_child(schema, depth)?, size)
+                    DataType::FixedSizeList(self.only_child(schema, path, depth)?, size)
                 }
-                Some(("+ud", ids)) => self.union(schema, ids, UnionMode::Dense, depth)?,
-                Some(("+us", ids)) => self.union(schema, ids, UnionMode::Sparse, depth)?,
+                Some(("+ud", ids)) => self.union(schema, ids, UnionMode::Dense, path, depth)?,
+                Some(("+us", ids)) => self.union(schema, ids, UnionMode::Sparse, path, depth)?,
                 _ => {
-                    let leaf = self.leaf(schema)?;
-                    self.children(schema, Some(0), depth)?;
+                    let leaf = leaf(schema, path)?;
+                    self.children(schema, Some(0), path, depth)?;
                     leaf
                 }
             },
         })
-    }
-
-    /// A format without children, as arrow-rs reads it.
-    fn leaf(&self, schema: &CSchema) -> Result<DataType> {
-        // A copy without children, dictionary and metadata: arrow-rs cannot reach them.
-        let leaf = CSchema {
-            format: schema.format,
-            ..CSchema::empty()
-        };
-        let parsed = call_foreign("parsing a format", || DataType::try_from(leaf.as_arrow()))?;
-        let data_type = match parsed {
-            Ok(data_type) => data_type,
-            Err(e) => return self.refuse(".format", text_of(e)),
-        };
-        // arrow-rs indexes tables by precision.
-        let most = match data_type {
-            DataType::Decimal32(p, _) => Some((p, DECIMAL32_MAX_PRECISION)),
-            DataType::Decimal64(p, _) => Some((p, DECIMAL64_MAX_PRECISION)),
-            DataType::Decimal128(p, _) => Some((p, DECIMAL128_MAX_PRECISION)),
-            DataType::Decimal256(p, _) => Some((p, DECIMAL256_MAX_PRECISION)),
-            _ => None,
-        };
-        match most {
-            Some((p, most)) if p == 0 || p > most => self.refuse(
-                ".format",
-                format!("a precision of {p}; from 1 to {most} is possible"),
-            ),
-            _ => Ok(data_type),
-        }
     }
 
     fn union(
@@ -199,6 +176,7 @@ impl Walk {
         schema: &CSchema,
         ids: &str,
         mode: UnionMode,
+        path: &Path<'_>,
         depth: usize,
     ) -> Result<DataType> {
         let parsed = ids
@@ -207,62 +185,102 @@ impl Walk {
             .map(str::parse)
             .collect();
         let Ok::<Vec<i8>, _>(parsed) = parsed else {
-            return self.refuse(".format", format!("not type ids: {ids:?}"));
+            return path.error("format", format!("not type ids: {ids:?}"));
         };
-        let children = self.children(schema, Some(parsed.len()), depth)?;
+        let children = self.children(schema, Some(parsed.len()), path, depth)?;
         match UnionFields::try_new(parsed, children) {
             Ok(fields) => Ok(DataType::Union(fields, mode)),
-            Err(e) => self.refuse(".format", text_of(e)),
+            Err(e) => path.error("format", text_of(e)),
         }
     }
 
-    fn only_child(&mut self, schema: &CSchema, depth: usize) -> Result<FieldRef> {
-        Ok(self.children(schema, Some(1), depth)?.remove(0))
+    fn only_child(&mut self, schema: &CSchema, path: &Path<'_>, depth: usize) -> Result<FieldRef> {
+        Ok(self.children(schema, Some(1), path, depth)?.remove(0))
     }
 
     fn children(
         &mut self,
         schema: &CSchema,
         expected: Option<usize>,
+        path: &Path<'_>,
         depth: usize,
     ) -> Result<Vec<FieldRef>> {
         let n = match usize::try_from(schema.n_children) {
             Ok(n) if expected.is_some_and(|expected| n != expected) => {
                 let expected = expected.unwrap_or(0);
-                return self.refuse(".n_children", format!("{n}; the format has {expected}"));
+                return path.error("n_children", format!("{n}; the format has {expected}"));
             }
-            Ok(n) if n > self.fields_left => {
-                return self.refuse(".n_children", "more than 2^24 fields");
-            }
+            Ok(n) if n > self.fields_left => return path.error("n_children", TOO_MANY),
             Ok(n) => n,
-            Err(_) => return self.refuse(".n_children", "a negative count"),
+            Err(_) => return path.error("n_children", "a negative count"),
         };
         if n > 0 && (schema.children.is_null() || !schema.children.is_aligned()) {
-            return self.refuse(".children", "a null or misaligned pointer");
+            return path.error("children", "a null or misaligned pointer");
         }
-        self.fields_left -= n;
         (0..n)
             .map(|i| {
                 // SAFETY: `children` is not null, is aligned, and has `n_children` pointers: the
                 // producer's part of the C data interface.
                 let child = unsafe { *schema.children.add(i) };
-                self.step(&format!(".children[{i}]"), child, depth)
-                    .map(Arc::new)
+                self.step(child, &Path::Child(path, i), depth).map(Arc::new)
             })
             .collect()
     }
 
-    fn step(&mut self, step: &str, schema: *const CSchema, depth: usize) -> Result<Field> {
-        let parent = self.path.len();
-        self.path.push_str(step);
+    fn step(&mut self, schema: *const CSchema, path: &Path<'_>, depth: usize) -> Result<Field> {
         if schema.is_null() || !schema.is_aligned() {
-            return self.refuse("", "a null or misaligned pointer");
+            return path.error("", "a null or misaligned pointer");
         }
         // SAFETY: neither null nor misaligned; that it is a schema, which lives as long as its
         // parent does and which nobody writes meanwhile, is the producer's part of the interface.
-        let field = self.field(unsafe { &*schema }, depth + 1)?;
-        self.path.truncate(parent);
-        Ok(field)
+        self.field(unsafe { &*schema }, path, depth + 1)
+    }
+}
+
+/// `text`, a member of `schema`; `None` if it is null.
+fn text<'a>(
+    _schema: &'a CSchema,
+    text: *const c_char,
+    path: &Path<'_>,
+    member: &str,
+) -> Result<Option<&'a str>> {
+    if text.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: a string of a live schema is null-terminated and lives as long as the schema
+    // does: the producer's part of the C data interface.
+    match unsafe { CStr::from_ptr(text) }.to_str() {
+        Ok(text) => Ok(Some(text)),
+        Err(e) => path.error(member, format!("not UTF-8: {e}")),
+    }
+}
+
+/// A format without children, as arrow-rs reads it.
+fn leaf(schema: &CSchema, path: &Path<'_>) -> Result<DataType> {
+    // A copy without children, dictionary and metadata: arrow-rs cannot reach them.
+    let leaf = CSchema {
+        format: schema.format,
+        ..CSchema::empty()
+    };
+    let parsed = call_foreign("parsing a format", || DataType::try_from(leaf.as_arrow()))?;
+    let data_type = match parsed {
+        Ok(data_type) => data_type,
+        Err(e) => return path.error("format", text_of(e)),
+    };
+    // arrow-rs indexes tables by precision.
+    let most = match data_type {
+        DataType::Decimal32(p, _) => Some((p, DECIMAL32_MAX_PRECISION)),
+        DataType::Decimal64(p, _) => Some((p, DECIMAL64_MAX_PRECISION)),
+        DataType::Decimal128(p, _) => Some((p, DECIMAL128_MAX_PRECISION)),
+        DataType::Decimal256(p, _) => Some((p, DECIMAL256_MAX_PRECISION)),
+        _ => None,
+    };
+    match most {
+        Some((p, most)) if p == 0 || p > most => path.error(
+            "format",
+            format!("a precision of {p}; from 1 to {most} is possible"),
+        ),
+        _ => Ok(data_type),
     }
 }
 

@@ -33,13 +33,13 @@ use crate::error::{Error, Result};
 /// them; keys of dictionaries under nulls do not.
 ///
 /// # Errors
-/// [`Error::InvalidInput`] with the path below `path` and arrow-rs's text where it is arrow-rs that
+/// [`Error::InvalidInput`] with the path below `array` and arrow-rs's text where it is arrow-rs that
 /// refuses.
-pub(crate) fn validate_full(data: &ArrayData, path: &str) -> Result<()> {
+pub(crate) fn validate_full(data: &ArrayData) -> Result<()> {
     // Bounds the depth of everything below.
     check_type(data.data_type())?;
     let mut walk = Walk {
-        path: path.to_owned(),
+        path: "array".to_owned(),
     };
     walk.node(data)
 }

@@ -10,7 +10,7 @@ use crate::data::host::to_batch;
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
 use crate::stream::reader::DeviceRecordBatchReader;
-use crate::transfer::ToHost;
+use crate::transfer::{Extent, ToHost};
 
 /// A device stream read as host batches. After an error, or its end, it ends.
 ///
@@ -88,7 +88,7 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
         let queue = self.queues.of(batch.device(), self.prefetch)?;
         Ok(Coming {
             schema: batch.schema().clone(),
-            array: batch.as_struct().start_to_host(&queue)?,
+            array: batch.as_struct().start_to_host(Extent::Rows, &queue)?,
         })
     }
 }

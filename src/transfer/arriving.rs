@@ -8,13 +8,15 @@ use crate::device::{Completion, Queue};
 use crate::error::{Error, Result};
 use crate::transfer::ToHost;
 use crate::transfer::download::Download;
-use crate::transfer::planner::plan_with;
+use crate::transfer::planner::{Extent, plan_with};
 
-/// Brings an array to the host as [`DeviceArray::to_host`] does, with no wait in a poll: lengths that
+/// Brings an array, or what can be reached from it, to the host as [`DeviceArray::to_host`] does, with no
+/// wait in a poll: lengths that
 /// hide on the device, and the copies, are waited for by the task.
 #[derive(Debug)]
 pub(crate) struct Arriving {
     array: DeviceArray,
+    extent: Extent,
     queue: Queue,
     /// What the task waits for before the next step.
     wait: Option<Completion>,
@@ -34,9 +36,10 @@ enum Stage {
 type Read<T> = (Vec<Request>, T);
 
 impl Arriving {
-    pub(crate) fn new(array: DeviceArray, queue: Queue) -> Self {
+    pub(crate) fn new(array: DeviceArray, extent: Extent, queue: Queue) -> Self {
         Self {
             array,
+            extent,
             queue,
             wait: None,
             stage: Stage::Start,
@@ -87,7 +90,7 @@ impl Arriving {
     fn plan(&mut self, answers: Vec<Read<Answers>>) -> Result<()> {
         let (array, queue) = (&self.array, &self.queue);
         let (mut reading, mut unready) = (None, false);
-        let plan = plan_with(array, false, false, |tree, requests| {
+        let plan = plan_with(array, self.extent, false, |tree, requests| {
             if let Some((_, answers)) = answers.iter().find(|(asked, _)| asked == requests) {
                 return Ok(Some(answers));
             }

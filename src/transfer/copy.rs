@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready, read_back};
 use crate::transfer::fix::{Fix, Piece, mend, pack};
 use crate::transfer::plan::Plan;
-use crate::transfer::planner::plan;
+use crate::transfer::planner::{Extent, plan};
 use crate::transfer::upload::{keep_until, result, tree};
 
 /// Most bytes that are in the host's hands at a time.
@@ -20,9 +20,9 @@ const STAGED: usize = 16 << 20;
 /// it: one allocation, one fill for the padding, one list of copies. What must be mended comes to the
 /// host first, with one list and one wait for each [`STAGED`] bytes; for all but the last of those
 /// there is a list and a wait on the way back too.
-pub(crate) fn copy(array: &DeviceArray, queue: &Queue, compact: bool) -> Result<Tree> {
+pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<Tree> {
     let to_host = queue.device().id() == DeviceId::CPU;
-    let plan = plan(array, compact, !to_host)?;
+    let plan = plan(array, extent, !to_host)?;
     if to_host {
         return pack_all(array, plan);
     }

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::memory::{Memory, Owner, Reading, Ready};
 use crate::transfer::fix::{Fix, mend};
 use crate::transfer::plan::Plan;
-use crate::transfer::planner::plan;
+use crate::transfer::planner::{Extent, plan};
 use crate::transfer::upload::tree;
 
 /// An array's rows on their way to the CPU. All its buffers share one slab of the source device's
@@ -21,8 +21,8 @@ pub(crate) struct Download {
 
 impl Download {
     /// Queues the copies. Waits only for lengths that hide on the device.
-    pub(crate) fn start(array: &DeviceArray, queue: &Queue) -> Result<Self> {
-        Self::of(plan(array, false, false)?, array, queue)
+    pub(crate) fn start(array: &DeviceArray, extent: Extent, queue: &Queue) -> Result<Self> {
+        Self::of(plan(array, extent, false)?, array, queue)
     }
 
     /// As [`start`](Self::start), for a plan that was made. Waits for nothing.

@@ -39,6 +39,7 @@ use crate::error::Result;
 #[cfg(feature = "async")]
 pub(crate) use crate::transfer::arriving::Arriving;
 use crate::transfer::download::Download;
+pub(crate) use crate::transfer::planner::Extent;
 pub(crate) use crate::transfer::realign::{Realigning, is_misaligned};
 
 impl Device {
@@ -134,29 +135,35 @@ impl DeviceArray {
     /// [`Error::InvalidInput`](crate::Error::InvalidInput) if a hidden length cannot be; what the
     /// device reports.
     pub fn to_host(&self) -> Result<ArrayRef> {
-        to_array(&*self.to_host_memory()?)
+        to_array(&*self.to_host_memory(Extent::Rows)?)
     }
 
     /// As [`to_host`](Self::to_host), as [`ArrayData`].
     pub fn to_host_data(&self) -> Result<ArrayData> {
-        unwrap(&*self.to_host_memory()?)
+        unwrap(&*self.to_host_memory(Extent::Rows)?)
+    }
+
+    /// As [`to_host_data`](Self::to_host_data), with all that safe calls can reach from the array: each
+    /// buffer comes down at most once.
+    pub(crate) fn reachable_data(&self) -> Result<ArrayData> {
+        unwrap(&*self.to_host_memory(Extent::Reachable)?)
     }
 
     /// This array if the host can read it, else a copy on the CPU.
-    fn to_host_memory(&self) -> Result<Cow<'_, Self>> {
+    fn to_host_memory(&self, extent: Extent) -> Result<Cow<'_, Self>> {
         if self.device().is_host_readable() {
             return Ok(Cow::Borrowed(self));
         }
-        let started = self.start_to_host(&self.device().default_queue())?;
+        let started = self.start_to_host(extent, &self.device().default_queue())?;
         Ok(Cow::Owned(started.finish()?))
     }
 
     /// Starts what [`to_host_memory`](Self::to_host_memory) does, on `queue`, without a wait unless
     /// lengths hide on the device.
-    pub(crate) fn start_to_host(&self, queue: &Queue) -> Result<ToHost> {
+    pub(crate) fn start_to_host(&self, extent: Extent, queue: &Queue) -> Result<ToHost> {
         let download = match self.device().is_host_readable() {
             true => None,
-            false => Some(Download::start(self, queue)?),
+            false => Some(Download::start(self, extent, queue)?),
         };
         Ok(ToHost {
             array: self.clone(),
@@ -190,9 +197,9 @@ impl DeviceArray {
             return Ok(self.clone());
         }
         if !from.is_host_readable() && to.backend().reaches(from.backend()) {
-            return self.like(Arc::new(copy::copy(self, queue, false)?));
+            return self.like(Arc::new(copy::copy(self, queue, Extent::Rows)?));
         }
-        let host = self.to_host_memory()?;
+        let host = self.to_host_memory(Extent::Rows)?;
         if to.id() == DeviceId::CPU {
             // Host memory under another device's id (page-locked, say) becomes the CPU's.
             if *host.device() == *to {
@@ -238,14 +245,17 @@ impl DeviceArray {
     /// As [`compact`](Self::compact), on a queue of the array's device.
     pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
         crate::memory::check_queue(queue, self.device())?;
-        self.like(Arc::new(copy::copy(self, queue, true)?))
+        self.like(Arc::new(copy::copy(self, queue, Extent::Compact)?))
     }
 }
 
 impl DeviceRecordBatch {
     /// The batch's rows as an arrow-rs [`RecordBatch`]; see [`DeviceArray::to_host`].
     pub fn to_host(&self) -> Result<RecordBatch> {
-        to_batch(self.schema(), &*self.as_struct().to_host_memory()?)
+        to_batch(
+            self.schema(),
+            &*self.as_struct().to_host_memory(Extent::Rows)?,
+        )
     }
 
     /// The batch on `device`; see [`DeviceArray::to_device`].

@@ -4,6 +4,7 @@
 //! each level of offsets in a cut nested array, all columns together, and none for what is uncut and
 //! known. Every buffer starts at a multiple of 64 bytes of one slab and is padded to 64 with zeros.
 
+mod ranges;
 mod runs;
 
 use std::borrow::Borrow;
@@ -18,9 +19,22 @@ use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
 use crate::transfer::plan::{PLAIN, Plan, SLAB, WHOLE};
 
+/// What of an array a transfer moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Extent {
+    /// Its rows. Where the host cannot read the array, offsets of what is whole stay as they are, and
+    /// nulls uncounted.
+    Rows,
+    /// Its rows, with offsets from 0 and known null counts, whatever that takes.
+    Compact,
+    /// All that safe calls can reach from it. A list, list view, union or run-end encoded array gives
+    /// its child whole ([`DeviceArray::child`]), however few of the child's rows its own rows refer to.
+    Reachable,
+}
+
 struct Planner<'a> {
     tree: &'a Tree,
-    compact: bool,
+    extent: Extent,
     /// The host can read the source, which is ready.
     readable: bool,
     /// What stands for a buffer without bytes. It may be null, but Arrow C++ takes null for the CPU's
@@ -56,13 +70,10 @@ enum Need {
 
 /// Plans the transfer of an array's rows to a slab on the host or on a device. Where the source is
 /// host-readable this waits until it is ready.
-///
-/// `compact`: offsets start at 0 and null counts become known, whatever that takes. Else an array
-/// that the host cannot read keeps its offsets where it is whole, and its nulls uncounted.
-pub(crate) fn plan(array: &DeviceArray, compact: bool, to_device: bool) -> Result<Plan> {
+pub(crate) fn plan(array: &DeviceArray, extent: Extent, to_device: bool) -> Result<Plan> {
     // SAFETY: `plan_with` asks for what lies in the tree.
     let read = |tree: &_, requests: &[_]| unsafe { gather(tree, requests) }.map(Some);
-    let plan = plan_with(array, compact, to_device, read)?;
+    let plan = plan_with(array, extent, to_device, read)?;
     plan.ok_or_else(|| Error::argument("a plan without its numbers"))
 }
 
@@ -72,7 +83,7 @@ pub(crate) fn plan(array: &DeviceArray, compact: bool, to_device: bool) -> Resul
 /// what became known meanwhile.
 pub(crate) fn plan_with<A: Borrow<Answers>>(
     array: &DeviceArray,
-    compact: bool,
+    extent: Extent,
     to_device: bool,
     mut read: impl FnMut(&Tree, &[Request]) -> Result<Option<A>>,
 ) -> Result<Option<Plan>> {
@@ -83,7 +94,7 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
     let tree = array.tree();
     let mut planner = Planner {
         tree,
-        compact,
+        extent,
         readable,
         nothing: if to_device { SLAB } else { DevicePtr::NULL },
         plan: Plan::default(),
@@ -221,7 +232,7 @@ impl<'a> Planner<'a> {
                 }
                 _ => Ok(()),
             },
-            Nesting::Runs if !tree.is_uncut(view) => self.runs(node, view),
+            Nesting::Runs if !self.is_whole(view) => self.runs(node, view),
             Nesting::RowByRow => {
                 let first = tree.nodes[view.node].first_child as usize;
                 let n = layout.n_children();
@@ -243,14 +254,24 @@ impl<'a> Planner<'a> {
                 self.begin_children(node, n);
                 for i in 0..n {
                     let mut child = tree.child(view, i);
-                    if nesting == Nesting::Anywhere && view.length == 0 {
+                    let none = nesting == Nesting::Anywhere && view.length == 0;
+                    if none && self.extent != Extent::Reachable {
                         child.length = 0;
                     }
                     self.node(child, None, node)?;
                 }
+                if nesting == Nesting::Runs {
+                    // The rows that all the runs are of.
+                    self.plan.nodes[node].offset = view.offset;
+                }
                 Ok(())
             }
         }
+    }
+
+    /// Whether the children that a view's rows refer to go along whole.
+    fn is_whole(&self, view: View) -> bool {
+        self.extent == Extent::Reachable || self.tree.is_uncut(view)
     }
 
     /// The next `n` nodes are the children of `node`.
@@ -276,7 +297,7 @@ impl<'a> Planner<'a> {
         if nulls == Some(0) || view.length == 0 {
             self.plan.slots.push(Slot::absent());
         } else {
-            let counts = nulls.is_none() && self.compact;
+            let counts = nulls.is_none() && self.extent == Extent::Compact;
             self.bits(view, mask, view.validity_offset, counts);
         }
         nulls
@@ -323,147 +344,6 @@ impl<'a> Planner<'a> {
                 bytes,
                 on_host: false,
             }));
-    }
-
-    /// Binary, text, lists and maps: the ends of the range, where they are not known.
-    fn offsets(&mut self, node: usize, view: View, width: usize) -> Result<()> {
-        let tree = self.tree;
-        let slots = tree.slots(view.node);
-        if view.length == 0 {
-            return self.range(node, view, width, 0, 0);
-        }
-        if slots[1].is_null() {
-            let path = tree.buffer_path(view.node, 1);
-            return Err(Error::invalid(path, "is null but has rows"));
-        }
-        let at = |row: usize| slots[1].address().offset(row * width);
-        let (first, last) = (at(view.offset), at(view.offset + view.length));
-        // Buffers of arrow-rs arrays may be longer than their rows need, so those are always asked.
-        if self.readable {
-            // SAFETY: offsets are there for `offset + length + 1` rows, and ready (`plan` waited).
-            let (first, last) = unsafe { (offset(first, width), offset(last, width)) };
-            return self.range(node, view, width, first, last);
-        }
-        if tree.is_uncut(view) && !self.compact {
-            if tree.nodes[view.node].n_children > 0 {
-                let child = tree.child(view, 0);
-                return self.whole_range(node, view, width, Ok(child));
-            }
-            if let Some(bytes) = slots[2].bytes() {
-                return self.whole_range(node, view, width, Err(bytes));
-            }
-            self.wait_for(node, view, Need::Last, &[(last, width)]);
-        } else {
-            self.wait_for(node, view, Need::Ends, &[(first, width), (last, width)]);
-        }
-        Ok(())
-    }
-
-    /// Offsets as they are, and all that they can point to: a child's rows, or bytes.
-    fn whole_range(
-        &mut self,
-        node: usize,
-        view: View,
-        width: usize,
-        target: Result<View, usize>,
-    ) -> Result<()> {
-        let slots = self.tree.slots(view.node);
-        let slot = self.plan.nodes[node].first_slot as usize;
-        let bytes = (view.length + 1) * width;
-        let owner = plain(&self.tree.nodes[view.node], view);
-        self.plan.slots[slot + 1] = Slot::new(slots[1].base, slots[1].offset, Some(bytes), owner);
-        match target {
-            Ok(child) => self.only_child(node, child)?,
-            Err(bytes) => self.bytes(slot + 2, view, &slots[2], 0, bytes),
-        }
-        Ok(())
-    }
-
-    fn only_child(&mut self, node: usize, child: View) -> Result<()> {
-        self.begin_children(node, 1);
-        self.node(child, None, node)
-    }
-
-    /// Offsets from 0, and what lies between `first` and `last`.
-    fn range(
-        &mut self,
-        node: usize,
-        view: View,
-        width: usize,
-        first: i64,
-        last: i64,
-    ) -> Result<()> {
-        let tree = self.tree;
-        let slots = tree.slots(view.node);
-        let slot = self.plan.nodes[node].first_slot as usize;
-        let nested = tree.nodes[view.node].n_children > 0;
-        if first < 0 || last < first {
-            return Err(Error::invalid(
-                tree.buffer_path(view.node, 1),
-                format!("offsets go from {first} to {last}"),
-            ));
-        }
-        if view.length == 0 {
-            self.ready(slot + 1, &[0; 8][..width]);
-        } else {
-            let bytes = (view.length + 1) * width;
-            let from = slots[1].offset + view.offset * width;
-            let owner = match first {
-                0 => plain(&tree.nodes[view.node], view),
-                base => self.plan.fix(Fix::Offsets {
-                    width: width as u8,
-                    base,
-                }),
-            };
-            self.plan.slots[slot + 1] = Slot::new(slots[1].base, from, Some(bytes), owner);
-        }
-        if nested {
-            let child = tree.child(view, 0);
-            if u64::try_from(last).unwrap_or(0) > child.length as u64 {
-                return Err(Error::invalid(
-                    tree.buffer_path(view.node, 1),
-                    format!(
-                        "offsets reach row {last} of a child of {} rows",
-                        child.length
-                    ),
-                ));
-            }
-            let (first, rows) = (first as usize, (last - first) as usize);
-            let cut = View {
-                offset: child.offset + first,
-                length: rows,
-                validity_offset: child.validity_offset + first,
-                ..child
-            };
-            return self.only_child(node, cut);
-        }
-        let at = || tree.buffer_path(view.node, 2);
-        match slots[2].bytes() {
-            None => {
-                check_size(tree, slots[2].address(), last, at)?;
-            }
-            Some(bytes) if last as usize > bytes => {
-                let what = format!("offsets reach byte {last} of {bytes}");
-                return Err(Error::invalid(at(), what));
-            }
-            Some(_) => {}
-        }
-        let (first, bytes) = (first as usize, (last - first) as usize);
-        self.bytes(slot + 2, view, &slots[2], first, bytes);
-        Ok(())
-    }
-
-    /// What offsets point to: `bytes` bytes from byte `first` on. Where that is nothing the slot is
-    /// there all the same: some consumers take a null pointer amiss.
-    fn bytes(&mut self, slot: usize, view: View, source: &Slot, first: usize, bytes: usize) {
-        let owner = match source.bytes() {
-            Some(all) if all == bytes => plain(&self.tree.nodes[view.node], view),
-            _ => PLAIN,
-        };
-        self.plan.slots[slot] = match bytes {
-            0 => Slot::new(SLAB, 0, Some(0), PLAIN),
-            _ => Slot::new(source.base, source.offset + first, Some(bytes), owner),
-        };
     }
 
     /// View types: all variadic buffers, or those that the rows refer to where the host can look.
@@ -549,21 +429,6 @@ fn plain(node: &Node, view: View) -> u32 {
     match node.padded && uncut {
         true => WHOLE,
         false => PLAIN,
-    }
-}
-
-/// An offset of `width` bytes.
-///
-/// # Safety
-/// It is readable host memory; it need not be aligned.
-unsafe fn offset(at: DevicePtr, width: usize) -> i64 {
-    let at = at.as_ptr().cast_const();
-    // SAFETY: the caller's.
-    unsafe {
-        match width {
-            4 => i64::from(at.cast::<i32>().read_unaligned()),
-            _ => at.cast::<i64>().read_unaligned(),
-        }
     }
 }
 

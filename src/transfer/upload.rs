@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Owner, Ready};
 use crate::transfer::fix::{Piece, pack};
 use crate::transfer::plan::Plan;
-use crate::transfer::planner::plan;
+use crate::transfer::planner::{Extent, plan};
 
 /// Bytes of one staging slab.
 const CHUNK: usize = 4 << 20;
@@ -25,7 +25,7 @@ const RING_LISTS: usize = 2;
 /// Copies an array's rows from ready, host-readable memory to `queue`'s device. The source is kept
 /// until the copies have completed.
 pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
-    let plan = plan(array, false, true)?;
+    let plan = plan(array, Extent::Rows, true)?;
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let mut stage = Stage {
         queue,

@@ -266,16 +266,41 @@ fn depth_and_cycles() {
 #[cfg(not(miri))]
 #[test]
 fn a_child_that_is_reached_by_many_ways() {
-    let chain = (0..64).fold(Foreign::leaf("n"), |inner, _| {
-        Foreign::new("+s", vec![inner]).change(|s| {
-            let child = s.private().list[0];
-            s.private().list.resize(1 << 19, child);
-            s.children = s.private().list.as_mut_ptr();
-            s.n_children = 1 << 19;
-        })
-    });
+    let chain = (0..64).fold(Foreign::leaf("n"), |inner, _| sharing(inner, 1 << 19));
     let e = chain.import().unwrap_err();
-    assert!(e.to_string().contains("2^24"), "{e}");
+    assert!(e.to_string().contains("2^18"), "{e}");
+}
+
+/// A struct of `n` times the same child.
+fn sharing(inner: Foreign, n: usize) -> Foreign {
+    Foreign::new("+s", vec![inner]).change(|s| {
+        let child = s.private().list[0];
+        s.private().list.resize(n, child);
+        s.children = s.private().list.as_mut_ptr();
+        s.n_children = n as i64;
+    })
+}
+
+/// A few structs that become millions of fields, and one long name that becomes gigabytes.
+#[cfg(not(miri))]
+#[test]
+fn what_fields_share_is_bounded() {
+    let start = std::time::Instant::now();
+    let doubled = (0..22).fold(Foreign::leaf("i"), |inner, _| sharing(inner, 2));
+    let e = doubled.import().unwrap_err();
+    assert!(e.to_string().contains("2^18"), "{e}");
+    // As many as there may be.
+    let most = (0..16).fold(Foreign::leaf("i"), |inner, _| sharing(inner, 2));
+    assert!(sharing(most, 2).import().is_ok());
+    let name = std::ffi::CString::new(vec![b'x'; 1 << 20]).unwrap();
+    let long = Foreign::leaf("i").change(|s| s.name = name.as_ptr());
+    let e = sharing(long, 1000).import().unwrap_err();
+    assert!(
+        e.to_string()
+            .contains("schema.children[255].name: more than 2^28"),
+        "{e}"
+    );
+    assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::data::host::to_batch;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::error::{Error, Result};
 use crate::stream::host::CopyQueues;
-use crate::transfer::Arriving;
+use crate::transfer::{Arriving, Extent};
 
 /// A device stream read as host batches: [`HostRecordBatchReader`](crate::HostRecordBatchReader) for tasks. Batches come
 /// down one ahead of the consumer; no poll waits, neither for copies nor for lengths that hide on the device.
@@ -107,7 +107,7 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
         let queue = self.queues.of(batch.device(), self.prefetch)?;
         Ok(Coming {
             schema: batch.schema().clone(),
-            array: Arriving::new(batch.as_struct().clone(), queue),
+            array: Arriving::new(batch.as_struct().clone(), Extent::Rows, queue),
             arrived: None,
         })
     }

@@ -1,0 +1,48 @@
+//! [`Path`].
+
+use std::borrow::Cow;
+
+use crate::error::{Error, Result};
+
+/// Where in a foreign struct and its descendants a check stands; spelled out only for errors.
+pub(super) enum Path<'a> {
+    /// Under this name.
+    Root(&'static str),
+    Child(&'a Path<'a>, usize),
+    Dictionary(&'a Path<'a>),
+}
+
+impl Path<'_> {
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Root(name) => (*name).to_owned(),
+            Self::Child(parent, i) => format!("{}.children[{i}]", parent.text()),
+            Self::Dictionary(parent) => format!("{}.dictionary", parent.text()),
+        }
+    }
+
+    /// Refuses a member of the struct; the struct itself if `member` is empty.
+    pub(super) fn error<T>(
+        &self,
+        member: &str,
+        message: impl Into<Cow<'static, str>>,
+    ) -> Result<T> {
+        let mut path = self.text();
+        if !member.is_empty() {
+            path.push('.');
+            path.push_str(member);
+        }
+        Err(Error::invalid(path, message))
+    }
+
+    /// Refuses pointers of the C structs that cannot be followed.
+    pub(super) fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
+        if pointer.is_null() {
+            return self.error(member, "is null");
+        }
+        if !pointer.is_aligned() {
+            return self.error(member, format!("is misaligned: {pointer:p}"));
+        }
+        Ok(())
+    }
+}

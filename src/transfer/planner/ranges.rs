@@ -1,0 +1,178 @@
+//! Binary, text, list and map arrays.
+
+use crate::data::hidden::check_size;
+use crate::data::tree::{Slot, View};
+use crate::device::DevicePtr;
+use crate::error::{Error, Result};
+use crate::transfer::fix::Fix;
+use crate::transfer::plan::{PLAIN, SLAB};
+use crate::transfer::planner::{Extent, Need, Planner, plain};
+
+impl Planner<'_> {
+    /// Binary, text, lists and maps: the ends of the range, where they are not known.
+    pub(super) fn offsets(&mut self, node: usize, view: View, width: usize) -> Result<()> {
+        let tree = self.tree;
+        let slots = tree.slots(view.node);
+        let nested = tree.nodes[view.node].n_children > 0;
+        let reachable = nested && self.extent == Extent::Reachable;
+        if view.length == 0 {
+            if reachable {
+                let slot = self.plan.nodes[node].first_slot as usize;
+                self.ready(slot + 1, &[0; 8][..width]);
+                return self.only_child(node, tree.child(view, 0));
+            }
+            return self.range(node, view, width, 0, 0);
+        }
+        if slots[1].is_null() {
+            let path = tree.buffer_path(view.node, 1);
+            return Err(Error::invalid(path, "is null but has rows"));
+        }
+        if reachable {
+            return self.whole_range(node, view, width, Ok(tree.child(view, 0)));
+        }
+        let at = |row: usize| slots[1].address().offset(row * width);
+        let (first, last) = (at(view.offset), at(view.offset + view.length));
+        // Buffers of arrow-rs arrays may be longer than their rows need, so those are always asked.
+        if self.readable {
+            // SAFETY: offsets are there for `offset + length + 1` rows, and ready (`plan` waited).
+            let (first, last) = unsafe { (offset(first, width), offset(last, width)) };
+            return self.range(node, view, width, first, last);
+        }
+        if tree.is_uncut(view) && self.extent != Extent::Compact {
+            if nested {
+                let child = tree.child(view, 0);
+                return self.whole_range(node, view, width, Ok(child));
+            }
+            if let Some(bytes) = slots[2].bytes() {
+                return self.whole_range(node, view, width, Err(bytes));
+            }
+            self.wait_for(node, view, Need::Last, &[(last, width)]);
+        } else {
+            self.wait_for(node, view, Need::Ends, &[(first, width), (last, width)]);
+        }
+        Ok(())
+    }
+
+    /// Offsets as they are, and all that they can point to: a child's rows, or bytes.
+    pub(super) fn whole_range(
+        &mut self,
+        node: usize,
+        view: View,
+        width: usize,
+        target: Result<View, usize>,
+    ) -> Result<()> {
+        let slots = self.tree.slots(view.node);
+        let slot = self.plan.nodes[node].first_slot as usize;
+        let bytes = (view.length + 1) * width;
+        let from = slots[1].offset + view.offset * width;
+        let owner = plain(&self.tree.nodes[view.node], view);
+        self.plan.slots[slot + 1] = Slot::new(slots[1].base, from, Some(bytes), owner);
+        match target {
+            Ok(child) => self.only_child(node, child)?,
+            Err(bytes) => self.bytes(slot + 2, view, &slots[2], 0, bytes),
+        }
+        Ok(())
+    }
+
+    fn only_child(&mut self, node: usize, child: View) -> Result<()> {
+        self.begin_children(node, 1);
+        self.node(child, None, node)
+    }
+
+    /// Offsets from 0, and what lies between `first` and `last`.
+    pub(super) fn range(
+        &mut self,
+        node: usize,
+        view: View,
+        width: usize,
+        first: i64,
+        last: i64,
+    ) -> Result<()> {
+        let tree = self.tree;
+        let slots = tree.slots(view.node);
+        let slot = self.plan.nodes[node].first_slot as usize;
+        let nested = tree.nodes[view.node].n_children > 0;
+        if first < 0 || last < first {
+            return Err(Error::invalid(
+                tree.buffer_path(view.node, 1),
+                format!("offsets go from {first} to {last}"),
+            ));
+        }
+        if view.length == 0 {
+            self.ready(slot + 1, &[0; 8][..width]);
+        } else {
+            let bytes = (view.length + 1) * width;
+            let from = slots[1].offset + view.offset * width;
+            let owner = match first {
+                0 => plain(&tree.nodes[view.node], view),
+                base => self.plan.fix(Fix::Offsets {
+                    width: width as u8,
+                    base,
+                }),
+            };
+            self.plan.slots[slot + 1] = Slot::new(slots[1].base, from, Some(bytes), owner);
+        }
+        if nested {
+            let child = tree.child(view, 0);
+            if u64::try_from(last).unwrap_or(0) > child.length as u64 {
+                return Err(Error::invalid(
+                    tree.buffer_path(view.node, 1),
+                    format!(
+                        "offsets reach row {last} of a child of {} rows",
+                        child.length
+                    ),
+                ));
+            }
+            let (first, rows) = (first as usize, (last - first) as usize);
+            let cut = View {
+                offset: child.offset + first,
+                length: rows,
+                validity_offset: child.validity_offset + first,
+                ..child
+            };
+            return self.only_child(node, cut);
+        }
+        let at = || tree.buffer_path(view.node, 2);
+        match slots[2].bytes() {
+            None => {
+                check_size(tree, slots[2].address(), last, at)?;
+            }
+            Some(bytes) if last as usize > bytes => {
+                let what = format!("offsets reach byte {last} of {bytes}");
+                return Err(Error::invalid(at(), what));
+            }
+            Some(_) => {}
+        }
+        let (first, bytes) = (first as usize, (last - first) as usize);
+        self.bytes(slot + 2, view, &slots[2], first, bytes);
+        Ok(())
+    }
+
+    /// What offsets point to: `bytes` bytes from byte `first` on. Where that is nothing the slot is
+    /// there all the same: some consumers take a null pointer amiss.
+    fn bytes(&mut self, slot: usize, view: View, source: &Slot, first: usize, bytes: usize) {
+        let owner = match source.bytes() {
+            Some(all) if all == bytes => plain(&self.tree.nodes[view.node], view),
+            _ => PLAIN,
+        };
+        self.plan.slots[slot] = match bytes {
+            0 => Slot::new(SLAB, 0, Some(0), PLAIN),
+            _ => Slot::new(source.base, source.offset + first, Some(bytes), owner),
+        };
+    }
+}
+
+/// An offset of `width` bytes.
+///
+/// # Safety
+/// It is readable host memory; it need not be aligned.
+unsafe fn offset(at: DevicePtr, width: usize) -> i64 {
+    let at = at.as_ptr().cast_const();
+    // SAFETY: the caller's.
+    unsafe {
+        match width {
+            4 => i64::from(at.cast::<i32>().read_unaligned()),
+            _ => at.cast::<i64>().read_unaligned(),
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! What producers can make an import cost: in proportion to what they send, and nothing that stays.
+
+mod support;
+mod support_c;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use arrow_array::{Array, ArrayRef, Int32Array, make_array};
+use arrow_buffer::Buffer;
+use arrow_data::ArrayData;
+use arrow_device::device::sim::SimMode;
+use arrow_device::{
+    ArrowDeviceType, DeviceArray, DeviceId, DeviceRecordBatch, Devices, Error,
+    FFI_ArrowDeviceArray, ImportOptions, Validation,
+};
+use arrow_schema::{DataType, Field, Fields, Schema};
+use support::CountingAllocator;
+use support::alloc::bytes;
+use support_c::sim::{cpu, simulated};
+use support_c::{CArray, Foreign, empty};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+fn ints() -> ArrayRef {
+    Arc::new(Int32Array::from(vec![1, 2, 3]))
+}
+
+/// Page-locked memory without a backend: one device while it is used, and no memory for an id after that.
+#[test]
+fn unknown_ids_cost_nothing_that_stays() {
+    let options = ImportOptions::default().with_devices(Devices::new());
+    let ids = if cfg!(miri) { 100 } else { 20_000 };
+    let import = |device_type, id| {
+        let mut foreign = Foreign::new(&ints().to_data(), &Devices::cpu());
+        (
+            foreign.device_array.device_type,
+            foreign.device_array.device_id,
+        ) = (device_type, id);
+        let imported = foreign.import(&options).unwrap();
+        let device = imported.device().clone();
+        drop(imported);
+        foreign.assert_released("page-locked");
+        device
+    };
+    // What is made once.
+    drop(import(ArrowDeviceType::CUDA_HOST.value(), 1));
+    let ((), _, kept) = bytes(|| {
+        for id in 0..ids {
+            drop(import(ArrowDeviceType::CUDA_HOST.value(), id));
+            drop(import(ArrowDeviceType::ROCM_HOST.value(), id));
+        }
+    });
+    assert!(kept < 1 << 14, "{kept} bytes are kept");
+    // One that is used stays the same one, whatever comes between.
+    let used = import(ArrowDeviceType::CUDA_HOST.value(), 7);
+    for id in 0..100 {
+        let device = import(ArrowDeviceType::CUDA_HOST.value(), id);
+        assert_eq!(device == used, id == 7, "{id}");
+    }
+}
+
+/// The reasons why there is no device are kept for some ids, not for all that producers name.
+#[test]
+fn unknown_ids_of_a_factory_cost_nothing_that_stays() {
+    let devices = Devices::new();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    devices.register(ArrowDeviceType::CUDA, move |id| {
+        count.fetch_add(1, Relaxed);
+        Err(Error::DeviceNotAvailable {
+            device: DeviceId::new(ArrowDeviceType::CUDA, id),
+            reason: "there is none".into(),
+        })
+    });
+    let get = |id| {
+        devices
+            .get(DeviceId::new(ArrowDeviceType::CUDA, id))
+            .unwrap_err()
+    };
+    (0..100).for_each(|id| drop(get(id)));
+    let ((), _, kept) = bytes(|| (100..20_000).for_each(|id| drop(get(id))));
+    assert!(kept < 1 << 10, "{kept} bytes are kept");
+    // The first reasons still are.
+    let before = asked.load(Relaxed);
+    assert!(get(3).to_string().contains("there is none"));
+    assert_eq!(asked.load(Relaxed), before);
+    assert!(get(15_000).to_string().contains("there is none"));
+    assert_eq!(asked.load(Relaxed), before + 1);
+}
+
+/// Types that share their children: refused wherever one comes in or goes out.
+#[test]
+fn types_that_grow_by_sharing_are_refused() {
+    let leaf = Arc::new(Field::new("i", DataType::Int32, true));
+    let shared = (0..22).fold(leaf, |child, _| {
+        let fields = Fields::from(vec![child.clone(), child]);
+        Arc::new(Field::new("s", DataType::Struct(fields), true))
+    });
+    let refused = |outcome: Result<(), Error>| {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("2^18"), "{error}");
+    };
+    let options = ImportOptions::default();
+    let mut foreign = Foreign::new(&ints().to_data(), &Devices::cpu());
+    // SAFETY: the type is refused.
+    refused(unsafe { DeviceArray::import_as(foreign.take(), shared.clone(), &options) }.map(drop));
+    foreign.assert_released("array");
+    let schema = Arc::new(Schema::new(vec![shared.clone()]));
+    let mut foreign = Foreign::new(&ints().to_data(), &Devices::cpu());
+    // SAFETY: as above.
+    refused(unsafe { DeviceRecordBatch::import_as(foreign.take(), schema, &options) }.map(drop));
+    foreign.assert_released("batch");
+    let data = ArrayData::builder(shared.data_type().clone()).len(0);
+    // SAFETY: never used as an arrow array.
+    let data = unsafe { data.build_unchecked() };
+    refused(Devices::cpu().upload_data(data).map(drop));
+}
+
+/// Binary views with `n` buffers of which all but one are the same bytes.
+fn many_buffers(n: usize) -> ArrayData {
+    let bytes = Buffer::from(vec![b'x'; 16]);
+    let views = (0..4u128).map(|i| 16 | 0x7878_7878 << 32 | (i * (n as u128 / 4)) << 64);
+    let mut buffers = vec![Buffer::from_vec(views.collect())];
+    buffers.resize(n + 1, bytes);
+    let data = ArrayData::builder(DataType::BinaryView)
+        .len(4)
+        .buffers(buffers);
+    data.build().unwrap()
+}
+
+/// A million buffers: one slot each, and no more on the way to the host than arrow-rs's own buffers.
+#[test]
+fn many_buffers_cost_what_they_are() {
+    let n = if cfg!(miri) { 100 } else { 1_000_000 };
+    let data = many_buffers(n);
+    let mut foreign = Foreign::new(&data, &Devices::cpu());
+    let (imported, allocated, _) = bytes(|| foreign.import(&cpu().options).unwrap());
+    assert!(
+        allocated <= 32 * n + 4096,
+        "{allocated} bytes for {n} buffers"
+    );
+    let (host, allocated, _) = bytes(|| imported.to_host_data().unwrap());
+    assert!(allocated <= 256 * n, "{allocated} bytes for {n} buffers");
+    assert_eq!(host.buffers().len(), n + 1);
+    drop((imported, host));
+    foreign.assert_released("buffers");
+    let mut foreign = Foreign::new(&many_buffers(n / 10), &Devices::cpu());
+    let full = cpu().options.with_validation(Validation::Full);
+    drop(foreign.import(&full).unwrap());
+    foreign.assert_released("buffers, validated");
+}
+
+/// On a device too, where their sizes are read first.
+#[test]
+fn many_buffers_come_down() {
+    let Some(place) = simulated(SimMode::Async) else {
+        return;
+    };
+    let data = many_buffers(20_000);
+    let up = place.device.upload_data(data.clone()).unwrap();
+    let back = up.to_host().unwrap();
+    assert_eq!(back.as_ref(), make_array(data).as_ref());
+    drop((up, back));
+    place.assert_clean();
+}
+
+/// Structs of many children, which share one C struct.
+#[test]
+fn many_children_cost_what_they_are() {
+    let n = if cfg!(miri) { 100 } else { (1 << 18) - 1 };
+    let child = ints().to_data();
+    let buffers: [*const std::ffi::c_void; 2] =
+        [std::ptr::null(), child.buffers()[0].as_ptr().cast()];
+    unsafe extern "C" fn release(array: *mut CArray) {
+        // SAFETY: a struct of this test.
+        unsafe { (*array).release = None };
+    }
+    let mut child = CArray {
+        length: 3,
+        n_buffers: 2,
+        buffers: buffers.as_ptr().cast_mut(),
+        release: Some(release),
+        ..empty()
+    };
+    let mut children = vec![&raw mut child; n];
+    let mask: [*const std::ffi::c_void; 1] = [std::ptr::null()];
+    let field = Arc::new(Field::new("i", DataType::Int32, true));
+    let schema = Arc::new(Schema::new(vec![field; n]));
+    let root = CArray {
+        length: 3,
+        n_buffers: 1,
+        buffers: mask.as_ptr().cast_mut(),
+        n_children: n as i64,
+        children: children.as_mut_ptr(),
+        release: Some(release),
+        ..empty()
+    };
+    let mut array = support_c::CDeviceArray {
+        array: root,
+        device_id: -1,
+        device_type: 1,
+        sync_event: std::ptr::null_mut(),
+        reserved: [0; 3],
+    };
+    // SAFETY: the same C struct; what it points to outlives the import.
+    let array = unsafe { FFI_ArrowDeviceArray::from_raw((&raw mut array).cast()) };
+    let (batch, allocated, _) = bytes(|| {
+        // SAFETY: as above.
+        unsafe { DeviceRecordBatch::import_as(array, schema, &ImportOptions::default()) }.unwrap()
+    });
+    // A node and two slots each.
+    assert!(
+        allocated <= 192 * n + 4096,
+        "{allocated} bytes for {n} children"
+    );
+    assert_eq!(
+        batch.columns().map(|column| column.len()).sum::<usize>(),
+        3 * n
+    );
+    assert_eq!(batch.to_host().unwrap().num_columns(), n);
+}
+
+/// One list of buffers that many children share is counted for each.
+#[test]
+fn shared_lists_of_buffers_are_bounded() {
+    if cfg!(miri) {
+        return;
+    }
+    let data = many_buffers(100_000);
+    let mut inner = Foreign::new(&data, &Devices::cpu());
+    let n = 100;
+    let mut children = vec![std::ptr::from_mut(inner.root()); n];
+    let field = Field::new("v", DataType::BinaryView, true);
+    let data_type = DataType::Struct(vec![field; n].into());
+    let builder = ArrayData::builder(data_type.clone()).len(4);
+    let columns = vec![many_buffers(1); n];
+    // SAFETY: valid data.
+    let data = unsafe { builder.child_data(columns).build_unchecked() };
+    let mut foreign = Foreign::new(&data, &Devices::cpu());
+    foreign.root().children = children.as_mut_ptr();
+    let error = foreign.import(&cpu().options).unwrap_err().to_string();
+    assert!(error.contains("2^22"), "{error}");
+    foreign.assert_released("shared buffers");
+}
