@@ -263,7 +263,7 @@ pub(super) fn check(subject: &Subject) -> Verdict {
     let backend = device.backend();
     let mut foreign = 0u128;
     let foreign = EventPtr::new((&raw mut foreign).cast()).expect("not null");
-    // SAFETY (all calls): live events of the device, and memory as large as the events of all known runtimes.
+    // SAFETY: called with live events of the device, and with memory as large as the events of all known runtimes.
     let check = |event| unsafe { backend.check_event(event) };
     if device.is_synchronous() {
         assert!(check(foreign).is_err(), "it has no events");

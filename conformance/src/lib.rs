@@ -247,7 +247,7 @@ rules! {
     "allocate.aligned" memory::aligned:
         "allocate gives at least the bytes asked for, aligned to 64 bytes, that nothing else uses"
     "allocate.huge" memory::huge:
-        "an allocation that cannot be answers with an error and does no harm"
+        "an allocation that cannot be, or of 0 bytes, answers with an error and does no harm"
     "allocate.many" memory::many:
         "many small allocations live side by side and keep their content"
     "event.synchronous" events::synchronous:
