@@ -5,7 +5,6 @@ mod readme {
     include!("readme/operator.rs");
 
     mod tests {
-
         use arrow_device::Devices;
         use arrow_device::datafusion::DeviceTransitions;
         use datafusion::physical_optimizer::PhysicalOptimizerRule;
