@@ -5,8 +5,6 @@ mod readme {
     include!("readme/operator.rs");
 
     mod tests {
-        use std::sync::Arc;
-
         use arrow_device::Devices;
         use arrow_device_datafusion::DeviceTransitions;
         use datafusion::physical_optimizer::PhysicalOptimizerRule;

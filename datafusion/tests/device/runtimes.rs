@@ -269,7 +269,7 @@ fn a_result_is_read_by_a_task_on_a_worker() {
 fn a_scan_is_read_by_a_task_on_a_worker() {
     let sim = Sim::new();
     let batches: Vec<_> = (0..400).map(|i| numbers(i * 16, 16)).collect();
-    let on_device = device_table(&sim, &[batches.clone()]);
+    let on_device = device_table(&sim, std::slice::from_ref(&batches));
     for on_host in [true, false] {
         let (device, batches, table) = (sim.device.clone(), batches.clone(), on_device.clone());
         let rows = timed(move || {
