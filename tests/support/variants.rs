@@ -258,12 +258,12 @@ fn surround(rng: &mut Rng, data: &ArrayData, before: usize, after: usize, long: 
             let items = window(&data.child_data()[0], ends[0], ends[n] - ends[0]);
             let spare = if long { 2 } else { 0 };
             let mut offsets = vec![spare];
-            offsets.extend((0..before).map(|row| spare + (row + 1) / 2));
+            offsets.extend((0..before).map(|row| spare + row.div_ceil(2)));
             let first = offsets[before];
             offsets.extend(ends[1..].iter().map(|end| first + end - ends[0]));
             let last = offsets[before + n];
             offsets.extend((0..after).map(|row| last + (row + 2) / 2));
-            let behind = (after + 1) / 2 + spare;
+            let behind = after.div_ceil(2) + spare;
             buffers.push(buffer(wide, offsets));
             children.push(child(rng, &items, first, behind, long));
         }
