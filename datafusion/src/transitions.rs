@@ -9,7 +9,7 @@ use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_schema::SchemaRef;
 use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{DataFusionError, Result, Statistics};
-use datafusion_execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
+use datafusion_execution::{SendableRecordBatchStream, TaskContext};
 use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_plan::execution_plan::SchedulingType;
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
@@ -21,7 +21,7 @@ use super::metrics::{DeviceMetrics, from_datafusion, poll_host, to_datafusion};
 use super::plan::{DeviceExec, DevicePlan};
 use super::stream::{SendableDeviceStream, host_stream};
 use arrow_device::Device;
-use arrow_device::async_stream::{DeviceRecordBatchStream, HostRecordBatchStream, UploadingStream};
+use arrow_device::async_stream::UploadingStream;
 
 /// The node that brings a device operator's batches to the host, one ahead of its parent.
 ///

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
-use arrow_device::device::DevicePtr;
 use arrow_device::{
-    Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Error, Queue, Result,
+    Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Queue, Result,
 };
 use datafusion::arrow::array::cast::AsArray;
 use datafusion::arrow::datatypes::{DataType, Field, Fields, Int64Type, Schema, SchemaRef};
