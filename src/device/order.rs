@@ -26,12 +26,24 @@ pub(crate) struct Place {
 
 impl Place {
     /// Of an event whose queue is not known.
+    #[cfg(any(test, feature = "cuda", feature = "rocm"))]
     pub(crate) fn alone() -> Self {
         Self {
             queue: new_queue_id(),
             began: 0,
             ended: 0,
         }
+    }
+
+    /// As if it were an event of a queue, after all others so far.
+    #[cfg(any(feature = "cuda", feature = "rocm"))]
+    pub(crate) fn next(queue: u64) -> Self {
+        Self::of(queue, || ()).1
+    }
+
+    #[cfg(any(feature = "cuda", feature = "rocm"))]
+    pub(crate) fn is_of(&self, queue: u64) -> bool {
+        self.queue == queue
     }
 
     /// Of an event that `record` records on a queue.
@@ -86,11 +98,11 @@ impl<T> Asked<T> {
     pub(crate) fn next_done(
         &mut self,
         round: &mut Round,
-        mut is_done: impl FnMut(&T) -> bool,
+        mut is_done: impl FnMut(&mut T) -> bool,
     ) -> Option<Vec<T>> {
         loop {
             let from = round.last.map_or(Bound::Unbounded, Bound::Excluded);
-            let (&place, items) = self.0.range((from, Bound::Unbounded)).next()?;
+            let (&place, items) = self.0.range_mut((from, Bound::Unbounded)).next()?;
             if round.pending.is_some_and(|first| first.is_before(&place)) {
                 // All others of this queue began later still.
                 round.last = Some(Place {
@@ -101,7 +113,7 @@ impl<T> Asked<T> {
                 continue;
             }
             round.last = Some(place);
-            if items.first().is_none_or(&mut is_done) {
+            if items.first_mut().is_none_or(&mut is_done) {
                 return self.0.remove(&place);
             }
             let other = round.pending.filter(|first| first.queue == place.queue);

@@ -190,7 +190,7 @@ impl Waiting {
     /// Asks the backends that cannot notify, and goes on with what has completed.
     fn ask(&mut self, shared: &Arc<Shared>) {
         let mut round = Round::default();
-        let is_done = |item: &Item| {
+        let is_done = |item: &mut Item| {
             item.events.last().is_none_or(|event| {
                 event.is_complete().unwrap_or_else(|_| {
                     // It will not tell: then all work must have ended.
