@@ -194,6 +194,7 @@ COUNTS = [
     ("C3", "slab bytes", "<= payload + 64 per buffer"),
     ("D3", "300 string columns on a device: host waits, bytes read for the sizes", "2 waits; 8 bytes a column"),
     ("Z1", "re-export on the same device", "0 copies, 0 waits"),
+    ("W1", "16,000 small uploads that are pending at once, until their memory is back", "<= 3x the time of an upload beside 2,000; 3 questions"),
 ]
 
 GPU = [

@@ -7,13 +7,14 @@ mod alloc;
 use alloc::{CountingAllocator, count};
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::device::sim::{FaultOp, SimConfig, SimDevice, SimMode};
 use arrow_device::{
     Device, DeviceRecordBatch, Devices, ExportOptions, ImportOptions, SyncPolicy, TransferStats,
 };
 use arrow_device_benches::batches;
 use arrow_device_benches::cases::Result;
 use arrow_schema::DataType;
+use std::time::Instant;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -202,10 +203,47 @@ fn again() -> Result<()> {
     Ok(())
 }
 
+/// W1: small uploads that are all pending until the device runs: nanoseconds of each until its memory is back, and the
+/// questions about its event.
+fn pending(uploads: usize) -> Result<(f64, f64)> {
+    let sim = SimDevice::new(SimConfig::default().with_mode(SimMode::Deferred))?;
+    let device = Device::new(sim.clone())?;
+    let batch = batches::named("integers", 1, 3)?;
+    let start = Instant::now();
+    for _ in 0..uploads {
+        device.upload(&batch)?;
+    }
+    device.synchronize()?;
+    while sim.report().live_events > 0 {
+        std::thread::yield_now();
+    }
+    let time = start.elapsed().as_nanos() as f64;
+    let questions = sim.faults().seen(FaultOp::Query) as f64;
+    Ok((time / uploads as f64, questions / uploads as f64))
+}
+
+fn waiting() -> Result<()> {
+    let (mut few, mut many, mut questions) = (f64::INFINITY, f64::INFINITY, 0f64);
+    for _ in 0..3 {
+        few = few.min(pending(2000)?.0);
+        let (time, asked) = pending(16_000)?;
+        (many, questions) = (many.min(time), questions.max(asked));
+    }
+    figure(
+        "W1",
+        "time of an upload: times that of 2,000",
+        many / few,
+        3.0,
+    );
+    figure("W1", "questions about its event", questions, 3.0);
+    Ok(())
+}
+
 fn main() -> Result<()> {
     allocations()?;
     uploads()?;
     bytes()?;
     sizes()?;
-    again()
+    again()?;
+    waiting()
 }

@@ -7,7 +7,7 @@ use cudarc::driver::{CudaEvent, CudaStream};
 
 use super::CudaQueue;
 use crate::device::cuda::let_go;
-use crate::device::{Device, Queue, SyncEvent};
+use crate::device::{Device, Place, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
 impl Queue {
@@ -87,6 +87,6 @@ impl SyncEvent {
         let ptr = cuda.adopt_event(event);
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
         // SAFETY: made by the device's backend for its own `release_event`, and given to nobody else.
-        Ok(unsafe { Self::from_recorded(device.clone(), ptr) })
+        Ok(unsafe { Self::from_recorded(device.clone(), ptr, Place::alone()) })
     }
 }

@@ -305,7 +305,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
 ///   nothing else uses, valid for work on this queue at once and elsewhere after an event;
 /// - work runs in the order in which it was given, and after the events of earlier
 ///   [`wait`](Self::wait) calls;
-/// - an event of [`record`](Self::record) completes only when all earlier work has.
+/// - an event of [`record`](Self::record) completes when all earlier work has, and not before: the events of a queue complete
+///   in the order in which they were recorded.
 pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// Allocates `bytes` bytes of device memory in queue order. 0 bytes are an error.
     fn allocate(&self, bytes: usize) -> Result<DevicePtr>;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use crate::device::backend::EventPtr;
-use crate::device::{Counters, Device};
+use crate::device::{Counters, Device, Place};
 use crate::error::Result;
 
 /// A point in a queue's work. Clones are the same event; the last one gives it back to the device
@@ -16,6 +16,7 @@ pub struct SyncEvent(Arc<Owned>);
 struct Owned {
     device: Device,
     ptr: EventPtr,
+    place: Place,
 }
 
 impl Drop for Owned {
@@ -29,8 +30,12 @@ impl Drop for Owned {
 impl SyncEvent {
     /// # Safety
     /// `ptr` was recorded by a queue of `device` and is owned by nobody else.
-    pub(crate) unsafe fn from_recorded(device: Device, ptr: EventPtr) -> Self {
-        Self(Arc::new(Owned { device, ptr }))
+    pub(crate) unsafe fn from_recorded(device: Device, ptr: EventPtr, place: Place) -> Self {
+        Self(Arc::new(Owned { device, ptr, place }))
+    }
+
+    pub(super) fn place(&self) -> Place {
+        self.0.place
     }
 
     pub(crate) fn as_ref(&self) -> EventRef<'_> {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
 use crate::device::block::SlabPool;
+use crate::device::order::new_queue_id;
 use crate::device::reaper::{Reaper, ReaperOf};
 use crate::device::{Counters, DeviceId, Queue, TransferStats};
 use crate::error::{Error, Result};
@@ -21,6 +22,7 @@ struct Inner {
     host_readable: bool,
     synchronous: bool,
     default_queue: Arc<dyn RawQueue>,
+    default_queue_id: u64,
     counters: Counters,
     reaper: Reaper,
     slabs: SlabPool,
@@ -44,6 +46,7 @@ impl Device {
             host_readable: backend.host_readable(),
             synchronous: backend.is_synchronous(),
             default_queue: backend.default_queue()?,
+            default_queue_id: new_queue_id(),
             counters: Counters::default(),
             reaper: Reaper::default(),
             slabs: SlabPool::default(),
@@ -70,7 +73,8 @@ impl Device {
 
     /// The queue that work runs on when no other is named.
     pub fn default_queue(&self) -> Queue {
-        Queue::new(self.clone(), self.0.default_queue.clone())
+        let (raw, id) = (self.0.default_queue.clone(), self.0.default_queue_id);
+        Queue::with_id(self.clone(), raw, id)
     }
 
     /// A further queue.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::device::backend::{CopyKind, CopyOp, DevicePtr, RawQueue};
 use crate::device::event::EventRef;
-use crate::device::{Counters, Device, SyncEvent};
+use crate::device::order::new_queue_id;
+use crate::device::{Counters, Device, Place, SyncEvent};
 use crate::error::Result;
 
 /// An ordered queue of a device's work: a CUDA or HIP stream. Clones are the same queue.
@@ -15,11 +16,18 @@ use crate::error::Result;
 pub struct Queue {
     device: Device,
     raw: Arc<dyn RawQueue>,
+    /// For the order of its events.
+    id: u64,
 }
 
 impl Queue {
     pub(crate) fn new(device: Device, raw: Arc<dyn RawQueue>) -> Self {
-        Self { device, raw }
+        Self::with_id(device, raw, new_queue_id())
+    }
+
+    /// `id` is of `raw` only.
+    pub(super) fn with_id(device: Device, raw: Arc<dyn RawQueue>, id: u64) -> Self {
+        Self { device, raw, id }
     }
 
     /// The device whose work this queue runs.
@@ -48,11 +56,12 @@ impl Queue {
         if self.device.is_synchronous() {
             return Ok(None);
         }
-        let ptr = self.raw.record()?;
+        let (ptr, place) = Place::of(self.id, || self.raw.record());
+        let ptr = ptr?;
         Counters::add(&self.device.counters().events, 1);
         // SAFETY: just recorded on a queue of this device and given to nobody else.
         Ok(Some(unsafe {
-            SyncEvent::from_recorded(self.device.clone(), ptr)
+            SyncEvent::from_recorded(self.device.clone(), ptr, place)
         }))
     }
 

@@ -4,16 +4,20 @@
 //! only an action of [`Reaper::later`] may wait for the device. The thread ends when it has had nothing
 //! to do for a while, and is started again when needed.
 //!
-//! Where the backend cannot notify, the thread asks again and again, less and less often; it waits only
-//! for a device that does not answer any more, so no event holds up another.
+//! Where the backend cannot notify, the thread asks again and again, less and less often, about the first event of
+//! each queue; it waits only for a device that does not answer any more, so no event holds up another that could
+//! complete before it. However much is pending, each piece costs the same.
 
+use std::collections::HashMap;
+use std::mem::take;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::device::backend::Notify;
+use crate::device::order::{Asked, Round};
 use crate::device::{Device, SyncEvent};
 
 /// How long an idle thread stays.
@@ -38,28 +42,42 @@ pub(crate) struct ReaperOf<'a> {
 struct Shared {
     state: Mutex<State>,
     wake: Condvar,
+    /// How many registrations there were: their numbers, which outlive a thread.
+    registrations: AtomicU64,
+    /// How often the thread took an item in hand, for tests.
+    #[cfg(test)]
+    visits: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
+    /// What the thread has not seen yet.
     items: Vec<Item>,
+    /// Registrations whose waker was called since the thread looked last.
+    woken: Vec<u64>,
     running: bool,
-    signalled: bool,
     /// The device is gone.
     closed: bool,
 }
 
 struct Item {
+    /// The last one is waited for first.
     events: Vec<SyncEvent>,
     action: Box<dyn FnOnce() + Send>,
-    /// Of the registration for the last of `events`; the event is kept until it was called.
-    signal: Option<Arc<Signal>>,
-    /// The backend of the last of `events` cannot notify.
-    asks: bool,
+}
+
+/// What the thread has in hand. Nothing is looked at again before its event may have completed.
+#[derive(Default)]
+struct Waiting {
+    /// By the registration for the last of their events, which is kept until its waker was called.
+    registered: HashMap<u64, Item>,
+    /// Where the backend of the last event cannot notify.
+    asked: Asked<Item>,
 }
 
 /// The waker of one registration.
 struct Signal {
+    registration: u64,
     fired: AtomicBool,
     shared: Arc<Shared>,
 }
@@ -72,9 +90,10 @@ impl std::fmt::Debug for Reaper {
 
 impl Wake for Signal {
     fn wake(self: Arc<Self>) {
-        self.fired.store(true, Ordering::Release);
-        self.shared.lock().signalled = true;
-        self.shared.wake.notify_one();
+        if !self.fired.swap(true, Ordering::Relaxed) {
+            self.shared.lock().woken.push(self.registration);
+            self.shared.wake.notify_one();
+        }
     }
 }
 
@@ -84,91 +103,112 @@ impl Shared {
     }
 
     fn run(self: &Arc<Self>) {
+        let mut waiting = Waiting::default();
         let mut ask = ASK.0;
+        // When the backends were asked last, and how long that took.
+        let (mut asked, mut asking) = (Instant::now(), Duration::ZERO);
         loop {
-            let asking = Instant::now();
-            let items = std::mem::take(&mut self.lock().items);
-            let mut waiting = Vec::new();
-            for mut item in items {
-                if item.settle(self) {
-                    run_action(item.action);
-                } else {
-                    waiting.push(item);
+            let mut state = self.lock();
+            let (items, woken) = (take(&mut state.items), take(&mut state.woken));
+            drop(state);
+            if !(items.is_empty() && woken.is_empty()) {
+                ask = ASK.0;
+            }
+            for item in items {
+                waiting.proceed(item, self);
+            }
+            for registration in woken {
+                if let Some(item) = waiting.registered.remove(&registration) {
+                    waiting.proceed(item, self);
                 }
             }
-            let mut state = self.lock();
-            state.items.append(&mut waiting);
-            let blocked = state.items.iter().all(|item| item.signal.is_some());
-            let mut idle = state.closed;
-            let over = idle && state.items.is_empty();
-            if !state.signalled && !over {
-                // Asking takes time as well: at most a part of this thread's.
-                let pause = match blocked {
-                    true => IDLE,
-                    false => ask.max((4 * asking.elapsed()).min(LONG_ASK)),
-                };
-                let (guard, timeout) = self
-                    .wake
-                    .wait_timeout_while(state, pause, |s| !s.signalled)
-                    .unwrap_or_else(PoisonError::into_inner);
-                state = guard;
-                idle = blocked && timeout.timed_out() || state.closed;
+            // Asking takes time as well: at most a part of this thread's.
+            let mut due = asked + ask.max((4 * asking).min(LONG_ASK));
+            if !waiting.asked.is_empty() && Instant::now() >= due {
+                let start = Instant::now();
+                waiting.ask(self);
+                asked = Instant::now();
+                asking = asked - start;
+                ask = (ask * 2).min(ASK.1);
+                due = asked + ask.max((4 * asking).min(LONG_ASK));
             }
-            ask = if state.signalled {
-                ASK.0
-            } else {
-                (ask * 2).min(ASK.1)
+
+            let state = self.lock();
+            let pause = match waiting.asked.is_empty() {
+                true => IDLE,
+                false => due.saturating_duration_since(Instant::now()),
             };
+            let idle = waiting.is_empty();
+            let nothing =
+                |s: &mut State| s.items.is_empty() && s.woken.is_empty() && !(s.closed && idle);
+            let (mut state, _) = self
+                .wake
+                .wait_timeout_while(state, pause, nothing)
+                .unwrap_or_else(PoisonError::into_inner);
             if idle && state.items.is_empty() {
                 state.running = false;
                 return;
             }
-            state.signalled = false;
+        }
+    }
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.registered.is_empty() && self.asked.is_empty()
+    }
+
+    /// Runs the action if all events have completed; else waits for the last one that has not.
+    fn proceed(&mut self, mut item: Item, shared: &Arc<Shared>) {
+        #[cfg(test)]
+        shared.visits.fetch_add(1, Ordering::Relaxed);
+        while let Some(event) = item.events.last() {
+            let registration = shared.registrations.fetch_add(1, Ordering::Relaxed);
+            let waker = Waker::from(Arc::new(Signal {
+                registration,
+                fired: AtomicBool::new(false),
+                shared: shared.clone(),
+            }));
+            let backend = event.device().backend();
+            // SAFETY: the event is live, and `registered` keeps the item, and so the event, until the waker was called.
+            match unsafe { backend.notify_event(event.as_ptr(), &waker) } {
+                Ok(Notify::Completed) => {}
+                Ok(Notify::Registered) => {
+                    self.registered.insert(registration, item);
+                    return;
+                }
+                Ok(Notify::Unsupported) | Err(_) => {
+                    self.asked.add(event.place(), item);
+                    return;
+                }
+            }
+            item.events.pop();
+        }
+        run_action(item.action);
+    }
+
+    /// Asks the backends that cannot notify, and goes on with what has completed.
+    fn ask(&mut self, shared: &Arc<Shared>) {
+        let mut round = Round::default();
+        let is_done = |item: &mut Item| {
+            item.events.last().is_none_or(|event| {
+                event.is_complete().unwrap_or_else(|_| {
+                    // It will not tell: then all work must have ended.
+                    event.device().settle();
+                    true
+                })
+            })
+        };
+        while let Some(items) = self.asked.next_done(&mut round, is_done) {
+            for mut item in items {
+                item.events.pop();
+                self.proceed(item, shared);
+            }
         }
     }
 }
 
 impl Item {
-    /// Whether all events have completed; asks for a notification of the last that has not.
-    fn settle(&mut self, shared: &Arc<Shared>) -> bool {
-        if let Some(signal) = &self.signal {
-            if !signal.fired.load(Ordering::Acquire) {
-                return false;
-            }
-        }
-        self.signal = None;
-        while let Some(event) = self.events.last() {
-            if !self.asks {
-                let signal = Arc::new(Signal {
-                    fired: AtomicBool::new(false),
-                    shared: shared.clone(),
-                });
-                let waker = Waker::from(signal.clone());
-                let backend = event.device().backend();
-                // SAFETY: the item keeps the event until the waker was called.
-                match unsafe { backend.notify_event(event.as_ptr(), &waker) } {
-                    Ok(Notify::Completed) => {}
-                    Ok(Notify::Registered) => {
-                        self.signal = Some(signal);
-                        return false;
-                    }
-                    Ok(Notify::Unsupported) | Err(_) => self.asks = true,
-                }
-            }
-            if self.asks {
-                match event.is_complete() {
-                    Ok(true) => {}
-                    Ok(false) => return false,
-                    // It will not tell: then all work must have ended.
-                    Err(_) => event.device().settle(),
-                }
-            }
-            self.asks = false;
-            self.events.pop();
-        }
-        true
-    }
-
     /// Makes this thread wait for all events.
     fn wait(&self) {
         for event in &self.events {
@@ -217,13 +257,7 @@ impl<'a> ReaperOf<'a> {
 impl Reaper {
     fn push(&self, events: Vec<SyncEvent>, action: Box<dyn FnOnce() + Send>) {
         let mut state = self.shared.lock();
-        state.items.push(Item {
-            events,
-            action,
-            signal: None,
-            asks: false,
-        });
-        state.signalled = true;
+        state.items.push(Item { events, action });
         if !state.running {
             let shared = self.shared.clone();
             state.running = std::thread::Builder::new()
@@ -239,7 +273,7 @@ impl Reaper {
         let stranded = if state.running {
             Vec::new()
         } else {
-            std::mem::take(&mut state.items)
+            take(&mut state.items)
         };
         drop(state);
         self.shared.wake.notify_one();
@@ -256,8 +290,40 @@ impl Drop for Reaper {
         // Nothing is left to do: whatever waits here holds the device.
         let mut state = self.shared.lock();
         state.closed = true;
-        state.signalled = true;
         drop(state);
         self.shared.wake.notify_one();
+    }
+}
+
+#[cfg(all(test, feature = "sim", target_os = "linux", not(miri)))]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::device::sim::{SimConfig, SimDevice, SimMode};
+
+    /// Each action runs as soon as its event has completed; what is pending still is not looked at.
+    #[test]
+    fn two_visits_an_item() {
+        const N: u64 = 300;
+        let sim = SimDevice::new(SimConfig::default().with_mode(SimMode::Deferred)).unwrap();
+        let device = Device::new(sim).unwrap();
+        let queue = device.default_queue();
+        let (sender, done) = mpsc::channel();
+        let events: Vec<SyncEvent> = (0..N)
+            .map(|i| {
+                let event = queue.record().unwrap().unwrap();
+                let sender = sender.clone();
+                let action = move || sender.send(i).unwrap();
+                device.reaper().after(vec![event.clone()], action);
+                event
+            })
+            .collect();
+        for (i, event) in (0..).zip(&events) {
+            event.wait().unwrap();
+            assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok(i));
+        }
+        let visits = device.reaper().reaper.shared.visits.load(Ordering::Relaxed);
+        assert!((N..=2 * N).contains(&visits), "{visits} visits");
     }
 }

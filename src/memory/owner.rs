@@ -25,7 +25,7 @@ pub(crate) struct Owner {
     memory: Option<Memory>,
     ready: Ready,
     /// Reads that the free must come after.
-    uses: Mutex<Vec<SyncEvent>>,
+    uses: Mutex<Uses>,
     /// A use could not be recorded: the device must be waited for before the free.
     unrecorded: AtomicBool,
 }
@@ -33,6 +33,17 @@ pub(crate) struct Owner {
 // Arrow asks this of what keeps a buffer's memory. Panics leave an owner as it was: no lock is held
 // while foreign code runs, and what the owner holds is only kept and dropped.
 impl std::panic::RefUnwindSafe for Owner {}
+
+#[derive(Debug, Default)]
+struct Uses {
+    events: Vec<SyncEvent>,
+    /// The number of events at which they are asked whether they have completed: at least twice as many as had not when they
+    /// were asked last, so that a use costs the same however many are pending.
+    ask_at: usize,
+}
+
+/// Fewer uses are not asked whether they have completed.
+const FEW_USES: usize = 4;
 
 /// What the owner holds. The `Any` payloads are only kept and dropped.
 #[derive(Debug)]
@@ -79,7 +90,7 @@ impl Owner {
             device,
             memory: Some(memory),
             ready,
-            uses: Mutex::new(Vec::new()),
+            uses: Mutex::default(),
             unrecorded: AtomicBool::new(false),
         }
     }
@@ -150,11 +161,18 @@ impl Owner {
     /// Notes that the memory is in use until `event`.
     pub(crate) fn add_use(&self, event: SyncEvent) {
         let lock = || self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uses = lock();
+        uses.events.push(event);
+        if uses.events.len() < uses.ask_at.max(FEW_USES) {
+            return;
+        }
         // The backend is asked outside the lock.
-        let mut uses = std::mem::take(&mut *lock());
-        uses.retain(|old| !old.is_complete().unwrap_or(false));
-        uses.push(event);
-        lock().append(&mut uses);
+        let mut events = std::mem::take(&mut uses.events);
+        drop(uses);
+        events.retain(|old| !old.is_complete().unwrap_or(false));
+        let mut uses = lock();
+        uses.events.append(&mut events);
+        uses.ask_at = 2 * uses.events.len();
     }
 }
 
@@ -193,7 +211,8 @@ impl Owner {
             *self.unrecorded.get_mut() = false;
         }
         let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
-        uses.iter()
+        uses.events
+            .iter()
             .try_for_each(|event| queue.wait_ref_unless_complete(event))
     }
 }
@@ -219,7 +238,8 @@ impl Drop for Owner {
         let Some(memory) = self.memory.take() else {
             return;
         };
-        let mut uses = std::mem::take(self.uses.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut uses = std::mem::take(&mut uses.events);
         if *self.unrecorded.get_mut() {
             let device = self.device.clone();
             return self.device.reaper().later(move || {

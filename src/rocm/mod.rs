@@ -76,7 +76,7 @@ use std::any::Any;
 
 use hip_runtime_sys::{hipEvent_t, hipStream_t};
 
-use crate::device::{Device, Queue, SyncEvent};
+use crate::device::{Device, Place, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
 impl Device {
@@ -151,6 +151,6 @@ impl SyncEvent {
         let ptr = unsafe { rocm.adopt_event(event) };
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
         // SAFETY: made by the device's backend for its own `release_event`, and given to nobody else.
-        Ok(unsafe { Self::from_recorded(device.clone(), ptr) })
+        Ok(unsafe { Self::from_recorded(device.clone(), ptr, Place::alone()) })
     }
 }

@@ -414,7 +414,8 @@ fn ends_go_away_at_any_time() {
     let end = Instant::now() + Duration::from_millis(1000);
     let mut rng = Rng::new(11);
     let mut rounds = 0;
-    while Instant::now() < end {
+    // Enough on a slow machine, and under a sanitizer, too.
+    while Instant::now() < end || rounds <= 20 {
         rounds += 1;
         let (n, stop) = (rng.below(30), rng.below(40));
         let (pause, abort) = (rng.below(300) as u64, rng.one_in(3));
@@ -449,7 +450,6 @@ fn ends_go_away_at_any_time() {
             assert!(matches!(&outcome, Err(_) | Ok(Ok(_))), "{outcome:?}");
         });
     }
-    assert!(rounds > 20, "{rounds}");
     drop(runtime);
     if let Some(sim) = &sim {
         eventually("all memory comes back", || {

@@ -321,7 +321,8 @@ fn a_producer_and_a_reader_that_do_anything_at_any_time() {
     let end = Instant::now() + Duration::from_secs(1);
     let mut rng = Rng::new(5);
     let mut rounds = 0;
-    while Instant::now() < end {
+    // Enough on a slow machine, and under a sanitizer, too.
+    while Instant::now() < end || rounds <= 50 {
         rounds += 1;
         let (producer, opening) = FakeProducer::open(1 + rng.below(5));
         let (sends, how, reads) = (rng.below(20), rng.below(5), rng.below(25));
@@ -382,5 +383,4 @@ fn a_producer_and_a_reader_that_do_anything_at_any_time() {
         feeding.join().unwrap();
         producer.assert_balanced();
     }
-    assert!(rounds > 50, "{rounds}");
 }

@@ -146,7 +146,9 @@ fn anything_at_any_time() {
     let end = std::time::Instant::now() + std::time::Duration::from_millis(1000);
     let mut round = 0u64;
     let mut seen = [0; 3];
-    while std::time::Instant::now() < end {
+    // Enough on a slow machine, and under a sanitizer, too.
+    let too_few = |round, seen: &[i32]| round <= 20 || seen.contains(&0) && round < 1000;
+    while std::time::Instant::now() < end || too_few(round, &seen) {
         round += 1;
         let consumer = FakeConsumer::requesting(3);
         let (n, cancels, drops) = (round as i64 % 40, round % 3 == 0, round % 7 == 0);
@@ -204,10 +206,7 @@ fn anything_at_any_time() {
         assert!(released, "{:?}", consumer.story());
         consumer.assert_done();
     }
-    assert!(
-        round > 20 && seen.iter().all(|n| *n > 0),
-        "{round}: {seen:?}"
-    );
+    assert!(seen.iter().all(|n| *n > 0), "{round}: {seen:?}");
 }
 
 /// Polls hold a lock that wakers take, as an interpreter's: a release that waited for the consumer's request

@@ -3,12 +3,14 @@
 //! much is freed on a thread of its own, as is all that cannot be given back at once.
 
 use std::collections::BTreeMap;
+use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::context::{Context, Current, EventCell};
 use super::runtime::{Answer, Meaning, Memory, RawStream};
 use crate::device::backend::DevicePtr;
+use crate::device::order::{Asked, Place, Round, new_queue_id};
 use crate::error::Result;
 
 /// Most bytes of idle blocks that are kept.
@@ -34,9 +36,9 @@ pub(super) fn allocate(
 struct Idle {
     ptr: DevicePtr,
     bytes: usize,
-    /// After which it may be used, on other queues than `queue`.
+    /// After which it may be used, on other queues than the one whose event this is.
     after: Box<EventCell>,
-    queue: u64,
+    place: Place,
 }
 
 /// Blocks of one kind of memory, by address.
@@ -105,7 +107,7 @@ impl Blocks {
         let smallest = |(_, idle): &(usize, &Idle)| idle.bytes;
         let fitting = || state.idle.iter().enumerate().filter(|(_, idle)| fits(idle));
         let own = fitting()
-            .filter(|(_, idle)| idle.queue == queue)
+            .filter(|(_, idle)| idle.place.is_of(queue))
             .min_by_key(smallest);
         let (i, _) = own.or_else(|| {
             fitting()
@@ -118,14 +120,14 @@ impl Blocks {
         Some(idle)
     }
 
-    /// Takes a block back after all work of `queue` so far, which `after` stands for.
+    /// Takes a block back after all work of a queue so far, which `after` stands for.
     pub(super) fn give_back(
         &self,
         context: &Arc<Context>,
         ptr: DevicePtr,
         bytes: usize,
         after: Box<EventCell>,
-        queue: u64,
+        place: Place,
     ) {
         let mut state = self.lock();
         // Memory that was adopted is not in the map.
@@ -134,7 +136,7 @@ impl Blocks {
             ptr,
             bytes,
             after,
-            queue,
+            place,
         };
         state.idle_bytes = state.idle_bytes.saturating_add(bytes);
         state.idle.push(idle);
@@ -164,7 +166,7 @@ impl Blocks {
     /// Frees idle blocks that nothing uses any more, on this thread.
     fn free_idle(&self, context: &Context, current: &Current<'_>) {
         let mut state = self.lock();
-        let all = std::mem::take(&mut state.idle);
+        let all = take(&mut state.idle);
         let (done, rest): (Vec<_>, Vec<_>) = all
             .into_iter()
             .partition(|idle| is_done(current, &idle.after));
@@ -182,15 +184,15 @@ impl Blocks {
         let idle = {
             let mut state = self.lock();
             state.idle_bytes = 0;
-            std::mem::take(&mut state.idle)
+            take(&mut state.idle)
         };
         self.scrap(context, idle);
     }
 
     fn scrap(&self, context: &Arc<Context>, blocks: Vec<Idle>) {
-        for Idle { ptr, after, .. } in blocks {
-            let waste = Waste::Memory(self.memory, ptr);
-            scrap(context, waste, After::Event(after), None);
+        for idle in blocks {
+            let waste = Waste::Memory(self.memory, idle.ptr);
+            scrap(context, waste, After::Event(idle.after, idle.place), None);
         }
     }
 }
@@ -212,7 +214,7 @@ fn free(memory: Memory, ptr: DevicePtr, current: &Current<'_>) -> Answer {
 pub(super) enum After {
     /// Now.
     Nothing,
-    Event(Box<EventCell>),
+    Event(Box<EventCell>, Place),
     /// All work of the context.
     Everything,
 }
@@ -222,6 +224,9 @@ type Freed = Box<dyn FnOnce() + Send>;
 
 /// A queue that frees memory in its order.
 pub(super) trait FreesInOrder: Send + Sync {
+    /// The number of the queue.
+    fn id(&self) -> u64;
+
     /// Frees what could not be freed before; whether it is gone. It is not where it cannot be now either.
     ///
     /// # Safety
@@ -230,7 +235,6 @@ pub(super) trait FreesInOrder: Send + Sync {
 }
 
 /// What is given back on the thread for it, since the runtime may wait for the device, or refuses now.
-#[derive(Clone)]
 pub(super) enum Waste {
     Memory(Memory, DevicePtr),
     /// A stream of ours.
@@ -250,6 +254,7 @@ struct Scrap {
     freed: Option<Freed>,
 }
 
+/// What waits for a thread of one context: the runtime may hold it up for its device, but for no other.
 #[derive(Default)]
 struct Heap {
     items: Vec<Scrap>,
@@ -257,97 +262,137 @@ struct Heap {
     running: bool,
 }
 
-static HEAP: Mutex<Heap> = Mutex::new(Heap {
-    items: Vec::new(),
-    running: false,
-});
+/// By the contexts' addresses; a context is there while it has something here.
+static HEAPS: Mutex<BTreeMap<usize, Heap>> = Mutex::new(BTreeMap::new());
 
-fn heap() -> MutexGuard<'static, Heap> {
-    HEAP.lock().unwrap_or_else(PoisonError::into_inner)
+fn heaps() -> MutexGuard<'static, BTreeMap<usize, Heap>> {
+    HEAPS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn builder() -> std::thread::Builder {
+    std::thread::Builder::new().name("arrow-device gpu free".into())
 }
 
 /// Gives something back after an event, on a thread of its own.
 pub(super) fn scrap(context: &Arc<Context>, waste: Waste, after: After, freed: Option<Freed>) {
-    let mut item = Scrap {
+    let item = Scrap {
         context: context.clone(),
         waste,
         after,
         freed,
     };
-    let builder = std::thread::Builder::new().name("arrow-device gpu free".into());
     if matches!(item.after, After::Everything) {
-        // It may take long, and holds up no other.
-        let wait = move || while !item.is_gone() {};
-        // Without a thread it is lost: this one must not wait.
-        let _ = builder.spawn(wait);
-        return;
+        return item.wait_for_everything();
     }
-    let mut heap = heap();
+    let key = Arc::as_ptr(context).addr();
+    let mut heaps = heaps();
+    let heap = heaps.entry(key).or_default();
     heap.items.push(item);
-    if heap.running {
-        return;
+    if !heap.running {
+        // If there is no thread to be had the next one tries again: this one must not wait.
+        heap.running = builder().spawn(move || free_all(key)).is_ok();
     }
-    // If there is no thread to be had the next one tries again: this one must not wait.
-    heap.running = builder.spawn(free_all).is_ok();
 }
 
-/// Gives back what is ready, asks again about the rest, and ends when nothing is left.
-fn free_all() {
+/// Gives back what is ready, asks again about the rest, and ends when nothing is left. Of the events of a queue, and of what the
+/// runtime would refuse for the same reason, only the first is tried again.
+fn free_all(key: usize) {
     let mut pause = Duration::from_micros(50);
+    let (mut asked, mut ready) = (Asked::default(), Asked::default());
+    let own = new_queue_id();
     loop {
-        let mut items = {
-            let mut heap = heap();
-            if heap.items.is_empty() {
-                heap.running = false;
+        let items = {
+            let mut heaps = heaps();
+            let items = heaps.get_mut(&key).map(|heap| take(&mut heap.items));
+            let items = items.unwrap_or_default();
+            if items.is_empty() && asked.is_empty() && ready.is_empty() {
+                heaps.remove(&key);
                 return;
             }
-            std::mem::take(&mut heap.items)
+            items
         };
-        let before = items.len();
-        items.retain_mut(|item| !item.is_gone());
-        if items.len() == before {
+        for item in items {
+            match item.after {
+                After::Event(_, place) => asked.add(place, item),
+                _ => ready.add(Place::next(item.queue().unwrap_or(own)), item),
+            }
+        }
+        let (mut gone, mut round) = (false, Round::default());
+        while let Some(done) = asked.next_done(&mut round, Scrap::has_completed) {
+            gone = true;
+            for item in done {
+                match item.after {
+                    After::Everything => item.wait_for_everything(),
+                    _ => ready.add(Place::next(item.queue().unwrap_or(own)), item),
+                }
+            }
+        }
+        let mut round = Round::default();
+        while ready.next_done(&mut round, Scrap::give_back).is_some() {
+            gone = true;
+        }
+        if gone {
+            pause = Duration::from_micros(50);
+        } else {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(10));
-        } else {
-            pause = Duration::from_micros(50);
         }
-        heap().items.append(&mut items);
     }
 }
 
 impl Scrap {
-    /// Gives it back if it is ready; whether that is done.
-    fn is_gone(&mut self) -> bool {
-        let context = &self.context;
-        match std::mem::replace(&mut self.after, After::Nothing) {
-            After::Nothing => {}
-            After::Event(event) => {
-                // SAFETY: the cell holds a live event.
-                let ask = |current: Current<'_>| unsafe { current.query(event.raw()) };
-                let answer = context.enter_even_if_failed().map(ask);
-                let later = match &answer {
-                    Ok(Ok(done)) => !done,
-                    Ok(Err(failed)) => context.meaning(failed.code) == Meaning::Passing,
-                    Err(_) => false,
-                };
-                if later {
-                    self.after = After::Event(event);
-                    return false;
-                }
-                context.recycle(event);
-                if answer.and_then(|answer| context.check(answer)).is_err() {
-                    // It does not tell: then all work must have ended, which may take long and holds up no other.
-                    let freed = self.freed.take();
-                    scrap(context, self.waste.clone(), After::Everything, freed);
-                    return true;
-                }
-            }
-            // Whatever it answers, nothing runs any more.
-            After::Everything => {
-                let _ = context.settle();
-            }
+    /// The queue that frees it in its order.
+    fn queue(&self) -> Option<u64> {
+        match &self.waste {
+            Waste::OfQueue { queue, .. } => Some(queue.id()),
+            Waste::Memory(..) | Waste::Stream(_) => None,
         }
-        if !self.give_back() {
+    }
+
+    /// Gives it back after all work of the context, on a thread of its own: it may take long, and holds up no other.
+    fn wait_for_everything(mut self) {
+        let wait = move || {
+            // Whatever it answers, nothing runs any more.
+            let _ = self.context.settle();
+            while !self.give_back() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        // Without a thread it is lost: this one must not wait.
+        let _ = builder().spawn(wait);
+    }
+
+    /// Whether its event is not in the way any more.
+    fn has_completed(&mut self) -> bool {
+        let After::Event(event, _) = &self.after else {
+            return true;
+        };
+        let context = &self.context;
+        // SAFETY: the cell holds a live event.
+        let ask = |current: Current<'_>| unsafe { current.query(event.raw()) };
+        let answer = context.enter_even_if_failed().map(ask);
+        let later = match &answer {
+            Ok(Ok(done)) => !done,
+            Ok(Err(failed)) => context.meaning(failed.code) == Meaning::Passing,
+            Err(_) => false,
+        };
+        if later {
+            return false;
+        }
+        let after = match answer.and_then(|answer| context.check(answer)) {
+            Ok(_) => After::Nothing,
+            // It does not tell: then all work must have ended.
+            Err(_) => After::Everything,
+        };
+        if let After::Event(event, _) = std::mem::replace(&mut self.after, after) {
+            self.context.recycle(event);
+        }
+        true
+    }
+
+    /// Gives it back now; whether it is gone, or lost. It is not where the runtime refuses only now.
+    fn give_back(&mut self) -> bool {
+        if !self.try_give_back() {
             return false;
         }
         if let Some(freed) = self.freed.take() {
@@ -356,8 +401,7 @@ impl Scrap {
         true
     }
 
-    /// Whether it is gone, or lost; it is not where the runtime refuses only now.
-    fn give_back(&self) -> bool {
+    fn try_give_back(&self) -> bool {
         let context = &self.context;
         match &self.waste {
             Waste::Memory(memory, ptr) => {

@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::ThreadId;
 
@@ -13,6 +12,7 @@ use super::jobs::Job;
 use super::runtime::{Meaning, Memory, RawStream};
 use super::shared::Shared;
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
+use crate::device::order::{Place, new_queue_id};
 use crate::error::{Error, Result};
 
 /// A queue of a GPU: a stream.
@@ -25,11 +25,6 @@ pub(in crate::device) struct GpuQueue {
     /// What [`RawQueue::as_any`] answers: the vendor's type of queue, which owns a stream that is given.
     vendor: Box<dyn Any + Send + Sync>,
     me: Weak<Self>,
-}
-
-fn next_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 enum Order {
@@ -70,7 +65,7 @@ impl GpuQueue {
             shared,
             stream,
             order,
-            id: next_id(),
+            id: new_queue_id(),
             vendor,
             me: me.clone(),
         })
@@ -213,9 +208,9 @@ impl GpuQueue {
                 context.check(unsafe { current.free_in_order(base, self.stream) })
             });
         }
-        let after = self.run(names.record, |current| self.record_event(current))?;
+        let (after, place) = self.run(names.record, |current| self.record_event(current))?;
         let blocks = &self.shared.blocks;
-        blocks.give_back(context, base, bytes, after, self.id);
+        blocks.give_back(context, base, bytes, after, place);
         Ok(())
     }
 
@@ -229,13 +224,14 @@ impl GpuQueue {
     }
 
     /// An event of ours after all work so far.
-    fn record_event(&self, current: &Current<'_>) -> Result<Box<EventCell>> {
+    fn record_event(&self, current: &Current<'_>) -> Result<(Box<EventCell>, Place)> {
         let context = &self.shared.context;
         let event = context.event(current)?;
         // SAFETY: event and stream are live, and of the current context.
-        let recorded = unsafe { current.record(event.raw(), self.stream) };
+        let record = || unsafe { current.record(event.raw(), self.stream) };
+        let (recorded, place) = Place::of(self.id, record);
         match context.check(recorded) {
-            Ok(()) => Ok(event),
+            Ok(()) => Ok((event, place)),
             Err(e) => {
                 context.recycle(event);
                 Err(e)
@@ -245,6 +241,10 @@ impl GpuQueue {
 }
 
 impl FreesInOrder for GpuQueue {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
     unsafe fn try_free(&self, base: DevicePtr, bytes: usize) -> bool {
         // SAFETY: the caller's.
         match unsafe { self.free_in_order(base, bytes) } {
@@ -340,7 +340,7 @@ unsafe impl RawQueue for GpuQueue {
 
     fn record(&self) -> Result<EventPtr> {
         let record = |current: &Current<'_>| self.record_event(current);
-        let event = self.run(self.shared.context.names().record, record)?;
+        let (event, _) = self.run(self.shared.context.names().record, record)?;
         event
             .into_ptr()
             .ok_or_else(|| Error::argument("a null event"))
@@ -382,7 +382,8 @@ impl Drop for GpuQueue {
                 // SAFETY: created in `new`, and live.
                 if waits && unsafe { current.is_idle(self.stream) } == Ok(false) {
                     let done = self.record_event(&current);
-                    let after = done.map_or(After::Everything, After::Event);
+                    let event = |(event, place)| After::Event(event, place);
+                    let after = done.map_or(After::Everything, event);
                     return scrap(context, Waste::Stream(self.stream), after, None);
                 }
                 // SAFETY: created in `new`. Work that it was given runs on.

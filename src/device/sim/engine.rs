@@ -1,7 +1,7 @@
 //! The engine: what all handles of a device share, and how queued work runs.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
@@ -12,7 +12,7 @@ use super::event::{Events, Point};
 use super::fault::{Faults, failed};
 use super::kernel;
 use super::memory::{Allocator, Mapping};
-use super::queue::{Op, QueueState};
+use super::queue::{HostBlocks, Op, QueueState};
 use super::{INVALID_ACCESS, MISUSE, SimConfig, SimMode, copy};
 use crate::device::{DeviceId, device_error};
 use crate::error::{Error, Result};
@@ -69,8 +69,7 @@ pub(super) struct State {
     pub(super) events: Events,
     pub(super) queues: BTreeMap<u64, QueueState>,
     pub(super) next_queue: u64,
-    /// Live host allocations: address to length in bytes.
-    pub(super) host: HashMap<usize, usize>,
+    pub(super) host: HostBlocks,
     pub(super) violations: Vec<String>,
     /// What ended this device. Nothing runs or is queued any more.
     pub(super) error: Option<Error>,
@@ -95,12 +94,13 @@ impl State {
         let Some(queue) = self.queues.get_mut(&id) else {
             return;
         };
-        after.garbage.extend(queue.pending.pop_front());
+        if let Some(op) = queue.pending.pop_front() {
+            self.host.let_go(&op);
+            after.garbage.push(op);
+        }
         queue.completed += 1;
-        queue.due = None;
-        let completed = queue.completed;
-        let ready = queue.wakers.extract(|position| position <= completed);
-        after.wakers.extend(ready);
+        queue.due.set(None);
+        after.wakers.extend(queue.wakers.extract(queue.completed));
         if queue.dropped && queue.pending.is_empty() {
             self.queues.remove(&id);
         }
@@ -130,39 +130,32 @@ impl State {
     }
 
     /// The queue whose first operation can run, if any, after `last` first; else when to look again.
-    fn pick(&mut self, last: u64, rate: Option<u64>) -> Pick {
+    fn pick(&self, last: u64, rate: Option<u64>) -> Pick {
         let mut again: Option<Instant> = None;
         let later = self.queues.range(last.saturating_add(1)..);
-        let ids: Vec<u64> = later
-            .chain(self.queues.range(..=last))
-            .filter(|(_, queue)| !queue.pending.is_empty())
-            .map(|(id, _)| *id)
-            .collect();
-        for id in ids {
-            let Some(queue) = self.queues.get_mut(&id) else {
-                continue;
-            };
+        for (id, queue) in later.chain(self.queues.range(..=last)) {
             match (queue.pending.front(), rate) {
+                (None, _) => {}
                 (Some(Op::Wait(point)), _) => {
-                    let point = *point;
-                    if self.reached(point) {
-                        return Pick::Run(id);
+                    if self.reached(*point) {
+                        return Pick::Run(*id);
                     }
                 }
-                (Some(Op::Copy(copies)), Some(rate)) => {
+                (Some(Op::Copy { copies, .. }), Some(rate)) => {
                     let now = Instant::now();
-                    let due = *queue.due.get_or_insert_with(|| {
+                    let due = queue.due.get().unwrap_or_else(|| {
                         let bytes: u128 = copies.iter().map(|copy| copy.bytes as u128).sum();
                         let nanos = bytes * 1_000_000_000 / u128::from(rate.max(1));
                         let time = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
                         now.checked_add(time).unwrap_or(now)
                     });
+                    queue.due.set(Some(due));
                     if due <= now {
-                        return Pick::Run(id);
+                        return Pick::Run(*id);
                     }
                     again = Some(again.map_or(due, |other| other.min(due)));
                 }
-                _ => return Pick::Run(id),
+                _ => return Pick::Run(*id),
             }
         }
         Pick::Later(again)
@@ -203,7 +196,7 @@ impl Core {
                 events: Events::default(),
                 queues: BTreeMap::new(),
                 next_queue: 0,
-                host: HashMap::new(),
+                host: HostBlocks::default(),
                 violations: Vec::new(),
                 error: None,
                 worker: None,
@@ -223,7 +216,12 @@ impl Core {
     }
 
     /// Appends work to a queue. `state` is the caller's lock.
-    pub(super) fn enqueue(self: &Arc<Self>, state: &mut State, id: u64, op: Op) -> Result<Point> {
+    pub(super) fn enqueue(
+        self: &Arc<Self>,
+        state: &mut State,
+        id: u64,
+        mut op: Op,
+    ) -> Result<Point> {
         if self.config.mode == SimMode::Async && state.worker.is_none() {
             let core = self.clone();
             let name = "arrow-device-sim".to_string();
@@ -237,6 +235,7 @@ impl Core {
             return Err(device_error(self.id, "enqueue", MISUSE, "no such queue"));
         };
         queue.submitted += 1;
+        state.host.hold(&mut op);
         queue.pending.push_back(op);
         self.work.notify_one();
         Ok(Point {
@@ -323,7 +322,7 @@ impl Core {
         let op = first.and_then(|queue| queue.pending.front_mut().map(Op::start));
         drop(state);
         let result = match op {
-            Some(Op::Copy(copies)) => self.run_copies(&copies),
+            Some(Op::Copy { copies, .. }) => self.run_copies(&copies),
             Some(Op::Fill { dst, byte, bytes }) => self.run_fill(dst, byte, bytes),
             Some(Op::Kernel(Some(kernel))) => kernel::run(self, kernel),
             Some(Op::Free(offset)) => {

@@ -71,6 +71,7 @@ use event::Point;
 pub use event::SimEvent;
 pub use fault::{FaultOp, Faults};
 pub use kernel::SimMemory;
+use queue::HostBlock;
 pub use queue::SimQueue;
 pub use report::SimReport;
 
@@ -331,21 +332,21 @@ unsafe impl Backend for SimDevice {
         }
         // SAFETY: just allocated with this length.
         unsafe { memory.write_bytes(memory::FRESH, bytes) };
-        state.host.insert(memory.addr(), bytes);
+        let block = HostBlock { bytes, copies: 0 };
+        state.host.0.insert(memory.addr(), block);
         Ok(Some(DevicePtr::new(memory.cast())))
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
         let mut state = self.core().state();
         let start = address.address();
-        let mut pending = state.queues.values().flat_map(|queue| &queue.pending);
-        let why = match state.host.get(&start) {
+        let why = match state.host.0.get(&start) {
             None => "not a live host allocation (double free?)",
-            Some(length) if *length != bytes => "allocated with another length",
+            Some(block) if block.bytes != bytes => "allocated with another length",
             // It stays allocated, so that the copy does no further harm.
-            Some(_) if pending.any(|op| op.uses_host(start, bytes)) => "a queued copy uses it",
+            Some(block) if block.copies > 0 => "a queued copy uses it",
             Some(_) => {
-                state.host.remove(&start);
+                state.host.0.remove(&start);
                 if let Ok(layout) = host_layout(bytes) {
                     // SAFETY: allocated with this layout by `allocate_host`, and freed once: it was
                     // in `host`.

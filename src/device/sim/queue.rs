@@ -1,7 +1,8 @@
 //! Queues: what they hold, and how work is submitted.
 
 use std::any::Any;
-use std::collections::VecDeque;
+use std::cell::Cell;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
@@ -16,7 +17,11 @@ use crate::error::{Error, Result};
 
 /// Queued work.
 pub(super) enum Op {
-    Copy(Arc<[CopyOp]>),
+    Copy {
+        copies: Arc<[CopyOp]>,
+        /// Host allocations that hold this copy as a user, by their addresses.
+        host: Vec<usize>,
+    },
     Fill {
         dst: DevicePtr,
         byte: u8,
@@ -35,7 +40,10 @@ impl Op {
     /// What is to be run now. The operation itself stays where it is.
     pub(super) fn start(&mut self) -> Self {
         match self {
-            Self::Copy(copies) => Self::Copy(copies.clone()),
+            Self::Copy { copies, .. } => Self::Copy {
+                copies: copies.clone(),
+                host: Vec::new(),
+            },
             Self::Fill { dst, byte, bytes } => Self::Fill {
                 dst: *dst,
                 byte: *byte,
@@ -47,27 +55,58 @@ impl Op {
             Self::Wait(point) => Self::Wait(*point),
         }
     }
+}
 
-    /// Whether a copy reads or writes some of `bytes` bytes of host memory at `address`.
-    pub(super) fn uses_host(&self, address: usize, bytes: usize) -> bool {
-        let Self::Copy(copies) = self else {
-            return false;
+/// A host allocation.
+#[derive(Debug)]
+pub(super) struct HostBlock {
+    pub(super) bytes: usize,
+    /// How many queued copies read or write some of it.
+    pub(super) copies: usize,
+}
+
+/// Live host allocations by address.
+#[derive(Debug, Default)]
+pub(super) struct HostBlocks(pub(super) BTreeMap<usize, HostBlock>);
+
+impl HostBlocks {
+    /// Notes that an operation is queued.
+    pub(super) fn hold(&mut self, op: &mut Op) {
+        let Op::Copy { copies, host } = op else {
+            return;
         };
-        copies.iter().any(|copy| {
-            let host = match copy.kind {
+        for copy in copies.iter() {
+            let start = match copy.kind {
                 CopyKind::HostToDevice => copy.src.address(),
                 CopyKind::DeviceToHost => copy.dst.address(),
-                CopyKind::DeviceToDevice => return false,
+                CopyKind::DeviceToDevice => continue,
             };
-            host < address + bytes && address < host.saturating_add(copy.bytes)
-        })
+            // They do not overlap, so the one that starts last ends last.
+            let before = self.0.range_mut(..start.saturating_add(copy.bytes)).rev();
+            for (address, block) in before.take_while(|(at, block)| start < **at + block.bytes) {
+                block.copies += 1;
+                host.push(*address);
+            }
+        }
+    }
+
+    /// Notes that an operation has run. What it uses was not freed meanwhile.
+    pub(super) fn let_go(&mut self, op: &Op) {
+        let Op::Copy { host, .. } = op else {
+            return;
+        };
+        for address in host {
+            if let Some(block) = self.0.get_mut(address) {
+                block.copies -= 1;
+            }
+        }
     }
 }
 
 impl fmt::Debug for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Copy(_) => "Copy",
+            Self::Copy { .. } => "Copy",
             Self::Fill { .. } => "Fill",
             Self::Free(_) => "Free",
             Self::Kernel(_) => "Kernel",
@@ -85,35 +124,43 @@ pub(super) struct QueueState {
     pub(super) completed: u64,
     pub(super) wakers: Wakers,
     /// When the first operation may run, if copies are slowed down.
-    pub(super) due: Option<std::time::Instant>,
+    pub(super) due: Cell<Option<std::time::Instant>>,
     /// Its handle is gone; forgotten once its work is done.
     pub(super) dropped: bool,
 }
 
-/// Wakers by the position that they wait for.
+/// Wakers by the position that they wait for, and by what [`Waker::will_wake`] compares. Neither adding one nor
+/// taking out those that are ready looks at the others.
 #[derive(Debug, Default)]
-pub(super) struct Wakers(Vec<(u64, Waker)>);
+pub(super) struct Wakers {
+    waiting: BTreeMap<(u64, usize, usize), Waker>,
+    /// How many wakers were looked at, for tests.
+    #[cfg(test)]
+    pub(super) visits: usize,
+}
 
 impl Wakers {
     /// Adds a waker, unless it is there already: then it comes back, for the caller to drop.
     pub(super) fn add(&mut self, position: u64, waker: Waker) -> Option<Waker> {
-        let same = |(at, other): &(u64, Waker)| *at == position && other.will_wake(&waker);
-        if self.0.iter().any(same) {
-            return Some(waker);
-        }
-        self.0.push((position, waker));
-        None
+        let vtable = std::ptr::from_ref(waker.vtable()).addr();
+        self.waiting
+            .insert((position, waker.data().addr(), vtable), waker)
     }
 
-    /// Takes out those whose position `ready` accepts.
-    pub(super) fn extract(&mut self, ready: impl Fn(u64) -> bool) -> Vec<Waker> {
-        if self.0.is_empty() {
-            return Vec::new();
+    /// Takes out those that wait for `completed` or an earlier position.
+    pub(super) fn extract(&mut self, completed: u64) -> Vec<Waker> {
+        let mut ready = Vec::new();
+        while let Some(first) = self.waiting.first_entry() {
+            #[cfg(test)]
+            {
+                self.visits += 1;
+            }
+            if first.key().0 > completed {
+                break;
+            }
+            ready.push(first.remove());
         }
-        let all = std::mem::take(&mut self.0);
-        let (out, rest): (Vec<_>, _) = all.into_iter().partition(|(at, _)| ready(*at));
-        self.0 = rest;
-        out.into_iter().map(|(_, waker)| waker).collect()
+        ready
     }
 }
 
@@ -279,7 +326,11 @@ unsafe impl RawQueue for SimQueue {
         if copies.is_empty() {
             return self.core().state().alive();
         }
-        self.submit(FaultOp::Copy, "copy", Op::Copy(copies.into()))
+        let op = Op::Copy {
+            copies: copies.into(),
+            host: Vec::new(),
+        };
+        self.submit(FaultOp::Copy, "copy", op)
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {

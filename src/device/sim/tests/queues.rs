@@ -326,3 +326,28 @@ fn threads_share_a_device() {
         device.assert_clean();
     }
 }
+
+/// A notification costs the same however many others are pending.
+#[test]
+fn two_visits_a_waker() {
+    const N: usize = 300;
+    let device = SimDevice::new(SimConfig::default().with_mode(SimMode::Deferred)).unwrap();
+    let queue = device.default_queue().unwrap();
+    let count = Arc::new(Count::default());
+    let events: Vec<EventPtr> = (0..N).map(|_| queue.record().unwrap()).collect();
+    for event in &events {
+        // SAFETY: live until completed.
+        let notify = unsafe { device.notify_event(*event, &count.waker()) }.unwrap();
+        assert_eq!(notify, Notify::Registered);
+    }
+    for (i, event) in events.iter().enumerate() {
+        wait(&device, *event).unwrap();
+        assert_eq!(count.get(), i + 1);
+        release(&device, *event);
+    }
+    let state = device.core().state();
+    let visits: usize = state.queues.values().map(|queue| queue.wakers.visits).sum();
+    drop(state);
+    assert!((N..=2 * N).contains(&visits), "{visits} visits");
+    device.assert_clean();
+}
