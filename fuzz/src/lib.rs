@@ -28,6 +28,8 @@ mod kinds;
 mod operations;
 mod panics;
 mod schemas;
+#[cfg(feature = "seeds")]
+pub mod seeds;
 mod sketch;
 mod streams;
 mod world;

@@ -225,6 +225,11 @@ pub fn target(input: &mut Input<'_>) {
     let field = reader.field();
     let again = reimported(field.clone()).expect("our own schema");
     assert_eq!(*again, *field, "out and in again");
+    // arrow-rs divides the flags, which takes bits of negative ones for others.
+    // SAFETY: live boxes.
+    if graph.nodes.iter().any(|node| unsafe { (**node).flags } < 0) {
+        return;
+    }
     // Bounded by now: arrow-rs bounds nothing.
     let root = graph.root();
     // SAFETY: the same C struct, borrowed; it is not dropped.
@@ -284,4 +289,39 @@ fn stream(schema: CSchema) -> FFI_ArrowDeviceArrayStream {
             data,
         )
     }
+}
+
+/// Appends a tree that `Graph::read` reads as this type.
+#[cfg(feature = "seeds")]
+pub fn put(out: &mut Vec<u8>, data_type: &arrow_schema::DataType) -> Option<()> {
+    use arrow_schema::DataType;
+    use std::collections::VecDeque;
+    // Level by level, as children have numbers.
+    let mut queue = VecDeque::from([data_type]);
+    let mut nodes = vec![];
+    let mut next = 1;
+    while let Some(data_type) = queue.pop_front() {
+        let c = FFI_ArrowSchema::try_from(data_type).ok()?;
+        let format = c.format().as_bytes();
+        let children = crate::kinds::children(data_type);
+        let dictionary = matches!(data_type, DataType::Dictionary(_, _));
+        let mut node = vec![1 + if dictionary { 48 } else { 0 }, 255, format.len() as u8];
+        node.extend_from_slice(format);
+        let listed = if dictionary { 0 } else { children.len() as u8 };
+        if listed > 6 {
+            return None;
+        }
+        node.push(listed);
+        for _ in &children {
+            node.extend([next, 0]);
+            next += 1;
+        }
+        node.extend([0, 2, 0]);
+        nodes.push(node);
+        queue.extend(children);
+    }
+    let n = u8::try_from(nodes.len() - 1).ok().filter(|n| *n < 24)?;
+    out.push(n);
+    nodes.into_iter().for_each(|node| out.extend(node));
+    Some(())
 }
