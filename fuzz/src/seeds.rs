@@ -71,12 +71,23 @@ fn from_array(array: &ArrayRef, i: u8, seeds: &mut Vec<Seed>) -> Option<()> {
     let data = array.to_data();
     let (mut body, mut arena) = (vec![], vec![]);
     sketch::put(&mut body, &mut arena, &data)?;
-    let mut input = vec![i % 4, i / 4 % 4];
-    input.extend(&body);
-    text(&mut input, &[]);
-    text(&mut input, &[i, i.wrapping_mul(7), 5, 3, i / 3, 9, 1, 2]);
-    input.extend(&arena);
-    seeds.push(("import", input));
+    let import = |place: u8, body: &[u8]| {
+        let mut input = vec![place, i / 4 % 4];
+        input.extend(body);
+        text(&mut input, &[]);
+        text(&mut input, &[i, i.wrapping_mul(7), 5, 3, i / 3, 9, 1, 2]);
+        input.extend(&arena);
+        ("import", input)
+    };
+    seeds.push(import(i % 4, &body));
+    let mut data_type = vec![];
+    kinds::put(&mut data_type, data.data_type())?;
+    if data.len() > 4 && data.offset() == 0 {
+        // The rows in the middle, by the root's members: what is below stays whole.
+        let mut part = body.clone();
+        part[data_type.len()..][..3].copy_from_slice(&[data.len() as u8 - 3, 2, 0]);
+        seeds.push(import(1 + i % 3, &part));
+    }
 
     let mut input = vec![4 + i % 3];
     let steps: Vec<u8> = (0..6).flat_map(|k| [k, i.wrapping_add(k * 5), 3, 4]).collect();
