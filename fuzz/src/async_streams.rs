@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::ptr;
-use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 use std::task::{Context, Poll};
 
 use arrow_device::abi::FFI_ArrowAsyncTask;
@@ -91,7 +91,10 @@ impl Side {
                     Poll::Pending => false,
                 };
                 if ended {
-                    assert!(matches!(poll_next(&mut stream), Poll::Ready(None)), "goes on after its end");
+                    assert!(
+                        matches!(poll_next(&mut stream), Poll::Ready(None)),
+                        "goes on after its end"
+                    );
                 }
                 *self = Self::Stream(stream);
                 came
@@ -125,7 +128,8 @@ fn producer(place: &Place, flags: u8, input: &mut Input<'_>) {
         _ => place.device.id().device_type,
     };
     let depth = input.choice(5);
-    let (producer, opening) = FakeProducer::open_with(depth, device_type, place.options(validation));
+    let (producer, opening) =
+        FakeProducer::open_with(depth, device_type, place.options(validation));
     let mut side = Side::Opening(opening);
     for _ in 0..STEPS {
         if input.is_empty() {
@@ -154,7 +158,9 @@ fn producer(place: &Place, flags: u8, input: &mut Input<'_>) {
                 }
                 let field = Field::new("i", DataType::Int64, true);
                 _ = match code % 3 {
-                    0 => producer.give(CountedSchema::of(FFI_ArrowSchema::try_from(&field).expect("C's"))),
+                    0 => producer.give(CountedSchema::of(
+                        FFI_ArrowSchema::try_from(&field).expect("C's"),
+                    )),
                     1 => {
                         let mut empty = FFI_ArrowSchema::empty();
                         // SAFETY: a released schema.
@@ -170,7 +176,9 @@ fn producer(place: &Place, flags: u8, input: &mut Input<'_>) {
             }
             9 => {
                 // An array and a code, or a code alone.
-                let array = up(place, 1).export_array(&ExportOptions::new(SyncPolicy::Event)).expect("valid");
+                let array = up(place, 1)
+                    .export_array(&ExportOptions::new(SyncPolicy::Event))
+                    .expect("valid");
                 let body = move |out: *mut FFI_ArrowDeviceArray| {
                     if code % 2 == 0 {
                         // SAFETY: a consumer gives memory for one struct.
@@ -189,14 +197,21 @@ fn producer(place: &Place, flags: u8, input: &mut Input<'_>) {
                 let batch = place.device.upload(&batch.expect("fits")).expect("valid");
                 _ = producer.task(&batch);
             }
-            11 => _ = producer.task(&arrow_device::Devices::cpu().upload(&numbers(1, 5)).expect("valid")),
+            11 => {
+                _ = producer.task(
+                    &arrow_device::Devices::cpu()
+                        .upload(&numbers(1, 5))
+                        .expect("valid"),
+                )
+            }
             12 => {
                 let mut empty = FFI_ArrowAsyncTask::empty();
                 _ = producer.raw_task(&mut empty, None);
             }
             13 => _ = producer.end(),
             14 => {
-                let text = [None, Some(c"broken"), Some(c"\xff\xfe")][code.unsigned_abs() as usize % 3];
+                let text =
+                    [None, Some(c"broken"), Some(c"\xff\xfe")][code.unsigned_abs() as usize % 3];
                 let metadata = (code % 4 == 0).then(|| metadata(code));
                 producer.error(code, text, metadata.as_deref());
             }
@@ -235,7 +250,9 @@ impl Stream for Script {
     type Item = Result<DeviceRecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some(item) = self.items.pop_front() else { return Poll::Ready(None) };
+        let Some(item) = self.items.pop_front() else {
+            return Poll::Ready(None);
+        };
         match item % 8 {
             0 => Poll::Ready(None),
             1 => Poll::Ready(Some(Err(Error::Released("what a test wants")))),
@@ -268,13 +285,23 @@ fn answer(this: &FakeConsumer, answer: u8) -> i32 {
 
 fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
     let script = Input::new(input.text()).rest().to_vec();
-    let other = world.places.iter().find(|other| other.device != place.device);
+    let other = world
+        .places
+        .iter()
+        .find(|other| other.device != place.device);
     let other = other.expect("there are three");
     let wrong = Field::new("j", DataType::Boolean, true);
     let wrong = arrow_array::RecordBatch::new_empty(Arc::new(Schema::new(vec![wrong])));
-    let batches = [up(place, 3), up(other, 4), place.device.upload(&wrong).expect("valid")];
+    let batches = [
+        up(place, 3),
+        up(other, 4),
+        place.device.upload(&wrong).expect("valid"),
+    ];
     let schema = batches[0].schema().clone();
-    let script = Script { items: script.into(), batches };
+    let script = Script {
+        items: script.into(),
+        batches,
+    };
     let stream = DeviceRecordBatchStreamAdapter::new(schema, place.device.id().device_type, script);
 
     let consumer = FakeConsumer::with_options(place.options(Validation::Structure));
@@ -295,7 +322,9 @@ fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
         let connected = consumer.story().starts_with('S') && !consumer.released();
         match op {
             0..=3 => {
-                let Some(producing) = &mut future else { continue };
+                let Some(producing) = &mut future else {
+                    continue;
+                };
                 if over {
                     continue;
                 }
@@ -315,7 +344,12 @@ fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
             6 => {
                 if let Some(task) = consumer.try_take() {
                     let batch = consumer.extract_task(task);
-                    batch.to_host().expect("valid").columns().iter().for_each(|column| read(column));
+                    batch
+                        .to_host()
+                        .expect("valid")
+                        .columns()
+                        .iter()
+                        .for_each(|column| read(column));
                 }
             }
             7 => {

@@ -8,7 +8,11 @@ use arrow_schema::DataType;
 /// Rows that are looked at: all, or those at the ends of what is too long.
 pub fn rows(n: usize) -> impl Iterator<Item = usize> {
     const MOST: usize = 2048;
-    let (head, tail) = if n <= MOST { (n, n) } else { (MOST / 2, n - MOST / 2) };
+    let (head, tail) = if n <= MOST {
+        (n, n)
+    } else {
+        (MOST / 2, n - MOST / 2)
+    };
     (0..head).chain(tail..n)
 }
 
@@ -50,12 +54,19 @@ pub fn read(array: &dyn Array) {
             rows(n).for_each(|i| _ = std::hint::black_box(list.value(i).len()));
             read(list.values());
         }
-        T::Struct(_) => array.as_struct().columns().iter().for_each(|column| read(column)),
+        T::Struct(_) => array
+            .as_struct()
+            .columns()
+            .iter()
+            .for_each(|column| read(column)),
         T::Union(fields, _) => {
             let union = array.as_union();
             for i in rows(n) {
                 let child = union.child(union.type_id(i));
-                assert!(union.value_offset(i) < child.len(), "a union's row has no value");
+                assert!(
+                    union.value_offset(i) < child.len(),
+                    "a union's row has no value"
+                );
             }
             fields.iter().for_each(|(id, _)| read(union.child(id)));
         }
@@ -96,7 +107,10 @@ pub fn read(array: &dyn Array) {
 fn text<'a>(n: usize, value: impl Fn(usize) -> &'a str) {
     for i in rows(n) {
         let bytes = value(i).as_bytes();
-        assert!(std::str::from_utf8(bytes).is_ok(), "row {i} is not UTF-8: {bytes:?}");
+        assert!(
+            std::str::from_utf8(bytes).is_ok(),
+            "row {i} is not UTF-8: {bytes:?}"
+        );
     }
 }
 
@@ -127,7 +141,11 @@ pub fn comparable(array: &dyn Array) -> bool {
 fn values(array: &dyn Array, rows: usize) -> Option<usize> {
     use DataType as T;
     fn longest<O: OffsetSizeTrait>(offsets: &[O]) -> usize {
-        offsets.windows(2).map(|w| (w[1] - w[0]).as_usize()).max().unwrap_or(0)
+        offsets
+            .windows(2)
+            .map(|w| (w[1] - w[0]).as_usize())
+            .max()
+            .unwrap_or(0)
     }
     fn largest<O: OffsetSizeTrait>(sizes: &[O]) -> usize {
         sizes.iter().map(|n| n.as_usize()).max().unwrap_or(0)

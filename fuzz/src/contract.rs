@@ -52,7 +52,9 @@ impl Check<'_> {
 
     /// The entries of a list. None if it must be refused before it is read.
     fn list(&self, list: usize, n: i64) -> Option<Option<Vec<usize>>> {
-        let Ok(n) = usize::try_from(n) else { return Some(None) };
+        let Ok(n) = usize::try_from(n) else {
+            return Some(None);
+        };
         if list == 0 || list % 8 != 0 {
             return Some(None);
         }
@@ -69,7 +71,11 @@ impl Check<'_> {
         let fixed = kinds.len() as i64;
         let n_buffers = array.n_buffers;
         let counts = array.release.is_some()
-            && if is_view { n_buffers > fixed && n_buffers < 1 << 25 } else { n_buffers == fixed };
+            && if is_view {
+                n_buffers > fixed && n_buffers < 1 << 25
+            } else {
+                n_buffers == fixed
+            };
         if !counts {
             return REFUSED;
         }
@@ -78,7 +84,9 @@ impl Check<'_> {
         };
         let length = u64::try_from(array.length);
         let offset = u64::try_from(array.offset);
-        let (Ok(length), Ok(offset)) = (length, offset) else { return REFUSED };
+        let (Ok(length), Ok(offset)) = (length, offset) else {
+            return REFUSED;
+        };
         let rows = length + offset;
         if self.on_host && length > 0 {
             for (i, kind) in kinds.iter().enumerate() {
@@ -123,8 +131,12 @@ impl Check<'_> {
     }
 
     fn last_offset(&self, offsets: usize, kind: Holds, rows: u64) -> Option<Result<usize, ()>> {
-        let Holds::Offsets(width) = kind else { return Some(Err(())) };
-        let Some(bytes) = kind.bytes(rows) else { return Some(Err(())) };
+        let Holds::Offsets(width) = kind else {
+            return Some(Err(()));
+        };
+        let Some(bytes) = kind.bytes(rows) else {
+            return Some(Err(()));
+        };
         self.there(offsets, bytes)?;
         let last = offsets + bytes - width;
         // SAFETY: there.
@@ -157,6 +169,8 @@ impl Check<'_> {
         let Some(list) = self.list(array.children.addr(), array.n_children)? else {
             return Some(());
         };
-        list.into_iter().zip(types).try_for_each(|(child, t)| one(child, t))
+        list.into_iter()
+            .zip(types)
+            .try_for_each(|(child, t)| one(child, t))
     }
 }

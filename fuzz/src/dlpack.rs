@@ -63,7 +63,15 @@ fn tensor_in<F: Form>(world: &World, place: &Place, input: &mut Input<'_>) {
     let strides: Option<Vec<i64>> = match input.choice(4) {
         0 => Some((0..shape.len()).map(|_| input.count()).collect()),
         1 => None,
-        _ => Some((0..shape.len()).map(|i| shape[i + 1..].iter().fold(1, |n: i64, m| n.wrapping_mul(*m))).collect()),
+        _ => Some(
+            (0..shape.len())
+                .map(|i| {
+                    shape[i + 1..]
+                        .iter()
+                        .fold(1, |n: i64, m| n.wrapping_mul(*m))
+                })
+                .collect(),
+        ),
     };
     let ndim = match input.u8() {
         255 => [-1, i32::MIN, i32::MAX, 65, 1 << 16][input.choice(5)],
@@ -86,7 +94,10 @@ fn tensor_in<F: Form>(world: &World, place: &Place, input: &mut Input<'_>) {
     let claimed = claimed.and_then(|n| n.checked_add(usize::try_from(byte_offset).ok()?));
     let (data, keep): (_, Box<dyn Send>) = match place.sim.is_some() && on_device {
         true => {
-            let up = place.device.upload_array(&UInt8Array::from(bytes)).expect("there is room");
+            let up = place
+                .device
+                .upload_array(&UInt8Array::from(bytes))
+                .expect("there is room");
             let buffer = up.buffer(1).expect("values are there");
             (buffer.address().as_ptr(), Box::new(buffer))
         }
@@ -114,7 +125,10 @@ fn tensor_in<F: Form>(world: &World, place: &Place, input: &mut Input<'_>) {
         if null_shape {
             tensor.shape = std::ptr::null_mut();
         }
-        tensor.strides = kept.1.as_ref().map_or(std::ptr::null_mut(), |s| s.as_ptr().cast_mut());
+        tensor.strides = kept
+            .1
+            .as_ref()
+            .map_or(std::ptr::null_mut(), |s| s.as_ptr().cast_mut());
         tensor.ndim = ndim;
         tensor.byte_offset = byte_offset;
     }
@@ -144,7 +158,9 @@ fn set_version<F: Form>(tensor: *mut F, major: u32) {
 
 fn array_out<F: Form>(world: &World, place: &Place, input: &mut Input<'_>) {
     let data_type = kinds::data_type(input);
-    let Some(rows) = generated(input, &data_type) else { return };
+    let Some(rows) = generated(input, &data_type) else {
+        return;
+    };
     let device = place.device.upload_array(&rows).expect("valid");
     let (flags, number) = (input.u8(), input.choice(6) as i64 - 1);
     let queue = place.device.default_queue();
@@ -162,13 +178,23 @@ fn array_out<F: Form>(world: &World, place: &Place, input: &mut Input<'_>) {
     if flags & 8 != 0 {
         options = options.with_release(ReleasePolicy::Ordered);
     }
-    let tensors = [device.export_dlpack(&options), device.export_dlpack_validity(&options)];
-    let raw = DLDataType { code: input.u8() % 8, bits: input.u8(), lanes: input.u16() };
+    let tensors = [
+        device.export_dlpack(&options),
+        device.export_dlpack_validity(&options),
+    ];
+    let raw = DLDataType {
+        code: input.u8() % 8,
+        bits: input.u8(),
+        lanes: input.u16(),
+    };
     let buffers = (0..device.num_buffers()).filter_map(|i| device.buffer(i));
     let buffers = buffers.map(|buffer| buffer.export_dlpack(raw, &options));
     let tensors: Vec<_> = tensors.into_iter().chain(buffers).collect();
     if let Ok(tensor) = &tensors[0] {
-        assert!(flags & 4 != 0 || rows.null_count() == 0, "nulls went out as values");
+        assert!(
+            flags & 4 != 0 || rows.null_count() == 0,
+            "nulls went out as values"
+        );
         assert_eq!(tensor.shape()[0] as usize, expected_rows(&rows, tensor));
     }
     drop(device);

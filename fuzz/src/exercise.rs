@@ -63,7 +63,9 @@ pub fn structure(array: &DeviceArray) {
     assert!(array.null_count().is_none_or(|n| n <= array.len()));
     let _ = array.field();
     for i in 0..array.num_buffers() + 2 {
-        let Some(buffer) = array.buffer(i) else { continue };
+        let Some(buffer) = array.buffer(i) else {
+            continue;
+        };
         assert!(i < array.num_buffers());
         let n = buffer.len();
         for (offset, len) in [(0, n), (n / 2, n - n / 2), (n, 0)] {
@@ -78,7 +80,10 @@ pub fn structure(array: &DeviceArray) {
     }
     assert!(array.slice(n, 1).is_err() && array.slice(1, usize::MAX).is_err());
     assert!(array.child(array.num_children()).is_none());
-    assert_eq!(array.dictionary().is_some(), matches!(array.data_type(), DataType::Dictionary(..)));
+    assert_eq!(
+        array.dictionary().is_some(),
+        matches!(array.data_type(), DataType::Dictionary(..))
+    );
 }
 
 /// Typed access, as work on a queue uses it.
@@ -96,17 +101,30 @@ pub fn loans(world: &World, array: &DeviceArray) {
     loan(&queue, array.type_ids_on(&queue));
     if let Ok(Some(bits)) = array.validity_on(&queue) {
         assert_eq!(bits.len(), array.len());
-        touch(&queue, bits.address(), (bits.bit_offset() + bits.len()).div_ceil(8));
+        touch(
+            &queue,
+            bits.address(),
+            (bits.bit_offset() + bits.len()).div_ceil(8),
+        );
     }
     if let Ok(bits) = array.booleans_on(&queue) {
-        touch(&queue, bits.address(), (bits.bit_offset() + bits.len()).div_ceil(8));
+        touch(
+            &queue,
+            bits.address(),
+            (bits.bit_offset() + bits.len()).div_ceil(8),
+        );
     }
     for i in 0..array.num_buffers() {
-        let Some(buffer) = array.buffer(i) else { continue };
+        let Some(buffer) = array.buffer(i) else {
+            continue;
+        };
         let loan = buffer.on(&queue).expect("a queue of the same device");
         touch(&queue, loan.address(), buffer.len());
     }
-    let elsewhere = world.places.iter().find(|place| place.device != *array.device());
+    let elsewhere = world
+        .places
+        .iter()
+        .find(|place| place.device != *array.device());
     let elsewhere = elsewhere.expect("there are three").device.default_queue();
     // Without a bitmap nothing is lent.
     assert!(!matches!(array.validity_on(&elsewhere), Ok(Some(_))));
@@ -127,7 +145,8 @@ fn touch(queue: &Queue, address: DevicePtr, bytes: usize) {
     match queue.raw().as_any().downcast_ref::<SimQueue>() {
         // SAFETY: the kernel only reads.
         Some(sim) => unsafe {
-            sim.launch(move |memory| memory.read(address, bytes).map(sum)).expect("the device is alive");
+            sim.launch(move |memory| memory.read(address, bytes).map(sum))
+                .expect("the device is alive");
         },
         // SAFETY: a loan says that the host's memory is there; AddressSanitizer looks.
         None => sum(unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) }),
@@ -173,7 +192,9 @@ fn operation(world: &World, array: &DeviceArray, host: &ArrayRef, input: &mut In
         }
         4 => {
             let part = array.slice(n / 4, n / 2).expect("inside");
-            let (c, schema) = part.export(SyncPolicy::Event).expect("a valid array goes out");
+            let (c, schema) = part
+                .export(SyncPolicy::Event)
+                .expect("a valid array goes out");
             assert_eq!(c.array().null_count(), nulls_of(&host.slice(n / 4, n / 2)));
             let place = world.places.iter().find(|p| p.device == *array.device());
             let validation = [Validation::Structure, Validation::Full][usize::from(choice / 8) % 2];
@@ -181,7 +202,11 @@ fn operation(world: &World, array: &DeviceArray, host: &ArrayRef, input: &mut In
             let options = place.unwrap_or(&world.places[0]).options(validation);
             // SAFETY: both come from `export`.
             let again = unsafe { DeviceArray::import_with(c, &schema, &options) };
-            same_rows("export", &again.expect("our own export"), &host.slice(n / 4, n / 2));
+            same_rows(
+                "export",
+                &again.expect("our own export"),
+                &host.slice(n / 4, n / 2),
+            );
         }
         5 => {
             if let Ok(batch) = DeviceRecordBatch::try_from(array.clone()) {

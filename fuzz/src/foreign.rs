@@ -117,7 +117,11 @@ impl<'a> Foreign<'a> {
     ) -> Self {
         let released = Arc::new(AtomicUsize::new(0));
         let id = place.device.id();
-        let private = Private { memory: vec![], structs: vec![], released: released.clone() };
+        let private = Private {
+            memory: vec![],
+            structs: vec![],
+            released: released.clone(),
+        };
         let mut this = Self {
             root: CDeviceArray {
                 // SAFETY: all zero is a released struct.
@@ -142,7 +146,10 @@ impl<'a> Foreign<'a> {
             bytes.resize(arena.len().max(64), 0);
             this.shared = Some(this.put(bytes, false));
         }
-        this.root.array = CArray { release: Some(release), ..this.node(node, data_type) };
+        this.root.array = CArray {
+            release: Some(release),
+            ..this.node(node, data_type)
+        };
         if let Ok(Some(event)) = place.device.default_queue().record() {
             this.set_event(event);
         }
@@ -185,7 +192,8 @@ impl<'a> Foreign<'a> {
     fn list<T: 'static>(&mut self, list: Vec<*const T>) -> *mut *const T {
         let list = List(list.into_boxed_slice().into());
         let start = list.0.as_ptr();
-        self.regions.push(start.addr()..start.addr() + size_of_val(&*list.0));
+        self.regions
+            .push(start.addr()..start.addr() + size_of_val(&*list.0));
         self.keep(list);
         start.cast_mut()
     }
@@ -224,7 +232,11 @@ impl<'a> Foreign<'a> {
             }
             // In memory of either kind.
             let on_host = node.null_count % 2 == 0;
-            let address = if on_host { self.put_on_host(bytes) } else { self.put(bytes, false) };
+            let address = if on_host {
+                self.put_on_host(bytes)
+            } else {
+                self.put(bytes, false)
+            };
             list.push(ptr::without_provenance(address));
         }
         let types = kinds::children(data_type).into_iter();
@@ -233,7 +245,10 @@ impl<'a> Foreign<'a> {
             .map(|(child, data_type)| {
                 let child_index = self.nodes.len();
                 let child = self.node(child, data_type);
-                let child = Box::into_raw(Box::new(CArray { release: Some(release_child), ..child }));
+                let child = Box::into_raw(Box::new(CArray {
+                    release: Some(release_child),
+                    ..child
+                }));
                 self.private.structs.push(child);
                 self.nodes[child_index] = child;
                 child.cast_const()
@@ -304,7 +319,10 @@ impl<'a> Foreign<'a> {
             0 => this.put_on_host(vec![1; 64]),
             1 => {
                 // Another device's memory.
-                let memory = on_device(&world.places[2 - usize::from(this.is_on(&world.places[2]))], vec![1; 64]);
+                let memory = on_device(
+                    &world.places[2 - usize::from(this.is_on(&world.places[2]))],
+                    vec![1; 64],
+                );
                 let address = memory.address().address();
                 this.keep(memory);
                 address
@@ -313,9 +331,16 @@ impl<'a> Foreign<'a> {
             2 => on_device(&world.places[1], vec![1; 64]).address().address(),
             _ => 0,
         };
-        let address = (12..=13).contains(&what).then(|| address(self)).unwrap_or(0);
+        let address = (12..=13)
+            .contains(&what)
+            .then(|| address(self))
+            .unwrap_or(0);
         let label = (what == 20).then(|| (self.root.device_type, self.root.device_id));
-        let garbage = if what == 19 { self.put_on_host(vec![3; 64]) } else { 0 };
+        let garbage = if what == 19 {
+            self.put_on_host(vec![3; 64])
+        } else {
+            0
+        };
         let array: &mut CArray = match self.nodes[node] {
             root if root.is_null() => &mut self.root.array,
             // SAFETY: a box of this array, which nobody else uses now.
@@ -341,7 +366,11 @@ impl<'a> Foreign<'a> {
             7 if n_children > 0 => {
                 let child = [ptr::null_mut(), other][i % 2];
                 // SAFETY: the list has so many entries.
-                unsafe { *array.children.add(value.unsigned_abs() as usize % n_children) = child };
+                unsafe {
+                    *array
+                        .children
+                        .add(value.unsigned_abs() as usize % n_children) = child
+                };
             }
             8 => array.dictionary = [ptr::null_mut(), other][i % 2],
             9 if !self.nodes[node].is_null() => array.release = None,
@@ -404,7 +433,12 @@ impl<'a> Foreign<'a> {
 
     /// Moves the array out, as a consumer does. How often it was released says the number.
     pub fn give(self) -> (FFI_ArrowDeviceArray, Arc<AtomicUsize>) {
-        let Self { mut root, private, released, .. } = self;
+        let Self {
+            mut root,
+            private,
+            released,
+            ..
+        } = self;
         root.array.private_data = Box::into_raw(Box::new(private)).cast();
         let source = ptr::from_mut(&mut root).cast();
         // SAFETY: the same C struct. That what it says holds where no import can check it is `contract`'s.
@@ -414,7 +448,11 @@ impl<'a> Foreign<'a> {
 
 /// Panics if children were released.
 pub fn assert_children_kept() {
-    assert_eq!(CHILD_RELEASES.swap(0, SeqCst), 0, "an import released a child");
+    assert_eq!(
+        CHILD_RELEASES.swap(0, SeqCst),
+        0,
+        "an import released a child"
+    );
 }
 
 /// These bytes in memory of a simulated device.

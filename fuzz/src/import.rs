@@ -37,9 +37,12 @@ pub fn target(input: &mut Input<'_>) {
         let [cpu, sim] = [0, 1].map(|i| {
             let place = &world.places[i];
             let foreign = Foreign::new(&data_type, &node, arena, place, Memory::Exact, true);
-            contract::holds(&foreign).then(|| give(&world, foreign, place, as_batch, Validation::Full))
+            contract::holds(&foreign)
+                .then(|| give(&world, foreign, place, as_batch, Validation::Full))
         });
-        let (Some(cpu), Some(sim)) = (cpu, sim) else { return };
+        let (Some(cpu), Some(sim)) = (cpu, sim) else {
+            return;
+        };
         agree(&cpu, &sim);
         drop((cpu, sim));
     } else {
@@ -94,7 +97,11 @@ fn give<'a>(
             unsafe { DeviceArray::import_as(array, field.into(), &options) }
         }
     };
-    Imported { world, array, released }
+    Imported {
+        world,
+        array,
+        released,
+    }
 }
 
 impl Drop for Imported<'_> {
@@ -104,7 +111,8 @@ impl Drop for Imported<'_> {
         }
         self.array = Err(arrow_device::Error::Released("the array of a test"));
         // On a device's thread, where work may still use it.
-        self.world.eventually("the array is released", || self.released.load(SeqCst) > 0);
+        self.world
+            .eventually("the array is released", || self.released.load(SeqCst) > 0);
         assert_eq!(self.released.load(SeqCst), 1, "releases of the array");
     }
 }

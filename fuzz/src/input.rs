@@ -48,12 +48,14 @@ impl<'a> Input<'a> {
         self.u8() & 1 == 1
     }
 
-    /// A number of rows, bytes and such: small, or extreme. See [`put_count`].
+    /// A number of rows, bytes and such: small, or extreme.
     pub fn count(&mut self) -> i64 {
         match self.u8() {
             252 => self.u16().into(),
             253 => self.i64(),
-            n @ 254..=255 => EXTREMES[(self.choice(EXTREMES.len()) + usize::from(n)) % EXTREMES.len()],
+            n @ 254..=255 => {
+                EXTREMES[(self.choice(EXTREMES.len()) + usize::from(n)) % EXTREMES.len()]
+            }
             n => n.into(),
         }
     }
@@ -73,20 +75,5 @@ impl<'a> Input<'a> {
     /// All that is left.
     pub fn rest(&mut self) -> &'a [u8] {
         self.bytes(usize::MAX)
-    }
-}
-
-/// Appends what [`Input::count`] reads as `n`.
-pub fn put_count(out: &mut Vec<u8>, n: i64) {
-    match n {
-        0..=251 => out.push(n as u8),
-        252..=65535 => {
-            out.push(252);
-            out.extend((n as u16).to_le_bytes());
-        }
-        _ => {
-            out.push(253);
-            out.extend(n.to_le_bytes());
-        }
     }
 }

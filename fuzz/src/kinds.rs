@@ -8,14 +8,15 @@ use crate::input::Input;
 use crate::support::types::flat_types;
 
 /// Types below a root nest at most so deep.
-const DEPTH: usize = 6;
+pub const DEPTH: usize = 6;
 /// Types of an array and its descendants.
-const MOST: usize = 40;
+pub const MOST: usize = 40;
 
-static FLAT: LazyLock<Vec<DataType>> =
+/// Types without children.
+pub static FLAT: LazyLock<Vec<DataType>> =
     LazyLock::new(|| flat_types().into_iter().map(|(_, t)| t).collect());
 
-const KEYS: [DataType; 8] = [
+pub const KEYS: [DataType; 8] = [
     DataType::Int8,
     DataType::Int16,
     DataType::Int32,
@@ -25,9 +26,9 @@ const KEYS: [DataType; 8] = [
     DataType::UInt32,
     DataType::UInt64,
 ];
-const RUN_ENDS: [DataType; 3] = [DataType::Int16, DataType::Int32, DataType::Int64];
+pub const RUN_ENDS: [DataType; 3] = [DataType::Int16, DataType::Int32, DataType::Int64];
 /// Tags of types with children follow those without.
-const NESTED: u8 = 128;
+pub const NESTED: u8 = 128;
 
 /// Reads a type. Every one can be had.
 pub fn data_type(input: &mut Input<'_>) -> DataType {
@@ -52,7 +53,10 @@ fn read(input: &mut Input<'_>, depth: usize, types: &mut usize) -> DataType {
         5 => T::Struct(fields(input, 6, depth, types).into()),
         6 | 7 => {
             let sorted = tag % 2 == 1;
-            let entries = vec![field(input, depth + 1, types), field(input, depth + 1, types)];
+            let entries = vec![
+                field(input, depth + 1, types),
+                field(input, depth + 1, types),
+            ];
             let entries = Field::new("entries", T::Struct(entries.into()), false);
             T::Map(Arc::new(entries), sorted)
         }
@@ -89,97 +93,9 @@ fn field(input: &mut Input<'_>, depth: usize, types: &mut usize) -> FieldRef {
 }
 
 fn fields(input: &mut Input<'_>, most: usize, depth: usize, types: &mut usize) -> Vec<FieldRef> {
-    (0..input.choice(most + 1)).map(|_| field(input, depth, types)).collect()
-}
-
-/// Appends what [`data_type`] reads as this type, or as one with the same buffers and children.
-/// `None` if it nests too deep or has too many children.
-pub fn put(out: &mut Vec<u8>, data_type: &DataType) -> Option<()> {
-    put_at(out, data_type, 0, &mut 1)
-}
-
-fn put_at(out: &mut Vec<u8>, data_type: &DataType, depth: usize, types: &mut usize) -> Option<()> {
-    use DataType as T;
-    let same = |t: &DataType| t == data_type;
-    let alike = |t: &DataType| {
-        std::mem::discriminant(t) == std::mem::discriminant(data_type)
-            && t.primitive_width() == data_type.primitive_width()
-            && !matches!(data_type, T::FixedSizeBinary(_))
-    };
-    let flat = FLAT.iter().position(same).or_else(|| FLAT.iter().position(alike));
-    if let Some(tag) = flat {
-        out.push(tag as u8);
-        return Some(());
-    }
-    if depth == DEPTH || *types >= MOST {
-        return None;
-    }
-    let mut one = |out: &mut Vec<u8>, tag: u8, field: &Field| {
-        out.push(NESTED + tag);
-        put_field(out, field, depth, types)
-    };
-    match data_type {
-        T::List(f) => one(out, 0, f),
-        T::LargeList(f) => one(out, 1, f),
-        T::ListView(f) => one(out, 2, f),
-        T::LargeListView(f) => one(out, 3, f),
-        T::FixedSizeList(f, size) => {
-            out.push(NESTED + 4);
-            crate::input::put_count(out, (*size).into());
-            put_field(out, f, depth, types)
-        }
-        T::Struct(fields) => {
-            out.push(NESTED + 5);
-            put_fields(out, fields.iter(), 6, depth, types)
-        }
-        T::Map(entries, sorted) => {
-            let T::Struct(fields) = entries.data_type() else {
-                return None;
-            };
-            out.push(NESTED + 6 + u8::from(*sorted));
-            fields.iter().try_for_each(|f| put_field(out, f, depth + 1, types))
-        }
-        T::Union(fields, mode) => {
-            out.push(NESTED + 8 + u8::from(*mode == UnionMode::Dense));
-            let fields: Vec<_> = fields.iter().map(|(_, f)| f).collect();
-            put_fields(out, fields.into_iter(), 4, depth, types)?;
-            out.push(0);
-            Some(())
-        }
-        T::Dictionary(key, values) => {
-            out.push(NESTED + 10);
-            out.push(KEYS.iter().position(|k| k == &**key)? as u8);
-            *types += 1;
-            put_at(out, values, depth + 1, types)
-        }
-        T::RunEndEncoded(ends, values) => {
-            out.push(NESTED + 12);
-            out.push(RUN_ENDS.iter().position(|e| e == ends.data_type())? as u8);
-            *types += 1;
-            put_field(out, values, depth, types)
-        }
-        _ => None,
-    }
-}
-
-fn put_field(out: &mut Vec<u8>, field: &Field, depth: usize, types: &mut usize) -> Option<()> {
-    *types += 1;
-    out.push(u8::from(!field.is_nullable()));
-    put_at(out, field.data_type(), depth + 1, types)
-}
-
-fn put_fields<'a>(
-    out: &mut Vec<u8>,
-    mut fields: impl ExactSizeIterator<Item = &'a FieldRef>,
-    most: usize,
-    depth: usize,
-    types: &mut usize,
-) -> Option<()> {
-    if fields.len() > most {
-        return None;
-    }
-    out.push(fields.len() as u8);
-    fields.try_for_each(|f| put_field(out, f, depth, types))
+    (0..input.choice(most + 1))
+        .map(|_| field(input, depth, types))
+        .collect()
 }
 
 /// The children's types; a dictionary's values are one.

@@ -27,6 +27,8 @@ mod input;
 mod kinds;
 mod operations;
 mod panics;
+#[cfg(feature = "seeds")]
+mod put;
 mod schemas;
 #[cfg(feature = "seeds")]
 pub mod seeds;

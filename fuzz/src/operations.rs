@@ -43,18 +43,28 @@ pub fn target(input: &mut Input<'_>) {
             node.array(&data_type, input.rest(), 600)
         }
     };
-    let Some(first) = first.filter(|array| comparable(array)) else { return };
+    let Some(first) = first.filter(|array| comparable(array)) else {
+        return;
+    };
     let world = World::enter();
     let place = &world.places[usize::from(flags) % 3];
-    let device = place.device.upload_array(&first).expect("a valid array goes up");
-    let mut held = vec![Held { device, rows: first }];
+    let device = place
+        .device
+        .upload_array(&first)
+        .expect("a valid array goes up");
+    let mut held = vec![Held {
+        device,
+        rows: first,
+    }];
     held[0].check("upload");
     for _ in 0..STEPS {
         if steps.is_empty() {
             break;
         }
         let from = steps.choice(held.len());
-        let Some(made) = step(&world, &held, from, &mut steps) else { continue };
+        let Some(made) = step(&world, &held, from, &mut steps) else {
+            continue;
+        };
         if held.len() == HELD {
             held.remove(1);
         }
@@ -85,7 +95,9 @@ fn items(data_type: &DataType, rows: u64) -> u64 {
         DataType::FixedSizeBinary(_) => 1,
         _ => 2,
     };
-    let below = kinds::children(data_type).into_iter().map(|t| items(t, rows.saturating_mul(times)));
+    let below = kinds::children(data_type)
+        .into_iter()
+        .map(|t| items(t, rows.saturating_mul(times)));
     below.fold(rows, u64::saturating_add)
 }
 
@@ -101,9 +113,15 @@ impl Held {
         let (device, rows) = (&self.device, &self.rows);
         assert_eq!(device.len(), rows.len(), "{what}: {device:?}");
         if let Some(nulls) = device.null_count() {
-            assert_eq!(nulls, nulls_of(rows), "{what}: the null count of {device:?}");
+            assert_eq!(
+                nulls,
+                nulls_of(rows),
+                "{what}: the null count of {device:?}"
+            );
         }
-        let host = device.to_host().unwrap_or_else(|e| panic!("{what}: {device:?}: {e}"));
+        let host = device
+            .to_host()
+            .unwrap_or_else(|e| panic!("{what}: {device:?}: {e}"));
         read(&host);
         same(rows, &host).unwrap_or_else(|e| panic!("{what}: {device:?}: {e}"));
     }
@@ -122,13 +140,18 @@ fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Opt
         1 => {
             let i = input.choice(device.num_children().max(1));
             let child = device.child(i)?;
-            let rows = child_of(rows, i).unwrap_or_else(|| child.to_host().expect("a child is valid"));
+            let rows =
+                child_of(rows, i).unwrap_or_else(|| child.to_host().expect("a child is valid"));
             ("child", child, rows)
         }
         2 => ("compact", device.compact().expect("valid"), rows.clone()),
         3 => {
             let to = &world.places[input.choice(3)].device;
-            ("to_device", device.to_device(to).expect("valid"), rows.clone())
+            (
+                "to_device",
+                device.to_device(to).expect("valid"),
+                rows.clone(),
+            )
         }
         4 => {
             let to = &world.places[input.choice(3)].device;
@@ -139,19 +162,35 @@ fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Opt
         }
         5 => {
             device.resolve_sizes().expect("valid");
-            assert_eq!(device.resolve_null_counts().expect("valid"), nulls_of(rows), "{device:?}");
+            assert_eq!(
+                device.resolve_null_counts().expect("valid"),
+                nulls_of(rows),
+                "{device:?}"
+            );
             assert_eq!(device.null_count(), Some(nulls_of(rows)));
             ("resolve", device.clone(), rows.clone())
         }
-        6 => ("export and import", exported(place_of(world, device), device, rows, input), rows.clone()),
+        6 => (
+            "export and import",
+            exported(place_of(world, device), device, rows, input),
+            rows.clone(),
+        ),
         7 => ("from_parts", from_parts(device, rows, input)?, rows.clone()),
-        8 => ("from_values", from_values(device, rows, input)?, rows.clone()),
+        8 => (
+            "from_values",
+            from_values(device, rows, input)?,
+            rows.clone(),
+        ),
         9 => batch(world, device, rows, input)?,
         10 => stream(world, device, rows, input)?,
         11 => {
             let metadata = HashMap::from([("k".to_owned(), "ü".to_owned())]);
-            let field = Field::new("named", device.data_type().clone(), true).with_metadata(metadata);
-            let named = device.clone().with_field(Arc::new(field)).expect("of the same type");
+            let field =
+                Field::new("named", device.data_type().clone(), true).with_metadata(metadata);
+            let named = device
+                .clone()
+                .with_field(Arc::new(field))
+                .expect("of the same type");
             let slice = named.slice(n / 2, n - n / 2).expect("inside");
             assert_eq!(slice.field().map(|f| f.name().as_str()), Some("named"));
             ("with_field", slice, rows.slice(n / 2, n - n / 2))
@@ -174,7 +213,10 @@ fn part(input: &mut Input<'_>, n: usize) -> (usize, usize) {
 }
 
 fn place_of<'a>(world: &'a World, array: &DeviceArray) -> &'a Place {
-    let at = world.places.iter().find(|place| place.device == *array.device());
+    let at = world
+        .places
+        .iter()
+        .find(|place| place.device == *array.device());
     at.expect("one of the world's")
 }
 
@@ -191,7 +233,12 @@ fn child_of(rows: &ArrayRef, i: usize) -> Option<ArrayRef> {
     })
 }
 
-fn exported(place: &Place, device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) -> DeviceArray {
+fn exported(
+    place: &Place,
+    device: &DeviceArray,
+    rows: &ArrayRef,
+    input: &mut Input<'_>,
+) -> DeviceArray {
     let options = export_options(input);
     let unknown = input.bool();
     let options = match unknown {
@@ -232,32 +279,47 @@ fn from_parts(device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) -> O
         return None;
     }
     device.resolve_sizes().expect("valid");
-    let buffers: Vec<_> = (0..device.num_buffers()).map(|i| device.buffer(i)).collect();
-    let children: Vec<_> = (0..device.num_children()).filter_map(|i| device.child(i)).collect();
+    let buffers: Vec<_> = (0..device.num_buffers())
+        .map(|i| device.buffer(i))
+        .collect();
+    let children: Vec<_> = (0..device.num_children())
+        .filter_map(|i| device.child(i))
+        .collect();
     let data_type = device.data_type().clone();
     // SAFETY: values of an array of this type, in the same places.
-    let made = unsafe { DeviceArray::from_parts(data_type, device.len(), nulls, &buffers, &children) };
+    let made =
+        unsafe { DeviceArray::from_parts(data_type, device.len(), nulls, &buffers, &children) };
     match made {
         Ok(made) => Some(made),
         // Nothing tells the device.
         Err(e) => {
-            assert!(buffers.iter().all(Option::is_none) && children.is_empty(), "{e}");
+            assert!(
+                buffers.iter().all(Option::is_none) && children.is_empty(),
+                "{e}"
+            );
             None
         }
     }
 }
 
-/// The same array from its values and bitmap, with a null count that may be wrong.
-fn from_values(device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) -> Option<DeviceArray> {
-    let claim = match input.choice(3) {
-        0 => None,
-        1 => Some(nulls_of(rows)),
-        _ => Some(usize::from(input.u8()).min(rows.len())),
-    };
+/// The same array from its values and bitmap.
+fn from_values(
+    device: &DeviceArray,
+    rows: &ArrayRef,
+    input: &mut Input<'_>,
+) -> Option<DeviceArray> {
+    let claim = [None, Some(nulls_of(rows))][input.choice(2)];
     if !starts_at_0(device) || device.num_buffers() != 2 || device.num_children() > 0 {
         return None;
     }
-    values(device.data_type(), device.len(), device.buffer(1)?, device.buffer(0), claim).ok()
+    values(
+        device.data_type(),
+        device.len(),
+        device.buffer(1)?,
+        device.buffer(0),
+        claim,
+    )
+    .ok()
 }
 
 /// All that this target says of how an array is made from values.
@@ -274,14 +336,21 @@ fn values(
 type Made = (&'static str, DeviceArray, ArrayRef);
 
 /// The column twice, in a batch that goes some ways.
-fn batch(world: &World, device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) -> Option<Made> {
+fn batch(
+    world: &World,
+    device: &DeviceArray,
+    rows: &ArrayRef,
+    input: &mut Input<'_>,
+) -> Option<Made> {
     let (up, mut expected) = batch_of(device, rows);
     let (offset, length) = part(input, rows.len());
     let mut up = up.slice(offset, length).expect("inside");
     expected = expected.slice(offset, length);
     up = match input.choice(5) {
         0 => up.compact().expect("valid"),
-        1 => up.to_device(&world.places[input.choice(3)].device).expect("valid"),
+        1 => up
+            .to_device(&world.places[input.choice(3)].device)
+            .expect("valid"),
         2 => {
             expected = expected.project(&[1]).expect("there are two");
             up.project(&[1]).expect("there are two")
@@ -311,17 +380,24 @@ fn batch_of(device: &DeviceArray, rows: &ArrayRef) -> (DeviceRecordBatch, Record
 }
 
 /// Two batches through a C stream, to a device reader or to the host.
-fn stream(world: &World, device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) -> Option<Made> {
+fn stream(
+    world: &World,
+    device: &DeviceArray,
+    rows: &ArrayRef,
+    input: &mut Input<'_>,
+) -> Option<Made> {
     let (up, expected) = batch_of(device, rows);
     let half = rows.len() / 2;
     let parts = [(0, half), (half, rows.len() - half)];
     let batches: Vec<_> = parts.map(|(at, n)| up.slice(at, n)).into();
     let device_type = device.device().id().device_type;
     let reader = DeviceRecordBatchIterator::new(batches, up.schema().clone(), device_type);
-    let stream = FFI_ArrowDeviceArrayStream::new(reader, export_options(input)).expect("names are C's");
+    let stream =
+        FFI_ArrowDeviceArrayStream::new(reader, export_options(input)).expect("names are C's");
     let options = place_of(world, device).options(Validation::Structure);
     // SAFETY: our own stream.
-    let mut reader = unsafe { DeviceRecordBatchStreamReader::new(stream, options) }.expect("our own");
+    let mut reader =
+        unsafe { DeviceRecordBatchStreamReader::new(stream, options) }.expect("our own");
     if input.bool() {
         let reader = reader.into_host_reader().with_prefetch(input.choice(3));
         assert_eq!(reader.schema(), expected.schema());
@@ -331,15 +407,22 @@ fn stream(world: &World, device: &DeviceArray, rows: &ArrayRef, input: &mut Inpu
         return None;
     }
     let first = reader.next()?.expect("valid");
-    Some(("stream", first.column(1).expect("there are two"), rows.slice(0, half)))
+    Some((
+        "stream",
+        first.column(1).expect("there are two"),
+        rows.slice(0, half),
+    ))
 }
 
 fn through_dlpack(device: &DeviceArray, rows: &ArrayRef) -> Option<DeviceArray> {
     use arrow_device::dlpack::{DlpackOptions, DlpackStream};
-    let tensor = device.export_dlpack(&DlpackOptions::new(DlpackStream::NONE)).ok()?;
+    let tensor = device
+        .export_dlpack(&DlpackOptions::new(DlpackStream::NONE))
+        .ok()?;
     let queue = device.device().default_queue();
     // SAFETY: our own tensor, which nobody writes to.
-    let again = unsafe { DeviceArray::import_dlpack(tensor.into_versioned(), &queue) }.expect("our own");
+    let again =
+        unsafe { DeviceArray::import_dlpack(tensor.into_versioned(), &queue) }.expect("our own");
     // Times are integers there, bits bytes, and lists' fields have another name.
     (again.data_type() == rows.data_type()).then_some(again)
 }

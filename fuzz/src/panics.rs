@@ -5,8 +5,8 @@
 //! it begins in this crate's own source or in the targets', caught or not.
 
 use std::cell::RefCell;
-use std::panic::{Location, PanicHookInfo, catch_unwind, resume_unwind, set_hook, take_hook};
 use std::panic::AssertUnwindSafe;
+use std::panic::{Location, PanicHookInfo, catch_unwind, resume_unwind, set_hook, take_hook};
 use std::sync::{Mutex, Once, PoisonError};
 
 thread_local! {

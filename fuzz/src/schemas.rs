@@ -21,11 +21,62 @@ use crate::input::Input;
 use crate::panics::caught;
 
 const FORMATS: [&[u8]; 56] = [
-    b"n", b"b", b"c", b"C", b"s", b"S", b"i", b"I", b"l", b"L", b"e", b"f", b"g", b"z", b"Z", b"u",
-    b"U", b"vz", b"vu", b"d:19,10", b"d:19,10,256", b"d:9,2,32", b"d:0,0", b"d:77,0,256", b"w:3",
-    b"w:-1", b"w:99999999999", b"tdD", b"tdm", b"tts", b"ttm", b"ttu", b"ttn", b"tss:", b"tsm:UTC",
-    b"tsn:+05:30", b"tDs", b"tDn", b"tiM", b"tiD", b"tin", b"+s", b"+s", b"+s", b"+l", b"+L", b"+vl",
-    b"+vL", b"+w:2", b"+w:-1", b"+m", b"+r", b"+ud:0,1", b"+us:0,1", b"+us:5,5", b"+ud:",
+    b"n",
+    b"b",
+    b"c",
+    b"C",
+    b"s",
+    b"S",
+    b"i",
+    b"I",
+    b"l",
+    b"L",
+    b"e",
+    b"f",
+    b"g",
+    b"z",
+    b"Z",
+    b"u",
+    b"U",
+    b"vz",
+    b"vu",
+    b"d:19,10",
+    b"d:19,10,256",
+    b"d:9,2,32",
+    b"d:0,0",
+    b"d:77,0,256",
+    b"w:3",
+    b"w:-1",
+    b"w:99999999999",
+    b"tdD",
+    b"tdm",
+    b"tts",
+    b"ttm",
+    b"ttu",
+    b"ttn",
+    b"tss:",
+    b"tsm:UTC",
+    b"tsn:+05:30",
+    b"tDs",
+    b"tDn",
+    b"tiM",
+    b"tiD",
+    b"tin",
+    b"+s",
+    b"+s",
+    b"+s",
+    b"+l",
+    b"+L",
+    b"+vl",
+    b"+vL",
+    b"+w:2",
+    b"+w:-1",
+    b"+m",
+    b"+r",
+    b"+ud:0,1",
+    b"+us:0,1",
+    b"+us:5,5",
+    b"+ud:",
 ];
 
 #[repr(C)]
@@ -95,7 +146,10 @@ impl Graph {
     }
 
     fn text(&mut self, text: &[u8]) -> *const c_char {
-        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        let end = text
+            .iter()
+            .position(|byte| *byte == 0)
+            .unwrap_or(text.len());
         let text = [&text[..end], &[0]].concat();
         self.bytes(text)
     }
@@ -159,7 +213,11 @@ impl Graph {
             _ => (n, list),
         };
         // What the list does not have must be refused unread.
-        let n_children = if n_children > n && n_children <= 1 << 24 { n } else { n_children };
+        let n_children = if n_children > n && n_children <= 1 << 24 {
+            n
+        } else {
+            n_children
+        };
         CSchema {
             format,
             name,
@@ -189,7 +247,9 @@ impl Graph {
 fn metadata(input: &mut Input<'_>) -> Vec<u8> {
     let n = input.choice(5);
     let negative = input.u8() == 255;
-    let mut out = (if negative { -1 } else { n as i32 }).to_ne_bytes().to_vec();
+    let mut out = (if negative { -1 } else { n as i32 })
+        .to_ne_bytes()
+        .to_vec();
     for _ in 0..2 * n {
         let text = input.text();
         let negative = input.u8() == 255;
@@ -213,8 +273,15 @@ pub fn target(input: &mut Input<'_>) {
         let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, options) };
         assert_eq!(graph.released.load(SeqCst), alive);
         if let Ok(reader) = reader {
-            let again = reimported(Arc::new(Field::new_struct("", reader.schema().fields().clone(), true)));
-            assert_eq!(again.expect("our own").data_type(), &arrow_schema::DataType::Struct(reader.schema().fields().clone()));
+            let again = reimported(Arc::new(Field::new_struct(
+                "",
+                reader.schema().fields().clone(),
+                true,
+            )));
+            assert_eq!(
+                again.expect("our own").data_type(),
+                &arrow_schema::DataType::Struct(reader.schema().fields().clone())
+            );
         }
         return;
     }
@@ -256,7 +323,10 @@ fn stream(schema: CSchema) -> FFI_ArrowDeviceArrayStream {
         out: *mut FFI_ArrowSchema,
     ) -> c_int {
         // SAFETY: the stream's schema, which this file put there, moved.
-        unsafe { out.cast::<CSchema>().write(*(*stream).private_data().cast::<CSchema>()) };
+        unsafe {
+            out.cast::<CSchema>()
+                .write(*(*stream).private_data().cast::<CSchema>())
+        };
         0
     }
     unsafe extern "C-unwind" fn get_next(
@@ -289,39 +359,4 @@ fn stream(schema: CSchema) -> FFI_ArrowDeviceArrayStream {
             data,
         )
     }
-}
-
-/// Appends a tree that `Graph::read` reads as this type.
-#[cfg(feature = "seeds")]
-pub fn put(out: &mut Vec<u8>, data_type: &arrow_schema::DataType) -> Option<()> {
-    use arrow_schema::DataType;
-    use std::collections::VecDeque;
-    // Level by level, as children have numbers.
-    let mut queue = VecDeque::from([data_type]);
-    let mut nodes = vec![];
-    let mut next = 1;
-    while let Some(data_type) = queue.pop_front() {
-        let c = FFI_ArrowSchema::try_from(data_type).ok()?;
-        let format = c.format().as_bytes();
-        let children = crate::kinds::children(data_type);
-        let dictionary = matches!(data_type, DataType::Dictionary(_, _));
-        let mut node = vec![1 + if dictionary { 48 } else { 0 }, 255, format.len() as u8];
-        node.extend_from_slice(format);
-        let listed = if dictionary { 0 } else { children.len() as u8 };
-        if listed > 6 {
-            return None;
-        }
-        node.push(listed);
-        for _ in &children {
-            node.extend([next, 0]);
-            next += 1;
-        }
-        node.extend([0, 2, 0]);
-        nodes.push(node);
-        queue.extend(children);
-    }
-    let n = u8::try_from(nodes.len() - 1).ok().filter(|n| *n < 24)?;
-    out.push(n);
-    nodes.into_iter().for_each(|node| out.extend(node));
-    Some(())
 }

@@ -6,9 +6,9 @@ use arrow_array::{Array, ArrayRef, RecordBatch, StructArray};
 use arrow_ipc::reader::StreamReader;
 use arrow_schema::DataType;
 
+use crate::put;
 use crate::support::r#gen::{Nulls, array};
 use crate::support::types::all_types;
-use crate::{kinds, schemas, sketch};
 
 /// An input, and its target.
 type Seed = (&'static str, Vec<u8>);
@@ -25,13 +25,21 @@ pub fn all(data: &Path) -> Vec<Seed> {
         let files = std::fs::read_dir(&folder).into_iter().flatten().flatten();
         let mut files: Vec<_> = files.map(|file| file.path()).collect();
         files.sort();
-        for file in files.iter().filter(|file| file.extension().is_some_and(|e| e == "stream")) {
+        for file in files
+            .iter()
+            .filter(|file| file.extension().is_some_and(|e| e == "stream"))
+        {
             from_file(file, &mut arrays);
         }
     }
     println!("{} arrays of files", arrays.len());
     for (i, (_, data_type)) in all_types().into_iter().enumerate() {
-        arrays.push(array(&data_type, ROWS, [Nulls::Some, Nulls::None][i % 2], i as u64));
+        arrays.push(array(
+            &data_type,
+            ROWS,
+            [Nulls::Some, Nulls::None][i % 2],
+            i as u64,
+        ));
         generated(&data_type, i as u8, &mut seeds);
     }
     let mut left_out = 0;
@@ -70,7 +78,7 @@ fn text(out: &mut Vec<u8>, text: &[u8]) {
 fn from_array(array: &ArrayRef, i: u8, seeds: &mut Vec<Seed>) -> Option<()> {
     let data = array.to_data();
     let (mut body, mut arena) = (vec![], vec![]);
-    sketch::put(&mut body, &mut arena, &data)?;
+    put::array(&mut body, &mut arena, &data)?;
     let import = |place: u8, body: &[u8]| {
         let mut input = vec![place, i / 4 % 4];
         input.extend(body);
@@ -81,7 +89,7 @@ fn from_array(array: &ArrayRef, i: u8, seeds: &mut Vec<Seed>) -> Option<()> {
     };
     seeds.push(import(i % 4, &body));
     let mut data_type = vec![];
-    kinds::put(&mut data_type, data.data_type())?;
+    put::data_type(&mut data_type, data.data_type())?;
     if data.len() > 4 && data.offset() == 0 {
         // The rows in the middle, by the root's members: what is below stays whole.
         let mut part = body.clone();
@@ -90,14 +98,16 @@ fn from_array(array: &ArrayRef, i: u8, seeds: &mut Vec<Seed>) -> Option<()> {
     }
 
     let mut input = vec![4 + i % 3];
-    let steps: Vec<u8> = (0..6).flat_map(|k| [k, i.wrapping_add(k * 5), 3, 4]).collect();
+    let steps: Vec<u8> = (0..6)
+        .flat_map(|k| [k, i.wrapping_add(k * 5), 3, 4])
+        .collect();
     text(&mut input, &steps);
     input.extend(&body);
     input.extend(&arena);
     seeds.push(("operations", input));
 
     let mut input = vec![i % 2];
-    if schemas::put(&mut input, data.data_type()).is_some() {
+    if put::schema(&mut input, data.data_type()).is_some() {
         seeds.push(("schemas", input));
     }
     Some(())
@@ -106,15 +116,17 @@ fn from_array(array: &ArrayRef, i: u8, seeds: &mut Vec<Seed>) -> Option<()> {
 fn generated(data_type: &DataType, i: u8, seeds: &mut Vec<Seed>) {
     for k in 0..3u8 {
         let mut input = vec![k];
-        let steps: Vec<u8> = (0..8).flat_map(|n| [n, i.wrapping_add(n * 3 + k), 7, 2]).collect();
+        let steps: Vec<u8> = (0..8)
+            .flat_map(|n| [n, i.wrapping_add(n * 3 + k), 7, 2])
+            .collect();
         text(&mut input, &steps);
-        if kinds::put(&mut input, data_type).is_none() {
+        if put::data_type(&mut input, data_type).is_none() {
             return;
         }
         input.extend([40, i, 0, k, 3, 5]);
         seeds.push(("operations", input));
         let mut input = vec![2 + k % 2 + 4 * k];
-        let _ = kinds::put(&mut input, data_type);
+        let _ = put::data_type(&mut input, data_type);
         input.extend([40, i, 0, 1, 3, 5, 4 + i % 8, 2, 2, 32, 1, 0, 1, 1, 1]);
         seeds.push(("dlpack", input));
     }
@@ -125,7 +137,9 @@ fn scripts(seeds: &mut Vec<Seed>) {
     for i in 0..24u8 {
         let mut input = vec![i % 3 + 16 * (i % 2) + 128 * (i / 12)];
         text(&mut input, &[]);
-        let steps: Vec<u8> = (0..6).flat_map(|k| [8 + (i + k) % 12 * u8::from(k > 2), 0]).collect();
+        let steps: Vec<u8> = (0..6)
+            .flat_map(|k| [8 + (i + k) % 12 * u8::from(k > 2), 0])
+            .collect();
         text(&mut input, &steps);
         text(&mut input, &[4, b'w', b'h', b'y', b'?']);
         input.extend([2, 1, i % 4, 3, i, 4, 5, 3, 0, 4, 1, 1]);

@@ -1,14 +1,12 @@
 //! Arrays in inputs: a type, an array of it node by node, and the bytes in which its buffers lie. Nothing
 //! is known of the values.
 
-use std::ops::Range;
-
 use arrow_array::{Array, ArrayRef, make_array};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow_data::{ArrayData, BufferSpec, layout};
 use arrow_schema::DataType;
 
-use crate::input::{Input, put_count};
+use crate::input::Input;
 use crate::kinds;
 use crate::panics::caught;
 
@@ -100,8 +98,14 @@ impl Node {
             255 => input.count(),
             n => i64::from(n) - 1,
         };
-        let buffers = (0..buffers(data_type).len()).map(|_| place(input)).collect();
-        let n = if is_view(data_type) { input.choice(5) } else { 0 };
+        let buffers = (0..buffers(data_type).len())
+            .map(|_| place(input))
+            .collect();
+        let n = if is_view(data_type) {
+            input.choice(5)
+        } else {
+            0
+        };
         let variadic = (0..n).map(|_| (place(input), input.count())).collect();
         let children = kinds::children(data_type).into_iter();
         Self {
@@ -147,7 +151,11 @@ impl Node {
             }
         }
         for (at, bytes) in &self.variadic {
-            values.push(Buffer::from(window(arena, (*at)?, usize::try_from(*bytes).ok()?)?));
+            values.push(Buffer::from(window(
+                arena,
+                (*at)?,
+                usize::try_from(*bytes).ok()?,
+            )?));
         }
         let types = kinds::children(data_type).into_iter();
         let children = self.children.iter().zip(types).map(|(node, t)| {
@@ -168,7 +176,7 @@ impl Node {
     }
 }
 
-fn has_validity(data_type: &DataType) -> bool {
+pub fn has_validity(data_type: &DataType) -> bool {
     layout(data_type).can_contain_null_mask
 }
 
@@ -196,60 +204,4 @@ fn last_offset(offsets: &[u8], rows: u64) -> Option<usize> {
         _ => i64::from_ne_bytes(last.try_into().ok()?),
     };
     usize::try_from(last).ok()
-}
-
-/// Appends what [`kinds::data_type`] and [`Node::read`] read as this array, its bytes to `arena`.
-/// `None` if it does not fit.
-pub fn put(out: &mut Vec<u8>, arena: &mut Vec<u8>, data: &ArrayData) -> Option<()> {
-    kinds::put(out, data.data_type())?;
-    put_node(out, arena, data)
-}
-
-fn put_node(out: &mut Vec<u8>, arena: &mut Vec<u8>, data: &ArrayData) -> Option<()> {
-    let rows = data.len() + data.offset();
-    put_count(out, data.len() as i64);
-    put_count(out, data.offset() as i64);
-    out.push(u8::try_from(data.null_count() + 1).unwrap_or(0));
-    let mut place = |out: &mut Vec<u8>, bytes: &[u8]| {
-        arena.resize(arena.len().next_multiple_of(16), 0);
-        let at = arena.len();
-        arena.extend_from_slice(bytes);
-        out.extend((at as u16).to_le_bytes());
-        (arena.len() < usize::from(ODD)).then_some(())
-    };
-    let mut values = data.buffers().iter();
-    for (i, kind) in buffers(data.data_type()).into_iter().enumerate() {
-        if i == 0 && has_validity(data.data_type()) {
-            match data.nulls() {
-                None => out.extend(u16::MAX.to_le_bytes()),
-                Some(nulls) => {
-                    let bit = |i: usize| i < data.offset() || nulls.is_valid(i - data.offset());
-                    place(out, BooleanBuffer::collect_bool(rows, bit).values())?;
-                }
-            }
-            continue;
-        }
-        let buffer = values.next()?;
-        let used: Range<usize> = 0..kind.bytes(rows as u64).unwrap_or(buffer.len()).min(buffer.len());
-        let mut bytes = buffer[used].to_vec();
-        if let (DataType::Union(fields, _), 0) = (data.data_type(), i) {
-            // As `kinds` numbers them.
-            for id in &mut bytes {
-                *id = 7 * fields.iter().position(|(known, _)| known == *id as i8)? as u8;
-            }
-        }
-        place(out, &bytes)?;
-    }
-    if is_view(data.data_type()) {
-        let rest: Vec<_> = values.collect();
-        if rest.len() > 4 {
-            return None;
-        }
-        out.push(rest.len() as u8);
-        for buffer in rest {
-            place(out, buffer)?;
-            put_count(out, buffer.len() as i64);
-        }
-    }
-    data.child_data().iter().try_for_each(|child| put_node(out, arena, child))
 }

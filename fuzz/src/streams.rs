@@ -30,7 +30,11 @@ impl Step {
     fn read(input: &mut Input<'_>) -> Self {
         let (what, code) = (input.u8(), input.u8());
         // Most often 0.
-        let code = if code < 200 { 0 } else { [libc_errno(code), -1, i32::MIN][usize::from(code) % 3] };
+        let code = if code < 200 {
+            0
+        } else {
+            [libc_errno(code), -1, i32::MIN][usize::from(code) % 3]
+        };
         Self { what, code }
     }
 }
@@ -73,7 +77,9 @@ impl Producer {
         self.asked += 1;
         let step = pop(&mut self.steps);
         let export = |batch: &DeviceRecordBatch| {
-            batch.export_array(&ExportOptions::new(SyncPolicy::Event)).expect("valid")
+            batch
+                .export_array(&ExportOptions::new(SyncPolicy::Event))
+                .expect("valid")
         };
         // SAFETY: `out` is the consumer's, for writing.
         let give = |array: FFI_ArrowDeviceArray| unsafe { array.write_to(out) };
@@ -94,7 +100,11 @@ impl Producer {
             }
             4 => {
                 let columns = self.batches[0].column(0).expect("there is one");
-                give(columns.export_array(&ExportOptions::new(SyncPolicy::Event)).expect("valid"));
+                give(
+                    columns
+                        .export_array(&ExportOptions::new(SyncPolicy::Event))
+                        .expect("valid"),
+                );
             }
             5 => std::panic::resume_unwind(Box::new("a producer's array")),
             6 => {
@@ -137,9 +147,14 @@ unsafe extern "C-unwind" fn get_next(stream: *mut Stream, out: *mut FFI_ArrowDev
 
 unsafe extern "C-unwind" fn get_last_error(stream: *mut Stream) -> *const c_char {
     // SAFETY: as above.
-    let Some(producer) = (unsafe { of(stream) }) else { return std::ptr::null() };
-    let text = producer.texts.get(producer.asked % producer.texts.len().max(1));
-    text.and_then(|text| text.as_deref()).map_or(std::ptr::null(), CStr::as_ptr)
+    let Some(producer) = (unsafe { of(stream) }) else {
+        return std::ptr::null();
+    };
+    let text = producer
+        .texts
+        .get(producer.asked % producer.texts.len().max(1));
+    text.and_then(|text| text.as_deref())
+        .map_or(std::ptr::null(), CStr::as_ptr)
 }
 
 unsafe extern "C-unwind" fn release(stream: *mut Stream) {
@@ -154,7 +169,10 @@ unsafe extern "C-unwind" fn release(stream: *mut Stream) {
 }
 
 fn fields() -> Vec<Field> {
-    vec![Field::new("i", DataType::Int32, true), Field::new("s", DataType::Utf8, true)]
+    vec![
+        Field::new("i", DataType::Int32, true),
+        Field::new("s", DataType::Utf8, true),
+    ]
 }
 
 /// Four rows whose memory says when it is gone.
@@ -171,7 +189,12 @@ fn rows(gone: &Arc<AtomicUsize>) -> RecordBatch {
     let values = unsafe { Buffer::from_custom_allocation(start, 16, memory) };
     let columns: Vec<ArrayRef> = vec![
         Arc::new(Int32Array::new(values.into(), None)),
-        Arc::new(StringArray::from(vec![Some("a"), None, Some("ü"), Some("")])),
+        Arc::new(StringArray::from(vec![
+            Some("a"),
+            None,
+            Some("ü"),
+            Some(""),
+        ])),
     ];
     RecordBatch::from(StructArray::new(fields().into(), columns, None))
 }
@@ -197,10 +220,15 @@ pub fn target(input: &mut Input<'_>) {
         schemas.push(Step { what: 7, code: 0 });
     }
     let text = |texts: &mut Input<'_>| {
-        let text = texts.text().split(|byte| *byte == 0).next().unwrap_or_default();
+        let text = texts
+            .text()
+            .split(|byte| *byte == 0)
+            .next()
+            .unwrap_or_default();
         (!text.is_empty()).then(|| CString::new(text).expect("no null byte"))
     };
-    let texts: Vec<_> = std::iter::from_fn(|| (!texts.is_empty()).then(|| text(&mut texts))).collect();
+    let texts: Vec<_> =
+        std::iter::from_fn(|| (!texts.is_empty()).then(|| text(&mut texts))).collect();
 
     let (gone, released) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let batches = [place, other].map(|place| place.device.upload(&rows(&gone)).expect("valid"));
@@ -223,7 +251,14 @@ pub fn target(input: &mut Input<'_>) {
     let device_type = place.device.id().device_type;
     // SAFETY: the callbacks of this file. What they do wrong is what consumers must expect.
     let stream = unsafe {
-        Stream::from_parts(device_type, get_schema, get_next, get_last_error, release, data)
+        Stream::from_parts(
+            device_type,
+            get_schema,
+            get_next,
+            get_last_error,
+            release,
+            data,
+        )
     };
     match flags & 128 {
         0 => batches_of(&world, place, stream, validation, input),
@@ -236,7 +271,8 @@ pub fn target(input: &mut Input<'_>) {
 }
 
 fn steps(input: &mut Input<'_>) -> Vec<Step> {
-    let mut steps: Vec<_> = std::iter::from_fn(|| (!input.is_empty()).then(|| Step::read(input))).collect();
+    let mut steps: Vec<_> =
+        std::iter::from_fn(|| (!input.is_empty()).then(|| Step::read(input))).collect();
     steps.reverse();
     steps
 }
@@ -256,7 +292,10 @@ fn arrays_of(place: &Place, stream: Stream, validation: Validation, input: &mut 
     }
     if input.bool() {
         let options = ExportOptions::new(SyncPolicy::Event);
-        consume(Stream::new_arrays(reader, options).expect("names came from C"), input);
+        consume(
+            Stream::new_arrays(reader, options).expect("names came from C"),
+            input,
+        );
     }
 }
 
@@ -275,7 +314,13 @@ fn ends<T>(item: Option<Result<T>>, valid: impl FnOnce(T)) -> bool {
     }
 }
 
-fn batches_of(world: &World, place: &Place, stream: Stream, validation: Validation, input: &mut Input<'_>) {
+fn batches_of(
+    world: &World,
+    place: &Place,
+    stream: Stream,
+    validation: Validation,
+    input: &mut Input<'_>,
+) {
     // SAFETY: as in `arrays_of`.
     let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, place.options(validation)) };
     let Ok(mut reader) = reader else { return };
@@ -301,7 +346,10 @@ fn batches_of(world: &World, place: &Place, stream: Stream, validation: Validati
                 batch.columns().iter().for_each(|column| read(column));
             }
         }
-        2 => consume(Stream::new(reader, options).expect("names came from C"), input),
+        2 => consume(
+            Stream::new(reader, options).expect("names came from C"),
+            input,
+        ),
         _ => {
             // Down, joined, up to some device, out, in.
             let host = CoalescingReader::new(reader.into_host_reader(), 1 + input.choice(9));

@@ -23,7 +23,9 @@ pub struct World {
 impl World {
     fn new() -> Self {
         let config = || {
-            SimConfig::default().with_capacity_bytes(256 << 20).with_quarantine_bytes(1 << 20)
+            SimConfig::default()
+                .with_capacity_bytes(256 << 20)
+                .with_quarantine_bytes(1 << 20)
         };
         let sims = [
             config().with_mode(SimMode::Deferred),
@@ -37,9 +39,15 @@ impl World {
         for (device, _) in &sims {
             devices.add(device.clone()).expect("ids differ");
         }
-        let place = |device, sim| Place { device, sim, devices: devices.clone() };
+        let place = |device, sim| Place {
+            device,
+            sim,
+            devices: devices.clone(),
+        };
         let [deferred, asynchronous] = sims.map(|(device, sim)| place(device, Some(sim)));
-        Self { places: [place(Devices::cpu(), None), deferred, asynchronous] }
+        Self {
+            places: [place(Devices::cpu(), None), deferred, asynchronous],
+        }
     }
 
     /// The one world; a new one if the last target failed.
@@ -111,7 +119,9 @@ impl std::ops::Deref for Entered {
 
 impl Place {
     pub fn options(&self, validation: Validation) -> ImportOptions {
-        ImportOptions::default().with_devices(self.devices.clone()).with_validation(validation)
+        ImportOptions::default()
+            .with_devices(self.devices.clone())
+            .with_validation(validation)
     }
 
     pub fn is_cpu(&self) -> bool {
