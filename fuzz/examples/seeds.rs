@@ -1,0 +1,24 @@
+//! Writes the first inputs of each target: arrays of Arrow's integration files, and arrays of all types.
+//!
+//! ```sh
+//! ARROW_TEST_DATA=.../arrow-testing/data cargo run --example seeds --features seeds -- FOLDER
+//! ```
+
+use std::path::{Path, PathBuf};
+
+fn main() {
+    let folder = PathBuf::from(std::env::args_os().nth(1).expect("the folder to write to"));
+    let data = std::env::var_os("ARROW_TEST_DATA").map(PathBuf::from);
+    let data = data.unwrap_or_else(|| {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/arrow-testing/data")
+    });
+    let seeds = arrow_device_fuzz::seeds::all(&data);
+    let mut bytes = 0;
+    for (i, (target, seed)) in seeds.iter().enumerate() {
+        let folder = folder.join(target);
+        std::fs::create_dir_all(&folder).expect("the folder can be made");
+        std::fs::write(folder.join(format!("seed-{i:05}")), seed).expect("the file can be written");
+        bytes += seed.len();
+    }
+    println!("{} inputs, {bytes} bytes", seeds.len());
+}

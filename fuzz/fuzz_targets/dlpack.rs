@@ -1,0 +1,3 @@
+#![cfg_attr(fuzzing, no_main)]
+
+arrow_device_fuzz::program!("dlpack");

@@ -1,0 +1,207 @@
+//! Arrays in inputs: a type, an array of it node by node, and the bytes in which its buffers lie. Nothing
+//! is known of the values.
+
+use arrow_array::{Array, ArrayRef, make_array};
+use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
+use arrow_data::{ArrayData, BufferSpec, layout};
+use arrow_schema::DataType;
+
+use crate::input::Input;
+use crate::kinds;
+use crate::panics::caught;
+
+/// Where a buffer begins, in bytes from the start of the arena; `None` for a null pointer.
+pub type Place = Option<u16>;
+
+/// In a place: one byte off, so that values are not aligned.
+pub const ODD: u16 = 0x8000;
+
+/// An array or a descendant, as a C struct has it.
+#[derive(Debug)]
+pub struct Node {
+    pub length: i64,
+    pub offset: i64,
+    pub null_count: i64,
+    /// Validity first, if the type has one; without out-of-line buffers.
+    pub buffers: Vec<Place>,
+    /// Out-of-line buffers of views, and how many bytes each is said to have.
+    pub variadic: Vec<(Place, i64)>,
+    pub children: Vec<Node>,
+}
+
+/// What a buffer of a type holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Holds {
+    Bits,
+    /// Values of as many bytes.
+    Fixed(usize),
+    /// Offsets of as many bytes each, one more than rows.
+    Offsets(usize),
+    /// What the last offset says.
+    Bytes,
+}
+
+impl Holds {
+    /// Bytes for `rows` rows; `None` if the last offset says it, or if it is more than anybody has.
+    pub fn bytes(self, rows: u64) -> Option<usize> {
+        let bytes = match self {
+            Self::Bits => Some(rows.div_ceil(8)),
+            Self::Fixed(width) => rows.checked_mul(width as u64),
+            Self::Offsets(width) => rows.checked_add(1)?.checked_mul(width as u64),
+            Self::Bytes => None,
+        };
+        usize::try_from(bytes?).ok()
+    }
+}
+
+/// The buffers of a type but those out of line: arrow-rs's table, with the validity bitmap.
+pub fn buffers(data_type: &DataType) -> Vec<Holds> {
+    use DataType as T;
+    let layout = layout(data_type);
+    let validity = layout.can_contain_null_mask.then_some(Holds::Bits);
+    let offsets = matches!(
+        data_type,
+        T::Utf8
+            | T::LargeUtf8
+            | T::Binary
+            | T::LargeBinary
+            | T::List(_)
+            | T::LargeList(_)
+            | T::Map(_, _)
+    );
+    let values = layout.buffers.iter().filter_map(|spec| match spec {
+        BufferSpec::FixedWidth { byte_width, .. } if offsets => Some(Holds::Offsets(*byte_width)),
+        BufferSpec::FixedWidth { byte_width, .. } => Some(Holds::Fixed(*byte_width)),
+        BufferSpec::VariableWidth => Some(Holds::Bytes),
+        BufferSpec::BitMap => Some(Holds::Bits),
+        BufferSpec::AlwaysNull => None,
+    });
+    validity.into_iter().chain(values).collect()
+}
+
+/// Whether out-of-line buffers follow.
+pub fn is_view(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Utf8View | DataType::BinaryView)
+}
+
+fn place(input: &mut Input<'_>) -> Place {
+    Some(input.u16()).filter(|at| *at != u16::MAX)
+}
+
+impl Node {
+    /// Reads an array of this type.
+    pub fn read(input: &mut Input<'_>, data_type: &DataType) -> Self {
+        let (length, offset) = (input.count(), input.count());
+        // -1 is the first: unknown.
+        let null_count = match input.u8() {
+            0 => -1,
+            255 => input.count(),
+            n => i64::from(n) - 1,
+        };
+        let buffers = (0..buffers(data_type).len())
+            .map(|_| place(input))
+            .collect();
+        let n = if is_view(data_type) {
+            input.choice(5)
+        } else {
+            0
+        };
+        let variadic = (0..n).map(|_| (place(input), input.count())).collect();
+        let children = kinds::children(data_type).into_iter();
+        Self {
+            length,
+            offset,
+            null_count,
+            buffers,
+            variadic,
+            children: children.map(|t| Self::read(input, t)).collect(),
+        }
+    }
+
+    /// The array in host memory, if it is one: what arrow-rs's validation says. `most` bounds rows.
+    pub fn array(&self, data_type: &DataType, arena: &[u8], most: i64) -> Option<ArrayRef> {
+        let (length, offset) = (self.length, self.offset);
+        if !(0..=most).contains(&length) || !(0..=most).contains(&offset) {
+            return None;
+        }
+        // Of whole arrays: offsets of structs are not arrow-rs's strength.
+        let rows = (length + offset) as u64;
+        let kinds = buffers(data_type);
+        let mut nulls = None;
+        let mut values: Vec<Buffer> = Vec::new();
+        for (kind, at) in kinds.iter().zip(&self.buffers) {
+            let needed = match kind {
+                Holds::Bytes => last_offset(values.last()?, rows)?,
+                kind => kind.bytes(rows)?,
+            };
+            let is_validity = values.is_empty() && nulls.is_none() && has_validity(data_type);
+            let Some(at) = at else {
+                if is_validity {
+                    nulls = Some(None);
+                    continue;
+                }
+                return None;
+            };
+            let buffer = Buffer::from(window(arena, *at, needed)?);
+            if is_validity {
+                let bits = BooleanBuffer::new(buffer, 0, rows as usize);
+                nulls = Some(Some(NullBuffer::new(bits)));
+            } else {
+                values.push(buffer);
+            }
+        }
+        for (at, bytes) in &self.variadic {
+            values.push(Buffer::from(window(
+                arena,
+                (*at)?,
+                usize::try_from(*bytes).ok()?,
+            )?));
+        }
+        let types = kinds::children(data_type).into_iter();
+        let children = self.children.iter().zip(types).map(|(node, t)| {
+            let child = node.array(t, arena, most * 4)?;
+            Some(child.to_data())
+        });
+        let children = children.collect::<Option<Vec<ArrayData>>>()?;
+        caught(|| {
+            let data = ArrayData::builder(data_type.clone())
+                .len(rows as usize)
+                .nulls(nulls.flatten())
+                .buffers(values)
+                .child_data(children)
+                .build();
+            let data = data.ok().filter(|data| data.validate_full().is_ok())?;
+            Some(make_array(data).slice(offset as usize, length as usize))
+        })?
+    }
+}
+
+pub fn has_validity(data_type: &DataType) -> bool {
+    layout(data_type).can_contain_null_mask
+}
+
+/// `bytes` bytes at a place, with zeros after the arena's end.
+pub fn window(arena: &[u8], at: u16, bytes: usize) -> Option<Vec<u8>> {
+    if bytes > LIMIT {
+        return None;
+    }
+    let at = usize::from(at & !ODD).min(arena.len());
+    let mut window = arena[at..arena.len().min(at + bytes)].to_vec();
+    window.resize(bytes, 0);
+    Some(window)
+}
+
+/// Most bytes of one buffer.
+pub const LIMIT: usize = 1 << 16;
+
+/// What the last of `rows + 1` offsets says: bytes.
+fn last_offset(offsets: &[u8], rows: u64) -> Option<usize> {
+    let rows = usize::try_from(rows).ok()?;
+    let width = offsets.len() / (rows + 1);
+    let last = &offsets[rows * width..];
+    let last = match width {
+        4 => i32::from_ne_bytes(last.try_into().ok()?).into(),
+        _ => i64::from_ne_bytes(last.try_into().ok()?),
+    };
+    usize::try_from(last).ok()
+}

@@ -1,0 +1,413 @@
+//! C streams: producers that fail, repeat, return nothing, release early; consumers that ask on.
+
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use arrow_array::{ArrayRef, Int32Array, RecordBatch, StringArray, StructArray};
+use arrow_buffer::Buffer;
+use arrow_device::{
+    ArrowDeviceType, CoalescingReader, DeviceArrayReader, DeviceArrayStreamReader,
+    DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions,
+    FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, Result, SyncPolicy, UploadingReader,
+    Validation,
+};
+use arrow_schema::ffi::FFI_ArrowSchema;
+use arrow_schema::{DataType, Field};
+
+use crate::check::read;
+use crate::input::Input;
+use crate::world::{Place, World};
+
+/// What one call of a producer does.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    what: u8,
+    code: i32,
+}
+
+impl Step {
+    fn read(input: &mut Input<'_>) -> Self {
+        let (what, code) = (input.u8(), input.u8());
+        // Most often 0.
+        let code = if code < 200 {
+            0
+        } else {
+            [libc_errno(code), -1, i32::MIN][usize::from(code) % 3]
+        };
+        Self { what, code }
+    }
+}
+
+fn libc_errno(code: u8) -> i32 {
+    i32::from(code) % 133 + 1
+}
+
+/// A producer as C code would write one.
+struct Producer {
+    schemas: Vec<Step>,
+    steps: Vec<Step>,
+    texts: Vec<Option<CString>>,
+    asked: usize,
+    /// A struct, and the same on another device.
+    batches: [DeviceRecordBatch; 2],
+    label: (ArrowDeviceType, i64),
+    released: Arc<AtomicUsize>,
+}
+
+type Stream = FFI_ArrowDeviceArrayStream;
+
+impl Producer {
+    fn schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int {
+        let step = pop(&mut self.schemas);
+        let fields = match step.what % 8 {
+            0 => return step.code,
+            1 => Field::new("", DataType::Int32, true),
+            2 => Field::new("", DataType::Utf8, true),
+            // As another producer would panic: nothing is printed.
+            3 => std::panic::resume_unwind(Box::new("a producer's schema")),
+            _ => Field::new_struct("", fields(), true),
+        };
+        // SAFETY: `out` is the consumer's, for writing.
+        unsafe { out.write(FFI_ArrowSchema::try_from(fields).expect("names are C's")) };
+        step.code
+    }
+
+    fn next(&mut self, stream: *mut Stream, out: *mut FFI_ArrowDeviceArray) -> c_int {
+        self.asked += 1;
+        let step = pop(&mut self.steps);
+        let export = |batch: &DeviceRecordBatch| {
+            batch
+                .export_array(&ExportOptions::new(SyncPolicy::Event))
+                .expect("valid")
+        };
+        // SAFETY: `out` is the consumer's, for writing.
+        let give = |array: FFI_ArrowDeviceArray| unsafe { array.write_to(out) };
+        match step.what % 12 {
+            0 => {}
+            1 => give(FFI_ArrowDeviceArray::empty()),
+            2 => give(export(&self.batches[1])),
+            3 => {
+                // Another label than the memory's: an error, or plain memory under a device's name.
+                let array = export(&self.batches[0]).into_array();
+                if let Ok(array) = array {
+                    let (device_type, id) = self.label;
+                    let event = std::ptr::null_mut();
+                    // SAFETY: in host memory, and of a type of device whose memory is not read there, or not
+                    // known.
+                    give(unsafe { FFI_ArrowDeviceArray::new(array, device_type, id, event) });
+                }
+            }
+            4 => {
+                let columns = self.batches[0].column(0).expect("there is one");
+                give(
+                    columns
+                        .export_array(&ExportOptions::new(SyncPolicy::Event))
+                        .expect("valid"),
+                );
+            }
+            5 => std::panic::resume_unwind(Box::new("a producer's array")),
+            6 => {
+                // It releases itself: nothing may be asked any more.
+                // SAFETY: the stream's own callback, with the stream that it was given.
+                unsafe { release(stream) };
+                return step.code;
+            }
+            7 => give(export(&self.batches[0].slice(1, 2).expect("inside"))),
+            _ => give(export(&self.batches[0])),
+        }
+        step.code
+    }
+}
+
+fn pop(steps: &mut Vec<Step>) -> Step {
+    steps.pop().unwrap_or(Step { what: 0, code: 0 })
+}
+
+/// The producer behind `private_data`; `None` if it has released itself.
+///
+/// # Safety
+/// A stream of this file.
+unsafe fn of<'a>(stream: *mut Stream) -> Option<&'a mut Producer> {
+    // SAFETY: the caller gives one of this file's.
+    unsafe { (*stream).private_data().cast::<Producer>().as_mut() }
+}
+
+unsafe extern "C-unwind" fn get_schema(stream: *mut Stream, out: *mut FFI_ArrowSchema) -> c_int {
+    // SAFETY: a stream of this file.
+    unsafe { of(stream) }.map_or(22, |producer| producer.schema(out))
+}
+
+unsafe extern "C-unwind" fn get_next(stream: *mut Stream, out: *mut FFI_ArrowDeviceArray) -> c_int {
+    // SAFETY: as above.
+    let producer = unsafe { of(stream) };
+    // SAFETY: as above; it is not used after it was released.
+    producer.map_or(22, |producer| producer.next(stream, out))
+}
+
+unsafe extern "C-unwind" fn get_last_error(stream: *mut Stream) -> *const c_char {
+    // SAFETY: as above.
+    let Some(producer) = (unsafe { of(stream) }) else {
+        return std::ptr::null();
+    };
+    let text = producer
+        .texts
+        .get(producer.asked % producer.texts.len().max(1));
+    text.and_then(|text| text.as_deref())
+        .map_or(std::ptr::null(), CStr::as_ptr)
+}
+
+unsafe extern "C-unwind" fn release(stream: *mut Stream) {
+    // SAFETY: as above; released once.
+    unsafe {
+        let producer = (*stream).private_data().cast::<Producer>();
+        assert!(!producer.is_null(), "released twice");
+        let producer = Box::from_raw(producer);
+        producer.released.fetch_add(1, SeqCst);
+        Stream::mark_released(stream);
+    }
+}
+
+fn fields() -> Vec<Field> {
+    vec![
+        Field::new("i", DataType::Int32, true),
+        Field::new("s", DataType::Utf8, true),
+    ]
+}
+
+/// Four rows whose memory says when it is gone.
+fn rows(gone: &Arc<AtomicUsize>) -> RecordBatch {
+    struct Memory(Arc<AtomicUsize>, [i32; 4]);
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    let memory = Arc::new(Memory(gone.clone(), [1, 2, 3, 4]));
+    let start = std::ptr::NonNull::from(&memory.1).cast();
+    // SAFETY: 16 bytes that their owner keeps.
+    let values = unsafe { Buffer::from_custom_allocation(start, 16, memory) };
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(Int32Array::new(values.into(), None)),
+        Arc::new(StringArray::from(vec![
+            Some("a"),
+            None,
+            Some("ü"),
+            Some(""),
+        ])),
+    ];
+    RecordBatch::from(StructArray::new(fields().into(), columns, None))
+}
+
+/// | bytes | what |
+/// | --- | --- |
+/// | 1 | the device of the stream; arrays or batches; how much is validated |
+/// | 1 + ... | what the producer says as its schema, call by call |
+/// | 1 + ... | what it answers when asked for an array |
+/// | 1 + ... | its texts |
+/// | rest | what the consumer does |
+pub fn target(input: &mut Input<'_>) {
+    let world = World::enter();
+    let flags = input.u8();
+    let place = &world.places[usize::from(flags) % 3];
+    let other = &world.places[usize::from(flags / 4) % 3];
+    let validation = [Validation::Full, Validation::Structure][usize::from(flags & 32 != 0)];
+    let mut schemas = steps(&mut Input::new(input.text()));
+    let steps = steps(&mut Input::new(input.text()));
+    let mut texts = Input::new(input.text());
+    // Most inputs get beyond the schema.
+    if flags & 64 == 0 {
+        schemas.push(Step { what: 7, code: 0 });
+    }
+    let text = |texts: &mut Input<'_>| {
+        let text = texts
+            .text()
+            .split(|byte| *byte == 0)
+            .next()
+            .unwrap_or_default();
+        (!text.is_empty()).then(|| CString::new(text).expect("no null byte"))
+    };
+    let texts: Vec<_> =
+        std::iter::from_fn(|| (!texts.is_empty()).then(|| text(&mut texts))).collect();
+
+    let (gone, released) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let batches = [place, other].map(|place| place.device.upload(&rows(&gone)).expect("valid"));
+    let producer = Producer {
+        schemas,
+        steps,
+        texts,
+        asked: 0,
+        batches,
+        label: [
+            (ArrowDeviceType::CUDA_HOST, 0),
+            (ArrowDeviceType::CUDA, 0),
+            (ArrowDeviceType::EXT_DEV, place.device.id().id),
+            (ArrowDeviceType::EXT_DEV, i64::MAX),
+            (ArrowDeviceType::new(99), 0),
+        ][usize::from(flags / 8) % 5],
+        released: released.clone(),
+    };
+    let data = Box::into_raw(Box::new(producer)).cast();
+    let device_type = place.device.id().device_type;
+    // SAFETY: the callbacks of this file. What they do wrong is what consumers must expect.
+    let stream = unsafe {
+        Stream::from_parts(
+            device_type,
+            get_schema,
+            get_next,
+            get_last_error,
+            release,
+            data,
+        )
+    };
+    match flags & 128 {
+        0 => batches_of(&world, place, stream, validation, input),
+        _ => arrays_of(place, stream, validation, input),
+    }
+    world.assert_clean();
+    assert_eq!(released.load(SeqCst), 1, "releases of the stream");
+    // Page-locked memory without a backend has a thread of its own.
+    world.eventually("both batches are gone", || gone.load(SeqCst) == 2);
+}
+
+fn steps(input: &mut Input<'_>) -> Vec<Step> {
+    let mut steps: Vec<_> =
+        std::iter::from_fn(|| (!input.is_empty()).then(|| Step::read(input))).collect();
+    steps.reverse();
+    steps
+}
+
+fn arrays_of(place: &Place, stream: Stream, validation: Validation, input: &mut Input<'_>) {
+    // SAFETY: arrays are valid; of the rest consumers expect anything.
+    let reader = unsafe { DeviceArrayStreamReader::new(stream, place.options(validation)) };
+    let Ok(mut reader) = reader else { return };
+    let field = reader.field();
+    for _ in 0..1 + input.choice(12) {
+        if !ends(reader.next(), |array| {
+            assert_eq!(array.data_type(), field.data_type());
+            read(&array.to_host().expect("valid"));
+        }) {
+            assert!(reader.next().is_none(), "a reader goes on after its end");
+        }
+    }
+    if input.bool() {
+        let options = ExportOptions::new(SyncPolicy::Event);
+        consume(
+            Stream::new_arrays(reader, options).expect("names came from C"),
+            input,
+        );
+    }
+}
+
+/// Whether the reader goes on.
+fn ends<T>(item: Option<Result<T>>, valid: impl FnOnce(T)) -> bool {
+    match item {
+        Some(Ok(item)) => {
+            valid(item);
+            true
+        }
+        Some(Err(e)) => {
+            let _ = (e.to_string(), e.errno());
+            false
+        }
+        None => false,
+    }
+}
+
+fn batches_of(
+    world: &World,
+    place: &Place,
+    stream: Stream,
+    validation: Validation,
+    input: &mut Input<'_>,
+) {
+    // SAFETY: as in `arrays_of`.
+    let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, place.options(validation)) };
+    let Ok(mut reader) = reader else { return };
+    let valid = |batch: DeviceRecordBatch| {
+        let batch = batch.to_host().expect("valid");
+        batch.columns().iter().for_each(|column| read(column));
+    };
+    for _ in 0..input.choice(4) {
+        if !ends(reader.next(), valid) {
+            assert!(reader.next().is_none(), "a reader goes on after its end");
+        }
+    }
+    let options = ExportOptions::new([SyncPolicy::Event, SyncPolicy::Wait][input.choice(2)]);
+    match input.choice(4) {
+        0 => {}
+        1 => {
+            let mut reader = reader.into_host_reader().with_prefetch(input.choice(4));
+            for _ in 0..input.choice(8) {
+                let Some(Ok(batch)) = reader.next() else {
+                    assert!(reader.next().is_none(), "a reader goes on after its end");
+                    break;
+                };
+                batch.columns().iter().for_each(|column| read(column));
+            }
+        }
+        2 => consume(
+            Stream::new(reader, options).expect("names came from C"),
+            input,
+        ),
+        _ => {
+            // Down, joined, up to some device, out, in.
+            let host = CoalescingReader::new(reader.into_host_reader(), 1 + input.choice(9));
+            let to = &world.places[input.choice(3)];
+            let up = UploadingReader::new(host, &to.device);
+            consume(Stream::new(up, options).expect("names came from C"), input);
+        }
+    }
+}
+
+/// A consumer that keeps to no order.
+fn consume(mut stream: Stream, input: &mut Input<'_>) {
+    let (schema, next) = (stream.get_schema(), stream.get_next());
+    let (schema, next) = (schema.expect("is there"), next.expect("is there"));
+    let last_error = stream.get_last_error().expect("is there");
+    let this = &raw mut stream;
+    let mut failed = None;
+    for _ in 0..12 {
+        match input.choice(6) {
+            0 => {
+                let mut out = arrow_device::abi::ForeignSchema::empty();
+                // SAFETY: our own stream, and memory for one schema.
+                let code = unsafe { schema(this, out.as_mut_ptr()) };
+                if code == 0 {
+                    Field::try_from(out.as_ref()).expect("our own");
+                }
+            }
+            // SAFETY: null is refused.
+            1 => assert_ne!(unsafe { schema(this, std::ptr::null_mut()) }, 0),
+            // SAFETY: as above.
+            2 => assert_ne!(unsafe { next(this, std::ptr::null_mut()) }, 0),
+            3 => {
+                // SAFETY: our own stream.
+                let text = unsafe { last_error(this) };
+                if !text.is_null() {
+                    // SAFETY: valid until the next call.
+                    let _ = unsafe { CStr::from_ptr(text) }.to_bytes().len();
+                }
+            }
+            _ => {
+                let mut out = FFI_ArrowDeviceArray::empty();
+                // SAFETY: as above, and memory for one array.
+                let code = unsafe { next(this, &mut out) };
+                assert!(code == 0 || out.is_released(), "an error with an array");
+                if let Some(failed) = failed {
+                    assert_eq!(failed, code, "an error that does not stay");
+                }
+                failed = failed.or((code != 0).then_some(code));
+            }
+        }
+    }
+    if input.bool() {
+        let release = stream.release().expect("not released yet");
+        // SAFETY: our own stream; it is not used after that but for another release, which does nothing.
+        unsafe {
+            release(&raw mut stream);
+            assert!(stream.is_released());
+            release(&raw mut stream);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The devices that targets use: made once, and clean between inputs.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::{Device, Devices, ImportOptions, Validation};
+
+/// A device, with import options that find it and its like.
+pub struct Place {
+    pub device: Device,
+    /// `None` for the CPU.
+    pub sim: Option<Arc<SimDevice>>,
+    devices: Devices,
+}
+
+/// The CPU, a simulated device whose work runs when it is waited for, and one that runs it at once on a
+/// thread and that reaches the other.
+pub struct World {
+    pub places: [Place; 3],
+}
+
+impl World {
+    fn new() -> Self {
+        let config = || {
+            SimConfig::default()
+                .with_capacity_bytes(256 << 20)
+                .with_quarantine_bytes(1 << 20)
+        };
+        let sims = [
+            config().with_mode(SimMode::Deferred),
+            config().with_mode(SimMode::Async).with_peer_access(true),
+        ];
+        let sims = sims.map(|config| {
+            let sim = SimDevice::new(config).expect("targets run on Linux");
+            (Device::new(sim.clone()).expect("the queue is there"), sim)
+        });
+        let devices = Devices::new();
+        for (device, _) in &sims {
+            devices.add(device.clone()).expect("ids differ");
+        }
+        let place = |device, sim| Place {
+            device,
+            sim,
+            devices: devices.clone(),
+        };
+        let [deferred, asynchronous] = sims.map(|(device, sim)| place(device, Some(sim)));
+        Self {
+            places: [place(Devices::cpu(), None), deferred, asynchronous],
+        }
+    }
+
+    /// The one world; a new one if the last target failed.
+    pub fn enter() -> Entered {
+        static WORLD: Mutex<Option<World>> = Mutex::new(None);
+        let mut world = WORLD.lock().unwrap_or_else(|poisoned| {
+            WORLD.clear_poison();
+            let mut world = PoisonError::into_inner(poisoned);
+            *world = None;
+            world
+        });
+        world.get_or_insert_with(Self::new);
+        Entered(world)
+    }
+
+    /// Waits for what threads of devices do.
+    ///
+    /// # Panics
+    /// If it does not happen.
+    #[track_caller]
+    pub fn eventually(&self, what: &str, happened: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !happened() {
+            assert!(Instant::now() < end, "never happened: {what}");
+            for place in &self.places {
+                // Runs what nobody waits for.
+                let _ = place.device.synchronize();
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Panics unless everything was freed and released, once threads that do so have caught up.
+    #[track_caller]
+    pub fn assert_clean(&self) {
+        let end = Instant::now() + Duration::from_secs(10);
+        let mut pause = Duration::from_micros(2);
+        for place in &self.places {
+            let Some(sim) = &place.sim else { continue };
+            loop {
+                let synchronized = place.device.synchronize();
+                place.device.trim();
+                let report = sim.report();
+                assert!(report.error.is_none(), "the device failed: {report:#?}");
+                assert!(report.violations.is_empty(), "{report:#?}");
+                if synchronized.is_ok() && report.is_clean() && report.pending_operations == 0 {
+                    break;
+                }
+                assert!(Instant::now() < end, "something is left: {report:#?}");
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(Duration::from_millis(5));
+            }
+            let dropped = place.device.take_drop_error();
+            assert!(dropped.is_none(), "a drop failed: {dropped:?}");
+        }
+    }
+}
+
+/// The world while a target uses it.
+pub struct Entered(MutexGuard<'static, Option<World>>);
+
+impl std::ops::Deref for Entered {
+    type Target = World;
+
+    fn deref(&self) -> &World {
+        self.0.as_ref().expect("made on entering")
+    }
+}
+
+impl Place {
+    pub fn options(&self, validation: Validation) -> ImportOptions {
+        ImportOptions::default()
+            .with_devices(self.devices.clone())
+            .with_validation(validation)
+    }
+
+    pub fn is_cpu(&self) -> bool {
+        self.sim.is_none()
+    }
+}
