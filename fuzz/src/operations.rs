@@ -9,6 +9,7 @@ use arrow_device::{
     DeviceArray, DeviceBuffer, DeviceRecordBatch, DeviceRecordBatchIterator,
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions,
     FFI_ArrowDeviceArrayStream, NullCounts, ReleasePolicy, Result, SyncPolicy, Validation,
+    Validity,
 };
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 
@@ -308,16 +309,14 @@ fn from_values(
     rows: &ArrayRef,
     input: &mut Input<'_>,
 ) -> Option<DeviceArray> {
-    let claim = [None, Some(nulls_of(rows))][input.choice(2)];
-    if !starts_at_0(device) || device.num_buffers() != 2 || device.num_children() > 0 {
+    if device.offset() > 0 || device.num_buffers() != 2 || device.num_children() > 0 {
         return None;
     }
     values(
         device.data_type(),
         device.len(),
         device.buffer(1)?,
-        device.buffer(0),
-        claim,
+        device.validity(),
     )
     .ok()
 }
@@ -327,10 +326,9 @@ fn values(
     data_type: &DataType,
     len: usize,
     values: DeviceBuffer,
-    validity: Option<DeviceBuffer>,
-    claim: Option<usize>,
+    validity: Option<Validity>,
 ) -> Result<DeviceArray> {
-    DeviceArray::from_values(data_type.clone(), len, values, validity, claim)
+    DeviceArray::from_values(data_type.clone(), len, values, validity)
 }
 
 type Made = (&'static str, DeviceArray, ArrayRef);

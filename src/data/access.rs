@@ -1,6 +1,5 @@
-//! Typed, ordered access for kernels.
+//! What kernels get of an array: values, offsets and validity, ordered and checked by type.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -9,121 +8,69 @@ use arrow_schema::{DataType, IntervalUnit, UnionMode};
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::{BufferKind, Layout, Nesting};
+use crate::data::loan::{DeviceBits, DeviceSlice};
+use crate::data::validity::Validity;
 use crate::device::{DevicePtr, Queue};
 use crate::error::{Error, Result};
-use crate::memory::{Owner, check_queue};
+use crate::memory::{DeviceBuffer, Owner, check_queue};
 
-/// The rows of one buffer, lent to the work of one queue: the queue waits until the memory is
-/// ready, and dropping the loan records the use, so that the memory outlives the work. Queue the
-/// kernel while the loan lives.
-#[must_use = "dropping the loan says that the work that uses the values was queued"]
-pub struct DeviceSlice<'a, T> {
-    owner: Option<&'a Arc<Owner>>,
-    queue: Queue,
-    address: DevicePtr,
-    len: usize,
-    values: PhantomData<fn() -> T>,
-}
-
-impl<T> DeviceSlice<'_, T> {
-    /// The address of the first element, the array's offset included. Null if there is none.
-    pub fn address(&self) -> DevicePtr {
-        self.address
+impl DeviceArray {
+    /// The validity bitmap of exactly these rows, without a copy, to be given to another array or to a
+    /// kernel. `None` if the array has none, and so no nulls of its own.
+    ///
+    /// Arrays of the types null, union and run-end encoded never have one; nulls of a dictionary's values, and
+    /// of a child's parent, are in the bitmaps of those.
+    pub fn validity(&self) -> Option<Validity> {
+        let (tree, view) = (self.tree(), self.view());
+        let slot = tree.bitmap_of(&tree.nodes[view.node])?;
+        // The length of a bitmap follows from the rows, which were checked when the array was made.
+        let needed = (view.validity_offset + view.length).div_ceil(8);
+        let owner = tree.owner(slot).clone();
+        let bytes = slot.bytes().unwrap_or(needed);
+        Some(Validity {
+            buffer: DeviceBuffer::from_parts(owner, slot.base, slot.offset, bytes),
+            bit_offset: view.validity_offset,
+            len: view.length,
+            nulls: self.null_count(),
+        })
     }
 
-    /// How many elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl<T> DeviceSlice<'_, T> {
-    pub(crate) fn address_ref(&self) -> &DevicePtr {
-        &self.address
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl DeviceBits<'_> {
-    pub(crate) fn address_ref(&self) -> &DevicePtr {
-        &self.bytes.address
-    }
-}
-
-impl<T> Drop for DeviceSlice<'_, T> {
-    fn drop(&mut self) {
-        if let Some(owner) = self.owner {
-            owner.record_use(&self.queue);
+    /// An array with the rows of this one, null where this one is, and with new `values`: what a kernel of one
+    /// input returns. The validity bitmap is shared, not copied, also where this array is a slice.
+    ///
+    /// `data_type` is any type that [`from_values`](Self::from_values) takes, `values` has the value of this
+    /// array's first row at its start.
+    ///
+    /// An export may have to copy the bitmap if this array starts within a byte of it: see
+    /// [`export`](Self::export).
+    ///
+    /// ```
+    /// use arrow_array::{Array, Float64Array, Int32Array};
+    /// use arrow_device::{DeviceBufferMut, Devices};
+    /// use arrow_schema::DataType;
+    /// let device = Devices::cpu();
+    /// let queue = device.default_queue();
+    /// let column = Int32Array::from(vec![None, Some(1), None, Some(3)]);
+    /// let column = device.upload_array(&column)?.slice(1, 3)?;
+    /// let mut out = DeviceBufferMut::allocate(&queue, 3 * 8)?;
+    /// out.fill(0)?; // stands for a kernel that reads `column.values_on::<i32>(&queue)?`
+    /// let result = column.with_values(DataType::Float64, out.freeze()?)?;
+    /// let expected = Float64Array::from(vec![Some(0.0), None, Some(0.0)]);
+    /// assert_eq!(result.to_host()?.as_ref(), &expected as &dyn Array);
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`from_values`](Self::from_values); [`Error::InvalidArgument`] also if this array is of a type that
+    /// has nulls but no validity bitmap (null, union, run-end encoded).
+    pub fn with_values(&self, data_type: DataType, values: DeviceBuffer) -> Result<Self> {
+        if !self.tree().layout(self.view().node).has_validity() {
+            return Err(Error::argument(format!(
+                "{} has no validity bitmap that says which rows are null; use from_values",
+                self.data_type()
+            )));
         }
-    }
-}
-
-impl<T> fmt::Debug for DeviceSlice<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceSlice")
-            .field("address", &self.address)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
-}
-
-/// A bitmap lent to the work of one queue: the bit of row `i` is bit `bit_offset + i`, least
-/// significant bit first.
-#[derive(Debug)]
-#[must_use = "dropping the loan says that the work that uses the bits was queued"]
-pub struct DeviceBits<'a> {
-    bytes: DeviceSlice<'a, u8>,
-    bit_offset: usize,
-    len: usize,
-}
-
-impl<'a> DeviceBits<'a> {
-    /// `len` bits from bit `bit_offset` of the bitmap at `address`. `queue` waits for `owner`, whose memory it
-    /// is, already.
-    pub(crate) fn new(
-        owner: Option<&'a Arc<Owner>>,
-        queue: &Queue,
-        address: DevicePtr,
-        bit_offset: usize,
-        len: usize,
-    ) -> Self {
-        Self {
-            bytes: DeviceSlice {
-                owner,
-                queue: queue.clone(),
-                address,
-                len: (bit_offset + len).div_ceil(8),
-                values: PhantomData,
-            },
-            bit_offset,
-            len,
-        }
-    }
-
-    /// The address of the bitmap's first byte.
-    pub fn address(&self) -> DevicePtr {
-        self.bytes.address
-    }
-
-    /// Bits to skip.
-    pub fn bit_offset(&self) -> usize {
-        self.bit_offset
-    }
-
-    /// How many bits (rows).
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+        Self::from_values(data_type, self.len(), values, self.validity())
     }
 }
 

@@ -1,9 +1,6 @@
 //! [`Validity`].
 
-use arrow_schema::DataType;
-
-use crate::data::access::DeviceBits;
-use crate::data::array::DeviceArray;
+use crate::data::loan::DeviceBits;
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, check_queue};
@@ -42,12 +39,12 @@ use crate::memory::{DeviceBuffer, check_queue};
 #[doc(alias = "NullBuffer")]
 #[derive(Clone, Debug)]
 pub struct Validity {
-    buffer: DeviceBuffer,
-    bit_offset: usize,
+    pub(super) buffer: DeviceBuffer,
+    pub(super) bit_offset: usize,
     /// Rows.
-    len: usize,
+    pub(super) len: usize,
     /// The number of nulls where an array knew it that has these rows.
-    nulls: Option<usize>,
+    pub(super) nulls: Option<usize>,
 }
 
 impl Validity {
@@ -150,65 +147,5 @@ impl Validity {
     /// The buffer, its first bit and the number of nulls.
     pub(crate) fn into_parts(self) -> (DeviceBuffer, usize, Option<usize>) {
         (self.buffer, self.bit_offset, self.nulls)
-    }
-}
-
-impl DeviceArray {
-    /// The validity bitmap of exactly these rows, without a copy, to be given to another array or to a
-    /// kernel. `None` if the array has none, and so no nulls of its own.
-    ///
-    /// Arrays of the types null, union and run-end encoded never have one; nulls of a dictionary's values, and
-    /// of a child's parent, are in the bitmaps of those.
-    pub fn validity(&self) -> Option<Validity> {
-        let (tree, view) = (self.tree(), self.view());
-        let slot = tree.bitmap_of(&tree.nodes[view.node])?;
-        // The length of a bitmap follows from the rows, which were checked when the array was made.
-        let needed = (view.validity_offset + view.length).div_ceil(8);
-        let owner = tree.owner(slot).clone();
-        let bytes = slot.bytes().unwrap_or(needed);
-        Some(Validity {
-            buffer: DeviceBuffer::from_parts(owner, slot.base, slot.offset, bytes),
-            bit_offset: view.validity_offset,
-            len: view.length,
-            nulls: self.null_count(),
-        })
-    }
-
-    /// An array with the rows of this one, null where this one is, and with new `values`: what a kernel of one
-    /// input returns. The validity bitmap is shared, not copied, also where this array is a slice.
-    ///
-    /// `data_type` is any type that [`from_values`](Self::from_values) takes, `values` has the value of this
-    /// array's first row at its start.
-    ///
-    /// An export may have to copy the bitmap if this array starts within a byte of it: see
-    /// [`export`](Self::export).
-    ///
-    /// ```
-    /// use arrow_array::{Array, Float64Array, Int32Array};
-    /// use arrow_device::{DeviceBufferMut, Devices};
-    /// use arrow_schema::DataType;
-    /// let device = Devices::cpu();
-    /// let queue = device.default_queue();
-    /// let column = Int32Array::from(vec![None, Some(1), None, Some(3)]);
-    /// let column = device.upload_array(&column)?.slice(1, 3)?;
-    /// let mut out = DeviceBufferMut::allocate(&queue, 3 * 8)?;
-    /// out.fill(0)?; // stands for a kernel that reads `column.values_on::<i32>(&queue)?`
-    /// let result = column.with_values(DataType::Float64, out.freeze()?)?;
-    /// let expected = Float64Array::from(vec![Some(0.0), None, Some(0.0)]);
-    /// assert_eq!(result.to_host()?.as_ref(), &expected as &dyn Array);
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// As [`from_values`](Self::from_values); [`Error::InvalidArgument`] also if this array is of a type that
-    /// has nulls but no validity bitmap (null, union, run-end encoded).
-    pub fn with_values(&self, data_type: DataType, values: DeviceBuffer) -> Result<Self> {
-        if !self.tree().layout(self.view().node).has_validity() {
-            return Err(Error::argument(format!(
-                "{} has no validity bitmap that says which rows are null; use from_values",
-                self.data_type()
-            )));
-        }
-        Self::from_values(data_type, self.len(), values, self.validity())
     }
 }
