@@ -1,6 +1,7 @@
 //! Counts rather than times, measured anew: `counts` prints a line for each figure of a row, separated by tabs: row, what,
 //! measured, limit.
 
+#[allow(dead_code)] // bytes are counted by tests alone
 #[path = "../../tests/support/alloc.rs"]
 mod alloc;
 

@@ -62,6 +62,8 @@ mod support {
     pub mod types;
     #[path = "../../tests/support/values.rs"]
     mod values;
+    #[path = "../../tests/support/variants.rs"]
+    mod variants;
 }
 
 type Target = fn(&mut input::Input<'_>);

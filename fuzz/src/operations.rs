@@ -177,11 +177,7 @@ fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Opt
             rows.clone(),
         ),
         7 => ("from_parts", from_parts(device, rows, input)?, rows.clone()),
-        8 => (
-            "from_values",
-            from_values(device, rows, input)?,
-            rows.clone(),
-        ),
+        8 => ("from_values", from_values(device, input)?, rows.clone()),
         9 => batch(world, device, rows, input)?,
         10 => stream(world, device, rows, input)?,
         11 => {
@@ -303,32 +299,17 @@ fn from_parts(device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) -> O
     }
 }
 
-/// The same array from its values and bitmap.
-fn from_values(
-    device: &DeviceArray,
-    rows: &ArrayRef,
-    input: &mut Input<'_>,
-) -> Option<DeviceArray> {
+/// The same array from its values and its validity, which may start within a byte.
+fn from_values(device: &DeviceArray, input: &mut Input<'_>) -> Option<DeviceArray> {
     if device.offset() > 0 || device.num_buffers() != 2 || device.num_children() > 0 {
         return None;
     }
-    values(
-        device.data_type(),
-        device.len(),
-        device.buffer(1)?,
-        device.validity(),
-    )
+    let (data_type, values) = (device.data_type().clone(), device.buffer(1)?);
+    match input.choice(2) {
+        0 => DeviceArray::from_values(data_type, device.len(), values, device.validity()),
+        _ => device.with_values(data_type, values),
+    }
     .ok()
-}
-
-/// All that this target says of how an array is made from values.
-fn values(
-    data_type: &DataType,
-    len: usize,
-    values: DeviceBuffer,
-    validity: Option<Validity>,
-) -> Result<DeviceArray> {
-    DeviceArray::from_values(data_type.clone(), len, values, validity)
 }
 
 type Made = (&'static str, DeviceArray, ArrayRef);
