@@ -6,10 +6,9 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchReader};
 use arrow_device::{
-    DeviceArray, DeviceBuffer, DeviceRecordBatch, DeviceRecordBatchIterator,
-    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions,
-    FFI_ArrowDeviceArrayStream, NullCounts, ReleasePolicy, Result, SyncPolicy, Validation,
-    Validity,
+    DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
+    DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArrayStream, NullCounts,
+    ReleasePolicy, SyncPolicy, Validation,
 };
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 

@@ -9,9 +9,13 @@ use crate::memory::{DeviceBuffer, check_queue};
 /// `bit_offset + i` of the buffer, least significant bit first; a set bit is a value, an unset one a null.
 ///
 /// It is to device memory what arrow-rs's [`NullBuffer`](arrow_buffer::NullBuffer) is to host memory. A
-/// column lends its own, slices included ([`DeviceArray::validity`]), and the result of a kernel takes it
+/// column returns its own, slices included ([`DeviceArray::validity`]), and the result of a kernel takes it
 /// ([`DeviceArray::from_values`], [`DeviceArray::with_values`]). Clones and slices share the memory; nothing
 /// is copied.
+///
+/// [`DeviceArray::validity`]: crate::DeviceArray::validity
+/// [`DeviceArray::from_values`]: crate::DeviceArray::from_values
+/// [`DeviceArray::with_values`]: crate::DeviceArray::with_values
 ///
 /// ```
 /// use arrow_array::{Array, Float64Array, Int64Array};
@@ -124,7 +128,7 @@ impl Validity {
         })
     }
 
-    /// Lends the bitmap to work on `queue`, as [`DeviceArray::validity_on`] does: the queue waits until the
+    /// Lends the bitmap to work on `queue`, as [`DeviceArray::validity_on`](crate::DeviceArray::validity_on) does: the queue waits until the
     /// memory is ready, and dropping the loan records the use.
     ///
     /// # Errors
