@@ -51,7 +51,7 @@ const STEPS: usize = 40;
 /// What our side of a stream from a hostile producer holds.
 enum Side {
     Opening(Opening),
-    Stream(AsyncDeviceRecordBatchStream),
+    Stream(Box<AsyncDeviceRecordBatchStream>),
     Host(Pin<Box<dyn Stream<Item = Result<arrow_array::RecordBatch, arrow_schema::ArrowError>>>>),
     Gone,
 }
@@ -62,7 +62,7 @@ impl Side {
         match std::mem::replace(self, Self::Gone) {
             Self::Opening(mut opening) => match poll(&mut opening) {
                 Poll::Ready(Ok(stream)) => {
-                    *self = Self::Stream(stream);
+                    *self = Self::Stream(Box::new(stream));
                     true
                 }
                 Poll::Ready(Err(e)) => {
@@ -170,7 +170,7 @@ fn producer(place: &Place, flags: u8, input: &mut Input<'_>) {
                     _ => unsafe { producer.raw_schema(ptr::null_mut()) },
                 };
             }
-            6 | 7 | 8 => {
+            6..=8 => {
                 let metadata = [None, Some(metadata(code))][usize::from(code % 5 == 0)].clone();
                 _ = producer.task_with(&up(place, code.into()), metadata.as_deref());
             }

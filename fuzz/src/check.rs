@@ -76,8 +76,9 @@ pub fn read(array: &dyn Array) {
             let valid = |i: usize| array.is_valid(i);
             downcast_integer_array!(
                 keys => for i in rows(n).filter(|i| valid(*i)) {
-                    let key = usize::try_from(keys.value(i)).expect("keys are not negative");
-                    assert!(key < values.len(), "key {key} of {} values", values.len());
+                    let key = i128::from(keys.value(i));
+                    let all = 0..values.len() as i128;
+                    assert!(all.contains(&key), "key {key} of {} values", values.len());
                 },
                 other => panic!("keys of type {other}")
             );

@@ -55,7 +55,7 @@ impl Check<'_> {
         let Ok(n) = usize::try_from(n) else {
             return Some(None);
         };
-        if list == 0 || list % 8 != 0 {
+        if list == 0 || !list.is_multiple_of(8) {
             return Some(None);
         }
         self.there(list, n.checked_mul(8)?)?;
@@ -93,10 +93,10 @@ impl Check<'_> {
                 let bytes = match kind {
                     Holds::Bytes if list[i - 1] == 0 => 0,
                     // Refused, if not as too large then as too small.
-                    Holds::Bytes => match self.last_offset(list[i - 1], kinds[i - 1], rows)? {
-                        Ok(bytes) => bytes,
-                        Err(_) => 0,
-                    },
+                    Holds::Bytes => {
+                        let last = self.last_offset(list[i - 1], kinds[i - 1], rows)?;
+                        last.unwrap_or_default()
+                    }
                     kind => kind.bytes(rows).unwrap_or(0),
                 };
                 if list[i] != 0 {
@@ -151,7 +151,7 @@ impl Check<'_> {
 
     fn below(&self, array: &CArray, data_type: &DataType) -> Holding {
         let types = kinds::children(data_type);
-        let aligned = |child: usize| child != 0 && child % 8 == 0;
+        let aligned = |child: usize| child != 0 && child.is_multiple_of(8);
         let one = |child: usize, data_type: &DataType| match aligned(child) {
             // SAFETY: lists hold structs of `foreign`, null, or misaligned pointers.
             true => self.node(unsafe { &*(child as *const CArray) }, data_type),

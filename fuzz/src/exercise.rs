@@ -59,7 +59,8 @@ pub fn nulls_of(host: &dyn Array) -> usize {
 /// What reads no memory.
 pub fn structure(array: &DeviceArray) {
     let _ = format!("{array:?}");
-    assert_eq!(array.is_empty(), array.len() == 0);
+    let n = array.len();
+    assert_eq!(array.is_empty(), n == 0);
     assert!(array.null_count().is_none_or(|n| n <= array.len()));
     let _ = array.field();
     for i in 0..array.num_buffers() + 2 {

@@ -331,11 +331,11 @@ impl<'a> Foreign<'a> {
             2 => on_device(&world.places[1], vec![1; 64]).address().address(),
             _ => 0,
         };
-        let address = (12..=13)
-            .contains(&what)
-            .then(|| address(self))
-            .unwrap_or(0);
-        let label = (what == 20).then(|| (self.root.device_type, self.root.device_id));
+        let address = match what {
+            12 | 13 => address(self),
+            _ => 0,
+        };
+        let label = (self.root.device_type, self.root.device_id);
         let garbage = if what == 19 {
             self.put_on_host(vec![3; 64])
         } else {
@@ -402,7 +402,7 @@ impl<'a> Foreign<'a> {
             18 => self.root.sync_event = ptr::null_mut(),
             19 => self.root.sync_event = ptr::without_provenance_mut(garbage),
             20 => {
-                let (device_type, device_id) = label.unwrap_or_default();
+                let (device_type, device_id) = label;
                 self.root.device_type = match i {
                     0 => (value % 20) as i32,
                     1 => [3, 11, 1, -1][value as usize % 4],

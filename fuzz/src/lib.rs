@@ -37,10 +37,8 @@ mod streams;
 mod world;
 
 // The stand-ins of the tests of async streams, and what they name.
-#[allow(dead_code, unused_imports)]
 #[path = "../../tests/async_stream/kit/mod.rs"]
 mod peers;
-#[allow(dead_code, unused_imports)]
 #[path = "../../tests/simkit/mod.rs"]
 mod simkit;
 
