@@ -5,7 +5,8 @@ use arrow_buffer::{ArrowNativeType, i256};
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::SimQueue;
 use arrow_device::{
-    DeviceArray, DeviceRecordBatch, DeviceSlice, Queue, SyncPolicy, Validation, check_for_cudf,
+    DeviceArray, DeviceRecordBatch, DeviceSlice, Error, Queue, SyncPolicy, Validation,
+    check_for_cudf,
 };
 
 use arrow_schema::DataType;
@@ -187,7 +188,11 @@ fn operation(world: &World, array: &DeviceArray, host: &ArrayRef, input: &mut In
             }
         }
         3 => {
-            array.resolve_sizes().expect("sizes of a valid array");
+            // Rows of a child beyond those that its parent needs are not validated: no safe call reaches their
+            // values, but a size that they state is refused.
+            if let Err(e) = array.resolve_sizes() {
+                assert!(matches!(e, Error::InvalidInput { .. }), "{e}");
+            }
             let nulls = array.resolve_null_counts().expect("nulls of a valid array");
             assert_eq!(nulls, nulls_of(host), "counted nulls of {array:?}");
         }

@@ -120,6 +120,7 @@ impl Node {
 
     /// The array in host memory, if it is one: what arrow-rs's validation says. `most` bounds rows.
     pub fn array(&self, data_type: &DataType, arena: &[u8], most: i64) -> Option<ArrayRef> {
+        use DataType as T;
         let (length, offset) = (self.length, self.offset);
         if !(0..=most).contains(&length) || !(0..=most).contains(&offset) {
             return None;
@@ -171,6 +172,13 @@ impl Node {
                 .child_data(children)
                 .build();
             let data = data.ok().filter(|data| data.validate_full().is_ok())?;
+            // Which arrow-rs does not look at; imports do.
+            if let T::ListView(field) | T::LargeListView(field) = data_type {
+                let nulls = data.child_data()[0].null_count();
+                if nulls > 0 && !field.is_nullable() {
+                    return None;
+                }
+            }
             Some(make_array(data).slice(offset as usize, length as usize))
         })?
     }
