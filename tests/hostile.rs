@@ -53,6 +53,15 @@ fn unknown_ids_cost_nothing_that_stays() {
         }
     });
     assert!(kept < 1 << 14, "{kept} bytes are kept");
+    // Nor after many that were used at once: the next new one drops what is left of them.
+    let ((), _, kept) = bytes(|| {
+        let used: Vec<_> = (1..ids / 10)
+            .map(|id| import(ArrowDeviceType::CUDA_HOST.value(), id))
+            .collect();
+        drop(used);
+        drop(import(ArrowDeviceType::CUDA_HOST.value(), ids));
+    });
+    assert!(kept < 1 << 14, "{kept} bytes are kept of those");
     // One that is used stays the same one, whatever comes between.
     let used = import(ArrowDeviceType::CUDA_HOST.value(), 7);
     for id in 0..100 {
