@@ -1,4 +1,4 @@
-//! What hides on a device: lengths in offsets, and null counts in masks. Both stay unknown until
+//! What hides on a device: lengths in offsets, and null counts in validity bitmaps. Both stay unknown until
 //! asked for; then all of an array's are read at once: one list of copies, one host wait.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::data::array::DeviceArray;
 use crate::data::layout::BufferKind;
 use crate::data::parts::Parts;
 use crate::data::tree::{Tree, View};
-use crate::device::{AddressClass, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
+use crate::device::{AddressClass, CopyKind, CopyOp, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{HostSlab, Owner, Reading};
 
@@ -25,16 +25,24 @@ pub(crate) struct Request {
 /// The answers to a list of requests.
 #[derive(Debug)]
 pub(crate) struct Answers {
-    slab: HostSlab,
-    /// First byte and number of bytes of each.
-    ranges: Vec<(usize, usize)>,
+    /// Address and number of bytes of each, in the slab or in the owners' memory.
+    places: Vec<(DevicePtr, usize)>,
+    /// What came from the device.
+    _slab: Option<HostSlab>,
+    _owners: Vec<Arc<Owner>>,
 }
 
 impl Answers {
-    /// The bytes of request `i`, aligned to 8.
+    /// The bytes of request `i`; they may start at any address.
     pub(crate) fn bytes(&self, i: usize) -> &[u8] {
-        let (start, bytes) = self.ranges[i];
-        &self.slab[start..start + bytes]
+        let (at, bytes) = self.places[i];
+        if bytes == 0 {
+            return &[];
+        }
+        // SAFETY: the bytes lie in the slab, into which all copies have completed and which only this struct
+        // has, or in host memory of the owners, which was waited for and to which nobody writes (contract of
+        // `Gathering::start`). Both are kept here.
+        unsafe { std::slice::from_raw_parts(at.as_ptr().cast(), bytes) }
     }
 
     /// Integer `k` of `width` bytes of request `i`; its bytes were asked for.
@@ -56,13 +64,13 @@ pub(crate) fn int(bytes: &[u8], width: usize) -> i64 {
 #[derive(Debug)]
 pub(crate) struct Gathering {
     answers: Arrival,
-    ranges: Vec<(usize, usize)>,
+    places: Vec<(DevicePtr, usize)>,
 }
 
+/// Both with the owners of what is read.
 #[derive(Debug)]
 enum Arrival {
-    Here(HostSlab),
-    /// With the owners of what is read.
+    Here(Vec<Arc<Owner>>),
     Coming(Reading<Vec<Arc<Owner>>>),
 }
 
@@ -71,68 +79,78 @@ enum Arrival {
 /// # Safety
 /// As [`Gathering::start`].
 pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the requests lie in the tree's memory, as `start` asks.
     unsafe { Gathering::start(tree, requests, None) }?.finish()
 }
 
 impl Gathering {
     /// Gives the copies to `queue`, the device's default one if none is named. Waits only for memory
-    /// that the host reads itself.
+    /// that the host reads itself; that is not copied. Of the rest no byte is copied twice, however many
+    /// requests it is part of: producers may name the same memory as often as they like.
     ///
     /// # Safety
     /// Each request lies in the tree's memory (or, `on_host`, in host memory that the tree's owners
-    /// keep alive) for its whole length.
+    /// keep alive) for its whole length, and nobody writes to it before the owners release it.
     pub(crate) unsafe fn start(
         tree: &Tree,
         requests: &[Request],
         queue: Option<&Queue>,
     ) -> Result<Self> {
-        let mut ranges = Vec::with_capacity(requests.len());
-        let mut total = 0usize;
-        for request in requests {
-            ranges.push((total, request.bytes));
-            total = request
-                .bytes
-                .checked_next_multiple_of(8)
-                .and_then(|n| total.checked_add(n))
-                .ok_or_else(|| Error::argument("too many bytes to read back"))?;
-        }
         let device = &tree.device;
-        let slab = device.host_slab(total)?;
         let owners = tree.owners.as_slice();
-        let on_host = |r: &Request| r.on_host || device.is_host_readable();
-        if requests.iter().any(on_host) {
+        let there = |r: &Request| r.on_host || device.is_host_readable() || r.bytes == 0;
+        if requests.iter().any(|r| r.bytes > 0 && there(r)) {
             owners.iter().try_for_each(|owner| owner.wait_host())?;
         }
-        let mut copies = Vec::new();
-        for (request, (start, _)) in requests.iter().zip(&ranges) {
-            if request.bytes == 0 {
-                continue;
-            }
-            let dst = slab.as_device_ptr().offset(*start);
-            if on_host(request) {
-                Counters::add(&device.counters().host_copied_bytes, request.bytes);
-                // SAFETY: the caller's; the memory is ready, and the slab has room.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        request.address.as_ptr().cast::<u8>(),
-                        dst.as_ptr().cast(),
-                        request.bytes,
-                    );
+        let mut places: Vec<_> = requests.iter().map(|r| (r.address, r.bytes)).collect();
+        let mut order: Vec<_> = (0..requests.len())
+            .filter(|&i| !there(&requests[i]))
+            .collect();
+        if order.is_empty() {
+            let answers = Arrival::Here(owners.to_vec());
+            return Ok(Self { answers, places });
+        }
+        order.sort_unstable_by_key(|&i| requests[i].address);
+        let too_many = || Error::argument("too many bytes to read back");
+        // Of each copy: its source, its bytes, and its first byte in the slab.
+        // The latter of each request too, in the same order.
+        let mut copies: Vec<(DevicePtr, usize, usize)> = Vec::with_capacity(order.len());
+        let mut starts = Vec::with_capacity(order.len());
+        let mut total = 0usize;
+        for &i in &order {
+            let Request { address, bytes, .. } = requests[i];
+            let start = match copies.last_mut() {
+                // Two requests that share a byte lie in one allocation.
+                Some((src, all, start)) if address.address() - src.address() < *all => {
+                    let skip = address.address() - src.address();
+                    *all = skip.checked_add(bytes).ok_or_else(too_many)?.max(*all);
+                    *start + skip
                 }
-            } else {
-                copies.push(CopyOp {
-                    src: request.address,
-                    dst,
-                    bytes: request.bytes,
-                    kind: CopyKind::DeviceToHost,
-                });
-            }
+                _ => {
+                    copies.push((address, bytes, total));
+                    total
+                }
+            };
+            starts.push(start);
+            total = start
+                .checked_add(bytes)
+                .and_then(|end| end.checked_next_multiple_of(8))
+                .ok_or_else(too_many)?
+                .max(total);
         }
-        if copies.is_empty() {
-            let answers = Arrival::Here(slab);
-            return Ok(Self { answers, ranges });
+        let slab = device.host_slab(total)?;
+        let to = slab.as_device_ptr();
+        for (i, start) in order.into_iter().zip(starts) {
+            places[i].0 = to.offset(start);
         }
+        let copies: Vec<_> = (copies.into_iter())
+            .map(|(src, bytes, start)| CopyOp {
+                src,
+                dst: to.offset(start),
+                bytes,
+                kind: CopyKind::DeviceToHost,
+            })
+            .collect();
         let default;
         let queue = match queue {
             Some(queue) => queue,
@@ -141,10 +159,11 @@ impl Gathering {
                 &default
             }
         };
-        // SAFETY: the caller's; the slab has room for each.
+        // SAFETY: each source is a union of requests that overlap, which lie in memory of the tree's owners
+        // (the caller's contract); the slab has room for each, and the reading keeps slab and owners.
         let reading = unsafe { Reading::start(queue, owners, &copies, slab, owners.to_vec()) }?;
         let answers = Arrival::Coming(reading);
-        Ok(Self { answers, ranges })
+        Ok(Self { answers, places })
     }
 
     /// When the answers are there; `None` if they are.
@@ -166,12 +185,18 @@ impl Gathering {
 
     /// Makes this thread wait for the answers: one host wait, if there are copies.
     pub(crate) fn finish(self) -> Result<Answers> {
-        let slab = match self.answers {
-            Arrival::Here(slab) => slab,
-            Arrival::Coming(reading) => reading.finish()?.0,
+        let (slab, owners) = match self.answers {
+            Arrival::Here(owners) => (None, owners),
+            Arrival::Coming(reading) => {
+                let (slab, owners) = reading.finish()?;
+                (Some(slab), owners)
+            }
         };
-        let ranges = self.ranges;
-        Ok(Answers { slab, ranges })
+        Ok(Answers {
+            places: self.places,
+            _slab: slab,
+            _owners: owners,
+        })
     }
 }
 
@@ -187,14 +212,14 @@ pub(crate) fn resolve_sizes(array: &DeviceArray) -> Result<()> {
     if tree.device.is_host_readable() {
         let mut owners = tree.owners.as_slice().iter();
         owners.try_for_each(|owner| owner.wait_host())?;
-        // SAFETY: the memory is ready.
+        // SAFETY: the host can read the device's memory, and every owner was waited for.
         return hidden
             .iter()
             .try_for_each(|sizes| unsafe { sizes.read(tree) });
     }
     let requests: Vec<_> = hidden.iter().map(|sizes| sizes.request).collect();
     // SAFETY: the import checked that offsets have `offset + length + 1` elements and that lengths
-    // have one for each variadic buffer.
+    // have one for each variadic buffer; nobody writes to an array's memory (contract of the import).
     let answers = unsafe { gather(tree, &requests) }?;
     let mut hidden = hidden.iter().enumerate();
     hidden.try_for_each(|(i, sizes)| sizes.set(tree, answers.bytes(i)))
@@ -205,7 +230,7 @@ pub(crate) fn resolve_sizes(array: &DeviceArray) -> Result<()> {
 /// # Safety
 /// The host can read the tree's memory, and it is ready.
 pub(crate) unsafe fn read_sizes(tree: &Tree, node: usize) -> Result<()> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the host can read the tree's memory and that it is ready.
     Sizes::of(tree, node).map_or(Ok(()), |sizes| unsafe { sizes.read(tree) })
 }
 
@@ -309,8 +334,8 @@ impl Sizes {
     /// The host can read the tree's memory, and it is ready.
     unsafe fn read(&self, tree: &Tree) -> Result<()> {
         let Request { address, bytes, .. } = self.request;
-        // SAFETY: the caller's; the import checked that offsets have `offset + length + 1` elements
-        // and that lengths have one for each variadic buffer.
+        // SAFETY: the caller guarantees that the memory is ready and readable; the import checked that offsets
+        // have `offset + length + 1` elements and that lengths have one for each variadic buffer.
         let there = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
         self.set(tree, there)
     }
@@ -336,8 +361,8 @@ fn hidden_sizes(tree: &Tree, node: usize, hidden: &mut Vec<Sizes>) {
     }
 }
 
-/// The null counts of these [`Parts`] of an array; those that are unknown are counted from masks
-/// that are read back together.
+/// The null counts of these [`Parts`] of an array; those that are unknown are counted from validity
+/// bitmaps that are read back together.
 pub(crate) fn null_counts(array: &DeviceArray, views: Vec<View>) -> Result<Vec<usize>> {
     NullCounting::start(array, views)?.finish(array)
 }
@@ -347,12 +372,12 @@ pub(crate) fn null_counts(array: &DeviceArray, views: Vec<View>) -> Result<Vec<u
 pub(crate) struct NullCounting {
     views: Vec<View>,
     counts: Vec<Option<usize>>,
-    /// Of the masks of those that are unknown.
-    masks: Gathering,
+    /// The validity bitmaps of those that are unknown.
+    bitmaps: Gathering,
 }
 
 impl NullCounting {
-    /// Gives the copies of the masks to the device's default queue. Waits only where the host reads them
+    /// Gives the copies of the bitmaps to the device's default queue. Waits only where the host reads them
     /// itself.
     pub(crate) fn start(array: &DeviceArray, views: Vec<View>) -> Result<Self> {
         let tree = array.tree();
@@ -360,33 +385,33 @@ impl NullCounting {
         counts[0] = array.null_count();
         let requests: Vec<_> = (views.iter().zip(&counts))
             .filter(|(_, count)| count.is_none())
-            .map(|(view, _)| mask_request(tree, view))
+            .map(|(view, _)| bitmap_request(tree, view))
             .collect();
-        // SAFETY: what `mask_request` asks for lies in the mask.
-        let masks = unsafe { Gathering::start(tree, &requests, None) }?;
+        // SAFETY: what `bitmap_request` asks for lies in the validity bitmap, to which nobody writes.
+        let bitmaps = unsafe { Gathering::start(tree, &requests, None) }?;
         Ok(Self {
             views,
             counts,
-            masks,
+            bitmaps,
         })
     }
 
-    /// When the masks are there; `None` if they are.
+    /// When the bitmaps are there; `None` if they are.
     #[cfg(feature = "async")]
     pub(crate) fn event(&self) -> Option<&crate::device::SyncEvent> {
-        self.masks.event()
+        self.bitmaps.event()
     }
 
     /// The event was waited for: [`finish`](Self::finish) does not wait again.
     #[cfg(feature = "async")]
     pub(crate) fn waited(&mut self) {
-        self.masks.waited();
+        self.bitmaps.waited();
     }
 
-    /// Makes this thread wait for the masks, if there are any: one host wait. `array` is that of
+    /// Makes this thread wait for the bitmaps, if there are any: one host wait. `array` is that of
     /// [`start`](Self::start); it keeps its own count, and those of whole nodes.
     pub(crate) fn finish(self, array: &DeviceArray) -> Result<Vec<usize>> {
-        let answers = self.masks.finish()?;
+        let answers = self.bitmaps.finish()?;
         let tree = array.tree();
         let mut request = 0;
         let each = self.counts.into_iter().zip(&self.views).enumerate();
@@ -405,9 +430,9 @@ impl NullCounting {
     }
 }
 
-/// The bytes of the mask that hold a view's bits: a mask has one bit for each row of its node, and views
-/// lie inside their node.
-pub(crate) fn mask_request(tree: &Tree, view: &View) -> Request {
+/// The bytes of the validity bitmap that hold a view's bits: it has one bit for each row of its node, and
+/// views lie inside their node.
+pub(crate) fn bitmap_request(tree: &Tree, view: &View) -> Request {
     Request {
         address: tree.slots(view.node)[0]
             .address()
@@ -417,11 +442,11 @@ pub(crate) fn mask_request(tree: &Tree, view: &View) -> Request {
     }
 }
 
-fn nulls_in(mask: &[u8], view: &View) -> usize {
-    view.length - count_bits(mask, view.validity_offset % 8, view.length)
+fn nulls_in(bitmap: &[u8], view: &View) -> usize {
+    view.length - count_bits(bitmap, view.validity_offset % 8, view.length)
 }
 
-/// Refuses null counts that differ from the masks, and fills in those that are unknown.
+/// Refuses null counts that differ from the validity bitmaps, and fills in those that are unknown.
 pub(crate) fn check_null_counts(tree: &Tree) -> Result<()> {
     NullCheck::start(tree)?.finish(tree)
 }
@@ -431,47 +456,47 @@ pub(crate) fn check_null_counts(tree: &Tree) -> Result<()> {
 pub(crate) struct NullCheck {
     nodes: Vec<usize>,
     /// `None` if there are none.
-    masks: Option<Gathering>,
+    bitmaps: Option<Gathering>,
 }
 
 impl NullCheck {
     /// As [`NullCounting::start`].
     pub(crate) fn start(tree: &Tree) -> Result<Self> {
-        let masked = |&node: &usize| {
+        let has_bitmap = |&node: &usize| {
             let node = &tree.nodes[node];
             node.length > 0 && tree.bitmap_of(node).is_some()
         };
-        let nodes: Vec<_> = (0..tree.nodes.len()).filter(masked).collect();
-        let request = |&node: &usize| mask_request(tree, &tree.whole(node));
+        let nodes: Vec<_> = (0..tree.nodes.len()).filter(has_bitmap).collect();
+        let request = |&node: &usize| bitmap_request(tree, &tree.whole(node));
         let requests: Vec<_> = nodes.iter().map(request).collect();
-        let masks = match requests.as_slice() {
+        let bitmaps = match requests.as_slice() {
             [] => None,
-            // SAFETY: what `mask_request` asks for lies in the mask.
+            // SAFETY: what `bitmap_request` asks for lies in the validity bitmap, to which nobody writes.
             requests => Some(unsafe { Gathering::start(tree, requests, None) }?),
         };
-        Ok(Self { nodes, masks })
+        Ok(Self { nodes, bitmaps })
     }
 
-    /// When the masks are there; `None` if they are.
+    /// When the bitmaps are there; `None` if they are.
     #[cfg(feature = "async")]
     pub(crate) fn event(&self) -> Option<&crate::device::SyncEvent> {
-        self.masks.as_ref()?.event()
+        self.bitmaps.as_ref()?.event()
     }
 
     /// The event was waited for: [`finish`](Self::finish) does not wait again.
     #[cfg(feature = "async")]
     pub(crate) fn waited(&mut self) {
-        if let Some(masks) = &mut self.masks {
-            masks.waited();
+        if let Some(bitmaps) = &mut self.bitmaps {
+            bitmaps.waited();
         }
     }
 
-    /// Makes this thread wait for the masks, if there are any: one host wait.
+    /// Makes this thread wait for the bitmaps, if there are any: one host wait.
     pub(crate) fn finish(self, tree: &Tree) -> Result<()> {
-        let Some(masks) = self.masks else {
+        let Some(bitmaps) = self.bitmaps else {
             return Ok(());
         };
-        let answers = masks.finish()?;
+        let answers = bitmaps.finish()?;
         for (k, node) in self.nodes.into_iter().enumerate() {
             let counted = nulls_in(answers.bytes(k), &tree.whole(node));
             let nulls = &tree.nodes[node].nulls;
@@ -479,7 +504,7 @@ impl NullCheck {
                 Some(stated) if stated != counted => {
                     return Err(Error::invalid(
                         format!("{}.null_count", tree.path(node)),
-                        format!("is {stated}, but the mask has {counted} nulls"),
+                        format!("is {stated}, but the validity bitmap has {counted} nulls"),
                     ));
                 }
                 _ => nulls.set(counted),
@@ -495,8 +520,8 @@ pub(crate) fn count_bits(bytes: &[u8], first: usize, bits: usize) -> usize {
 }
 
 impl DeviceArray {
-    /// Counts the nulls of this array and of all its descendants where they are unknown: their masks
-    /// are read back together, with one host wait.
+    /// Counts the nulls of this array and of all its descendants where they are unknown: their validity
+    /// bitmaps are read back together, with one host wait.
     ///
     /// # Errors
     /// What the device reports.

@@ -16,6 +16,8 @@ pub(crate) const ALIGNMENT: usize = 64;
 #[derive(Debug)]
 pub(crate) struct HostBackend {
     queue: Arc<HostQueue>,
+    /// Counts the backends that hold it, for whoever made them.
+    _count: Option<Arc<()>>,
 }
 
 #[derive(Debug)]
@@ -27,6 +29,15 @@ impl HostBackend {
     pub(crate) fn new(id: DeviceId) -> Self {
         Self {
             queue: Arc::new(HostQueue { id }),
+            _count: None,
+        }
+    }
+
+    /// As [`new`](Self::new); holds `count` as long as it lives.
+    pub(crate) fn counted(id: DeviceId, count: Arc<()>) -> Self {
+        Self {
+            _count: Some(count),
+            ..Self::new(id)
         }
     }
 

@@ -261,20 +261,27 @@ impl Devices {
 /// from producers, so that none may cost memory for ever.
 fn page_locked_without_backend(id: DeviceId) -> Result<Device> {
     // A map of its own, for `get` goes on saying that the backend is missing.
-    static PAGE_LOCKED: Mutex<Option<HashMap<DeviceId, WeakDevice>>> = Mutex::new(None);
-    let mut map = PAGE_LOCKED.lock().unwrap_or_else(PoisonError::into_inner);
-    let map = map.get_or_insert_with(HashMap::new);
-    if let Some(device) = map.get(&id).and_then(WeakDevice::upgrade) {
+    static PAGE_LOCKED: Mutex<Option<PageLocked>> = Mutex::new(None);
+    let mut known = PAGE_LOCKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let PageLocked { devices, used } = known.get_or_insert_with(PageLocked::default);
+    if let Some(device) = devices.get(&id).and_then(WeakDevice::upgrade) {
         return Ok(device);
     }
-    if map.len() == map.capacity() {
-        // Before the map grows, so that each insertion pays for a constant number of entries.
-        map.retain(|_, device| device.is_used());
-        map.shrink_to(2 * map.len());
+    if devices.len() > 8 + 2 * (Arc::strong_count(used) - 1) {
+        // Most are no longer used, so that each insertion pays for a constant number of entries.
+        devices.retain(|_, device| device.is_used());
+        devices.shrink_to(2 * devices.len());
     }
-    let device = Device::new(Arc::new(HostBackend::new(id)))?;
-    map.insert(id, device.downgrade());
+    let device = Device::new(Arc::new(HostBackend::counted(id, used.clone())))?;
+    devices.insert(id, device.downgrade());
     Ok(device)
+}
+
+#[derive(Default)]
+struct PageLocked {
+    devices: HashMap<DeviceId, WeakDevice>,
+    /// Every device that is still used holds it too, which counts them.
+    used: Arc<()>,
 }
 
 #[cfg(all(feature = "sim", target_os = "linux"))]

@@ -39,7 +39,7 @@ impl DeviceArray {
     /// [`Error::InvalidInput`] with the field's path, [`Error::Released`],
     /// [`Error::DeviceNotAvailable`]. The array is released then.
     pub unsafe fn import(array: FFI_ArrowDeviceArray, schema: &FFI_ArrowSchema) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees what `import_with` asks for: the two have the same contract.
         unsafe { Self::import_with(array, schema, &ImportOptions::default()) }
     }
 
@@ -53,7 +53,7 @@ impl DeviceArray {
         options: &ImportOptions,
     ) -> Result<Self> {
         let field = Arc::new(import_field(schema)?);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps to the contract of `import`; the type comes from the array's own schema.
         unsafe { Self::import_as(array, field, options) }
     }
 
@@ -67,7 +67,7 @@ impl DeviceArray {
         options: &ImportOptions,
     ) -> Result<Self> {
         check_type(field.data_type())?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type above.
         let tree = unsafe { import(array, field.data_type().clone(), options) }?;
         if options.validation == Validation::Full {
             hidden::check_null_counts(&tree)?;
@@ -90,7 +90,7 @@ impl DeviceRecordBatch {
     /// # Errors
     /// Also for another type than a struct, and for a root that holds nulls.
     pub unsafe fn import(array: FFI_ArrowDeviceArray, schema: &FFI_ArrowSchema) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees what `import_with` asks for: the two have the same contract.
         unsafe { Self::import_with(array, schema, &ImportOptions::default()) }
     }
 
@@ -104,7 +104,7 @@ impl DeviceRecordBatch {
         options: &ImportOptions,
     ) -> Result<Self> {
         let schema = import_schema(schema)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps to the contract of `import`; the type comes from the array's own schema.
         unsafe { Self::import_as(array, schema, options) }
     }
 
@@ -118,7 +118,7 @@ impl DeviceRecordBatch {
         schema: SchemaRef,
         options: &ImportOptions,
     ) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps to the contract of `DeviceArray::import`, which `import_unread` asks for.
         let batch = unsafe { Self::import_unread(array, schema, options) }?;
         batch.read_import(options)?;
         Ok(batch)
@@ -136,7 +136,7 @@ impl DeviceRecordBatch {
     ) -> Result<Self> {
         let root = DataType::Struct(schema.fields().clone());
         check_type(&root)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type above.
         let tree = unsafe { import(array, root, options) }?;
         let array = DeviceArray::from_tree(Arc::new(tree));
         Ok(Self::from_struct(schema, array))
@@ -160,7 +160,7 @@ impl DeviceRecordBatch {
             hidden::check_null_counts(array.tree())?;
         }
         if array.null_count().is_none() {
-            // A mask without a count: only its bits tell.
+            // A validity bitmap without a count: only its bits tell.
             hidden::null_counts(array, vec![array.view()])?;
         }
         self.check_rows()?;
@@ -208,7 +208,8 @@ unsafe fn import(
         slots: Vec::new(),
         count: (1, 0),
     };
-    // SAFETY: the caller's: the root is a valid struct.
+    // SAFETY: the caller guarantees that the root is a valid struct as far as its members say (contract of the
+    // import).
     unsafe { importer.check(&array.array, &data_type, 0, &Path::Root("array")) }?;
     let (nodes, slots) = importer.count;
     importer.nodes.reserve_exact(nodes);
@@ -301,7 +302,7 @@ impl Importer<'_> {
         if array.null_count > 0 && !masked && *data_type != DataType::Null {
             return path.error(
                 "null_count",
-                format!("is {}, but there is no mask", array.null_count),
+                format!("is {}, but there is no validity bitmap", array.null_count),
             );
         }
         for (i, kind) in layout.buffers().iter().enumerate() {

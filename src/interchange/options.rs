@@ -12,8 +12,10 @@ pub enum Validation {
     Structure,
     /// Values too: offsets, keys, type ids, views, run ends, UTF-8, null counts. All values are checked
     /// that any safe call can reach afterwards, not only those of the array's rows: a list's child, for
-    /// one, is checked whole. This waits for the data, and where the host cannot read the memory it
-    /// copies each buffer down once, and validity bitmaps once more.
+    /// one, is checked whole. This waits for the data. Where the host can read the memory it is checked in
+    /// place. Elsewhere it is copied to the host first: validity bitmaps, then all buffers. Nodes that name
+    /// the same bytes share one copy of them; buffers that overlap otherwise are copied one by one, and
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) is returned if there is no memory for them.
     Full,
 }
 

@@ -29,9 +29,9 @@ use crate::data::layout::{
 use crate::error::{Error, Result};
 use crate::interchange::path::Path;
 
-pub(crate) use metadata::decode_metadata;
+use metadata::{Budget, decode_within};
 #[cfg(feature = "async")]
-pub(crate) use metadata::encode_metadata;
+pub(crate) use metadata::{decode_metadata, encode_metadata};
 
 /// Checks a schema and builds its root as a field.
 ///
@@ -46,7 +46,7 @@ pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
     let schema = unsafe { &*ptr::from_ref(schema).cast::<CSchema>() };
     let mut walk = Walk {
         fields_left: MAX_NODES,
-        text_left: MAX_TEXT,
+        text: Budget::new(MAX_TEXT, TOO_MUCH_TEXT),
     };
     walk.field(schema, &Path::Root("schema"), 0)
 }
@@ -71,26 +71,22 @@ pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
 
 /// Most bytes of all names, formats and metadata of a schema: fields may share long ones.
 const MAX_TEXT: usize = 1 << 28;
+const TOO_MUCH_TEXT: &str = "more than 2^28 bytes of names, formats and metadata";
 
 /// Fields may share their children, and all of them are built anew for each use: what is built is bounded.
 struct Walk {
     /// How many fields there may still be.
     fields_left: usize,
-    /// How many bytes of text.
-    text_left: usize,
+    /// How many bytes of text, metadata as it is encoded.
+    text: Budget,
 }
 
 impl Walk {
     /// Accounts for `bytes` bytes of text.
     fn spend(&mut self, bytes: usize, path: &Path<'_>, member: &str) -> Result<()> {
-        match self.text_left.checked_sub(bytes) {
-            Some(left) => self.text_left = left,
-            None => {
-                let message = "more than 2^28 bytes of names, formats and metadata";
-                return path.error(member, message);
-            }
-        }
-        Ok(())
+        self.text
+            .spend(bytes)
+            .or_else(|message| path.error(member, message))
     }
 
     fn field(&mut self, schema: &CSchema, path: &Path<'_>, depth: usize) -> Result<Field> {
@@ -112,12 +108,10 @@ impl Walk {
         self.spend(name.len(), path, "name")?;
         // SAFETY: metadata of a live schema is null or encoded as the interface says, and lives as long
         // as the schema does: the producer's part of the C data interface.
-        let metadata = match unsafe { decode_metadata(schema.metadata) } {
+        let metadata = match unsafe { decode_within(schema.metadata, &mut self.text) } {
             Ok(metadata) => metadata,
             Err(message) => return path.error("metadata", message),
         };
-        let bytes = metadata.iter().map(|(key, value)| key.len() + value.len());
-        self.spend(bytes.sum(), path, "metadata")?;
         let mut data_type = self.data_type(schema, format, path, depth)?;
         if !schema.dictionary.is_null() {
             let values = self.step(schema.dictionary, &Path::Dictionary(path), depth)?;

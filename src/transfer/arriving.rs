@@ -99,7 +99,7 @@ impl Arriving {
                 unready = true;
                 return Ok(None);
             }
-            // SAFETY: `plan_with` asks for what lies in the tree.
+            // SAFETY: `plan_with` asks for what lies in the tree's memory, to which nobody writes.
             let started = unsafe { Gathering::start(tree, requests, Some(queue)) }?;
             reading = Some((requests.to_vec(), started));
             Ok(None)

@@ -17,7 +17,7 @@ pub(crate) struct Piece {
 }
 
 /// What the host does to a piece on its way.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Fix {
     None,
     /// `bits` bits start at bit `skip` of the source. `counts`: they are a mask, and the nulls of the

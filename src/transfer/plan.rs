@@ -1,6 +1,9 @@
 //! Where a transfer's bytes come from and go: nodes, slots and pieces of one slab. Every buffer starts
 //! at a multiple of 64 bytes and is padded to 64 with zeros.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
 use crate::data::tree::{Node, Slot};
 use crate::device::{ALIGNMENT, DevicePtr};
 use crate::error::{Error, Result};
@@ -29,7 +32,7 @@ pub(super) const SLAB: DevicePtr = DevicePtr::new(std::ptr::dangling_mut());
 pub(super) const PLAIN: u32 = 0;
 /// All bytes of a buffer that a transfer wrote, padding and all.
 pub(super) const WHOLE: u32 = 1;
-/// As `WHOLE`, and moved together with the slot before.
+/// Moved together with another slot: as `WHOLE`, with the one before, or the same bytes as another's.
 const FOLLOWS: u32 = 2;
 /// The first note.
 const NOTES: u32 = 3;
@@ -117,15 +120,30 @@ impl Plan {
         }
     }
 
-    /// Gives all slots their place in the slab.
-    pub(super) fn lay_out(&mut self) -> Result<()> {
+    /// Gives all slots their place in the slab. `share`: one place for slots that are to hold the same, made
+    /// from the same bytes.
+    pub(super) fn lay_out(&mut self, share: bool) -> Result<()> {
+        let mut places = HashMap::new();
         let mut at = 0usize;
         for slot in self.slots.iter_mut().filter(|slot| there(slot)) {
             slot.bytes().ok_or_else(too_large)?;
             let mut piece = plain(slot);
+            let mut alone = slot.owner != FOLLOWS;
             if slot.owner >= NOTES {
-                if let Note::Fix(fix) = self.notes[(slot.owner - NOTES) as usize] {
-                    piece.fix = fix;
+                match self.notes[(slot.owner - NOTES) as usize] {
+                    Note::Fix(fix) => piece.fix = fix,
+                    Note::Run(_) => alone = false,
+                }
+            }
+            slot.base = slot.address();
+            if share && alone {
+                match places.entry((slot.base, piece.dst_bytes, piece.fix)) {
+                    Entry::Occupied(place) => {
+                        slot.offset = *place.get();
+                        slot.owner = FOLLOWS;
+                        continue;
+                    }
+                    Entry::Vacant(place) => _ = place.insert(at),
                 }
             }
             // Neither is more than `isize::MAX` and a block, so this does not wrap.
@@ -133,7 +151,6 @@ impl Plan {
             if isize::try_from(end).is_err() {
                 return Err(too_large());
             }
-            slot.base = slot.address();
             slot.offset = at;
             at = end;
         }

@@ -71,7 +71,7 @@ enum Need {
 /// Plans the transfer of an array's rows to a slab on the host or on a device. Where the source is
 /// host-readable this waits until it is ready.
 pub(crate) fn plan(array: &DeviceArray, extent: Extent, to_device: bool) -> Result<Plan> {
-    // SAFETY: `plan_with` asks for what lies in the tree.
+    // SAFETY: `plan_with` asks for what lies in the tree's memory, to which nobody writes.
     let read = |tree: &_, requests: &[_]| unsafe { gather(tree, requests) }.map(Some);
     let plan = plan_with(array, extent, to_device, read)?;
     plan.ok_or_else(|| Error::argument("a plan without its numbers"))
@@ -127,7 +127,8 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
     if tree.nodes.iter().any(|node| node.padded) {
         planner.plan.join();
     }
-    planner.plan.lay_out()?;
+    // A producer may name the same memory for as many nodes as there may be.
+    planner.plan.lay_out(extent == Extent::Reachable)?;
     Ok(Some(planner.plan))
 }
 
@@ -281,7 +282,7 @@ impl<'a> Planner<'a> {
         self.plan.nodes[node].n_children = n as u32;
     }
 
-    /// Adds the slot of the next node's mask; answers its null count.
+    /// Adds the slot of the next node's validity bitmap; answers its null count.
     #[inline(never)]
     fn validity(&mut self, view: View, mask: &Slot, nulls: Option<usize>) -> Option<usize> {
         let nulls = nulls.or_else(|| self.tree.null_count(view)).or_else(|| {
@@ -289,7 +290,7 @@ impl<'a> Planner<'a> {
             let src = mask.address().offset(view.validity_offset / 8);
             let bytes = (skip + bits).div_ceil(8);
             self.readable.then(|| {
-                // SAFETY: a mask has one bit for each row of its node; it is ready (`plan` waited).
+                // SAFETY: a validity bitmap has one bit for each row of its node; it is ready (`plan_with` waited).
                 let mask = unsafe { std::slice::from_raw_parts(src.as_ptr().cast(), bytes) };
                 bits - count_bits(mask, skip, bits)
             })
@@ -304,7 +305,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Adds the bits of a view's rows, of which the first is bit `first` of `source`. `counts`: they are the
-    /// mask of the next node, whose nulls are to be counted in it.
+    /// validity bitmap of the next node, whose nulls are to be counted in it.
     #[inline(never)]
     fn bits(&mut self, view: View, source: &Slot, first: usize, counts: bool) {
         let node = &self.tree.nodes[view.node];
@@ -443,7 +444,7 @@ unsafe fn referenced(views: DevicePtr, view: View, n: usize) -> Vec<bool> {
     }
     let first = views.as_ptr().cast::<u128>().cast_const();
     for row in view.offset..view.offset + view.length {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees `offset + length` readable views, and `row` is one of them.
         let value = unsafe { first.add(row).read_unaligned() };
         // Length in the low 32 bits; if it is over 12, the buffer's index in the third.
         if value as u32 > 12 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_buffer::bit_mask::set_bits;
 
 use crate::data::DeviceArray;
-use crate::data::hidden::{Gathering, count_bits, mask_request};
+use crate::data::hidden::{Gathering, bitmap_request, count_bits};
 use crate::data::parts::{Counted, Parts};
 use crate::data::tree::{Node, View};
 use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
@@ -84,9 +84,9 @@ impl Realigning {
             .collect();
         let read = parts.iter().filter(|(_, task)| *task != Task::Nothing);
         let requests: Vec<_> = read
-            .map(|(view, _)| mask_request(array.tree(), view))
+            .map(|(view, _)| bitmap_request(array.tree(), view))
             .collect();
-        // SAFETY: what `mask_request` asks for lies in the bitmap.
+        // SAFETY: what `bitmap_request` asks for lies in the bitmap, to which nobody writes.
         let bitmaps = unsafe { Gathering::start(array.tree(), &requests, None) }?;
         Ok(Self {
             as_batch,

@@ -412,7 +412,7 @@ fn every_type_has_its_counts_cases() {
             refused(
                 &place,
                 foreign,
-                "array.null_count: is 1, but there is no mask",
+                "array.null_count: is 1, but there is no validity bitmap",
                 &name,
             );
         }

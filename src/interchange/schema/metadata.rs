@@ -9,7 +9,29 @@ use std::ffi::c_char;
 use crate::error::{Error, Result};
 
 /// Longest encoded metadata, in bytes. The encoding does not tell its length.
+#[cfg(feature = "async")]
 const MAX_METADATA: usize = i32::MAX as usize;
+
+/// How many bytes may still be read.
+pub(super) struct Budget {
+    left: usize,
+    /// The error when there are more.
+    exceeded: &'static str,
+}
+
+impl Budget {
+    pub(super) const fn new(bytes: usize, exceeded: &'static str) -> Self {
+        Self {
+            left: bytes,
+            exceeded,
+        }
+    }
+
+    pub(super) fn spend(&mut self, bytes: usize) -> std::result::Result<(), &'static str> {
+        self.left = self.left.checked_sub(bytes).ok_or(self.exceeded)?;
+        Ok(())
+    }
+}
 
 /// Reads metadata; null has none. Keys that repeat: the last one counts.
 ///
@@ -18,8 +40,23 @@ const MAX_METADATA: usize = i32::MAX as usize;
 ///
 /// # Errors
 /// What is wrong with it: negative counts, too many bytes, not UTF-8.
+#[cfg(feature = "async")]
 pub(crate) unsafe fn decode_metadata(
     metadata: *const c_char,
+) -> std::result::Result<HashMap<String, String>, Cow<'static, str>> {
+    let mut budget = Budget::new(MAX_METADATA, "longer than 2^31 - 1 bytes");
+    // SAFETY: this function's contract is the same.
+    unsafe { decode_within(metadata, &mut budget) }
+}
+
+/// As `decode_metadata`, for at most the bytes of `budget`. Every byte is charged before it is read, also
+/// those of keys that repeat, of which the result has only one.
+///
+/// # Safety
+/// `metadata` is null or points to metadata, with all the bytes that the counts in it announce.
+pub(super) unsafe fn decode_within(
+    metadata: *const c_char,
+    budget: &mut Budget,
 ) -> std::result::Result<HashMap<String, String>, Cow<'static, str>> {
     let mut decoded = HashMap::new();
     if metadata.is_null() {
@@ -28,6 +65,7 @@ pub(crate) unsafe fn decode_metadata(
     let mut reader = Reader {
         start: metadata.cast(),
         read: 0,
+        budget,
     };
     // Grows entry by entry: a wrong count must not allocate.
     for _ in 0..reader.count()? {
@@ -37,20 +75,19 @@ pub(crate) unsafe fn decode_metadata(
     Ok(decoded)
 }
 
-struct Reader {
-    /// As `decode_metadata`'s caller promised.
+struct Reader<'a> {
+    /// As `decode_within`'s caller promised.
     start: *const u8,
     /// Bytes.
     read: usize,
+    budget: &'a mut Budget,
 }
 
-impl Reader {
+impl Reader<'_> {
     fn bytes(&mut self, n: usize) -> std::result::Result<&[u8], Cow<'static, str>> {
-        if n > MAX_METADATA - self.read {
-            return Err("longer than 2^31 - 1 bytes".into());
-        }
-        // SAFETY: `decode_metadata`'s caller vouches that all the bytes that the counts announce are
-        // there. No sum overflows: checked above.
+        self.budget.spend(n)?;
+        // SAFETY: `decode_within`'s caller vouches that all the bytes that the counts announce are
+        // there. No sum overflows: the budget is smaller than `isize::MAX`.
         let bytes = unsafe { std::slice::from_raw_parts(self.start.add(self.read), n) };
         self.read += n;
         Ok(bytes)
@@ -129,5 +166,8 @@ mod tests {
         }
         encoded.push(0xff);
         assert!(back(&encoded).unwrap_err().contains("not UTF-8"));
+        let mut encoded = 1i32.to_ne_bytes().to_vec();
+        encoded.extend_from_slice(&i32::MAX.to_ne_bytes());
+        assert!(back(&encoded).unwrap_err().contains("2^31"));
     }
 }

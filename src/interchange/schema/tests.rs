@@ -232,7 +232,7 @@ fn metadata() {
 fn metadata_is_bounded_as_a_whole() {
     let bytes = encode(&[Ok(1), Ok(0), Ok(i32::MAX - 11)]);
     let e = Foreign::leaf("i").metadata(&bytes).import().unwrap_err();
-    assert!(e.to_string().contains("2^31"), "{e}");
+    assert!(e.to_string().contains("2^28"), "{e}");
 }
 
 #[test]
@@ -281,7 +281,8 @@ fn sharing(inner: Foreign, n: usize) -> Foreign {
     })
 }
 
-/// A few structs that become millions of fields, and one long name that becomes gigabytes.
+/// A few structs that become millions of fields, and one long name, or one block of metadata, that becomes
+/// gigabytes.
 #[cfg(not(miri))]
 #[test]
 fn what_fields_share_is_bounded() {
@@ -292,15 +293,39 @@ fn what_fields_share_is_bounded() {
     // As many as there may be.
     let most = (0..16).fold(Foreign::leaf("i"), |inner, _| sharing(inner, 2));
     assert!(sharing(most, 2).import().is_ok());
+    let exceeds = |leaf: Foreign, member: &str| {
+        let e = sharing(leaf, 1000).import().map(drop).unwrap_err();
+        let e = e.to_string();
+        let expected = format!("schema.children[{member}: more than 2^28");
+        assert!(e.contains(&expected), "{e}");
+    };
     let name = std::ffi::CString::new(vec![b'x'; 1 << 20]).unwrap();
     let long = Foreign::leaf("i").change(|s| s.name = name.as_ptr());
-    let e = sharing(long, 1000).import().unwrap_err();
-    assert!(
-        e.to_string()
-            .contains("schema.children[255].name: more than 2^28"),
-        "{e}"
-    );
+    exceeds(long, "255].name");
+    // One key again and again, so that little of what is read stays.
+    let mut block = 128i32.to_ne_bytes().to_vec();
+    for _ in 0..128 {
+        for text in [&[b'k'; 1][..], &[b'v'; 1 << 13]] {
+            block.extend_from_slice(&(text.len() as i32).to_ne_bytes());
+            block.extend_from_slice(text);
+        }
+    }
+    let long = Foreign::leaf("i").change(|s| s.metadata = block.as_ptr().cast());
+    exceeds(long, "255].metadata");
     assert!(start.elapsed().as_secs() < 30, "{:?}", start.elapsed());
+}
+
+/// Pairs without a byte of text are charged for their lengths.
+#[test]
+fn what_metadata_is_read_is_charged() {
+    let mut block = 1000i32.to_ne_bytes().to_vec();
+    block.resize(4 + 1000 * 8, 0);
+    for (bytes, enough) in [(block.len(), true), (block.len() - 1, false)] {
+        let mut budget = Budget::new(bytes, "too many");
+        // SAFETY: the block is whole.
+        let read = unsafe { decode_within(block.as_ptr().cast(), &mut budget) };
+        assert_eq!(read.is_ok_and(|metadata| metadata.len() == 1), enough);
+    }
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl Planner<'_> {
         let (first, last) = (at(view.offset), at(view.offset + view.length));
         // Buffers of arrow-rs arrays may be longer than their rows need, so those are always asked.
         if self.readable {
-            // SAFETY: offsets are there for `offset + length + 1` rows, and ready (`plan` waited).
+            // SAFETY: offsets are there for `offset + length + 1` rows, and ready (`plan_with` waited).
             let (first, last) = unsafe { (offset(first, width), offset(last, width)) };
             return self.range(node, view, width, first, last);
         }
@@ -165,10 +165,10 @@ impl Planner<'_> {
 /// An offset of `width` bytes.
 ///
 /// # Safety
-/// It is readable host memory; it need not be aligned.
+/// There are `width` bytes (4 or 8) of readable host memory at `at`; it need not be aligned.
 unsafe fn offset(at: DevicePtr, width: usize) -> i64 {
     let at = at.as_ptr().cast_const();
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees `width` readable bytes at `at`; unaligned reads need no more.
     unsafe {
         match width {
             4 => i64::from(at.cast::<i32>().read_unaligned()),
