@@ -254,7 +254,7 @@ struct Scrap {
     freed: Option<Freed>,
 }
 
-/// What waits for a thread of one context: the runtime may hold it up for its device, but for no other.
+/// What waits for a thread.
 #[derive(Default)]
 struct Heap {
     items: Vec<Scrap>,
@@ -262,15 +262,21 @@ struct Heap {
     running: bool,
 }
 
-/// By the contexts' addresses; a context is there while it has something here.
-static HEAPS: Mutex<BTreeMap<usize, Heap>> = Mutex::new(BTreeMap::new());
-
-fn heaps() -> MutexGuard<'static, BTreeMap<usize, Heap>> {
-    HEAPS.lock().unwrap_or_else(PoisonError::into_inner)
+/// What the items of a heap wait for. To wait for everything may take long, so that it holds up no other item.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Events,
+    Everything,
 }
 
-fn builder() -> std::thread::Builder {
-    std::thread::Builder::new().name("arrow-device gpu free".into())
+/// A heap by its context's address, for the runtime may hold a thread up for its device, but for no other. The context is
+/// there while it has something here.
+type Key = (usize, Kind);
+
+static HEAPS: Mutex<BTreeMap<Key, Heap>> = Mutex::new(BTreeMap::new());
+
+fn heaps() -> MutexGuard<'static, BTreeMap<Key, Heap>> {
+    HEAPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Gives something back after an event, on a thread of its own.
@@ -281,36 +287,42 @@ pub(super) fn scrap(context: &Arc<Context>, waste: Waste, after: After, freed: O
         after,
         freed,
     };
-    if matches!(item.after, After::Everything) {
-        return item.wait_for_everything();
-    }
-    let key = Arc::as_ptr(context).addr();
+    item.scrap();
+}
+
+/// The items of a heap since the last time. If there are none and `idle`, the heap is gone, and so must its thread be.
+fn next_items(key: Key, idle: bool) -> Option<Vec<Scrap>> {
     let mut heaps = heaps();
-    let heap = heaps.entry(key).or_default();
-    heap.items.push(item);
-    if !heap.running {
-        // If there is no thread to be had the next one tries again: this one must not wait.
-        heap.running = builder().spawn(move || free_all(key)).is_ok();
+    let items = heaps.get_mut(&key).map(|heap| take(&mut heap.items));
+    let items = items.unwrap_or_default();
+    if items.is_empty() && idle {
+        heaps.remove(&key);
+        return None;
+    }
+    Some(items)
+}
+
+/// Waits for all work of a context, once for all items that are there, which may be given back then.
+fn settle_all(key: Key) {
+    while let Some(items) = next_items(key, true) {
+        if let Some(item) = items.first() {
+            // Whatever it answers, nothing runs any more.
+            let _ = item.context.settle();
+        }
+        for mut item in items {
+            item.after = After::Nothing;
+            item.scrap();
+        }
     }
 }
 
 /// Gives back what is ready, asks again about the rest, and ends when nothing is left. Of the events of a queue, and of what the
 /// runtime would refuse for the same reason, only the first is tried again.
-fn free_all(key: usize) {
+fn free_all(key: Key) {
     let mut pause = Duration::from_micros(50);
     let (mut asked, mut ready) = (Asked::default(), Asked::default());
     let own = new_queue_id();
-    loop {
-        let items = {
-            let mut heaps = heaps();
-            let items = heaps.get_mut(&key).map(|heap| take(&mut heap.items));
-            let items = items.unwrap_or_default();
-            if items.is_empty() && asked.is_empty() && ready.is_empty() {
-                heaps.remove(&key);
-                return;
-            }
-            items
-        };
+    while let Some(items) = next_items(key, asked.is_empty() && ready.is_empty()) {
         for item in items {
             match item.after {
                 After::Event(_, place) => asked.add(place, item),
@@ -322,7 +334,7 @@ fn free_all(key: usize) {
             gone = true;
             for item in done {
                 match item.after {
-                    After::Everything => item.wait_for_everything(),
+                    After::Everything => item.scrap(),
                     _ => ready.add(Place::next(item.queue().unwrap_or(own)), item),
                 }
             }
@@ -349,17 +361,21 @@ impl Scrap {
         }
     }
 
-    /// Gives it back after all work of the context, on a thread of its own: it may take long, and holds up no other.
-    fn wait_for_everything(mut self) {
-        let wait = move || {
-            // Whatever it answers, nothing runs any more.
-            let _ = self.context.settle();
-            while !self.give_back() {
-                std::thread::sleep(Duration::from_millis(10));
-            }
+    /// Leaves it to a thread of its context.
+    fn scrap(self) {
+        let (kind, work): (_, fn(Key)) = match self.after {
+            After::Everything => (Kind::Everything, settle_all),
+            After::Nothing | After::Event(..) => (Kind::Events, free_all),
         };
-        // Without a thread it is lost: this one must not wait.
-        let _ = builder().spawn(wait);
+        let key = (Arc::as_ptr(&self.context).addr(), kind);
+        let mut heaps = heaps();
+        let heap = heaps.entry(key).or_default();
+        heap.items.push(self);
+        if !heap.running {
+            let builder = std::thread::Builder::new().name("arrow-device gpu free".into());
+            // If there is no thread to be had the next one tries again: this one must not wait.
+            heap.running = builder.spawn(move || work(key)).is_ok();
+        }
     }
 
     /// Whether its event is not in the way any more.
