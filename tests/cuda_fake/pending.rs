@@ -78,7 +78,8 @@ fn events_of_a_failed_context() {
     rig.trim();
     assert!(soon(|| rig.group.live("device") == 0));
     let waits = rig.group.calls("cuCtxSynchronize") - before;
-    assert!(waits <= N as u64 / 4, "{waits} waits");
+    // All came at once.
+    assert!(waits <= 2, "{waits} waits");
     drop(queue);
     let _ = rig.take_drop_error();
 }

@@ -190,10 +190,13 @@ impl Blocks {
     }
 
     fn scrap(&self, context: &Arc<Context>, blocks: Vec<Idle>) {
-        for idle in blocks {
-            let waste = Waste::Memory(self.memory, idle.ptr);
-            scrap(context, waste, After::Event(idle.after, idle.place), None);
-        }
+        let item = |idle: Idle| Scrap {
+            context: context.clone(),
+            waste: Waste::Memory(self.memory, idle.ptr),
+            after: After::Event(idle.after, idle.place),
+            freed: None,
+        };
+        add(Kind::Events, blocks.into_iter().map(item).collect());
     }
 }
 
@@ -281,13 +284,37 @@ fn heaps() -> MutexGuard<'static, BTreeMap<Key, Heap>> {
 
 /// Gives something back after an event, on a thread of its own.
 pub(super) fn scrap(context: &Arc<Context>, waste: Waste, after: After, freed: Option<Freed>) {
+    let kind = match after {
+        After::Everything => Kind::Everything,
+        After::Nothing | After::Event(..) => Kind::Events,
+    };
     let item = Scrap {
         context: context.clone(),
         waste,
         after,
         freed,
     };
-    item.scrap();
+    add(kind, vec![item]);
+}
+
+/// Leaves items of one context to its thread for this kind.
+fn add(kind: Kind, items: Vec<Scrap>) {
+    let Some(first) = items.first() else {
+        return;
+    };
+    let key = (Arc::as_ptr(&first.context).addr(), kind);
+    let work: fn(Key) = match kind {
+        Kind::Events => free_all,
+        Kind::Everything => settle_all,
+    };
+    let mut heaps = heaps();
+    let heap = heaps.entry(key).or_default();
+    heap.items.extend(items);
+    if !heap.running {
+        let builder = std::thread::Builder::new().name("arrow-device gpu free".into());
+        // If there is no thread to be had the next one tries again: this one must not wait.
+        heap.running = builder.spawn(move || work(key)).is_ok();
+    }
 }
 
 /// The items of a heap since the last time. If there are none and `idle`, the heap is gone, and so must its thread be.
@@ -304,15 +331,15 @@ fn next_items(key: Key, idle: bool) -> Option<Vec<Scrap>> {
 
 /// Waits for all work of a context, once for all items that are there, which may be given back then.
 fn settle_all(key: Key) {
-    while let Some(items) = next_items(key, true) {
+    while let Some(mut items) = next_items(key, true) {
         if let Some(item) = items.first() {
             // Whatever it answers, nothing runs any more.
             let _ = item.context.settle();
         }
-        for mut item in items {
+        for item in &mut items {
             item.after = After::Nothing;
-            item.scrap();
         }
+        add(Kind::Events, items);
     }
 }
 
@@ -329,16 +356,17 @@ fn free_all(key: Key) {
                 _ => ready.add(Place::next(item.queue().unwrap_or(own)), item),
             }
         }
-        let (mut gone, mut round) = (false, Round::default());
+        let (mut gone, mut round, mut untold) = (false, Round::default(), Vec::new());
         while let Some(done) = asked.next_done(&mut round, Scrap::has_completed) {
             gone = true;
             for item in done {
                 match item.after {
-                    After::Everything => item.scrap(),
+                    After::Everything => untold.push(item),
                     _ => ready.add(Place::next(item.queue().unwrap_or(own)), item),
                 }
             }
         }
+        add(Kind::Everything, untold);
         let mut round = Round::default();
         while ready.next_done(&mut round, Scrap::give_back).is_some() {
             gone = true;
@@ -358,23 +386,6 @@ impl Scrap {
         match &self.waste {
             Waste::OfQueue { queue, .. } => Some(queue.id()),
             Waste::Memory(..) | Waste::Stream(_) => None,
-        }
-    }
-
-    /// Leaves it to a thread of its context.
-    fn scrap(self) {
-        let (kind, work): (_, fn(Key)) = match self.after {
-            After::Everything => (Kind::Everything, settle_all),
-            After::Nothing | After::Event(..) => (Kind::Events, free_all),
-        };
-        let key = (Arc::as_ptr(&self.context).addr(), kind);
-        let mut heaps = heaps();
-        let heap = heaps.entry(key).or_default();
-        heap.items.push(self);
-        if !heap.running {
-            let builder = std::thread::Builder::new().name("arrow-device gpu free".into());
-            // If there is no thread to be had the next one tries again: this one must not wait.
-            heap.running = builder.spawn(move || work(key)).is_ok();
         }
     }
 
