@@ -48,16 +48,16 @@
 //! default one batch ahead of the consumer. [`CoalescingReader`] joins small host batches before an upload.
 //! Tasks have streams instead, and the async device stream: `async_stream` (feature `async`).
 //!
-//! # Rooms
+//! # Modules
 //!
 //! Imports run one way, from the top line to the bottom line.
 //!
-//! | room | what lives there |
+//! | module | contents |
 //! | --- | --- |
-//! | `cuda/` | a door: cudarc's types in and out (feature `cuda`) |
-//! | `rocm/` | a door: HIP's streams and events in and out (feature `rocm`) |
-//! | `python/` | a door: the Arrow PyCapsule interface (feature `pyo3`) |
-//! | `dlpack/` | a door: columns as DLPack tensors (feature `dlpack`) |
+//! | `cuda/` | integration with cudarc: its contexts, streams, events and slices, in and out (feature `cuda`) |
+//! | `rocm/` | integration with HIP: its streams and events, in and out (feature `rocm`) |
+//! | `python/` | integration with Python: the Arrow PyCapsule interface (feature `pyo3`) |
+//! | `dlpack/` | integration with DLPack: columns as tensors, out and in (feature `dlpack`) |
 //! | `stream/` | readers; C streams in and out; host staging; the async device stream (feature `async`) |
 //! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export; what cuDF asks for |
 //! | `transfer/` | upload, download, device to device, compact copies: a plan, then one list of copies |
@@ -83,7 +83,7 @@
 //!    at once. A null count is known only if it was counted, or if an `unsafe` call vouched for it; an export
 //!    counts those that are unknown, unless the caller allows unknown ones.
 //! 7. What a transfer writes is padded to 64 bytes with zeros (foreign memory passes as it is:
-//!    [`check_for_cudf`] reports, [`compact`](DeviceRecordBatch::compact) mends); exports have `reserved` zero and exact
+//!    [`check_for_cudf`] reports, [`compact`](DeviceRecordBatch::compact) fixes); exports have `reserved` zero and exact
 //!    null counts unless asked otherwise.
 //! 8. An event is never dropped silently.
 //! 9. Everything is counted: [`TransferStats`].
@@ -95,7 +95,7 @@
 //! | `sim` | yes | `device::sim`, the simulated device (Linux) |
 //! | `cuda` | no | `cuda`, NVIDIA GPUs; loaded at run time |
 //! | `rocm` | no | `rocm`, AMD GPUs; loaded at run time, but building needs HIP's headers and library |
-//! | `async` | no | `async_stream`, the async device stream over `futures` streams; no executor |
+//! | `async` | no | `async_stream`, the async device stream over `futures` streams; no executor is imposed (Tokio is a dependency for `BlockingReader` only) |
 //! | `pyo3` | no | `python`, the PyCapsule interface for devices |
 //! | `dlpack` | no | `dlpack`, columns as DLPack tensors, out and in |
 #![deny(missing_docs)]

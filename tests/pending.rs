@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::record_batch;
 use arrow_device::device::sim::{FaultOp, SimConfig, SimDevice, SimMode};
-use arrow_device::device::{Backend, DevicePtr, EventPtr, RawQueue};
+use arrow_device::device::{Backend, DevicePtr, EventPtr, Notify, RawQueue};
 use arrow_device::{Device, DeviceBuffer, DeviceId, Result};
 
 const N: usize = 500;
@@ -39,6 +39,8 @@ fn upload(device: &Device) {
 #[derive(Debug)]
 struct Mute {
     sim: Arc<SimDevice>,
+    /// It says that it will call wakers, and drops them.
+    forgetful: bool,
     queries: Mutex<HashMap<EventPtr, usize>>,
 }
 
@@ -80,6 +82,13 @@ unsafe impl Backend for Mute {
         unsafe { self.sim.wait_event(event) }
     }
 
+    unsafe fn notify_event(&self, _: EventPtr, _: &Waker) -> Result<Notify> {
+        Ok(match self.forgetful {
+            true => Notify::Registered,
+            false => Notify::Unsupported,
+        })
+    }
+
     unsafe fn release_event(&self, event: EventPtr) {
         // SAFETY: recorded by a queue of the simulated device and not used again, as this method's contract asks.
         unsafe { self.sim.release_event(event) }
@@ -107,7 +116,12 @@ impl Wake for Woken {
 #[test]
 fn the_first_event_of_a_queue_is_asked() {
     let (sim, queries) = (held(), Mutex::default());
-    let mute = Arc::new(Mute { sim, queries });
+    let forgetful = false;
+    let mute = Arc::new(Mute {
+        sim,
+        forgetful,
+        queries,
+    });
     let device = Device::new(mute.clone()).unwrap();
     upload(&device);
     until("the first event is asked about", || mute.queries()[0] >= 20);
@@ -135,6 +149,25 @@ fn the_first_event_of_a_queue_is_asked() {
     let after: usize = mute.queries().iter().sum();
     assert!(after - before <= N, "{} questions", after - before);
     device.synchronize().unwrap();
+    mute.sim.assert_clean();
+}
+
+/// A waker that is dropped and not called counts as an event that has to be asked about.
+#[test]
+fn wakers_that_are_dropped() {
+    let (sim, queries) = (held(), Mutex::default());
+    let forgetful = true;
+    let mute = Arc::new(Mute {
+        sim,
+        forgetful,
+        queries,
+    });
+    let device = Device::new(mute.clone()).unwrap();
+    upload(&device);
+    until("the first event is asked about", || mute.queries()[0] >= 20);
+    assert_eq!(mute.sim.report().live_events, N);
+    device.synchronize().unwrap();
+    until("all are freed", || mute.sim.report().live_events == 0);
     mute.sim.assert_clean();
 }
 

@@ -2,6 +2,7 @@
 
 mod simkit;
 mod support;
+mod support_c;
 
 use std::sync::Arc;
 
@@ -11,13 +12,14 @@ use arrow_array::{
 use arrow_buffer::NullBuffer;
 use arrow_device::device::sim::{SimConfig, SimMemory, SimMode};
 use arrow_device::{
-    Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, Error, ExportOptions,
-    ImportOptions, NullCounts, SyncPolicy, Validation, Validity,
+    ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, Error,
+    ExportOptions, ImportOptions, NullCounts, SyncPolicy, Validation, Validity,
 };
 use arrow_schema::{DataType, Field, Fields, Schema};
 use proptest::prelude::*;
 use simkit::*;
 use support::*;
+use support_c::Foreign;
 
 const ROWS: usize = 90;
 
@@ -433,6 +435,47 @@ fn what_does_not_fit_is_refused() {
     drop((up, validity));
     a.assert_done();
     b.assert_done();
+}
+
+/// Page-locked memory whose backend is missing has no memory to give, and is host memory: a bitmap that must be moved
+/// is moved there, under the same device.
+#[test]
+fn page_locked_memory_without_a_backend() {
+    let options = ImportOptions::default().with_devices(Devices::new());
+    let import = |array: &dyn Array| {
+        let mut foreign = Foreign::new(&array.to_data(), &Devices::cpu());
+        foreign.device_array.device_type = ArrowDeviceType::CUDA_HOST.value();
+        foreign.device_array.device_id = 3;
+        let imported = foreign.import(&options).unwrap();
+        (foreign, imported)
+    };
+    let host = input().slice(1, ROWS - 1);
+    let expected = expected(&host);
+    let (from, input) = import(&input());
+    let (of_values, values) = import(&Int64Array::new(expected.values().clone(), None));
+    let column = input.slice(1, ROWS - 1).unwrap();
+    let out = column
+        .with_values(DataType::Int64, values.buffer(1).unwrap())
+        .unwrap();
+    for export in [
+        EXACT,
+        ExportOptions::new(SyncPolicy::Wait),
+        EXACT.with_null_counts(NullCounts::AllowUnknown),
+    ] {
+        let exported = out.export_array(&export).unwrap();
+        let device = (exported.device_type(), exported.device_id());
+        assert_eq!(device, (ArrowDeviceType::CUDA_HOST, 3));
+        drop(exported);
+        let again = through(&out, &export, &options);
+        assert_same(&expected, &again.to_host().unwrap(), "page-locked");
+    }
+    // What was moved outlives what it was made of.
+    let moved = through(&out, &EXACT, &options);
+    drop((input, column, out, values));
+    assert_same(&expected, &moved.to_host().unwrap(), "page-locked");
+    drop(moved);
+    from.assert_released("input");
+    of_values.assert_released("values");
 }
 
 /// A bitmap outlives the array that it came from, and the work that reads it.

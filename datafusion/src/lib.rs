@@ -66,15 +66,16 @@
 //!
 //! Each node counts, for each partition, its rows and batches, the bytes that it moved each way, copies, waits given to queues
 //! and waits of the host, and the host's time for its polls (`EXPLAIN ANALYZE`). They are its own, not its children's, and exact
-//! though other queries use the device ([`TransferStats::scope`](arrow_device::TransferStats::scope)). What a reader's own thread does is nobody's,
-//! nor is a download of a device node that stands under a host node without a transition. No array is looked at for them.
+//! though other queries use the device ([`TransferStats::scope`](arrow_device::TransferStats::scope)). Work that is done
+//! on a reader's own thread is not attributed to any node, nor is the download below a host node that reads a device node
+//! without a transition. Metrics never read an array.
 //!
 //! # Waits and errors
 //!
-//! No poll waits for a device, with the one exception of [`UploadingStream`](arrow_device::async_stream::UploadingStream). An error of a device
-//! ends the query: [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around `arrow-device`'s ([`to_datafusion`]), with the device, the operation
-//! and the text. DataFusion's own errors go through device operators and come out as they were. A stream that is dropped lets go of
-//! everything behind it.
+//! Polling never blocks on a device, except for [`UploadingStream`](arrow_device::async_stream::UploadingStream). An error of a device
+//! fails the query: [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around `arrow-device`'s ([`to_datafusion`]), with the device, the operation
+//! and the text. DataFusion's own errors go through device operators and come out as they were. Dropping a stream
+//! drops everything that it reads from.
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]

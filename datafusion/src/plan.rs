@@ -49,13 +49,13 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
     /// The same operator over other children, as many.
     ///
     /// # Errors
-    /// What stands against them.
+    /// Returns an error if the operator cannot run over these children.
     fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>>;
 
     /// Starts a partition.
     ///
     /// # Errors
-    /// What stands against it. Errors of the stream end the query.
+    /// Returns an error if the partition cannot be started. An error from the stream fails the query.
     fn execute_device(
         &self,
         partition: usize,
@@ -82,7 +82,7 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
     /// they have as many, else unknown.
     ///
     /// # Errors
-    /// What stands against telling it.
+    /// Returns an error if the statistics cannot be computed.
     fn statistics(
         &self,
         partition: Option<usize>,

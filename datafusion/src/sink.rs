@@ -32,7 +32,11 @@ use arrow_device::{
 ///
 /// DataFusion's plans need a Tokio runtime: the one that is current here runs the plan's tasks, wherever the stream is polled,
 /// and must outlive the stream. Once it shuts down, the next item is [`Error::Cancelled`], never an end
-/// or a batch that was made of a part of the rows. To be sure of it costs a task of the runtime for each item.
+/// or a batch that was made of a part of the rows. This check spawns one empty task on the runtime for each item.
+///
+/// A current-thread runtime runs tasks only inside its `block_on`. It must be driven while the stream is read on other threads:
+/// the plan's tasks make no progress otherwise, and the checks' tasks, one small allocation for each item, stay in the runtime's
+/// queue until it runs.
 ///
 /// # Errors
 /// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says. Later errors come in the stream.
@@ -152,7 +156,8 @@ impl DeviceRecordBatchStream for Merged {
 /// Runs a plan, and gives its result as a C device stream. Its consumer's thread drives the plan, with the Tokio runtime
 /// that is current here, and must outlive the stream: once it shuts down, the consumer gets ECANCELED, never an end that looks like
 /// the plan's. [`BlockingReader`](arrow_device::async_stream::BlockingReader) says on which threads the result may be read: a worker of a
-/// multi-threaded runtime is one of them, the thread of a current-thread runtime is not, and gets an error.
+/// multi-threaded runtime is one of them, the thread of a current-thread runtime is not, and gets an error. A current-thread
+/// runtime must be driven on its own thread while the result is read, as [`execute_on_device`] says.
 ///
 /// # Errors
 /// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says.

@@ -39,7 +39,7 @@
 
 mod async_handler;
 mod async_stream;
-// The rooms above use all of the next two.
+// The modules above use all of the next two.
 #[allow(dead_code)]
 pub(crate) mod c_data;
 mod device_array;

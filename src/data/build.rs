@@ -1,6 +1,6 @@
 //! Building trees: from parts, and from arrays of other trees.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::data::array::DeviceArray;
@@ -17,8 +17,13 @@ pub(crate) struct Builder {
     pub(crate) nodes: Vec<Node>,
     pub(crate) slots: Vec<Slot>,
     owners: Vec<Arc<Owner>>,
+    /// The index of each owner except the last [`RECENT`], by its address.
+    indices: HashMap<usize, u32>,
     device: Device,
 }
+
+/// How many owners, the last ones, are looked at one by one.
+const RECENT: usize = 8;
 
 impl Builder {
     pub(crate) fn new(device: Device) -> Self {
@@ -26,6 +31,7 @@ impl Builder {
             nodes: Vec::new(),
             slots: Vec::new(),
             owners: Vec::new(),
+            indices: HashMap::new(),
             device,
         }
     }
@@ -39,12 +45,27 @@ impl Builder {
                 owner.device()
             )));
         }
-        // Buffers of one owner mostly stand together.
-        let known = self.owners.iter().rposition(|o| Arc::ptr_eq(o, owner));
-        Ok(known.unwrap_or_else(|| {
-            self.owners.push(owner.clone());
-            self.owners.len() - 1
-        }) as u32)
+        // Buffers of one owner are mostly side by side.
+        let recent = self.owners.len().saturating_sub(RECENT);
+        let known = self.owners[recent..]
+            .iter()
+            .rposition(|o| Arc::ptr_eq(o, owner));
+        if let Some(i) = known {
+            return Ok((recent + i) as u32);
+        }
+        // `owners` keeps them alive: no other one has the same address.
+        let address = |owner: &Arc<Owner>| Arc::as_ptr(owner).addr();
+        if let Some(i) = self.indices.get(&address(owner)) {
+            return Ok(*i);
+        }
+        let index = self.owners.len() as u32;
+        self.owners.push(owner.clone());
+        // The one that is not among the recent ones any more.
+        if let Some(left) = self.owners.len().checked_sub(RECENT + 1) {
+            self.indices
+                .insert(address(&self.owners[left]), left as u32);
+        }
+        Ok(index)
     }
 
     pub(crate) fn buffer(&mut self, buffer: Option<&DeviceBuffer>) -> Result<()> {
@@ -175,5 +196,37 @@ pub(crate) fn placeholder(parent: usize) -> Node {
         parent: parent as u32,
         first_child: 0,
         ..root_node(Layout::NONE, 0, 0, NullCount::known(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::device::Devices;
+    use crate::memory::{HostSlab, Memory, Ready};
+
+    /// Each owner has one index, however many there are and whichever come again. To look for each one among all
+    /// others would take minutes.
+    #[test]
+    fn many_owners() {
+        let n: usize = if cfg!(miri) { 50 } else { 200_000 };
+        let owner = || {
+            let memory = Memory::Slab(HostSlab::new(0).unwrap());
+            Arc::new(Owner::new(Devices::cpu(), memory, Ready::Now))
+        };
+        let owners: Vec<_> = (0..n).map(|_| owner()).collect();
+        let mut builder = Builder::new(Devices::cpu());
+        let start = Instant::now();
+        for again in [1, 2, 3] {
+            for (i, owner) in owners.iter().enumerate() {
+                assert_eq!(builder.owner(owner).unwrap() as usize, i, "{again}");
+                assert_eq!(builder.owner(&owners[i / 2]).unwrap() as usize, i / 2);
+            }
+        }
+        let took = start.elapsed();
+        assert_eq!(builder.owners.len(), n);
+        assert!(took < Duration::from_secs(20), "{took:?}");
     }
 }

@@ -205,10 +205,11 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// As [`query_event`](Self::query_event).
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()>;
 
-    /// Calls `waker` once the event has completed, or never will (the device failed), on any thread.
+    /// Calls `waker` once the event has completed, or never will (the device failed), on any thread. If the backend drops all
+    /// clones of it without a call, this crate's own waiting falls back to [`query_event`](Self::query_event).
     ///
     /// # Safety
-    /// As [`query_event`](Self::query_event); the event lives until the waker was called.
+    /// As [`query_event`](Self::query_event); the event lives until the waker was called, or all its clones were dropped.
     unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
         let _ = (event, waker);
         Ok(Notify::Unsupported)

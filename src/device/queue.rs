@@ -106,7 +106,8 @@ impl Queue {
     /// As [`RawQueue::free`].
     pub(crate) unsafe fn free(&self, base: DevicePtr, bytes: usize) {
         Counters::add(&self.device.counters().frees, 1);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the memory is from one `allocate` of this device, is freed once, and that this
+        // queue waited for its uses on others (see `# Safety`).
         if let Err(e) = unsafe { self.raw.free(base, bytes) } {
             self.device.park_drop_error(e);
         }
@@ -118,7 +119,8 @@ impl Queue {
         if copies.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that sources and destinations are valid for their bytes, and live, unchanged, until
+        // the copies have completed (see `# Safety`).
         unsafe { self.raw.copy(copies) }?;
         let counters = self.device.counters();
         Counters::add(&counters.copies, copies.len());
@@ -139,7 +141,8 @@ impl Queue {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `dst` is valid for `bytes` bytes, and lives until the fill has completed (see
+        // `# Safety`).
         unsafe { self.raw.fill(dst, byte, bytes) }?;
         Counters::add(&self.device.counters().fills, 1);
         Ok(())

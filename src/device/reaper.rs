@@ -53,8 +53,8 @@ struct Shared {
 struct State {
     /// What the thread has not seen yet.
     items: Vec<Item>,
-    /// Registrations whose waker was called since the thread looked last.
-    woken: Vec<u64>,
+    /// Registrations whose waker was called, or dropped without a call, since the thread looked last.
+    woken: Vec<(u64, Fired)>,
     running: bool,
     /// The device is gone.
     closed: bool,
@@ -69,10 +69,18 @@ struct Item {
 /// What the thread has in hand. Nothing is looked at again before its event may have completed.
 #[derive(Default)]
 struct Waiting {
-    /// By the registration for the last of their events, which is kept until its waker was called.
+    /// By the registration for the last of their events, which is kept until its waker was called or dropped.
     registered: HashMap<u64, Item>,
-    /// Where the backend of the last event cannot notify.
+    /// Where the backend of the last event cannot notify, or did not.
     asked: Asked<Item>,
+}
+
+/// What a backend has done with a waker.
+#[derive(Clone, Copy, PartialEq)]
+enum Fired {
+    Called,
+    /// It will not call it any more.
+    Dropped,
 }
 
 /// The waker of one registration.
@@ -88,12 +96,24 @@ impl std::fmt::Debug for Reaper {
     }
 }
 
-impl Wake for Signal {
-    fn wake(self: Arc<Self>) {
+impl Signal {
+    fn fire(&self, fired: Fired) {
         if !self.fired.swap(true, Ordering::Relaxed) {
-            self.shared.lock().woken.push(self.registration);
+            self.shared.lock().woken.push((self.registration, fired));
             self.shared.wake.notify_one();
         }
+    }
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        self.fire(Fired::Called);
+    }
+}
+
+impl Drop for Signal {
+    fn drop(&mut self) {
+        self.fire(Fired::Dropped);
     }
 }
 
@@ -117,9 +137,12 @@ impl Shared {
             for item in items {
                 waiting.proceed(item, self);
             }
-            for registration in woken {
-                if let Some(item) = waiting.registered.remove(&registration) {
-                    waiting.proceed(item, self);
+            for (registration, fired) in woken {
+                match (waiting.registered.remove(&registration), fired) {
+                    (Some(item), Fired::Called) => waiting.proceed(item, self),
+                    // To register again might be in vain again.
+                    (Some(item), Fired::Dropped) => waiting.ask_later(item),
+                    (None, _) => {}
                 }
             }
             // Asking takes time as well: at most a part of this thread's.
@@ -164,27 +187,36 @@ impl Waiting {
         shared.visits.fetch_add(1, Ordering::Relaxed);
         while let Some(event) = item.events.last() {
             let registration = shared.registrations.fetch_add(1, Ordering::Relaxed);
-            let waker = Waker::from(Arc::new(Signal {
+            let signal = Arc::new(Signal {
                 registration,
                 fired: AtomicBool::new(false),
                 shared: shared.clone(),
-            }));
+            });
+            let waker = Waker::from(signal.clone());
             let backend = event.device().backend();
-            // SAFETY: the event is live, and `registered` keeps the item, and so the event, until the waker was called.
-            match unsafe { backend.notify_event(event.as_ptr(), &waker) } {
-                Ok(Notify::Completed) => {}
-                Ok(Notify::Registered) => {
-                    self.registered.insert(registration, item);
-                    return;
-                }
-                Ok(Notify::Unsupported) | Err(_) => {
-                    self.asked.add(event.place(), item);
-                    return;
-                }
+            // SAFETY: the event is live, and `registered` keeps the item, and so the event, until the waker was called or
+            // dropped.
+            let answer = unsafe { backend.notify_event(event.as_ptr(), &waker) };
+            if let Ok(Notify::Registered) = answer {
+                self.registered.insert(registration, item);
+                return;
+            }
+            // Nobody waits for it.
+            signal.fired.store(true, Ordering::Relaxed);
+            if !matches!(answer, Ok(Notify::Completed)) {
+                return self.ask_later(item);
             }
             item.events.pop();
         }
         run_action(item.action);
+    }
+
+    /// The backend of the last event does not notify.
+    fn ask_later(&mut self, item: Item) {
+        match item.events.last().map(SyncEvent::place) {
+            Some(place) => self.asked.add(place, item),
+            None => run_action(item.action),
+        }
     }
 
     /// Asks the backends that cannot notify, and goes on with what has completed.

@@ -243,7 +243,7 @@ fn export(
     let Some(span) = span.filter(|span| span.len > 0) else {
         return Ok(tensor);
     };
-    // The 256-byte alignment of `data` that the header asks for is nobody's.
+    // The header asks for `data` to be aligned to 256 bytes. Without a copy it starts where the first row does.
     tensor.data = span.base.offset(span.offset);
     // SAFETY: a stream given by its number is live (contract of `DlpackStream::from_number`).
     unsafe { order.apply(span.owner) }?;
@@ -320,12 +320,12 @@ impl DeviceArray {
         export(leaf.device(), span, dtype, shape, 0, options)
     }
 
-    /// The validity mask of a column as a tensor of its bytes (`uint8`), without a copy. The bit of the
+    /// The validity bitmap of a column as a tensor of its bytes (`uint8`), without a copy. The bit of the
     /// first row is bit [`bit_offset`](DlpackTensor::bit_offset) of the first byte, least significant first;
     /// 1 says that the row is valid.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no mask: then nothing is null.
+    /// Returns [`Error::InvalidArgument`] if the column has no validity bitmap: no row is null then.
     pub fn export_dlpack_validity(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
         let node = &self.tree().nodes[self.view().node];
         if self.tree().bitmap_of(node).is_none() {

@@ -5,9 +5,9 @@
 //! arrays the buffers that its rows refer to on the way up, all on the way down; of run-end encoded
 //! arrays the runs that hold its rows.
 //!
-//! From device to device plain bytes are copied straight. The host sees to masks that start within a
-//! byte, to the last byte of masks with other bits behind their last row, and to offsets that do not
-//! start at 0: those pieces, and nothing else, take the way through it.
+//! From device to device, plain bytes are copied directly. Three kinds of pieces, and no others, are
+//! copied through the host, which rewrites them: validity bitmaps that start within a byte, the last byte
+//! of bitmaps that have other bits after their last row, and offsets that do not start at 0.
 //!
 //! An export of arrays whose validity bitmap starts at another bit of a byte than their values moves that bitmap,
 //! by way of the host.
@@ -128,12 +128,12 @@ impl ToHost {
 
 impl DeviceArray {
     /// The array's rows as an arrow-rs array. Memory that the host can read is not copied; other
-    /// memory comes down with one list of copies and one host wait, after one read of the lengths
-    /// that hide in it.
+    /// memory is copied with one list of copies and one host wait, after one read of the sizes that
+    /// are stored in it.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`](crate::Error::InvalidInput) if a hidden length cannot be; what the
-    /// device reports.
+    /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) if a size that is stored in device memory
+    /// is impossible, and the errors that the device reports.
     pub fn to_host(&self) -> Result<ArrayRef> {
         to_array(&*self.to_host_memory(Extent::Rows)?)
     }
@@ -159,7 +159,7 @@ impl DeviceArray {
     }
 
     /// Starts what [`to_host_memory`](Self::to_host_memory) does, on `queue`, without a wait unless
-    /// lengths hide on the device.
+    /// sizes are stored in device memory.
     pub(crate) fn start_to_host(&self, extent: Extent, queue: &Queue) -> Result<ToHost> {
         let download = match self.device().is_host_readable() {
             true => None,
@@ -181,8 +181,8 @@ impl DeviceArray {
     }
 
     /// The array on `device`: itself if it is there already, without a copy; copied straight from
-    /// device to device where `device` reaches this one, with one host wait if something must be
-    /// mended; else by way of the host.
+    /// device to device where `device` reaches this one, with one host wait if a piece must be
+    /// rewritten; otherwise through the host.
     ///
     /// # Errors
     /// As [`to_host`](Self::to_host) and [`Device::upload`].
@@ -212,16 +212,16 @@ impl DeviceArray {
 
     /// A copy of exactly these rows on the same device, in one fresh allocation: every buffer starts
     /// at a multiple of 64 bytes and is padded to 64 with zeros, zero bits follow the last row, offsets
-    /// start at 0, array offsets are 0 and null counts are known. It lets go of what a slice holds on
-    /// to, and mends foreign memory for consumers that ask for more than the format does
+    /// start at 0, array offsets are 0 and null counts are known. It keeps none of the memory that a
+    /// slice keeps alive, and fixes foreign memory for consumers that ask for more than the format does
     /// ([`check_for_cudf`](crate::check_for_cudf)).
     ///
     /// Dictionaries and the children of list views and dense unions are copied whole.
     ///
     /// Where the host cannot read the memory, values are copied on the device. The ends of binary,
-    /// text, list and map arrays are read first: one read for each level, all columns together. Masks
-    /// that must be mended or counted and offsets that must be rebased come to the host with one
-    /// more.
+    /// text, list and map arrays are read first: one read for each level, all columns together. Validity
+    /// bitmaps that must be rewritten or counted and offsets that must be rebased are copied to the host
+    /// with one more read.
     ///
     /// ```
     /// # use arrow_array::record_batch;

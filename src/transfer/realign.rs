@@ -9,7 +9,7 @@ use crate::data::DeviceArray;
 use crate::data::hidden::{Gathering, bitmap_request, count_bits};
 use crate::data::parts::{Counted, Parts};
 use crate::data::tree::{Node, View};
-use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Queue};
+use crate::device::{ALIGNMENT, CopyKind, CopyOp, Counters, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Memory, Owner, Ready};
 use crate::transfer::upload::keep_until;
@@ -113,13 +113,15 @@ impl Realigning {
     pub(crate) fn finish(self, array: &DeviceArray) -> Result<DeviceArray> {
         let answers = self.bitmaps.finish()?;
         let device = array.device();
-        let on_cpu = device.id() == DeviceId::CPU;
+        // The device's memory is host memory, of which the device itself may have none to give: page-locked memory
+        // whose backend is missing. The fresh bitmaps are the device's all the same, as the array is.
+        let in_place = device.is_host_readable() && device.is_synchronous();
         let (mut places, mut end, mut staged) = (Vec::new(), 0usize, 0usize);
         for (part, (view, _)) in (self.parts.iter().enumerate()).filter(|(_, p)| p.1 == Task::Move)
         {
             let skipped = view.offset / 8;
             let bytes = (view.offset % 8 + view.length).div_ceil(8);
-            if on_cpu {
+            if in_place {
                 staged = end + skipped;
             }
             places.push(Place {
@@ -135,8 +137,8 @@ impl Realigning {
                 .and_then(|bytes| end.checked_add(bytes))
                 .ok_or_else(|| Error::argument("the bitmaps do not fit in memory"))?;
         }
-        // On the CPU the staging buffer is the memory.
-        let mut staging = device.host_slab(if on_cpu { end } else { staged })?;
+        // In place the staging buffer is the memory.
+        let mut staging = device.host_slab(if in_place { end } else { staged })?;
         staging.fill(0);
         let mut counted = vec![Counted::default(); self.parts.len()];
         let mut moved = places.iter().peekable();
@@ -157,7 +159,7 @@ impl Realigning {
             }
             counted[part].nulls = Some(nulls);
         }
-        let (base, owner) = match on_cpu {
+        let (base, owner) = match in_place {
             true => {
                 let base = staging.as_device_ptr();
                 let memory = Memory::Slab(staging);

@@ -39,5 +39,6 @@ mod kernel;
 mod managed;
 #[path = "../gpu_fake/memory.rs"]
 mod memory;
+mod pending;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;

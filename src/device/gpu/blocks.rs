@@ -190,10 +190,13 @@ impl Blocks {
     }
 
     fn scrap(&self, context: &Arc<Context>, blocks: Vec<Idle>) {
-        for idle in blocks {
-            let waste = Waste::Memory(self.memory, idle.ptr);
-            scrap(context, waste, After::Event(idle.after, idle.place), None);
-        }
+        let item = |idle: Idle| Scrap {
+            context: context.clone(),
+            waste: Waste::Memory(self.memory, idle.ptr),
+            after: After::Event(idle.after, idle.place),
+            freed: None,
+        };
+        add(Kind::Events, blocks.into_iter().map(item).collect());
     }
 }
 
@@ -254,7 +257,7 @@ struct Scrap {
     freed: Option<Freed>,
 }
 
-/// What waits for a thread of one context: the runtime may hold it up for its device, but for no other.
+/// What waits for a thread.
 #[derive(Default)]
 struct Heap {
     items: Vec<Scrap>,
@@ -262,71 +265,108 @@ struct Heap {
     running: bool,
 }
 
-/// By the contexts' addresses; a context is there while it has something here.
-static HEAPS: Mutex<BTreeMap<usize, Heap>> = Mutex::new(BTreeMap::new());
-
-fn heaps() -> MutexGuard<'static, BTreeMap<usize, Heap>> {
-    HEAPS.lock().unwrap_or_else(PoisonError::into_inner)
+/// What the items of a heap wait for. To wait for everything may take long, so that it holds up no other item.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Events,
+    Everything,
 }
 
-fn builder() -> std::thread::Builder {
-    std::thread::Builder::new().name("arrow-device gpu free".into())
+/// A heap by its context's address, for the runtime may hold a thread up for its device, but for no other. The context is
+/// there while it has something here.
+type Key = (usize, Kind);
+
+static HEAPS: Mutex<BTreeMap<Key, Heap>> = Mutex::new(BTreeMap::new());
+
+fn heaps() -> MutexGuard<'static, BTreeMap<Key, Heap>> {
+    HEAPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Gives something back after an event, on a thread of its own.
 pub(super) fn scrap(context: &Arc<Context>, waste: Waste, after: After, freed: Option<Freed>) {
+    let kind = match after {
+        After::Everything => Kind::Everything,
+        After::Nothing | After::Event(..) => Kind::Events,
+    };
     let item = Scrap {
         context: context.clone(),
         waste,
         after,
         freed,
     };
-    if matches!(item.after, After::Everything) {
-        return item.wait_for_everything();
-    }
-    let key = Arc::as_ptr(context).addr();
+    add(kind, vec![item]);
+}
+
+/// Leaves items of one context to its thread for this kind.
+fn add(kind: Kind, items: Vec<Scrap>) {
+    let Some(first) = items.first() else {
+        return;
+    };
+    let key = (Arc::as_ptr(&first.context).addr(), kind);
+    let work: fn(Key) = match kind {
+        Kind::Events => free_all,
+        Kind::Everything => settle_all,
+    };
     let mut heaps = heaps();
     let heap = heaps.entry(key).or_default();
-    heap.items.push(item);
+    heap.items.extend(items);
     if !heap.running {
+        let builder = std::thread::Builder::new().name("arrow-device gpu free".into());
         // If there is no thread to be had the next one tries again: this one must not wait.
-        heap.running = builder().spawn(move || free_all(key)).is_ok();
+        heap.running = builder.spawn(move || work(key)).is_ok();
+    }
+}
+
+/// The items of a heap since the last time. If there are none and `idle`, the heap is gone, and so must its thread be.
+fn next_items(key: Key, idle: bool) -> Option<Vec<Scrap>> {
+    let mut heaps = heaps();
+    let items = heaps.get_mut(&key).map(|heap| take(&mut heap.items));
+    let items = items.unwrap_or_default();
+    if items.is_empty() && idle {
+        heaps.remove(&key);
+        return None;
+    }
+    Some(items)
+}
+
+/// Waits for all work of a context, once for all items that are there, which may be given back then.
+fn settle_all(key: Key) {
+    while let Some(mut items) = next_items(key, true) {
+        if let Some(item) = items.first() {
+            // Whatever it answers, nothing runs any more.
+            let _ = item.context.settle();
+        }
+        for item in &mut items {
+            item.after = After::Nothing;
+        }
+        add(Kind::Events, items);
     }
 }
 
 /// Gives back what is ready, asks again about the rest, and ends when nothing is left. Of the events of a queue, and of what the
 /// runtime would refuse for the same reason, only the first is tried again.
-fn free_all(key: usize) {
+fn free_all(key: Key) {
     let mut pause = Duration::from_micros(50);
     let (mut asked, mut ready) = (Asked::default(), Asked::default());
     let own = new_queue_id();
-    loop {
-        let items = {
-            let mut heaps = heaps();
-            let items = heaps.get_mut(&key).map(|heap| take(&mut heap.items));
-            let items = items.unwrap_or_default();
-            if items.is_empty() && asked.is_empty() && ready.is_empty() {
-                heaps.remove(&key);
-                return;
-            }
-            items
-        };
+    while let Some(items) = next_items(key, asked.is_empty() && ready.is_empty()) {
         for item in items {
             match item.after {
                 After::Event(_, place) => asked.add(place, item),
                 _ => ready.add(Place::next(item.queue().unwrap_or(own)), item),
             }
         }
-        let (mut gone, mut round) = (false, Round::default());
+        let (mut gone, mut round, mut untold) = (false, Round::default(), Vec::new());
         while let Some(done) = asked.next_done(&mut round, Scrap::has_completed) {
             gone = true;
             for item in done {
                 match item.after {
-                    After::Everything => item.wait_for_everything(),
+                    After::Everything => untold.push(item),
                     _ => ready.add(Place::next(item.queue().unwrap_or(own)), item),
                 }
             }
         }
+        add(Kind::Everything, untold);
         let mut round = Round::default();
         while ready.next_done(&mut round, Scrap::give_back).is_some() {
             gone = true;
@@ -347,19 +387,6 @@ impl Scrap {
             Waste::OfQueue { queue, .. } => Some(queue.id()),
             Waste::Memory(..) | Waste::Stream(_) => None,
         }
-    }
-
-    /// Gives it back after all work of the context, on a thread of its own: it may take long, and holds up no other.
-    fn wait_for_everything(mut self) {
-        let wait = move || {
-            // Whatever it answers, nothing runs any more.
-            let _ = self.context.settle();
-            while !self.give_back() {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        };
-        // Without a thread it is lost: this one must not wait.
-        let _ = builder().spawn(wait);
     }
 
     /// Whether its event is not in the way any more.

@@ -83,7 +83,7 @@ impl GpuQueue {
         stream: RawStream,
         vendor: Box<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
         unsafe { Self::check_stream(&shared.context, stream) }?;
         let order = match stream {
             RawStream::PER_THREAD => Order::PerThread(Mutex::default()),
@@ -101,7 +101,7 @@ impl GpuQueue {
             return Ok(());
         }
         let current = context.enter(context.names().stream_of)?;
-        // SAFETY: the caller's: the stream is live.
+        // SAFETY: the caller guarantees that the stream is live (see `# Safety`); default streams were returned for above.
         match context.check(unsafe { current.foreign(stream) })? {
             None => Ok(()),
             Some(why) => Err(Error::argument(format!("{}: {why}", context.id))),
@@ -118,7 +118,7 @@ impl GpuQueue {
         stream: RawStream,
         operation: &'static str,
     ) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
         if context.check(unsafe { current.is_captured(stream) })? {
             return Err(Error::NotSupported {
                 device: context.id,
@@ -143,14 +143,14 @@ impl GpuQueue {
         event: EventPtr,
     ) -> Result<()> {
         let operation = context.names().wait;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
         unsafe { Self::check_stream(context, stream) }?;
         let current = context.enter(operation)?;
-        // SAFETY: the caller's.
-        unsafe { Self::check_capture(context, &current, stream, operation) }?;
-        // SAFETY: the caller's: both are live. The event may be of any context.
-        let raw = unsafe { event_of(event) };
         // SAFETY: as above.
+        unsafe { Self::check_capture(context, &current, stream, operation) }?;
+        // SAFETY: the caller guarantees that the event is live (see `# Safety`). It may be of any context.
+        let raw = unsafe { event_of(event) };
+        // SAFETY: the caller guarantees that stream and event are live (see `# Safety`).
         context.check(unsafe { current.wait(stream, raw) })
     }
 
@@ -204,7 +204,8 @@ impl GpuQueue {
         let (context, names) = (&self.shared.context, self.shared.context.names());
         if self.shared.has_pool() {
             return self.run(names.free_in_order, |current| {
-                // SAFETY: the caller's: allocated in stream order, freed once.
+                // SAFETY: with a pool, `allocate` allocates in stream order; the caller guarantees that the memory is from
+                // it, is freed once, and that the queue waited for its uses (see `# Safety`). The stream is live.
                 context.check(unsafe { current.free_in_order(base, self.stream) })
             });
         }
@@ -246,7 +247,7 @@ impl FreesInOrder for GpuQueue {
     }
 
     unsafe fn try_free(&self, base: DevicePtr, bytes: usize) -> bool {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees what `RawQueue::free` asks for (see `# Safety`).
         match unsafe { self.free_in_order(base, bytes) } {
             Err(e) if self.is_passing(&e) => return false,
             Err(_) if !self.shared.context.is_shut_down() => self.shared.give_up(base),
@@ -294,7 +295,7 @@ unsafe impl RawQueue for GpuQueue {
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let context = &self.shared.context;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees what `RawQueue::free` asks for; an error leaves the memory to the arms below.
         let freed = unsafe { self.free_in_order(base, bytes) };
         match (freed, self.me.upgrade()) {
             (Ok(()), _) => Ok(()),
@@ -314,7 +315,8 @@ unsafe impl RawQueue for GpuQueue {
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the queue's stream is live; the caller of `RawQueue::copy` guarantees that all memory is valid for its
+        // bytes and lives, unchanged, until the copies have completed.
         let copy = |current: &Current<'_>| unsafe {
             copy::run(&self.shared, self.stream, copies, current)
         };
@@ -326,10 +328,12 @@ unsafe impl RawQueue for GpuQueue {
         self.run(context.names().fill, |current| {
             if self.shared.memory == Memory::Host {
                 let job = Job::Fill { dst, byte, bytes };
-                // SAFETY: the caller's; the memory is page-locked host memory.
+                // SAFETY: the device's memory is page-locked host memory, and the caller of `RawQueue::fill` guarantees that
+                // these bytes live until the fill has completed; the queue's stream is live.
                 return unsafe { context.queue_job(current, self.stream, job) };
             }
-            // SAFETY: the caller's.
+            // SAFETY: the caller of `RawQueue::fill` guarantees that `bytes` bytes at `dst` are valid until the fill has
+            // completed; the queue's stream is live.
             context.check(unsafe { current.fill(dst, byte, bytes, self.stream) })
         })
     }
@@ -349,7 +353,8 @@ unsafe impl RawQueue for GpuQueue {
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let context = &self.shared.context;
         self.run(context.names().wait, |current| {
-            // SAFETY: the caller's: the event is live; it may be of any context.
+            // SAFETY: the caller of `RawQueue::wait` guarantees that the event is live; it may be of any context. The queue's
+            // stream is live.
             context.check(unsafe { current.wait(self.stream, event_of(event)) })
         })
     }
