@@ -399,6 +399,8 @@ fn devices_whose_tensors_hold_objects() {
             assert!(text.contains("buffer object"), "{text}");
         }
         assert_eq!(stub.host_waits.load(SeqCst), 0, "{device}");
+        // Nothing is left to a thread that would wait for the event.
+        column.wait().unwrap();
         drop((column, buffer));
         // Such an object, as another producer gives it out.
         let calls = Calls::default();

@@ -272,6 +272,7 @@ fn a_child_that_is_reached_by_many_ways() {
 }
 
 /// A struct of `n` times the same child.
+#[cfg(not(miri))]
 fn sharing(inner: Foreign, n: usize) -> Foreign {
     Foreign::new("+s", vec![inner]).change(|s| {
         let child = s.private().list[0];
