@@ -167,7 +167,7 @@ class Structure(PeerCase):
 
         self.refused(pa.array([1, 2, 3]), buffer(1), "array.buffers[1]: is null, 24 bytes are needed")
         self.refused(pa.array(["a", "b"]), buffer(1), "array.buffers[1]: is null, 12 bytes are needed")
-        self.refused(pa.array([1, None, 3]), buffer(0), "array.null_count: is 1, but there is no mask")
+        self.refused(pa.array([1, None, 3]), buffer(0), "array.null_count: is 1, but there is no validity bitmap")
         struct = pa.array([{"a": 1, "b": "x"}])
 
         def children(array, _schema):
