@@ -60,6 +60,11 @@ pub(super) fn counts(subject: &Subject) -> Verdict {
     }
     assert_eq!(host, batch);
 
+    // What was dropped before may be freed only now, by the release thread.
+    soon(subject.patience, || {
+        let stats = device.stats();
+        stats.frees + 1 >= stats.allocations
+    });
     let before = device.stats();
     drop((up, host));
     let cost = device.stats().since(&before);
