@@ -29,7 +29,7 @@ Options:
 
 Exit status:
   0  everything came back, and nothing grew
-  1  something grew, was not let go of, or came back otherwise
+  1  something grew, was not released, or came back otherwise
   2  bad usage, or no such device
 ";
 

@@ -308,7 +308,7 @@ pub fn check_clean(device: &Device) -> Result<()> {
             return Ok(());
         }
         if Instant::now() > end || !report.violations.is_empty() {
-            return Err(format!("not everything was let go of: {report:?}").into());
+            return Err(format!("not everything was released: {report:?}").into());
         }
         std::thread::sleep(Duration::from_millis(1));
     }
