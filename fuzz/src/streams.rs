@@ -403,7 +403,7 @@ fn consume(mut stream: Stream, input: &mut Input<'_>) {
     }
     if input.bool() {
         let release = stream.release().expect("not released yet");
-        // SAFETY: our own stream; it is not used after that but for another release, which does nothing.
+        // SAFETY: our own stream; afterwards it is only released once more, which does nothing.
         unsafe {
             release(&raw mut stream);
             assert!(stream.is_released());

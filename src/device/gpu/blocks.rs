@@ -272,7 +272,7 @@ enum Kind {
     Everything,
 }
 
-/// A heap by its context's address, for the runtime may hold a thread up for its device, but for no other. The context is
+/// A heap by its context's address, since the runtime may block a thread because of its device, and of no other. The context is
 /// there while it has something here.
 type Key = (usize, Kind);
 
