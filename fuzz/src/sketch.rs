@@ -160,7 +160,7 @@ impl Node {
         }
         let types = kinds::children(data_type).into_iter();
         let children = self.children.iter().zip(types).map(|(node, t)| {
-            let child = node.array(t, arena, most * 4)?;
+            let child = node.array(t, arena, most.checked_mul(4)?)?;
             Some(child.to_data())
         });
         let children = children.collect::<Option<Vec<ArrayData>>>()?;
