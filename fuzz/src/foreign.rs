@@ -396,9 +396,10 @@ impl<'a> Foreign<'a> {
                     list.swap(0, i % n_buffers);
                 }
             }
-            15 => array.buffers = array.buffers.wrapping_byte_add(4),
-            16 => array.children = array.children.wrapping_byte_add(4),
-            17 => array.dictionary = array.dictionary.wrapping_byte_add(4),
+            // Misaligned, however often.
+            15 => array.buffers = array.buffers.map_addr(|address| address | 4),
+            16 => array.children = array.children.map_addr(|address| address | 4),
+            17 => array.dictionary = array.dictionary.map_addr(|address| address | 4),
             18 => self.root.sync_event = ptr::null_mut(),
             19 => self.root.sync_event = ptr::without_provenance_mut(garbage),
             20 => {
