@@ -1,103 +1,141 @@
-//! The Arrow C Device data interface for arrow-rs: device memory with an owner, zero-copy exchange of
-//! arrays, batches and streams, and staging to and from host memory.
+//! Arrow data in GPU memory, for [arrow-rs](https://docs.rs/arrow): arrays, batches and streams on a device, copies between
+//! host and device, and exchange without copying through the
+//! [Arrow C Device data interface](https://arrow.apache.org/docs/format/CDeviceDataInterface.html).
 //!
-//! # The model
+//! # Model
 //!
 //! | type | what it is |
 //! | --- | --- |
-//! | [`Device`] | memory, queues and counters; found through [`Devices`] |
-//! | [`Queue`], [`SyncEvent`] | device work in order; a point in it |
-//! | [`DeviceBuffer`] | memory of a device, with the owner that keeps it alive |
-//! | [`DeviceArray`], [`DeviceRecordBatch`] | Arrow data in that memory, of any type |
-//! | [`HostSlab`] | host memory that becomes an arrow `Buffer` without a copy |
-//! | [`FFI_ArrowDeviceArray`], [`FFI_ArrowDeviceArrayStream`] | the C structs of the specification |
+//! | [`Device`] | a CPU, a GPU or the simulated device; [`Devices`] finds it |
+//! | [`Queue`], [`SyncEvent`] | a list of device work that runs in order (a CUDA or HIP stream), and a point in that order |
+//! | [`DeviceBuffer`], [`DeviceBufferMut`] | memory of a device, and memory that nothing reads yet, for a kernel to write |
+//! | [`DeviceArray`], [`DeviceRecordBatch`] | arrow data of any type in device memory |
+//! | [`HostSlab`] | host memory that a device copies to and from fast, and that becomes an arrow `Buffer` without a copy |
+//! | [`FFI_ArrowDeviceArray`], [`FFI_ArrowDeviceArrayStream`] | the C structs of the interface |
+//!
+//! **Device data has types of its own.** An arrow `Buffer` promises that the host may read its bytes, and ordinary calls (`slice`,
+//! `==`, `Debug`) do. Over device memory they would crash in safe code, so a device address never enters a `Buffer`, an
+//! `ArrayData` or a `RecordBatch`. A [`DeviceBuffer`] cannot be read on the host at all. Memory that the host can read becomes
+//! arrow data without a copy, once the work that fills it has completed.
+//!
+//! **Work is asynchronous.** An upload, a copy between devices and a free are queued and run later. Each buffer knows the event
+//! after which it may be read. A queue that reads it waits for the event on the device, a host read waits once, and an export
+//! passes the event on or waits for it, as the [`SyncPolicy`] says. An import does not wait, unless an array that becomes a batch
+//! has a validity bitmap of its own whose nulls must be counted.
+//!
+//! **Nothing is copied unasked.** Every allocation, copy, byte, event and wait is counted: [`Device::stats`] returns the
+//! [`TransferStats`].
+//!
+//! # Devices
+//!
+//! | device | name | found by |
+//! | --- | --- | --- |
+//! | the CPU | `cpu` | [`Devices::cpu`] |
+//! | the simulated device | `sim` | [`Devices::simulated`] |
+//! | NVIDIA GPUs: device, page-locked and managed memory | `cuda:N`, `cuda-host:N`, `cuda-managed:N` | [`Devices::gpu`], [`Devices::open`] |
+//! | AMD GPUs: device and page-locked memory | `rocm:N`, `rocm-host:N` | [`Devices::gpu`], [`Devices::open`] |
+//!
+//! No call falls back to another device: the program chooses. Drivers are loaded at the first use, so a program that is built
+//! with GPU support starts without a GPU, and opening the device returns [`Error::DeviceNotAvailable`] with the reason.
+//!
+//! The simulated device lets programs and tests run without a GPU, and is as strict as one: the host cannot touch its
+//! memory, its queues are asynchronous, and any operation can be made to fail (module `device::sim`). A crate adds another device
+//! by implementing [`Backend`](device::Backend) and registering it with [`Devices::register`].
+//!
+//! # A first program
 //!
 //! ```
 //! use arrow_array::record_batch;
-//! use arrow_device::{DeviceRecordBatch, Devices, Error, SyncPolicy};
-//! # fn main() -> Result<(), Error> {
-//! let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
-//! let device = Devices::cpu();                                 // never a silent fallback: you choose
-//! let on_device = device.upload(&batch)?;                      // asynchronous; the CPU copies nothing
-//! let (array, schema) = on_device.export(SyncPolicy::Event)?;  // for any consumer in the process
-//! // SAFETY: both come from `export`.
-//! let again = unsafe { DeviceRecordBatch::import(array, &schema) }?;
-//! assert_eq!(again.to_host()?, batch);
+//! use arrow_device::{DeviceRecordBatch, Devices, SyncPolicy};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
+//!
+//!     let device = Devices::cpu(); // or Devices::gpu(), Devices::simulated(), Devices::open("cuda:1")
+//!     let on_device = device.upload(&batch)?; // returns before the copy is done; the CPU copies nothing
+//!
+//!     // Two C structs, which any consumer in this process can take over. Here this program does.
+//!     let (array, schema) = on_device.export(SyncPolicy::Event)?;
+//!     // SAFETY: `export` made both structs, and nothing else uses them.
+//!     let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+//!
+//!     assert_eq!(imported.to_host()?, batch); // waits for the copy back
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Kernels
+//!
+//! A kernel borrows a column: [`DeviceArray::values_on`] makes a queue wait until the memory is ready and returns its address.
+//! Dropping the loan after the launch records the use, so that the memory outlives the kernel. The kernel writes into a
+//! [`DeviceBufferMut`], and [`DeviceArray::with_values`] makes a column of it that is null where the kernel's input is.
+//! [`DeviceArray::from_values`] takes a validity bitmap that the kernel wrote ([`Validity`]).
+//!
+//! ```
+//! use arrow_array::{Array, Float64Array, record_batch};
+//! use arrow_device::{DeviceBufferMut, Devices};
+//! use arrow_schema::DataType;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Devices::cpu();
+//! let queue = device.default_queue();
+//! let batch = device.upload(&record_batch!(("price", Float64, [Some(1.0), None, Some(3.0)]))?)?;
+//! let price = batch.column_by_name("price")?;
+//!
+//! let mut output = DeviceBufferMut::allocate(&queue, 8 * price.len())?; // bytes
+//! {
+//!     let input = price.values_on::<f64>(&queue)?; // the queue waits for the upload
+//!     let _addresses = (input.address(), output.address()); // for the kernel, which is launched here
+//!     output.fill(0)?; // stands for the kernel
+//! } // the loan ends: the memory of `price` stays until the kernel has run
+//! let result = price.with_values(DataType::Float64, output.freeze()?)?; // null where `price` is
+//!
+//! let expected = Float64Array::from(vec![Some(0.0), None, Some(0.0)]);
+//! assert_eq!(result.to_host()?.as_ref(), &expected as &dyn Array);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! **A device address never enters an arrow `Buffer`, `ArrayData` or `RecordBatch`.** Those promise that
-//! the host may read them; safe code would crash. Device data has the types above, and memory that the
-//! host can read becomes arrow data without a copy once its event has completed.
+//! The modules `cuda` and `rocm` launch real kernels; on the simulated device a kernel is a closure (`device::sim::SimQueue`).
 //!
-//! **Work is asynchronous.** An upload, a copy between devices and a free are given to a queue and run
-//! later. A buffer knows the event after which it may be read: a queue that reads it waits for the
-//! event, a host read is one host wait, and an export hands the event on ([`SyncPolicy`]). An import
-//! waits for nothing (but for a batch whose root has a mask that nobody has counted).
+//! # Streams
 //!
-//! **Kernels** get at values through loans: [`DeviceArray::values_on`] makes a queue wait until the
-//! memory is ready and gives its address; dropping the loan records the use, so that the memory outlives
-//! the work. [`DeviceBufferMut`] is memory for results, which [`DeviceArray::with_values`] makes an array of that
-//! is null where the kernel's input is: slices included, without a copy of the validity bitmap ([`Validity`]).
+//! A stream of batches on a device is a [`DeviceRecordBatchReader`], as one in host memory is an
+//! [`arrow_array::RecordBatchReader`]. [`export_reader`] and [`FFI_ArrowDeviceArrayStream::new`] make C streams,
+//! [`DeviceRecordBatchStreamReader`] reads the C stream of any producer, and
+//! [`into_host_reader`](DeviceRecordBatchReader::into_host_reader) copies its batches to the host, by default one batch ahead of
+//! the consumer. Async programs use the module `async_stream` (feature `async`), on any executor.
 //!
-//! **Streams** are readers: [`DeviceRecordBatchReader`] on a device, [`arrow_array::RecordBatchReader`]
-//! on the host. [`export_reader`] and [`FFI_ArrowDeviceArrayStream::new`] make C streams of them,
-//! [`DeviceRecordBatchStreamReader`] reads anybody's, and
-//! [`into_host_reader`](DeviceRecordBatchReader::into_host_reader) brings any of them to the host, by
-//! default one batch ahead of the consumer. [`CoalescingReader`] joins small host batches before an upload.
-//! Tasks have streams instead, and the async device stream: `async_stream` (feature `async`).
+//! ```
+//! use arrow_array::{RecordBatchIterator, record_batch};
+//! use arrow_device::{DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices, export_reader};
 //!
-//! # Modules
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
+//! let reader = RecordBatchIterator::new([Ok(batch.clone())], batch.schema());
+//! let mut stream = export_reader(reader, &Devices::cpu())?; // a C struct
 //!
-//! Imports run one way, from the top line to the bottom line.
-//!
-//! | module | contents |
-//! | --- | --- |
-//! | `cuda/` | integration with cudarc: its contexts, streams, events and slices, in and out (feature `cuda`) |
-//! | `rocm/` | integration with HIP: its streams and events, in and out (feature `rocm`) |
-//! | `python/` | integration with Python: the Arrow PyCapsule interface (feature `pyo3`) |
-//! | `dlpack/` | integration with DLPack: columns as tensors, out and in (feature `dlpack`) |
-//! | `stream/` | readers; C streams in and out; host staging; the async device stream (feature `async`) |
-//! | `interchange/` | C structs in and out: checks, ownership, the arena behind an export; what cuDF asks for |
-//! | `transfer/` | upload, download, device to device, compact copies: a plan, then one list of copies |
-//! | `data/` | layout of every type, arrays, batches, typed access |
-//! | `memory/` | device buffers, host slabs, owners |
-//! | [`device`] | the [`Backend`](device::Backend) trait, queues, events, counters, the registry; CPU, simulated device, CUDA and ROCm over what GPUs share |
-//! | [`abi`], `error` | the C structs; the one error type |
-//!
-//! [`Device`] is a handle around a [`Backend`](device::Backend), so that counting, pooling and the
-//! reaper stand once for all backends; a crate that adds a device implements the trait and passes the
-//! suite of the crate `arrow-device-conformance`.
-//!
-//! # What is always true
-//!
-//! 1. No safe call reads device memory on the host.
-//! 2. A host read happens after the event that guards the memory; a device read is ordered after it.
-//! 3. Memory is released exactly once, on any thread; release never waits, never panics, never unwinds
-//!    into C.
-//! 4. The source of an asynchronous copy lives until the copy has completed.
-//! 5. An import checks every count, pointer and size that can be checked without reading a buffer, and
-//!    names the path of what it refuses. Whatever happens, the input is released exactly once.
-//! 6. Unknown lengths and null counts stay unknown until asked for, and are then read for a whole array
-//!    at once. A null count is known only if it was counted, or if an `unsafe` call vouched for it; an export
-//!    counts those that are unknown, unless the caller allows unknown ones.
-//! 7. What a transfer writes is padded to 64 bytes with zeros (foreign memory passes as it is:
-//!    [`check_for_cudf`] reports, [`compact`](DeviceRecordBatch::compact) fixes); exports have `reserved` zero and exact
-//!    null counts unless asked otherwise.
-//! 8. An event is never dropped silently.
-//! 9. Everything is counted: [`TransferStats`].
+//! // SAFETY: `stream` is valid, and nothing else reads it.
+//! let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
+//! for result in reader.into_host_reader() {
+//!     assert_eq!(result?, batch);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # Features
 //!
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
-//! | `sim` | yes | `device::sim`, the simulated device (Linux) |
-//! | `cuda` | no | `cuda`, NVIDIA GPUs; loaded at run time |
-//! | `rocm` | no | `rocm`, AMD GPUs; loaded at run time, but building needs HIP's headers and library |
-//! | `async` | no | `async_stream`, the async device stream over `futures` streams; no executor is imposed (Tokio is a dependency for `BlockingReader` only) |
-//! | `pyo3` | no | `python`, the PyCapsule interface for devices |
-//! | `dlpack` | no | `dlpack`, columns as DLPack tensors, out and in |
+//! | `sim` | yes | `device::sim`: the simulated device; Linux |
+//! | `cuda` | no | `cuda`: NVIDIA GPUs, and [cudarc](https://docs.rs/cudarc)'s types in and out |
+//! | `rocm` | no | `rocm`: AMD GPUs, and HIP's streams and events in and out; building needs HIP's headers and library |
+//! | `async` | no | `async_stream`: the async device stream over `futures` streams (tokio is a dependency for `BlockingReader` only) |
+//! | `dlpack` | no | `dlpack`: columns as DLPack tensors, in and out |
+//! | `pyo3` | no | `python`: the Arrow PyCapsule interface for devices |
+//!
+//! The crate has no compute kernels.
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]

@@ -59,8 +59,8 @@
 //! ```
 //!
 //! A table works without the rule too: its scan has a [`DeviceToHostExec`] above it from the start, which the rule takes away
-//! under a device operator. (DataFusion may push a sort or a limit below it; the rule puts it back above the scan.) The README has
-//! a whole operator; the example `sql` is a plugin whose filter runs on the device in real SQL.
+//! under a device operator. (DataFusion may push a sort or a limit below it; the rule puts it back above the scan.) The guide
+//! (`docs/guide/datafusion.md`) has a whole operator; the example `sql` is a plugin whose filter runs on the device in real SQL.
 //!
 //! # Metrics
 //!

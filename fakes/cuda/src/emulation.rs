@@ -5,6 +5,8 @@ pub enum Emulation {
     /// `product_f64(a, a_mask, a_bit, b, b_mask, b_bit, out, out_mask, rows)`: out[i] = a[i] * b[i],
     /// 0 where one of them is null. A mask of 0 has no nulls.
     ProductF64,
+    /// `double_f64(input, output, rows)`: output[i] = 2 * input[i].
+    DoubleF64,
     /// `fill_i64(out, value, n)`
     FillI64,
     /// `fail()`: the engine fails with 719.
@@ -15,6 +17,7 @@ impl Emulation {
     pub fn of(name: &str) -> Option<Self> {
         match name {
             "product_f64" => Some(Self::ProductF64),
+            "double_f64" => Some(Self::DoubleF64),
             "fill_i64" => Some(Self::FillI64),
             "fail" => Some(Self::Fail),
             _ => None,
@@ -25,7 +28,7 @@ impl Emulation {
     pub fn parameters(self) -> usize {
         match self {
             Self::ProductF64 => 9,
-            Self::FillI64 => 3,
+            Self::DoubleF64 | Self::FillI64 => 3,
             Self::Fail => 0,
         }
     }

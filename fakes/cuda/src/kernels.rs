@@ -21,6 +21,7 @@ impl Emulation {
             let mut view = View { memory, engine };
             match self {
                 Self::ProductF64 => product_f64(&mut view, &p),
+                Self::DoubleF64 => double_f64(&mut view, &p),
                 Self::FillI64 => fill_i64(&mut view, &p),
                 Self::Fail => Err(view.engine.failure(LAUNCH_FAILED, "the kernel failed")),
             }
@@ -43,6 +44,9 @@ impl Emulation {
                 values(out, rows),
                 mask(out_mask, 0, rows),
             ],
+            (Self::DoubleF64, &[input, output, rows]) => {
+                vec![values(input, rows), values(output, rows)]
+            }
             (Self::FillI64, &[out, _, n]) => vec![values(out, n)],
             _ => Vec::new(),
         };
@@ -150,6 +154,16 @@ fn product_f64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
     }
     view.write(out, &values)?;
     view.write(out_mask, &mask)
+}
+
+fn double_f64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
+    let &[input, output, rows] = p else {
+        return Err("double_f64 takes 3 parameters".into());
+    };
+    let values = view.read_f64(input, rows)?;
+    view.values(output, rows)?;
+    let doubled: Vec<u8> = values.iter().flat_map(|v| (v + v).to_ne_bytes()).collect();
+    view.write(output, &doubled)
 }
 
 fn fill_i64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
