@@ -375,22 +375,22 @@ impl<'a> Foreign<'a> {
             8 => array.dictionary = [ptr::null_mut(), other][i % 2],
             9 if !self.nodes[node].is_null() => array.release = None,
             10 if n_buffers > 0 => {
-                // SAFETY: as above.
+                // SAFETY: the list has so many entries.
                 unsafe { *array.buffers.add(i % n_buffers) = ptr::null() };
             }
             11 if n_buffers > 0 => {
-                // SAFETY: as above.
+                // SAFETY: the list has so many entries.
                 unsafe {
                     let buffer = array.buffers.add(i % n_buffers);
                     *buffer = (*buffer).wrapping_byte_offset((value % 128) as isize);
                 }
             }
             12 | 13 if n_buffers > 0 => {
-                // SAFETY: as above.
+                // SAFETY: the list has so many entries.
                 unsafe { *array.buffers.add(i % n_buffers) = ptr::without_provenance(address) };
             }
             14 if n_buffers > 1 => {
-                // SAFETY: as above.
+                // SAFETY: the list has so many entries.
                 unsafe {
                     let list = std::slice::from_raw_parts_mut(array.buffers, n_buffers);
                     list.swap(0, i % n_buffers);

@@ -93,7 +93,7 @@ fn give<'a>(
         }
         _ => {
             let field = Field::new("f", data_type.clone(), true);
-            // SAFETY: as above.
+            // SAFETY: the contract holds (`contract`); what it leaves open the import checks.
             unsafe { DeviceArray::import_as(array, field.into(), &options) }
         }
     };

@@ -285,7 +285,7 @@ pub fn target(input: &mut Input<'_>) {
         }
         return;
     }
-    // SAFETY: as above.
+    // SAFETY: the stream keeps to the interface, and its schema to the contract above.
     let reader = unsafe { DeviceArrayStreamReader::new(stream, options) };
     assert_eq!(graph.released.load(SeqCst), alive);
     let Ok(reader) = reader else { return };

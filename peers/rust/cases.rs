@@ -155,7 +155,7 @@ unsafe fn listed(list: *const u64, n: u64) -> Outcome<Vec<&'static Type>> {
     if n > 4096 {
         return Err(Failure::invalid(format!("{n} types are too many")));
     }
-    // SAFETY: the caller's; `n` is small, and `list` is not null unless it is 0.
+    // SAFETY: the caller guarantees that `list` is null or has `n` numbers (see `# Safety`); it is not null unless `n` is 0.
     (0..n as usize)
         .map(|i| Type::at(unsafe { *list.add(i) }))
         .collect()

@@ -73,7 +73,7 @@ unsafe fn write<T>(out: *mut T, value: T) -> Result<(), Failure> {
     if out.is_null() {
         return Err("out is null".into());
     }
-    // SAFETY: the caller's.
+    // SAFETY: `out` is not null, so the caller guarantees that it is valid for a write (see `# Safety`).
     unsafe { out.write(value) };
     Ok(())
 }

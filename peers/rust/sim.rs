@@ -198,7 +198,7 @@ pub unsafe extern "C" fn peers_sim_free(
     address: *mut c_void,
     bytes: usize,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the block is this queue's and is not used again (see `# Safety`).
     answer(|| Ok(unsafe { queue.queue.free(DevicePtr::new(address), bytes) }?))
 }
 
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn peers_sim_copy(
             bytes,
             kind,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees both ranges until the copy completes (see `# Safety`).
         Ok(unsafe { queue.queue.copy(&[copy]) }?)
     })
 }
@@ -250,7 +250,7 @@ pub unsafe extern "C" fn peers_sim_record(queue: &PeersQueue, out: &mut *mut c_v
 /// `queue` is live; the event is one of its device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_sim_queue_wait(queue: &PeersQueue, on: *mut c_void) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
     answer(|| Ok(unsafe { queue.queue.wait(event(on)?) }?))
 }
 
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn peers_sim_queue_finish(queue: &PeersQueue) -> c_int {
         let event = queue.queue.record()?;
         // SAFETY: just recorded on this device, and used by nobody else.
         let waited = unsafe { queue.sim.wait_event(event) };
-        // SAFETY: as above; its last use.
+        // SAFETY: recorded above, and used for the last time.
         unsafe { queue.sim.release_event(event) };
         Ok(waited?)
     })
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn peers_sim_queue_finish(queue: &PeersQueue) -> c_int {
 /// `sim` is live; the event is one of its own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_sim_wait(sim: &PeersSim, on: *mut c_void) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
     answer(|| Ok(unsafe { sim.sim.wait_event(event(on)?) }?))
 }
 
@@ -285,7 +285,7 @@ pub unsafe extern "C" fn peers_sim_wait(sim: &PeersSim, on: *mut c_void) -> c_in
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_sim_event_drop(sim: &PeersSim, on: *mut c_void) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
         unsafe { sim.sim.release_event(event(on)?) };
         Ok(())
     })

@@ -90,7 +90,7 @@ pub extern "C" fn peers_last_error() -> *const c_char {
 /// # Safety
 /// `pointer` is null, or valid for `'a`.
 pub unsafe fn borrow<'a, T>(pointer: *const T, name: &str) -> Outcome<&'a T> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `pointer` is null or alive (see `# Safety`).
     unsafe { pointer.as_ref() }.ok_or_else(|| Failure::invalid(format!("{name} is null")))
 }
 
@@ -100,7 +100,7 @@ pub unsafe fn text<'a>(text: *const c_char, name: &str) -> Outcome<&'a str> {
     if text.is_null() {
         return Err(Failure::invalid(format!("{name} is null")));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `text` is null-terminated (see `# Safety`).
     let text = unsafe { CStr::from_ptr(text) }.to_str();
     text.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))
 }
@@ -108,7 +108,7 @@ pub unsafe fn text<'a>(text: *const c_char, name: &str) -> Outcome<&'a str> {
 /// # Safety
 /// As [`text`].
 pub unsafe fn device(name: *const c_char) -> Outcome<Device> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `name` is null or null-terminated (see `# Safety`).
     Ok(Devices::open(unsafe { text(name, "device") }?)?)
 }
 
@@ -128,7 +128,7 @@ pub unsafe fn put<T>(out: *mut T, value: T, name: &str) -> Outcome<()> {
     if out.is_null() {
         return Err(Failure::invalid(format!("{name} is null")));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
     unsafe { out.write(value) };
     Ok(())
 }
@@ -141,7 +141,7 @@ pub unsafe fn put_both<A, S>(out: *mut A, array: A, out_schema: *mut S, schema: 
     if out.is_null() {
         return Err(Failure::invalid("out is null"));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
     unsafe {
         put(out_schema, schema, "out_schema")?;
         put(out, array, "out")

@@ -110,7 +110,7 @@ pub extern "C" fn peers_heap_bytes() -> i64 {
 /// `name` is null or null-terminated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_settle(name: *const c_char) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `name` is null or null-terminated (see `# Safety`).
     answer(|| Ok(unsafe { device(name) }?.synchronize()?))
 }
 
@@ -125,13 +125,13 @@ pub unsafe extern "C" fn peers_stat(
     out: *mut u64,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that both texts are null or null-terminated (see `# Safety`).
         let (device, counter) = unsafe { (device(name)?, text(counter, "counter")?) };
         let value = match counted_by(&device.stats(), counter) {
             Some(value) => value,
             None => reported(&device, counter)?,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
         unsafe { put(out, value, "out") }
     })
 }

@@ -30,12 +30,12 @@ pub unsafe fn take(
     let null = |name| Failure::invalid(format!("{name} is null"));
     let array = match array.is_null() {
         true => Err(null("array")),
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes an array that it gives away (see `# Safety`).
         false => Ok(unsafe { FFI_ArrowDeviceArray::from_raw(array) }),
     };
     let schema = match schema.is_null() {
         true => Err(null("schema")),
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a schema that it gives away (see `# Safety`).
         false => Ok(unsafe { FFI_ArrowSchema::from_raw(schema) }),
     };
     Ok((array?, schema?))
@@ -49,7 +49,7 @@ pub unsafe fn take_stream(
     if stream.is_null() {
         return Err(Failure::invalid("stream is null"));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
     Ok(unsafe { FFI_ArrowDeviceArrayStream::from_raw(stream) })
 }
 
@@ -87,9 +87,9 @@ pub unsafe extern "C" fn peers_check_array(
     through_pyarrow: bool,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes an array and a schema that it gives away (see `# Safety`).
         let (array, schema) = unsafe { take(array, schema) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let array = unsafe { DeviceArray::import_with(array, &schema, &checked()) }?;
         same(Type::at(type_)?, case, through_pyarrow, &array)
     })
@@ -107,11 +107,11 @@ pub unsafe extern "C" fn peers_check_batch(
     through_pyarrow: bool,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes an array and a schema that it gives away (see `# Safety`).
         let (array, schema) = unsafe { take(array, schema) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let batch = unsafe { DeviceRecordBatch::import_with(array, &schema, &checked()) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `list` has `n` entries (see `# Safety`).
         same_batch(
             &unsafe { listed(list, n) }?,
             variant,
@@ -131,11 +131,11 @@ pub unsafe extern "C" fn peers_check_stream(
     through_pyarrow: bool,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
         let stream = unsafe { take_stream(stream) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let mut reader = unsafe { DeviceRecordBatchStreamReader::new(stream, checked()) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `list` has `n` entries (see `# Safety`).
         let types = unsafe { listed(list, n) }?;
         let (mut expected, actual) = (Schema::clone(&super::schema(&types)), reader.schema());
         if through_pyarrow {
@@ -164,9 +164,9 @@ pub unsafe extern "C" fn peers_check_array_stream(
     through_pyarrow: bool,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
         let stream = unsafe { take_stream(stream) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let mut reader = unsafe { DeviceArrayStreamReader::new(stream, checked()) }?;
         let of = Type::at(type_)?;
         let mut expected = of.data_type.clone();

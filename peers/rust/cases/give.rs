@@ -74,11 +74,11 @@ pub unsafe extern "C" fn peers_array(
 ) -> c_int {
     answer(|| {
         let of = Type::at(type_)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `name` is null or null-terminated (see `# Safety`).
         let device = unsafe { device(name) }?;
         let array = array_on(of, of.case(case)?, &device)?;
         let (array, schema) = array.export(policy(wait))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that both outputs are null or valid for a write (see `# Safety`).
         unsafe { put_both(out, array, out_schema, schema) }
     })
 }
@@ -98,10 +98,10 @@ pub unsafe extern "C" fn peers_batch(
     out_schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `list` has `n` entries and that `name` is null or null-terminated (see `# Safety`).
         let (types, device) = unsafe { (listed(list, n)?, device(name)?) };
         let (array, schema) = batch_on(&types, variant, &device)?.export(policy(wait))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that both outputs are null or valid for a write (see `# Safety`).
         unsafe { put_both(out, array, out_schema, schema) }
     })
 }
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn peers_stream(
     out: *mut FFI_ArrowDeviceArrayStream,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `list` has `n` entries and that `name` is null or null-terminated (see `# Safety`).
         let (types, device) = unsafe { (listed(list, n)?, device(name)?) };
         let (schema, id, open) = (schema(&types), device.id(), Counted::handle());
         let batches = (0..COMMON as u64).map(move |variant| {
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn peers_stream(
         });
         let reader = DeviceRecordBatchIterator::new(batches, schema, id.device_type);
         let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(policy(wait)))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe { put(out, stream, "out") }
     })
 }
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn peers_array_stream(
 ) -> c_int {
     answer(|| {
         let of = Type::at(type_)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `name` is null or null-terminated (see `# Safety`).
         let device = unsafe { device(name) }?;
         let (id, open) = (device.id(), Counted::handle());
         let arrays = of.cases().iter().map(move |case| {
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn peers_array_stream(
         let reader = DeviceArrayIterator::new(arrays, Arc::new(of.field()), id.device_type);
         let options = ExportOptions::new(policy(wait));
         let stream = FFI_ArrowDeviceArrayStream::new_arrays(reader, options)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe { put(out, stream, "out") }
     })
 }
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn peers_plain_array(
         let of = Type::at(type_)?;
         let data = counted(&of.case(case)?.value().to_data());
         let schema = FFI_ArrowSchema::try_from(of.field())?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that both outputs are null or valid for a write (see `# Safety`).
         unsafe { put_both(out, FFI_ArrowArray::new(&data), out_schema, schema) }
     })
 }
@@ -188,7 +188,7 @@ pub unsafe extern "C" fn peers_plain_array(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_ipc(list: *const u64, n: u64, path: *const c_char) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `list` has `n` entries and that `path` is null or null-terminated (see `# Safety`).
         let (types, path) = unsafe { (listed(list, n)?, text(path, "path")?) };
         let file = BufWriter::new(File::create(path)?);
         let mut writer = arrow_ipc::writer::StreamWriter::try_new(file, &schema(&types))?;

@@ -49,11 +49,11 @@ pub unsafe extern "C" fn peers_hold(
     out: *mut *mut Held,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes an array and a schema that it gives away (see `# Safety`).
         let (array, schema) = unsafe { take(array, schema) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let array = unsafe { DeviceArray::import_with(array, &schema, &checked()) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
         unsafe { give(out, array) }
     })
 }
@@ -64,7 +64,7 @@ unsafe fn give(out: *mut *mut Held, array: DeviceArray) -> Outcome<()> {
     if out.is_null() {
         return Err(Failure::invalid("out is null"));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
     unsafe { put(out, Held::boxed(array), "out") }
 }
 
@@ -74,7 +74,7 @@ unsafe fn give(out: *mut *mut Held, array: DeviceArray) -> Outcome<()> {
 /// `held` is null or alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_held_rows(held: *const Held) -> i64 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `held` is null or alive (see `# Safety`).
     unsafe { held.as_ref() }.map_or(-1, |held| held.array.len() as i64)
 }
 
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn peers_held_check(
     through_pyarrow: bool,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `held` is null or alive (see `# Safety`).
         let held = unsafe { borrow(held, "held") }?;
         same(Type::at(type_)?, case, through_pyarrow, &held.array)
     })
@@ -103,11 +103,11 @@ pub unsafe extern "C" fn peers_held_check(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_held_child(held: *const Held, i: u64, out: *mut *mut Held) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `held` is null or alive (see `# Safety`).
         let held = unsafe { borrow(held, "held") }?;
         let child = held.array.child(i as usize);
         let child = child.ok_or_else(|| Failure::invalid(format!("there is no child {i}")))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
         unsafe { give(out, child) }
     })
 }
@@ -124,10 +124,10 @@ pub unsafe extern "C" fn peers_held_slice(
     out: *mut *mut Held,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `held` is null or alive (see `# Safety`).
         let held = unsafe { borrow(held, "held") }?;
         let slice = held.array.slice(offset as usize, rows as usize)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe { give(out, slice) }
     })
 }
@@ -143,10 +143,10 @@ pub unsafe extern "C" fn peers_held_copy(
     out: *mut *mut Held,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `held` is null or alive and that `name` is null or null-terminated (see `# Safety`).
         let (held, device) = unsafe { (borrow(held, "held")?, device(name)?) };
         let copy = held.array.to_device(&device)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
         unsafe { give(out, copy) }
     })
 }
@@ -163,11 +163,11 @@ pub unsafe extern "C" fn peers_held_export(
     out_schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `held` is null or alive (see `# Safety`).
         let (array, schema) = unsafe { borrow(held, "held") }?
             .array
             .export(policy(wait))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that both outputs are null or valid for a write (see `# Safety`).
         unsafe { put_both(out, array, out_schema, schema) }
     })
 }
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn peers_held_export(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_held_drop(held: *mut Held) {
     if !held.is_null() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `held` came from this library and is not used again (see `# Safety`).
         drop(unsafe { Box::from_raw(held) });
     }
 }
@@ -195,9 +195,9 @@ pub unsafe extern "C" fn peers_reader_open(
     out: *mut *mut Reader,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
         let stream = unsafe { take_stream(stream) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let reader = unsafe {
             if batches {
                 Either::Batches(DeviceRecordBatchStreamReader::new(stream, checked())?)
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn peers_reader_open(
         }
         let _one = Counted::handle();
         let reader = Box::into_raw(Box::new(Reader { reader, _one }));
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
         unsafe { put(out, reader, "out") }
     })
 }
@@ -222,10 +222,10 @@ pub unsafe extern "C" fn peers_reader_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_reader_next(reader: *mut Reader, out: *mut *mut Held) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `reader` is null, or alive and used by nobody else (see `# Safety`).
         let reader = unsafe { reader.as_mut() };
         let reader = reader.ok_or_else(|| Failure::invalid("reader is null"))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
         unsafe { put(out, ptr::null_mut(), "out") }?;
         let next = match &mut reader.reader {
             Either::Batches(reader) => reader
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn peers_reader_next(reader: *mut Reader, out: *mut *mut H
             Either::Arrays(reader) => reader.next().transpose()?,
         };
         match next {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
             Some(array) => unsafe { give(out, array) },
             None => Ok(()),
         }
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn peers_reader_next(reader: *mut Reader, out: *mut *mut H
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_reader_drop(reader: *mut Reader) {
     if !reader.is_null() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `reader` came from this library and is not used again (see `# Safety`).
         drop(unsafe { Box::from_raw(reader) });
     }
 }
@@ -264,12 +264,12 @@ pub unsafe extern "C" fn peers_relay(
     out: *mut FFI_ArrowDeviceArrayStream,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
         let stream = unsafe { take_stream(stream) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, checked()) }?;
         let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(policy(false)))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
         unsafe { put(out, stream, "out") }
     })
 }

@@ -110,14 +110,14 @@ pub unsafe extern "C" fn peers_cpp_case_export(
 ) -> c_int {
     answer(|| {
         let (of_type, case) = case(of_type, of_case)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let queue = queue(unsafe { sim.as_ref() })?;
         let array = queue
             .device()
             .upload_data_on(case.array.to_data(), &queue)?;
         let array = array.with_field(Arc::new(of_type.field()))?;
         let (array, schema) = array.export(policy(wait))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe {
             write(out, array)?;
             write(out_schema, schema)
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn peers_cpp_case_export_host(
         } else {
             FFI_ArrowSchema::try_from(of_type.field())?
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe {
             write(out, FFI_ArrowArray::new(&case.array.to_data()))?;
             write(out_schema, schema)
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn peers_cpp_case_check(
     schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let (sim, array, schema) = unsafe {
             (
                 sim.as_ref(),
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn peers_cpp_case_check(
             )
         };
         let (of_type, case) = case(of_type, of_case)?;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`).
         let array = unsafe { DeviceArray::import_with(array, &schema, &options(sim, full)) }?;
         if array.device().id() != device(sim).id() {
             return Err(Failure::differs(format!("is on {}", array.device())));

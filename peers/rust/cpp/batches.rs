@@ -132,7 +132,7 @@ pub unsafe extern "C" fn peers_cpp_batch_export(
     out_schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let sim = unsafe { sim.as_ref() };
         let batch = make(kind, seed)?;
         let batch = if apart {
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn peers_cpp_batch_export(
             queue.device().upload_on(&batch, &queue)?
         };
         let (array, schema) = batch.export(policy(wait))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe {
             write(out, array)?;
             write(out_schema, schema)
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn peers_cpp_batch_export_host(
             FFI_ArrowSchema::try_from(batch.schema_ref().as_ref())?
         };
         let rows = StructArray::from(batch);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe {
             write(out, FFI_ArrowArray::new(&rows.to_data()))?;
             write(out_schema, schema)
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn peers_cpp_batch_check(
     schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let (sim, array, schema) = unsafe {
             (
                 sim.as_ref(),
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn peers_cpp_batch_check(
                 FFI_ArrowSchema::from_raw(schema),
             )
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`).
         let batch = unsafe { DeviceRecordBatch::import_with(array, &schema, &options(sim, full)) }?;
         if batch.device().id() != device(sim).id() {
             return Err(Failure::differs(format!("is on {}", batch.device())));

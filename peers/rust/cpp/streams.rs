@@ -85,10 +85,10 @@ pub unsafe extern "C" fn peers_cpp_stream(
             make(kind, k).map_err(|_| ArrowError::ComputeError("no such kind".into()))
         });
         let reader = RecordBatchIterator::new(Counted::new(batches), schema);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let reader = UploadingReader::new_on(reader, queue(unsafe { sim.as_ref() })?);
         let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(policy(wait)))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe { write(out, stream) }
     })
 }
@@ -108,9 +108,9 @@ pub unsafe extern "C" fn peers_cpp_stream_check(
     stream: *mut FFI_ArrowDeviceArrayStream,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
         let (sim, stream) = unsafe { (sim.as_ref(), FFI_ArrowDeviceArrayStream::from_raw(stream)) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`).
         let mut reader =
             unsafe { DeviceRecordBatchStreamReader::new(stream, options(sim, false)) }?;
         if reader.schema() != spelling::batch(&make(kind, 0)?).schema() {
