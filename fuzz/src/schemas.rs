@@ -262,7 +262,7 @@ fn metadata(input: &mut Input<'_>) -> Vec<u8> {
     out
 }
 
-pub fn target(input: &mut Input<'_>) {
+pub(crate) fn target(input: &mut Input<'_>) {
     let as_batch = input.bool();
     let graph = Graph::read(input);
     let alive = usize::from(graph.root().release.is_some());

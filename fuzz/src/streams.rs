@@ -205,7 +205,7 @@ fn rows(gone: &Arc<AtomicUsize>) -> RecordBatch {
 /// | 1 + ... | what it answers when asked for an array |
 /// | 1 + ... | its texts |
 /// | rest | what the consumer does |
-pub fn target(input: &mut Input<'_>) {
+pub(crate) fn target(input: &mut Input<'_>) {
     let world = World::enter();
     let flags = input.u8();
     let place = &world.places[usize::from(flags) % 3];

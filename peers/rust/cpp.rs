@@ -1,7 +1,7 @@
 //! What the tests against Arrow C++ need of this side: arrays and batches to hand over, in device structs and in plain
 //! host ones, and comparisons of what comes back.
 
-pub mod answer;
+pub(crate) mod answer;
 mod arrays;
 mod async_streams;
 mod batches;

@@ -15,7 +15,7 @@ use super::give::host_value;
 use super::{COMMON, Type, changed, listed};
 use crate::support;
 
-pub fn checked() -> ImportOptions {
+pub(super) fn checked() -> ImportOptions {
     ImportOptions::default().with_validation(Validation::Full)
 }
 
@@ -23,7 +23,7 @@ pub fn checked() -> ImportOptions {
 ///
 /// # Safety
 /// Each is null or a valid struct.
-pub unsafe fn take(
+pub(super) unsafe fn take(
     array: *mut FFI_ArrowDeviceArray,
     schema: *mut FFI_ArrowSchema,
 ) -> Outcome<(FFI_ArrowDeviceArray, FFI_ArrowSchema)> {
@@ -43,7 +43,7 @@ pub unsafe fn take(
 
 /// # Safety
 /// `stream` is null or a valid struct.
-pub unsafe fn take_stream(
+pub(super) unsafe fn take_stream(
     stream: *mut FFI_ArrowDeviceArrayStream,
 ) -> Outcome<FFI_ArrowDeviceArrayStream> {
     if stream.is_null() {
@@ -54,7 +54,12 @@ pub unsafe fn take_stream(
 }
 
 /// Whether `array` has the case's value. `through_pyarrow`: in a type as pyarrow gives it back.
-pub fn same(of: &Type, case: u64, through_pyarrow: bool, array: &DeviceArray) -> Outcome<()> {
+pub(super) fn same(
+    of: &Type,
+    case: u64,
+    through_pyarrow: bool,
+    array: &DeviceArray,
+) -> Outcome<()> {
     let actual = array.to_host()?;
     let mut expected = of.case(case)?.value();
     if through_pyarrow {
@@ -79,7 +84,7 @@ fn same_batch(
 /// # Safety
 /// Array and schema are null or keep to the C device data interface.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_check_array(
+pub(super) unsafe extern "C" fn peers_check_array(
     array: *mut FFI_ArrowDeviceArray,
     schema: *mut FFI_ArrowSchema,
     type_: u64,
@@ -98,7 +103,7 @@ pub unsafe extern "C" fn peers_check_array(
 /// # Safety
 /// As [`peers_check_array`]; `list` has `n` numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_check_batch(
+pub(super) unsafe extern "C" fn peers_check_batch(
     array: *mut FFI_ArrowDeviceArray,
     schema: *mut FFI_ArrowSchema,
     list: *const u64,
@@ -124,7 +129,7 @@ pub unsafe extern "C" fn peers_check_batch(
 /// # Safety
 /// The stream is null or keeps to the C device stream interface; `list` has `n` numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_check_stream(
+pub(super) unsafe extern "C" fn peers_check_stream(
     stream: *mut FFI_ArrowDeviceArrayStream,
     list: *const u64,
     n: u64,
@@ -158,7 +163,7 @@ pub unsafe extern "C" fn peers_check_stream(
 /// # Safety
 /// The stream is null or keeps to the C device stream interface.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_check_array_stream(
+pub(super) unsafe extern "C" fn peers_check_array_stream(
     stream: *mut FFI_ArrowDeviceArrayStream,
     type_: u64,
     through_pyarrow: bool,

@@ -28,7 +28,10 @@ fn array_on(of: &Type, case: &Case, device: &Device) -> arrow_device::Result<Dev
 }
 
 /// A batch on the host whose columns are a variant of each type, and its slice if the variant is cut on the device.
-pub fn host_batch(types: &[&Type], variant: u64) -> Outcome<(RecordBatch, Option<(usize, usize)>)> {
+pub(super) fn host_batch(
+    types: &[&Type],
+    variant: u64,
+) -> Outcome<(RecordBatch, Option<(usize, usize)>)> {
     let mut columns = Vec::new();
     let (mut rows, mut cut) = (0, None);
     for t in types {
@@ -42,7 +45,7 @@ pub fn host_batch(types: &[&Type], variant: u64) -> Outcome<(RecordBatch, Option
 }
 
 /// What a peer must see of it.
-pub fn host_value(types: &[&Type], variant: u64) -> Outcome<RecordBatch> {
+pub(super) fn host_value(types: &[&Type], variant: u64) -> Outcome<RecordBatch> {
     let (batch, cut) = host_batch(types, variant)?;
     Ok(match cut {
         Some((offset, rows)) => batch.slice(offset, rows),
@@ -64,7 +67,7 @@ fn batch_on(types: &[&Type], variant: u64, device: &Device) -> Outcome<DeviceRec
 /// # Safety
 /// `name` is null or null-terminated; `out` and `out_schema` are null or valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_array(
+pub(super) unsafe extern "C" fn peers_array(
     type_: u64,
     case: u64,
     name: *const c_char,
@@ -88,7 +91,7 @@ pub unsafe extern "C" fn peers_array(
 /// # Safety
 /// `list` has `n` numbers; else as [`peers_array`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_batch(
+pub(super) unsafe extern "C" fn peers_batch(
     list: *const u64,
     n: u64,
     variant: u64,
@@ -111,7 +114,7 @@ pub unsafe extern "C" fn peers_batch(
 /// # Safety
 /// As [`peers_batch`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_stream(
+pub(super) unsafe extern "C" fn peers_stream(
     list: *const u64,
     n: u64,
     name: *const c_char,
@@ -138,7 +141,7 @@ pub unsafe extern "C" fn peers_stream(
 /// # Safety
 /// As [`peers_array`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_array_stream(
+pub(super) unsafe extern "C" fn peers_array_stream(
     type_: u64,
     name: *const c_char,
     wait: bool,
@@ -166,7 +169,7 @@ pub unsafe extern "C" fn peers_array_stream(
 /// # Safety
 /// `out` and `out_schema` are null or valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_plain_array(
+pub(super) unsafe extern "C" fn peers_plain_array(
     type_: u64,
     case: u64,
     out: *mut FFI_ArrowArray,
@@ -186,7 +189,7 @@ pub unsafe extern "C" fn peers_plain_array(
 /// # Safety
 /// `list` has `n` numbers; `path` is null or null-terminated.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_ipc(list: *const u64, n: u64, path: *const c_char) -> c_int {
+pub(super) unsafe extern "C" fn peers_ipc(list: *const u64, n: u64, path: *const c_char) -> c_int {
     answer(|| {
         // SAFETY: the caller guarantees that `list` has `n` entries and that `path` is null or null-terminated (see `# Safety`).
         let (types, path) = unsafe { (listed(list, n)?, text(path, "path")?) };

@@ -15,7 +15,7 @@ use super::balance::Counted;
 use super::check::{checked, same, take, take_stream};
 
 /// An array.
-pub struct Held {
+pub(super) struct Held {
     array: DeviceArray,
     _one: Counted,
 }
@@ -28,7 +28,7 @@ impl Held {
 }
 
 /// A reader of a foreign stream.
-pub struct Reader {
+pub(super) struct Reader {
     reader: Either,
     _one: Counted,
 }
@@ -43,7 +43,7 @@ enum Either {
 /// # Safety
 /// Array and schema are null or keep to the C device data interface; `out` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_hold(
+pub(super) unsafe extern "C" fn peers_hold(
     array: *mut FFI_ArrowDeviceArray,
     schema: *mut FFI_ArrowSchema,
     out: *mut *mut Held,
@@ -73,7 +73,7 @@ unsafe fn give(out: *mut *mut Held, array: DeviceArray) -> Outcome<()> {
 /// # Safety
 /// `held` is null or alive.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_held_rows(held: *const Held) -> i64 {
+pub(super) unsafe extern "C" fn peers_held_rows(held: *const Held) -> i64 {
     // SAFETY: the caller guarantees that `held` is null or alive (see `# Safety`).
     unsafe { held.as_ref() }.map_or(-1, |held| held.array.len() as i64)
 }
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn peers_held_rows(held: *const Held) -> i64 {
 /// # Safety
 /// As [`peers_held_rows`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_held_check(
+pub(super) unsafe extern "C" fn peers_held_check(
     held: *const Held,
     type_: u64,
     case: u64,
@@ -101,7 +101,11 @@ pub unsafe extern "C" fn peers_held_check(
 /// # Safety
 /// As [`peers_held_rows`]; `out` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_held_child(held: *const Held, i: u64, out: *mut *mut Held) -> c_int {
+pub(super) unsafe extern "C" fn peers_held_child(
+    held: *const Held,
+    i: u64,
+    out: *mut *mut Held,
+) -> c_int {
     answer(|| {
         // SAFETY: the caller guarantees that `held` is null or alive (see `# Safety`).
         let held = unsafe { borrow(held, "held") }?;
@@ -117,7 +121,7 @@ pub unsafe extern "C" fn peers_held_child(held: *const Held, i: u64, out: *mut *
 /// # Safety
 /// As [`peers_held_child`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_held_slice(
+pub(super) unsafe extern "C" fn peers_held_slice(
     held: *const Held,
     offset: u64,
     rows: u64,
@@ -137,7 +141,7 @@ pub unsafe extern "C" fn peers_held_slice(
 /// # Safety
 /// As [`peers_held_child`]; `name` is null or null-terminated.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_held_copy(
+pub(super) unsafe extern "C" fn peers_held_copy(
     held: *const Held,
     name: *const c_char,
     out: *mut *mut Held,
@@ -156,7 +160,7 @@ pub unsafe extern "C" fn peers_held_copy(
 /// # Safety
 /// As [`peers_held_rows`]; `out` and `out_schema` are null or valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_held_export(
+pub(super) unsafe extern "C" fn peers_held_export(
     held: *const Held,
     wait: bool,
     out: *mut FFI_ArrowDeviceArray,
@@ -177,7 +181,7 @@ pub unsafe extern "C" fn peers_held_export(
 /// # Safety
 /// `held` is null, or came from this library and was not dropped.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_held_drop(held: *mut Held) {
+pub(super) unsafe extern "C" fn peers_held_drop(held: *mut Held) {
     if !held.is_null() {
         // SAFETY: the caller guarantees that `held` came from this library and is not used again (see `# Safety`).
         drop(unsafe { Box::from_raw(held) });
@@ -189,7 +193,7 @@ pub unsafe extern "C" fn peers_held_drop(held: *mut Held) {
 /// # Safety
 /// The stream is null or keeps to the C device stream interface; `out` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_reader_open(
+pub(super) unsafe extern "C" fn peers_reader_open(
     stream: *mut FFI_ArrowDeviceArrayStream,
     batches: bool,
     out: *mut *mut Reader,
@@ -220,7 +224,10 @@ pub unsafe extern "C" fn peers_reader_open(
 /// # Safety
 /// `reader` is null, or alive and used by nobody else; `out` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_reader_next(reader: *mut Reader, out: *mut *mut Held) -> c_int {
+pub(super) unsafe extern "C" fn peers_reader_next(
+    reader: *mut Reader,
+    out: *mut *mut Held,
+) -> c_int {
     answer(|| {
         // SAFETY: the caller guarantees that `reader` is null, or alive and used by nobody else (see `# Safety`).
         let reader = unsafe { reader.as_mut() };
@@ -247,7 +254,7 @@ pub unsafe extern "C" fn peers_reader_next(reader: *mut Reader, out: *mut *mut H
 /// # Safety
 /// `reader` is null, or came from this library and was not dropped.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_reader_drop(reader: *mut Reader) {
+pub(super) unsafe extern "C" fn peers_reader_drop(reader: *mut Reader) {
     if !reader.is_null() {
         // SAFETY: the caller guarantees that `reader` came from this library and is not used again (see `# Safety`).
         drop(unsafe { Box::from_raw(reader) });
@@ -259,7 +266,7 @@ pub unsafe extern "C" fn peers_reader_drop(reader: *mut Reader) {
 /// # Safety
 /// The stream is null or keeps to the C device stream interface; `out` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_relay(
+pub(super) unsafe extern "C" fn peers_relay(
     stream: *mut FFI_ArrowDeviceArrayStream,
     out: *mut FFI_ArrowDeviceArrayStream,
 ) -> c_int {

@@ -64,12 +64,12 @@ impl Drop for Alive {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_async_live() -> isize {
+pub(super) extern "C" fn peers_cpp_async_live() -> isize {
     STREAMS.load(SeqCst)
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_async_batches() -> isize {
+pub(super) extern "C" fn peers_cpp_async_batches() -> isize {
     BATCHES.load(SeqCst)
 }
 
@@ -200,7 +200,7 @@ enum End {
 }
 
 /// A stream of ours on its way to a handler, on a thread of its own.
-pub struct Giving {
+pub(super) struct Giving {
     stop: Option<oneshot::Sender<()>>,
     end: Receiver<End>,
 }
@@ -213,7 +213,7 @@ pub struct Giving {
 /// # Safety
 /// `sim` is null or live, and lives for longer; `handler` keeps to the C async device stream interface; `out` is valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_give(
+pub(super) unsafe extern "C" fn peers_cpp_async_give(
     kind: usize,
     count: u64,
     fail_at: i64,
@@ -303,7 +303,7 @@ fn run(produce: impl Future<Output = Result<Outcome>>, stop: oneshot::Receiver<(
 /// # Safety
 /// `giving` is of [`peers_cpp_async_give`]; `out` is valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_given(
+pub(super) unsafe extern "C" fn peers_cpp_async_given(
     giving: *mut Giving,
     seconds: f64,
     out: *mut c_int,
@@ -335,7 +335,7 @@ pub unsafe extern "C" fn peers_cpp_async_given(
 /// # Safety
 /// `giving` is of [`peers_cpp_async_give`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_stop(giving: *mut Giving) {
+pub(super) unsafe extern "C" fn peers_cpp_async_stop(giving: *mut Giving) {
     // SAFETY: the caller guarantees that `giving` is alive (see `# Safety`).
     if let Some(stop) = unsafe { &mut *giving }.stop.take() {
         let _ = stop.send(());
@@ -347,13 +347,13 @@ pub unsafe extern "C" fn peers_cpp_async_stop(giving: *mut Giving) {
 /// # Safety
 /// `giving` is of [`peers_cpp_async_give`], and not used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_give_drop(giving: *mut Giving) {
+pub(super) unsafe extern "C" fn peers_cpp_async_give_drop(giving: *mut Giving) {
     // SAFETY: the caller guarantees that `giving` came from this library and is not used again (see `# Safety`).
     drop(unsafe { Box::from_raw(giving) });
 }
 
 /// Our end of a handler.
-pub struct Taking {
+pub(super) struct Taking {
     stream: Either<Opening, AsyncDeviceRecordBatchStream>,
     _alive: Alive,
 }
@@ -364,7 +364,7 @@ pub struct Taking {
 /// `sim` is null or live; whoever gets the handler keeps to the C async device stream interface; `handler` and `out`
 /// are valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_take(
+pub(super) unsafe extern "C" fn peers_cpp_async_take(
     depth: usize,
     sim: *const PeersSim,
     handler: *mut *mut c_void,
@@ -412,7 +412,7 @@ fn in_time<T>(what: impl Future<Output = Result<T, Failure>>) -> Result<T, Failu
 /// # Safety
 /// `taking` is of [`peers_cpp_async_take`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_opened(
+pub(super) unsafe extern "C" fn peers_cpp_async_opened(
     taking: *mut Taking,
     kind: usize,
     device_type: c_int,
@@ -450,7 +450,7 @@ pub unsafe extern "C" fn peers_cpp_async_opened(
 /// # Safety
 /// `taking` is of [`peers_cpp_async_take`], and open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_read(
+pub(super) unsafe extern "C" fn peers_cpp_async_read(
     taking: *mut Taking,
     kind: usize,
     from: u64,
@@ -507,7 +507,7 @@ pub unsafe extern "C" fn peers_cpp_async_read(
 /// # Safety
 /// `taking` is of [`peers_cpp_async_take`], open, and not used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_read_waiting(
+pub(super) unsafe extern "C" fn peers_cpp_async_read_waiting(
     taking: *mut Taking,
     kind: usize,
     count: u64,
@@ -538,7 +538,7 @@ pub unsafe extern "C" fn peers_cpp_async_read_waiting(
 /// # Safety
 /// `taking` is of [`peers_cpp_async_take`], and not used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_take_drop(taking: *mut Taking) {
+pub(super) unsafe extern "C" fn peers_cpp_async_take_drop(taking: *mut Taking) {
     // SAFETY: the caller guarantees that `taking` came from this library and is not used again (see `# Safety`).
     drop(unsafe { Box::from_raw(taking) });
 }

@@ -100,18 +100,18 @@ fn empty_strings() -> RecordBatch {
 }
 
 /// The batch of this kind and seed.
-pub fn make(kind: usize, seed: u64) -> Result<RecordBatch, Failure> {
+pub(super) fn make(kind: usize, seed: u64) -> Result<RecordBatch, Failure> {
     let kind = kinds().get(kind).ok_or("no such kind of batch")?;
     Ok((kind.make)(seed))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_batches() -> usize {
+pub(super) extern "C" fn peers_cpp_batches() -> usize {
     kinds().len()
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_batch_name(kind: usize) -> *const c_char {
+pub(super) extern "C" fn peers_cpp_batch_name(kind: usize) -> *const c_char {
     let kind = kinds().get(kind);
     kind.map_or(std::ptr::null(), |kind| kind.name.as_ptr())
 }
@@ -122,7 +122,7 @@ pub extern "C" fn peers_cpp_batch_name(kind: usize) -> *const c_char {
 /// # Safety
 /// `sim` is null or live; `out` and `out_schema` are valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_batch_export(
+pub(super) unsafe extern "C" fn peers_cpp_batch_export(
     kind: usize,
     seed: u64,
     sim: *const PeersSim,
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn peers_cpp_batch_export(
 /// # Safety
 /// `out` and `out_schema` are valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_batch_export_host(
+pub(super) unsafe extern "C" fn peers_cpp_batch_export_host(
     kind: usize,
     seed: u64,
     out: *mut FFI_ArrowArray,
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn peers_cpp_batch_export_host(
 /// # Safety
 /// `sim` is null or live; the structs keep to the C device data interface.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_batch_check(
+pub(super) unsafe extern "C" fn peers_cpp_batch_check(
     kind: usize,
     seed: u64,
     sim: *const PeersSim,

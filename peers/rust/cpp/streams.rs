@@ -44,7 +44,7 @@ impl<I> Drop for Counted<I> {
 
 /// How many readers of [`peers_cpp_stream`] live.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_readers() -> isize {
+pub(super) extern "C" fn peers_cpp_readers() -> isize {
     READERS.load(SeqCst)
 }
 
@@ -67,7 +67,7 @@ fn failure(how: c_int, k: u64) -> ArrowError {
 /// # Safety
 /// `sim` is null or live; `out` is valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_stream(
+pub(super) unsafe extern "C" fn peers_cpp_stream(
     kind: usize,
     count: u64,
     fail_at: i64,
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn peers_cpp_stream(
 /// # Safety
 /// `sim` is null or live; `stream` keeps to the C device stream interface.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_stream_check(
+pub(super) unsafe extern "C" fn peers_cpp_stream_check(
     kind: usize,
     count: u64,
     stop: i64,
