@@ -98,6 +98,8 @@
 //! | `async` | no | `async_stream`, the async device stream over `futures` streams; no executor is imposed (Tokio is a dependency for `BlockingReader` only) |
 //! | `pyo3` | no | `python`, the PyCapsule interface for devices |
 //! | `dlpack` | no | `dlpack`, columns as DLPack tensors, out and in |
+// On docs.rs, each item names the features that it needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
