@@ -122,7 +122,7 @@ fn to_arrow_arrays() {
             });
             let options = ImportOptions::default();
             let (ours, n) = count(|| {
-                // SAFETY: as above.
+                // SAFETY: arrow-rs made it of a batch of this schema.
                 let batch = unsafe { DeviceRecordBatch::import_as(ours, schema.clone(), &options) };
                 batch.unwrap().to_host().unwrap()
             });

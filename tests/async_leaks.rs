@@ -25,13 +25,13 @@ static BYTES: AtomicIsize = AtomicIsize::new(0);
 unsafe impl GlobalAlloc for Live {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size() as isize, SeqCst);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps to the contract of `GlobalAlloc::alloc`, which is passed on unchanged.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size() as isize, SeqCst);
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps to the contract of `GlobalAlloc::dealloc`, which is passed on unchanged.
         unsafe { System.dealloc(ptr, layout) }
     }
 }

@@ -68,7 +68,7 @@ fn out_and_in() {
                     .unwrap()
                     .export_array(&export)
                     .unwrap();
-                // SAFETY: as above.
+                // SAFETY: the array comes from an export of this crate.
                 let slice =
                     unsafe { DeviceArray::import_as(slice, field(&data_type), &place.options) }
                         .unwrap();
@@ -126,7 +126,7 @@ fn children_outlive_their_parent() {
             // Grandchildren and a dictionary, out of children that go before them.
             let mut deeper = vec![];
             for child in &mut moved {
-                // SAFETY: as above.
+                // SAFETY: our own export; each struct is moved once.
                 unsafe {
                     for i in 0..child.0.n_children as usize {
                         deeper.push(Moved(take(*child.0.children.add(i))));

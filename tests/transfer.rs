@@ -350,7 +350,7 @@ fn struct_data_with_offsets() {
         .into_builder()
         .data_type(fixed)
         .child_data(vec![whole.to_data()]);
-    // SAFETY: as above.
+    // SAFETY: the upload refuses the array, which is what is tested; nothing else reads it.
     let fixed = unsafe { fixed.build_unchecked() };
 
     let mut devices = vec![Devices::cpu()];

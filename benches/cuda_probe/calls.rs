@@ -17,7 +17,7 @@ enum Way {
     Plain,
 }
 
-pub fn pools(probe: &Probe) -> Res<()> {
+pub(crate) fn pools(probe: &Probe) -> Res<()> {
     println!(
         "A block of device memory: allocated, 1 byte of it filled and waited for, freed, waited for."
     );
@@ -101,7 +101,7 @@ fn one_block(probe: &Probe, way: &Way, bytes: usize) -> Res<[f64; 4]> {
     Ok([allocated, usable, freed, since(start)])
 }
 
-pub fn small_copies(probe: &Probe) -> Res<()> {
+pub(crate) fn small_copies(probe: &Probe) -> Res<()> {
     let count = probe.bytes(2000, 20);
     println!("{count} copies between page-locked memory and one block of the device.");
     println!(
@@ -165,7 +165,7 @@ pub fn small_copies(probe: &Probe) -> Res<()> {
             match &probe.batch {
                 Some(batch) => add(batch.name(), &mut || {
                     let start = Instant::now();
-                    // SAFETY: as above.
+                    // SAFETY: pieces of blocks that live until the wait, used by one copy each.
                     unsafe { batch.copy(&copies, &probe.stream) }?;
                     finish(probe, &event, start)
                 })?,
@@ -180,11 +180,11 @@ pub fn small_copies(probe: &Probe) -> Res<()> {
                     for (to, from) in parts {
                         to[..bytes].copy_from_slice(&from[..bytes]);
                     }
-                    // SAFETY: as above.
+                    // SAFETY: pieces of blocks that live until the wait, used by one copy each.
                     unsafe { probe.stream.copy(device.address(), packed.address(), all) }?;
                     return finish(probe, &event, start);
                 }
-                // SAFETY: as above.
+                // SAFETY: pieces of blocks that live until the wait, used by one copy each.
                 unsafe { probe.stream.copy(packed.address(), device.address(), all) }?;
                 let [submitted, _] = finish(probe, &event, start)?;
                 let (to, from) = (pieces.bytes_mut(), packed.bytes_mut());
@@ -222,7 +222,7 @@ fn cells(submit: &Sample, total: &Sample, count: usize) -> [String; 8] {
     ]
 }
 
-pub fn events(probe: &Probe) -> Res<()> {
+pub(crate) fn events(probe: &Probe) -> Res<()> {
     let calls = probe.bytes(1000, 10);
     println!(
         "Per call: the mean of {calls} in a row is one value; streams are idle before each row of calls.\n"

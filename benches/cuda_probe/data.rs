@@ -10,14 +10,14 @@ use arrow_buffer::{Buffer, ScalarBuffer};
 use crate::stats::Res;
 
 /// xorshift: enough that nothing on the way finds a pattern.
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -26,7 +26,7 @@ impl Random {
 }
 
 /// Fills with random bytes.
-pub fn fill(bytes: &mut [u8], seed: u64) {
+pub(crate) fn fill(bytes: &mut [u8], seed: u64) {
     let mut random = Random::new(seed);
     for part in bytes.chunks_mut(8) {
         let word = random.next().to_le_bytes();
@@ -35,14 +35,14 @@ pub fn fill(bytes: &mut [u8], seed: u64) {
 }
 
 /// Ordinary memory of random bytes.
-pub fn ordinary(bytes: usize, seed: u64) -> Buffer {
+pub(crate) fn ordinary(bytes: usize, seed: u64) -> Buffer {
     let mut memory = vec![0u8; bytes];
     fill(&mut memory, seed);
     Buffer::from_vec(memory)
 }
 
 /// A batch of `columns` columns over equal parts of a buffer, without nulls.
-pub fn over(buffer: &Buffer, columns: usize) -> Res<RecordBatch> {
+pub(crate) fn over(buffer: &Buffer, columns: usize) -> Res<RecordBatch> {
     let bytes = buffer.len() / columns;
     let arrays = (0..columns).map(|i| -> (String, ArrayRef) {
         let part = buffer.slice_with_length(i * bytes, bytes);
@@ -54,7 +54,7 @@ pub fn over(buffer: &Buffer, columns: usize) -> Res<RecordBatch> {
 
 /// A batch of columns of four kinds in turn: Int64 and Int32 with nulls, Float64 without, text with
 /// nulls.
-pub fn mixed(columns: usize, rows: usize) -> Res<RecordBatch> {
+pub(crate) fn mixed(columns: usize, rows: usize) -> Res<RecordBatch> {
     let mut random = Random::new(7);
     let arrays = (0..columns).map(|i| -> (String, ArrayRef) {
         let mut values = (0..rows).map(|_| random.next());
@@ -78,13 +78,13 @@ pub fn mixed(columns: usize, rows: usize) -> Res<RecordBatch> {
 }
 
 /// A batch of one column and one row.
-pub fn single() -> Res<RecordBatch> {
+pub(crate) fn single() -> Res<RecordBatch> {
     let array: ArrayRef = Arc::new(Int64Array::from(vec![7]));
     Ok(RecordBatch::try_from_iter([("c0", array)])?)
 }
 
 /// A batch of text columns without nulls.
-pub fn texts(columns: usize, rows: usize) -> Res<RecordBatch> {
+pub(crate) fn texts(columns: usize, rows: usize) -> Res<RecordBatch> {
     let mut random = Random::new(8);
     let arrays = (0..columns).map(|i| -> (String, ArrayRef) {
         let values = (0..rows).map(|_| format!("{:x}", random.next() >> (random.next() % 60)));
@@ -97,7 +97,7 @@ pub fn texts(columns: usize, rows: usize) -> Res<RecordBatch> {
 }
 
 /// All buffers of a batch that are not empty, masks included.
-pub fn buffers(batch: &RecordBatch) -> Vec<Buffer> {
+pub(crate) fn buffers(batch: &RecordBatch) -> Vec<Buffer> {
     let mut all = Vec::new();
     for column in batch.columns() {
         let data = column.to_data();

@@ -47,7 +47,7 @@ fn copy_rounds(threads: usize, dst: &mut [u8], src: &[u8], rounds: usize) -> Res
     Ok(Sample::new(seconds.collect()))
 }
 
-pub fn copies(probe: &Probe) -> Res<()> {
+pub(crate) fn copies(probe: &Probe) -> Res<()> {
     let bytes = probe.bytes(512 << 20, 1 << 20);
     let rounds = if probe.quick { 2 } else { 10 };
     let mut locked = Locked::new(bytes)?;
@@ -162,7 +162,7 @@ fn huge_bytes() -> Option<usize> {
     Some(kib << 10)
 }
 
-pub fn locking(probe: &Probe) -> Res<()> {
+pub(crate) fn locking(probe: &Probe) -> Res<()> {
     let rounds = if probe.quick { 2 } else { 3 };
     println!("Page-locking. Medians, with the lowest and the highest of {rounds} rounds.\n");
     println!("cuMemHostAlloc, fresh memory");
@@ -264,14 +264,14 @@ fn cells(seconds: Vec<f64>, bytes: usize) -> [String; 4] {
 ///
 /// # Safety
 /// `dst` is valid for as many bytes as `src` has, and nothing else uses it.
-pub unsafe fn copy_once(threads: usize, dst: u64, src: &[u8]) -> Res<[f64; 2]> {
+pub(crate) unsafe fn copy_once(threads: usize, dst: u64, src: &[u8]) -> Res<[f64; 2]> {
     let part = src.len().div_ceil(threads).next_multiple_of(4096);
     let start = Instant::now();
     std::thread::scope(|scope| {
         for (i, src) in src.chunks(part).enumerate() {
             scope.spawn(move || {
                 let at = std::ptr::with_exposed_provenance_mut::<u8>(dst as usize + i * part);
-                // SAFETY: the caller's; each thread has its own part.
+                // SAFETY: the caller guarantees that `dst` has as many bytes as `src` (see `# Safety`); each thread has its own part.
                 unsafe { at.copy_from_nonoverlapping(src.as_ptr(), src.len()) };
             });
         }

@@ -12,7 +12,7 @@ use crate::stats::{Res, Sample, Table, measure, rate, since, size, time};
 ///
 /// # Safety
 /// Both ranges are valid, and nothing else uses them.
-pub unsafe fn copy(
+pub(crate) unsafe fn copy(
     stream: &Stream,
     event: &Event,
     dst: u64,
@@ -28,7 +28,7 @@ pub unsafe fn copy(
     Ok([submitted, since(start)])
 }
 
-pub fn run(probe: &Probe) -> Res<()> {
+pub(crate) fn run(probe: &Probe) -> Res<()> {
     let most = probe.bytes(1 << 30, 1 << 20);
     let mut up = Locked::new(most)?;
     let mut down = Locked::new(most)?;
@@ -48,14 +48,14 @@ pub fn run(probe: &Probe) -> Res<()> {
         unsafe { copy(&probe.stream, &event, there.address(), host, bytes) }
     })?;
     print(probe, "device to host", most, 1, |bytes| {
-        // SAFETY: as above.
+        // SAFETY: all blocks have `most` bytes, and are used by one copy at a time.
         unsafe { copy(&probe.stream, &event, other, back.address(), bytes) }
     })?;
     let second = Event::new()?;
     let title = "both at once, on two streams; the rate counts both";
     print(probe, title, most, 2, |bytes| {
         let start = Instant::now();
-        // SAFETY: as above; the two copies share nothing, and both are waited for.
+        // SAFETY: all blocks have `most` bytes, the two copies share nothing, and both are waited for.
         unsafe {
             probe.stream.copy(there.address(), host, bytes)?;
             probe.second.copy(other, back.address(), bytes)?;
@@ -69,9 +69,9 @@ pub fn run(probe: &Probe) -> Res<()> {
     })?;
 
     // What went up must come down.
-    // SAFETY: as above.
+    // SAFETY: all blocks have `most` bytes, and one copy at a time uses them.
     unsafe { copy(&probe.stream, &event, there.address(), host, most)? };
-    // SAFETY: as above.
+    // SAFETY: all blocks have `most` bytes, and one copy at a time uses them.
     unsafe { copy(&probe.stream, &event, other, there.address(), most)? };
     if up.bytes_mut() != down.bytes_mut() {
         return Err("what came down is not what went up".into());
@@ -84,11 +84,11 @@ pub fn run(probe: &Probe) -> Res<()> {
     let host = ordinary.as_mut_ptr().expose_provenance() as u64;
     println!("Ordinary memory, resident: the driver stages.\n");
     print(probe, "host to device", most, 1, |bytes| {
-        // SAFETY: as above.
+        // SAFETY: all blocks have `most` bytes, and one copy at a time uses them.
         unsafe { copy(&probe.stream, &event, there.address(), host, bytes) }
     })?;
     print(probe, "device to host", most, 1, |bytes| {
-        // SAFETY: as above.
+        // SAFETY: all blocks have `most` bytes, and one copy at a time uses them.
         unsafe { copy(&probe.stream, &event, host, back.address(), bytes) }
     })?;
     black_box(&ordinary);

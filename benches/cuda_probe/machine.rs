@@ -10,7 +10,7 @@ use crate::Probe;
 use crate::raw::check;
 use crate::stats::{Res, size};
 
-pub fn run(probe: &Probe) -> Res<()> {
+pub(crate) fn run(probe: &Probe) -> Res<()> {
     let mut device = 0;
     let ordinal = c_int::try_from(probe.ordinal)?;
     // SAFETY: `device` is written.
@@ -21,7 +21,7 @@ pub fn run(probe: &Probe) -> Res<()> {
     check("cuDeviceGetName", unsafe {
         sys::cuDeviceGetName(name.as_mut_ptr(), 256, device)
     })?;
-    // SAFETY: as above.
+    // SAFETY: the driver has written `name` with a 0 at its end.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
     let (mut free, mut total) = (0, 0);
     // SAFETY: both are written.
@@ -158,6 +158,6 @@ fn nodes() -> String {
 }
 
 /// Most memory that this process had resident.
-pub fn peak() -> String {
+pub(crate) fn peak() -> String {
     of("/proc/self/status", "VmHWM")
 }

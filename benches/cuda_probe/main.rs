@@ -69,16 +69,16 @@ fn arguments() -> Result<Option<Args>, lexopt::Error> {
 }
 
 /// What every measurement has. The device's context is current on this thread.
-pub struct Probe {
-    pub ordinal: usize,
-    pub quick: bool,
-    pub cores: usize,
-    pub device: Device,
+pub(crate) struct Probe {
+    pub(crate) ordinal: usize,
+    pub(crate) quick: bool,
+    pub(crate) cores: usize,
+    pub(crate) device: Device,
     /// That of the device's default queue, so that raw copies run where the crate's do.
-    pub stream: Stream,
+    pub(crate) stream: Stream,
     /// For the other direction.
-    pub second: Stream,
-    pub batch: Option<Batch>,
+    pub(crate) second: Stream,
+    pub(crate) batch: Option<Batch>,
 }
 
 impl Probe {
@@ -100,7 +100,7 @@ impl Probe {
     }
 
     /// At least `least` rounds, and more for up to `seconds`.
-    pub fn rounds(&self, least: usize, seconds: f64) -> Rounds {
+    pub(crate) fn rounds(&self, least: usize, seconds: f64) -> Rounds {
         if self.quick {
             return Rounds {
                 least: 2,
@@ -116,7 +116,7 @@ impl Probe {
     }
 
     /// The size of something, and the one that shows that it runs.
-    pub fn bytes(&self, full: usize, quick: usize) -> usize {
+    pub(crate) fn bytes(&self, full: usize, quick: usize) -> usize {
         if self.quick { quick } else { full }
     }
 }

@@ -38,7 +38,7 @@ fn download(batch: &DeviceRecordBatch) -> Res<[f64; 2]> {
 
 /// Prints what the first run after `trim` takes, what a later one does, and that nothing is lost.
 /// Answers the bytes that went to the device.
-pub fn describe(probe: &Probe, batch: &RecordBatch) -> Res<usize> {
+pub(crate) fn describe(probe: &Probe, batch: &RecordBatch) -> Res<usize> {
     let device = &probe.device;
     device.trim();
     device.synchronize()?;
@@ -89,7 +89,7 @@ fn at(buffer: &Buffer) -> u64 {
     buffer.as_ptr().expose_provenance() as u64
 }
 
-pub fn large(probe: &Probe) -> Res<()> {
+pub(crate) fn large(probe: &Probe) -> Res<()> {
     let each = probe.bytes(64 << 20, 64 << 10);
     let all = 8 * each;
     println!("{LEGEND}\n");
@@ -119,7 +119,7 @@ pub fn large(probe: &Probe) -> Res<()> {
     describe(probe, &batch)?;
     let other = Locked::new(all)?;
     // What the rows copy into: its pages exist.
-    // SAFETY: as above.
+    // SAFETY: both blocks have `all` bytes, and one copy at a time uses them.
     unsafe { copy(&probe.stream, &event, other.address(), there.address(), all) }?;
     // SAFETY: `other` has `all` bytes, which nothing else uses meanwhile.
     let memcpy = |threads: usize| unsafe { copy_once(threads, other.address(), &memory) };
@@ -133,14 +133,14 @@ pub fn large(probe: &Probe) -> Res<()> {
             side("memcpy, 1 thread", || memcpy(1)),
             side("memcpy, 4 threads", || memcpy(4)),
             side("memcpy, 8 threads", || memcpy(8)),
-            // SAFETY: as above; `memory` lives on.
+            // SAFETY: `memory` and the device block have `all` bytes, and one copy at a time uses them.
             side("the driver, from ordinary", || unsafe {
                 copy(&probe.stream, &event, there.address(), at(&memory), all)
             }),
         ],
     )?;
 
-    // SAFETY: as above.
+    // SAFETY: both blocks have `all` bytes, and one copy at a time uses them.
     let raw_down = || unsafe { copy(&probe.stream, &event, other.address(), there.address(), all) };
     let up = probe.device.upload(&batch)?;
     up.wait()?;
@@ -181,7 +181,7 @@ pub fn large(probe: &Probe) -> Res<()> {
     probe.stream.wait()
 }
 
-pub fn small(probe: &Probe) -> Res<()> {
+pub(crate) fn small(probe: &Probe) -> Res<()> {
     let columns = probe.bytes(1000, 20);
     println!("{LEGEND}\n");
     println!(
@@ -269,7 +269,7 @@ impl<'a> Small<'a> {
                 for (buffer, offset) in self.buffers.iter().zip(&self.offsets) {
                     packed.bytes_mut()[*offset..][..buffer.len()].copy_from_slice(buffer);
                 }
-                // SAFETY: as above.
+                // SAFETY: both blocks have at least as many bytes, and one copy at a time uses them.
                 unsafe { stream.copy(there.address(), locked, self.packed) }?;
                 self.finish(start)
             }),
@@ -281,7 +281,7 @@ impl<'a> Small<'a> {
                 let start = Instant::now();
                 let block = pool.allocate(self.packed, stream)?;
                 // The list's places are in another block, of the same size.
-                // SAFETY: as above.
+                // SAFETY: the pieces lie in blocks of at least as many bytes, and one copy at a time uses them.
                 unsafe { batch.copy(&pieces, stream) }?;
                 let seconds = self.finish(start)?;
                 // SAFETY: just allocated, freed once.
@@ -301,7 +301,7 @@ impl<'a> Small<'a> {
             probe.rounds(30, 0.5),
             vec![
                 side("this crate", || download(&up)),
-                // SAFETY: as above.
+                // SAFETY: both blocks have at least `sent` bytes, and one copy at a time uses them.
                 side(format!("raw({})", size(sent)), || unsafe {
                     copy(stream, event, locked, there.address(), sent)
                 }),
@@ -364,7 +364,7 @@ impl<'a> Small<'a> {
 }
 
 /// Where the buffers of a batch are, and their bytes.
-pub fn addresses(batch: &DeviceRecordBatch) -> Res<Vec<(u64, usize)>> {
+pub(crate) fn addresses(batch: &DeviceRecordBatch) -> Res<Vec<(u64, usize)>> {
     let mut all = Vec::new();
     for column in batch.columns() {
         for i in 0..column.num_buffers() {

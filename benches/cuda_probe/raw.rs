@@ -12,19 +12,19 @@ use libloading::Library;
 use crate::stats::Res;
 
 /// The driver's answer as a result that names the call.
-pub fn check(call: &str, code: CUresult) -> Res<()> {
+pub(crate) fn check(call: &str, code: CUresult) -> Res<()> {
     code.result().map_err(|e| format!("{call}: {e}").into())
 }
 
 /// Page-locked memory, made as the crate makes it.
-pub struct Locked {
+pub(crate) struct Locked {
     ptr: *mut c_void,
     bytes: usize,
 }
 
 impl Locked {
     /// Of arbitrary content.
-    pub fn new(bytes: usize) -> Res<Self> {
+    pub(crate) fn new(bytes: usize) -> Res<Self> {
         const PORTABLE: c_uint = 1;
         let mut ptr = null_mut();
         // SAFETY: `ptr` is written; the context is current.
@@ -34,19 +34,19 @@ impl Locked {
     }
 
     /// Freed here, so that the free can be timed.
-    pub fn free(self) -> Res<()> {
+    pub(crate) fn free(self) -> Res<()> {
         let ptr = self.ptr;
         std::mem::forget(self);
         // SAFETY: from `cuMemHostAlloc`, freed once; callers wait for what uses it.
         check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(ptr) })
     }
 
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.ptr.expose_provenance() as u64
     }
 
     /// The bytes, while nothing on the device uses them.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the memory is the driver's own, of this size; callers wait for what uses it. The
         // kernel has zeroed it.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.cast(), self.bytes) }
@@ -61,12 +61,12 @@ impl Drop for Locked {
 }
 
 /// Memory of the device.
-pub struct OnDevice {
+pub(crate) struct OnDevice {
     address: u64,
 }
 
 impl OnDevice {
-    pub fn new(bytes: usize) -> Res<Self> {
+    pub(crate) fn new(bytes: usize) -> Res<Self> {
         let mut address = 0;
         // SAFETY: `address` is written; the context is current.
         let code = unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) };
@@ -74,12 +74,12 @@ impl OnDevice {
         Ok(Self { address })
     }
 
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.address
     }
 
     /// Freed here, so that the free can be timed.
-    pub fn free(self) -> Res<()> {
+    pub(crate) fn free(self) -> Res<()> {
         let address = self.address;
         std::mem::forget(self);
         // SAFETY: from `cuMemAlloc`, freed once.
@@ -95,10 +95,10 @@ impl Drop for OnDevice {
 }
 
 /// An event without timing, as the crate's.
-pub struct Event(CUevent);
+pub(crate) struct Event(CUevent);
 
 impl Event {
-    pub fn new() -> Res<Self> {
+    pub(crate) fn new() -> Res<Self> {
         const DISABLE_TIMING: c_uint = 2;
         let mut event = null_mut();
         // SAFETY: `event` is written; the context is current.
@@ -107,14 +107,14 @@ impl Event {
         Ok(Self(event))
     }
 
-    pub fn record(&self, stream: &Stream) -> Res<()> {
+    pub(crate) fn record(&self, stream: &Stream) -> Res<()> {
         // SAFETY: both live.
         let code = unsafe { sys::cuEventRecord(self.0, stream.raw) };
         check("cuEventRecord", code)
     }
 
     /// Makes this thread wait.
-    pub fn wait(&self) -> Res<()> {
+    pub(crate) fn wait(&self) -> Res<()> {
         // SAFETY: the event lives.
         check("cuEventSynchronize", unsafe {
             sys::cuEventSynchronize(self.0)
@@ -122,7 +122,7 @@ impl Event {
     }
 
     /// Asks whether it has completed; an event that has not is an error here.
-    pub fn query(&self) -> Res<()> {
+    pub(crate) fn query(&self) -> Res<()> {
         // SAFETY: the event lives.
         check("cuEventQuery", unsafe { sys::cuEventQuery(self.0) })
     }
@@ -136,14 +136,14 @@ impl Drop for Event {
 }
 
 /// A stream: an own one, or that of a queue of the crate.
-pub struct Stream {
+pub(crate) struct Stream {
     raw: CUstream,
     own: bool,
 }
 
 impl Stream {
     /// One that does not wait for the legacy default stream, as the crate's.
-    pub fn new() -> Res<Self> {
+    pub(crate) fn new() -> Res<Self> {
         const NON_BLOCKING: c_uint = 1;
         let mut raw = null_mut();
         // SAFETY: `raw` is written; the context is current.
@@ -154,19 +154,19 @@ impl Stream {
 
     /// # Safety
     /// The stream outlives the answer.
-    pub unsafe fn borrowed(raw: CUstream) -> Self {
+    pub(crate) unsafe fn borrowed(raw: CUstream) -> Self {
         Self { raw, own: false }
     }
 
     /// Makes this thread wait for all of it.
-    pub fn wait(&self) -> Res<()> {
+    pub(crate) fn wait(&self) -> Res<()> {
         // SAFETY: the stream lives.
         check("cuStreamSynchronize", unsafe {
             sys::cuStreamSynchronize(self.raw)
         })
     }
 
-    pub fn wait_for(&self, event: &Event) -> Res<()> {
+    pub(crate) fn wait_for(&self, event: &Event) -> Res<()> {
         // SAFETY: both live.
         let code = unsafe { sys::cuStreamWaitEvent(self.raw, event.0, 0) };
         check("cuStreamWaitEvent", code)
@@ -176,16 +176,16 @@ impl Stream {
     ///
     /// # Safety
     /// Both ranges are valid until the stream has run the copy, and nothing else uses them.
-    pub unsafe fn copy(&self, dst: u64, src: u64, bytes: usize) -> Res<()> {
-        // SAFETY: the caller's.
+    pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: usize) -> Res<()> {
+        // SAFETY: the caller guarantees that both ranges are valid until the stream has run the copy (see `# Safety`).
         let code = unsafe { sys::cuMemcpyAsync(dst, src, bytes, self.raw) };
         check("cuMemcpyAsync", code)
     }
 
     /// # Safety
     /// As [`copy`](Self::copy).
-    pub unsafe fn fill(&self, dst: u64, byte: u8, bytes: usize) -> Res<()> {
-        // SAFETY: the caller's.
+    pub(crate) unsafe fn fill(&self, dst: u64, byte: u8, bytes: usize) -> Res<()> {
+        // SAFETY: the caller guarantees that the range is valid until the stream has filled it (see `# Safety`).
         let code = unsafe { sys::cuMemsetD8Async(dst, byte, bytes, self.raw) };
         check("cuMemsetD8Async", code)
     }
@@ -201,11 +201,11 @@ impl Drop for Stream {
 }
 
 /// A pool of device memory.
-pub struct Pool(CUmemoryPool);
+pub(crate) struct Pool(CUmemoryPool);
 
 impl Pool {
     /// Keeps `threshold` bytes when the host waits.
-    pub fn new(ordinal: usize, mut threshold: u64) -> Res<Self> {
+    pub(crate) fn new(ordinal: usize, mut threshold: u64) -> Res<Self> {
         // SAFETY: all members are integers or pointers, for which zero is a value.
         let mut props: CUmemPoolProps = unsafe { std::mem::zeroed() };
         props.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -227,7 +227,7 @@ impl Pool {
         Ok(pool)
     }
 
-    pub fn allocate(&self, bytes: usize, stream: &Stream) -> Res<u64> {
+    pub(crate) fn allocate(&self, bytes: usize, stream: &Stream) -> Res<u64> {
         let mut address = 0;
         // SAFETY: `address` is written; pool and stream live.
         let code =
@@ -238,8 +238,8 @@ impl Pool {
 
     /// # Safety
     /// From `allocate`, freed once.
-    pub unsafe fn free(&self, address: u64, stream: &Stream) -> Res<()> {
-        // SAFETY: the caller's.
+    pub(crate) unsafe fn free(&self, address: u64, stream: &Stream) -> Res<()> {
+        // SAFETY: the caller guarantees that the address was allocated by this pool and is freed once (see `# Safety`).
         check("cuMemFreeAsync", unsafe {
             sys::cuMemFreeAsync(address, stream.raw)
         })
@@ -255,7 +255,7 @@ impl Drop for Pool {
 
 /// The driver's call that runs a list of copies. By name: its parameters depend on the driver, and the
 /// bindings may lack it.
-pub struct Batch {
+pub(crate) struct Batch {
     call: BatchCall,
     _library: Library,
 }
@@ -299,20 +299,20 @@ struct Attributes {
 
 /// A list of copies.
 #[derive(Default)]
-pub struct Copies {
-    pub dst: Vec<u64>,
-    pub src: Vec<u64>,
-    pub bytes: Vec<usize>,
+pub(crate) struct Copies {
+    pub(crate) dst: Vec<u64>,
+    pub(crate) src: Vec<u64>,
+    pub(crate) bytes: Vec<usize>,
 }
 
 impl Copies {
-    pub fn add(&mut self, dst: u64, src: u64, bytes: usize) {
+    pub(crate) fn add(&mut self, dst: u64, src: u64, bytes: usize) {
         self.dst.push(dst);
         self.src.push(src);
         self.bytes.push(bytes);
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (u64, u64, usize)> + '_ {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64, usize)> + '_ {
         let pairs = self.dst.iter().zip(&self.src).zip(&self.bytes);
         pairs.map(|((dst, src), bytes)| (*dst, *src, *bytes))
     }
@@ -320,7 +320,7 @@ impl Copies {
 
 impl Batch {
     /// `None` if the driver has no such call.
-    pub fn load() -> Option<Self> {
+    pub(crate) fn load() -> Option<Self> {
         let load = |name: &str| {
             // SAFETY: the driver, which is loaded already.
             unsafe { Library::new(name) }.ok()
@@ -331,7 +331,7 @@ impl Batch {
         let call = match plain.map(|call| *call) {
             Ok(call) => BatchCall::Plain(call),
             Err(_) => {
-                // SAFETY: as above.
+                // SAFETY: the type is that of CUDA's header.
                 let call = unsafe { library.get::<WithIndex>(b"cuMemcpyBatchAsync\0") };
                 BatchCall::WithIndex(*call.ok()?)
             }
@@ -342,7 +342,7 @@ impl Batch {
         })
     }
 
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self.call {
             BatchCall::Plain(_) => "cuMemcpyBatchAsync_v2",
             BatchCall::WithIndex(_) => "cuMemcpyBatchAsync",
@@ -353,7 +353,7 @@ impl Batch {
     ///
     /// # Safety
     /// As [`Stream::copy`].
-    pub unsafe fn copy(&self, copies: &Copies, stream: &Stream) -> Res<()> {
+    pub(crate) unsafe fn copy(&self, copies: &Copies, stream: &Stream) -> Res<()> {
         let attributes = Attributes {
             order: 1,
             hints: [0; 4],

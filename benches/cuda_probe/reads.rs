@@ -11,7 +11,7 @@ const EACH: usize = 8;
 /// Bytes between what is read.
 const APART: usize = 4096;
 
-pub fn run(probe: &Probe) -> Res<()> {
+pub(crate) fn run(probe: &Probe) -> Res<()> {
     let count = probe.bytes(300, 10);
     println!(
         "{count} reads of {EACH} bytes, {APART} bytes apart on the device, until the host has all of them.\n"
@@ -67,7 +67,7 @@ pub fn run(probe: &Probe) -> Res<()> {
         })?;
         add(&format!("one list, one wait, {memory}"), &mut || {
             for (dst, src, bytes) in copies.iter() {
-                // SAFETY: as above.
+                // SAFETY: both blocks live until the wait.
                 unsafe { probe.stream.copy(dst, src, bytes) }?;
             }
             end(&event)
@@ -75,7 +75,7 @@ pub fn run(probe: &Probe) -> Res<()> {
     }
     match &probe.batch {
         Some(batch) => add(&format!("{}, page-locked", batch.name()), &mut || {
-            // SAFETY: as above.
+            // SAFETY: both blocks live until the wait.
             unsafe { batch.copy(&into_locked, &probe.stream) }?;
             end(&event)
         })?,

@@ -11,7 +11,7 @@ use crate::ours::addresses;
 use crate::raw::{Copies, Event, Locked, OnDevice};
 use crate::stats::{LEGEND, Res, compare, side, since, size};
 
-pub fn texts(probe: &Probe) -> Res<()> {
+pub(crate) fn texts(probe: &Probe) -> Res<()> {
     let columns = probe.bytes(300, 10);
     let batch = data::texts(columns, 1000)?;
     let up = probe.device.upload(&batch)?;
@@ -104,7 +104,7 @@ pub fn texts(probe: &Probe) -> Res<()> {
             side("one wait for all lengths", || {
                 let start = Instant::now();
                 for (dst, src, bytes) in reads.iter() {
-                    // SAFETY: as above.
+                    // SAFETY: the batch and `lengths` live until the wait.
                     unsafe { stream.copy(dst, src, bytes) }?;
                 }
                 stream.wait()?;

@@ -3,15 +3,15 @@
 use std::error::Error;
 use std::time::Instant;
 
-pub type Res<T> = Result<T, Box<dyn Error>>;
+pub(crate) type Res<T> = Result<T, Box<dyn Error>>;
 
 /// How often something is done.
 #[derive(Clone, Copy)]
-pub struct Rounds {
-    pub least: usize,
-    pub most: usize,
+pub(crate) struct Rounds {
+    pub(crate) least: usize,
+    pub(crate) most: usize,
     /// After so many seconds no more rounds than the least.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
 }
 
 impl Rounds {
@@ -23,10 +23,10 @@ impl Rounds {
 
 /// Measured values, in order of size.
 #[derive(Clone)]
-pub struct Sample(Vec<f64>);
+pub(crate) struct Sample(Vec<f64>);
 
 impl Sample {
-    pub fn new(mut values: Vec<f64>) -> Self {
+    pub(crate) fn new(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         Self(values)
     }
@@ -37,7 +37,7 @@ impl Sample {
         self.0.get(at).copied().unwrap_or(f64::NAN)
     }
 
-    pub fn median(&self) -> f64 {
+    pub(crate) fn median(&self) -> f64 {
         let last = self.0.len().saturating_sub(1);
         match (self.0.get(last / 2), self.0.get(last.div_ceil(2))) {
             (Some(low), Some(high)) => (low + high) / 2.0,
@@ -46,31 +46,31 @@ impl Sample {
     }
 
     /// The 10th of a hundred.
-    pub fn low(&self) -> f64 {
+    pub(crate) fn low(&self) -> f64 {
         self.at(0.1)
     }
 
     /// The 90th of a hundred.
-    pub fn high(&self) -> f64 {
+    pub(crate) fn high(&self) -> f64 {
         self.at(0.9)
     }
 
-    pub fn best(&self) -> f64 {
+    pub(crate) fn best(&self) -> f64 {
         self.at(0.0)
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 }
 
 /// Seconds since `start`.
-pub fn since(start: Instant) -> f64 {
+pub(crate) fn since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
 /// Runs once untimed, then in rounds. What a run answers is measured values, in seconds.
-pub fn measure<const N: usize>(
+pub(crate) fn measure<const N: usize>(
     rounds: Rounds,
     mut run: impl FnMut() -> Res<[f64; N]>,
 ) -> Res<[Sample; N]> {
@@ -86,12 +86,12 @@ pub fn measure<const N: usize>(
 }
 
 /// The seconds of a run in which nothing is submitted that could be timed by itself.
-pub fn total_only(seconds: f64) -> [f64; 2] {
+pub(crate) fn total_only(seconds: f64) -> [f64; 2] {
     [f64::NAN, seconds]
 }
 
 /// One way to do something.
-pub struct Side<'a> {
+pub(crate) struct Side<'a> {
     name: String,
     /// Whether it moves the bytes, so that it has a rate.
     moves: bool,
@@ -99,7 +99,10 @@ pub struct Side<'a> {
 }
 
 /// A way; it answers the seconds until all was submitted and until all was done.
-pub fn side<'a>(name: impl Into<String>, run: impl FnMut() -> Res<[f64; 2]> + 'a) -> Side<'a> {
+pub(crate) fn side<'a>(
+    name: impl Into<String>,
+    run: impl FnMut() -> Res<[f64; 2]> + 'a,
+) -> Side<'a> {
     Side {
         name: name.into(),
         moves: true,
@@ -109,7 +112,7 @@ pub fn side<'a>(name: impl Into<String>, run: impl FnMut() -> Res<[f64; 2]> + 'a
 
 impl Side<'_> {
     /// It moves nothing.
-    pub fn without_bytes(mut self) -> Self {
+    pub(crate) fn without_bytes(mut self) -> Self {
         self.moves = false;
         self
     }
@@ -117,7 +120,12 @@ impl Side<'_> {
 
 /// The first way beside the others. Each round runs all of them in turn, twice: the second time shows
 /// how far the same code is from itself.
-pub fn compare(title: &str, bytes: usize, rounds: Rounds, mut sides: Vec<Side<'_>>) -> Res<()> {
+pub(crate) fn compare(
+    title: &str,
+    bytes: usize,
+    rounds: Rounds,
+    mut sides: Vec<Side<'_>>,
+) -> Res<()> {
     for side in &mut sides {
         (side.run)()?;
     }
@@ -180,7 +188,7 @@ pub fn compare(title: &str, bytes: usize, rounds: Rounds, mut sides: Vec<Side<'_
 }
 
 /// What the columns of [`compare`] are.
-pub const LEGEND: &str = "\
+pub(crate) const LEGEND: &str = "\
 submit: until all was submitted (median; - where the call waits itself). median, p10, p90, best: until all was done, seen by the host.
 first/this: the first row's time divided by this row's, run for run. best/best: of the best runs.
 self: p10 and p90 of this row's second run divided by its first, in the same round.";
@@ -190,7 +198,7 @@ fn ratio(value: f64) -> String {
 }
 
 /// A duration with its unit.
-pub fn time(seconds: f64) -> String {
+pub(crate) fn time(seconds: f64) -> String {
     match seconds {
         s if s.is_nan() => "-".into(),
         s if s < 1e-6 => format!("{:.1} ns", s * 1e9),
@@ -201,7 +209,7 @@ pub fn time(seconds: f64) -> String {
 }
 
 /// Bytes in a time, with the unit.
-pub fn rate(bytes: usize, seconds: f64) -> String {
+pub(crate) fn rate(bytes: usize, seconds: f64) -> String {
     let rate = bytes as f64 / seconds;
     if rate < 1e8 {
         return format!("{:.3} MB/s", rate / 1e6);
@@ -210,7 +218,7 @@ pub fn rate(bytes: usize, seconds: f64) -> String {
 }
 
 /// Bytes with their unit.
-pub fn size(bytes: usize) -> String {
+pub(crate) fn size(bytes: usize) -> String {
     let (unit, name) = match bytes {
         b if b < 1 << 10 => return format!("{b} B"),
         b if b < 1 << 20 => (1 << 10, "KiB"),
@@ -225,24 +233,24 @@ pub fn size(bytes: usize) -> String {
 
 /// A table in plain text. Printed when it is dropped, so that what was measured before a failure is
 /// not lost.
-pub struct Table {
+pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    pub fn new(head: &[&str]) -> Self {
+    pub(crate) fn new(head: &[&str]) -> Self {
         let head = head.iter().map(|text| (*text).to_owned());
         Self {
             rows: vec![head.collect()],
         }
     }
 
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().collect());
     }
 
     /// Prints it, and an empty line.
-    pub fn print(self) {}
+    pub(crate) fn print(self) {}
 }
 
 impl Drop for Table {

@@ -11,7 +11,7 @@ use crate::data::{fill, ordinary, over};
 use crate::raw::{Event, Locked, OnDevice};
 use crate::stats::{LEGEND, Res, Sample, compare, side, since, size, time, total_only};
 
-pub fn run(probe: &Probe) -> Res<()> {
+pub(crate) fn run(probe: &Probe) -> Res<()> {
     println!("{LEGEND}\n");
     both_ways(probe)?;
     producer(probe)
@@ -66,7 +66,7 @@ fn both_ways(probe: &Probe) -> Res<()> {
     };
     let raw_down = |event: &Event| -> Res<()> {
         for _ in 0..count {
-            // SAFETY: as above.
+            // SAFETY: blocks of `each` bytes; `run` waits, and copies into a block are in order.
             unsafe { probe.second.copy(sink.address(), back.address(), each) }?;
         }
         event.record(&probe.second)

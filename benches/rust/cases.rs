@@ -27,7 +27,9 @@ use futures::future::join;
 pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 /// A batch with what the cases need of it.
+#[derive(Debug)]
 pub struct Input {
+    /// The batch in host memory.
     pub host: RecordBatch,
     /// The same memory as a batch of the CPU device.
     pub device: DeviceRecordBatch,

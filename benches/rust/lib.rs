@@ -16,7 +16,7 @@ use cases::{Input, Result};
 /// # Safety
 /// A terminated string that lives long enough.
 unsafe fn text<'a>(text: *const c_char) -> Result<&'a str> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `text` is null-terminated (see `# Safety`).
     Ok(unsafe { CStr::from_ptr(text) }.to_str()?)
 }
 
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn bench_input(
     columns: usize,
     rows: usize,
 ) -> *const Input {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `kind` is null-terminated (see `# Safety`).
     let kind = unsafe { text(kind) };
     let made = kind.and_then(|kind| Input::new(batches::named(kind, columns, rows)?));
     answer(
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn bench_input(
 /// `input` is of [`bench_input`], and not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_input_free(input: *const Input) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `input` came from this library and is not used again (see `# Safety`).
     drop(unsafe { Box::from_raw(input.cast_mut()) });
 }
 
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn bench_input_free(input: *const Input) {
 /// `input` is of [`bench_input`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_bytes(input: *const Input) -> usize {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `input` is alive (see `# Safety`).
     unsafe { &*input }.bytes()
 }
 
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn bench_bytes(input: *const Input) -> usize {
 /// `input` is of [`bench_input`], `case` a terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_run(input: *const Input, case: *const c_char, n: usize) -> i64 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `case` is null-terminated and that `input` is alive (see `# Safety`).
     let (name, input) = unsafe { (text(case), &*input) };
     let took = name.and_then(|name| {
         let case = cases::case(name).ok_or_else(|| format!("no case is called {name}"))?;
@@ -89,14 +89,14 @@ pub unsafe extern "C" fn bench_give(
     array: *mut FFI_ArrowDeviceArray,
     schema: *mut FFI_ArrowSchema,
 ) -> i32 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `input` is alive (see `# Safety`).
     let input = unsafe { &*input };
     let give = || -> Result<i32> {
         let exported = input
             .device
             .export_array(&ExportOptions::new(SyncPolicy::Event))?;
         let of = FFI_ArrowSchema::try_from(&*input.host.schema())?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `array` and `schema` are valid for a write (see `# Safety`).
         unsafe {
             array.write(exported);
             schema.write(of);
@@ -112,11 +112,11 @@ pub unsafe extern "C" fn bench_give(
 /// `input` is of [`bench_input`]; `array` is a struct of the specification with this batch's schema.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_check(input: *const Input, array: *mut FFI_ArrowDeviceArray) -> i32 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an array that it gives away (see `# Safety`).
     let (input, array) = unsafe { (&*input, FFI_ArrowDeviceArray::from_raw(array)) };
     let check = || -> Result<i32> {
         let (schema, options) = (input.host.schema(), ImportOptions::default());
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`).
         let batch = unsafe { DeviceRecordBatch::import_as(array, schema, &options) }?;
         Ok(i32::from(batch.to_host()? != input.host))
     };
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn bench_check(input: *const Input, array: *mut FFI_ArrowD
 /// `input` is of [`bench_input`], `case` a terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_check_own(input: *const Input, case: *const c_char) -> i32 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `case` is null-terminated and that `input` is alive (see `# Safety`).
     let (name, input) = unsafe { (text(case), &*input) };
     let check = name.and_then(|name| {
         let made = match name {
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn bench_overlap(way: usize, batches: usize, out: *mut [f6
     let ran = ran
         .and_then(|way| overlap::run(way, batches))
         .map(|seconds| {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
             unsafe { out.write(seconds) };
             0
         });

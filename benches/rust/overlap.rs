@@ -35,7 +35,7 @@ impl Producer {
 }
 
 /// What is done with the stream.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Up; the consumer works on the device, and waits in the end.
     Up,

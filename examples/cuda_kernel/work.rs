@@ -25,7 +25,7 @@ const ROWS: usize = 100_000;
 const SKIPPED: usize = 3;
 
 /// What happened.
-pub struct Report {
+pub(crate) struct Report {
     pub rows: usize,
     /// Of the product.
     pub nulls: usize,
@@ -36,7 +36,7 @@ pub struct Report {
 }
 
 /// Four columns; price and quantity are null in different rows.
-pub fn orders(rows: usize) -> Result<RecordBatch> {
+pub(crate) fn orders(rows: usize) -> Result<RecordBatch> {
     let numbers = 0..rows as i64;
     let id: Int64Array = numbers.clone().map(Some).collect();
     let item: StringArray = numbers.clone().map(|i| Some(format!("item {i}"))).collect();
@@ -57,7 +57,7 @@ pub fn orders(rows: usize) -> Result<RecordBatch> {
 
 /// Loads the kernel into a device. `Ptx` is behind cudarc's feature `nvrtc`, which needs no library by
 /// itself: a program names cudarc with it among its own dependencies.
-pub fn load(device: &Device) -> Result<CudaFunction> {
+pub(crate) fn load(device: &Device) -> Result<CudaFunction> {
     let module = device
         .as_cuda()?
         .cuda_context()?
@@ -66,7 +66,7 @@ pub fn load(device: &Device) -> Result<CudaFunction> {
 }
 
 /// `a * b` on the device, null where one of them is. Nothing waits here: the queue does.
-pub fn product(
+pub(crate) fn product(
     kernel: &CudaFunction,
     a: &DeviceArray,
     b: &DeviceArray,
@@ -112,7 +112,7 @@ pub fn product(
 }
 
 /// Up, through the kernel, out and in as C structs, and down.
-pub fn run(device: &Device) -> Result<Report> {
+pub(crate) fn run(device: &Device) -> Result<Report> {
     let batch = orders(ROWS + SKIPPED)?;
     let kernel = load(device)?;
     let before = device.stats();
@@ -157,7 +157,7 @@ pub fn run(device: &Device) -> Result<Report> {
 }
 
 /// Compares what came back with the CPU's own result; how many products are null.
-pub fn check(orders: &RecordBatch, back: &RecordBatch) -> Result<usize> {
+pub(crate) fn check(orders: &RecordBatch, back: &RecordBatch) -> Result<usize> {
     let floats = |name: &str| {
         let column = orders.column_by_name(name).ok_or("no such column")?;
         Ok::<_, Box<dyn Error>>(column.as_primitive::<Float64Type>())

@@ -34,7 +34,7 @@ use crate::world::{Place, World};
 /// | --- | --- |
 /// | 1 | which side is hostile; the device; how much is validated |
 /// | rest | calls of both sides in turn |
-pub fn target(input: &mut Input<'_>) {
+pub(crate) fn target(input: &mut Input<'_>) {
     let world = World::enter();
     let flags = input.u8();
     let place = &world.places[usize::from(flags / 2) % 3];

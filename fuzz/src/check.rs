@@ -6,7 +6,7 @@ use arrow_array::{Array, OffsetSizeTrait, downcast_integer_array, downcast_run_a
 use arrow_schema::DataType;
 
 /// Rows that are looked at: all, or those at the ends of what is too long.
-pub fn rows(n: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn rows(n: usize) -> impl Iterator<Item = usize> {
     const MOST: usize = 2048;
     let (head, tail) = if n <= MOST {
         (n, n)
@@ -20,7 +20,7 @@ pub fn rows(n: usize) -> impl Iterator<Item = usize> {
 ///
 /// # Panics
 /// If one is not valid for its type.
-pub fn read(array: &dyn Array) {
+pub(crate) fn read(array: &dyn Array) {
     use DataType as T;
     assert!(array.null_count() <= array.len());
     let n = array.len();
@@ -134,7 +134,7 @@ fn list_view<O: OffsetSizeTrait>(array: &dyn Array) {
 }
 
 /// Whether two arrays are few enough values to be compared one by one: lists may share theirs.
-pub fn comparable(array: &dyn Array) -> bool {
+pub(crate) fn comparable(array: &dyn Array) -> bool {
     values(array, array.len()).is_some_and(|n| n < 20_000)
 }
 

@@ -27,7 +27,7 @@ use crate::sketch::{Holds, buffers, is_view};
 const READ_IN_PLACE: [i32; 3] = [1, 3, 11];
 
 /// Whether an import may be asked.
-pub fn holds(foreign: &Foreign<'_>) -> bool {
+pub(crate) fn holds(foreign: &Foreign<'_>) -> bool {
     let check = Check {
         regions: &foreign.regions,
         on_host: READ_IN_PLACE.contains(&foreign.root.device_type),

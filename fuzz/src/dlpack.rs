@@ -21,7 +21,7 @@ use crate::operations::generated;
 use crate::support::kit::{Calls, Form, Held, produce};
 use crate::world::{Place, World};
 
-pub fn target(input: &mut Input<'_>) {
+pub(crate) fn target(input: &mut Input<'_>) {
     let world = World::enter();
     let flags = input.u8();
     let place = &world.places[usize::from(flags >> 2) % 3];

@@ -20,7 +20,7 @@ use crate::world::World;
 const ARRAYS: usize = 64;
 
 /// What holds of an array whose values are valid.
-pub fn array(world: &World, array: &DeviceArray, input: &mut Input<'_>) {
+pub(crate) fn array(world: &World, array: &DeviceArray, input: &mut Input<'_>) {
     let mut left = ARRAYS;
     at_depth(world, array, input, &mut left);
 }
@@ -50,7 +50,7 @@ fn at_depth(world: &World, array: &DeviceArray, input: &mut Input<'_>, left: &mu
 }
 
 /// As the C interface has it: all rows of the null type are null.
-pub fn nulls_of(host: &dyn Array) -> usize {
+pub(crate) fn nulls_of(host: &dyn Array) -> usize {
     match host.data_type() {
         DataType::Null => host.len(),
         _ => host.null_count(),
@@ -58,7 +58,7 @@ pub fn nulls_of(host: &dyn Array) -> usize {
 }
 
 /// What reads no memory.
-pub fn structure(array: &DeviceArray) {
+pub(crate) fn structure(array: &DeviceArray) {
     let _ = format!("{array:?}");
     let n = array.len();
     assert_eq!(array.is_empty(), n == 0);
@@ -89,7 +89,7 @@ pub fn structure(array: &DeviceArray) {
 }
 
 /// Typed access, as work on a queue uses it.
-pub fn loans(world: &World, array: &DeviceArray) {
+pub(crate) fn loans(world: &World, array: &DeviceArray) {
     let queue = array.device().default_queue();
     macro_rules! values {
         ($($t:ty)*) => { $( loan(&queue, array.values_on::<$t>(&queue)); )* };

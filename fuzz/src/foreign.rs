@@ -20,7 +20,7 @@ use crate::world::{Place, World};
 /// `struct ArrowArray`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct CArray {
+pub(crate) struct CArray {
     pub length: i64,
     pub null_count: i64,
     pub offset: i64,
@@ -36,7 +36,7 @@ pub struct CArray {
 /// `struct ArrowDeviceArray`.
 #[repr(C)]
 #[derive(Debug)]
-pub struct CDeviceArray {
+pub(crate) struct CDeviceArray {
     pub array: CArray,
     pub device_id: i64,
     pub device_type: i32,
@@ -82,7 +82,7 @@ unsafe extern "C" fn release_child(array: *mut CArray) {
 
 /// How the memory of an array is laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Memory {
+pub(crate) enum Memory {
     /// Each buffer in an allocation of its own, of just the bytes that the counts claim.
     Exact,
     /// All of them in one allocation, where they may overlap.
@@ -90,7 +90,7 @@ pub enum Memory {
 }
 
 /// An array that was not given away yet.
-pub struct Foreign<'a> {
+pub(crate) struct Foreign<'a> {
     pub root: CDeviceArray,
     pub data_type: &'a DataType,
     /// Host memory that pointers may point into.
@@ -107,7 +107,7 @@ pub struct Foreign<'a> {
 }
 
 impl<'a> Foreign<'a> {
-    pub fn new(
+    pub(crate) fn new(
         data_type: &'a DataType,
         node: &Node,
         arena: &'a [u8],
@@ -310,7 +310,7 @@ impl<'a> Foreign<'a> {
     }
 
     /// Changes one member, as the input says.
-    pub fn spoil(&mut self, input: &mut Input<'_>, world: &World) {
+    pub(crate) fn spoil(&mut self, input: &mut Input<'_>, world: &World) {
         let node = input.choice(self.nodes.len());
         let (what, i) = (input.choice(24), input.choice(4));
         let value = input.count();
@@ -375,22 +375,22 @@ impl<'a> Foreign<'a> {
             8 => array.dictionary = [ptr::null_mut(), other][i % 2],
             9 if !self.nodes[node].is_null() => array.release = None,
             10 if n_buffers > 0 => {
-                // SAFETY: as above.
+                // SAFETY: the list has so many entries.
                 unsafe { *array.buffers.add(i % n_buffers) = ptr::null() };
             }
             11 if n_buffers > 0 => {
-                // SAFETY: as above.
+                // SAFETY: the list has so many entries.
                 unsafe {
                     let buffer = array.buffers.add(i % n_buffers);
                     *buffer = (*buffer).wrapping_byte_offset((value % 128) as isize);
                 }
             }
             12 | 13 if n_buffers > 0 => {
-                // SAFETY: as above.
+                // SAFETY: the list has so many entries.
                 unsafe { *array.buffers.add(i % n_buffers) = ptr::without_provenance(address) };
             }
             14 if n_buffers > 1 => {
-                // SAFETY: as above.
+                // SAFETY: the list has so many entries.
                 unsafe {
                     let list = std::slice::from_raw_parts_mut(array.buffers, n_buffers);
                     list.swap(0, i % n_buffers);
@@ -433,7 +433,7 @@ impl<'a> Foreign<'a> {
     }
 
     /// Moves the array out, as a consumer does. How often it was released says the number.
-    pub fn give(self) -> (FFI_ArrowDeviceArray, Arc<AtomicUsize>) {
+    pub(crate) fn give(self) -> (FFI_ArrowDeviceArray, Arc<AtomicUsize>) {
         let Self {
             mut root,
             private,
@@ -448,7 +448,7 @@ impl<'a> Foreign<'a> {
 }
 
 /// Panics if children were released.
-pub fn assert_children_kept() {
+pub(crate) fn assert_children_kept() {
     assert_eq!(
         CHILD_RELEASES.swap(0, SeqCst),
         0,

@@ -20,7 +20,7 @@ use crate::{check, contract, exercise, kinds};
 /// | 1 + ... | members to spoil |
 /// | 1 + ... | operations on what was imported |
 /// | rest | the arena |
-pub fn target(input: &mut Input<'_>) {
+pub(crate) fn target(input: &mut Input<'_>) {
     let world = World::enter();
     let (place, flags) = (input.choice(4), input.u8());
     let memory = [Memory::Exact, Memory::Shared][usize::from(flags & 1)];
@@ -93,7 +93,7 @@ fn give<'a>(
         }
         _ => {
             let field = Field::new("f", data_type.clone(), true);
-            // SAFETY: as above.
+            // SAFETY: the contract holds (`contract`); what it leaves open the import checks.
             unsafe { DeviceArray::import_as(array, field.into(), &options) }
         }
     };

@@ -3,6 +3,7 @@
 use arbitrary::Unstructured;
 
 /// The rest of an input.
+#[derive(Debug)]
 pub struct Input<'a>(Unstructured<'a>);
 
 macro_rules! integers {
@@ -15,7 +16,7 @@ macro_rules! integers {
 }
 
 /// Counts that overflow something.
-pub const EXTREMES: [i64; 10] = [
+pub(crate) const EXTREMES: [i64; 10] = [
     -1,
     i64::MIN,
     i64::MAX,

@@ -8,15 +8,15 @@ use crate::input::Input;
 use crate::support::types::flat_types;
 
 /// Types below a root nest at most so deep.
-pub const DEPTH: usize = 6;
+pub(crate) const DEPTH: usize = 6;
 /// Types of an array and its descendants.
-pub const MOST: usize = 40;
+pub(crate) const MOST: usize = 40;
 
 /// Types without children.
-pub static FLAT: LazyLock<Vec<DataType>> =
+pub(crate) static FLAT: LazyLock<Vec<DataType>> =
     LazyLock::new(|| flat_types().into_iter().map(|(_, t)| t).collect());
 
-pub const KEYS: [DataType; 8] = [
+pub(crate) const KEYS: [DataType; 8] = [
     DataType::Int8,
     DataType::Int16,
     DataType::Int32,
@@ -26,12 +26,12 @@ pub const KEYS: [DataType; 8] = [
     DataType::UInt32,
     DataType::UInt64,
 ];
-pub const RUN_ENDS: [DataType; 3] = [DataType::Int16, DataType::Int32, DataType::Int64];
+pub(crate) const RUN_ENDS: [DataType; 3] = [DataType::Int16, DataType::Int32, DataType::Int64];
 /// Tags of types with children follow those without.
-pub const NESTED: u8 = 128;
+pub(crate) const NESTED: u8 = 128;
 
 /// Reads a type. Every one can be had.
-pub fn data_type(input: &mut Input<'_>) -> DataType {
+pub(crate) fn data_type(input: &mut Input<'_>) -> DataType {
     read(input, 0, &mut 1)
 }
 
@@ -99,7 +99,7 @@ fn fields(input: &mut Input<'_>, most: usize, depth: usize, types: &mut usize) -
 }
 
 /// The children's types; a dictionary's values are one.
-pub fn children(data_type: &DataType) -> Vec<&DataType> {
+pub(crate) fn children(data_type: &DataType) -> Vec<&DataType> {
     use DataType as T;
     match data_type {
         T::List(f)

@@ -32,7 +32,7 @@ const HELD: usize = 6;
 /// | 1 | where the array goes first; whether it is generated |
 /// | 1 + ... | operations |
 /// | ... | a type, and rows, nulls and a seed, or an array of it and its arena |
-pub fn target(input: &mut Input<'_>) {
+pub(crate) fn target(input: &mut Input<'_>) {
     let flags = input.u8();
     let mut steps = Input::new(input.text());
     let data_type = kinds::data_type(input);
@@ -75,7 +75,7 @@ pub fn target(input: &mut Input<'_>) {
 }
 
 /// An array of arrow-rs, valid whatever the input.
-pub fn generated(input: &mut Input<'_>, data_type: &DataType) -> Option<ArrayRef> {
+pub(crate) fn generated(input: &mut Input<'_>, data_type: &DataType) -> Option<ArrayRef> {
     let (rows, seed) = (usize::from(input.u8()), u64::from(input.u16()));
     let nulls = [Nulls::Some, Nulls::None, Nulls::All][input.choice(3)];
     let (offset, less) = (usize::from(input.u8()).min(rows), usize::from(input.u8()));

@@ -24,7 +24,7 @@ fn is_ours(location: Option<&Location<'_>>) -> bool {
 }
 
 /// Installs the hook, in place of libFuzzer's.
-pub fn watch() {
+pub(crate) fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // libFuzzer's aborts; the standard one is what it took the place of.
@@ -46,7 +46,7 @@ fn ours() -> std::sync::MutexGuard<'static, Vec<String>> {
 }
 
 /// Runs `work`, which fails if a panic was a defect.
-pub fn watched(work: impl FnOnce()) {
+pub(crate) fn watched(work: impl FnOnce()) {
     watch();
     let result = catch_unwind(AssertUnwindSafe(work));
     let panics = std::mem::take(&mut *ours());
@@ -67,6 +67,6 @@ pub fn watched(work: impl FnOnce()) {
 }
 
 /// Runs what may panic in other crates; `None` if it does.
-pub fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
+pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }

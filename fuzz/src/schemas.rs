@@ -262,7 +262,7 @@ fn metadata(input: &mut Input<'_>) -> Vec<u8> {
     out
 }
 
-pub fn target(input: &mut Input<'_>) {
+pub(crate) fn target(input: &mut Input<'_>) {
     let as_batch = input.bool();
     let graph = Graph::read(input);
     let alive = usize::from(graph.root().release.is_some());
@@ -285,7 +285,7 @@ pub fn target(input: &mut Input<'_>) {
         }
         return;
     }
-    // SAFETY: as above.
+    // SAFETY: the stream keeps to the interface, and its schema to the contract above.
     let reader = unsafe { DeviceArrayStreamReader::new(stream, options) };
     assert_eq!(graph.released.load(SeqCst), alive);
     let Ok(reader) = reader else { return };

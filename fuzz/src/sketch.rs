@@ -11,14 +11,14 @@ use crate::kinds;
 use crate::panics::caught;
 
 /// Where a buffer begins, in bytes from the start of the arena; `None` for a null pointer.
-pub type Place = Option<u16>;
+pub(crate) type Place = Option<u16>;
 
 /// In a place: one byte off, so that values are not aligned.
-pub const ODD: u16 = 0x8000;
+pub(crate) const ODD: u16 = 0x8000;
 
 /// An array or a descendant, as a C struct has it.
 #[derive(Debug)]
-pub struct Node {
+pub(crate) struct Node {
     pub length: i64,
     pub offset: i64,
     pub null_count: i64,
@@ -31,7 +31,7 @@ pub struct Node {
 
 /// What a buffer of a type holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Holds {
+pub(crate) enum Holds {
     Bits,
     /// Values of as many bytes.
     Fixed(usize),
@@ -43,7 +43,7 @@ pub enum Holds {
 
 impl Holds {
     /// Bytes for `rows` rows; `None` if the last offset says it, or if it is more than anybody has.
-    pub fn bytes(self, rows: u64) -> Option<usize> {
+    pub(crate) fn bytes(self, rows: u64) -> Option<usize> {
         let bytes = match self {
             Self::Bits => Some(rows.div_ceil(8)),
             Self::Fixed(width) => rows.checked_mul(width as u64),
@@ -55,7 +55,7 @@ impl Holds {
 }
 
 /// The buffers of a type but those out of line: arrow-rs's table, with the validity bitmap.
-pub fn buffers(data_type: &DataType) -> Vec<Holds> {
+pub(crate) fn buffers(data_type: &DataType) -> Vec<Holds> {
     use DataType as T;
     let layout = layout(data_type);
     let validity = layout.can_contain_null_mask.then_some(Holds::Bits);
@@ -80,7 +80,7 @@ pub fn buffers(data_type: &DataType) -> Vec<Holds> {
 }
 
 /// Whether out-of-line buffers follow.
-pub fn is_view(data_type: &DataType) -> bool {
+pub(crate) fn is_view(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Utf8View | DataType::BinaryView)
 }
 
@@ -90,7 +90,7 @@ fn place(input: &mut Input<'_>) -> Place {
 
 impl Node {
     /// Reads an array of this type.
-    pub fn read(input: &mut Input<'_>, data_type: &DataType) -> Self {
+    pub(crate) fn read(input: &mut Input<'_>, data_type: &DataType) -> Self {
         let (length, offset) = (input.count(), input.count());
         // -1 is the first: unknown.
         let null_count = match input.u8() {
@@ -119,7 +119,7 @@ impl Node {
     }
 
     /// The array in host memory, if it is one: what arrow-rs's validation says. `most` bounds rows.
-    pub fn array(&self, data_type: &DataType, arena: &[u8], most: i64) -> Option<ArrayRef> {
+    pub(crate) fn array(&self, data_type: &DataType, arena: &[u8], most: i64) -> Option<ArrayRef> {
         use DataType as T;
         let (length, offset) = (self.length, self.offset);
         if !(0..=most).contains(&length) || !(0..=most).contains(&offset) {
@@ -184,12 +184,12 @@ impl Node {
     }
 }
 
-pub fn has_validity(data_type: &DataType) -> bool {
+pub(crate) fn has_validity(data_type: &DataType) -> bool {
     layout(data_type).can_contain_null_mask
 }
 
 /// `bytes` bytes at a place, with zeros after the arena's end.
-pub fn window(arena: &[u8], at: u16, bytes: usize) -> Option<Vec<u8>> {
+pub(crate) fn window(arena: &[u8], at: u16, bytes: usize) -> Option<Vec<u8>> {
     if bytes > LIMIT {
         return None;
     }
@@ -200,7 +200,7 @@ pub fn window(arena: &[u8], at: u16, bytes: usize) -> Option<Vec<u8>> {
 }
 
 /// Most bytes of one buffer.
-pub const LIMIT: usize = 1 << 16;
+pub(crate) const LIMIT: usize = 1 << 16;
 
 /// What the last of `rows + 1` offsets says: bytes.
 fn last_offset(offsets: &[u8], rows: u64) -> Option<usize> {

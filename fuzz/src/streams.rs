@@ -139,14 +139,13 @@ unsafe extern "C-unwind" fn get_schema(stream: *mut Stream, out: *mut FFI_ArrowS
 }
 
 unsafe extern "C-unwind" fn get_next(stream: *mut Stream, out: *mut FFI_ArrowDeviceArray) -> c_int {
-    // SAFETY: as above.
+    // SAFETY: a stream of this file.
     let producer = unsafe { of(stream) };
-    // SAFETY: as above; it is not used after it was released.
     producer.map_or(22, |producer| producer.next(stream, out))
 }
 
 unsafe extern "C-unwind" fn get_last_error(stream: *mut Stream) -> *const c_char {
-    // SAFETY: as above.
+    // SAFETY: a stream of this file.
     let Some(producer) = (unsafe { of(stream) }) else {
         return std::ptr::null();
     };
@@ -158,7 +157,7 @@ unsafe extern "C-unwind" fn get_last_error(stream: *mut Stream) -> *const c_char
 }
 
 unsafe extern "C-unwind" fn release(stream: *mut Stream) {
-    // SAFETY: as above; released once.
+    // SAFETY: a stream of this file, which its consumer releases once.
     unsafe {
         let producer = (*stream).private_data().cast::<Producer>();
         assert!(!producer.is_null(), "released twice");
@@ -206,7 +205,7 @@ fn rows(gone: &Arc<AtomicUsize>) -> RecordBatch {
 /// | 1 + ... | what it answers when asked for an array |
 /// | 1 + ... | its texts |
 /// | rest | what the consumer does |
-pub fn target(input: &mut Input<'_>) {
+pub(crate) fn target(input: &mut Input<'_>) {
     let world = World::enter();
     let flags = input.u8();
     let place = &world.places[usize::from(flags) % 3];
@@ -379,7 +378,7 @@ fn consume(mut stream: Stream, input: &mut Input<'_>) {
             }
             // SAFETY: null is refused.
             1 => assert_ne!(unsafe { schema(this, std::ptr::null_mut()) }, 0),
-            // SAFETY: as above.
+            // SAFETY: null is refused.
             2 => assert_ne!(unsafe { next(this, std::ptr::null_mut()) }, 0),
             3 => {
                 // SAFETY: our own stream.
@@ -391,7 +390,7 @@ fn consume(mut stream: Stream, input: &mut Input<'_>) {
             }
             _ => {
                 let mut out = FFI_ArrowDeviceArray::empty();
-                // SAFETY: as above, and memory for one array.
+                // SAFETY: our own stream, and memory for one array.
                 let code = unsafe { next(this, &mut out) };
                 assert!(code == 0 || out.is_released(), "an error with an array");
                 if let Some(failed) = failed {

@@ -7,7 +7,7 @@ use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{Device, Devices, ImportOptions, Validation};
 
 /// A device, with import options that find it and its like.
-pub struct Place {
+pub(crate) struct Place {
     pub device: Device,
     /// `None` for the CPU.
     pub sim: Option<Arc<SimDevice>>,
@@ -16,7 +16,7 @@ pub struct Place {
 
 /// The CPU, a simulated device whose work runs when it is waited for, and one that runs it at once on a
 /// thread and that reaches the other.
-pub struct World {
+pub(crate) struct World {
     pub places: [Place; 3],
 }
 
@@ -51,7 +51,7 @@ impl World {
     }
 
     /// The one world; a new one if the last target failed.
-    pub fn enter() -> Entered {
+    pub(crate) fn enter() -> Entered {
         static WORLD: Mutex<Option<World>> = Mutex::new(None);
         let mut world = WORLD.lock().unwrap_or_else(|poisoned| {
             WORLD.clear_poison();
@@ -68,7 +68,7 @@ impl World {
     /// # Panics
     /// If it does not happen.
     #[track_caller]
-    pub fn eventually(&self, what: &str, happened: impl Fn() -> bool) {
+    pub(crate) fn eventually(&self, what: &str, happened: impl Fn() -> bool) {
         let end = Instant::now() + Duration::from_secs(10);
         while !happened() {
             assert!(Instant::now() < end, "never happened: {what}");
@@ -82,7 +82,7 @@ impl World {
 
     /// Panics unless everything was freed and released, once threads that do so have caught up.
     #[track_caller]
-    pub fn assert_clean(&self) {
+    pub(crate) fn assert_clean(&self) {
         let end = Instant::now() + Duration::from_secs(10);
         let mut pause = Duration::from_micros(2);
         for place in &self.places {
@@ -107,7 +107,7 @@ impl World {
 }
 
 /// The world while a target uses it.
-pub struct Entered(MutexGuard<'static, Option<World>>);
+pub(crate) struct Entered(MutexGuard<'static, Option<World>>);
 
 impl std::ops::Deref for Entered {
     type Target = World;
@@ -118,13 +118,13 @@ impl std::ops::Deref for Entered {
 }
 
 impl Place {
-    pub fn options(&self, validation: Validation) -> ImportOptions {
+    pub(crate) fn options(&self, validation: Validation) -> ImportOptions {
         ImportOptions::default()
             .with_devices(self.devices.clone())
             .with_validation(validation)
     }
 
-    pub fn is_cpu(&self) -> bool {
+    pub(crate) fn is_cpu(&self) -> bool {
         self.sim.is_none()
     }
 }

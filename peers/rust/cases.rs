@@ -29,14 +29,14 @@ const SAME_ROWS: usize = 19;
 const CUTS: [(usize, usize); 6] = [(0, 8), (1, 0), (3, 5), (7, 61), (13, 500), (1000, 0)];
 const CUT_ROWS: usize = 1000;
 
-pub struct Type {
+pub(crate) struct Type {
     name: CString,
     pub data_type: DataType,
     seed: u64,
     cases: OnceLock<Vec<Case>>,
 }
 
-pub struct Case {
+pub(crate) struct Case {
     name: CString,
     /// What is uploaded.
     pub whole: ArrayRef,
@@ -46,7 +46,7 @@ pub struct Case {
 
 impl Case {
     /// What a peer must see.
-    pub fn value(&self) -> ArrayRef {
+    pub(crate) fn value(&self) -> ArrayRef {
         match self.cut {
             Some((offset, rows)) => self.whole.slice(offset, rows),
             None => self.whole.clone(),
@@ -69,12 +69,12 @@ fn types() -> &'static [Type] {
 }
 
 impl Type {
-    pub fn at(index: u64) -> Outcome<&'static Type> {
+    pub(crate) fn at(index: u64) -> Outcome<&'static Type> {
         let found = usize::try_from(index).ok().and_then(|i| types().get(i));
         found.ok_or_else(|| Failure::invalid(format!("there is no type {index}")))
     }
 
-    pub fn case(&self, index: u64) -> Outcome<&Case> {
+    pub(crate) fn case(&self, index: u64) -> Outcome<&Case> {
         let found = usize::try_from(index)
             .ok()
             .and_then(|i| self.cases().get(i));
@@ -112,14 +112,14 @@ impl Type {
     }
 
     /// The field of a lone array.
-    pub fn field(&self) -> Field {
+    pub(crate) fn field(&self) -> Field {
         Field::new("läne", self.data_type.clone(), true)
             .with_metadata(pairs(&[("note", "ünicode")]))
     }
 }
 
 /// How many variants every type has with the same number of rows.
-pub const COMMON: usize = SAME_ROWS + CUTS.len();
+pub(crate) const COMMON: usize = SAME_ROWS + CUTS.len();
 
 fn pairs(pairs: &[(&str, &str)]) -> HashMap<String, String> {
     let owned = |(k, v): &(&str, &str)| ((*k).to_owned(), (*v).to_owned());
@@ -127,7 +127,7 @@ fn pairs(pairs: &[(&str, &str)]) -> HashMap<String, String> {
 }
 
 /// A schema with one column of each type. Metadata is on the schema and on two of every three fields.
-pub fn schema(types: &[&Type]) -> SchemaRef {
+pub(crate) fn schema(types: &[&Type]) -> SchemaRef {
     let field = |(i, t): (usize, &&Type)| {
         let field = Field::new(format!("c{i}"), t.data_type.clone(), true);
         match i % 3 {
@@ -155,7 +155,7 @@ unsafe fn listed(list: *const u64, n: u64) -> Outcome<Vec<&'static Type>> {
     if n > 4096 {
         return Err(Failure::invalid(format!("{n} types are too many")));
     }
-    // SAFETY: the caller's; `n` is small, and `list` is not null unless it is 0.
+    // SAFETY: the caller guarantees that `list` is null or has `n` numbers (see `# Safety`); it is not null unless `n` is 0.
     (0..n as usize)
         .map(|i| Type::at(unsafe { *list.add(i) }))
         .collect()
@@ -163,32 +163,32 @@ unsafe fn listed(list: *const u64, n: u64) -> Outcome<Vec<&'static Type>> {
 
 /// How many types there are.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_type_count() -> u64 {
+pub(crate) extern "C" fn peers_type_count() -> u64 {
     types().len() as u64
 }
 
 /// A type's name; null if there is none.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_type_name(index: u64) -> *const c_char {
+pub(crate) extern "C" fn peers_type_name(index: u64) -> *const c_char {
     Type::at(index).map_or(ptr::null(), |t| t.name.as_ptr())
 }
 
 /// How many variants a type has.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_case_count(index: u64) -> u64 {
+pub(crate) extern "C" fn peers_case_count(index: u64) -> u64 {
     let count = answer::no_panic(|| Type::at(index).map_or(0, |t| t.cases().len()));
     count.unwrap_or(0) as u64
 }
 
 /// How many variants have the same number of rows in every type; they come first.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_common_cases() -> u64 {
+pub(crate) extern "C" fn peers_common_cases() -> u64 {
     COMMON as u64
 }
 
 /// A variant's name; null if there is none.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_case_name(index: u64, case: u64) -> *const c_char {
+pub(crate) extern "C" fn peers_case_name(index: u64, case: u64) -> *const c_char {
     let name = answer::no_panic(|| {
         let found = Type::at(index).and_then(|t| t.case(case));
         found.map_or(ptr::null(), |case| case.name.as_ptr())

@@ -1,7 +1,7 @@
 //! What the tests against Arrow C++ need of this side: arrays and batches to hand over, in device structs and in plain
 //! host ones, and comparisons of what comes back.
 
-pub mod answer;
+pub(crate) mod answer;
 mod arrays;
 mod async_streams;
 mod batches;
@@ -73,7 +73,7 @@ unsafe fn write<T>(out: *mut T, value: T) -> Result<(), Failure> {
     if out.is_null() {
         return Err("out is null".into());
     }
-    // SAFETY: the caller's.
+    // SAFETY: `out` is not null, so the caller guarantees that it is valid for a write (see `# Safety`).
     unsafe { out.write(value) };
     Ok(())
 }

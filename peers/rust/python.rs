@@ -59,7 +59,7 @@ pub unsafe extern "C" fn peers_python_counts(out: *mut u64) {
         &READERS_DROPPED,
     ];
     for (i, count) in counts.into_iter().enumerate() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` has room for five numbers (see `# Safety`).
         unsafe { out.add(i).write(count.load(SeqCst)) };
     }
 }
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn peers_python_batch(
     let Ok((array, c_schema)) = exported else {
         return 5;
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that both outputs are valid for a write (see `# Safety`).
     unsafe {
         array.write_to(out);
         schema.write(c_schema);
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn peers_python_stream(
         DeviceRecordBatchIterator::new((0..batches).map(next), schema(), ArrowDeviceType::CPU);
     let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Wait));
     let Ok(stream) = stream else { return 5 };
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
     unsafe { stream.write_to(out) };
     0
 }
@@ -170,7 +170,7 @@ extern "C" fn release_held() {
 /// A valid array.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_python_hold(array: *mut FFI_ArrowDeviceArray) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an array that it gives away (see `# Safety`).
     let array = unsafe { FFI_ArrowDeviceArray::from_raw(array) };
     HELD.lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -210,7 +210,7 @@ extern "C" fn use_held_stream() {
 /// A valid stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_python_hold_stream(stream: *mut FFI_ArrowDeviceArrayStream) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
     let stream = unsafe { FFI_ArrowDeviceArrayStream::from_raw(stream) };
     *HELD_STREAM.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
     // SAFETY: a function that does not unwind.
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn peers_python_hold_stream(stream: *mut FFI_ArrowDeviceAr
 /// A valid array.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn peers_python_release_elsewhere(array: *mut FFI_ArrowDeviceArray) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes an array that it gives away (see `# Safety`).
     let array = unsafe { FFI_ArrowDeviceArray::from_raw(array) };
     let _ = std::thread::spawn(move || drop(array)).join();
 }

@@ -15,14 +15,14 @@ use arrow_device::{Device, Devices};
 use crate::cpp::answer::{Failure, answer};
 
 /// A device, and the set that imports find it in.
-pub struct PeersSim {
+pub(crate) struct PeersSim {
     sim: Arc<SimDevice>,
     pub device: Device,
     pub devices: Devices,
 }
 
 /// A queue of a device's.
-pub struct PeersQueue {
+pub(crate) struct PeersQueue {
     sim: Arc<SimDevice>,
     queue: Arc<dyn RawQueue>,
 }
@@ -30,7 +30,7 @@ pub struct PeersQueue {
 /// What this crate did on a device, and what is live there.
 #[repr(C)]
 #[derive(Default)]
-pub struct PeersStats {
+pub(crate) struct PeersStats {
     pub copies: u64,
     pub bytes_to_device: u64,
     pub bytes_to_host: u64,
@@ -50,7 +50,7 @@ fn event(event: *mut c_void) -> Result<EventPtr, Failure> {
 
 /// A new device. `lazy`: queued work runs only when it is waited for. Starts with one holder; null if there is none.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_sim_new(lazy: bool) -> *const PeersSim {
+pub(crate) extern "C" fn peers_sim_new(lazy: bool) -> *const PeersSim {
     let mode = if lazy {
         SimMode::Deferred
     } else {
@@ -77,7 +77,7 @@ pub extern "C" fn peers_sim_new(lazy: bool) -> *const PeersSim {
 /// # Safety
 /// `sim` is live.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_hold(sim: *const PeersSim) {
+pub(crate) unsafe extern "C" fn peers_sim_hold(sim: *const PeersSim) {
     // SAFETY: made by `peers_sim_new`, and the caller holds it.
     unsafe { Arc::increment_strong_count(sim) }
 }
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn peers_sim_hold(sim: *const PeersSim) {
 /// # Safety
 /// The caller is one of the holders, and is none any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_drop(sim: *const PeersSim) {
+pub(crate) unsafe extern "C" fn peers_sim_drop(sim: *const PeersSim) {
     answer(|| {
         // SAFETY: made by `peers_sim_new`, and this was the caller's share.
         drop(unsafe { Arc::from_raw(sim) });
@@ -100,14 +100,14 @@ pub unsafe extern "C" fn peers_sim_drop(sim: *const PeersSim) {
 /// # Safety
 /// `sim` is live.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_id(sim: &PeersSim) -> i64 {
+pub(crate) unsafe extern "C" fn peers_sim_id(sim: &PeersSim) -> i64 {
     sim.sim.id().id
 }
 
 /// # Safety
 /// `sim` is live; `out` is valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_stats(sim: &PeersSim, out: &mut PeersStats) {
+pub(crate) unsafe extern "C" fn peers_sim_stats(sim: &PeersSim, out: &mut PeersStats) {
     let (stats, report) = (sim.device.stats(), sim.sim.report());
     *out = PeersStats {
         copies: stats.copies,
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn peers_sim_stats(sim: &PeersSim, out: &mut PeersStats) {
 /// # Safety
 /// `sim` is live.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_check(sim: &PeersSim) -> c_int {
+pub(crate) unsafe extern "C" fn peers_sim_check(sim: &PeersSim) -> c_int {
     answer(|| {
         let until = Instant::now() + Duration::from_secs(5);
         loop {
@@ -154,7 +154,10 @@ pub unsafe extern "C" fn peers_sim_check(sim: &PeersSim) -> c_int {
 /// # Safety
 /// `sim` is live; `out` is valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_queue_new(sim: &PeersSim, out: &mut *mut PeersQueue) -> c_int {
+pub(crate) unsafe extern "C" fn peers_sim_queue_new(
+    sim: &PeersSim,
+    out: &mut *mut PeersQueue,
+) -> c_int {
     answer(|| {
         let queue = sim.sim.new_queue()?;
         let sim = sim.sim.clone();
@@ -166,7 +169,7 @@ pub unsafe extern "C" fn peers_sim_queue_new(sim: &PeersSim, out: &mut *mut Peer
 /// # Safety
 /// `queue` came from `peers_sim_queue_new`, and is not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_queue_drop(queue: *mut PeersQueue) {
+pub(crate) unsafe extern "C" fn peers_sim_queue_drop(queue: *mut PeersQueue) {
     answer(|| {
         // SAFETY: made by `Box::into_raw`, dropped once.
         drop(unsafe { Box::from_raw(queue) });
@@ -177,7 +180,7 @@ pub unsafe extern "C" fn peers_sim_queue_drop(queue: *mut PeersQueue) {
 /// # Safety
 /// `queue` is live; `out` is valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_allocate(
+pub(crate) unsafe extern "C" fn peers_sim_allocate(
     queue: &PeersQueue,
     bytes: usize,
     out: &mut *mut c_void,
@@ -193,12 +196,12 @@ pub unsafe extern "C" fn peers_sim_allocate(
 /// # Safety
 /// `queue` is live; `address` and `bytes` are those of one allocation, which no other work uses any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_free(
+pub(crate) unsafe extern "C" fn peers_sim_free(
     queue: &PeersQueue,
     address: *mut c_void,
     bytes: usize,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the block is this queue's and is not used again (see `# Safety`).
     answer(|| Ok(unsafe { queue.queue.free(DevicePtr::new(address), bytes) }?))
 }
 
@@ -207,7 +210,7 @@ pub unsafe extern "C" fn peers_sim_free(
 /// # Safety
 /// `queue` is live; the memory is valid for `bytes` bytes and lives, unchanged, until the copy has completed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_copy(
+pub(crate) unsafe extern "C" fn peers_sim_copy(
     queue: &PeersQueue,
     dst: *mut c_void,
     src: *const c_void,
@@ -227,7 +230,7 @@ pub unsafe extern "C" fn peers_sim_copy(
             bytes,
             kind,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees both ranges until the copy completes (see `# Safety`).
         Ok(unsafe { queue.queue.copy(&[copy]) }?)
     })
 }
@@ -237,7 +240,10 @@ pub unsafe extern "C" fn peers_sim_copy(
 /// # Safety
 /// `queue` is live; `out` is valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_record(queue: &PeersQueue, out: &mut *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn peers_sim_record(
+    queue: &PeersQueue,
+    out: &mut *mut c_void,
+) -> c_int {
     answer(|| {
         *out = queue.queue.record()?.as_ptr();
         Ok(())
@@ -249,8 +255,8 @@ pub unsafe extern "C" fn peers_sim_record(queue: &PeersQueue, out: &mut *mut c_v
 /// # Safety
 /// `queue` is live; the event is one of its device.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_queue_wait(queue: &PeersQueue, on: *mut c_void) -> c_int {
-    // SAFETY: the caller's.
+pub(crate) unsafe extern "C" fn peers_sim_queue_wait(queue: &PeersQueue, on: *mut c_void) -> c_int {
+    // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
     answer(|| Ok(unsafe { queue.queue.wait(event(on)?) }?))
 }
 
@@ -259,12 +265,12 @@ pub unsafe extern "C" fn peers_sim_queue_wait(queue: &PeersQueue, on: *mut c_voi
 /// # Safety
 /// `queue` is live.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_queue_finish(queue: &PeersQueue) -> c_int {
+pub(crate) unsafe extern "C" fn peers_sim_queue_finish(queue: &PeersQueue) -> c_int {
     answer(|| {
         let event = queue.queue.record()?;
         // SAFETY: just recorded on this device, and used by nobody else.
         let waited = unsafe { queue.sim.wait_event(event) };
-        // SAFETY: as above; its last use.
+        // SAFETY: recorded above, and used for the last time.
         unsafe { queue.sim.release_event(event) };
         Ok(waited?)
     })
@@ -275,17 +281,17 @@ pub unsafe extern "C" fn peers_sim_queue_finish(queue: &PeersQueue) -> c_int {
 /// # Safety
 /// `sim` is live; the event is one of its own.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_wait(sim: &PeersSim, on: *mut c_void) -> c_int {
-    // SAFETY: the caller's.
+pub(crate) unsafe extern "C" fn peers_sim_wait(sim: &PeersSim, on: *mut c_void) -> c_int {
+    // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
     answer(|| Ok(unsafe { sim.sim.wait_event(event(on)?) }?))
 }
 
 /// # Safety
 /// `sim` is live; the event came from `peers_sim_record`, and is not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_sim_event_drop(sim: &PeersSim, on: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn peers_sim_event_drop(sim: &PeersSim, on: *mut c_void) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
         unsafe { sim.sim.release_event(event(on)?) };
         Ok(())
     })

@@ -411,11 +411,13 @@ mod tests {
                             byte_width,
                             alignment,
                         },
-                    ) => assert_eq!(
-                        (*width as usize, usize::from(*align)),
-                        (*byte_width, *alignment),
-                        "{data_type}"
-                    ),
+                    ) => {
+                        assert_eq!(*width as usize, *byte_width, "{data_type}");
+                        // Some targets align wide numbers to less than their size.
+                        let natural = align_of::<i64>() == 8 && align_of::<i128>() == 16;
+                        let (ours, theirs) = (usize::from(*align), *alignment);
+                        assert!(ours == theirs || !natural && ours > theirs, "{data_type}");
+                    }
                     (
                         BufferKind::Offsets { width },
                         arrow_data::BufferSpec::FixedWidth { byte_width, .. },

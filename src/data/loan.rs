@@ -10,6 +10,17 @@ use crate::memory::Owner;
 /// The rows of one buffer, lent to the work of one queue: the queue waits until the memory is
 /// ready, and dropping the loan records the use, so that the memory outlives the work. Queue the
 /// kernel while the loan lives.
+///
+/// The loan borrows the array, which cannot be dropped meanwhile:
+///
+/// ```compile_fail,E0505
+/// # fn use_after_drop(array: arrow_device::DeviceArray, queue: &arrow_device::Queue) -> arrow_device::Result<()> {
+/// let ids = array.values_on::<i64>(queue)?;
+/// drop(array); // does not compile: `ids` is used below
+/// println!("{:?}", ids.address());
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "dropping the loan says that the work that uses the values was queued"]
 pub struct DeviceSlice<'a, T> {
     pub(super) owner: Option<&'a Arc<Owner>>,

@@ -17,6 +17,18 @@ use crate::memory::{Kept, Memory, Owner, Ready};
 /// The host cannot look inside: there is no `Deref` and no slice of bytes, and `Debug` prints the
 /// address only. Memory that the host can read becomes an arrow [`Buffer`] by
 /// [`into_host`](Self::into_host).
+///
+/// ```compile_fail,E0608
+/// # fn first_byte(buffer: arrow_device::DeviceBuffer) -> u8 {
+/// buffer[0] // does not compile: device memory cannot be indexed
+/// # }
+/// ```
+///
+/// ```compile_fail,E0308
+/// # fn bytes(buffer: &arrow_device::DeviceBuffer) -> &[u8] {
+/// buffer // does not compile: nor does it become a slice
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct DeviceBuffer {
     owner: Arc<Owner>,

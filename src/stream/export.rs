@@ -35,6 +35,19 @@ pub fn export_reader(
 impl FFI_ArrowDeviceArrayStream {
     /// A stream of record batches, without a copy. Batches may be on several devices of the reader's type.
     ///
+    /// A consumer may read the stream on any thread, so the reader is `Send`:
+    ///
+    /// ```compile_fail,E0277
+    /// # use arrow_device::{ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, Error, ExportOptions};
+    /// # use arrow_device::{FFI_ArrowDeviceArrayStream, SyncPolicy};
+    /// # fn export(batch: DeviceRecordBatch) -> Result<FFI_ArrowDeviceArrayStream, Error> {
+    /// let (schema, shared) = (batch.schema().clone(), std::rc::Rc::new(batch));
+    /// let batches = std::iter::once_with(move || Ok(DeviceRecordBatch::clone(&shared)));
+    /// let reader = DeviceRecordBatchIterator::new(batches, schema, ArrowDeviceType::CPU);
+    /// FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Event)) // does not compile: an `Rc`
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// Names or metadata of the schema that C strings cannot hold.
     pub fn new(

@@ -18,13 +18,13 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// What was not given back.
 #[derive(Debug, Default)]
-pub struct Accounts {
+pub(crate) struct Accounts {
     blocks: AtomicI64,
     events: AtomicI64,
 }
 
 impl Accounts {
-    pub fn balance(&self) -> Result<(), String> {
+    pub(crate) fn balance(&self) -> Result<(), String> {
         let live = [&self.blocks, &self.events].map(|count| count.load(Ordering::SeqCst));
         match live {
             [0, 0] => Ok(()),
@@ -82,7 +82,7 @@ impl Event {
     }
 }
 
-pub fn device() -> (Device, Arc<Accounts>) {
+pub(crate) fn device() -> (Device, Arc<Accounts>) {
     static NEXT: AtomicI64 = AtomicI64::new(0);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let id = DeviceId::new(ArrowDeviceType::CUDA_HOST, id);
@@ -98,7 +98,7 @@ pub fn device() -> (Device, Arc<Accounts>) {
 }
 
 /// Keeps a queue's thread busy.
-pub fn hold(queue: &Queue) -> Hold {
+pub(crate) fn hold(queue: &Queue) -> Hold {
     let queue: &PinnedQueue = queue.raw().as_any().downcast_ref().unwrap();
     let gate = Arc::new(Gate::default());
     let job = gate.clone();
@@ -144,18 +144,18 @@ unsafe impl Backend for Pinned {
     }
 
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `event` is a live event of this device (see `Backend`).
         Ok(unsafe { Event::of(event) }.state.lock().unwrap().0)
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `event` is a live event of this device (see `Backend`).
         unsafe { Event::of(event) }.wait();
         Ok(())
     }
 
     unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `event` is a live event of this device (see `Backend`).
         let event = unsafe { Event::of(event) };
         let mut state = event.state.lock().unwrap();
         if state.0 {
@@ -236,7 +236,7 @@ unsafe impl RawQueue for PinnedQueue {
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the range is valid until the queue has filled it (see `RawQueue::fill`).
         self.submit(move || unsafe { dst.as_ptr().cast::<u8>().write_bytes(byte, bytes) })
     }
 
@@ -250,7 +250,7 @@ unsafe impl RawQueue for PinnedQueue {
     }
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
-        // SAFETY: the caller's; the job holds a reference of its own.
+        // SAFETY: the caller guarantees that `event` is a live event of this device (see `Backend`); the job holds a reference of its own.
         let event = unsafe { Event::of(event) };
         self.submit(move || event.wait())
     }

@@ -9,12 +9,12 @@ use arrow_device_conformance::{Hold, Subject, run};
 
 use super::{Gate, wrap};
 
-pub fn deferred() -> SimConfig {
+pub(crate) fn deferred() -> SimConfig {
     SimConfig::default().with_mode(SimMode::Deferred)
 }
 
 /// Keeps a simulated queue busy with a kernel.
-pub fn hold(queue: &SimQueue) -> Hold {
+pub(crate) fn hold(queue: &SimQueue) -> Hold {
     let gate = Arc::new(Gate::default());
     let kernel = gate.clone();
     let pass = move |_: &mut SimMemory<'_>| {
@@ -32,7 +32,7 @@ fn make(config: &SimConfig) -> (Device, Arc<SimDevice>) {
     (wrap(sim.clone()), sim)
 }
 
-pub fn balance(sim: &SimDevice) -> Result<(), String> {
+pub(crate) fn balance(sim: &SimDevice) -> Result<(), String> {
     let report = sim.report();
     if report.is_clean() && report.pending_operations == 0 {
         return Ok(());

@@ -102,11 +102,11 @@ unsafe impl Backend for Wrapped {
         match self.twist {
             Twist::CompletesEarly => Ok(true),
             Twist::QueryWaits => {
-                // SAFETY: the caller's.
+                // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
                 unsafe { self.sim.wait_event(event) }?;
                 Ok(true)
             }
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
             _ => unsafe { self.sim.query_event(event) },
         }
     }
@@ -115,7 +115,7 @@ unsafe impl Backend for Wrapped {
         if self.twist == Twist::WaitDoesNothing {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
         unsafe { self.sim.wait_event(event) }
     }
 
@@ -139,7 +139,7 @@ unsafe impl Backend for Wrapped {
 
     unsafe fn release_event(&self, event: EventPtr) {
         if self.twist != Twist::EventsLeak {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
             unsafe { self.sim.release_event(event) }
         }
     }
@@ -157,7 +157,7 @@ unsafe impl Backend for Wrapped {
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the block came from `alloc_host` and is freed once, which is what the simulated device asks.
         unsafe { self.sim.free_host(address, bytes) }
     }
 
@@ -183,7 +183,7 @@ unsafe impl Backend for Wrapped {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: every call goes to a queue of the simulated device; some break one rule, which the suite must notice.
 unsafe impl RawQueue for WrappedQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         if self.twist == Twist::Misaligned {
@@ -235,7 +235,7 @@ unsafe impl RawQueue for WrappedQueue {
             }
             _ => &self.queue,
         };
-        // SAFETY: the caller's; the simulated device checks it.
+        // SAFETY: the caller guarantees both ranges until the copy completes; the simulated device checks it.
         unsafe { queue.copy(&copies) }?;
         if Arc::ptr_eq(queue, &self.side) {
             let event = queue.record()?;
@@ -250,7 +250,7 @@ unsafe impl RawQueue for WrappedQueue {
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's; the simulated device checks it.
+        // SAFETY: the caller guarantees the range (see `RawQueue::fill`); one that goes too far is what is tested, and the simulated device refuses it.
         unsafe {
             match self.twist {
                 Twist::FillGoesTooFar if bytes % 2 == 1 => self.queue.fill(dst, byte, bytes + 1),
@@ -267,7 +267,7 @@ unsafe impl RawQueue for WrappedQueue {
         if self.twist == Twist::QueueWaitDoesNothing {
             return Ok(());
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
         unsafe { self.queue.wait(event) }
     }
 

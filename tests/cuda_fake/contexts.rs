@@ -137,7 +137,7 @@ fn two_contexts_of_one_device() {
         let e = CudaConfig::new(group.ordinal() + 1).with_context(another_context(group.first));
         assert!(matches!(e.open(), Err(Error::InvalidArgument(_))));
         drop(e);
-        // SAFETY: as above.
+        // SAFETY: null: none; cudarc has made the context current.
         unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
         primary.synchronize().unwrap();
         drop(primary);

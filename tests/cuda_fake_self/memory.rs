@@ -381,10 +381,8 @@ fn codes_have_names() {
     let mut text = null();
     assert_eq!(cuGetErrorName(700, &mut text), 0);
     // SAFETY: the library gave a text that stays.
-    assert_eq!(
-        unsafe { CStr::from_ptr(text) },
-        c"CUDA_ERROR_ILLEGAL_ADDRESS"
-    );
+    let name = unsafe { CStr::from_ptr(text) };
+    assert_eq!(name, c"CUDA_ERROR_ILLEGAL_ADDRESS");
     assert_eq!(cuGetErrorName(123456, &mut text), 1);
     assert!(text.is_null());
 }

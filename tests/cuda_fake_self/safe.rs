@@ -194,7 +194,7 @@ fn kernels_run_through_the_launch_builder() {
         let mut filled = stream.alloc_zeros::<i64>(3).unwrap();
         let mut launch = stream.launch_builder(&fill);
         launch.arg(&mut filled).arg(&-5i64).arg(&3u64);
-        // SAFETY: as above.
+        // SAFETY: the parameters are those of the kernel.
         unsafe { launch.launch(LaunchConfig::for_num_elems(3)) }.unwrap();
         let values = stream.clone_dtoh(&filled).unwrap();
         stream.synchronize().unwrap();

@@ -101,7 +101,7 @@ fn pageable_sources_are_read_early_or_late() {
         let upper = memory + 4;
         assert_eq!(cuMemcpyAsync(upper, locked.addr() as u64, 4, null_mut()), 0);
         pageable.fill(2);
-        // SAFETY: as above.
+        // SAFETY: allocated above.
         unsafe { locked.write_bytes(2, 4) };
         assert_eq!(cuMemcpyDtoHAsync_v2(out, memory, 8, null_mut()), 0);
         // Down to pageable memory: never at once.

@@ -61,7 +61,7 @@ impl Side {
 /// # Safety
 /// `private` is that of a side that lives.
 unsafe fn side<'a>(private: *mut c_void) -> &'a Side {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the side lives (see `# Safety`).
     unsafe { &*private.cast::<Side>() }
 }
 
@@ -83,7 +83,7 @@ unsafe extern "C-unwind" fn on_next_task(
     task: *mut FFI_ArrowAsyncTask,
     _: *const c_char,
 ) -> c_int {
-    // SAFETY: as above; the task is extracted once.
+    // SAFETY: the producer passes a live handler of `handler`, and a task that this extracts once.
     unsafe {
         if !task.is_null() {
             (*task).extract_data().unwrap()(task, ptr::null_mut());
@@ -99,12 +99,12 @@ unsafe extern "C-unwind" fn on_error(
     _: *const c_char,
     _: *const c_char,
 ) {
-    // SAFETY: as above.
+    // SAFETY: the producer passes a live handler of `handler`.
     unsafe { side((*this).private_data()).called("on_error") };
 }
 
 unsafe extern "C-unwind" fn release(this: *mut Handler) {
-    // SAFETY: as above; released once.
+    // SAFETY: the producer passes a live handler of `handler`, which it releases once.
     unsafe {
         let side = side((*this).private_data());
         Handler::mark_released(this);
@@ -159,7 +159,7 @@ unsafe extern "C-unwind" fn request(this: *mut FFI_ArrowAsyncProducer, _: i64) {
 }
 
 unsafe extern "C-unwind" fn cancel(this: *mut FFI_ArrowAsyncProducer) {
-    // SAFETY: as above.
+    // SAFETY: the consumer passes the producer of `a_producer_that_throws`, which lives.
     unsafe { side((*this).private_data()).called("cancel") };
 }
 

@@ -27,7 +27,7 @@ struct Runtime {
 
 // SAFETY: addresses in a library that stays loaded, which any thread may use.
 unsafe impl Send for Runtime {}
-// SAFETY: as above.
+// SAFETY: addresses in a library that stays loaded, which any thread may use.
 unsafe impl Sync for Runtime {}
 
 thread_local! {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 
 /// Raises exceptions and counts them.
 #[derive(Clone, Default)]
-pub struct Thrown(Arc<Counts>);
+pub(crate) struct Thrown(Arc<Counts>);
 
 #[derive(Default)]
 struct Counts {
@@ -42,38 +42,38 @@ unsafe extern "C-unwind" fn cleanup(_: c_int, exception: *mut Exception) {
 
 impl Thrown {
     /// How many were raised, and ended.
-    pub fn counts(&self) -> (usize, usize) {
+    pub(crate) fn counts(&self) -> (usize, usize) {
         (self.0.raised.load(SeqCst), self.0.ended.load(SeqCst))
     }
 
     /// How many hold this, exceptions included.
-    pub fn holders(&self) -> usize {
+    pub(crate) fn holders(&self) -> usize {
         Arc::strong_count(&self.0)
     }
 
-    pub fn throw(&self) {
+    pub(crate) fn throw(&self) {
         self.raise(*b"MADEUP\0\0", 0)
     }
 
-    pub fn throw_int(&self) -> c_int {
+    pub(crate) fn throw_int(&self) -> c_int {
         self.raise(*b"MADEUP\0\0", 0)
     }
 
-    pub fn throw_any<T>(&self) -> T {
+    pub(crate) fn throw_any<T>(&self) -> T {
         self.raise(*b"MADEUP\0\0", 0)
     }
 
-    pub fn throw_nested(&self, depth: usize) {
+    pub(crate) fn throw_nested(&self, depth: usize) {
         self.raise(*b"MADEUP\0\0", depth)
     }
 
     /// One that looks like C++'s, of no runtime.
-    pub fn throw_cpp(&self) {
+    pub(crate) fn throw_cpp(&self) {
         self.raise(*b"GNUCC++\0", 0)
     }
 
     /// Ends the exception that was raised last and ended by nobody.
-    pub fn end_last(&self) {
+    pub(crate) fn end_last(&self) {
         let last = self.0.last.load(SeqCst);
         // SAFETY: the test knows that it is still there.
         unsafe { cleanup(0, last) }

@@ -314,7 +314,7 @@ fn get_last_error_and_release() {
         ptr::null()
     }
     unsafe extern "C-unwind" fn release(s: *mut FFI_ArrowDeviceArrayStream) {
-        // SAFETY: as above. It is not marked released, as if the exception had cut it short.
+        // SAFETY: a stream of this test's.
         unsafe { &*(*s).private_data().cast::<Thrown>() }.throw();
     }
     let place = simulated(SimMode::Async).unwrap();

@@ -8,7 +8,7 @@ use super::hold::hold;
 use super::{Place, everywhere};
 use crate::vendor::{Config, MANAGED, Memory};
 
-pub fn suite(place: &Place, memory: Memory) {
+pub(crate) fn suite(place: &Place, memory: Memory) {
     let mut subject = Subject::new(place.open(memory).device);
     if !place.others.is_empty() {
         let (others, next) = (place.others.clone(), Cell::new(0));

@@ -16,7 +16,7 @@ use crate::support::producer::{counted, ints, relabel};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::vendor::{MEMORIES, Memory};
 
-pub fn import(
+pub(crate) fn import(
     device: &Opened,
     array: FFI_ArrowDeviceArray,
     schema: &FFI_ArrowSchema,
@@ -117,7 +117,7 @@ fn addresses_of_nothing_are_refused() {
             let array = array.unwrap().export_array(&options).unwrap();
             let array = relabel(array, device.id().device_type, device.id().id);
             let field = Arc::new(Field::new("v", DataType::Int64, true));
-            // SAFETY: as above.
+            // SAFETY: nobody follows the address: that is what is tested.
             let e = unsafe { DeviceArray::import_as(array, field, &device.options) }.unwrap_err();
             assert!(matches!(e, Error::InvalidInput { .. }), "{e}");
             assert!(e.to_string().contains("buffers[1]"), "{e}");

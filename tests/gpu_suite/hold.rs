@@ -16,7 +16,7 @@ struct Gate {
 }
 
 /// Keeps it busy with a host function.
-pub fn hold(queue: &Queue) -> Hold {
+pub(crate) fn hold(queue: &Queue) -> Hold {
     unsafe extern "C" fn pass(gate: *mut c_void) {
         // SAFETY: the reference that `hold` gave away.
         let gate = unsafe { Arc::from_raw(gate.cast_const().cast::<Gate>()) };

@@ -9,21 +9,21 @@ use arrow_device::{Device, Devices, ImportOptions};
 
 use crate::vendor::{Config, MEMORIES, Memory, unset_context};
 
-pub mod conformance;
-pub mod foreign;
-pub mod hold;
+pub(crate) mod conformance;
+pub(crate) mod foreign;
+pub(crate) mod hold;
 mod memory;
-pub mod transfer;
+pub(crate) mod transfer;
 
 /// The kinds of memory that the host reads too.
-pub fn host_memories() -> impl Iterator<Item = Memory> {
+pub(crate) fn host_memories() -> impl Iterator<Item = Memory> {
     MEMORIES
         .into_iter()
         .filter(|memory| *memory != Memory::Device)
 }
 
 /// Devices to test on.
-pub struct Place {
+pub(crate) struct Place {
     pub ordinal: usize,
     /// Further devices.
     pub others: Vec<usize>,
@@ -42,7 +42,7 @@ pub struct Place {
 
 /// Runs a test at every place there is.
 #[track_caller]
-pub fn everywhere(test: impl Fn(&Place)) {
+pub(crate) fn everywhere(test: impl Fn(&Place)) {
     for place in crate::places::places() {
         test(&place);
         unset_context();
@@ -57,11 +57,11 @@ pub fn everywhere(test: impl Fn(&Place)) {
 
 impl Place {
     /// Opens the device.
-    pub fn open(&self, memory: Memory) -> Opened {
+    pub(crate) fn open(&self, memory: Memory) -> Opened {
         self.open_with(&Config::new(self.ordinal).with_memory(memory))
     }
 
-    pub fn open_with(&self, config: &Config) -> Opened {
+    pub(crate) fn open_with(&self, config: &Config) -> Opened {
         let device = config.open().unwrap();
         let devices = Devices::new();
         devices.add(device.clone()).unwrap();
@@ -73,7 +73,7 @@ impl Place {
 }
 
 /// A device, with import options that find it.
-pub struct Opened {
+pub(crate) struct Opened {
     pub device: Device,
     pub options: ImportOptions,
 }
@@ -89,7 +89,7 @@ impl Deref for Opened {
 impl Opened {
     /// All of the device's data was dropped: waits until its memory was freed.
     #[track_caller]
-    pub fn assert_done(&self) {
+    pub(crate) fn assert_done(&self) {
         let freed = soon(|| {
             let stats = self.stats();
             stats.allocations == stats.frees
@@ -101,7 +101,7 @@ impl Opened {
 }
 
 /// Whether something becomes true within a while.
-pub fn soon(mut done: impl FnMut() -> bool) -> bool {
+pub(crate) fn soon(mut done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(10);
     while !done() {
         if Instant::now() > end {

@@ -13,7 +13,7 @@ use crate::support::{
 };
 use crate::vendor::{Config, MEMORIES, Memory};
 
-pub fn every_type(memory: Memory) {
+pub(crate) fn every_type(memory: Memory) {
     everywhere(|place| {
         let device = place.open(memory);
         let tight = ("tight nulls".to_owned(), boolean_with_tight_nulls());

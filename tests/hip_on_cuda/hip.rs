@@ -9,10 +9,10 @@ use libloading::Library;
 
 use crate::fake::Group;
 
-pub type Ptr = *mut c_void;
+pub(crate) type Ptr = *mut c_void;
 
 /// The library. It stays loaded. The stand-in is loaded before it, unless `alone`.
-pub fn library(alone: bool) -> &'static Library {
+pub(crate) fn library(alone: bool) -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         if !alone {
@@ -32,7 +32,7 @@ pub fn library(alone: bool) -> &'static Library {
 macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*) -> $answer:ty;)*) => {$(
         #[allow(non_snake_case, clippy::too_many_arguments)]
-        pub fn $name($($arg: $type),*) -> $answer {
+        pub(crate) fn $name($($arg: $type),*) -> $answer {
             type Function = unsafe extern "C" fn($($type),*) -> $answer;
             // SAFETY: the function has this type.
             let function = unsafe {
@@ -110,14 +110,14 @@ functions! {
 }
 
 /// `hipMemcpyKind`
-pub const HOST_TO_DEVICE: c_int = 1;
-pub const DEVICE_TO_HOST: c_int = 2;
-pub const DEFAULT: c_int = 4;
+pub(crate) const HOST_TO_DEVICE: c_int = 1;
+pub(crate) const DEVICE_TO_HOST: c_int = 2;
+pub(crate) const DEFAULT: c_int = 4;
 
 /// `hipPointerAttribute_t`
 #[derive(Debug, PartialEq)]
 #[repr(C)]
-pub struct Attributes {
+pub(crate) struct Attributes {
     pub kind: c_int,
     pub device: c_int,
     pub device_pointer: Ptr,
@@ -128,7 +128,7 @@ pub struct Attributes {
 
 /// `hipMemPoolProps`
 #[repr(C)]
-pub struct PoolProperties {
+pub(crate) struct PoolProperties {
     allocation: c_int,
     handle_types: c_int,
     location: c_int,
@@ -139,7 +139,7 @@ pub struct PoolProperties {
 
 impl PoolProperties {
     /// Pinned to a device.
-    pub fn on(ordinal: c_int) -> Self {
+    pub(crate) fn on(ordinal: c_int) -> Self {
         Self {
             allocation: 1,
             handle_types: 0,
@@ -153,14 +153,14 @@ impl PoolProperties {
 
 /// A group of ordinals; the first is the thread's current device.
 #[derive(Clone, Copy)]
-pub struct Rig {
+pub(crate) struct Rig {
     pub group: Group,
     pub first: c_int,
     ordinals: c_int,
 }
 
 impl Rig {
-    pub fn new(ordinals: c_int, flags: u32) -> Self {
+    pub(crate) fn new(ordinals: c_int, flags: u32) -> Self {
         let group = Group::open(ordinals, flags);
         let first = group.first;
         assert_eq!(hipSetDevice(first), 0);
@@ -172,7 +172,7 @@ impl Rig {
     }
 
     /// Releases the contexts; the report is the caller's to look at.
-    pub fn release(self) {
+    pub(crate) fn release(self) {
         assert_eq!(self.group.drain(), 0);
         for ordinal in self.first..self.first + self.ordinals {
             hip_on_cuda_release(ordinal);
@@ -181,17 +181,17 @@ impl Rig {
 
     /// Releases the contexts. Nothing may be left.
     #[track_caller]
-    pub fn end(self) {
+    pub(crate) fn end(self) {
         self.release();
         self.group.assert_clean();
     }
 }
 
 /// The version is the process's: only one test at a time depends on it.
-pub struct Version(#[allow(dead_code)] MutexGuard<'static, ()>);
+pub(crate) struct Version(#[allow(dead_code)] MutexGuard<'static, ()>);
 
 impl Version {
-    pub fn new(version: c_int) -> Self {
+    pub(crate) fn new(version: c_int) -> Self {
         static ONE: Mutex<()> = Mutex::new(());
         let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         hip_on_cuda_version(version);
@@ -205,7 +205,7 @@ impl Drop for Version {
     }
 }
 
-pub fn current_device() -> c_int {
+pub(crate) fn current_device() -> c_int {
     let mut ordinal = -1;
     assert_eq!(hipGetDevice(&mut ordinal), 0);
     ordinal
@@ -213,24 +213,24 @@ pub fn current_device() -> c_int {
 
 /// A handle or address that a call writes, which must succeed.
 #[track_caller]
-pub fn made(make: impl FnOnce(*mut Ptr) -> c_int) -> Ptr {
+pub(crate) fn made(make: impl FnOnce(*mut Ptr) -> c_int) -> Ptr {
     let mut made = null_mut();
     assert_eq!(make(&mut made), 0);
     made
 }
 
-pub fn stream() -> Ptr {
+pub(crate) fn stream() -> Ptr {
     made(|stream| hipStreamCreateWithFlags(stream, 1))
 }
 
-pub fn event() -> Ptr {
+pub(crate) fn event() -> Ptr {
     made(|event| hipEventCreateWithFlags(event, 2))
 }
 
-pub fn device(bytes: usize) -> Ptr {
+pub(crate) fn device(bytes: usize) -> Ptr {
     made(|ptr| hipMalloc(ptr, bytes))
 }
 
-pub fn pinned(bytes: usize) -> Ptr {
+pub(crate) fn pinned(bytes: usize) -> Ptr {
     made(|ptr| hipHostMalloc(ptr, bytes, 0))
 }

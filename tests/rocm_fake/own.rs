@@ -416,7 +416,7 @@ fn a_dlpack_consumers_stream_waits() {
             assert_eq!(seen, &source.values()[..], "{number:?}");
             assert_eq!(hipHostFree(to), 0);
             assert_eq!(hipSetDevice(0), 0);
-            // SAFETY: as above.
+            // SAFETY: the tensor lives until its deleter is called, here.
             unsafe { (*tensor).deleter.unwrap()(tensor) };
             drop(column);
         }

@@ -11,10 +11,10 @@ use arrow_buffer::Buffer;
 use arrow_device::device::sim::{Faults, SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
 use arrow_device::{Device, DeviceRecordBatch, Queue, Result};
 
-pub const MODES: [SimMode; 2] = [SimMode::Async, SimMode::Deferred];
+pub(crate) const MODES: [SimMode; 2] = [SimMode::Async, SimMode::Deferred];
 
 /// A device and its backend.
-pub struct Sim {
+pub(crate) struct Sim {
     pub device: Device,
     pub sim: Arc<SimDevice>,
 }
@@ -28,29 +28,29 @@ impl Deref for Sim {
 }
 
 impl Sim {
-    pub fn new(mode: SimMode) -> Self {
+    pub(crate) fn new(mode: SimMode) -> Self {
         Self::with(SimConfig::default().with_mode(mode))
     }
 
-    pub fn with(config: SimConfig) -> Self {
+    pub(crate) fn with(config: SimConfig) -> Self {
         let sim = SimDevice::new(config).unwrap();
         let device = Device::new(sim.clone()).unwrap();
         Self { device, sim }
     }
 
-    pub fn faults(&self) -> &Faults {
+    pub(crate) fn faults(&self) -> &Faults {
         self.sim.faults()
     }
 
     /// Everything was dropped: waits until all of it has gone, and checks that nothing was done wrong.
     #[track_caller]
-    pub fn assert_done(&self) {
+    pub(crate) fn assert_done(&self) {
         self.assert_done_but(0);
     }
 
     /// As `assert_done`, with this many device allocations left.
     #[track_caller]
-    pub fn assert_done_but(&self, allocations: usize) {
+    pub(crate) fn assert_done_but(&self, allocations: usize) {
         let end = Instant::now() + Duration::from_secs(5);
         loop {
             self.device.synchronize().unwrap();
@@ -70,7 +70,7 @@ impl Sim {
 }
 
 /// Queues a kernel.
-pub fn launch(
+pub(crate) fn launch(
     queue: &Queue,
     kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
 ) -> Result<()> {
@@ -80,12 +80,12 @@ pub fn launch(
 }
 
 /// Numbers and nulls.
-pub fn ints(n: i32) -> Int32Array {
+pub(crate) fn ints(n: i32) -> Int32Array {
     (0..n).map(|i| (i % 5 != 0).then_some(i * 7)).collect()
 }
 
 /// Numbers from 0, and what tells whether their memory was let go.
-pub fn watched(rows: usize) -> (Int64Array, Weak<Vec<i64>>) {
+pub(crate) fn watched(rows: usize) -> (Int64Array, Weak<Vec<i64>>) {
     let values: Arc<Vec<i64>> = Arc::new((0..rows as i64).collect());
     let watch = Arc::downgrade(&values);
     let ptr = NonNull::from(values.as_slice()).cast();
@@ -95,7 +95,7 @@ pub fn watched(rows: usize) -> (Int64Array, Weak<Vec<i64>>) {
 }
 
 /// Slices (offset, length) of `rows` rows: odd places, all, none.
-pub fn slices(rows: usize) -> Vec<(usize, usize)> {
+pub(crate) fn slices(rows: usize) -> Vec<(usize, usize)> {
     let mut slices = vec![(0, 0), (rows, 0), (0, rows)];
     if rows > 1 {
         slices.push((1, rows - 1));
@@ -109,7 +109,7 @@ pub fn slices(rows: usize) -> Vec<(usize, usize)> {
 
 /// Whether a full validation by arrow-rs says yes, where it says yes to `input`.
 #[track_caller]
-pub fn assert_valid(input: &dyn Array, output: &ArrayRef, context: &str) {
+pub(crate) fn assert_valid(input: &dyn Array, output: &ArrayRef, context: &str) {
     if input.to_data().validate_full().is_ok() {
         let valid = output.to_data().validate_full();
         valid.unwrap_or_else(|e| panic!("{context}: {e}"));
@@ -117,13 +117,13 @@ pub fn assert_valid(input: &dyn Array, output: &ArrayRef, context: &str) {
 }
 
 #[track_caller]
-pub fn assert_valid_batch(batch: &RecordBatch, context: &str) {
+pub(crate) fn assert_valid_batch(batch: &RecordBatch, context: &str) {
     for column in batch.columns() {
         assert_valid(column, column, context);
     }
 }
 
 /// Whether a batch has come to where it says that it is.
-pub fn is_on(batch: &DeviceRecordBatch, device: &Device) -> bool {
+pub(crate) fn is_on(batch: &DeviceRecordBatch, device: &Device) -> bool {
     batch.device() == device && batch.columns().all(|column| column.device() == device)
 }

@@ -23,7 +23,7 @@ use crate::rigs::rigs;
 const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
 
 /// A device on which streams are tested, and what the tests must be able to do with it.
-pub struct Rig {
+pub(crate) struct Rig {
     pub device: Device,
     /// They find the device.
     pub options: ImportOptions,

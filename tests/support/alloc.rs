@@ -11,7 +11,7 @@ thread_local! {
     static BYTES: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-pub struct CountingAllocator;
+pub(crate) struct CountingAllocator;
 
 fn bump(allocated: usize, freed: usize) {
     // No count while the thread shuts down.
@@ -54,7 +54,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 /// Runs `f` and counts its allocations and reallocations on this thread.
 ///
 /// Panics if the counting allocator is not installed.
-pub fn count<R>(f: impl FnOnce() -> R) -> (R, usize) {
+pub(crate) fn count<R>(f: impl FnOnce() -> R) -> (R, usize) {
     let read = || ALLOCATIONS.with(Cell::get);
     let before = read();
     drop(black_box(Box::new(1u8)));
@@ -70,7 +70,7 @@ pub fn count<R>(f: impl FnOnce() -> R) -> (R, usize) {
 
 /// Runs `f`; how many bytes this thread allocated meanwhile, and how many of them, or of older ones, it
 /// has not freed.
-pub fn bytes<R>(f: impl FnOnce() -> R) -> (R, usize, isize) {
+pub(crate) fn bytes<R>(f: impl FnOnce() -> R) -> (R, usize, isize) {
     let before = BYTES.with(Cell::get);
     let result = f();
     let after = BYTES.with(Cell::get);

@@ -12,7 +12,7 @@ use super::types::list;
 use super::variants::{Variant, mixed, variants};
 
 /// Empty, short, long, with and without nulls, sliced at odd places, and in all variants.
-pub fn cases(data_type: &DataType, seed: u64) -> Vec<(String, ArrayRef)> {
+pub(crate) fn cases(data_type: &DataType, seed: u64) -> Vec<(String, ArrayRef)> {
     let mut cases = vec![];
     for nulls in [Nulls::None, Nulls::Some, Nulls::All] {
         for rows in [0, 1, 1000] {
@@ -54,7 +54,7 @@ pub fn cases(data_type: &DataType, seed: u64) -> Vec<(String, ArrayRef)> {
 }
 
 /// A valid array that `ArrayData::validate` rejects: values at bit 7, and a null buffer without spare bytes.
-pub fn boolean_with_tight_nulls() -> ArrayRef {
+pub(crate) fn boolean_with_tight_nulls() -> ArrayRef {
     let values = BooleanBuffer::collect_bool(71, |i| i % 3 == 0).slice(7, 64);
     let nulls = NullBuffer::new(BooleanBuffer::collect_bool(64, |i| i % 5 != 0));
     Arc::new(BooleanArray::new(values, Some(nulls)))
@@ -70,12 +70,12 @@ fn schema_metadata() -> HashMap<String, String> {
 
 /// A batch with one column of each type, in one variant after the other; metadata on the schema and on two of every
 /// three fields.
-pub fn batch(types: &[DataType], rows: usize, nulls: Nulls, seed: u64) -> RecordBatch {
+pub(crate) fn batch(types: &[DataType], rows: usize, nulls: Nulls, seed: u64) -> RecordBatch {
     mixed(&whole_batch(types, rows, nulls, seed), seed)
 }
 
 /// As [`batch`], of whole columns: for tests that count bytes, or say where they lie.
-pub fn whole_batch(types: &[DataType], rows: usize, nulls: Nulls, seed: u64) -> RecordBatch {
+pub(crate) fn whole_batch(types: &[DataType], rows: usize, nulls: Nulls, seed: u64) -> RecordBatch {
     let fields = types.iter().enumerate().map(|(i, data_type)| {
         let field = Field::new(format!("c{i}"), data_type.clone(), true);
         match i % 3 {
@@ -98,7 +98,7 @@ pub fn whole_batch(types: &[DataType], rows: usize, nulls: Nulls, seed: u64) -> 
 }
 
 /// Many columns: fixed width, strings, booleans, views and lists in turn.
-pub fn wide_batch(columns: usize, rows: usize) -> RecordBatch {
+pub(crate) fn wide_batch(columns: usize, rows: usize) -> RecordBatch {
     use DataType::*;
     let types = [
         Int64,
@@ -115,6 +115,6 @@ pub fn wide_batch(columns: usize, rows: usize) -> RecordBatch {
 }
 
 /// Rows, but no columns.
-pub fn zero_column_batch(rows: usize) -> RecordBatch {
+pub(crate) fn zero_column_batch(rows: usize) -> RecordBatch {
     batch(&[], rows, Nulls::None, 0)
 }

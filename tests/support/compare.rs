@@ -10,14 +10,18 @@ use arrow_data::ArrayData;
 use arrow_schema::{DataType, Schema};
 
 #[track_caller]
-pub fn assert_same(expected: &dyn Array, actual: &dyn Array, context: impl std::fmt::Display) {
+pub(crate) fn assert_same(
+    expected: &dyn Array,
+    actual: &dyn Array,
+    context: impl std::fmt::Display,
+) {
     if let Err(difference) = same(expected, actual) {
         panic!("{context}: {difference}");
     }
 }
 
 #[track_caller]
-pub fn assert_same_batch(
+pub(crate) fn assert_same_batch(
     expected: &RecordBatch,
     actual: &RecordBatch,
     context: impl std::fmt::Display,
@@ -28,7 +32,7 @@ pub fn assert_same_batch(
 }
 
 /// The first difference, as text.
-pub fn same(expected: &dyn Array, actual: &dyn Array) -> Result<(), String> {
+pub(crate) fn same(expected: &dyn Array, actual: &dyn Array) -> Result<(), String> {
     if expected.len() != actual.len() {
         return Err(format!(
             "length: expected {}, actual {}",
@@ -46,7 +50,7 @@ pub fn same(expected: &dyn Array, actual: &dyn Array) -> Result<(), String> {
     compare(expected, actual, pairs, "array")
 }
 
-pub fn same_batch(expected: &RecordBatch, actual: &RecordBatch) -> Result<(), String> {
+pub(crate) fn same_batch(expected: &RecordBatch, actual: &RecordBatch) -> Result<(), String> {
     let (e, a): (&Schema, &Schema) = (expected.schema_ref(), actual.schema_ref());
     if e != a {
         return Err(format!("schema: expected {e:?}, actual {a:?}"));

@@ -9,11 +9,11 @@ use arrow_schema::{DataType, Field, UnionFields, UnionMode};
 use super::rng::Rng;
 use super::values::{fixed, value};
 
-pub use super::cases::*;
+pub(crate) use super::cases::*;
 
 /// Which rows are null. Unions and run-end encoded arrays have no validity of their own: their children get it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nulls {
+pub(crate) enum Nulls {
     /// No validity buffer anywhere.
     None,
     Some,
@@ -21,7 +21,7 @@ pub enum Nulls {
 }
 
 /// A valid array, the same one for the same arguments.
-pub fn array(data_type: &DataType, rows: usize, nulls: Nulls, seed: u64) -> ArrayRef {
+pub(crate) fn array(data_type: &DataType, rows: usize, nulls: Nulls, seed: u64) -> ArrayRef {
     make_array(node(
         &mut Rng::new(seed),
         data_type,

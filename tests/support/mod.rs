@@ -3,26 +3,26 @@
 //! producer uses arrow-rs only, nothing of this crate.
 #![allow(dead_code, unused_imports)]
 
-pub mod alloc;
-pub mod cases;
-pub mod compare;
-pub mod r#gen;
-pub mod plant;
-pub mod producer;
-pub mod prop;
+pub(crate) mod alloc;
+pub(crate) mod cases;
+pub(crate) mod compare;
+pub(crate) mod r#gen;
+pub(crate) mod plant;
+pub(crate) mod producer;
+pub(crate) mod prop;
 mod rng;
-pub mod types;
+pub(crate) mod types;
 mod values;
-pub mod variants;
+pub(crate) mod variants;
 
-pub use alloc::{CountingAllocator, count};
-pub use compare::{assert_same, assert_same_batch, same, same_batch};
-pub use r#gen::{
+pub(crate) use alloc::{CountingAllocator, count};
+pub(crate) use compare::{assert_same, assert_same_batch, same, same_batch};
+pub(crate) use r#gen::{
     Nulls, array, batch, boolean_with_tight_nulls, cases, whole_batch, wide_batch,
     zero_column_batch,
 };
-pub use plant::differences;
-pub use prop::{ArrayCase, BatchCase, arb_array, arb_batch, arb_data_type};
-pub use rng::Rng;
-pub use types::{all_types, flat_types};
-pub use variants::{Made, SAME_ROWS, Variant, batch_variants, variants};
+pub(crate) use plant::differences;
+pub(crate) use prop::{ArrayCase, BatchCase, arb_array, arb_batch, arb_data_type};
+pub(crate) use rng::Rng;
+pub(crate) use types::{all_types, flat_types};
+pub(crate) use variants::{Made, SAME_ROWS, Variant, batch_variants, variants};

@@ -11,7 +11,7 @@ use super::types::field;
 
 /// Every way to change the logical value of `row` by one bit, one list length, one key or one null, with what was
 /// changed. Empty where the row has nothing to change (a null of a required field, an empty list of empty lists).
-pub fn differences(array: &dyn Array, row: usize) -> Vec<(String, ArrayRef)> {
+pub(crate) fn differences(array: &dyn Array, row: usize) -> Vec<(String, ArrayRef)> {
     let changed = changes(&array.to_data(), row, true);
     changed
         .into_iter()
@@ -239,7 +239,7 @@ fn in_child(data: &ArrayData, child: usize, index: usize, nullable: bool) -> Cha
 }
 
 /// A type that differs in one place, deep down where there is a child: a name, or the metadata of a field.
-pub fn other_types(data_type: &DataType) -> Vec<DataType> {
+pub(crate) fn other_types(data_type: &DataType) -> Vec<DataType> {
     use DataType::*;
     let item = |f: &arrow_schema::Field| {
         let note = HashMap::from([("planted".to_owned(), "1".to_owned())]);

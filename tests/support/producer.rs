@@ -13,7 +13,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field, Schema};
 
 /// A producer made of closures, as a library in C would be.
-pub struct Producer {
+pub(crate) struct Producer {
     pub schema: Box<dyn FnMut(*mut FFI_ArrowSchema) -> c_int + Send>,
     pub next: Box<dyn FnMut(*mut FFI_ArrowDeviceArray) -> c_int + Send>,
     pub text: Option<CString>,
@@ -21,7 +21,7 @@ pub struct Producer {
 }
 
 impl Producer {
-    pub fn new(
+    pub(crate) fn new(
         schema: &Schema,
         next: impl FnMut(*mut FFI_ArrowDeviceArray) -> c_int + Send + 'static,
     ) -> Self {
@@ -38,7 +38,7 @@ impl Producer {
         }
     }
 
-    pub fn stream(
+    pub(crate) fn stream(
         self,
         device_type: ArrowDeviceType,
     ) -> (FFI_ArrowDeviceArrayStream, Arc<AtomicUsize>) {
@@ -53,13 +53,13 @@ impl Producer {
             s: *mut FFI_ArrowDeviceArrayStream,
             out: *mut FFI_ArrowDeviceArray,
         ) -> c_int {
-            // SAFETY: as above.
+            // SAFETY: called for a stream of this producer.
             unsafe { ((*(*s).private_data().cast::<Producer>()).next)(out) }
         }
         unsafe extern "C-unwind" fn get_last_error(
             s: *mut FFI_ArrowDeviceArrayStream,
         ) -> *const c_char {
-            // SAFETY: as above.
+            // SAFETY: called for a stream of this producer.
             let producer = unsafe { &*(*s).private_data().cast::<Producer>() };
             producer
                 .text
@@ -67,7 +67,7 @@ impl Producer {
                 .map_or(std::ptr::null(), |t| t.as_ptr())
         }
         unsafe extern "C-unwind" fn release(s: *mut FFI_ArrowDeviceArrayStream) {
-            // SAFETY: as above; released once.
+            // SAFETY: called for a stream of this producer; released once.
             unsafe {
                 let producer = Box::from_raw((*s).private_data().cast::<Producer>());
                 producer.released.fetch_add(1, SeqCst);
@@ -92,13 +92,13 @@ impl Producer {
 }
 
 /// Three rows of one column, one of them null.
-pub fn ints() -> RecordBatch {
+pub(crate) fn ints() -> RecordBatch {
     let ints = Int32Array::from(vec![Some(1), None, Some(3)]);
     RecordBatch::try_from_iter([("i", Arc::new(ints) as _)]).unwrap()
 }
 
 /// An array on the CPU that counts its release.
-pub fn counted(batch: &RecordBatch, count: &Arc<AtomicUsize>) -> FFI_ArrowDeviceArray {
+pub(crate) fn counted(batch: &RecordBatch, count: &Arc<AtomicUsize>) -> FFI_ArrowDeviceArray {
     struct Counts(Arc<AtomicUsize>, #[allow(dead_code)] RecordBatch);
     impl Drop for Counts {
         fn drop(&mut self) {
@@ -122,7 +122,7 @@ pub fn counted(batch: &RecordBatch, count: &Arc<AtomicUsize>) -> FFI_ArrowDevice
 }
 
 /// The same array under another label.
-pub fn relabel(
+pub(crate) fn relabel(
     array: FFI_ArrowDeviceArray,
     device_type: ArrowDeviceType,
     id: i64,

@@ -30,7 +30,7 @@ fn arb_field(data_type: impl Strategy<Value = DataType>) -> impl Strategy<Value 
 }
 
 /// Any type, with at most `depth` levels of children.
-pub fn arb_data_type(depth: u32) -> impl Strategy<Value = DataType> {
+pub(crate) fn arb_data_type(depth: u32) -> impl Strategy<Value = DataType> {
     use DataType::*;
     let flat: Vec<DataType> = flat_types().into_iter().map(|(_, t)| t).collect();
     select(flat).prop_recursive(depth, 12, 3, |inner| {
@@ -89,7 +89,7 @@ fn arb_variant() -> impl Strategy<Value = Variant> {
 
 /// What an array is made of.
 #[derive(Clone, Debug)]
-pub struct ArrayCase {
+pub(crate) struct ArrayCase {
     pub data_type: DataType,
     pub rows: usize,
     pub nulls: Nulls,
@@ -100,18 +100,18 @@ pub struct ArrayCase {
 
 impl ArrayCase {
     /// All rows, of which the case is a slice.
-    pub fn made(&self) -> Made {
+    pub(crate) fn made(&self) -> Made {
         let whole = array(&self.data_type, self.rows, self.nulls, self.seed);
         let made = self.variant.of(&whole, self.seed);
         made.unwrap_or_else(|| Variant::Whole.of(&whole, 0).unwrap())
     }
 
-    pub fn array(&self) -> ArrayRef {
+    pub(crate) fn array(&self) -> ArrayRef {
         self.made().array().slice(self.slice.0, self.slice.1)
     }
 }
 
-pub fn arb_array() -> impl Strategy<Value = ArrayCase> {
+pub(crate) fn arb_array() -> impl Strategy<Value = ArrayCase> {
     let case = (
         arb_data_type(3),
         arb_rows(),
@@ -133,7 +133,7 @@ pub fn arb_array() -> impl Strategy<Value = ArrayCase> {
 
 /// What a batch is made of. The seed says in which variants its columns are.
 #[derive(Clone, Debug)]
-pub struct BatchCase {
+pub(crate) struct BatchCase {
     pub types: Vec<DataType>,
     pub rows: usize,
     pub nulls: Nulls,
@@ -142,13 +142,13 @@ pub struct BatchCase {
 }
 
 impl BatchCase {
-    pub fn batch(&self) -> RecordBatch {
+    pub(crate) fn batch(&self) -> RecordBatch {
         batch(&self.types, self.rows, self.nulls, self.seed).slice(self.slice.0, self.slice.1)
     }
 }
 
 /// Up to five columns, or none.
-pub fn arb_batch() -> impl Strategy<Value = BatchCase> {
+pub(crate) fn arb_batch() -> impl Strategy<Value = BatchCase> {
     let types = prop::collection::vec(arb_data_type(2), 0..6);
     let case = (types, arb_rows(), arb_nulls(), any::<u64>());
     case.prop_map(|(types, (rows, slice), nulls, seed)| BatchCase {

@@ -14,27 +14,27 @@ const UNITS: [TimeUnit; 4] = [
     TimeUnit::Nanosecond,
 ];
 
-pub fn field(name: &str, data_type: DataType) -> FieldRef {
+pub(crate) fn field(name: &str, data_type: DataType) -> FieldRef {
     Arc::new(Field::new(name, data_type, true))
 }
 
-pub fn required(name: &str, data_type: DataType) -> FieldRef {
+pub(crate) fn required(name: &str, data_type: DataType) -> FieldRef {
     Arc::new(Field::new(name, data_type, false))
 }
 
-pub fn list(item: DataType) -> DataType {
+pub(crate) fn list(item: DataType) -> DataType {
     DataType::List(field("item", item))
 }
 
-pub fn fixed_list(item: DataType, size: i32) -> DataType {
+pub(crate) fn fixed_list(item: DataType, size: i32) -> DataType {
     DataType::FixedSizeList(field("item", item), size)
 }
 
-pub fn structure(fields: Vec<(&str, DataType)>) -> DataType {
+pub(crate) fn structure(fields: Vec<(&str, DataType)>) -> DataType {
     DataType::Struct(fields.into_iter().map(|(name, t)| field(name, t)).collect())
 }
 
-pub fn map(key: DataType, value: DataType, sorted: bool) -> DataType {
+pub(crate) fn map(key: DataType, value: DataType, sorted: bool) -> DataType {
     let entries = DataType::Struct(Fields::from(vec![
         required("keys", key),
         field("values", value),
@@ -43,7 +43,7 @@ pub fn map(key: DataType, value: DataType, sorted: bool) -> DataType {
 }
 
 /// Type ids are neither contiguous nor in order.
-pub fn union(mode: UnionMode, types: Vec<DataType>) -> DataType {
+pub(crate) fn union(mode: UnionMode, types: Vec<DataType>) -> DataType {
     let fields = types.into_iter().enumerate().map(|(i, t)| {
         let id = [5, 0, 42, 7, 127, 1][i];
         (id, field(&format!("u{id}"), t))
@@ -51,16 +51,16 @@ pub fn union(mode: UnionMode, types: Vec<DataType>) -> DataType {
     DataType::Union(fields.collect::<UnionFields>(), mode)
 }
 
-pub fn dictionary(key: DataType, value: DataType) -> DataType {
+pub(crate) fn dictionary(key: DataType, value: DataType) -> DataType {
     DataType::Dictionary(Box::new(key), Box::new(value))
 }
 
-pub fn run_ends(run_end: DataType, value: DataType) -> DataType {
+pub(crate) fn run_ends(run_end: DataType, value: DataType) -> DataType {
     DataType::RunEndEncoded(required("run_ends", run_end), field("values", value))
 }
 
 /// The types without children.
-pub fn flat_types() -> Vec<(String, DataType)> {
+pub(crate) fn flat_types() -> Vec<(String, DataType)> {
     use DataType::*;
     let mut types = vec![
         Null,
@@ -109,7 +109,7 @@ pub fn flat_types() -> Vec<(String, DataType)> {
 }
 
 /// Every Arrow type, with a name for messages.
-pub fn all_types() -> Vec<(String, DataType)> {
+pub(crate) fn all_types() -> Vec<(String, DataType)> {
     use DataType::*;
     let mut all = flat_types();
     let mut add = |name: &str, data_type| all.push((name.to_owned(), data_type));

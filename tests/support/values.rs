@@ -23,7 +23,7 @@ fn text(rng: &mut Rng, out: &mut Vec<u8>) {
 }
 
 /// A string, or random bytes of the length of one.
-pub fn value(rng: &mut Rng, data_type: &DataType) -> Vec<u8> {
+pub(super) fn value(rng: &mut Rng, data_type: &DataType) -> Vec<u8> {
     let mut value = vec![];
     text(rng, &mut value);
     if matches!(
@@ -36,7 +36,7 @@ pub fn value(rng: &mut Rng, data_type: &DataType) -> Vec<u8> {
 }
 
 /// One value of a type of fixed width.
-pub fn fixed(rng: &mut Rng, data_type: &DataType) -> Vec<u8> {
+pub(super) fn fixed(rng: &mut Rng, data_type: &DataType) -> Vec<u8> {
     use DataType::*;
     let special = rng.one_in(4);
     match data_type {

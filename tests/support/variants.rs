@@ -14,7 +14,7 @@ use super::values::{fixed, value};
 
 /// How the rows of an array lie in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Variant {
+pub(crate) enum Variant {
     /// As they were made.
     Whole,
     /// Behind this many other rows and before some more.
@@ -31,7 +31,7 @@ pub enum Variant {
 }
 
 /// Those that keep the rows. Slices start at a byte of bitmaps, and within one; runs are cut in their middle.
-pub const SAME_ROWS: [Variant; 5] = [
+pub(crate) const SAME_ROWS: [Variant; 5] = [
     Variant::Whole,
     Variant::Sliced(8),
     Variant::Both(11),
@@ -40,7 +40,7 @@ pub const SAME_ROWS: [Variant; 5] = [
 ];
 
 /// An array in one of its variants.
-pub struct Made {
+pub(crate) struct Made {
     pub variant: Variant,
     /// The rows by arrow-rs alone: what a test must find.
     pub rows: ArrayRef,
@@ -52,20 +52,20 @@ pub struct Made {
 }
 
 /// All variants of an array.
-pub fn variants(array: &dyn Array, seed: u64) -> Vec<Made> {
+pub(crate) fn variants(array: &dyn Array, seed: u64) -> Vec<Made> {
     let more = [Variant::Empty, Variant::AllNull];
     let all = SAME_ROWS.into_iter().chain(more);
     all.filter_map(|variant| variant.of(array, seed)).collect()
 }
 
 /// The variants that keep the rows, of all columns.
-pub fn batch_variants(batch: &RecordBatch, seed: u64) -> Vec<RecordBatch> {
+pub(crate) fn batch_variants(batch: &RecordBatch, seed: u64) -> Vec<RecordBatch> {
     let of = |variant: Variant| map_columns(batch, |_, column| variant.of(column, seed));
     SAME_ROWS.into_iter().map(of).collect()
 }
 
 /// The batch with its columns in one variant after the other that keeps the rows.
-pub fn mixed(batch: &RecordBatch, seed: u64) -> RecordBatch {
+pub(crate) fn mixed(batch: &RecordBatch, seed: u64) -> RecordBatch {
     let variant = |i: usize| SAME_ROWS[(i + seed as usize % 5) % SAME_ROWS.len()];
     map_columns(batch, |i, column| variant(i).of(column, seed + i as u64))
 }
@@ -79,7 +79,7 @@ fn map_columns(batch: &RecordBatch, of: impl Fn(usize, &dyn Array) -> Option<Mad
 
 impl Variant {
     /// `None` for `AllNull` of a type whose nulls are in its values.
-    pub fn of(self, array: &dyn Array, seed: u64) -> Option<Made> {
+    pub(crate) fn of(self, array: &dyn Array, seed: u64) -> Option<Made> {
         let rng = &mut Rng::new(seed ^ 0x51_1CE5);
         let mut data = array.to_data();
         let mut rows = array.slice(0, array.len());
@@ -132,12 +132,12 @@ impl Variant {
 
 impl Made {
     /// As an array of arrow-rs, which keeps no offset where it can move pointers or children instead.
-    pub fn array(&self) -> ArrayRef {
+    pub(crate) fn array(&self) -> ArrayRef {
         arrow(&self.around).slice(self.offset, self.rows.len())
     }
 
     /// The rows with their offset, as a C struct has it.
-    pub fn data(&self) -> ArrayData {
+    pub(crate) fn data(&self) -> ArrayData {
         window(&self.around, self.offset, self.rows.len())
     }
 }

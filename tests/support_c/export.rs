@@ -8,23 +8,27 @@ use arrow_schema::{DataType, Field, Schema};
 
 use super::sim::Place;
 
-pub fn ints(n: i32) -> ArrayRef {
+pub(crate) fn ints(n: i32) -> ArrayRef {
     Arc::new(Int32Array::from_iter(
         (0..n).map(|i| (i % 3 > 0).then_some(i)),
     ))
 }
 
-pub fn field(data_type: &DataType) -> Arc<Field> {
+pub(crate) fn field(data_type: &DataType) -> Arc<Field> {
     Arc::new(Field::new("f", data_type.clone(), true))
 }
 
-pub fn import(exported: FFI_ArrowDeviceArray, data_type: &DataType, place: &Place) -> DeviceArray {
+pub(crate) fn import(
+    exported: FFI_ArrowDeviceArray,
+    data_type: &DataType,
+    place: &Place,
+) -> DeviceArray {
     // SAFETY: of an export.
     unsafe { DeviceArray::import_as(exported, field(data_type), &place.options) }.unwrap()
 }
 
 /// A batch of these columns, named by number.
-pub fn join(columns: &[DeviceArray]) -> DeviceRecordBatch {
+pub(crate) fn join(columns: &[DeviceArray]) -> DeviceRecordBatch {
     let fields = columns.iter().enumerate();
     let fields: Vec<_> = fields
         .map(|(i, c)| Field::new(i.to_string(), c.data_type().clone(), true))

@@ -2,8 +2,8 @@
 //! spoil, and whose releases are counted.
 #![allow(dead_code)]
 
-pub mod export;
-pub mod sim;
+pub(crate) mod export;
+pub(crate) mod sim;
 
 use std::ffi::c_void;
 use std::ptr;
@@ -23,7 +23,7 @@ use arrow_schema::{DataType, Field, Schema};
 /// `struct ArrowArray`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct CArray {
+pub(crate) struct CArray {
     pub length: i64,
     pub null_count: i64,
     pub offset: i64,
@@ -39,7 +39,7 @@ pub struct CArray {
 /// `struct ArrowDeviceArray`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct CDeviceArray {
+pub(crate) struct CDeviceArray {
     pub array: CArray,
     pub device_id: i64,
     pub device_type: i32,
@@ -63,10 +63,10 @@ struct Private {
 }
 
 /// Child index that means the dictionary, in [`Foreign::at`].
-pub const DICTIONARY: usize = usize::MAX;
+pub(crate) const DICTIONARY: usize = usize::MAX;
 
 /// An array of a foreign producer. Spoil it with [`at`](Self::at), import it, then check its releases.
-pub struct Foreign {
+pub(crate) struct Foreign {
     /// Where the struct stands, as C code would have it; released once it was taken.
     pub device_array: Box<CDeviceArray>,
     pub data_type: DataType,
@@ -76,7 +76,7 @@ pub struct Foreign {
 
 impl Foreign {
     /// `data` on the CPU or, copied buffer by buffer without a look inside, on another device.
-    pub fn new(data: &ArrayData, device: &Device) -> Self {
+    pub(crate) fn new(data: &ArrayData, device: &Device) -> Self {
         let mut foreign = Self {
             device_array: Box::new(CDeviceArray {
                 array: empty(),
@@ -98,7 +98,7 @@ impl Foreign {
     }
 
     /// These rows of `around`, by the struct's own offset: its buffers and children hold the others too.
-    pub fn part(around: &ArrayData, offset: usize, rows: usize, device: &Device) -> Self {
+    pub(crate) fn part(around: &ArrayData, offset: usize, rows: usize, device: &Device) -> Self {
         let mut foreign = Self::new(around, device);
         let nulls = around.nulls().map(|nulls| nulls.slice(offset, rows));
         let root = foreign.root();
@@ -111,7 +111,7 @@ impl Foreign {
     }
 
     /// Hands the event over with the array; it lives until the root's release.
-    pub fn set_event(&mut self, event: SyncEvent) {
+    pub(crate) fn set_event(&mut self, event: SyncEvent) {
         self.device_array.sync_event = event.as_ptr().as_ptr();
         // SAFETY: the root's node, which lives as long as `self`.
         let root = unsafe { &*self.device_array.array.private_data.cast::<Private>() };
@@ -119,8 +119,8 @@ impl Foreign {
     }
 
     /// Drops something with the root.
-    pub fn keep(&mut self, owner: impl std::any::Any + Send) {
-        // SAFETY: as above.
+    pub(crate) fn keep(&mut self, owner: impl std::any::Any + Send) {
+        // SAFETY: the root's node, which lives as long as `self`.
         let root = unsafe { &*self.device_array.array.private_data.cast::<Private>() };
         root.memory.lock().unwrap().push(Box::new(owner));
     }
@@ -200,7 +200,7 @@ impl Foreign {
     }
 
     /// The struct at the end of a path of child indices.
-    pub fn at(&mut self, path: &[usize]) -> &mut CArray {
+    pub(crate) fn at(&mut self, path: &[usize]) -> &mut CArray {
         let mut at: *mut CArray = &mut self.device_array.array;
         for &i in path {
             // SAFETY: structs and lists of ours; the path names what is there.
@@ -213,16 +213,16 @@ impl Foreign {
                 }
             };
         }
-        // SAFETY: as above.
+        // SAFETY: structs and lists of ours; the path names what is there.
         unsafe { &mut *at }
     }
 
-    pub fn root(&mut self) -> &mut CArray {
+    pub(crate) fn root(&mut self) -> &mut CArray {
         self.at(&[])
     }
 
     /// Sets the address of a buffer.
-    pub fn set_buffer(&mut self, path: &[usize], i: usize, address: *const c_void) {
+    pub(crate) fn set_buffer(&mut self, path: &[usize], i: usize, address: *const c_void) {
         let array = self.at(path);
         assert!((i as i64) < array.n_buffers);
         // SAFETY: the list has `n_buffers` pointers.
@@ -230,15 +230,15 @@ impl Foreign {
     }
 
     /// The address of a buffer.
-    pub fn buffer(&mut self, path: &[usize], i: usize) -> *const c_void {
+    pub(crate) fn buffer(&mut self, path: &[usize], i: usize) -> *const c_void {
         let array = self.at(path);
         assert!((i as i64) < array.n_buffers);
-        // SAFETY: as above.
+        // SAFETY: the list has `n_buffers` pointers.
         unsafe { *array.buffers.add(i) }
     }
 
     /// Sets the lengths of a view array's variadic buffers.
-    pub fn set_sizes(&mut self, path: &[usize], sizes: &[i64]) {
+    pub(crate) fn set_sizes(&mut self, path: &[usize], sizes: &[i64]) {
         let sizes = Box::new(sizes.to_vec());
         let last = self.at(path).n_buffers as usize - 1;
         self.set_buffer(path, last, sizes.as_ptr().cast());
@@ -246,7 +246,7 @@ impl Foreign {
     }
 
     /// Sets a child's pointer in its parent's list.
-    pub fn set_child(&mut self, parent: &[usize], i: usize, child: *mut CArray) {
+    pub(crate) fn set_child(&mut self, parent: &[usize], i: usize, child: *mut CArray) {
         let array = self.at(parent);
         assert!((i as i64) < array.n_children);
         // The list is not `Private::children`'s own buffer any more, so that `release` still finds the child.
@@ -261,31 +261,31 @@ impl Foreign {
     }
 
     /// Releases the struct at the path, as a consumer may that moved it out.
-    pub fn release(&mut self, path: &[usize]) {
+    pub(crate) fn release(&mut self, path: &[usize]) {
         let array = self.at(path);
         // SAFETY: a struct of ours that was not released.
         unsafe { array.release.unwrap()(array) };
     }
 
     /// Moves the array out, as a consumer does.
-    pub fn take(&mut self) -> FFI_ArrowDeviceArray {
+    pub(crate) fn take(&mut self) -> FFI_ArrowDeviceArray {
         let source = ptr::from_mut::<CDeviceArray>(&mut self.device_array).cast();
         // SAFETY: the same C struct; what tests spoil is what imports check.
         unsafe { FFI_ArrowDeviceArray::from_raw(source) }
     }
 
-    pub fn field(&self) -> Arc<Field> {
+    pub(crate) fn field(&self) -> Arc<Field> {
         Arc::new(Field::new("f", self.data_type.clone(), true))
     }
 
-    pub fn import(&mut self, options: &ImportOptions) -> Result<DeviceArray> {
+    pub(crate) fn import(&mut self, options: &ImportOptions) -> Result<DeviceArray> {
         let field = self.field();
         // SAFETY: as in `take`.
         unsafe { DeviceArray::import_as(self.take(), field, options) }
     }
 
     /// As a batch: the type is a struct.
-    pub fn import_batch(&mut self, options: &ImportOptions) -> Result<DeviceRecordBatch> {
+    pub(crate) fn import_batch(&mut self, options: &ImportOptions) -> Result<DeviceRecordBatch> {
         let DataType::Struct(fields) = &self.data_type else {
             panic!("{} is no batch", self.data_type);
         };
@@ -295,18 +295,18 @@ impl Foreign {
     }
 
     /// The only child struct whose node was not released yet.
-    pub fn lost(&mut self) -> &mut CArray {
+    pub(crate) fn lost(&mut self) -> &mut CArray {
         // SAFETY: structs and nodes live as long as `self`.
         let lost = self.structs.iter().find(|s| unsafe {
             let private = (***s).private_data.cast::<Private>();
             (*private).releases.load(Ordering::Acquire) == 0
         });
-        // SAFETY: as above.
+        // SAFETY: structs and nodes live as long as `self`.
         unsafe { &mut **lost.unwrap() }
     }
 
     /// How often nodes were released, all together, and how many there are.
-    pub fn releases(&self) -> (usize, usize) {
+    pub(crate) fn releases(&self) -> (usize, usize) {
         // SAFETY: nodes live as long as `self`.
         let count = |p: &*mut Private| unsafe { (**p).releases.load(Ordering::Acquire) };
         (self.nodes.iter().map(count).sum(), self.nodes.len())
@@ -314,7 +314,7 @@ impl Foreign {
 
     /// As `assert_released`, once the device has finished what reads the array.
     #[track_caller]
-    pub fn assert_released_by(&self, device: &Device, context: &str) {
+    pub(crate) fn assert_released_by(&self, device: &Device, context: &str) {
         let _ = device.synchronize();
         let end = Instant::now() + Duration::from_secs(5);
         // SAFETY: nodes live as long as `self`.
@@ -327,7 +327,7 @@ impl Foreign {
 
     /// Panics unless each node was released exactly once.
     #[track_caller]
-    pub fn assert_released(&self, context: &str) {
+    pub(crate) fn assert_released(&self, context: &str) {
         for (i, node) in self.nodes.iter().enumerate() {
             // SAFETY: nodes live as long as `self`.
             let releases = unsafe { (**node).releases.load(Ordering::Acquire) };
@@ -359,7 +359,7 @@ impl Drop for Foreign {
             drop(unsafe { Box::from_raw(child) });
         }
         for node in self.nodes.drain(..) {
-            // SAFETY: as above.
+            // SAFETY: made by `Box::into_raw`; nobody holds the array any more.
             drop(unsafe { Box::from_raw(node) });
         }
     }
@@ -369,7 +369,7 @@ impl Drop for Foreign {
 ///
 /// # Safety
 /// `from` is a live struct that nobody else uses meanwhile.
-pub unsafe fn take(from: *mut CArray) -> CArray {
+pub(crate) unsafe fn take(from: *mut CArray) -> CArray {
     // SAFETY: the caller gives a live struct.
     unsafe {
         let taken = from.read();
@@ -379,7 +379,7 @@ pub unsafe fn take(from: *mut CArray) -> CArray {
 }
 
 /// A struct that was moved out of its parent: released on drop.
-pub struct Moved(pub CArray);
+pub(crate) struct Moved(pub CArray);
 
 // SAFETY: the interface lets a struct be released on any thread.
 unsafe impl Send for Moved {}
@@ -394,7 +394,7 @@ impl Drop for Moved {
 }
 
 /// The struct of an export, as C code sees it.
-pub fn c(array: &mut FFI_ArrowDeviceArray) -> &mut CDeviceArray {
+pub(crate) fn c(array: &mut FFI_ArrowDeviceArray) -> &mut CDeviceArray {
     // SAFETY: the same C struct.
     unsafe { &mut *ptr::from_mut(array).cast() }
 }
@@ -404,7 +404,7 @@ struct List(Vec<*mut CArray>);
 // SAFETY: only kept and dropped.
 unsafe impl Send for List {}
 
-pub fn empty() -> CArray {
+pub(crate) fn empty() -> CArray {
     CArray {
         length: 0,
         null_count: 0,

@@ -7,13 +7,13 @@ use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{Device, Devices, ImportOptions};
 
 /// A device, with import options that find it. `sim` is `None` for the CPU.
-pub struct Place {
+pub(crate) struct Place {
     pub device: Device,
     pub sim: Option<Arc<SimDevice>>,
     pub options: ImportOptions,
 }
 
-pub fn cpu() -> Place {
+pub(crate) fn cpu() -> Place {
     Place {
         device: Devices::cpu(),
         sim: None,
@@ -22,7 +22,7 @@ pub fn cpu() -> Place {
 }
 
 /// `None` where there are no simulated devices (Miri).
-pub fn simulated(mode: SimMode) -> Option<Place> {
+pub(crate) fn simulated(mode: SimMode) -> Option<Place> {
     if cfg!(miri) {
         return None;
     }
@@ -38,19 +38,19 @@ pub fn simulated(mode: SimMode) -> Option<Place> {
 }
 
 /// The CPU and one simulated device of each mode.
-pub fn places() -> Vec<Place> {
+pub(crate) fn places() -> Vec<Place> {
     let sims = [SimMode::Async, SimMode::Deferred].map(simulated);
     [Some(cpu())].into_iter().chain(sims).flatten().collect()
 }
 
 impl Place {
-    pub fn sim(&self) -> &SimDevice {
+    pub(crate) fn sim(&self) -> &SimDevice {
         self.sim.as_ref().unwrap()
     }
 
     /// Panics unless everything is freed and released, nothing was done wrong, once the reaper has caught up.
     #[track_caller]
-    pub fn assert_clean(&self) {
+    pub(crate) fn assert_clean(&self) {
         let Some(sim) = &self.sim else { return };
         let until = Instant::now() + Duration::from_secs(5);
         loop {

@@ -12,17 +12,17 @@ use arrow_schema::ArrowError;
 const EIO: c_int = 5;
 const EINVAL: c_int = 22;
 
-pub struct Failure(c_int, String);
+pub(crate) struct Failure(c_int, String);
 
-pub type Outcome<T> = Result<T, Failure>;
+pub(super) type Outcome<T> = Result<T, Failure>;
 
 impl Failure {
-    pub fn invalid(text: impl Into<String>) -> Self {
+    pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self(EINVAL, text.into())
     }
 
     /// For a reader's item.
-    pub fn into_error(self) -> Error {
+    pub(crate) fn into_error(self) -> Error {
         ArrowError::InvalidArgumentError(self.1).into()
     }
 }
@@ -56,7 +56,7 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-pub fn no_panic<T>(body: impl FnOnce() -> T) -> Outcome<T> {
+pub(super) fn no_panic<T>(body: impl FnOnce() -> T) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
         let text = match payload.downcast::<String>() {
             Ok(text) => *text,
@@ -70,7 +70,7 @@ pub fn no_panic<T>(body: impl FnOnce() -> T) -> Outcome<T> {
 }
 
 /// Runs a function's body; a panic is EIO with its text.
-pub fn answer(body: impl FnOnce() -> Outcome<()>) -> c_int {
+pub(super) fn answer(body: impl FnOnce() -> Outcome<()>) -> c_int {
     let Err(Failure(errno, text)) = no_panic(body).and_then(|done| done) else {
         return 0;
     };
@@ -82,37 +82,37 @@ pub fn answer(body: impl FnOnce() -> Outcome<()>) -> c_int {
 
 /// The text of this thread's last failure of a function `peers_...`.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_last_error() -> *const c_char {
+pub(super) extern "C" fn peers_last_error() -> *const c_char {
     let text = LAST.try_with(|last| last.borrow().as_ptr());
     text.unwrap_or(ptr::null())
 }
 
 /// # Safety
 /// `pointer` is null, or valid for `'a`.
-pub unsafe fn borrow<'a, T>(pointer: *const T, name: &str) -> Outcome<&'a T> {
-    // SAFETY: the caller's.
+pub(super) unsafe fn borrow<'a, T>(pointer: *const T, name: &str) -> Outcome<&'a T> {
+    // SAFETY: the caller guarantees that `pointer` is null or alive (see `# Safety`).
     unsafe { pointer.as_ref() }.ok_or_else(|| Failure::invalid(format!("{name} is null")))
 }
 
 /// # Safety
 /// `text` is null, or null-terminated and lives for `'a`.
-pub unsafe fn text<'a>(text: *const c_char, name: &str) -> Outcome<&'a str> {
+pub(super) unsafe fn text<'a>(text: *const c_char, name: &str) -> Outcome<&'a str> {
     if text.is_null() {
         return Err(Failure::invalid(format!("{name} is null")));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `text` is null-terminated (see `# Safety`).
     let text = unsafe { CStr::from_ptr(text) }.to_str();
     text.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))
 }
 
 /// # Safety
 /// As [`text`].
-pub unsafe fn device(name: *const c_char) -> Outcome<Device> {
-    // SAFETY: the caller's.
+pub(super) unsafe fn device(name: *const c_char) -> Outcome<Device> {
+    // SAFETY: the caller guarantees that `name` is null or null-terminated (see `# Safety`).
     Ok(Devices::open(unsafe { text(name, "device") }?)?)
 }
 
-pub fn policy(wait: bool) -> SyncPolicy {
+pub(super) fn policy(wait: bool) -> SyncPolicy {
     if wait {
         SyncPolicy::Wait
     } else {
@@ -124,11 +124,11 @@ pub fn policy(wait: bool) -> SyncPolicy {
 ///
 /// # Safety
 /// `out` is null or valid for a write; what is there is not released.
-pub unsafe fn put<T>(out: *mut T, value: T, name: &str) -> Outcome<()> {
+pub(super) unsafe fn put<T>(out: *mut T, value: T, name: &str) -> Outcome<()> {
     if out.is_null() {
         return Err(Failure::invalid(format!("{name} is null")));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
     unsafe { out.write(value) };
     Ok(())
 }
@@ -137,11 +137,16 @@ pub unsafe fn put<T>(out: *mut T, value: T, name: &str) -> Outcome<()> {
 ///
 /// # Safety
 /// As [`put`], for both.
-pub unsafe fn put_both<A, S>(out: *mut A, array: A, out_schema: *mut S, schema: S) -> Outcome<()> {
+pub(super) unsafe fn put_both<A, S>(
+    out: *mut A,
+    array: A,
+    out_schema: *mut S,
+    schema: S,
+) -> Outcome<()> {
     if out.is_null() {
         return Err(Failure::invalid("out is null"));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
     unsafe {
         put(out_schema, schema, "out_schema")?;
         put(out, array, "out")

@@ -20,7 +20,7 @@ static HANDLES: AtomicI64 = AtomicI64::new(0);
 static HEAP: AtomicI64 = AtomicI64::new(0);
 
 /// Counts one thing as long as it lives.
-pub struct Counted(&'static AtomicI64, i64);
+pub(super) struct Counted(&'static AtomicI64, i64);
 
 impl Counted {
     fn new(counter: &'static AtomicI64, n: i64) -> Self {
@@ -28,7 +28,7 @@ impl Counted {
         Self(counter, n)
     }
 
-    pub fn handle() -> Self {
+    pub(super) fn handle() -> Self {
         Self::new(&HANDLES, 1)
     }
 }
@@ -60,7 +60,7 @@ fn counted_buffer(buffer: &Buffer) -> Buffer {
 }
 
 /// The same data, whose buffers are counted until the last user of each has let go. Nothing is copied.
-pub fn counted(data: &ArrayData) -> ArrayData {
+pub(super) fn counted(data: &ArrayData) -> ArrayData {
     let nulls = data.nulls().map(|nulls| {
         let bits = nulls.inner();
         let inner = counted_buffer(bits.inner());
@@ -82,25 +82,25 @@ pub fn counted(data: &ArrayData) -> ArrayData {
 
 /// How many buffers of cases a peer, or work of a device, still holds.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_live_buffers() -> i64 {
+pub(super) extern "C" fn peers_live_buffers() -> i64 {
     BUFFERS.load(SeqCst)
 }
 
 /// Their bytes.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_live_bytes() -> i64 {
+pub(super) extern "C" fn peers_live_bytes() -> i64 {
     BYTES.load(SeqCst)
 }
 
 /// How many handles (`peers_held_*`, `peers_reader_*`) and streams of `peers_stream` and `peers_array_stream` are open.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_live_handles() -> i64 {
+pub(super) extern "C" fn peers_live_handles() -> i64 {
     HANDLES.load(SeqCst)
 }
 
 /// Bytes on this library's heap.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_heap_bytes() -> i64 {
+pub(super) extern "C" fn peers_heap_bytes() -> i64 {
     HEAP.load(SeqCst)
 }
 
@@ -109,8 +109,8 @@ pub extern "C" fn peers_heap_bytes() -> i64 {
 /// # Safety
 /// `name` is null or null-terminated.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_settle(name: *const c_char) -> c_int {
-    // SAFETY: the caller's.
+pub(super) unsafe extern "C" fn peers_settle(name: *const c_char) -> c_int {
+    // SAFETY: the caller guarantees that `name` is null or null-terminated (see `# Safety`).
     answer(|| Ok(unsafe { device(name) }?.synchronize()?))
 }
 
@@ -119,19 +119,19 @@ pub unsafe extern "C" fn peers_settle(name: *const c_char) -> c_int {
 /// # Safety
 /// The texts are null or null-terminated; `out` is null or valid for a write.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_stat(
+pub(super) unsafe extern "C" fn peers_stat(
     name: *const c_char,
     counter: *const c_char,
     out: *mut u64,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that both texts are null or null-terminated (see `# Safety`).
         let (device, counter) = unsafe { (device(name)?, text(counter, "counter")?) };
         let value = match counted_by(&device.stats(), counter) {
             Some(value) => value,
             None => reported(&device, counter)?,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is null or valid for a write (see `# Safety`).
         unsafe { put(out, value, "out") }
     })
 }

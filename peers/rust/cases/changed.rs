@@ -8,7 +8,7 @@ use arrow_data::ArrayData;
 use arrow_schema::{ArrowError, DataType, Field, FieldRef, Schema, UnionFields};
 
 /// `data_type` as pyarrow writes it.
-pub fn data_type(of: &DataType) -> DataType {
+pub(super) fn data_type(of: &DataType) -> DataType {
     use DataType::*;
     match of {
         List(f) => List(field(f)),
@@ -52,16 +52,16 @@ fn field(of: &FieldRef) -> FieldRef {
     Arc::new(field)
 }
 
-pub fn schema(of: &Schema) -> Schema {
+pub(super) fn schema(of: &Schema) -> Schema {
     let fields: Vec<FieldRef> = of.fields().iter().map(field).collect();
     Schema::new_with_metadata(fields, of.metadata().clone())
 }
 
-pub fn array(of: &dyn Array) -> ArrayRef {
+pub(super) fn array(of: &dyn Array) -> ArrayRef {
     make_array(retyped(of.to_data(), data_type(of.data_type())))
 }
 
-pub fn batch(of: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+pub(super) fn batch(of: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let columns = of.columns().iter().map(|column| array(column)).collect();
     let options = RecordBatchOptions::new().with_row_count(Some(of.num_rows()));
     RecordBatch::try_new_with_options(Arc::new(schema(of.schema_ref())), columns, &options)

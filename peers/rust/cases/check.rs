@@ -15,7 +15,7 @@ use super::give::host_value;
 use super::{COMMON, Type, changed, listed};
 use crate::support;
 
-pub fn checked() -> ImportOptions {
+pub(super) fn checked() -> ImportOptions {
     ImportOptions::default().with_validation(Validation::Full)
 }
 
@@ -23,19 +23,19 @@ pub fn checked() -> ImportOptions {
 ///
 /// # Safety
 /// Each is null or a valid struct.
-pub unsafe fn take(
+pub(super) unsafe fn take(
     array: *mut FFI_ArrowDeviceArray,
     schema: *mut FFI_ArrowSchema,
 ) -> Outcome<(FFI_ArrowDeviceArray, FFI_ArrowSchema)> {
     let null = |name| Failure::invalid(format!("{name} is null"));
     let array = match array.is_null() {
         true => Err(null("array")),
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes an array that it gives away (see `# Safety`).
         false => Ok(unsafe { FFI_ArrowDeviceArray::from_raw(array) }),
     };
     let schema = match schema.is_null() {
         true => Err(null("schema")),
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a schema that it gives away (see `# Safety`).
         false => Ok(unsafe { FFI_ArrowSchema::from_raw(schema) }),
     };
     Ok((array?, schema?))
@@ -43,18 +43,23 @@ pub unsafe fn take(
 
 /// # Safety
 /// `stream` is null or a valid struct.
-pub unsafe fn take_stream(
+pub(super) unsafe fn take_stream(
     stream: *mut FFI_ArrowDeviceArrayStream,
 ) -> Outcome<FFI_ArrowDeviceArrayStream> {
     if stream.is_null() {
         return Err(Failure::invalid("stream is null"));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
     Ok(unsafe { FFI_ArrowDeviceArrayStream::from_raw(stream) })
 }
 
 /// Whether `array` has the case's value. `through_pyarrow`: in a type as pyarrow gives it back.
-pub fn same(of: &Type, case: u64, through_pyarrow: bool, array: &DeviceArray) -> Outcome<()> {
+pub(super) fn same(
+    of: &Type,
+    case: u64,
+    through_pyarrow: bool,
+    array: &DeviceArray,
+) -> Outcome<()> {
     let actual = array.to_host()?;
     let mut expected = of.case(case)?.value();
     if through_pyarrow {
@@ -79,7 +84,7 @@ fn same_batch(
 /// # Safety
 /// Array and schema are null or keep to the C device data interface.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_check_array(
+pub(super) unsafe extern "C" fn peers_check_array(
     array: *mut FFI_ArrowDeviceArray,
     schema: *mut FFI_ArrowSchema,
     type_: u64,
@@ -87,9 +92,9 @@ pub unsafe extern "C" fn peers_check_array(
     through_pyarrow: bool,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes an array and a schema that it gives away (see `# Safety`).
         let (array, schema) = unsafe { take(array, schema) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let array = unsafe { DeviceArray::import_with(array, &schema, &checked()) }?;
         same(Type::at(type_)?, case, through_pyarrow, &array)
     })
@@ -98,7 +103,7 @@ pub unsafe extern "C" fn peers_check_array(
 /// # Safety
 /// As [`peers_check_array`]; `list` has `n` numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_check_batch(
+pub(super) unsafe extern "C" fn peers_check_batch(
     array: *mut FFI_ArrowDeviceArray,
     schema: *mut FFI_ArrowSchema,
     list: *const u64,
@@ -107,11 +112,11 @@ pub unsafe extern "C" fn peers_check_batch(
     through_pyarrow: bool,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes an array and a schema that it gives away (see `# Safety`).
         let (array, schema) = unsafe { take(array, schema) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let batch = unsafe { DeviceRecordBatch::import_with(array, &schema, &checked()) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `list` has `n` entries (see `# Safety`).
         same_batch(
             &unsafe { listed(list, n) }?,
             variant,
@@ -124,18 +129,18 @@ pub unsafe extern "C" fn peers_check_batch(
 /// # Safety
 /// The stream is null or keeps to the C device stream interface; `list` has `n` numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_check_stream(
+pub(super) unsafe extern "C" fn peers_check_stream(
     stream: *mut FFI_ArrowDeviceArrayStream,
     list: *const u64,
     n: u64,
     through_pyarrow: bool,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
         let stream = unsafe { take_stream(stream) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let mut reader = unsafe { DeviceRecordBatchStreamReader::new(stream, checked()) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `list` has `n` entries (see `# Safety`).
         let types = unsafe { listed(list, n) }?;
         let (mut expected, actual) = (Schema::clone(&super::schema(&types)), reader.schema());
         if through_pyarrow {
@@ -158,15 +163,15 @@ pub unsafe extern "C" fn peers_check_stream(
 /// # Safety
 /// The stream is null or keeps to the C device stream interface.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_check_array_stream(
+pub(super) unsafe extern "C" fn peers_check_array_stream(
     stream: *mut FFI_ArrowDeviceArrayStream,
     type_: u64,
     through_pyarrow: bool,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
         let stream = unsafe { take_stream(stream) }?;
-        // SAFETY: the caller's; values are checked.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`); values are checked.
         let mut reader = unsafe { DeviceArrayStreamReader::new(stream, checked()) }?;
         let of = Type::at(type_)?;
         let mut expected = of.data_type.clone();

@@ -28,7 +28,10 @@ fn array_on(of: &Type, case: &Case, device: &Device) -> arrow_device::Result<Dev
 }
 
 /// A batch on the host whose columns are a variant of each type, and its slice if the variant is cut on the device.
-pub fn host_batch(types: &[&Type], variant: u64) -> Outcome<(RecordBatch, Option<(usize, usize)>)> {
+pub(super) fn host_batch(
+    types: &[&Type],
+    variant: u64,
+) -> Outcome<(RecordBatch, Option<(usize, usize)>)> {
     let mut columns = Vec::new();
     let (mut rows, mut cut) = (0, None);
     for t in types {
@@ -42,7 +45,7 @@ pub fn host_batch(types: &[&Type], variant: u64) -> Outcome<(RecordBatch, Option
 }
 
 /// What a peer must see of it.
-pub fn host_value(types: &[&Type], variant: u64) -> Outcome<RecordBatch> {
+pub(super) fn host_value(types: &[&Type], variant: u64) -> Outcome<RecordBatch> {
     let (batch, cut) = host_batch(types, variant)?;
     Ok(match cut {
         Some((offset, rows)) => batch.slice(offset, rows),
@@ -64,7 +67,7 @@ fn batch_on(types: &[&Type], variant: u64, device: &Device) -> Outcome<DeviceRec
 /// # Safety
 /// `name` is null or null-terminated; `out` and `out_schema` are null or valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_array(
+pub(super) unsafe extern "C" fn peers_array(
     type_: u64,
     case: u64,
     name: *const c_char,
@@ -74,11 +77,11 @@ pub unsafe extern "C" fn peers_array(
 ) -> c_int {
     answer(|| {
         let of = Type::at(type_)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `name` is null or null-terminated (see `# Safety`).
         let device = unsafe { device(name) }?;
         let array = array_on(of, of.case(case)?, &device)?;
         let (array, schema) = array.export(policy(wait))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that both outputs are null or valid for a write (see `# Safety`).
         unsafe { put_both(out, array, out_schema, schema) }
     })
 }
@@ -88,7 +91,7 @@ pub unsafe extern "C" fn peers_array(
 /// # Safety
 /// `list` has `n` numbers; else as [`peers_array`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_batch(
+pub(super) unsafe extern "C" fn peers_batch(
     list: *const u64,
     n: u64,
     variant: u64,
@@ -98,10 +101,10 @@ pub unsafe extern "C" fn peers_batch(
     out_schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `list` has `n` entries and that `name` is null or null-terminated (see `# Safety`).
         let (types, device) = unsafe { (listed(list, n)?, device(name)?) };
         let (array, schema) = batch_on(&types, variant, &device)?.export(policy(wait))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that both outputs are null or valid for a write (see `# Safety`).
         unsafe { put_both(out, array, out_schema, schema) }
     })
 }
@@ -111,7 +114,7 @@ pub unsafe extern "C" fn peers_batch(
 /// # Safety
 /// As [`peers_batch`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_stream(
+pub(super) unsafe extern "C" fn peers_stream(
     list: *const u64,
     n: u64,
     name: *const c_char,
@@ -119,7 +122,7 @@ pub unsafe extern "C" fn peers_stream(
     out: *mut FFI_ArrowDeviceArrayStream,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `list` has `n` entries and that `name` is null or null-terminated (see `# Safety`).
         let (types, device) = unsafe { (listed(list, n)?, device(name)?) };
         let (schema, id, open) = (schema(&types), device.id(), Counted::handle());
         let batches = (0..COMMON as u64).map(move |variant| {
@@ -128,7 +131,7 @@ pub unsafe extern "C" fn peers_stream(
         });
         let reader = DeviceRecordBatchIterator::new(batches, schema, id.device_type);
         let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(policy(wait)))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe { put(out, stream, "out") }
     })
 }
@@ -138,7 +141,7 @@ pub unsafe extern "C" fn peers_stream(
 /// # Safety
 /// As [`peers_array`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_array_stream(
+pub(super) unsafe extern "C" fn peers_array_stream(
     type_: u64,
     name: *const c_char,
     wait: bool,
@@ -146,7 +149,7 @@ pub unsafe extern "C" fn peers_array_stream(
 ) -> c_int {
     answer(|| {
         let of = Type::at(type_)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `name` is null or null-terminated (see `# Safety`).
         let device = unsafe { device(name) }?;
         let (id, open) = (device.id(), Counted::handle());
         let arrays = of.cases().iter().map(move |case| {
@@ -156,7 +159,7 @@ pub unsafe extern "C" fn peers_array_stream(
         let reader = DeviceArrayIterator::new(arrays, Arc::new(of.field()), id.device_type);
         let options = ExportOptions::new(policy(wait));
         let stream = FFI_ArrowDeviceArrayStream::new_arrays(reader, options)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe { put(out, stream, "out") }
     })
 }
@@ -166,7 +169,7 @@ pub unsafe extern "C" fn peers_array_stream(
 /// # Safety
 /// `out` and `out_schema` are null or valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_plain_array(
+pub(super) unsafe extern "C" fn peers_plain_array(
     type_: u64,
     case: u64,
     out: *mut FFI_ArrowArray,
@@ -176,7 +179,7 @@ pub unsafe extern "C" fn peers_plain_array(
         let of = Type::at(type_)?;
         let data = counted(&of.case(case)?.value().to_data());
         let schema = FFI_ArrowSchema::try_from(of.field())?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that both outputs are null or valid for a write (see `# Safety`).
         unsafe { put_both(out, FFI_ArrowArray::new(&data), out_schema, schema) }
     })
 }
@@ -186,9 +189,9 @@ pub unsafe extern "C" fn peers_plain_array(
 /// # Safety
 /// `list` has `n` numbers; `path` is null or null-terminated.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_ipc(list: *const u64, n: u64, path: *const c_char) -> c_int {
+pub(super) unsafe extern "C" fn peers_ipc(list: *const u64, n: u64, path: *const c_char) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `list` has `n` entries and that `path` is null or null-terminated (see `# Safety`).
         let (types, path) = unsafe { (listed(list, n)?, text(path, "path")?) };
         let file = BufWriter::new(File::create(path)?);
         let mut writer = arrow_ipc::writer::StreamWriter::try_new(file, &schema(&types))?;

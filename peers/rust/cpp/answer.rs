@@ -11,14 +11,14 @@ use arrow_schema::ArrowError;
 const EIO: c_int = 5;
 const EINVAL: c_int = 22;
 /// Values are not as expected.
-pub const DIFFERS: c_int = -1;
+pub(crate) const DIFFERS: c_int = -1;
 
 /// A code and a text.
-pub struct Failure(c_int, String);
+pub(crate) struct Failure(c_int, String);
 
 impl Failure {
     /// Not what was expected.
-    pub fn differs(text: impl Into<String>) -> Self {
+    pub(crate) fn differs(text: impl Into<String>) -> Self {
         Self(DIFFERS, text.into())
     }
 }
@@ -46,7 +46,7 @@ thread_local! {
 }
 
 /// Runs a function's body; a panic is EIO with its text.
-pub fn answer(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
+pub(crate) fn answer(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
     let done = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
         let text = text.or_else(|| payload.downcast_ref::<&str>().map(|t| t.to_string()));
@@ -62,7 +62,7 @@ pub fn answer(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
 
 /// The text of this thread's last error, valid until its next one.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_last_error() -> *const c_char {
+pub(crate) extern "C" fn peers_cpp_last_error() -> *const c_char {
     let text = LAST.try_with(|last| last.borrow().as_ptr());
     text.unwrap_or(ptr::null())
 }

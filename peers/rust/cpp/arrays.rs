@@ -69,29 +69,29 @@ fn case(of_type: usize, case: usize) -> Result<(&'static Type, &'static Case), F
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_types() -> usize {
+pub(super) extern "C" fn peers_cpp_types() -> usize {
     types().len()
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_type_name(of_type: usize) -> *const c_char {
+pub(super) extern "C" fn peers_cpp_type_name(of_type: usize) -> *const c_char {
     types()
         .get(of_type)
         .map_or(std::ptr::null(), |t| t.name.as_ptr())
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_cases(of_type: usize) -> usize {
+pub(super) extern "C" fn peers_cpp_cases(of_type: usize) -> usize {
     types().get(of_type).map_or(0, |t| t.cases().len())
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_case_name(of_type: usize, of_case: usize) -> *const c_char {
+pub(super) extern "C" fn peers_cpp_case_name(of_type: usize, of_case: usize) -> *const c_char {
     case(of_type, of_case).map_or(std::ptr::null(), |(_, case)| case.name.as_ptr())
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_case_rows(of_type: usize, of_case: usize) -> usize {
+pub(super) extern "C" fn peers_cpp_case_rows(of_type: usize, of_case: usize) -> usize {
     case(of_type, of_case).map_or(0, |(_, case)| case.array.len())
 }
 
@@ -100,7 +100,7 @@ pub extern "C" fn peers_cpp_case_rows(of_type: usize, of_case: usize) -> usize {
 /// # Safety
 /// `sim` is null or live; `out` and `out_schema` are valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_case_export(
+pub(super) unsafe extern "C" fn peers_cpp_case_export(
     of_type: usize,
     of_case: usize,
     sim: *const PeersSim,
@@ -110,14 +110,14 @@ pub unsafe extern "C" fn peers_cpp_case_export(
 ) -> c_int {
     answer(|| {
         let (of_type, case) = case(of_type, of_case)?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let queue = queue(unsafe { sim.as_ref() })?;
         let array = queue
             .device()
             .upload_data_on(case.array.to_data(), &queue)?;
         let array = array.with_field(Arc::new(of_type.field()))?;
         let (array, schema) = array.export(policy(wait))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe {
             write(out, array)?;
             write(out_schema, schema)
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn peers_cpp_case_export(
 /// # Safety
 /// `out` and `out_schema` are valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_case_export_host(
+pub(super) unsafe extern "C" fn peers_cpp_case_export_host(
     of_type: usize,
     of_case: usize,
     out: *mut FFI_ArrowArray,
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn peers_cpp_case_export_host(
         } else {
             FFI_ArrowSchema::try_from(of_type.field())?
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe {
             write(out, FFI_ArrowArray::new(&case.array.to_data()))?;
             write(out_schema, schema)
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn peers_cpp_case_export_host(
 /// # Safety
 /// `sim` is null or live; the structs keep to the C device data interface.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_case_check(
+pub(super) unsafe extern "C" fn peers_cpp_case_check(
     of_type: usize,
     of_case: usize,
     offset: usize,
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn peers_cpp_case_check(
     schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let (sim, array, schema) = unsafe {
             (
                 sim.as_ref(),
@@ -180,7 +180,7 @@ pub unsafe extern "C" fn peers_cpp_case_check(
             )
         };
         let (of_type, case) = case(of_type, of_case)?;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`).
         let array = unsafe { DeviceArray::import_with(array, &schema, &options(sim, full)) }?;
         if array.device().id() != device(sim).id() {
             return Err(Failure::differs(format!("is on {}", array.device())));
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn peers_cpp_case_check(
 
 /// How many holders the buffers of all cases have beyond those at rest: 0 once every export is released.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_case_holders() -> usize {
+pub(super) extern "C" fn peers_cpp_case_holders() -> usize {
     // One caller at a time: counting holds them too.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -64,12 +64,12 @@ impl Drop for Alive {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_async_live() -> isize {
+pub(super) extern "C" fn peers_cpp_async_live() -> isize {
     STREAMS.load(SeqCst)
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_async_batches() -> isize {
+pub(super) extern "C" fn peers_cpp_async_batches() -> isize {
     BATCHES.load(SeqCst)
 }
 
@@ -200,7 +200,7 @@ enum End {
 }
 
 /// A stream of ours on its way to a handler, on a thread of its own.
-pub struct Giving {
+pub(super) struct Giving {
     stop: Option<oneshot::Sender<()>>,
     end: Receiver<End>,
 }
@@ -213,7 +213,7 @@ pub struct Giving {
 /// # Safety
 /// `sim` is null or live, and lives for longer; `handler` keeps to the C async device stream interface; `out` is valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_give(
+pub(super) unsafe extern "C" fn peers_cpp_async_give(
     kind: usize,
     count: u64,
     fail_at: i64,
@@ -227,7 +227,7 @@ pub unsafe extern "C" fn peers_cpp_async_give(
     out: *mut *mut Giving,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let sim = unsafe { sim.as_ref() };
         let (schema, of, queue) = (made(kind, 0)?.schema(), device(sim), queue(sim)?);
         let alive = Alive::new(&STREAMS);
@@ -257,13 +257,13 @@ pub unsafe extern "C" fn peers_cpp_async_give(
         let place = if in_place {
             Either::Left(Place(handler))
         } else {
-            // SAFETY: the caller's; Arrow C++ does not depend on the address.
+            // SAFETY: the caller passes a handler that it gives away (see `# Safety`); Arrow C++ does not depend on its address.
             Either::Right(unsafe { FFI_ArrowAsyncDeviceStreamHandler::from_raw(handler) })
         };
         thread::spawn(move || {
             let run = move || match place {
                 Either::Left(Place(at)) => {
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller guarantees that the handler keeps to the interface and stays where it is (see `# Safety`).
                     let produced = unsafe { produce_at(batches, at, options) };
                     run(produced, stopped)
                 }
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn peers_cpp_async_give(
             stop: Some(stop),
             end,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe { write(out, Box::into_raw(Box::new(giving))) }
     })
 }
@@ -303,13 +303,13 @@ fn run(produce: impl Future<Output = Result<Outcome>>, stop: oneshot::Receiver<(
 /// # Safety
 /// `giving` is of [`peers_cpp_async_give`]; `out` is valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_given(
+pub(super) unsafe extern "C" fn peers_cpp_async_given(
     giving: *mut Giving,
     seconds: f64,
     out: *mut c_int,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `giving` is alive (see `# Safety`).
         let giving = unsafe { &*giving };
         let end = giving.end.recv_timeout(Duration::from_secs_f64(seconds));
         let end = end.map_err(|e| match e {
@@ -325,7 +325,7 @@ pub unsafe extern "C" fn peers_cpp_async_given(
             End::Dropped => 2,
             End::Panicked => 3,
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe { write(out, how) }
     })
 }
@@ -335,8 +335,8 @@ pub unsafe extern "C" fn peers_cpp_async_given(
 /// # Safety
 /// `giving` is of [`peers_cpp_async_give`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_stop(giving: *mut Giving) {
-    // SAFETY: the caller's.
+pub(super) unsafe extern "C" fn peers_cpp_async_stop(giving: *mut Giving) {
+    // SAFETY: the caller guarantees that `giving` is alive (see `# Safety`).
     if let Some(stop) = unsafe { &mut *giving }.stop.take() {
         let _ = stop.send(());
     }
@@ -347,13 +347,13 @@ pub unsafe extern "C" fn peers_cpp_async_stop(giving: *mut Giving) {
 /// # Safety
 /// `giving` is of [`peers_cpp_async_give`], and not used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_give_drop(giving: *mut Giving) {
-    // SAFETY: the caller's.
+pub(super) unsafe extern "C" fn peers_cpp_async_give_drop(giving: *mut Giving) {
+    // SAFETY: the caller guarantees that `giving` came from this library and is not used again (see `# Safety`).
     drop(unsafe { Box::from_raw(giving) });
 }
 
 /// Our end of a handler.
-pub struct Taking {
+pub(super) struct Taking {
     stream: Either<Opening, AsyncDeviceRecordBatchStream>,
     _alive: Alive,
 }
@@ -364,22 +364,22 @@ pub struct Taking {
 /// `sim` is null or live; whoever gets the handler keeps to the C async device stream interface; `handler` and `out`
 /// are valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_take(
+pub(super) unsafe extern "C" fn peers_cpp_async_take(
     depth: usize,
     sim: *const PeersSim,
     handler: *mut *mut c_void,
     out: *mut *mut Taking,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let options = options(unsafe { sim.as_ref() }, false);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that whoever gets the handler keeps to the interface (see `# Safety`).
         let (ours, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(depth, options) };
         let taking = Taking {
             stream: Either::Left(opening),
             _alive: Alive::new(&STREAMS),
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe {
             write(handler, ours.into_raw().cast())?;
             write(out, Box::into_raw(Box::new(taking)))
@@ -412,13 +412,13 @@ fn in_time<T>(what: impl Future<Output = Result<T, Failure>>) -> Result<T, Failu
 /// # Safety
 /// `taking` is of [`peers_cpp_async_take`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_opened(
+pub(super) unsafe extern "C" fn peers_cpp_async_opened(
     taking: *mut Taking,
     kind: usize,
     device_type: c_int,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `taking` is alive (see `# Safety`).
         let taking = unsafe { &mut *taking };
         in_time(async {
             if let Either::Left(opening) = &mut taking.stream {
@@ -450,7 +450,7 @@ pub unsafe extern "C" fn peers_cpp_async_opened(
 /// # Safety
 /// `taking` is of [`peers_cpp_async_take`], and open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_read(
+pub(super) unsafe extern "C" fn peers_cpp_async_read(
     taking: *mut Taking,
     kind: usize,
     from: u64,
@@ -459,7 +459,7 @@ pub unsafe extern "C" fn peers_cpp_async_read(
     later: bool,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `taking` is alive (see `# Safety`).
         let Either::Right(stream) = &mut unsafe { &mut *taking }.stream else {
             return Err("is not open".into());
         };
@@ -507,13 +507,13 @@ pub unsafe extern "C" fn peers_cpp_async_read(
 /// # Safety
 /// `taking` is of [`peers_cpp_async_take`], open, and not used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_read_waiting(
+pub(super) unsafe extern "C" fn peers_cpp_async_read_waiting(
     taking: *mut Taking,
     kind: usize,
     count: u64,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `taking` came from this library and is not used again (see `# Safety`).
         let taking = unsafe { Box::from_raw(taking) };
         let Either::Right(stream) = taking.stream else {
             return Err("is not open".into());
@@ -538,7 +538,7 @@ pub unsafe extern "C" fn peers_cpp_async_read_waiting(
 /// # Safety
 /// `taking` is of [`peers_cpp_async_take`], and not used again.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_async_take_drop(taking: *mut Taking) {
-    // SAFETY: the caller's.
+pub(super) unsafe extern "C" fn peers_cpp_async_take_drop(taking: *mut Taking) {
+    // SAFETY: the caller guarantees that `taking` came from this library and is not used again (see `# Safety`).
     drop(unsafe { Box::from_raw(taking) });
 }

@@ -100,18 +100,18 @@ fn empty_strings() -> RecordBatch {
 }
 
 /// The batch of this kind and seed.
-pub fn make(kind: usize, seed: u64) -> Result<RecordBatch, Failure> {
+pub(super) fn make(kind: usize, seed: u64) -> Result<RecordBatch, Failure> {
     let kind = kinds().get(kind).ok_or("no such kind of batch")?;
     Ok((kind.make)(seed))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_batches() -> usize {
+pub(super) extern "C" fn peers_cpp_batches() -> usize {
     kinds().len()
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_batch_name(kind: usize) -> *const c_char {
+pub(super) extern "C" fn peers_cpp_batch_name(kind: usize) -> *const c_char {
     let kind = kinds().get(kind);
     kind.map_or(std::ptr::null(), |kind| kind.name.as_ptr())
 }
@@ -122,7 +122,7 @@ pub extern "C" fn peers_cpp_batch_name(kind: usize) -> *const c_char {
 /// # Safety
 /// `sim` is null or live; `out` and `out_schema` are valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_batch_export(
+pub(super) unsafe extern "C" fn peers_cpp_batch_export(
     kind: usize,
     seed: u64,
     sim: *const PeersSim,
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn peers_cpp_batch_export(
     out_schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let sim = unsafe { sim.as_ref() };
         let batch = make(kind, seed)?;
         let batch = if apart {
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn peers_cpp_batch_export(
             queue.device().upload_on(&batch, &queue)?
         };
         let (array, schema) = batch.export(policy(wait))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe {
             write(out, array)?;
             write(out_schema, schema)
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn peers_cpp_batch_export(
 /// # Safety
 /// `out` and `out_schema` are valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_batch_export_host(
+pub(super) unsafe extern "C" fn peers_cpp_batch_export_host(
     kind: usize,
     seed: u64,
     out: *mut FFI_ArrowArray,
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn peers_cpp_batch_export_host(
             FFI_ArrowSchema::try_from(batch.schema_ref().as_ref())?
         };
         let rows = StructArray::from(batch);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe {
             write(out, FFI_ArrowArray::new(&rows.to_data()))?;
             write(out_schema, schema)
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn peers_cpp_batch_export_host(
 /// # Safety
 /// `sim` is null or live; the structs keep to the C device data interface.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_batch_check(
+pub(super) unsafe extern "C" fn peers_cpp_batch_check(
     kind: usize,
     seed: u64,
     sim: *const PeersSim,
@@ -198,7 +198,7 @@ pub unsafe extern "C" fn peers_cpp_batch_check(
     schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let (sim, array, schema) = unsafe {
             (
                 sim.as_ref(),
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn peers_cpp_batch_check(
                 FFI_ArrowSchema::from_raw(schema),
             )
         };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`).
         let batch = unsafe { DeviceRecordBatch::import_with(array, &schema, &options(sim, full)) }?;
         if batch.device().id() != device(sim).id() {
             return Err(Failure::differs(format!("is on {}", batch.device())));

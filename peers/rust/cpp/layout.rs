@@ -9,7 +9,7 @@ use arrow_device::abi::layout::{CONSTANTS, STRUCTS};
 /// One line for each struct (`struct NAME SIZE ALIGN`), member (`member STRUCT.NAME OFFSET`) and constant
 /// (`constant NAME VALUE`); sizes and offsets in bytes. Members are in their order.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_abi() -> *const c_char {
+pub(super) extern "C" fn peers_cpp_abi() -> *const c_char {
     static TEXT: OnceLock<CString> = OnceLock::new();
     TEXT.get_or_init(|| super::name(text())).as_ptr()
 }

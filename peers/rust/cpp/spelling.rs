@@ -7,7 +7,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, make_array};
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, FieldRef, Schema};
 
-pub fn field(from: &Field) -> Field {
+pub(super) fn field(from: &Field) -> Field {
     let mut metadata = from.metadata().clone();
     if metadata
         .get("ARROW:extension:name")
@@ -70,12 +70,12 @@ fn children(of: &DataType) -> Vec<&DataType> {
 }
 
 /// Whether there is a map with sorted keys: arrow-rs 59 does not say so in the schemas that it exports.
-pub fn has_sorted_map(of: &DataType) -> bool {
+pub(super) fn has_sorted_map(of: &DataType) -> bool {
     matches!(of, DataType::Map(_, true)) || children(of).into_iter().any(has_sorted_map)
 }
 
 /// The same values; only names and metadata in the type are others.
-pub fn array(from: &dyn Array) -> ArrayRef {
+pub(super) fn array(from: &dyn Array) -> ArrayRef {
     make_array(retyped(from.to_data(), &data_type(from.data_type())))
 }
 
@@ -94,7 +94,7 @@ fn retyped(data: ArrayData, to: &DataType) -> ArrayData {
     unsafe { builder.build_unchecked() }
 }
 
-pub fn batch(from: &RecordBatch) -> RecordBatch {
+pub(super) fn batch(from: &RecordBatch) -> RecordBatch {
     let from_schema = from.schema();
     let fields: Vec<_> = from_schema.fields().iter().map(|f| field(f)).collect();
     let schema = Schema::new(fields).with_metadata(from_schema.metadata().clone());

@@ -44,7 +44,7 @@ impl<I> Drop for Counted<I> {
 
 /// How many readers of [`peers_cpp_stream`] live.
 #[unsafe(no_mangle)]
-pub extern "C" fn peers_cpp_readers() -> isize {
+pub(super) extern "C" fn peers_cpp_readers() -> isize {
     READERS.load(SeqCst)
 }
 
@@ -67,7 +67,7 @@ fn failure(how: c_int, k: u64) -> ArrowError {
 /// # Safety
 /// `sim` is null or live; `out` is valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_stream(
+pub(super) unsafe extern "C" fn peers_cpp_stream(
     kind: usize,
     count: u64,
     fail_at: i64,
@@ -85,10 +85,10 @@ pub unsafe extern "C" fn peers_cpp_stream(
             make(kind, k).map_err(|_| ArrowError::ComputeError("no such kind".into()))
         });
         let reader = RecordBatchIterator::new(Counted::new(batches), schema);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `sim` is null or alive (see `# Safety`).
         let reader = UploadingReader::new_on(reader, queue(unsafe { sim.as_ref() })?);
         let stream = FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(policy(wait)))?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `out` is valid for a write (see `# Safety`).
         unsafe { write(out, stream) }
     })
 }
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn peers_cpp_stream(
 /// # Safety
 /// `sim` is null or live; `stream` keeps to the C device stream interface.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn peers_cpp_stream_check(
+pub(super) unsafe extern "C" fn peers_cpp_stream_check(
     kind: usize,
     count: u64,
     stop: i64,
@@ -108,9 +108,9 @@ pub unsafe extern "C" fn peers_cpp_stream_check(
     stream: *mut FFI_ArrowDeviceArrayStream,
 ) -> c_int {
     answer(|| {
-        // SAFETY: the caller's.
+        // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
         let (sim, stream) = unsafe { (sim.as_ref(), FFI_ArrowDeviceArrayStream::from_raw(stream)) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the producer keeps to the interface (see `# Safety`).
         let mut reader =
             unsafe { DeviceRecordBatchStreamReader::new(stream, options(sim, false)) }?;
         if reader.schema() != spelling::batch(&make(kind, 0)?).schema() {

@@ -26,14 +26,9 @@ impl Default for SimConfig {
     /// [`SimMode::Async`], 4 GiB of addresses (256 MiB where they are 32 bits), a quarantine of
     /// 64 MiB, copies at full speed, no peer access.
     fn default() -> Self {
-        let gib = 1 << 30;
         Self {
             mode: SimMode::default(),
-            capacity_bytes: if size_of::<usize>() == 8 {
-                4 * gib
-            } else {
-                gib / 4
-            },
+            capacity_bytes: usize::try_from(4u64 << 30).unwrap_or(256 << 20),
             quarantine_bytes: 64 << 20,
             bytes_per_second: None,
             peer_access: false,
