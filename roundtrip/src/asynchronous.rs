@@ -18,7 +18,7 @@ use futures::executor::block_on;
 const QUEUE_DEPTH: usize = 4;
 
 /// `reader` to the device, through an `ArrowAsyncDeviceStreamHandler`, and back. A thread produces.
-pub fn host_reader(
+pub(crate) fn host_reader(
     reader: impl RecordBatchReader + Send + 'static,
     device: &Device,
 ) -> Result<Box<dyn RecordBatchReader>> {

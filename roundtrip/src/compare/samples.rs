@@ -12,7 +12,7 @@ use arrow_select::concat::concat;
 use arrow_select::take::take;
 
 /// Values at 0, 2 and 3 that differ from each other, a null at 1.
-pub fn samples() -> Vec<ArrayRef> {
+pub(crate) fn samples() -> Vec<ArrayRef> {
     let nulls = || Some(NullBuffer::from(vec![true, false, true, true]));
     let item = |array: &ArrayRef| Arc::new(Field::new_list_field(array.data_type().clone(), true));
     let mut samples = fixed_width();
