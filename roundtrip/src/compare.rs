@@ -229,6 +229,4 @@ fn show(array: &dyn Array, row: usize) -> String {
 }
 
 #[cfg(test)]
-mod samples;
-#[cfg(test)]
 mod tests;

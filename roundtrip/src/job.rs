@@ -56,7 +56,7 @@ impl Job {
     pub(crate) fn open(device: &str, via: Via) -> Result<Self, Failure> {
         match Devices::open(device) {
             Ok(device) => Ok(Self { device, via }),
-            Err(e) => Err(Failure::Usage(e.to_string())),
+            Err(e) => Err(Failure::Usage(format!("{e} (see --help)"))),
         }
     }
 

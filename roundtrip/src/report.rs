@@ -153,7 +153,12 @@ impl Table {
 }
 
 /// What comes after the last input: the differences, the verdict and the device's stats.
-pub(crate) fn closing(table: &Table, job: &Job, outcomes: &[Outcome], findings: &Findings) -> String {
+pub(crate) fn closing(
+    table: &Table,
+    job: &Job,
+    outcomes: &[Outcome],
+    findings: &Findings,
+) -> String {
     let total = total(outcomes);
     let mut text = table.line(&total) + "\n";
     for difference in &findings.described {
@@ -173,7 +178,7 @@ pub(crate) fn closing(table: &Table, job: &Job, outcomes: &[Outcome], findings: 
         }
     };
     if job.is_simulated() {
-        text += "The device is simulated in host memory: GB/s of it say nothing about a GPU.\n";
+        text += "The device is simulated: the GB/s say nothing about a GPU.\n";
     }
     let stats = total.stats;
     text + &format!(

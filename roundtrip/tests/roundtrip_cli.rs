@@ -456,9 +456,6 @@ fn a_person_can_read_it() {
     let output = roundtrip(&["--device=cpu".as_ref(), file.as_ref()]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(!text.contains("GPU"), "{text}");
-    let output = roundtrip(&["--scale=0.001".as_ref()]);
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.starts_with("Generating the TPC-H tables"), "{text}");
 }
 
 #[test]
@@ -538,6 +535,7 @@ fn without_files_tables_are_generated() {
     let json = json(&output);
     assert_eq!(json["files"], 8);
     assert!(json["rows"].as_u64().unwrap() > 8000);
+    assert!(output.stdout.starts_with(b"Generating the TPC-H tables"));
 }
 
 #[test]
