@@ -229,4 +229,6 @@ fn show(array: &dyn Array, row: usize) -> String {
 }
 
 #[cfg(test)]
+mod support;
+#[cfg(test)]
 mod tests;

@@ -1,5 +1,5 @@
+use super::support::{Nulls, Variant};
 use super::*;
-use support::{Nulls, Variant};
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,9 +7,6 @@ use std::sync::Arc;
 use arrow_array::*;
 use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer};
 use arrow_schema::{UnionFields, UnionMode};
-
-#[path = "../../../tests/support/mod.rs"]
-mod support;
 
 fn batch(column: ArrayRef) -> RecordBatch {
     RecordBatch::try_from_iter_with_nullable([("a", column, true)]).unwrap()
