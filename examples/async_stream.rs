@@ -1,6 +1,6 @@
-//! A tokio program that consumes an async device stream.
+//! Consumes an async device stream in a Tokio program.
 //!
-//! `serve` stands for another library: it is given a pointer to the C struct and fills it from a task.
+//! `serve` stands for another library: it receives a pointer to the C struct and produces batches from a task.
 
 use arrow_array::{RecordBatch, record_batch};
 use arrow_device::abi::FFI_ArrowAsyncDeviceStreamHandler;
@@ -15,17 +15,18 @@ use futures::{StreamExt, stream};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Devices::simulated().unwrap_or_else(|_| Devices::cpu());
 
-    // Two batches are requested at first, and one for each that is taken.
-    // SAFETY: `serve` keeps to the interface, and its data is valid.
+    // The consumer requests two batches at first, and one more for each that it takes.
+    // SAFETY: `handler` requires a producer that follows the specification and sends valid data. `serve` is built on
+    // `produce_at`, which does, and sends uploaded record batches.
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
     serve(handler.into_raw(), &device)?;
 
-    // The schema, and what the producer tells of the stream, are known before the first batch.
+    // The schema and the producer's metadata arrive before the first batch.
     let stream = opening.await?;
     println!("{:?} on {}", stream.metadata(), stream.device_type());
 
-    // The batches are on the device. Here they are read on the host; no thread ever waits for a copy.
+    // The batches are in device memory. This stream downloads them, and no thread blocks on a copy.
     let mut batches = stream.into_host_stream();
     let mut sum = 0;
     while let Some(batch) = batches.next().await {
@@ -38,7 +39,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Somebody's producer: ten batches, each brought to the device.
+/// Another library's producer: sends ten batches, each uploaded to the device.
 fn serve(to: *mut FFI_ArrowAsyncDeviceStreamHandler, device: &Device) -> Result<(), Error> {
     let batch: RecordBatch = record_batch!(("id", Int64, [1, 2, 3]))?;
     let (schema, on, device_type) = (batch.schema(), device.clone(), device.id().device_type);
@@ -47,8 +48,9 @@ fn serve(to: *mut FFI_ArrowAsyncDeviceStreamHandler, device: &Device) -> Result<
     let metadata = [("batches".to_owned(), "10".to_owned())].into();
     let options =
         ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)).with_metadata(metadata);
-    // SAFETY: the consumer gave a handler, which stays where it is until its release.
+    // SAFETY: `produce_at` requires a live handler that stays at its address until it is released. `to` comes from
+    // `into_raw`, which leaves the handler on the heap until then.
     let producing = unsafe { produce_at(batches, to, options) };
-    tokio::spawn(async move { println!("the producer: {:?}", producing.await) });
+    tokio::spawn(async move { println!("the producer ended: {:?}", producing.await) });
     Ok(())
 }

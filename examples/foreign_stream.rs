@@ -1,8 +1,7 @@
 //! Reads a device stream that another library produces.
 //!
-//! The module `theirs` stands for that library: it knows only the C structs of the specification
-//! and makes an `ArrowDeviceArrayStream` by hand. `main` stands for a program that is given a
-//! pointer to it and reads record batches.
+//! The module `theirs` stands for that library: it knows only the C structs of the specification and builds an
+//! `ArrowDeviceArrayStream` by hand. `main` stands for a program that receives a pointer to it and reads record batches.
 
 use arrow_array::RecordBatchReader;
 use arrow_device::{
@@ -14,12 +13,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut stream = theirs::DeviceArrayStream::numbers(3);
     let pointer: *mut FFI_ArrowDeviceArrayStream = (&raw mut stream).cast();
 
-    // SAFETY: `pointer` leads to a stream with the layout of the specification whose callbacks keep
-    // to it and whose data is valid. It is moved out: `stream` is marked released.
+    // SAFETY: `from_raw` requires a live stream that follows the specification and yields valid data: `theirs` does. The
+    // content moves into the reader, and `stream` is marked as released.
     let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(pointer) }?;
 
-    // Whatever device the stream is on, this reader gives batches in host memory. On the CPU
-    // they are the producer's own memory, which is released when the last array is dropped.
+    // This reader returns batches in host memory, whatever device the stream is on. On the CPU they are the producer's own
+    // memory, which is released when the last array is dropped.
     let reader = reader.into_host_reader();
     println!("{}", reader.schema());
     let mut rows = 0;
@@ -33,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Somebody else's library: a transcription of C.
+/// Another library, as it would be written in C.
 mod theirs {
     use std::ffi::{CStr, c_char, c_int, c_void};
     use std::ptr::{null, null_mut};
@@ -93,7 +92,7 @@ mod theirs {
         private_data: *mut c_void,
     }
 
-    /// Streams, schemas and arrays that were made and not yet released.
+    /// How many streams, schemas and arrays are not released yet.
     static LIVE: AtomicUsize = AtomicUsize::new(0);
 
     pub fn live_objects() -> usize {
@@ -108,7 +107,7 @@ mod theirs {
     }
 
     impl DeviceArrayStream {
-        /// A stream of `batches` batches with one column of four numbers, the second one null.
+        /// Creates a stream of `batches` batches with one column of four numbers, of which the second is null.
         pub fn numbers(batches: i32) -> Self {
             LIVE.fetch_add(1, Ordering::SeqCst);
             let producer = Producer {
@@ -128,10 +127,11 @@ mod theirs {
     }
 
     impl Drop for DeviceArrayStream {
-        /// As in C the owner of the struct releases it, unless the content was moved elsewhere.
+        /// Releases the stream, as its owner must in C, unless its content was moved elsewhere.
         fn drop(&mut self) {
             if let Some(release) = self.release {
-                // SAFETY: `release` is set, so the stream was neither moved nor released.
+                // SAFETY: `release` must be called once, on a live stream. It is set, so the stream was neither moved nor
+                // released before.
                 unsafe { release(self) }
             }
         }
@@ -141,14 +141,15 @@ mod theirs {
     unsafe extern "C" fn get_schema(_: *mut DeviceArrayStream, out: *mut Schema) -> c_int {
         let column = schema(c"i", c"number", ARROW_FLAG_NULLABLE, Vec::new());
         let root = schema(c"+s", c"", 0, vec![Box::into_raw(Box::new(column))]);
-        // SAFETY: the caller gives space for one struct, whose old content does not matter.
+        // SAFETY: the specification obliges the caller to pass a pointer to writable space for one struct.
         unsafe { out.write(root) };
         0
     }
 
     /// The next batch; at the end of the stream a struct that is already released.
     unsafe extern "C" fn get_next(stream: *mut DeviceArrayStream, out: *mut DeviceArray) -> c_int {
-        // SAFETY: the caller passes the live stream, from one thread at a time.
+        // SAFETY: the specification obliges the caller to pass a live stream, from one thread at a time. `private_data` was set
+        // by `numbers`.
         let producer = unsafe { &mut *(*stream).private_data.cast::<Producer>() };
         if out.is_null() {
             producer.error = Some(c"get_next needs a place for the array");
@@ -174,20 +175,22 @@ mod theirs {
             sync_event: null_mut(),
             reserved: [0; 3],
         };
-        // SAFETY: as in `get_schema`.
+        // SAFETY: the caller passes writable space for one struct; null was refused above.
         unsafe { out.write(device_array) };
         0
     }
 
     /// Why the last call failed; valid until the next call.
     unsafe extern "C" fn get_last_error(stream: *mut DeviceArrayStream) -> *const c_char {
-        // SAFETY: as in `get_next`.
+        // SAFETY: the specification obliges the caller to pass a live stream, from one thread at a time. `private_data` was set
+        // by `numbers`.
         let producer = unsafe { &*(*stream).private_data.cast::<Producer>() };
         producer.error.map_or(null(), CStr::as_ptr)
     }
 
     unsafe extern "C" fn release_stream(stream: *mut DeviceArrayStream) {
-        // SAFETY: release is called once, on a live stream; `private_data` is of `numbers`.
+        // SAFETY: the specification obliges the caller to release a live stream, once. `private_data` is the box that `numbers`
+        // made.
         unsafe {
             drop(Box::from_raw((*stream).private_data.cast::<Producer>()));
             (*stream).release = None;
@@ -217,9 +220,8 @@ mod theirs {
     }
 
     unsafe extern "C" fn release_schema(schema: *mut Schema) {
-        // SAFETY: release is called once, on a live schema that `schema` made. Its list of children
-        // came from `into_pointers`, each child from a box. The consumer may have moved a child
-        // away; it has no release callback then.
+        // SAFETY: the specification obliges the caller to release a live schema, once. `schema` made it: its list of children
+        // came from `into_pointers`, each child from a box. A child that the consumer moved away has no release callback.
         unsafe {
             for child in from_pointers((*schema).n_children, (*schema).children) {
                 if let Some(release) = (*child).release {
@@ -240,9 +242,9 @@ mod theirs {
 
     fn batch(column: Box<Column>) -> Array {
         LIVE.fetch_add(2, Ordering::SeqCst);
-        // The box moves into `private_data`: the addresses stay.
+        // `private_data` keeps the box, so the addresses stay valid.
         let column = Box::into_raw(column);
-        // SAFETY: `column` is live; this takes addresses only.
+        // SAFETY: `column` is live, as it was just leaked. Only addresses are taken.
         let buffers = unsafe {
             vec![
                 (&raw const (*column).validity).cast(),
@@ -289,7 +291,9 @@ mod theirs {
     }
 
     unsafe extern "C" fn release_array(array: *mut Array) {
-        // SAFETY: as in `release_schema`; `private_data` of a column is the box of `batch`.
+        // SAFETY: the specification obliges the caller to release a live array, once. `batch` made it: its lists came from
+        // `into_pointers`, each child and the `private_data` of a column from a box. A child that the consumer moved away has
+        // no release callback.
         unsafe {
             for child in from_pointers((*array).n_children, (*array).children) {
                 if let Some(release) = (*child).release {
@@ -306,7 +310,7 @@ mod theirs {
         LIVE.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// A list as C has it: count and pointer.
+    /// Turns a list into a count and a pointer, as C has it.
     fn into_pointers<T>(list: Vec<T>) -> (i64, *mut T) {
         if list.is_empty() {
             return (0, null_mut());
@@ -315,16 +319,16 @@ mod theirs {
         (list.len() as i64, list.as_mut_ptr())
     }
 
-    /// Takes back a list of [`into_pointers`].
+    /// Takes back a list.
     ///
     /// # Safety
-    /// Once per list; or no list: 0 and null.
+    /// `count` and `list` come from [`into_pointers`], and are passed here once.
     unsafe fn from_pointers<T>(count: i64, list: *mut T) -> Vec<T> {
         if list.is_null() {
             return Vec::new();
         }
         let list = std::ptr::slice_from_raw_parts_mut(list, count as usize);
-        // SAFETY: `into_pointers` leaked a box of this length, the caller passes it once.
+        // SAFETY: `into_pointers` leaked a box of this length, and the caller passes it once (see `# Safety`).
         unsafe { Box::from_raw(list) }.into_vec()
     }
 }

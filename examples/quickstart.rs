@@ -1,4 +1,4 @@
-//! A record batch goes to a device, through the C Device interface, and comes back.
+//! Uploads a record batch to a device, hands it over through the Arrow C Device data interface, and downloads it again.
 
 use std::sync::Arc;
 
@@ -14,17 +14,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ),
     ])?;
 
-    // A device without hardware; Devices::open(name) gives others.
+    // A simulated device, which needs no GPU. `Devices::open("cuda:0")` opens a real one.
     let device = Devices::simulated()?;
     let on_device = device.upload(&batch)?;
 
-    // Two C structs, for any consumer in this process. Here this program is the consumer as well.
+    // Two C structs, which any library in this process can consume. Here the program consumes them itself.
     let (array, schema) = on_device.export(SyncPolicy::Event)?;
-    // SAFETY: the structs were just exported; their data is valid.
+    // SAFETY: `import` requires live structs that follow the specification and hold valid data. `export` just made them.
     let again = unsafe { DeviceRecordBatch::import(array, &schema) }?;
 
     let back = again.to_host()?;
     assert_eq!(back, batch);
-    println!("{} rows went there and back", back.num_rows());
+    println!(
+        "{} rows went to {device} and came back identical",
+        back.num_rows()
+    );
     Ok(())
 }

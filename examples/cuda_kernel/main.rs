@@ -4,8 +4,8 @@
 //! cargo run --example cuda_kernel --features cuda -- --device cuda:0
 //! ```
 //!
-//! It needs a GPU and its driver, but no CUDA toolkit. `work.rs` is the part to read.
-//! `cuda-host:0` and `cuda-managed:0` show the same in page-locked and managed memory.
+//! It needs an NVIDIA GPU and its driver, but no CUDA toolkit. Read `work.rs` first. With `cuda-host:0` and
+//! `cuda-managed:0` the data is in page-locked and in managed memory.
 
 mod work;
 
@@ -46,17 +46,17 @@ fn run() -> Result<(), (u8, String)> {
     let report = work::run(&device).map_err(|e| (DIFFERENT, e.to_string()))?;
     let stats = report.stats;
     println!(
-        "{device}: {} rows, {} of the products are null; all as the CPU has them",
+        "{device}: {} rows, {} null products, all equal to the CPU's",
         report.rows, report.nulls
     );
     let event = if report.has_event { "an" } else { "no" };
-    println!("exported with {event} event, and imported again");
+    println!("exported with {event} event and imported again");
     println!(
         "{} copies ({} bytes up, {} bytes down), {} allocations",
         stats.copies, stats.bytes_to_device, stats.bytes_to_host, stats.allocations
     );
     println!(
-        "{} events, {} waits of queues, {} waits of the host",
+        "{} events, {} queue waits, {} host waits",
         stats.events, stats.queue_waits, stats.host_waits
     );
     Ok(())

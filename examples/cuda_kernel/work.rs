@@ -1,4 +1,4 @@
-//! What the example does. Every step that makes something wait says so; the others return at once.
+//! What the example does. Steps that wait say so; all others return at once.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -17,26 +17,26 @@ use arrow_schema::{DataType, Field, Schema};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Text that the driver compiles for its device: no toolkit is needed.
+/// The kernel's source. The driver compiles it, so no CUDA toolkit is needed.
 const PTX: &str = include_str!("kernel.ptx");
 
 const ROWS: usize = 100_000;
-/// Rows that the kernel leaves out: an odd number, so that its masks begin inside a byte.
+/// How many rows the kernel skips. The number is odd, so that the validity bitmaps start inside a byte.
 const SKIPPED: usize = 3;
 
-/// What happened.
-pub(crate) struct Report {
+/// The result of [`run`].
+pub struct Report {
     pub rows: usize,
-    /// Of the product.
+    /// How many products are null.
     pub nulls: usize,
-    /// Whether an event went with the exported struct, for its consumer to wait for.
+    /// Whether the exported struct carried an event for its consumer to wait for.
     pub has_event: bool,
-    /// What the device did.
+    /// The device's counters.
     pub stats: TransferStats,
 }
 
-/// Four columns; price and quantity are null in different rows.
-pub(crate) fn orders(rows: usize) -> Result<RecordBatch> {
+/// Creates a batch of four columns. Price and quantity are null in different rows.
+pub fn orders(rows: usize) -> Result<RecordBatch> {
     let numbers = 0..rows as i64;
     let id: Int64Array = numbers.clone().map(Some).collect();
     let item: StringArray = numbers.clone().map(|i| Some(format!("item {i}"))).collect();
@@ -55,9 +55,9 @@ pub(crate) fn orders(rows: usize) -> Result<RecordBatch> {
     ])?)
 }
 
-/// Loads the kernel into a device. `Ptx` is behind cudarc's feature `nvrtc`, which needs no library by
-/// itself: a program names cudarc with it among its own dependencies.
-pub(crate) fn load(device: &Device) -> Result<CudaFunction> {
+/// Loads the kernel into a device. cudarc has `Ptx` behind its feature `nvrtc`, which loads no library by itself; a program
+/// enables it in its own dependency on cudarc.
+pub fn load(device: &Device) -> Result<CudaFunction> {
     let module = device
         .as_cuda()?
         .cuda_context()?
@@ -65,8 +65,8 @@ pub(crate) fn load(device: &Device) -> Result<CudaFunction> {
     Ok(module.load_function("product_f64")?)
 }
 
-/// `a * b` on the device, null where one of them is. Nothing waits here: the queue does.
-pub(crate) fn product(
+/// Computes `a * b` on the device, null where either is null. The host does not wait; the queue does.
+pub fn product(
     kernel: &CudaFunction,
     a: &DeviceArray,
     b: &DeviceArray,
@@ -77,10 +77,10 @@ pub(crate) fn product(
     let mut out = DeviceBufferMut::allocate(queue, rows * 8)?;
     let mut out_mask = DeviceBufferMut::allocate(queue, rows.div_ceil(8))?;
     if rows > 0 {
-        // Loans: the queue waits until the columns are ready, and the type is checked.
+        // The queue waits until the columns are ready. The type is checked.
         let (a_values, b_values) = (a.values_on::<f64>(queue)?, b.values_on::<f64>(queue)?);
         let (a_mask, b_mask) = (a.validity_on(queue)?, b.validity_on(queue)?);
-        // In a sliced column row 0 may be any bit of the mask. The values' address is row 0's.
+        // In a sliced column, row 0 may be any bit of the bitmap. The values start at row 0.
         let a_bit = a_mask.as_ref().map_or(0, |bits| bits.bit_offset());
         let b_bit = b_mask.as_ref().map_or(0, |bits| bits.bit_offset());
 
@@ -98,26 +98,27 @@ pub(crate) fn product(
         };
         launch.arg(&b_bit);
         launch.arg(&mut out).arg(&mut out_mask).arg(&rows);
-        // One thread for 8 rows.
+        // One GPU thread computes 8 rows.
         let threads = u32::try_from(rows.div_ceil(8))?;
-        // SAFETY: these are the kernel's parameters; it reads and writes `rows` rows and their bits.
+        // SAFETY: `launch` requires arguments that match the kernel's parameters and memory that holds what it accesses. The
+        // arguments are those of `kernel.ptx` in order; it accesses `rows` values and bits, which all buffers hold.
         unsafe { launch.launch(LaunchConfig::for_num_elems(threads)) }?;
-        // Here the loans end: the columns' memory will not be freed before the kernel is done.
+        // The guards are dropped here. The columns' memory is not freed before the kernel has finished.
     }
-    // Ready after all work of the queue so far. Nobody has counted the nulls yet.
+    // Both buffers are ready once the queue has done its work so far. The number of nulls is not known yet.
     let (out, out_mask) = (out.freeze()?, out_mask.freeze()?);
     let validity = Validity::new(out_mask, 0, rows)?;
     let column = DeviceArray::from_values(DataType::Float64, rows, out, Some(validity))?;
     Ok(column)
 }
 
-/// Up, through the kernel, out and in as C structs, and down.
-pub(crate) fn run(device: &Device) -> Result<Report> {
+/// Uploads a batch, runs the kernel on it, exports and imports the result, and downloads it.
+pub fn run(device: &Device) -> Result<Report> {
     let batch = orders(ROWS + SKIPPED)?;
     let kernel = load(device)?;
     let before = device.stats();
 
-    // On the device's own queue; the kernel has another, which will wait for it.
+    // The upload runs on the device's default queue. The kernel runs on another, which waits for the upload.
     let uploaded = device.upload(&batch)?;
     let queue = device.new_queue()?;
 
@@ -126,7 +127,7 @@ pub(crate) fn run(device: &Device) -> Result<Report> {
     let quantity = orders.column_by_name("quantity")?;
     let total = product(&kernel, &price, &quantity, &queue)?;
 
-    // A batch of a column that went up and one that the kernel made: both have events of their own.
+    // The batch combines an uploaded column and a computed one. Each has its own event.
     let schema = Schema::new(vec![
         Field::new("id", DataType::Int64, true),
         Field::new("total", DataType::Float64, true),
@@ -134,16 +135,17 @@ pub(crate) fn run(device: &Device) -> Result<Report> {
     let result =
         DeviceRecordBatch::try_new(Arc::new(schema), &[orders.column_by_name("id")?, total])?;
 
-    // For any consumer in this process: two C structs, with one event for everything. The kernel may
-    // still be at work: an exact null count would wait for it.
+    // Two C structs for any consumer in this process, with one event for both columns. An exact null count would wait for
+    // the kernel, which may still be running.
     let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
     let array = result.export_array(&options)?;
     let schema = FFI_ArrowSchema::try_from(&**result.schema())?;
     let has_event = !array.sync_event().is_null();
-    // A consumer knows no more than the structs. This one is the crate itself.
-    // SAFETY: the array was just exported, and the schema is its own.
+    // A consumer sees only the structs. Here it is this crate.
+    // SAFETY: `import` requires live structs that follow the specification and hold valid data. The array was just exported,
+    // and the schema is that of the same batch.
     let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
-    // The download comes after the event, and this thread waits for it.
+    // The download starts after the event, and this thread waits for it.
     let back = imported.to_host()?;
 
     let stats = device.stats().since(&before);
@@ -156,8 +158,8 @@ pub(crate) fn run(device: &Device) -> Result<Report> {
     })
 }
 
-/// Compares what came back with the CPU's own result; how many products are null.
-pub(crate) fn check(orders: &RecordBatch, back: &RecordBatch) -> Result<usize> {
+/// Compares the result with the CPU's own. Returns how many products are null.
+pub fn check(orders: &RecordBatch, back: &RecordBatch) -> Result<usize> {
     let floats = |name: &str| {
         let column = orders.column_by_name(name).ok_or("no such column")?;
         Ok::<_, Box<dyn Error>>(column.as_primitive::<Float64Type>())

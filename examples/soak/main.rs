@@ -1,5 +1,5 @@
-//! A soak: streams many batches to a device, through the C stream and back, from several threads, and watches that memory,
-//! open files and threads stay level. Some streams are closed early, some fail, and some are never read.
+//! A soak test: streams many batches to a device and back through the C stream, from several threads, and checks that memory,
+//! open files and threads do not grow. Some streams are closed early, some fail, and some are never read.
 //!
 //! `cargo run --release --example soak -- --batches 1000000 --device sim`
 
@@ -15,8 +15,8 @@ use streams::{Result, Worker};
 use watch::Watch;
 
 const HELP: &str = "\
-Streams batches to a device, through the C stream and back, and compares every value. Fails if memory,
-open files or threads grow meanwhile. Linux only: it reads /proc.
+Streams batches to a device and back through the C stream, and compares every value. Fails if memory,
+open files or threads grow meanwhile. Runs on Linux only, as it reads /proc.
 
 Usage: soak [OPTIONS]
 
@@ -24,13 +24,13 @@ Options:
       --batches N         how many batches come back [default: 100000]
       --threads N         threads that stream at once [default: 4]
       --device NAME[:N]   cpu, sim, cuda, ... [default: sim]
-      --unwatched         accept that memory, files and threads grow, as they do under a sanitizer
+      --unwatched         do not fail if memory, files or threads grow, as they do under a sanitizer
   -h, --help              print this text
 
 Exit status:
-  0  everything came back, and nothing grew
-  1  something grew, was not released, or came back otherwise
-  2  bad usage, or no such device
+  0  everything came back identical, and nothing grew
+  1  something grew, was not released, or differs
+  2  wrong usage, or no such device
 ";
 
 /// How often the progress is printed.

@@ -260,7 +260,8 @@ fn open(
     stream: FFI_ArrowDeviceArrayStream,
     options: ImportOptions,
 ) -> Result<DeviceRecordBatchStreamReader, arrow_device::Error> {
-    // SAFETY: exported by this crate just now: its callbacks keep to the specification, and its data is valid.
+    // SAFETY: `new` requires a live stream that follows the specification and yields valid data. The callers just exported
+    // it with this crate.
     unsafe { DeviceRecordBatchStreamReader::new(stream, options) }
 }
 

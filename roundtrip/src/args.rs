@@ -7,34 +7,45 @@ use std::str::FromStr;
 use lexopt::prelude::*;
 
 /// What `--help` prints.
-pub const HELP: &str = "\
-Sends record batches to a device and back through the Arrow C Device interface and compares
-every value, every null and the schema with what was sent.
+pub(crate) const HELP: &str = "\
+Sends record batches to a device and back through the Arrow C Device data interface, and compares
+what comes back with what was sent: the schema, every value and every null.
 
 Usage: roundtrip [OPTIONS] [FILE...]
 
-FILE is an Arrow IPC file or stream (compressed too), a Parquet file, or a CSV file with a header.
-Without files the eight TPC-H tables are generated.
+A FILE is an Arrow IPC file or stream (compressed or not), a Parquet file, or a CSV file with a header.
+Without files, the program generates the eight TPC-H tables. The figures leave out the time for that.
 
 Options:
-      --device NAME[:N]   cpu, sim, cuda, ... and which one of its kind [default: sim]
-      --via WAY           hand over single arrays, a whole stream, or an async stream:
-                          array, stream or async [default: array]
-      --batch-rows N      cut batches that have more rows [default: 65536]
-      --scale F           scale factor of the generated tables [default: 0.1]
-      --json              print one JSON object as the last line
+      --device NAME[:N]   the device: sim (simulated, needs no GPU), cpu, cuda, cuda-host, cuda-managed,
+                          rocm or rocm-host, and which one if there are several [default: sim]
+      --via WAY           the C struct that carries the batches: array (one per batch), stream (one per
+                          input) or async (an asynchronous stream per input) [default: array]
+      --batch-rows N      split batches that have more rows than this [default: 65536]
+      --scale F           the TPC-H scale factor; 1 is about 1 GB of data [default: 0.1]
+      --json              print all results as one JSON object on the last line
   -h, --help              print this text
+
+CUDA needs a build with `--features cuda`, ROCm one with `--features rocm`:
+  cargo run --release -p roundtrip --features cuda -- --device cuda
+
+Columns:
+  bytes uploaded       bytes copied from host to device memory
+  upload GB/s          10^9 bytes per second for upload, export and import, until the device has finished
+  download GB/s        the same for the way back
+  there and back GB/s  bytes uploaded per second of a stream, in which both ways overlap; the first 1 GiB of
+                       an input is in memory before the stream starts, the rest is read meanwhile
 
 Exit status:
   0  everything that came back is identical
   1  something differs
-  2  bad usage, no such device, or an input that cannot be read
-  3  transfer or interchange failed
+  2  wrong usage, no such device, or an input that cannot be read
+  3  a transfer or an exchange of C structs failed
 ";
 
 /// Which C struct carries the batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Via {
+pub(crate) enum Via {
     /// One `ArrowDeviceArray` per batch.
     Array,
     /// One `ArrowDeviceArrayStream` per input.
@@ -45,7 +56,7 @@ pub enum Via {
 
 impl Via {
     /// As on the command line.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Array => "array",
             Self::Stream => "stream",
@@ -65,7 +76,7 @@ impl Via {
 
 /// What to do.
 #[derive(Debug)]
-pub struct Args {
+pub(crate) struct Args {
     pub device: String,
     pub via: Via,
     /// The most rows of a batch; at least 1.
@@ -78,13 +89,13 @@ pub struct Args {
 
 /// A parsed command line.
 #[derive(Debug)]
-pub enum Command {
+pub(crate) enum Command {
     Help,
     Run(Args),
 }
 
 /// Parses the arguments after the program's name.
-pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, String> {
+pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Command, String> {
     let mut args = Args {
         device: "sim".to_owned(),
         via: Via::Array,

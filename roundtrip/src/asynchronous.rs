@@ -1,4 +1,4 @@
-//! The way through an async device stream.
+//! Sends an input through an async device stream.
 
 use std::thread::{self, JoinHandle};
 
@@ -14,16 +14,18 @@ use arrow_schema::{ArrowError, SchemaRef};
 use futures::StreamExt;
 use futures::executor::block_on;
 
-/// Batches that are requested before the first is taken.
+/// How many batches the consumer requests before it takes the first.
 const QUEUE_DEPTH: usize = 4;
 
-/// `reader` to the device, through an `ArrowAsyncDeviceStreamHandler`, and back. A thread produces.
-pub fn host_reader(
+/// Returns a reader of the batches of `reader` after they went to the device, through an `ArrowAsyncDeviceStreamHandler`, and
+/// back. A thread of its own produces them.
+pub(crate) fn host_reader(
     reader: impl RecordBatchReader + Send + 'static,
     device: &Device,
 ) -> Result<Box<dyn RecordBatchReader>> {
     let batches = ReaderStream::spawn(UploadingReader::new(reader, device), 1)?;
-    // SAFETY: `produce` keeps to the interface, and what it gets was just uploaded.
+    // SAFETY: `handler` requires a producer that follows the specification and sends valid data. `produce` below does, and
+    // sends record batches that were just uploaded.
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(QUEUE_DEPTH, ImportOptions::default()) };
     let options = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event));
@@ -38,7 +40,7 @@ pub fn host_reader(
     }))
 }
 
-/// Reads the stream on this thread.
+/// Reads the stream on the thread that iterates.
 struct Blocking {
     stream: HostRecordBatchStream<AsyncDeviceRecordBatchStream>,
     schema: SchemaRef,
@@ -52,14 +54,14 @@ impl Iterator for Blocking {
         if let Some(batch) = block_on(self.stream.next()) {
             return Some(batch);
         }
-        // What the producer made of it counts as well.
+        // The stream has ended. Its producer must have ended as well, without an error of its own.
         match self.producer.take()?.join() {
             Ok(Ok(Outcome::Completed)) => None,
             Ok(Ok(outcome)) => {
                 let why = format!("the producer ended with {outcome:?}");
                 Some(Err(Error::InvalidArgument(why.into()).into()))
             }
-            // It was in the stream.
+            // The stream has returned this error already.
             Ok(Err(_)) => None,
             Err(_) => {
                 let why = "the producer panicked".into();

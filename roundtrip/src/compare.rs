@@ -1,17 +1,12 @@
-//! Compares what came back with what was sent: schema with metadata, lengths, and every value and
-//! null at any depth.
+//! Compares what came back with what was sent: the schema with its metadata, the lengths, and every value and null at any
+//! depth.
 //!
-//! The comparison is logical: offsets, paddings, the order of a dictionary and the bytes under a
-//! null do not matter. Values are compared bit by bit, so that NaNs and zeros keep their kind.
-//! Nothing is assumed of the arrays that came back; what does not fit counts as a difference.
+//! The comparison is logical: offsets, padding, the order of a dictionary and the values under a null do not matter. Floats are
+//! compared bit by bit. arrow-rs checks and compares the arrays; an array that is not valid is a difference.
 
 use arrow_array::{Array, RecordBatch};
 use arrow_cast::display::array_value_to_string;
 use arrow_schema::{DataType, Field, Fields, Schema};
-
-mod values;
-
-use values::first_difference;
 
 use crate::guard;
 
@@ -22,7 +17,7 @@ const COUNTED_ROWS: usize = 100;
 
 /// Differences found so far.
 #[derive(Default, Debug)]
-pub struct Findings {
+pub(crate) struct Findings {
     pub total: u64,
     /// The first ones.
     pub described: Vec<String>,
@@ -30,16 +25,25 @@ pub struct Findings {
 
 impl Findings {
     /// Counts a difference.
-    pub fn add(&mut self, describe: impl FnOnce() -> String) {
+    pub(crate) fn add(&mut self, describe: impl FnOnce() -> String) {
         self.total += 1;
         if self.described.len() < DESCRIBED {
             self.described.push(describe());
         }
     }
+
+    /// One line, if there are any.
+    pub(crate) fn summary(&self) -> Option<String> {
+        let first = self.described.first()?;
+        Some(match self.total {
+            1 => format!("1 difference: {first}"),
+            n => format!("{n} differences, the first: {first}"),
+        })
+    }
 }
 
 /// Compares two schemas; `place` says where they are from.
-pub fn compare_schemas(place: &str, sent: &Schema, got: &Schema, findings: &mut Findings) {
+pub(crate) fn compare_schemas(place: &str, sent: &Schema, got: &Schema, findings: &mut Findings) {
     let before = findings.total;
     if sent.metadata() != got.metadata() {
         findings.add(|| {
@@ -131,7 +135,7 @@ fn child_fields(field: &Field) -> Option<Fields> {
 }
 
 /// Compares length, column types and values of two batches; schemas are compared apart.
-pub fn compare_batches(
+pub(crate) fn compare_batches(
     place: &str,
     sent: &RecordBatch,
     got: &RecordBatch,
@@ -168,25 +172,43 @@ fn compare_columns(place: &str, sent: &dyn Array, got: &dyn Array, findings: &mu
         findings.add(|| format!("{place}: {sent} values were sent, {got} came back"));
         return;
     }
-    let (mut row, mut counted) = (0, 0);
-    while counted < COUNTED_ROWS {
-        let left = sent.len() - row;
-        let Some(skip) = first_difference(sent, row, got, row, left) else {
+    // Comparing an array relies on its being valid.
+    if let Err(e) = got.to_data().validate_full() {
+        findings.add(|| format!("{place}: the array that came back is not valid: {e}"));
+        return;
+    }
+    let mut rows = 0;
+    for _ in 0..COUNTED_ROWS {
+        let Some(row) = first_difference(sent, got, rows) else {
             break;
         };
-        row += skip;
         findings.add(|| {
             let (sent, got) = (show(sent, row), show(got, row));
             let note = if sent == got { " (other bits)" } else { "" };
             format!("{place}, row {row}: {sent} was sent, {got} came back{note}")
         });
-        row += 1;
-        counted += 1;
+        rows = row + 1;
     }
-    if counted == 0 && sent.null_count() != got.null_count() {
-        let (sent, got) = (sent.null_count(), got.null_count());
-        findings.add(|| format!("{place}: a null count of {sent} was sent, {got} came back"));
+}
+
+/// Returns the first row, not before `from`, that differs between two valid arrays of the same type and length.
+fn first_difference(a: &dyn Array, b: &dyn Array, mut from: usize) -> Option<usize> {
+    let same = |from, rows| *a.slice(from, rows) == *b.slice(from, rows);
+    let mut rows = a.len() - from;
+    if same(from, rows) {
+        return None;
     }
+    // The rows `from..from + rows` differ somewhere.
+    while rows > 1 {
+        let half = rows / 2;
+        if same(from, half) {
+            from += half;
+            rows -= half;
+        } else {
+            rows = half;
+        }
+    }
+    Some(from)
 }
 
 fn show(array: &dyn Array, row: usize) -> String {
@@ -207,6 +229,6 @@ fn show(array: &dyn Array, row: usize) -> String {
 }
 
 #[cfg(test)]
-mod samples;
+mod support;
 #[cfg(test)]
 mod tests;

@@ -1,15 +1,14 @@
-//! Panics of libraries that read odd files, as errors.
+//! Turns the panics of libraries that read damaged files into errors.
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 
-/// Keeps the panic hook from printing: this program reports a failure in one line of its own.
+/// Keeps the panic hook from printing: the program reports every failure in one line of its own.
 pub fn silence_panics() {
     panic::set_hook(Box::new(|_| ()));
 }
 
-/// Runs `f` and gives the text of its panic if it panics. What `f` borrows must not be used
-/// afterwards if it did.
+/// Runs `f`. If it panics, returns the panic's text; what `f` borrowed must then not be used any more.
 pub fn catch<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     panic::catch_unwind(AssertUnwindSafe(f)).map_err(|payload| text(payload.as_ref()))
 }

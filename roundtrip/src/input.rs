@@ -1,5 +1,6 @@
 //! Where record batches come from: files and generated tables.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
@@ -16,36 +17,48 @@ use super::ipc;
 
 type BoxReader = Box<dyn RecordBatchReader + Send>;
 
-/// Readers and generators allocate for whole batches: more rows than this only come from files
-/// that have larger batches.
+/// Readers and generators allocate memory for whole batches, so they are never asked for more rows than this at once.
 const MOST_ROWS_AT_ONCE: usize = 1 << 20;
 
 /// A source that was recognised, but not opened.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub enum Source {
+    /// A file of this format.
     File(PathBuf, Format),
+    /// A table to generate, and its scale factor.
     Table(&'static str, f64),
 }
 
 /// What a file contains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
+    /// Arrow IPC, the file format.
     IpcFile,
+    /// Arrow IPC, the streaming format.
     IpcStream,
+    /// Parquet.
     Parquet,
-    /// With this delimiter.
+    /// Delimited text with a header, and its delimiter.
     Csv(u8),
 }
 
-/// Record batches to send, none with more rows than asked for.
+/// An opened source.
 pub struct Input {
+    /// As [`Source::name`].
     pub name: String,
     /// About how many rows will come.
     pub rows: Option<u64>,
-    pub reader: BoxReader,
+    /// The record batches, none with more rows than asked for. After an error it ends.
+    pub reader: Box<dyn RecordBatchReader + Send>,
 }
 
-/// Looks at all files, or lists the generated tables if there are none.
+impl fmt::Debug for Input {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Input({})", self.name)
+    }
+}
+
+/// Recognises the files by their content, or lists the TPC-H tables if there are none.
 pub fn sources(files: &[PathBuf], scale: f64) -> Result<Vec<Source>, String> {
     if files.is_empty() {
         return Ok(TABLES.map(|name| Source::Table(name, scale)).to_vec());
@@ -58,20 +71,23 @@ pub fn sources(files: &[PathBuf], scale: f64) -> Result<Vec<Source>, String> {
 }
 
 impl Source {
+    /// The file's path or the table's name.
+    pub fn name(&self) -> String {
+        match self {
+            Self::File(path, _) => path.display().to_string(),
+            Self::Table(name, _) => (*name).to_owned(),
+        }
+    }
+
     /// Opens the source for batches of at most `batch_rows` rows.
     pub fn open(&self, batch_rows: usize) -> Result<Input, String> {
         let at_once = batch_rows.min(MOST_ROWS_AT_ONCE);
-        let (name, opened) = match self {
-            Self::File(path, format) => (
-                path.display().to_string(),
-                guard::catch(|| open_file(path, *format, at_once)),
-            ),
-            Self::Table(name, scale) => (
-                (*name).to_owned(),
-                guard::catch(|| open_table(name, *scale, at_once)),
-            ),
-        };
-        match opened.and_then(|result| result) {
+        let name = self.name();
+        let opened = guard::catch(|| match self {
+            Self::File(path, format) => open_file(path, *format, at_once),
+            Self::Table(name, scale) => open_table(name, *scale, at_once),
+        });
+        match opened.unwrap_or_else(|panic| Err(unreadable(&panic))) {
             Ok((reader, rows)) => Ok(Input {
                 name,
                 rows,
@@ -80,6 +96,11 @@ impl Source {
             Err(e) => Err(format!("{name}: {e}")),
         }
     }
+}
+
+/// What to say of an input whose reader panicked.
+fn unreadable(panic: &str) -> String {
+    format!("cannot be read, it is probably damaged: {panic}")
 }
 
 /// Recognises a file by its first bytes, or else by its name.
@@ -263,7 +284,9 @@ impl Iterator for Cut {
                     self.ended = true;
                     return match other {
                         Ok(end_or_error) => end_or_error,
-                        Err(panic) => Some(Err(ArrowError::ExternalError(panic.into()))),
+                        Err(panic) => {
+                            Some(Err(ArrowError::ExternalError(unreadable(&panic).into())))
+                        }
                     };
                 }
             },

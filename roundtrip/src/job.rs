@@ -1,4 +1,4 @@
-//! The round trip itself: every call of the crate is in this file.
+//! The round trip itself. This file and `asynchronous.rs` hold every call of arrow-device.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,91 +6,71 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
-    FFI_ArrowDeviceArrayStream, SyncPolicy, TransferStats, export_reader,
+    ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchReader,
+    DeviceRecordBatchStreamReader, Devices, FFI_ArrowDeviceArrayStream, SyncPolicy, TransferStats,
+    export_reader,
 };
 use arrow_schema::{ArrowError, SchemaRef};
 
 use crate::args::Via;
 use crate::compare::{Findings, compare_batches, compare_schemas};
 use crate::input::Input;
-use crate::measure::batch_bytes;
 
 /// Why there is no result.
 #[derive(Debug)]
-pub enum Failure {
+pub(crate) enum Failure {
     /// The device or an input cannot be used.
     Usage(String),
     /// Transfer or interchange failed.
     Job(String),
 }
 
+/// An input is read into memory before it is streamed, up to this many bytes: reading or generating it must not count as
+/// transfer.
+const READ_AHEAD: usize = 1 << 30;
+
 /// What one input, or several, amounted to.
 #[derive(Default, Debug)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     pub name: String,
     pub batches: u64,
     pub rows: u64,
-    /// Of data sent, as it lies in host memory.
-    pub bytes: u64,
     pub differences: u64,
-    /// Upload and handing over, until the device was done. Not known for streams.
+    /// Upload, export and import, until the device had finished. Zero for streams.
     pub up: Duration,
-    /// From then on until the batch was readable on the host. Not known for streams.
+    /// From then on until the batch was readable on the host. Zero for streams.
     pub down: Duration,
-    /// Waiting for the stream: reading the input, upload and download, which may overlap.
+    /// Waiting for the stream. Zero for single arrays.
     pub stream: Duration,
-    pub counters: Counters,
-}
-
-/// The crate's counters, named as in the report.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Counters {
-    pub allocations: u64,
-    pub copies: u64,
-    pub bytes_up: u64,
-    pub bytes_down: u64,
-    pub events: u64,
-    pub queue_waits: u64,
-    pub host_waits: u64,
-}
-
-impl From<TransferStats> for Counters {
-    fn from(stats: TransferStats) -> Self {
-        Self {
-            allocations: stats.allocations,
-            copies: stats.copies,
-            bytes_up: stats.bytes_to_device,
-            bytes_down: stats.bytes_to_host,
-            events: stats.events,
-            queue_waits: stats.queue_waits,
-            host_waits: stats.host_waits,
-        }
-    }
+    pub stats: TransferStats,
 }
 
 /// A device and the way to it.
-pub struct Job {
+pub(crate) struct Job {
     device: Device,
     via: Via,
 }
 
 impl Job {
     /// Opens the device.
-    pub fn open(device: &str, via: Via) -> Result<Self, Failure> {
+    pub(crate) fn open(device: &str, via: Via) -> Result<Self, Failure> {
         match Devices::open(device) {
             Ok(device) => Ok(Self { device, via }),
-            Err(e) => Err(Failure::Usage(e.to_string())),
+            Err(e) => Err(Failure::Usage(format!("{e} (see --help)"))),
         }
     }
 
-    /// Sends all of `input` there and back and compares. Calls `progress` with the rows that are
-    /// done.
-    pub fn run(
+    /// Whether the device is simulated in host memory.
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.device.id().device_type == ArrowDeviceType::EXT_DEV
+    }
+
+    /// Sends all of `input` to the device and back, and compares. Calls `progress` with the number of rows that came back.
+    pub(crate) fn run(
         &self,
         input: Input,
         findings: &mut Findings,
-        progress: &mut dyn FnMut(u64),
+        progress: &dyn Fn(u64),
     ) -> Result<Outcome, Failure> {
         let before = self.device.stats();
         let found = findings.total;
@@ -105,7 +85,7 @@ impl Job {
             }
         }
         outcome.differences = findings.total - found;
-        outcome.counters = self.device.stats().since(&before).into();
+        outcome.stats = self.device.stats().since(&before);
         Ok(outcome)
     }
 
@@ -114,7 +94,7 @@ impl Job {
         reader: Box<dyn RecordBatchReader + Send>,
         outcome: &mut Outcome,
         findings: &mut Findings,
-        progress: &mut dyn FnMut(u64),
+        progress: &dyn Fn(u64),
     ) -> Result<(), Failure> {
         let schema = reader.schema();
         let mut same_schema = true;
@@ -125,7 +105,7 @@ impl Job {
                 .map_err(|e| failed(outcome, e))?;
             outcome.up += up;
             outcome.down += down;
-            // A wrong schema is worth telling once.
+            // A wrong schema is reported once.
             if same_schema {
                 let before = findings.total;
                 compare_schemas(
@@ -156,7 +136,8 @@ impl Job {
         Ok(())
     }
 
-    /// Upload, export, import, download; and how long it took up and down.
+    /// Uploads, exports, imports and downloads a batch. Returns also how long it took until the device had it, and from then
+    /// on.
     fn there_and_back(
         &self,
         batch: &RecordBatch,
@@ -164,9 +145,10 @@ impl Job {
         let start = Instant::now();
         let on_device = self.device.upload(batch)?;
         let (array, schema) = on_device.export(SyncPolicy::Event)?;
-        // From here on the C structs alone keep the memory.
+        // From here on the C structs alone keep the memory alive.
         drop(on_device);
-        // SAFETY: both structs come from `export` just now, and `upload` made valid data.
+        // SAFETY: `import` requires live structs that follow the specification and hold valid data. `export` just made both
+        // from an uploaded batch.
         let again = unsafe { DeviceRecordBatch::import(array, &schema) }?;
         self.device.synchronize()?;
         let up = start.elapsed();
@@ -175,13 +157,14 @@ impl Job {
         Ok((got, up, start.elapsed()))
     }
 
-    /// `tee` through a C stream to the device and back.
+    /// Sends `tee` through a C stream to the device and back.
     fn host_reader(&self, tee: Tee) -> arrow_device::Result<Box<dyn RecordBatchReader>> {
         if self.via == Via::Async {
             return crate::asynchronous::host_reader(tee, &self.device);
         }
         let mut stream: FFI_ArrowDeviceArrayStream = export_reader(Box::new(tee), &self.device)?;
-        // SAFETY: the stream comes from `export_reader` just now, which makes valid data.
+        // SAFETY: `from_raw` requires a live stream that follows the specification and yields valid data. `export_reader`
+        // just made it, and it uploads record batches.
         let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
         Ok(Box::new(reader.into_host_reader()))
     }
@@ -191,12 +174,13 @@ impl Job {
         reader: Box<dyn RecordBatchReader + Send>,
         outcome: &mut Outcome,
         findings: &mut Findings,
-        progress: &mut dyn FnMut(u64),
+        progress: &dyn Fn(u64),
     ) -> Result<(), Failure> {
         let schema = reader.schema();
         let log = Arc::new(Mutex::new(Log::default()));
         let tee = Tee {
-            reader,
+            reader: read_ahead(reader),
+            schema: schema.clone(),
             log: log.clone(),
         };
         let mut reader = self.host_reader(tee).map_err(|e| failed(outcome, e))?;
@@ -246,8 +230,19 @@ impl Outcome {
     fn add(&mut self, batch: &RecordBatch) {
         self.batches += 1;
         self.rows += batch.num_rows() as u64;
-        self.bytes += batch_bytes(batch);
     }
+}
+
+/// Reads the next [`READ_AHEAD`] bytes.
+fn read_ahead(mut reader: Box<dyn RecordBatchReader + Send>) -> Batches {
+    let (mut ahead, mut bytes) = (Vec::new(), 0);
+    while bytes < READ_AHEAD
+        && let Some(batch) = reader.next()
+    {
+        bytes += batch.as_ref().map_or(0, RecordBatch::get_array_memory_size);
+        ahead.push(batch);
+    }
+    Box::new(ahead.into_iter().chain(reader))
 }
 
 /// The input and the batch at hand, counted from 0.
@@ -263,6 +258,8 @@ fn failed(outcome: &Outcome, e: arrow_device::Error) -> Failure {
     Failure::Job(format!("{}: {e}", place(outcome)))
 }
 
+type Batches = Box<dyn Iterator<Item = Result<RecordBatch, ArrowError>> + Send>;
+
 /// What went into the stream and did not come back yet.
 #[derive(Default)]
 struct Log {
@@ -277,7 +274,8 @@ fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
 
 /// A reader that keeps a clone of every batch for comparison. Clones share their buffers.
 struct Tee {
-    reader: Box<dyn RecordBatchReader + Send>,
+    reader: Batches,
+    schema: SchemaRef,
     log: Arc<Mutex<Log>>,
 }
 
@@ -298,6 +296,6 @@ impl Iterator for Tee {
 
 impl RecordBatchReader for Tee {
     fn schema(&self) -> SchemaRef {
-        self.reader.schema()
+        self.schema.clone()
     }
 }

@@ -1,5 +1,5 @@
-//! Reads record batches from files of every kind that arrow-rs knows, and from TPC-H's generator. For the program
-//! `roundtrip` and the workspace's C library; nothing else should use it.
+//! Reads record batches from Arrow IPC, Parquet and CSV files, and generates the TPC-H tables, for the program `roundtrip` and
+//! the workspace's C library.
 
 pub mod guard;
 pub mod input;

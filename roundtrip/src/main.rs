@@ -1,17 +1,12 @@
 //! Sends real data to a device and back and compares every value, null and schema.
 //!
-//! Each record batch is uploaded, exported as C structs, imported from them again, downloaded and
-//! compared with what was sent. Try
-//!
-//! ```text
-//! cargo run --release -p roundtrip -- --help
-//! ```
+//! Each record batch is uploaded, exported as C structs, imported from them again, downloaded and compared with what was sent.
+//! `cargo run --release -p roundtrip -- --help` lists the options.
 
 mod args;
 mod asynchronous;
 mod compare;
 mod job;
-mod measure;
 mod report;
 
 use std::process::ExitCode;
@@ -20,6 +15,8 @@ use std::time::Instant;
 use args::{Args, Command};
 use compare::Findings;
 use job::{Failure, Job, Outcome};
+use report::{Progress, Table};
+use roundtrip::input::Source;
 use roundtrip::{guard, input};
 
 /// Exit statuses.
@@ -42,12 +39,9 @@ fn main() -> ExitCode {
 
 /// An error carries the exit status and what to say about it.
 fn run() -> Result<(), (u8, String)> {
-    let print = |text: &str| {
-        report::print(text).map_err(|e| (FAILED, format!("cannot write to standard output: {e}")))
-    };
     let arguments = std::env::args_os().skip(1);
     let args = match args::parse(arguments).map_err(|e| (USAGE, e))? {
-        Command::Help => return print(args::HELP),
+        Command::Help => return print(args::HELP).map_err(|why| (FAILED, why)),
         Command::Run(args) => args,
     };
     let start = Instant::now();
@@ -55,33 +49,20 @@ fn run() -> Result<(), (u8, String)> {
     let done = guard::catch(|| round_trip(&args, &mut outcomes, &mut findings))
         .unwrap_or_else(|panic| Err(Failure::Job(format!("panic: {panic}"))));
     let seconds = start.elapsed().as_secs_f64();
-    if let Err(failure) = done {
-        let (status, why) = match failure {
-            Failure::Usage(why) => (USAGE, why),
-            Failure::Job(why) => (FAILED, why),
-        };
-        if args.json {
-            let why = Some(why.as_str());
-            print(&report::json_line(
-                &args, &outcomes, &findings, seconds, status, why,
-            ))?;
-        }
-        return Err((status, why));
-    }
-    let status = match findings.total {
-        0 => IDENTICAL,
-        _ => DIFFERENT,
+    let (status, why) = match done {
+        Ok(()) if findings.total == 0 => (IDENTICAL, None),
+        Ok(()) => (DIFFERENT, None),
+        Err(Failure::Usage(why)) => (USAGE, Some(why)),
+        Err(Failure::Job(why)) => (FAILED, Some(why)),
     };
-    let closing = report::closing(&args, &outcomes, &findings, seconds, status);
-    match (print(&closing), findings.described.first()) {
-        (_, Some(first)) => {
-            let differences = match findings.total {
-                1 => "1 difference".to_owned(),
-                n => format!("{n} differences, the first"),
-            };
-            Err((DIFFERENT, format!("{differences}: {first}")))
-        }
-        (printed, None) => printed,
+    if args.json {
+        let error = why.as_deref();
+        let line = report::json_line(&args, &outcomes, &findings, seconds, status, error);
+        print(&line).map_err(|why| (FAILED, why))?;
+    }
+    match why.or_else(|| findings.summary()) {
+        None => Ok(()),
+        Some(why) => Err((status, why)),
     }
 }
 
@@ -92,10 +73,22 @@ fn round_trip(
 ) -> Result<(), Failure> {
     let sources = input::sources(&args.files, args.scale).map_err(Failure::Usage)?;
     let job = Job::open(&args.device, args.via)?;
-    for source in sources {
+    let names: Vec<_> = sources.iter().map(Source::name).collect();
+    let table = Table::new(&names, args.via);
+    print(&report::opening(args)).map_err(Failure::Job)?;
+    print(&table.head()).map_err(Failure::Job)?;
+    for (source, name) in sources.iter().zip(&names) {
+        let progress = Progress::new(name);
         let input = source.open(args.batch_rows).map_err(Failure::Usage)?;
-        let mut progress = report::Progress::new(&input.name, input.rows);
-        outcomes.push(job.run(input, findings, &mut |rows| progress.update(rows))?);
+        progress.expect(input.rows);
+        let outcome = job.run(input, findings, &|rows| progress.update(rows))?;
+        drop(progress);
+        print(&table.line(&outcome)).map_err(Failure::Job)?;
+        outcomes.push(outcome);
     }
-    Ok(())
+    print(&report::closing(&table, &job, outcomes, findings)).map_err(Failure::Job)
+}
+
+fn print(text: &str) -> Result<(), String> {
+    report::print(text).map_err(|e| format!("cannot write to standard output: {e}"))
 }

@@ -1,58 +1,51 @@
-//! What the program prints: progress, the closing table, the JSON line, the line of failure.
+//! What the program prints: what it is about to do, progress, the table, the verdict, the JSON line, the line of failure.
 
 use std::io::{self, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::args::{Args, Via};
 use crate::compare::Findings;
-use crate::job::Outcome;
+use crate::job::{Job, Outcome};
 
-/// Work shorter than this shows no progress.
-const SHORT: Duration = Duration::from_millis(500);
-
-/// A bar on standard error, if that is a terminal and the work takes long.
-pub struct Progress {
-    bar: ProgressBar,
-    hidden_since: Option<Instant>,
-}
+/// A line on standard error, if that is a terminal, until it is dropped.
+pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// For an input of about `rows` rows.
-    pub fn new(name: &str, rows: Option<u64>) -> Self {
-        let bar = ProgressBar::with_draw_target(rows, ProgressDrawTarget::hidden());
-        let template = match rows {
-            Some(_) => "{msg} {wide_bar} {human_pos} rows, {eta} left",
-            None => "{msg} {human_pos} rows",
-        };
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
-        }
+    pub(crate) fn new(name: &str) -> Self {
+        let bar = ProgressBar::no_length();
         bar.set_message(one_line(name));
-        Self {
-            bar,
-            hidden_since: Some(Instant::now()),
+        let progress = Self(bar);
+        progress.set_template("{spinner} {msg}: {human_pos} rows");
+        progress.0.enable_steady_tick(Duration::from_millis(100));
+        progress
+    }
+
+    /// Says that about `rows` rows will come.
+    pub(crate) fn expect(&self, rows: Option<u64>) {
+        if let Some(rows) = rows {
+            self.0.set_length(rows);
+            self.set_template("{spinner} {msg}: {human_pos} of about {human_len} rows {wide_bar}");
         }
     }
 
-    /// Shows that `rows` rows are done.
-    pub fn update(&mut self, rows: u64) {
-        if self
-            .hidden_since
-            .is_some_and(|since| since.elapsed() > SHORT)
-        {
-            self.hidden_since = None;
-            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+    /// Shows that `rows` rows came back.
+    pub(crate) fn update(&self, rows: u64) {
+        self.0.set_position(rows);
+    }
+
+    fn set_template(&self, template: &str) {
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            self.0.set_style(style);
         }
-        self.bar.set_position(rows);
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.bar.finish_and_clear();
+        self.0.finish_and_clear();
     }
 }
 
@@ -65,19 +58,11 @@ fn total(outcomes: &[Outcome]) -> Outcome {
     for outcome in outcomes {
         total.batches += outcome.batches;
         total.rows += outcome.rows;
-        total.bytes += outcome.bytes;
         total.differences += outcome.differences;
         total.up += outcome.up;
         total.down += outcome.down;
         total.stream += outcome.stream;
-        let (sum, one) = (&mut total.counters, outcome.counters);
-        sum.allocations += one.allocations;
-        sum.copies += one.copies;
-        sum.bytes_up += one.bytes_up;
-        sum.bytes_down += one.bytes_down;
-        sum.events += one.events;
-        sum.queue_waits += one.queue_waits;
-        sum.host_waits += one.host_waits;
+        total.stats = total.stats.plus(&outcome.stats);
     }
     total
 }
@@ -88,15 +73,94 @@ fn rate(bytes: u64, time: Duration) -> Option<f64> {
     (bytes > 0 && rate.is_finite()).then_some(rate)
 }
 
-/// The differences, the table and, if asked for, the JSON line.
-pub fn closing(
-    args: &Args,
+/// `n` of something.
+fn count(n: u64, one: &str, many: &str) -> String {
+    format!("{} {}", HumanCount(n), if n == 1 { one } else { many })
+}
+
+/// What goes where, before the first input.
+pub(crate) fn opening(args: &Args) -> String {
+    let inputs = match args.files.len() {
+        0 => format!(
+            "Generating the TPC-H tables at scale factor {}. The time that this takes is in none of the figures.",
+            args.scale
+        ),
+        n => format!("Reading {}.", count(n as u64, "file", "files")),
+    };
+    let way = match args.via {
+        Via::Array => "each batch as an ArrowDeviceArray",
+        Via::Stream => "each input as an ArrowDeviceArrayStream",
+        Via::Async => "each input through an ArrowAsyncDeviceStreamHandler",
+    };
+    let device = one_line(&args.device);
+    format!("{inputs}\nSending them to the device {device} and back, {way}.\n\n")
+}
+
+/// The table of inputs, which is printed line by line.
+pub(crate) struct Table {
+    via: Via,
+    name_width: usize,
+    heads: Vec<&'static str>,
+}
+
+impl Table {
+    /// For inputs with these names.
+    pub(crate) fn new(names: &[String], via: Via) -> Self {
+        let mut heads = vec!["input", "rows", "batches", "bytes uploaded"];
+        match via {
+            Via::Array => heads.extend(["upload GB/s", "download GB/s"]),
+            Via::Stream | Via::Async => heads.push("there and back GB/s"),
+        }
+        heads.push("differences");
+        let widths = names.iter().map(|name| one_line(name).chars().count());
+        Self {
+            via,
+            name_width: widths.max().unwrap_or(0).max("input".len()),
+            heads,
+        }
+    }
+
+    pub(crate) fn head(&self) -> String {
+        self.row(self.heads.iter().copied())
+    }
+
+    pub(crate) fn line(&self, outcome: &Outcome) -> String {
+        let number = |n: u64| HumanCount(n).to_string();
+        let speed = |bytes, time| rate(bytes, time).map_or("-".into(), |rate| format!("{rate:.2}"));
+        let (up, down) = (outcome.stats.bytes_to_device, outcome.stats.bytes_to_host);
+        let mut cells = vec![one_line(&outcome.name)];
+        cells.extend([outcome.rows, outcome.batches, up].map(number));
+        match self.via {
+            Via::Array => cells.extend([speed(up, outcome.up), speed(down, outcome.down)]),
+            Via::Stream | Via::Async => cells.push(speed(up, outcome.stream)),
+        }
+        cells.push(number(outcome.differences));
+        self.row(cells.iter().map(String::as_str))
+    }
+
+    /// The first cell to the left, the others to the right.
+    fn row<'a>(&self, cells: impl Iterator<Item = &'a str>) -> String {
+        let mut line = String::new();
+        for (head, cell) in self.heads.iter().zip(cells) {
+            if line.is_empty() {
+                line = format!("{cell:0$}", self.name_width);
+            } else {
+                line += &format!("  {cell:>0$}", head.len().max(11));
+            }
+        }
+        line + "\n"
+    }
+}
+
+/// What comes after the last input: the differences, the verdict and the device's stats.
+pub(crate) fn closing(
+    table: &Table,
+    job: &Job,
     outcomes: &[Outcome],
     findings: &Findings,
-    seconds: f64,
-    status: u8,
 ) -> String {
-    let mut text = String::new();
+    let total = total(outcomes);
+    let mut text = table.line(&total) + "\n";
     for difference in &findings.described {
         text += &format!("{}\n", one_line(difference));
     }
@@ -104,85 +168,33 @@ pub fn closing(
     if more > 0 {
         text += &format!("... and {} more\n", HumanCount(more));
     }
-    if findings.total > 0 {
-        text.push('\n');
-    }
-    text += &table(args, outcomes, seconds);
-    if args.json {
-        text += &json_line(args, outcomes, findings, seconds, status, None);
-    }
-    text
-}
-
-fn table(args: &Args, outcomes: &[Outcome], seconds: f64) -> String {
-    let total = total(outcomes);
-    let stream = args.via == Via::Stream;
-    let rates = if stream { "GB/s" } else { "up GB/s|down GB/s" };
-    let head = format!("input|rows|batches|bytes|{rates}|differences");
-    let mut lines: Vec<Vec<String>> = vec![head.split('|').map(str::to_owned).collect()];
-    for outcome in outcomes.iter().chain([&total]) {
-        let shown = |rate: Option<f64>| rate.map_or("-".to_owned(), |rate| format!("{rate:.2}"));
-        let mut line = vec![
-            one_line(&outcome.name),
-            HumanCount(outcome.rows).to_string(),
-            HumanCount(outcome.batches).to_string(),
-            HumanCount(outcome.bytes).to_string(),
-        ];
-        if stream {
-            line.push(shown(rate(outcome.bytes, outcome.stream)));
-        } else {
-            line.push(shown(rate(outcome.counters.bytes_up, outcome.up)));
-            line.push(shown(rate(outcome.counters.bytes_down, outcome.down)));
+    let rows = count(total.rows, "row", "rows");
+    let batches = count(total.batches, "batch", "batches");
+    text += &match findings.total {
+        0 => format!("{rows} in {batches} came back identical.\n"),
+        n => {
+            let differences = count(n, "difference", "differences");
+            format!("{rows} in {batches} came back with {differences}.\n")
         }
-        line.push(HumanCount(outcome.differences).to_string());
-        lines.push(line);
-    }
-    let mut text = columns(&lines);
-    if stream {
-        text += "GB/s: the whole stream, reading the input included; up and down overlap and are \
-                 not told apart.\n";
-    }
-    let counters = total.counters;
-    text += &format!(
-        "\ndevice {}, via {}, {seconds:.2} s\n",
-        one_line(&args.device),
-        args.via.name()
-    );
-    let numbers = [
-        ("device allocations", counters.allocations),
-        ("copies", counters.copies),
-        ("bytes up", counters.bytes_up),
-        ("bytes down", counters.bytes_down),
-        ("events", counters.events),
-        ("queue waits", counters.queue_waits),
-        ("host waits", counters.host_waits),
-    ];
-    text += &columns(&numbers.map(|(name, n)| vec![name.to_owned(), HumanCount(n).to_string()]));
-    text
-}
-
-/// The first column to the left, the others to the right.
-fn columns(lines: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        let cells = lines.iter().filter_map(|line| line.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
-    let mut text = String::new();
-    for line in lines {
-        for (column, cell) in line.iter().enumerate() {
-            let width = width(column);
-            text += &match column {
-                0 => format!("{cell:<width$}"),
-                _ => format!("  {cell:>width$}"),
-            };
-        }
-        text.push('\n');
+    if job.is_simulated() {
+        text += "The device is simulated: the GB/s say nothing about a GPU.\n";
     }
-    text
+    let stats = total.stats;
+    text + &format!(
+        "The device counted {}, {}, {} up, {} down, {}, {} and {}.\n",
+        count(stats.allocations, "allocation", "allocations"),
+        count(stats.copies, "copy", "copies"),
+        count(stats.bytes_to_device, "byte", "bytes"),
+        count(stats.bytes_to_host, "byte", "bytes"),
+        count(stats.events, "event", "events"),
+        count(stats.queue_waits, "queue wait", "queue waits"),
+        count(stats.host_waits, "host wait", "host waits"),
+    )
 }
 
 /// One JSON object on a line. `error` says why there is no full result.
-pub fn json_line(
+pub(crate) fn json_line(
     args: &Args,
     outcomes: &[Outcome],
     findings: &Findings,
@@ -192,23 +204,22 @@ pub fn json_line(
 ) -> String {
     let total = total(outcomes);
     let numbers = |outcome: &Outcome| {
-        let counters = outcome.counters;
+        let stats = outcome.stats;
         json!({
             "name": outcome.name,
             "batches": outcome.batches,
             "rows": outcome.rows,
-            "bytes": outcome.bytes,
             "mismatches": outcome.differences,
-            "up_gb_per_s": rate(counters.bytes_up, outcome.up),
-            "down_gb_per_s": rate(counters.bytes_down, outcome.down),
-            "stream_gb_per_s": rate(outcome.bytes, outcome.stream),
-            "allocations": counters.allocations,
-            "copies": counters.copies,
-            "bytes_up": counters.bytes_up,
-            "bytes_down": counters.bytes_down,
-            "events": counters.events,
-            "queue_waits": counters.queue_waits,
-            "host_waits": counters.host_waits,
+            "up_gb_per_s": rate(stats.bytes_to_device, outcome.up),
+            "down_gb_per_s": rate(stats.bytes_to_host, outcome.down),
+            "stream_gb_per_s": rate(stats.bytes_to_device, outcome.stream),
+            "allocations": stats.allocations,
+            "copies": stats.copies,
+            "bytes_up": stats.bytes_to_device,
+            "bytes_down": stats.bytes_to_host,
+            "events": stats.events,
+            "queue_waits": stats.queue_waits,
+            "host_waits": stats.host_waits,
         })
     };
     let mut line = numbers(&total);
@@ -231,7 +242,7 @@ pub fn json_line(
 }
 
 /// Writes to standard output. A reader that went away is no error.
-pub fn print(text: &str) -> io::Result<()> {
+pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     match written {
@@ -242,7 +253,7 @@ pub fn print(text: &str) -> io::Result<()> {
 
 /// Says on standard error why the status is not 0. If even that is not possible, the status is
 /// all there is.
-pub fn complain(why: &str) {
+pub(crate) fn complain(why: &str) {
     let _ = writeln!(io::stderr(), "roundtrip: {}", one_line(why));
 }
 
