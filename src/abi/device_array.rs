@@ -198,6 +198,12 @@ movable!(
     "Unless it is released, it is as the C data interface and the C Device data interface require: its pointers and counts are right (`n_buffers`, `n_children`), its children and dictionary likewise, its event is null or an event of its device type, and its release callback may be called once, from any thread."
 );
 
+impl Default for FFI_ArrowDeviceArray {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
 impl fmt::Debug for FFI_ArrowDeviceArray {
     /// Prints numbers and addresses, and nothing that the addresses point to.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -125,6 +125,12 @@ movable!(
 );
 released_by_callback!(FFI_ArrowDeviceArrayStream, "ArrowDeviceArrayStream.release");
 
+impl Default for FFI_ArrowDeviceArrayStream {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
 impl fmt::Debug for FFI_ArrowDeviceArrayStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FFI_ArrowDeviceArrayStream")
@@ -146,7 +152,7 @@ mod tests {
         libc::ENOTSUP
     }
     unsafe extern "C-unwind" fn get_next(_: *mut Stream, out: *mut FFI_ArrowDeviceArray) -> c_int {
-        // SAFETY: the caller's `out` is memory for one struct.
+        // SAFETY: the test passes memory for one struct.
         unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
         0
     }

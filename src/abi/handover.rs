@@ -34,12 +34,6 @@ macro_rules! movable {
                 unsafe { out.write(self) }
             }
         }
-
-        impl Default for $struct {
-            fn default() -> Self {
-                Self::empty()
-            }
-        }
     };
 }
 
