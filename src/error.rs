@@ -1,4 +1,4 @@
-//! One error type for the whole crate.
+//! [`Error`], the error type of this crate.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -7,46 +7,54 @@ use arrow_schema::ArrowError;
 
 use crate::abi::DeviceId;
 
-/// What every fallible call of this crate returns.
+/// The result of a fallible function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation did not succeed.
+/// The error type of this crate.
 ///
-/// Variants are named by outcome. Each carries what is needed to act on it: the device, the
-/// operation, sizes in bytes, the field path (`children[2].buffers[1]`) and the cause.
+/// Each variant has what is needed to act on it: the device, the operation, sizes in bytes, the field path
+/// (`children[2].buffers[1]`) and the cause.
 ///
-/// Crossing into arrow-rs an error becomes [`ArrowError::ExternalError`]; converting such an
-/// [`ArrowError`] back gives the original error again. Crossing the C boundary it becomes an
-/// errno ([`Error::errno`]) and a text.
+/// Converted to an [`ArrowError`], an error becomes [`ArrowError::ExternalError`]; converting that back returns the original error.
+/// At the C boundary it becomes an errno ([`Error::errno`]) and a message.
+///
+/// ```
+/// use arrow_device::{Devices, Error};
+/// use arrow_schema::ArrowError;
+///
+/// let error: Error = Devices::open("no such device").unwrap_err();
+/// let in_arrow = ArrowError::from(error);
+/// assert!(matches!(Error::from(in_arrow), Error::InvalidArgument(_)));
+/// ```
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No backend serves this device, or it could not be started.
+    /// There is no backend for this device, or it could not be started.
     #[error("device {device} is not available: {reason}")]
     DeviceNotAvailable {
-        /// The device that was asked for.
+        /// The requested device.
         device: DeviceId,
         /// What is missing and what to do about it.
         reason: Cow<'static, str>,
     },
-    /// The device exists, but cannot do this.
+    /// The device does not support this operation.
     #[error("{operation} is not supported on {device}: {reason}")]
     NotSupported {
         /// The device.
         device: DeviceId,
-        /// The operation that was refused.
+        /// The operation.
         operation: &'static str,
         /// Why, and what to do instead.
         reason: Cow<'static, str>,
     },
-    /// The device, or the host on its behalf, has no memory left.
+    /// The device, or the host on its behalf, has not enough memory.
     #[error("out of memory on {device}: {operation} asked for {bytes} bytes")]
     OutOfMemory {
         /// The device.
         device: DeviceId,
-        /// The operation that asked.
+        /// The operation that needed the memory.
         operation: &'static str,
-        /// How many bytes it asked for.
+        /// The number of bytes requested.
         bytes: usize,
     },
     /// A call of the device's runtime failed.
@@ -56,52 +64,52 @@ pub enum Error {
         device: DeviceId,
         /// The call that failed.
         operation: &'static str,
-        /// The runtime's own code.
+        /// The runtime's error code.
         code: i32,
-        /// The runtime's own text.
+        /// The runtime's message.
         message: Cow<'static, str>,
     },
-    /// Data from outside breaks a rule of the Arrow format or of the C interfaces.
+    /// Imported data violates a rule of the Arrow format or of the C interfaces.
     #[error("invalid input at {path}: {message}")]
     InvalidInput {
-        /// Where, from the root: `array.children[2].buffers[1]`, `schema.children[0].name`.
+        /// The path from the root: `array.children[2].buffers[1]`, `schema.children[0].name`.
         path: Cow<'static, str>,
-        /// Which rule it breaks.
+        /// The rule that it violates.
         message: Cow<'static, str>,
     },
-    /// A caller's argument does not fit: an index, a range, a type, another device.
+    /// An argument is invalid: an index, a range, a type, a value of another device.
     #[error("invalid argument: {0}")]
     InvalidArgument(Cow<'static, str>),
     /// A C struct or stream was used after its release.
     #[error("{0} was already released")]
     Released(&'static str),
-    /// A callback of a foreign producer answered with an error.
+    /// A callback of a foreign producer returned an error.
     #[error("{operation} of a foreign producer failed with errno {errno}: {message}")]
     Foreign {
         /// The callback.
         operation: &'static str,
         /// The errno that it returned.
         errno: i32,
-        /// Its own text, or a note that it gave none.
+        /// The producer's message, or a note that there is none.
         message: Cow<'static, str>,
     },
-    /// The producer of an async device stream reported an error, or could not hand over what it announced.
+    /// The producer of an async device stream reported an error, or failed to hand over a task.
     #[cfg(feature = "async")]
     #[error("the producer of an async stream reported errno {errno}: {message}")]
     AsyncProducer {
-        /// The producer's own code.
+        /// The producer's errno.
         errno: i32,
-        /// Its own text, or a note that it gave none.
+        /// The producer's message, or a note that there is none.
         message: Cow<'static, str>,
-        /// Whatever else it told of the error.
+        /// Metadata of the error.
         metadata: std::collections::HashMap<String, String>,
     },
-    /// A panic or a foreign exception was caught at the C boundary.
+    /// A panic was caught at the C boundary.
     #[error("{operation} panicked: {message}")]
     Panic {
         /// The callback in which it happened.
         operation: &'static str,
-        /// The panic's text, or what threw: `a C++ exception (std::runtime_error)`.
+        /// The panic's message.
         message: Cow<'static, str>,
     },
     /// The operation was cancelled.
@@ -116,7 +124,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// [`Error::InvalidInput`] at `path`.
+    /// Creates an [`Error::InvalidInput`].
     pub(crate) fn invalid(
         path: impl Into<Cow<'static, str>>,
         message: impl Into<Cow<'static, str>>,
@@ -127,14 +135,13 @@ impl Error {
         }
     }
 
-    /// [`Error::InvalidArgument`].
+    /// Creates an [`Error::InvalidArgument`].
     pub(crate) fn argument(message: impl Into<Cow<'static, str>>) -> Self {
         Self::InvalidArgument(message.into())
     }
 
-    /// The errno that stands for this error at a C boundary: `EINVAL`, `ENOMEM`, `EIO`,
-    /// `ENOTSUP`, `ECANCELED`, or a foreign producer's own errno, unchanged. Never 0: an error does not
-    /// look like success.
+    /// Returns the errno for this error at a C boundary: `EINVAL`, `ENOMEM`, `EIO`, `ENOTSUP`, `ECANCELED`, or the errno of a
+    /// foreign producer, unchanged unless it is 0, which would mean success: then `EIO`.
     pub fn errno(&self) -> i32 {
         let errno = match self {
             Self::DeviceNotAvailable { .. } | Self::NotSupported { .. } => libc::ENOTSUP,
@@ -163,7 +170,7 @@ impl Error {
 }
 
 impl From<ArrowError> for Error {
-    /// Gives back the original error if `e` carries one of ours, else wraps `e`.
+    /// Returns the original error if `e` wraps an [`Error`], and else wraps `e`.
     fn from(e: ArrowError) -> Self {
         match e {
             ArrowError::ExternalError(source) => match source.downcast::<Error>() {

@@ -221,8 +221,8 @@ class FromNanoarrow(NanoarrowCase):
         event = c.c_uint64(0)
         no_backend = "no backend is registered for this device type; see Devices::register"
         texts = {
-            ROCM: "this build of arrow-device has no ROCm",
-            ROCM_HOST: "this build of arrow-device has no ROCm",
+            ROCM: "arrow-device was built without ROCm",
+            ROCM_HOST: "arrow-device was built without ROCm",
             EXT_DEV: "no extension device with this id is registered; simulated devices are added with Devices::add",
             CUDA: "", CUDA_HOST: "", CUDA_MANAGED: "",  # depends on the machine's driver
         }  # fmt: skip

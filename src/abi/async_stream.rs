@@ -1,29 +1,27 @@
 //! The producer's side of the async device stream: `ArrowAsyncTask`, `ArrowAsyncProducer`.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::mem::offset_of;
 use std::{fmt, ptr};
 
+use super::handover::movable;
 use super::{ArrowDeviceType, FFI_ArrowDeviceArray};
 
-/// `ArrowAsyncTask.extract_data`: writes the task's array to the second argument and cleans the task
-/// up; with null there, only cleans up. Called exactly once; 0 or an errno.
+/// `ArrowAsyncTask.extract_data`: writes the task's array to the second argument, unless that is null, and frees the task. It
+/// is called exactly once; returns 0 or an errno.
 pub type TaskExtractData =
     unsafe extern "C-unwind" fn(*mut FFI_ArrowAsyncTask, *mut FFI_ArrowDeviceArray) -> c_int;
 
-/// `ArrowAsyncProducer.request`: asks for that many more arrays, at least 1.
+/// `ArrowAsyncProducer.request`: requests this many more arrays, at least 1.
 pub type ProducerRequest = unsafe extern "C-unwind" fn(*mut FFI_ArrowAsyncProducer, i64);
 
-/// `ArrowAsyncProducer.cancel`: asks for an end. Thread-safe, and idempotent.
+/// `ArrowAsyncProducer.cancel`: requests the end of the stream. Thread-safe and idempotent.
 pub type ProducerCancel = unsafe extern "C-unwind" fn(*mut FFI_ArrowAsyncProducer);
 
-/// `struct ArrowAsyncTask`: one array that a producer has ready ("The ArrowAsyncTask structure" of
-/// the specification).
+/// `struct ArrowAsyncTask`: one array that a producer has ready ("The ArrowAsyncTask structure" of the specification).
 ///
-/// There is no release callback: calling `extract_data`, exactly once, hands the array over and
-/// cleans the task up; called with null it only cleans up. **Dropping this struct calls nothing**,
-/// so that a task that is dropped without its extraction leaks what its producer keeps for it.
-/// Taking tasks safely is the work of the stream reader.
+/// There is no release callback: calling `extract_data`, exactly once, hands the array over and frees the task; with null it
+/// only frees the task. **Dropping this struct calls nothing**: a task that is dropped before its extraction leaks what its
+/// producer keeps for it.
 #[must_use = "a task that is dropped leaks what its producer keeps; call `extract_data` once"]
 #[repr(C)]
 pub struct FFI_ArrowAsyncTask {
@@ -31,13 +29,12 @@ pub struct FFI_ArrowAsyncTask {
     pub(crate) private_data: *mut c_void,
 }
 
-/// `struct ArrowAsyncProducer`: through this a consumer asks for arrays or for an end ("The
+/// `struct ArrowAsyncProducer`: the callbacks through which a consumer requests arrays or the end of the stream ("The
 /// ArrowAsyncProducer structure" of the specification).
 ///
-/// It belongs to the producer that made it and lives at least until that producer calls the
-/// handler's release callback; a consumer only has a pointer. There is nothing to release: the
-/// `release` member that the specification's text shows does not exist in `abi.h`, and the struct
-/// has 40 bytes.
+/// It belongs to the producer that made it and lives at least until that producer calls the handler's release callback; a
+/// consumer only has a pointer. There is nothing to release: the `release` member that the specification's text shows does
+/// not exist in `abi.h`, and the struct has 40 bytes.
 #[repr(C)]
 pub struct FFI_ArrowAsyncProducer {
     pub(crate) device_type: ArrowDeviceType,
@@ -47,31 +44,19 @@ pub struct FFI_ArrowAsyncProducer {
     pub(crate) private_data: *mut c_void,
 }
 
-#[cfg(target_pointer_width = "64")]
-const _: () = {
-    assert!(size_of::<FFI_ArrowAsyncTask>() == 16 && align_of::<FFI_ArrowAsyncTask>() == 8);
-    assert!(offset_of!(FFI_ArrowAsyncTask, extract_data) == 0);
-    assert!(offset_of!(FFI_ArrowAsyncTask, private_data) == 8);
-
-    assert!(size_of::<FFI_ArrowAsyncProducer>() == 40 && align_of::<FFI_ArrowAsyncProducer>() == 8);
-    assert!(offset_of!(FFI_ArrowAsyncProducer, device_type) == 0);
-    assert!(offset_of!(FFI_ArrowAsyncProducer, request) == 8);
-    assert!(offset_of!(FFI_ArrowAsyncProducer, cancel) == 16);
-    assert!(offset_of!(FFI_ArrowAsyncProducer, additional_metadata) == 24);
-    assert!(offset_of!(FFI_ArrowAsyncProducer, private_data) == 32);
-};
-
-// SAFETY: a task exists so that a consumer can extract on a thread of its choice; who made it
-// (`from_parts`, `from_raw`) vouches for the producer.
+// SAFETY: a consumer may extract on a thread of its choice. Whoever made the struct (`from_parts`, `from_raw`) guaranteed that
+// the producer's callback allows it.
 unsafe impl Send for FFI_ArrowAsyncTask {}
-// SAFETY: a producer's struct is called from the consumer's threads; who made it vouches for that.
+// SAFETY: a consumer may request on a thread of its choice. Whoever made the struct (`from_parts`) guaranteed that the callbacks
+// allow it.
 unsafe impl Send for FFI_ArrowAsyncProducer {}
+
 impl FFI_ArrowAsyncTask {
-    /// Assembles a task of a producer's own making.
+    /// Creates a task from a producer's callback.
     ///
     /// # Safety
-    /// `extract_data` does what the specification asks of it, for this `private_data`, whatever
-    /// address the struct was moved to, on any thread.
+    /// `extract_data` does what the specification requires, for this `private_data`, whatever address the struct was moved
+    /// to, on any thread.
     pub const unsafe fn from_parts(
         extract_data: TaskExtractData,
         private_data: *mut c_void,
@@ -82,7 +67,7 @@ impl FFI_ArrowAsyncTask {
         }
     }
 
-    /// All zero: no task.
+    /// Returns a struct without a task, all of whose members are zero.
     pub const fn empty() -> Self {
         Self {
             extract_data: None,
@@ -90,53 +75,37 @@ impl FFI_ArrowAsyncTask {
         }
     }
 
-    /// Whether there is no callback: nothing to extract, or moved away. The specification has no
+    /// Returns whether there is no callback: there is nothing to extract, or the task was moved away. The specification has no
     /// mark for tasks that were extracted; this crate sets the callback to null.
     pub const fn is_empty(&self) -> bool {
         self.extract_data.is_none()
     }
 
-    /// Moves the task out of `source`, as a handler must that keeps it beyond `on_next_task`, and
-    /// leaves an [empty](Self::empty) one there.
-    ///
-    /// # Safety
-    /// - `source` is valid for reads and writes, aligned, initialized, and used by nobody else
-    ///   during the call; no copy of the task is used afterwards.
-    /// - Its callback is null or as [`from_parts`](Self::from_parts) asks, and was not called.
-    pub unsafe fn from_raw(source: *mut Self) -> Self {
-        // SAFETY: the caller vouches for `source`.
-        unsafe { ptr::replace(source, Self::empty()) }
-    }
-
-    /// Moves the task to `out`. What was there is overwritten.
-    ///
-    /// # Safety
-    /// `out` is valid for writes of `size_of::<Self>()` bytes and aligned. It need not be
-    /// initialized.
-    pub unsafe fn write_to(self, out: *mut Self) {
-        // SAFETY: the caller vouches for `out`.
-        unsafe { out.write(self) }
-    }
-
-    /// The callback that extracts the array; `None` if the task is [empty](Self::is_empty).
+    /// Returns the callback that extracts the array; `None` if the task is [empty](Self::is_empty).
     pub const fn extract_data(&self) -> Option<TaskExtractData> {
         self.extract_data
     }
 
-    /// The producer's own pointer. Consumers must not use it.
+    /// Returns the pointer that belongs to the producer. Consumers must not use it.
     pub const fn private_data(&self) -> *mut c_void {
         self.private_data
     }
 }
 
+movable!(
+    FFI_ArrowAsyncTask,
+    extract_data,
+    "Its callback is null or as [`from_parts`](Self::from_parts) requires, and was not called."
+);
+
 impl FFI_ArrowAsyncProducer {
-    /// Assembles a producer's side of a stream. Both callbacks are mandatory.
+    /// Creates a producer's struct from its callbacks, both of which are mandatory.
     ///
     /// # Safety
-    /// - The callbacks do what the specification asks of them, for this `private_data`; `cancel` is
-    ///   thread-safe; `request` never calls the handler before it returns.
-    /// - `additional_metadata` is null or points to metadata in the encoding of
-    ///   `ArrowSchema.metadata` that lives as long as the struct.
+    /// - The callbacks do what the specification requires, for this `private_data`, on any thread; `cancel` is thread-safe;
+    ///   `request` never calls the handler before it returns.
+    /// - `additional_metadata` is null or points to metadata in the encoding of `ArrowSchema.metadata` that lives as long as
+    ///   the struct.
     pub const unsafe fn from_parts(
         device_type: ArrowDeviceType,
         request: ProducerRequest,
@@ -153,7 +122,7 @@ impl FFI_ArrowAsyncProducer {
         }
     }
 
-    /// All zero: no producer.
+    /// Returns a struct without a producer, all of whose members are zero.
     pub const fn empty() -> Self {
         Self {
             device_type: ArrowDeviceType::new(0),
@@ -164,27 +133,27 @@ impl FFI_ArrowAsyncProducer {
         }
     }
 
-    /// The type of device that all arrays of the stream are on.
+    /// Returns the type of device that all arrays of the stream are on.
     pub const fn device_type(&self) -> ArrowDeviceType {
         self.device_type
     }
 
-    /// The callback that asks for more arrays; `None` only if the producer breaks the rules.
+    /// Returns the callback that requests more arrays; `None` only if the producer breaks the rules.
     pub const fn request(&self) -> Option<ProducerRequest> {
         self.request
     }
 
-    /// The callback that asks for an end; `None` only if the producer breaks the rules.
+    /// Returns the callback that requests the end of the stream; `None` only if the producer breaks the rules.
     pub const fn cancel(&self) -> Option<ProducerCancel> {
         self.cancel
     }
 
-    /// Metadata of the stream in the encoding of `ArrowSchema.metadata`, or null.
+    /// Returns the metadata of the stream in the encoding of `ArrowSchema.metadata`, or null.
     pub const fn additional_metadata(&self) -> *const c_char {
         self.additional_metadata
     }
 
-    /// The producer's own pointer. Consumers must not use it.
+    /// Returns the pointer that belongs to the producer. Consumers must not use it.
     pub const fn private_data(&self) -> *mut c_void {
         self.private_data
     }
@@ -229,7 +198,7 @@ mod tests {
         unsafe { *(*producer).private_data.cast::<i64>() += n };
     }
     unsafe extern "C-unwind" fn cancel(producer: *mut FFI_ArrowAsyncProducer) {
-        // SAFETY: as `request`.
+        // SAFETY: the test's number outlives the producer.
         unsafe { *(*producer).private_data.cast::<i64>() = -1 };
     }
 
@@ -237,15 +206,15 @@ mod tests {
     fn tasks_move_and_call_nothing_on_drop() {
         let mut calls = 0i32;
         let calls_ptr = &raw mut calls;
-        // SAFETY: the callback above, with its number.
+        // SAFETY: the callback above keeps to the interface; its number outlives the task.
         let mut source = unsafe { FFI_ArrowAsyncTask::from_parts(extract, calls_ptr.cast()) };
-        // SAFETY: valid, and the only copy.
+        // SAFETY: `source` is valid and the only copy.
         let taken = unsafe { FFI_ArrowAsyncTask::from_raw(&raw mut source) };
         assert!(source.is_empty() && source.private_data().is_null() && !taken.is_empty());
         let mut out = MaybeUninit::<FFI_ArrowAsyncTask>::uninit();
         // SAFETY: `out` is memory for one task.
         unsafe { taken.write_to(out.as_mut_ptr()) };
-        // SAFETY: written above.
+        // SAFETY: `out` was written above.
         let mut task = unsafe { out.assume_init() };
         assert_eq!(task.private_data(), calls_ptr.cast());
         let call = task.extract_data().unwrap();
@@ -261,7 +230,7 @@ mod tests {
     fn producers_are_called_through_a_pointer() {
         let mut asked = 0i64;
         let asked_ptr = &raw mut asked;
-        // SAFETY: the callbacks above, with their number.
+        // SAFETY: the callbacks above keep to the interface; their number outlives the producer.
         let mut producer = unsafe {
             FFI_ArrowAsyncProducer::from_parts(
                 ArrowDeviceType::CUDA,

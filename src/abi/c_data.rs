@@ -1,11 +1,11 @@
-//! The two host structs of the C data interface, in this crate's own layout.
+//! `struct ArrowArray` and `struct ArrowSchema`, with all members.
 //!
-//! arrow-rs 59 and 60 differ in what they show of `FFI_ArrowArray` and `FFI_ArrowSchema`, and both
-//! type `release` as `extern "C"`, through which a foreign exception must not pass. This crate reads
-//! and writes the C layout through its own structs and converts by moving bits.
+//! arrow-rs 59 and 60 differ in which members of `FFI_ArrowArray` and `FFI_ArrowSchema` they show, and both type `release`
+//! as `extern "C"`, through which nothing may unwind. This crate reads and writes the C layout through its own structs,
+//! whose bits are those of arrow-rs's.
 
 use std::ffi::{c_char, c_void};
-use std::mem::{ManuallyDrop, offset_of};
+use std::mem::ManuallyDrop;
 use std::ptr;
 
 use arrow_data::ffi::FFI_ArrowArray;
@@ -14,82 +14,55 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use super::guard::{ReleaseFn, release_once};
 use crate::error::Result;
 
-/// `struct ArrowArray`. Owns nothing by itself: no `Drop`; whoever holds it calls
-/// [`release`](Self::release).
+/// `struct ArrowArray`. It has no `Drop`: whoever owns it calls [`release`](Self::release).
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct CArray {
     /// Elements.
     pub(crate) length: i64,
-    /// Nulls among the elements; -1 is "not computed".
+    /// Nulls among the elements; -1 if not computed.
     pub(crate) null_count: i64,
     /// Elements before the first.
     pub(crate) offset: i64,
-    /// Pointers at `buffers`.
+    /// How many pointers `buffers` points to.
     pub(crate) n_buffers: i64,
-    /// Pointers at `children`.
+    /// How many pointers `children` points to.
     pub(crate) n_children: i64,
-    /// `n_buffers` pointers, in host memory, to memory of the device.
+    /// `n_buffers` pointers, which lie in host memory and point to memory of the device.
     pub(crate) buffers: *mut *const c_void,
-    /// `n_children` pointers, all in host memory.
+    /// `n_children` pointers; they and the structs lie in host memory.
     pub(crate) children: *mut *mut CArray,
-    /// A dictionary's values, or null.
+    /// The values of a dictionary, or null.
     pub(crate) dictionary: *mut CArray,
     /// Null once released.
     pub(crate) release: Option<ReleaseFn<CArray>>,
-    /// The producer's own.
+    /// Belongs to the producer.
     pub(crate) private_data: *mut c_void,
 }
 
-/// `struct ArrowSchema`. No `Drop`, as [`CArray`].
+/// `struct ArrowSchema`. It has no `Drop`, like [`CArray`].
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct CSchema {
-    /// Format string, null-terminated.
+    /// Format string, terminated by a zero byte.
     pub(crate) format: *const c_char,
-    /// Field name, null-terminated, or null.
+    /// Field name, terminated by a zero byte, or null.
     pub(crate) name: *const c_char,
     /// Key-value metadata in the C data interface's encoding, or null.
     pub(crate) metadata: *const c_char,
     /// `ARROW_FLAG_*` bits.
     pub(crate) flags: i64,
-    /// Pointers at `children`.
+    /// How many pointers `children` points to.
     pub(crate) n_children: i64,
     /// `n_children` pointers.
     pub(crate) children: *mut *mut CSchema,
-    /// A dictionary's value type, or null.
+    /// The value type of a dictionary, or null.
     pub(crate) dictionary: *mut CSchema,
     /// Null once released.
     pub(crate) release: Option<ReleaseFn<CSchema>>,
-    /// The producer's own.
+    /// Belongs to the producer.
     pub(crate) private_data: *mut c_void,
 }
-
-#[cfg(target_pointer_width = "64")]
-const _: () = {
-    assert!(size_of::<CArray>() == 80 && align_of::<CArray>() == 8);
-    assert!(offset_of!(CArray, length) == 0);
-    assert!(offset_of!(CArray, null_count) == 8);
-    assert!(offset_of!(CArray, offset) == 16);
-    assert!(offset_of!(CArray, n_buffers) == 24);
-    assert!(offset_of!(CArray, n_children) == 32);
-    assert!(offset_of!(CArray, buffers) == 40);
-    assert!(offset_of!(CArray, children) == 48);
-    assert!(offset_of!(CArray, dictionary) == 56);
-    assert!(offset_of!(CArray, release) == 64);
-    assert!(offset_of!(CArray, private_data) == 72);
-
-    assert!(size_of::<CSchema>() == 72 && align_of::<CSchema>() == 8);
-    assert!(offset_of!(CSchema, format) == 0);
-    assert!(offset_of!(CSchema, name) == 8);
-    assert!(offset_of!(CSchema, metadata) == 16);
-    assert!(offset_of!(CSchema, flags) == 24);
-    assert!(offset_of!(CSchema, n_children) == 32);
-    assert!(offset_of!(CSchema, children) == 40);
-    assert!(offset_of!(CSchema, dictionary) == 48);
-    assert!(offset_of!(CSchema, release) == 56);
-    assert!(offset_of!(CSchema, private_data) == 64);
-};
 
 // The conversions below move bits between these types.
 const _: () = {
@@ -102,57 +75,44 @@ const _: () = {
 macro_rules! conversions {
     ($ours:ident, $arrow:ident, $name:literal) => {
         impl $ours {
-            /// Whether `release` is null.
+            /// Returns whether `release` is null.
             pub(crate) const fn is_released(&self) -> bool {
                 self.release.is_none()
             }
 
-            /// Calls the release callback, unless it is null, under the guard, and leaves the
-            /// struct marked released whatever happened. A panic comes back as
-            /// [`Error::Panic`](crate::Error::Panic); see [`guard`](super::guard) for exceptions.
+            /// Calls the release callback, unless it is null, and marks the struct released whatever happened. A panic
+            /// becomes [`Error::Panic`](crate::Error::Panic).
             ///
             /// # Safety
-            /// `this` is valid for reads and writes, aligned, and not used elsewhere during the
-            /// call. Its callback, if any, is the producer's and was not called before, neither
-            /// here nor on a copy of the struct.
+            /// `this` is valid for reads and writes, aligned, and not used elsewhere during the call. Its callback, if any,
+            /// is the producer's and was not called before, neither here nor on a copy of the struct.
             pub(crate) unsafe fn release(this: *mut Self) -> Result<()> {
-                // SAFETY: the slot lies in `*this`; the rest is the caller's contract.
+                // SAFETY: the slot lies in `*this`, which the caller guarantees to be valid, unused elsewhere and not
+                // released before (see `# Safety`).
                 unsafe { release_once($name, this, &raw mut (*this).release) }
             }
 
-            /// Moves out of arrow-rs's struct.
+            /// Moves the struct out of arrow-rs's type.
             pub(crate) fn from_arrow(arrow: $arrow) -> Self {
                 let arrow = ManuallyDrop::new(arrow);
-                // SAFETY: both are the C struct: same size and alignment (asserted above), same
-                // fields (tested below). `ManuallyDrop` keeps the source from being released, so
-                // the result is the only owner. `extern "C"` and `extern "C-unwind"` pointers
-                // differ only in what a caller allows, and ours allows more.
+                // SAFETY: both are the C struct: same size and alignment (asserted above), same fields (tested below).
+                // `ManuallyDrop` keeps the source from being released, so the result is the only owner. A pointer to an
+                // `extern "C"` function may be called as `extern "C-unwind"`, which only allows more.
                 unsafe { ptr::read((&raw const *arrow).cast::<Self>()) }
             }
 
-            /// Moves into arrow-rs's struct, whose drop calls `release` as `extern "C"`: from then
-            /// on the callback must not unwind.
+            /// Moves the struct into arrow-rs's type, whose drop calls `release` as `extern "C"`: a callback that unwinds
+            /// aborts the process from then on.
             pub(crate) fn into_arrow(self) -> $arrow {
-                // SAFETY: as in `from_arrow`; `Self` has no drop, so the result is the only owner.
+                // SAFETY: both are the C struct, as in `from_arrow`. `Self` has no drop, so the result is the only owner. A
+                // callback that unwinds out of an `extern "C"` call aborts.
                 unsafe { ptr::read((&raw const self).cast::<$arrow>()) }
             }
 
-            /// The same struct through arrow-rs's getters.
+            /// Returns the struct as arrow-rs's type, for its getters.
             pub(crate) const fn as_arrow(&self) -> &$arrow {
-                // SAFETY: as in `from_arrow`. A shared reference neither moves nor releases.
+                // SAFETY: both are the C struct, as in `from_arrow`. A shared reference neither moves nor releases it.
                 unsafe { &*ptr::from_ref(self).cast::<$arrow>() }
-            }
-        }
-
-        impl From<$arrow> for $ours {
-            fn from(arrow: $arrow) -> Self {
-                Self::from_arrow(arrow)
-            }
-        }
-
-        impl From<$ours> for $arrow {
-            fn from(ours: $ours) -> Self {
-                ours.into_arrow()
             }
         }
     };
@@ -162,7 +122,7 @@ conversions!(CArray, FFI_ArrowArray, "ArrowArray.release");
 conversions!(CSchema, FFI_ArrowSchema, "ArrowSchema.release");
 
 impl CArray {
-    /// All zero: released.
+    /// Returns a released struct, all of whose members are zero.
     pub(crate) const fn empty() -> Self {
         Self {
             length: 0,
@@ -180,7 +140,7 @@ impl CArray {
 }
 
 impl CSchema {
-    /// All zero: released.
+    /// Returns a released struct, all of whose members are zero.
     pub(crate) const fn empty() -> Self {
         Self {
             format: ptr::null(),
@@ -268,7 +228,7 @@ mod tests {
         assert!(ours.release.is_some() && !ours.private_data.is_null());
         same_array(&ours, ours.as_arrow());
         // Back again: arrow-rs releases it.
-        let back = FFI_ArrowArray::from(ours);
+        let back = ours.into_arrow();
         assert_eq!((back.len(), back.null_count(), back.offset()), (5, 3, 2));
     }
 
@@ -291,7 +251,7 @@ mod tests {
             ],
             None,
         );
-        let mut ours = CArray::from(FFI_ArrowArray::new(&batch.to_data()));
+        let mut ours = CArray::from_arrow(FFI_ArrowArray::new(&batch.to_data()));
         assert_eq!((ours.n_children, ours.n_buffers, ours.length), (3, 1, 3));
         same_array(&ours, ours.as_arrow());
         // SAFETY: `ours` is the only owner and not released yet.
@@ -310,7 +270,7 @@ mod tests {
         .into();
         let field = Field::new("distinct", DataType::Struct(children), true)
             .with_metadata(HashMap::from([("k".to_string(), "v".to_string())]));
-        let mut ours = CSchema::from(FFI_ArrowSchema::try_from(&field).unwrap());
+        let mut ours = CSchema::from_arrow(FFI_ArrowSchema::try_from(&field).unwrap());
         // SAFETY: both are null-terminated strings of arrow-rs.
         let (format, name) = unsafe { (CStr::from_ptr(ours.format), CStr::from_ptr(ours.name)) };
         assert_eq!((format, name), (c"+s", c"distinct"));
@@ -366,7 +326,7 @@ mod tests {
         assert!(matches!(e, Error::Panic { .. }));
         assert_eq!(e.to_string(), "ArrowArray.release panicked: release failed");
         assert!(array.is_released());
-        // SAFETY: as above.
+        // SAFETY: it is released, which is allowed, and does nothing.
         unsafe { CArray::release(&raw mut array) }.unwrap();
         assert_eq!(calls.load(Ordering::Relaxed), 1);
     }

@@ -1,43 +1,42 @@
 //! `ArrowDeviceArrayStream`.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::mem::offset_of;
 use std::{fmt, ptr};
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 
-use super::guard::release_once;
+use super::handover::{movable, released_by_callback};
 use super::{ArrowDeviceType, FFI_ArrowDeviceArray};
 
-/// `ArrowDeviceArrayStream.get_schema`: writes the schema, which is in host memory, to the second
-/// argument; 0 or an errno.
+/// `ArrowDeviceArrayStream.get_schema`: writes the schema, which is in host memory, to the second argument; returns 0 or an
+/// errno.
 pub type StreamGetSchema =
     unsafe extern "C-unwind" fn(*mut FFI_ArrowDeviceArrayStream, *mut FFI_ArrowSchema) -> c_int;
 
-/// `ArrowDeviceArrayStream.get_next`: writes the next array to the second argument, a released one
-/// at the end; 0 or an errno.
+/// `ArrowDeviceArrayStream.get_next`: writes the next array to the second argument, or a released one at the end; returns 0
+/// or an errno.
 pub type StreamGetNext = unsafe extern "C-unwind" fn(
     *mut FFI_ArrowDeviceArrayStream,
     *mut FFI_ArrowDeviceArray,
 ) -> c_int;
 
-/// `ArrowDeviceArrayStream.get_last_error`: the text of the last error, valid until the next call on
-/// the stream, or null.
+/// `ArrowDeviceArrayStream.get_last_error`: returns the message of the last error, valid until the next call on the stream, or
+/// null.
 pub type StreamGetLastError =
     unsafe extern "C-unwind" fn(*mut FFI_ArrowDeviceArrayStream) -> *const c_char;
 
 /// `ArrowDeviceArrayStream.release`: frees what the stream owns and sets `release` to null.
 pub type StreamRelease = unsafe extern "C-unwind" fn(*mut FFI_ArrowDeviceArrayStream);
 
-/// `struct ArrowDeviceArrayStream`: arrays of one schema on one type of device, pulled one by one
-/// ("Device Stream Interface" of the specification).
+/// `struct ArrowDeviceArrayStream`: arrays of one schema on one type of device, which a consumer pulls one by one ("Device
+/// Stream Interface" of the specification).
 ///
-/// The struct only carries the callbacks. Dropping it calls the producer's release callback, if it
-/// was not released or moved away; a callback that panics does not unwind out of the drop. Arrays
-/// that came out of the stream are owned by themselves and may outlive it.
+/// The struct only carries the callbacks. Dropping it calls the producer's release callback, unless it was released or moved
+/// away; a callback that panics does not unwind out of the drop. Arrays from the stream have their own release and may
+/// outlive it.
 ///
-/// The stream is `Send` but not `Sync`: a producer must allow calls from different threads, not
-/// from several at the same time ("Thread safety" of the C stream interface).
+/// The stream is `Send` but not `Sync`: a producer must allow calls from different threads, but not from several at the same
+/// time ("Thread safety" of the C stream interface).
 #[repr(C)]
 pub struct FFI_ArrowDeviceArrayStream {
     pub(crate) device_type: ArrowDeviceType,
@@ -48,34 +47,19 @@ pub struct FFI_ArrowDeviceArrayStream {
     pub(crate) private_data: *mut c_void,
 }
 
-#[cfg(target_pointer_width = "64")]
-const _: () = {
-    assert!(size_of::<FFI_ArrowDeviceArrayStream>() == 48);
-    assert!(align_of::<FFI_ArrowDeviceArrayStream>() == 8);
-    assert!(offset_of!(FFI_ArrowDeviceArrayStream, device_type) == 0);
-    assert!(offset_of!(FFI_ArrowDeviceArrayStream, get_schema) == 8);
-    assert!(offset_of!(FFI_ArrowDeviceArrayStream, get_next) == 16);
-    assert!(offset_of!(FFI_ArrowDeviceArrayStream, get_last_error) == 24);
-    assert!(offset_of!(FFI_ArrowDeviceArrayStream, release) == 32);
-    assert!(offset_of!(FFI_ArrowDeviceArrayStream, private_data) == 40);
-};
-
-// SAFETY: the C stream interface has the producer make its callbacks independent of the calling
-// thread, as long as calls do not overlap; `&mut` and ownership see to that. Who made the struct
-// (`from_parts`, `from_raw`) vouches for the producer.
+// SAFETY: the C stream interface requires callbacks that do not depend on the calling thread, as long as calls do not overlap;
+// ownership sees to that. Whoever made the struct (`from_parts`, `from_raw`) guaranteed it for the producer.
 unsafe impl Send for FFI_ArrowDeviceArrayStream {}
 
 impl FFI_ArrowDeviceArrayStream {
-    /// Assembles a stream of a producer's own making. All four callbacks are mandatory.
+    /// Creates a stream from a producer's callbacks, all of which are mandatory.
     ///
-    /// The callbacks are typed `extern "C-unwind"` because a consumer must survive ones that
-    /// unwind; these ones should still answer with an errno instead, since consumers written in C
-    /// do not survive.
+    /// The callbacks should return an errno rather than unwind: consumers written in C cannot catch a panic.
     ///
     /// # Safety
-    /// - The callbacks do what the specification asks of them, for this `private_data`, whatever
-    ///   address the struct was moved to, on any thread (one call at a time).
-    /// - Every array that `get_next` gives out is on a device of type `device_type`.
+    /// - The callbacks do what the specification requires, for this `private_data`, whatever address the struct was moved
+    ///   to, on any thread (one call at a time).
+    /// - Every array that `get_next` writes is on a device of type `device_type`.
     /// - `release` frees `private_data` and sets its struct's `release` to null
     ///   ([`mark_released`](Self::mark_released)).
     pub const unsafe fn from_parts(
@@ -96,7 +80,7 @@ impl FFI_ArrowDeviceArrayStream {
         }
     }
 
-    /// All zero: released. What a consumer gives a producer to write to.
+    /// Returns a released stream, all of whose members are zero: memory for a producer to write a stream to.
     pub const fn empty() -> Self {
         Self {
             device_type: ArrowDeviceType::new(0),
@@ -108,100 +92,38 @@ impl FFI_ArrowDeviceArrayStream {
         }
     }
 
-    /// Moves the stream out of `source` and leaves an [empty](Self::empty) one there. A released
-    /// source gives an empty stream.
-    ///
-    /// # Safety
-    /// - `source` is valid for reads and writes, aligned, initialized, and used by nobody else
-    ///   during the call; no copy of the struct is used afterwards.
-    /// - Unless it is released, its callbacks are null or as [`from_parts`](Self::from_parts) asks.
-    pub unsafe fn from_raw(source: *mut Self) -> Self {
-        // SAFETY: the caller vouches for `source`. `replace` drops nothing.
-        let taken = unsafe { ptr::replace(source, Self::empty()) };
-        if taken.is_released() {
-            return Self::empty();
-        }
-        taken
-    }
-
-    /// Moves the stream to `out`. What was there is overwritten, not released.
-    ///
-    /// # Safety
-    /// `out` is valid for writes of `size_of::<Self>()` bytes and aligned. It need not be
-    /// initialized; a stream that is there and not released leaks.
-    pub unsafe fn write_to(self, out: *mut Self) {
-        // SAFETY: the caller vouches for `out`.
-        unsafe { out.write(self) }
-    }
-
-    /// Whether `release` is null: the stream was released or moved away.
-    pub const fn is_released(&self) -> bool {
-        self.release.is_none()
-    }
-
-    /// The type of device that all arrays of the stream are on. The device id may differ between
-    /// arrays.
+    /// Returns the type of device that all arrays of the stream are on. The device id may differ between arrays.
     pub const fn device_type(&self) -> ArrowDeviceType {
         self.device_type
     }
 
-    /// The callback that gives the schema; `None` only if the stream is released or its producer
-    /// breaks the rules.
+    /// Returns the callback that writes the schema; `None` only if the stream is released or its producer breaks the rules.
     pub const fn get_schema(&self) -> Option<StreamGetSchema> {
         self.get_schema
     }
 
-    /// The callback that gives the next array; `None` as for [`get_schema`](Self::get_schema).
+    /// Returns the callback that writes the next array; `None` as for [`get_schema`](Self::get_schema).
     pub const fn get_next(&self) -> Option<StreamGetNext> {
         self.get_next
     }
 
-    /// The callback that gives the last error's text; `None` as for
-    /// [`get_schema`](Self::get_schema).
+    /// Returns the callback that returns the message of the last error; `None` as for [`get_schema`](Self::get_schema).
     pub const fn get_last_error(&self) -> Option<StreamGetLastError> {
         self.get_last_error
     }
 
-    /// The release callback; `None` once released. Dropping the stream calls it.
-    pub const fn release(&self) -> Option<StreamRelease> {
-        self.release
-    }
-
-    /// The producer's own pointer. Consumers must not use it.
+    /// Returns the pointer that belongs to the producer. Consumers must not use it.
     pub const fn private_data(&self) -> *mut c_void {
         self.private_data
     }
-
-    /// Sets `release` and `private_data` to null without calling anything: the last thing that a
-    /// producer's release callback does.
-    ///
-    /// # Safety
-    /// `this` is valid for writes and aligned. What `private_data` owned was freed or leaks.
-    pub const unsafe fn mark_released(this: *mut Self) {
-        // SAFETY: the caller vouches for `this`.
-        unsafe {
-            (*this).release = None;
-            (*this).private_data = ptr::null_mut();
-        }
-    }
 }
 
-impl Drop for FFI_ArrowDeviceArrayStream {
-    fn drop(&mut self) {
-        let this = ptr::from_mut(self);
-        // SAFETY: `self` is the only copy of the struct (`from_raw` and `write_to` move), so its
-        // callback has not run; whoever made the struct vouches that it may.
-        let outcome = unsafe {
-            release_once(
-                "ArrowDeviceArrayStream.release",
-                this,
-                &raw mut (*this).release,
-            )
-        };
-        // A drop cannot report it. The struct is released all the same.
-        drop(outcome);
-    }
-}
+movable!(
+    FFI_ArrowDeviceArrayStream,
+    release,
+    "Unless it is released, its callbacks are null or as [`from_parts`](Self::from_parts) requires."
+);
+released_by_callback!(FFI_ArrowDeviceArrayStream, "ArrowDeviceArrayStream.release");
 
 impl Default for FFI_ArrowDeviceArrayStream {
     fn default() -> Self {
@@ -230,7 +152,7 @@ mod tests {
         libc::ENOTSUP
     }
     unsafe extern "C-unwind" fn get_next(_: *mut Stream, out: *mut FFI_ArrowDeviceArray) -> c_int {
-        // SAFETY: the caller's `out` is memory for one struct.
+        // SAFETY: the test passes memory for one struct.
         unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
         0
     }
@@ -245,13 +167,13 @@ mod tests {
         }
     }
     unsafe extern "C-unwind" fn release_and_panic(this: *mut Stream) {
-        // SAFETY: as `release`.
+        // SAFETY: the test's counter outlives the stream.
         unsafe { (*(*this).private_data.cast::<AtomicUsize>()).fetch_add(1, Ordering::Relaxed) };
         panic!("release failed");
     }
 
     fn stream(release: StreamRelease, calls: &AtomicUsize) -> Stream {
-        // SAFETY: the callbacks above; the tests keep the counter alive.
+        // SAFETY: the callbacks above keep to the interface; the tests keep the counter alive.
         unsafe {
             Stream::from_parts(
                 ArrowDeviceType::new(99),
@@ -268,7 +190,7 @@ mod tests {
     fn moves_and_one_release() {
         let calls = AtomicUsize::new(0);
         let mut source = stream(release, &calls);
-        // SAFETY: valid, and the only copy.
+        // SAFETY: `source` is valid and the only copy.
         let taken = unsafe { Stream::from_raw(&raw mut source) };
         assert!(source.is_released() && source.get_next().is_none());
         assert!(source.private_data().is_null());
@@ -279,7 +201,7 @@ mod tests {
         // SAFETY: `out` is memory for one stream.
         unsafe { taken.write_to(out.as_mut_ptr()) };
         assert_eq!(calls.load(Ordering::Relaxed), 0);
-        // SAFETY: written above.
+        // SAFETY: `out` was written above.
         drop(unsafe { out.assume_init() });
         assert_eq!(calls.load(Ordering::Relaxed), 1);
     }

@@ -1,11 +1,10 @@
-//! `ArrowDeviceType`.
+//! [`ArrowDeviceType`].
 
 use std::fmt;
 
-/// The kind of device that can access the memory of an array ("ArrowDeviceType" of the
-/// specification).
+/// The type of device that can access the memory of an array ("ArrowDeviceType" of the specification).
 ///
-/// An open `int32_t`, not an enum: a code that this crate does not know is data, not an error.
+/// It wraps an `int32_t` rather than being an enum: a code that this crate does not know is no error.
 ///
 /// ```
 /// use arrow_device::ArrowDeviceType;
@@ -22,10 +21,10 @@ macro_rules! device_types {
         impl ArrowDeviceType {
             $($(#[$doc])* pub const $name: Self = Self($code);)*
 
-            /// All codes that the specification names.
+            /// All types that the specification names.
             pub const ALL: [Self; 14] = [$(Self::$name),*];
 
-            /// The specification's name without its prefix (`CUDA_HOST`); `None` for unknown codes.
+            /// Returns the specification's name without its prefix (`CUDA_HOST`), or `None` for an unknown code.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($code => Some(stringify!($name)),)*
@@ -33,8 +32,8 @@ macro_rules! device_types {
                 }
             }
 
-            /// The name in lower case with hyphens (`cuda-host`), as in device names like
-            /// `cuda-host:0`; `None` for unknown codes.
+            /// Returns the name in lower case with hyphens (`cuda-host`), as in device names like `cuda-host:0`, or `None` for
+            /// an unknown code.
             pub const fn short_name(self) -> Option<&'static str> {
                 match self.0 {
                     $($code => Some($short),)*
@@ -52,37 +51,37 @@ device_types! {
     CUDA = 2, "cuda";
     /// Host memory page-locked by CUDA.
     CUDA_HOST = 3, "cuda-host";
-    /// OpenCL.
+    /// OpenCL buffers.
     OPENCL = 4, "opencl";
     /// Vulkan buffers.
     VULKAN = 7, "vulkan";
-    /// Metal on Apple devices.
+    /// Metal buffers, on Apple devices.
     METAL = 8, "metal";
-    /// A Verilog simulator's buffers.
+    /// Buffers of a Verilog simulator.
     VPI = 9, "vpi";
     /// ROCm device memory.
     ROCM = 10, "rocm";
     /// Host memory page-locked by ROCm.
     ROCM_HOST = 11, "rocm-host";
-    /// Extension devices; this crate's simulated device is one.
+    /// Memory of extension devices, such as this crate's simulated device.
     EXT_DEV = 12, "ext-dev";
     /// CUDA managed (unified) memory.
     CUDA_MANAGED = 13, "cuda-managed";
     /// oneAPI unified shared memory.
     ONEAPI = 14, "oneapi";
-    /// WebGPU.
+    /// WebGPU buffers.
     WEBGPU = 15, "webgpu";
-    /// Qualcomm Hexagon.
+    /// Memory of a Qualcomm Hexagon DSP.
     HEXAGON = 16, "hexagon";
 }
 
 impl ArrowDeviceType {
-    /// Wraps any code.
+    /// Wraps a code, known or not.
     pub const fn new(code: i32) -> Self {
         Self(code)
     }
 
-    /// The code.
+    /// Returns the code.
     pub const fn value(self) -> i32 {
         self.0
     }

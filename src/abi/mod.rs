@@ -1,54 +1,61 @@
-//! The C structs of the Arrow C Device data interface.
+//! The C structs of the Arrow C Device data interface, for code that exchanges them itself.
 //!
-//! Each struct has the layout of the C definition, checked when this crate is compiled, and private
-//! members: whoever could write one could make safe code undefined. Constructors that take
-//! pointers are `unsafe` and say what the pointers must be.
+//! Most programs use [`DeviceRecordBatch`](crate::DeviceRecordBatch) and the readers, which import and export these structs.
 //!
-//! | struct | bytes | who makes it | who releases it, and how |
+//! ```
+//! use arrow_array::{Array, Int32Array};
+//! use arrow_device::abi::FFI_ArrowDeviceArray;
+//!
+//! let mut produced = FFI_ArrowDeviceArray::new_cpu(&Int32Array::from(vec![1, 2, 3]).to_data());
+//! // SAFETY: `produced` is a valid struct, and this is its only owner.
+//! let taken = unsafe { FFI_ArrowDeviceArray::from_raw(&mut produced) };
+//! assert!(produced.is_released());
+//! assert_eq!(taken.array().len(), 3);
+//! // Dropping `taken` calls the producer's release callback.
+//! ```
+//!
+//! Each struct has the layout of the C definition, checked when this crate is compiled. Its members are private, because safe
+//! code that could write them could cause undefined behaviour; constructors that take pointers are `unsafe`.
+//!
+//! | struct | bytes | made by | released by |
 //! |---|---|---|---|
-//! | [`FFI_ArrowDeviceArray`] | 128 | producer | consumer: `release` of the embedded array; here, on drop |
-//! | [`FFI_ArrowDeviceArrayStream`] | 48 | producer | consumer: its `release`; here, on drop |
-//! | [`FFI_ArrowAsyncTask`] | 16 | producer | consumer: one call of `extract_data`; never on drop |
-//! | [`FFI_ArrowAsyncProducer`] | 40 | producer | producer, after the handler's release; no callback |
-//! | [`FFI_ArrowAsyncDeviceStreamHandler`] | 48 | consumer | producer: its `release`; here, on drop |
+//! | [`FFI_ArrowDeviceArray`] | 128 | producer | the consumer: `release` of the embedded array; here, on drop |
+//! | [`FFI_ArrowDeviceArrayStream`] | 48 | producer | the consumer: its `release`; here, on drop |
+//! | [`FFI_ArrowAsyncTask`] | 16 | producer | the consumer: one call of `extract_data`; never on drop |
+//! | [`FFI_ArrowAsyncProducer`] | 40 | producer | the producer, after the handler's release; no callback |
+//! | [`FFI_ArrowAsyncDeviceStreamHandler`] | 48 | consumer | the producer: its `release`; here, on drop |
 //!
-//! Sizes are those of 64-bit targets. The embedded `ArrowArray` (80 bytes) and the schema (72
-//! bytes) are those of the C data interface; they appear as arrow-rs's
-//! [`FFI_ArrowArray`](arrow_data::ffi::FFI_ArrowArray) and
+//! Sizes are those of 64-bit targets. The embedded `ArrowArray` (80 bytes) and the schema (72 bytes) are those of the C data
+//! interface; they appear as arrow-rs's [`FFI_ArrowArray`](arrow_data::ffi::FFI_ArrowArray) and
 //! [`FFI_ArrowSchema`](arrow_schema::ffi::FFI_ArrowSchema).
 //!
-//! **Moving.** `from_raw` takes a struct out of foreign memory and leaves a released one there,
-//! `write_to` puts one into foreign memory. Neither calls a callback, and so each struct is released
-//! exactly once.
+//! **Moving.** `from_raw` moves a struct out of foreign memory and leaves a released one there; `write_to` moves one into
+//! foreign memory. Neither calls a callback, so each struct is released exactly once.
 //!
-//! **Unwinding.** Callbacks are typed `extern "C-unwind"`, since foreign ones may throw. They run under
-//! a guard: a Rust panic becomes [`Error::Panic`](crate::Error::Panic), and so does a foreign exception
-//! (C++) on x86-64 Linux with glibc, in programs built with `panic = "unwind"`. Elsewhere an exception is
-//! a defined abort of the process ("Rust cannot catch foreign exceptions, aborting"), and so is a panic of
-//! another copy of the Rust runtime everywhere.
+//! **Unwinding.** Callbacks are typed `extern "C-unwind"`, so that unwinding out of one is defined. In programs built with
+//! `panic = "unwind"`, a Rust panic in a callback becomes [`Error::Panic`](crate::Error::Panic). A foreign exception (of C++,
+//! say), and a panic of another copy of the Rust runtime, aborts the process, as everywhere in Rust.
 //!
-//! **Where the specification's text and `abi.h` differ**, `abi.h` is the ABI and the text's rules of
-//! behaviour hold:
+//! **Where the specification's text and `abi.h` differ**, this crate has the layout of `abi.h` and follows the text's rules of
+//! behaviour:
 //!
-//! | | the text | `abi.h`, and here |
+//! | | the text | `abi.h` and this crate |
 //! |---|---|---|
-//! | `ArrowAsyncProducer.release` | in the definition, not described | no such member: 40 bytes |
-//! | count of `ArrowAsyncProducer.request` | `int64_t` and `uint64_t` | `int64_t` |
+//! | `ArrowAsyncProducer.release` | in the definition, but not described | no such member: 40 bytes |
+//! | argument of `ArrowAsyncProducer.request` | `int64_t` and `uint64_t` | `int64_t` |
 //! | `ArrowAsyncDeviceStreamHandler.producer` | a struct and a pointer | a pointer |
 //! | first argument of `on_error` | a struct and a pointer | a pointer |
 
 mod async_handler;
 mod async_stream;
-// The modules above use all of the next two.
-#[allow(dead_code)]
 pub(crate) mod c_data;
 mod device_array;
 mod device_id;
 mod device_stream;
 mod device_type;
 mod foreign_schema;
-#[allow(dead_code)]
 pub(crate) mod guard;
+mod handover;
 #[doc(hidden)]
 pub mod layout;
 

@@ -1,22 +1,23 @@
-//! Pieces of host memory without an owner, and the pool that keeps idle ones.
+//! Blocks of host memory, and the pool that keeps idle ones.
 
 use std::alloc::{self, Layout};
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use crate::abi::DeviceId;
 use crate::device::backend::{Backend, DevicePtr};
 use crate::device::cpu::ALIGNMENT;
+use crate::device::lock;
 use crate::error::{Error, Result};
 
-/// Most bytes of idle blocks that a pool keeps, unless it is told otherwise.
+/// The default limit, in bytes, of the idle blocks of a pool.
 const IDLE_LIMIT: usize = 1 << 30;
-/// Most idle blocks.
+/// The limit of the number of idle blocks.
 const IDLE_BLOCKS: usize = 1024;
-/// Blocks of at least this many bytes are rounded up to a multiple of it, so that they fit again.
+/// Blocks of at least this many bytes are rounded up to a multiple of it, so that they can be reused more often.
 const GRAIN: usize = 64 << 10;
 
-/// Initialised host memory, 64-byte aligned. Whoever has it frees it.
+/// Initialised host memory, aligned to 64 bytes. It has no drop: its holder frees it.
 #[derive(Debug)]
 pub(crate) struct Block {
     ptr: NonNull<u8>,
@@ -25,24 +26,24 @@ pub(crate) struct Block {
     kind: Kind,
 }
 
-/// Where a block comes from.
+/// Where a block was allocated.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// The global allocator.
     Heap,
-    /// A mapping of its own, with large pages if the system has some to spare.
+    /// A mapping, with large pages if the system has some available.
     #[cfg(all(target_os = "linux", not(miri)))]
     Mapped,
     /// [`Backend::allocate_host`].
     Locked,
 }
 
-// SAFETY: the block is plain memory that only its holder reaches.
+// SAFETY: the block is plain memory that only its holder accesses, and any thread may free it.
 unsafe impl Send for Block {}
-// SAFETY: a shared reference gives shared reads only.
+// SAFETY: a shared reference only allows reading the address and capacity.
 unsafe impl Sync for Block {}
 
-/// The capacity (bytes) of a block for `bytes` bytes.
+/// Returns the capacity, in bytes, of a block for `bytes` bytes; never 0.
 pub(crate) fn round(bytes: usize) -> Option<usize> {
     let grain = if bytes >= GRAIN { GRAIN } else { ALIGNMENT };
     bytes.max(1).checked_next_multiple_of(grain)
@@ -53,7 +54,7 @@ fn layout(capacity: usize) -> Option<Layout> {
 }
 
 impl Block {
-    /// Ordinary memory, all zero. `capacity` is of [`round`]; `None` if there is not enough.
+    /// Allocates ordinary memory, all zero. `capacity` comes from [`round`]. Returns `None` if there is not enough memory.
     pub(crate) fn ordinary(capacity: usize) -> Option<Self> {
         let layout = layout(capacity)?;
         #[cfg(all(target_os = "linux", not(miri)))]
@@ -64,7 +65,7 @@ impl Block {
                 kind: Kind::Mapped,
             });
         }
-        // SAFETY: `round` gives no 0.
+        // SAFETY: the size is not 0, because `round` never returns 0.
         let ptr = NonNull::new(unsafe { alloc::alloc_zeroed(layout) })?;
         Some(Self {
             ptr,
@@ -73,7 +74,7 @@ impl Block {
         })
     }
 
-    /// Memory that `backend` copies from fastest, if it has any.
+    /// Allocates memory from which `backend` copies fastest; `None` if it has no such memory.
     pub(crate) fn locked(backend: &dyn Backend, capacity: usize) -> Result<Option<Self>> {
         let Some(ptr) = backend.allocate_host(capacity)? else {
             return Ok(None);
@@ -82,8 +83,8 @@ impl Block {
             let device = backend.id();
             out_of_memory(device, capacity)
         })?;
-        // SAFETY: the backend gave writable memory of this size. Written once, so that safe code may
-        // view it as bytes.
+        // Initialised once, so that safe code may view it as bytes.
+        // SAFETY: `Backend::allocate_host` returns writable memory of this size.
         unsafe { ptr.as_ptr().write_bytes(0, capacity) };
         Ok(Some(Self {
             ptr,
@@ -96,28 +97,27 @@ impl Block {
         self.ptr
     }
 
-    /// The same block once more, for a holder that is being dropped.
+    /// Returns a copy of the block, for a holder that is being dropped.
     pub(crate) fn take(&mut self) -> Self {
         Self { ..*self }
     }
 
-    /// `backend` is the one that it came from, if it came from one.
+    /// Frees the block. `backend` is the one that allocated it, if one did.
     pub(crate) fn free(self, backend: Option<&dyn Backend>) {
         match self.kind {
             Kind::Heap => {
                 if let Some(layout) = layout(self.capacity) {
-                    // SAFETY: `ordinary` allocated it with this layout.
+                    // SAFETY: `ordinary` allocated the block with this layout, and its holder does not use it any more.
                     unsafe { alloc::dealloc(self.ptr.as_ptr(), layout) }
                 }
             }
             #[cfg(all(target_os = "linux", not(miri)))]
-            // SAFETY: `ordinary` mapped it with this length; its holder gave it up.
+            // SAFETY: `ordinary` mapped the block with this length, and its holder does not use it any more.
             Kind::Mapped => unsafe { large::unmap(self.ptr, self.capacity) },
             Kind::Locked => {
                 if let Some(backend) = backend {
-                    // SAFETY: the block came from this backend with this size; its holder gave it
-                    // up, and holders outlive the copies that use it (`Queue::keep_until_done`, host
-                    // wait).
+                    // SAFETY: `locked` allocated the block from this backend with this size. Its holder does not use it any
+                    // more, and holders outlive the copies that use it (`Queue::keep_until_done`, `Reading`).
                     unsafe {
                         backend.free_host(DevicePtr::new(self.ptr.as_ptr().cast()), self.capacity)
                     }
@@ -135,20 +135,20 @@ pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
     }
 }
 
-/// Mappings in large pages: several times faster than small ones where memory is used first.
+/// Mappings with large pages, whose first use is several times faster than that of small pages.
 #[cfg(all(target_os = "linux", not(miri)))]
 mod large {
     use std::ptr::{self, NonNull};
 
-    /// Fewest bytes of a mapping.
+    /// The smallest mapping in bytes.
     pub(crate) const LEAST: usize = 4 << 20;
-    /// Bytes of a large page on most machines. Elsewhere a mapping is well aligned, and no more.
+    /// Bytes of a large page on most machines. On others, the mapping is just well aligned.
     const PAGE: usize = 2 << 20;
 
-    /// `bytes` bytes, all zero, that nobody has touched yet. A multiple of the small page's size.
+    /// Maps `bytes` bytes, all zero. `bytes` is a multiple of the size of a small page.
     pub(crate) fn map(bytes: usize) -> Option<NonNull<u8>> {
         let reserved = bytes.checked_add(PAGE)?;
-        // SAFETY: a new mapping where the system likes.
+        // SAFETY: a new anonymous mapping, at an address that the system chooses.
         let start = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -165,8 +165,8 @@ mod large {
         let before = start.addr().next_multiple_of(PAGE) - start.addr();
         let block = start.wrapping_byte_add(before);
         let end = block.wrapping_byte_add(bytes);
-        // SAFETY: what lies before and behind the block is of the mapping above, and unused. Without
-        // large pages the block is as good, but slower.
+        // Without large pages the block is only slower.
+        // SAFETY: the ranges before and after the block are parts of the mapping above, and unused.
         unsafe {
             if before > 0 {
                 libc::munmap(start, before);
@@ -180,29 +180,26 @@ mod large {
     }
 
     /// # Safety
-    /// From [`map`] with this length, not used any more.
+    /// The block comes from [`map`] with this length, and is not used any more.
     pub(crate) unsafe fn unmap(block: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the block is a mapping of this length that is not used any more (see `# Safety`).
         unsafe { libc::munmap(block.as_ptr().cast(), bytes) };
     }
 }
 
-/// Idle blocks of one device.
-///
-/// What a program has used at once comes back here and serves again; when it is more than the limit,
-/// what has not been used for longest goes.
+/// The idle blocks of one device, which are reused. Beyond a limit, those that have been idle for longest are freed.
 pub(crate) struct SlabPool(Mutex<Idle>);
 
 struct Idle {
-    /// By capacity, equal ones in the order in which they came back.
+    /// Sorted by capacity; blocks of equal capacity in the order of their return. With each its number among the returns.
     blocks: Vec<(Block, u64)>,
-    /// How many blocks are out, which find room when they come back: that allocates nothing.
+    /// How many blocks are in use, for which the list keeps room, so that their return allocates nothing.
     out: usize,
-    /// How many have come back: what a block's number counts.
+    /// How many blocks have been returned.
     returns: u64,
-    /// Of all blocks.
+    /// The sum of the capacities.
     bytes: usize,
-    /// Most of them.
+    /// The limit of that sum.
     limit: usize,
 }
 
@@ -219,7 +216,7 @@ impl Default for SlabPool {
 }
 
 impl Idle {
-    /// How many blocks have less than `capacity` bytes.
+    /// Returns how many blocks have less than `capacity` bytes.
     fn smaller(&self, capacity: usize) -> usize {
         let smaller = |(block, _): &(Block, u64)| block.capacity < capacity;
         self.blocks.partition_point(smaller)
@@ -231,8 +228,8 @@ impl Idle {
         block
     }
 
-    /// Takes out what is too much: of too many blocks the smallest, which are cheap to make, of too
-    /// many bytes the oldest.
+    /// Removes and returns blocks beyond the limits: the smallest, which are cheap to allocate, if there are too many blocks, and the
+    /// oldest if there are too many bytes.
     fn excess(&mut self) -> Vec<Block> {
         let mut excess = Vec::new();
         loop {
@@ -250,14 +247,10 @@ impl Idle {
 }
 
 impl SlabPool {
-    fn lock(&self) -> MutexGuard<'_, Idle> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Of the smallest idle blocks that fit the one used last, whose memory may still be cached: at most
-    /// twice what is asked for, small ones apart.
+    /// Returns an idle block of at least `capacity` bytes, and at most twice that unless it is small. Of the smallest such blocks it is
+    /// the one that was used last, whose memory may still be cached.
     pub(crate) fn take(&self, capacity: usize) -> Option<Block> {
-        let mut idle = self.lock();
+        let mut idle = lock(&self.0);
         idle.out = (idle.out + 1).min(IDLE_BLOCKS + 1);
         let most = capacity.saturating_mul(2).max(GRAIN);
         let smallest = idle.blocks.get(idle.smaller(capacity));
@@ -271,10 +264,10 @@ impl SlabPool {
         Some(idle.remove(last))
     }
 
-    /// Keeps a block for reuse. What is too much now is to be freed.
+    /// Keeps a block for reuse. Returns blocks beyond the limits, which the caller frees.
     #[must_use]
     pub(crate) fn give_back(&self, block: Block) -> Vec<Block> {
-        let mut idle = self.lock();
+        let mut idle = lock(&self.0);
         idle.out = idle.out.saturating_sub(1);
         if block.capacity > idle.limit {
             return vec![block];
@@ -286,10 +279,10 @@ impl SlabPool {
         idle.excess()
     }
 
-    /// Keeps at most `bytes` bytes from now on. What is too much is to be freed.
+    /// Keeps at most `bytes` bytes from now on. Returns blocks beyond the limit, which the caller frees.
     #[must_use]
     pub(crate) fn set_limit(&self, bytes: usize) -> Vec<Block> {
-        let mut idle = self.lock();
+        let mut idle = lock(&self.0);
         idle.limit = bytes;
         idle.excess()
     }
@@ -297,7 +290,7 @@ impl SlabPool {
     /// Frees all idle blocks.
     pub(crate) fn clear(&self, backend: &dyn Backend) {
         let blocks = {
-            let mut idle = self.lock();
+            let mut idle = lock(&self.0);
             idle.bytes = 0;
             std::mem::take(&mut idle.blocks)
         };
@@ -329,7 +322,7 @@ mod tests {
         capacities
     }
 
-    /// Gives new blocks back; the capacities (KiB) of what was too much each time.
+    /// Returns new blocks to the pool, and the capacities (KiB) of the blocks beyond the limits each time.
     fn fill(pool: &SlabPool, capacities: &[usize]) -> Vec<Vec<usize>> {
         let give = |kib: &usize| {
             let block = Block::ordinary(round(kib * KIB).unwrap()).unwrap();
@@ -352,7 +345,7 @@ mod tests {
             fill(&pool, &[128, 256, 128, 192, 1024, 64]),
             [none(), none(), none(), vec![128, 256], vec![1024], none()]
         );
-        // What was used last goes last.
+        // What was used last is freed last.
         let kept = pool.take(128 * KIB).unwrap();
         assert!(pool.give_back(kept).is_empty());
         assert_eq!(fill(&pool, &[384]), [[192, 64]]);
@@ -395,7 +388,7 @@ mod tests {
     #[test]
     fn large_slabs_are_zero_and_serve_again() {
         let device = Device::new(Arc::new(HostBackend::new(DeviceId::CPU))).unwrap();
-        // A batch of this size comes down again and again. Pages that nobody touches cost nothing.
+        // As if batches of this size were downloaded again and again. Pages that nobody touches cost nothing.
         let bytes = if cfg!(miri) { 100_000 } else { 512 << 20 };
         let mut first = None;
         for _ in 0..3 {

@@ -1,34 +1,28 @@
-//! A task's wait for an event.
+//! [`Completion`]: a future that waits for an event.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::device::SyncEvent;
+use crate::device::{SyncEvent, lock};
 use crate::error::Result;
 
-/// Ends once an event has completed. Asks the device for one notification, however often it is polled.
+/// Is ready once an event has completed. Requests one notification from the device, however often it is polled.
 #[derive(Debug)]
 pub(crate) struct Completion {
     event: SyncEvent,
-    /// The task to wake; `None` until it was polled.
+    /// The task to wake; `None` before the first poll.
     task: Option<Arc<Task>>,
 }
 
-/// Whoever polled last.
+/// The waker of the last poll.
 #[derive(Debug)]
 struct Task(Mutex<Waker>);
 
-impl Task {
-    fn lock(&self) -> MutexGuard<'_, Waker> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Wake for Task {
     fn wake(self: Arc<Self>) {
-        // Who polls puts another in its place.
-        let waker = std::mem::replace(&mut *self.lock(), Waker::noop().clone());
+        // The next poll replaces it.
+        let waker = std::mem::replace(&mut *lock(&self.0), Waker::noop().clone());
         waker.wake();
     }
 }
@@ -38,7 +32,7 @@ impl Completion {
         Self { event, task: None }
     }
 
-    /// Polls what is in `wait`, if there is something, and takes it out once it is done.
+    /// Polls the future in `wait`, if there is one, and removes it once it is ready.
     pub(crate) fn poll_all(wait: &mut Option<Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let Some(completion) = wait else {
             return Poll::Ready(Ok(()));
@@ -56,11 +50,11 @@ impl Future for Completion {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         if let Some(task) = &self.task {
-            // Wakers are anybody's code: cloned and dropped outside the lock.
+            // Wakers run foreign code: they are cloned and dropped outside the lock.
             let new = cx.waker().clone();
-            let old = std::mem::replace(&mut *task.lock(), new);
+            let old = std::mem::replace(&mut *lock(&task.0), new);
             drop(old);
-            // Asked after the waker is there: an end before this is seen here, one after it wakes.
+            // Queried after the waker was stored: a completion before that is seen here, and a later one wakes.
             return match self.event.is_complete()? {
                 true => Poll::Ready(Ok(())),
                 false => Poll::Pending,

@@ -1,22 +1,22 @@
-//! Ordinary host memory as a device.
+//! The CPU: ordinary host memory as a device.
 
 use std::alloc::{self, Layout};
 use std::any::Any;
 use std::sync::Arc;
 
 use crate::device::DeviceId;
-use crate::device::backend::{AddressClass, Backend, CopyOp, DevicePtr, EventPtr, RawQueue};
+use crate::device::backend::{Backend, CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
 
 /// The alignment, in bytes, of everything this crate allocates.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Host memory: the CPU, and, under their own ids, page-locked memory of devices whose backend is
-/// not there. Synchronous; it has no events.
+/// Host memory: the CPU, and, with their own ids, the page-locked memory of devices without a backend. Synchronous, without
+/// events.
 #[derive(Debug)]
 pub(crate) struct HostBackend {
     queue: Arc<HostQueue>,
-    /// Counts the backends that hold it, for whoever made them.
+    /// Shared with whoever counts the backends that hold it.
     _count: Option<Arc<()>>,
 }
 
@@ -33,16 +33,12 @@ impl HostBackend {
         }
     }
 
-    /// As [`new`](Self::new); holds `count` as long as it lives.
+    /// As [`new`](Self::new), but holds `count` as long as it lives.
     pub(crate) fn counted(id: DeviceId, count: Arc<()>) -> Self {
         Self {
             _count: Some(count),
             ..Self::new(id)
         }
-    }
-
-    fn no_events(&self) -> Error {
-        no_events(self.queue.id)
     }
 }
 
@@ -54,8 +50,8 @@ fn no_events(device: DeviceId) -> Error {
     }
 }
 
-// SAFETY: all memory of this device is host memory from the global allocator or from an arrow
-// producer that says so; there are no events; `classify` never vouches for an address.
+// SAFETY: all memory of this device is host memory, from the global allocator or from a producer that declares it as such; work
+// has completed when a call returns, and there are no events; `classify` accepts no address.
 unsafe impl Backend for HostBackend {
     fn id(&self) -> DeviceId {
         self.queue.id
@@ -78,22 +74,18 @@ unsafe impl Backend for HostBackend {
     }
 
     unsafe fn check_event(&self, _: EventPtr) -> Result<()> {
-        Err(self.no_events())
+        Err(no_events(self.queue.id))
     }
 
     unsafe fn query_event(&self, _: EventPtr) -> Result<bool> {
-        Err(self.no_events())
+        Err(no_events(self.queue.id))
     }
 
     unsafe fn wait_event(&self, _: EventPtr) -> Result<()> {
-        Err(self.no_events())
+        Err(no_events(self.queue.id))
     }
 
     unsafe fn release_event(&self, _: EventPtr) {}
-
-    fn classify(&self, _: DevicePtr, _: usize) -> AddressClass {
-        AddressClass::Unknown
-    }
 
     fn synchronize(&self) -> Result<()> {
         Ok(())
@@ -104,8 +96,7 @@ unsafe impl Backend for HostBackend {
     }
 }
 
-// SAFETY: memory comes from the global allocator with the asked size and alignment; work runs at
-// once, so it is in order.
+// SAFETY: memory comes from the global allocator with the requested size, aligned to `ALIGNMENT`; work runs at once, so in order.
 unsafe impl RawQueue for HostQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         if self.id != DeviceId::CPU {
@@ -124,7 +115,8 @@ unsafe impl RawQueue for HostQueue {
             bytes,
         };
         let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| oom())?;
-        // SAFETY: `bytes` is not 0, as was just checked. Zeroed, because safe code may later view the memory as bytes.
+        // Zeroed, because safe code may later view the memory as bytes.
+        // SAFETY: `bytes` is not 0, as was just checked.
         let ptr = unsafe { alloc::alloc_zeroed(layout) };
         if ptr.is_null() {
             return Err(oom());
@@ -135,14 +127,14 @@ unsafe impl RawQueue for HostQueue {
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let layout = Layout::from_size_align(bytes, ALIGNMENT)
             .map_err(|_| Error::argument("free of a size that was never allocated"))?;
-        // SAFETY: the caller's: `base` came from `allocate` with this size.
+        // SAFETY: the caller guarantees that `base` came from `allocate`, with this size, and is freed once (see `# Safety`).
         unsafe { alloc::dealloc(base.as_ptr().cast(), layout) };
         Ok(())
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         for copy in copies {
-            // SAFETY: the caller's: both ranges are valid and do not overlap.
+            // SAFETY: the caller guarantees that both ranges are valid and do not overlap (see `# Safety`).
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     copy.src.as_ptr().cast::<u8>(),
@@ -155,7 +147,7 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `bytes` bytes at `dst` are valid (see `# Safety`).
         unsafe { std::ptr::write_bytes(dst.as_ptr().cast::<u8>(), byte, bytes) };
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Events: when data is ready.
+//! [`SyncEvent`]: a point in the work of a queue.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -7,8 +7,7 @@ use crate::device::backend::EventPtr;
 use crate::device::{Counters, Device, Place};
 use crate::error::Result;
 
-/// A point in a queue's work. Clones are the same event; the last one gives it back to the device
-/// for reuse.
+/// A point in the work of a queue: it completes once all work that was queued before it has. Clones are the same event.
 #[derive(Clone, Debug)]
 pub struct SyncEvent(Arc<Owned>);
 
@@ -21,8 +20,8 @@ struct Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: `ptr` came from `record` of a queue of this device (`SyncEvent::from_recorded`)
-        // and this is its last use.
+        // SAFETY: the caller of `from_recorded` guaranteed that `ptr` came from `record` of a queue of this device and is owned
+        // by nobody else; this is its last use.
         unsafe { self.device.backend().release_event(self.ptr) }
     }
 }
@@ -45,34 +44,43 @@ impl SyncEvent {
         }
     }
 
-    /// The device whose work the event stands for.
+    /// Returns the device whose work the event marks.
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// The pointer for `ArrowDeviceArray.sync_event`; valid as long as a clone of this event lives.
+    /// Returns the pointer for `ArrowDeviceArray.sync_event`. It is valid as long as a clone of this event lives.
     pub fn as_ptr(&self) -> EventPtr {
         self.0.ptr
     }
 
-    /// Whether the work before this event has completed. Never waits.
+    /// Returns whether the work before this event has completed. Never waits.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
     pub fn is_complete(&self) -> Result<bool> {
         self.as_ref().is_complete()
     }
 
     /// Makes this thread wait until the work before this event has completed: one host wait.
+    ///
+    /// # Errors
+    /// Returns the device's own error. The work may still run then.
     pub fn wait(&self) -> Result<()> {
         self.as_ref().wait()
     }
 
-    /// As [`wait`](Self::wait), on a thread that holds up nobody.
+    /// As [`wait`](Self::wait), but not counted: for threads that block nobody.
     pub(crate) fn wait_uncounted(&self) -> Result<()> {
-        // SAFETY: the event is live.
+        // SAFETY: the event lives as long as `self`, and is of this device.
         unsafe { self.device().backend().wait_event(self.0.ptr) }
     }
 
-    /// Calls `waker` once the event completes, without keeping this thread. `true` if it has
-    /// completed already, and then the waker is not called. The event may be dropped meanwhile.
+    /// Arranges that `waker` is called once the event has completed, without waiting. Returns `true` if it has completed already;
+    /// the waker is not called then. The event may be dropped before it completes.
+    ///
+    /// # Errors
+    /// Returns the device's own error. The waker is not called then.
     pub fn notify(&self, waker: &Waker) -> Result<bool> {
         if self.is_complete()? {
             return Ok(true);
@@ -84,7 +92,7 @@ impl SyncEvent {
     }
 }
 
-/// A borrowed event, ours or a foreign producer's.
+/// A borrowed event, of this crate or of a foreign producer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EventRef<'a> {
     device: &'a Device,
@@ -93,7 +101,7 @@ pub(crate) struct EventRef<'a> {
 
 impl<'a> EventRef<'a> {
     /// # Safety
-    /// `ptr` points to a live event of `device`'s type for as long as the result is used.
+    /// `ptr` points to an event of `device`'s type that lives for `'a`.
     pub(crate) unsafe fn new(device: &'a Device, ptr: EventPtr) -> Self {
         Self { device, ptr }
     }
@@ -107,13 +115,13 @@ impl<'a> EventRef<'a> {
     }
 
     pub(crate) fn is_complete(&self) -> Result<bool> {
-        // SAFETY: the event is live (contract of the constructors).
+        // SAFETY: the event is of this device and lives for `'a` (`SyncEvent` owns it, or the caller of `new` guaranteed it).
         unsafe { self.device.backend().query_event(self.ptr) }
     }
 
     pub(crate) fn wait(&self) -> Result<()> {
         Counters::add(&self.device.counters().host_waits, 1);
-        // SAFETY: as above.
+        // SAFETY: the event is of this device and lives for `'a`, as in `is_complete`.
         unsafe { self.device.backend().wait_event(self.ptr) }
     }
 }

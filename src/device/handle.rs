@@ -1,19 +1,30 @@
 //! [`Device`].
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
 use crate::device::block::SlabPool;
 use crate::device::order::new_queue_id;
 use crate::device::reaper::{Reaper, ReaperOf};
-use crate::device::{Counters, DeviceId, Queue, TransferStats};
+use crate::device::{Counters, DeviceId, Queue, TransferStats, lock};
 use crate::error::{Error, Result};
 
-/// A device: memory, queues and counters. Clones are the same device.
+/// A device, with its memory, queues and counters. Clones are the same device.
 ///
-/// Get one from [`Devices`](crate::Devices), or wrap a [`Backend`] with [`Device::new`].
+/// [`Devices`](crate::Devices) returns devices; [`Device::new`] wraps a [`Backend`].
+///
+/// ```
+/// use arrow_array::record_batch;
+/// use arrow_device::{Device, Devices};
+///
+/// let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
+/// let device: Device = Devices::cpu();
+/// let on_device = device.upload(&batch)?;
+/// assert_eq!(on_device.to_host()?, batch);
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -27,7 +38,7 @@ struct Inner {
     reaper: Reaper,
     slabs: SlabPool,
     drop_error: Mutex<Option<Error>>,
-    // Last, so that everything above can still use it while dropped.
+    // Last, so that the fields above can still use it while they are dropped.
     backend: Arc<dyn Backend>,
 }
 
@@ -38,8 +49,10 @@ impl Drop for Inner {
 }
 
 impl Device {
-    /// Wraps a backend. Two handles made from one backend are two devices to this crate: keep one
-    /// and clone it.
+    /// Wraps a backend. Devices from two calls with the same backend are different devices: clone one instead.
+    ///
+    /// # Errors
+    /// Returns the backend's error if it has no default queue.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         Ok(Self(Arc::new(Inner {
             id: backend.id(),
@@ -55,42 +68,47 @@ impl Device {
         })))
     }
 
-    /// Device type and id.
+    /// Returns the device type and id.
     pub fn id(&self) -> DeviceId {
         self.0.id
     }
 
-    /// Whether the host may read this device's memory with ordinary loads, once its event has
-    /// completed.
+    /// Returns whether the host may read this device's memory with ordinary loads, once its event has completed.
     pub fn is_host_readable(&self) -> bool {
         self.0.host_readable
     }
 
-    /// Whether all work has completed when the call that asked for it returns (the CPU).
+    /// Returns whether work has completed when the call that queues it returns, as on the CPU.
     pub fn is_synchronous(&self) -> bool {
         self.0.synchronous
     }
 
-    /// The queue that work runs on when no other is named.
+    /// Returns the queue that is used when no other is named.
     pub fn default_queue(&self) -> Queue {
         let (raw, id) = (self.0.default_queue.clone(), self.0.default_queue_id);
         Queue::with_id(self.clone(), raw, id)
     }
 
-    /// A further queue.
+    /// Creates a queue.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
     pub fn new_queue(&self) -> Result<Queue> {
         Ok(Queue::new(self.clone(), self.0.backend.new_queue()?))
     }
 
-    /// A queue of the backend's own making, as this device's.
+    /// Wraps a queue that the backend's own functions made.
     ///
     /// # Safety
-    /// It is a queue of this device's backend.
+    /// `raw` is a queue of this device's backend.
     pub unsafe fn wrap_queue(&self, raw: Arc<dyn RawQueue>) -> Queue {
         Queue::new(self.clone(), raw)
     }
 
     /// Makes this thread wait for all work of the device: one host wait.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
     pub fn synchronize(&self) -> Result<()> {
         if self.0.synchronous {
             return Ok(());
@@ -99,41 +117,32 @@ impl Device {
         self.0.backend.synchronize()
     }
 
-    /// Everything counted so far.
+    /// Returns all counts since the device was created.
     pub fn stats(&self) -> TransferStats {
         self.0.counters.snapshot()
     }
 
-    /// The last error of a place that cannot report one (a release, a drop), once.
+    /// Returns the last error of an operation that cannot return one (a release, a drop), and forgets it.
     pub fn take_drop_error(&self) -> Option<Error> {
-        self.0
-            .drop_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        lock(&self.0.drop_error).take()
     }
 
-    /// The backend, for downcasts to its own type ([`Backend::as_any`]) and for questions such as
-    /// [`Backend::classify`].
+    /// Returns the backend, for downcasts to its own type ([`Backend::as_any`]) and for queries such as [`Backend::classify`].
     ///
-    /// What is called on it directly is not counted ([`stats`](Self::stats)); memory, events and queues that it returns
-    /// have no owner of this crate's (see [`Backend`]).
+    /// Direct calls are not counted in [`stats`](Self::stats), and the memory, events and queues that they return have no owner
+    /// (see [`Backend`]).
     pub fn backend(&self) -> &dyn Backend {
         &*self.0.backend
     }
 
+    /// Keeps an error for [`take_drop_error`](Self::take_drop_error).
     pub(crate) fn park_drop_error(&self, e: Error) {
         Counters::add(&self.0.counters.drop_errors, 1);
-        *self
-            .0
-            .drop_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(e);
+        *lock(&self.0.drop_error) = Some(e);
     }
 
-    /// Makes sure that no work of the device runs any more that was queued before: waits for all of
-    /// it. An error says that the device has failed and runs nothing more ([`Backend::settle`]); it is
-    /// parked.
+    /// Waits until no work that was queued before runs any more. An error, which means that the device has failed and runs nothing
+    /// more ([`Backend::settle`]), is kept for [`take_drop_error`](Self::take_drop_error).
     pub(crate) fn settle(&self) {
         Counters::add(&self.0.counters.host_waits, 1);
         if let Err(e) = self.0.backend.settle() {
@@ -145,7 +154,7 @@ impl Device {
         &self.0.counters
     }
 
-    /// Runs `f`, which lets go of something; what it throws is parked.
+    /// Runs `f`, which drops or releases something, and keeps its panic for [`take_drop_error`](Self::take_drop_error).
     pub(crate) fn parking(&self, operation: &'static str, f: impl FnOnce()) {
         if let Err(e) = guard::call_foreign(operation, f) {
             self.park_drop_error(e);
@@ -165,11 +174,11 @@ impl Device {
     }
 }
 
-/// A device that lives as long as others use it.
+/// A reference that does not keep the device alive.
 pub(crate) struct WeakDevice(Weak<Inner>);
 
 impl WeakDevice {
-    /// The device, if anything still uses it.
+    /// Returns the device, if it is still used.
     pub(crate) fn upgrade(&self) -> Option<Device> {
         self.0.upgrade().map(Device)
     }

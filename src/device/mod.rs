@@ -1,4 +1,22 @@
-//! Devices, queues, events.
+//! Devices, queues and events, and what a crate implements to add a device.
+//!
+//! Programs use [`Devices`], [`Device`], [`Queue`] and [`SyncEvent`], which are also at the root of the crate:
+//!
+//! ```
+//! use arrow_device::{DeviceBufferMut, Devices};
+//!
+//! let device = Devices::cpu();
+//! let queue = device.new_queue()?;
+//! let before = device.stats();
+//! let memory = DeviceBufferMut::allocate(&queue, 64)?;
+//! queue.synchronize()?;
+//! assert_eq!(device.stats().since(&before).allocations, 1);
+//! # drop(memory);
+//! # Ok::<(), arrow_device::Error>(())
+//! ```
+//!
+//! A crate that adds a device implements [`Backend`] and [`RawQueue`], wraps the backend by [`Device::new`] and registers it with
+//! [`Devices::register`].
 
 mod backend;
 pub(crate) mod block;
@@ -12,6 +30,7 @@ mod event;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod gpu;
 mod handle;
+mod lock;
 mod name;
 mod order;
 mod queue;
@@ -36,6 +55,7 @@ pub(crate) use cpu::HostBackend;
 pub(crate) use event::EventRef;
 pub use event::SyncEvent;
 pub use handle::Device;
+pub(crate) use lock::lock;
 pub(crate) use order::Place;
 pub use queue::Queue;
 pub use registry::Devices;

@@ -1,4 +1,4 @@
-//! Devices by their names.
+//! Parsing the names of devices.
 
 use std::str::FromStr;
 

@@ -1,31 +1,30 @@
-//! The order of events, so that of many that are pending few are asked about.
+//! The order of events, so that few of many pending ones are queried.
 //!
-//! The events of one queue complete in the order in which they were recorded: while the first has not completed,
-//! no later one has. Where two threads record at the same time nobody knows which event is first; then both count as
-//! first.
+//! The events of one queue complete in the order in which they were recorded: while the first has not completed, no later one
+//! has. If two threads record at the same time, their order is unknown, and both count as first.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that no other queue has, or ever had.
+/// Returns a number that no other queue has or had.
 pub(crate) fn new_queue_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Where an event stands among those of its queue.
+/// The position of an event among those of its queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Place {
     queue: u64,
-    /// How many events of all queues had been recorded when this record began, and when it had ended. No other
-    /// event of the queue has the same `ended`.
+    /// How many events of all queues had been recorded when recording this one began, and when it ended. No other event of the
+    /// queue has the same `ended`.
     began: u64,
     ended: u64,
 }
 
 impl Place {
-    /// Of an event whose queue is not known.
+    /// Returns the place of an event whose queue is unknown.
     #[cfg(any(test, feature = "cuda", feature = "rocm"))]
     pub(crate) fn alone() -> Self {
         Self {
@@ -35,7 +34,7 @@ impl Place {
         }
     }
 
-    /// As if it were an event of a queue, after all others so far.
+    /// Returns a place on a queue after all events so far.
     #[cfg(any(feature = "cuda", feature = "rocm"))]
     pub(crate) fn next(queue: u64) -> Self {
         Self::of(queue, || ()).1
@@ -46,10 +45,10 @@ impl Place {
         self.queue == queue
     }
 
-    /// Of an event that `record` records on a queue.
+    /// Calls `record`, which records an event on a queue, and returns its result and the event's place.
     pub(crate) fn of<T>(queue: u64, record: impl FnOnce() -> T) -> (T, Self) {
         static RECORDED: AtomicU64 = AtomicU64::new(0);
-        // A record that begins after another has ended sees its count.
+        // If recording one event ends before recording another begins, the latter sees the former's count.
         let began = RECORDED.load(Ordering::Acquire);
         let recorded = record();
         let ended = RECORDED.fetch_add(1, Ordering::AcqRel);
@@ -61,16 +60,16 @@ impl Place {
         (recorded, place)
     }
 
-    /// Whether the other event was recorded later on the same queue.
+    /// Returns whether the other event was recorded later on the same queue.
     fn is_before(&self, later: &Self) -> bool {
         self.queue == later.queue && self.ended < later.began
     }
 }
 
-/// What waits for events that have to be asked about.
+/// Items that wait for events which have to be queried.
 pub(crate) struct Asked<T>(BTreeMap<Place, Vec<T>>);
 
-/// How far a round of questions has come.
+/// The progress of one round of queries.
 #[derive(Default)]
 pub(crate) struct Round {
     last: Option<Place>,
@@ -93,8 +92,8 @@ impl<T> Asked<T> {
         self.0.is_empty()
     }
 
-    /// Takes out what waits for the next event that has completed; `None` ends the round. `is_done` is asked once for an
-    /// event, and not at all for those that come after one of the same queue that has not completed.
+    /// Removes and returns the items that wait for the next completed event; `None` ends the round. `is_done` is called once for
+    /// each event, and not at all for events after a pending one of the same queue.
     pub(crate) fn next_done(
         &mut self,
         round: &mut Round,
@@ -104,7 +103,7 @@ impl<T> Asked<T> {
             let from = round.last.map_or(Bound::Unbounded, Bound::Excluded);
             let (&place, items) = self.0.range_mut((from, Bound::Unbounded)).next()?;
             if round.pending.is_some_and(|first| first.is_before(&place)) {
-                // All others of this queue began later still.
+                // All others of this queue began even later.
                 round.last = Some(Place {
                     began: u64::MAX,
                     ended: u64::MAX,
@@ -135,7 +134,7 @@ mod tests {
         }
     }
 
-    /// One round: what was asked about, and what was done.
+    /// Runs one round, and returns what was queried and what had completed.
     fn round(asked: &mut Asked<Place>, done: impl Fn(&Place) -> bool) -> (Vec<Place>, Vec<Place>) {
         let (mut questions, mut all) = (Vec::new(), Vec::new());
         let mut round = Round::default();
@@ -150,7 +149,7 @@ mod tests {
 
     fn waiting(places: &[Place]) -> Asked<Place> {
         let mut asked = Asked::default();
-        // In whatever order they come.
+        // The order of adding does not matter.
         for place in places.iter().rev() {
             asked.add(*place, *place);
         }
@@ -163,7 +162,7 @@ mod tests {
         let b: Vec<Place> = (0..1000).map(|i| place(2, i, i)).collect();
         let mut asked = waiting(&[&a[..], &b[..]].concat());
         assert_eq!(round(&mut asked, |_| false), (vec![a[0], b[0]], vec![]));
-        // The first queue never completes: the other's go on.
+        // The first queue never completes; events of the other do.
         let (questions, done) = round(&mut asked, |at| at.queue == 2 && at.began < 999);
         assert_eq!(questions.len(), 1 + 1000);
         assert_eq!(done, b[..999]);
@@ -178,7 +177,7 @@ mod tests {
         assert_eq!(round(&mut asked, |_| true).1.len(), 100);
     }
 
-    /// Two threads recorded at once: the event that counts as first may be the later one, and may never complete.
+    /// Two threads recorded at the same time: the event that counts as first may be the later one, and may never complete.
     #[test]
     fn events_without_an_order_do_not_hold_up_each_other() {
         let (long, short, after) = (place(1, 0, 5), place(1, 1, 2), place(1, 3, 4));

@@ -1,4 +1,4 @@
-//! Queues, counted.
+//! [`Queue`]: the queue of a backend, with counters and owners.
 
 use std::sync::Arc;
 
@@ -8,15 +8,28 @@ use crate::device::order::new_queue_id;
 use crate::device::{Counters, Device, Place, SyncEvent};
 use crate::error::Result;
 
-/// An ordered queue of a device's work: a CUDA or HIP stream. Clones are the same queue.
+/// An ordered queue of device work, such as a CUDA or HIP stream. Clones are the same queue.
 ///
-/// Work runs in order, later. Two queues are ordered only by events: [`record`](Self::record) on
-/// one, [`wait`](Self::wait) on the other.
+/// Work runs asynchronously, in the order in which it was queued. Work on two queues is ordered only by events:
+/// [`record`](Self::record) on one, [`wait`](Self::wait) on the other.
+///
+/// ```
+/// use arrow_device::Devices;
+///
+/// # fn main() -> arrow_device::Result<()> {
+/// let device = Devices::simulated()?;
+/// let (first, second) = (device.default_queue(), device.new_queue()?);
+/// if let Some(event) = first.record()? {
+///     second.wait(&event)?; // later work of `second` runs after all work of `first` so far
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Queue {
     device: Device,
     raw: Arc<dyn RawQueue>,
-    /// For the order of its events.
+    /// Identifies the queue in the places of its events.
     id: u64,
 }
 
@@ -25,33 +38,34 @@ impl Queue {
         Self::with_id(device, raw, new_queue_id())
     }
 
-    /// `id` is of `raw` only.
+    /// Creates a handle with the id of an earlier one of the same `raw`.
     pub(super) fn with_id(device: Device, raw: Arc<dyn RawQueue>, id: u64) -> Self {
         Self { device, raw, id }
     }
 
-    /// The device whose work this queue runs.
+    /// Returns the device whose work this queue runs.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The backend's own queue, for downcasts to its type ([`RawQueue::as_any`]).
+    /// Returns the backend's own queue, for downcasts to its type ([`RawQueue::as_any`]).
     ///
-    /// Work that is given to it directly runs in this queue's order, but is not counted
-    /// ([`Device::stats`]); memory and events that it returns are the caller's to free and release, which is `unsafe`, and
-    /// leak otherwise. [`DeviceBufferMut::allocate`](crate::DeviceBufferMut::allocate) and [`record`](Self::record) have
-    /// owners.
+    /// Work that is given to it directly runs in this queue's order, but is not counted in [`Device::stats`]. Memory and events
+    /// that it returns leak unless the caller frees and releases them, which is `unsafe`; those of
+    /// [`DeviceBufferMut::allocate`](crate::DeviceBufferMut::allocate) and [`record`](Self::record) have owners.
     pub fn raw(&self) -> &Arc<dyn RawQueue> {
         &self.raw
     }
 
-    /// Whether both handles are the same queue.
+    /// Returns whether both handles are the same queue.
     pub fn same_as(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.raw, &other.raw)
     }
 
-    /// Records an event after all work so far. `None` if the device works synchronously (the CPU):
-    /// then that work has completed.
+    /// Records an event after all work so far. Returns `None` if the device is synchronous, like the CPU: that work has completed.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
     pub fn record(&self) -> Result<Option<SyncEvent>> {
         if self.device.is_synchronous() {
             return Ok(None);
@@ -59,14 +73,17 @@ impl Queue {
         let (ptr, place) = Place::of(self.id, || self.raw.record());
         let ptr = ptr?;
         Counters::add(&self.device.counters().events, 1);
-        // SAFETY: just recorded on a queue of this device and given to nobody else.
+        // SAFETY: the event was just recorded on a queue of this device, and nobody else owns it.
         Ok(Some(unsafe {
             SyncEvent::from_recorded(self.device.clone(), ptr, place)
         }))
     }
 
-    /// Makes later work of this queue wait for `event`. An event of another device, which this one
-    /// cannot wait for, is waited for by this thread instead.
+    /// Makes later work of this queue wait for `event`. If this device cannot wait for events of the other one, this thread waits
+    /// instead.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
     pub fn wait(&self, event: &SyncEvent) -> Result<()> {
         self.wait_ref(event.as_ref())
     }
@@ -82,11 +99,11 @@ impl Queue {
             return event.wait();
         }
         Counters::add(&self.device.counters().queue_waits, 1);
-        // SAFETY: the event is live (contract of `EventRef`) and of a device that this one reaches.
+        // SAFETY: an `EventRef` is a live event of its device, which is this one or one whose events this one accepts.
         unsafe { self.raw.wait(event.ptr()) }
     }
 
-    /// As [`wait`](Self::wait), without a wait if the event has completed.
+    /// As [`wait`](Self::wait), but does nothing if the event has completed.
     pub(crate) fn wait_ref_unless_complete(&self, event: &SyncEvent) -> Result<()> {
         if event.is_complete()? {
             return Ok(());
@@ -107,7 +124,7 @@ impl Queue {
     pub(crate) unsafe fn free(&self, base: DevicePtr, bytes: usize) {
         Counters::add(&self.device.counters().frees, 1);
         // SAFETY: the caller guarantees that the memory is from one `allocate` of this device, is freed once, and that this
-        // queue waited for its uses on others (see `# Safety`).
+        // queue waits for its uses on other queues (see `# Safety`).
         if let Err(e) = unsafe { self.raw.free(base, bytes) } {
             self.device.park_drop_error(e);
         }
@@ -119,8 +136,8 @@ impl Queue {
         if copies.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller guarantees that sources and destinations are valid for their bytes, and live, unchanged, until
-        // the copies have completed (see `# Safety`).
+        // SAFETY: the caller guarantees that sources and destinations are valid for their bytes, do not overlap, and live,
+        // unchanged, until the copies have completed (see `# Safety`).
         unsafe { self.raw.copy(copies) }?;
         let counters = self.device.counters();
         Counters::add(&counters.copies, copies.len());
@@ -148,7 +165,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Makes this thread wait for all work of this queue so far: one event, one host wait.
+    /// Makes this thread wait for all work of this queue so far: one event and one host wait.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
     pub fn synchronize(&self) -> Result<()> {
         match self.record()? {
             Some(event) => event.wait(),
@@ -156,8 +176,8 @@ impl Queue {
         }
     }
 
-    /// Keeps `sources` alive until all work of this queue so far has completed. If no event can be
-    /// recorded the reaper waits for the device.
+    /// Keeps `sources` alive until all work of this queue so far has completed. If no event can be recorded, the reaper waits for
+    /// the device.
     pub(crate) fn keep_until_done<T: Send + 'static>(&self, sources: T) {
         match self.record() {
             Ok(None) => drop(sources),

@@ -1,12 +1,11 @@
-//! The reaper: a lazily started thread per device that acts once events have completed.
+//! The reaper: a thread per device, started when needed, that runs actions once events have completed.
 //!
-//! Thread contract: actions run on the reaper's thread, outside its lock, in no particular order;
-//! only an action of [`Reaper::later`] may wait for the device. The thread ends when it has had nothing
-//! to do for a while, and is started again when needed.
+//! Actions run on the reaper's thread, outside its lock, in no particular order. Only an action of [`ReaperOf::later`] may wait
+//! for the device. The thread ends after it has been idle for a while.
 //!
-//! Where the backend cannot notify, the thread asks again and again, less and less often, about the first event of
-//! each queue; it waits only for a device that does not answer any more, so no event holds up another that could
-//! complete before it. However much is pending, each piece costs the same.
+//! If the backend cannot notify, the thread polls the first pending event of each queue, at growing intervals. It waits only for
+//! a device whose queries fail, so no event delays another that could complete before it. The cost of an action does not depend
+//! on how many others are pending.
 
 use std::collections::HashMap;
 use std::mem::take;
@@ -18,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use crate::device::backend::Notify;
 use crate::device::order::{Asked, Round};
-use crate::device::{Device, SyncEvent};
+use crate::device::{Device, SyncEvent, lock};
 
-/// How long an idle thread stays.
+/// How long an idle thread lives.
 const IDLE: Duration = Duration::from_secs(2);
-/// How soon the thread asks a backend again that cannot notify, at first and at last.
+/// The shortest and the longest interval at which events are polled.
 const ASK: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
-/// How long it pauses at most where asking takes long.
+/// The longest interval if polling itself takes long.
 const LONG_ASK: Duration = Duration::from_millis(10);
 
 #[derive(Default)]
@@ -32,7 +31,7 @@ pub(crate) struct Reaper {
     shared: Arc<Shared>,
 }
 
-/// The reaper of a device, which keeps what actions throw.
+/// The reaper of a device, which keeps the panics of actions ([`Device::parking`]).
 pub(crate) struct ReaperOf<'a> {
     device: &'a Device,
     reaper: &'a Reaper,
@@ -42,44 +41,44 @@ pub(crate) struct ReaperOf<'a> {
 struct Shared {
     state: Mutex<State>,
     wake: Condvar,
-    /// How many registrations there were: their numbers, which outlive a thread.
+    /// How many wakers were registered, by all threads so far: the next registration's number.
     registrations: AtomicU64,
-    /// How often the thread took an item in hand, for tests.
+    /// How often an item was looked at, for tests.
     #[cfg(test)]
     visits: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
-    /// What the thread has not seen yet.
+    /// Items that the thread has not seen yet.
     items: Vec<Item>,
-    /// Registrations whose waker was called, or dropped without a call, since the thread looked last.
+    /// Registrations whose waker was called, or dropped without a call, and that the thread has not seen yet.
     woken: Vec<(u64, Fired)>,
     running: bool,
-    /// The device is gone.
+    /// The device was dropped.
     closed: bool,
 }
 
 struct Item {
-    /// The last one is waited for first.
+    /// Waited for from the last one to the first.
     events: Vec<SyncEvent>,
     action: Box<dyn FnOnce() + Send>,
 }
 
-/// What the thread has in hand. Nothing is looked at again before its event may have completed.
+/// The items that the thread has seen. None is looked at again before its event may have completed.
 #[derive(Default)]
 struct Waiting {
-    /// By the registration for the last of their events, which is kept until its waker was called or dropped.
+    /// By the registration of a waker for their last event. The event is kept until the waker was called or dropped.
     registered: HashMap<u64, Item>,
-    /// Where the backend of the last event cannot notify, or did not.
+    /// Those for whose last event the backend cannot notify, or did not.
     asked: Asked<Item>,
 }
 
-/// What a backend has done with a waker.
+/// What a backend did with a waker.
 #[derive(Clone, Copy, PartialEq)]
 enum Fired {
     Called,
-    /// It will not call it any more.
+    /// It cannot call it any more.
     Dropped,
 }
 
@@ -119,13 +118,13 @@ impl Drop for Signal {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn run(self: &Arc<Self>) {
         let mut waiting = Waiting::default();
         let mut ask = ASK.0;
-        // When the backends were asked last, and how long that took.
+        // When events were polled last, and how long that took.
         let (mut asked, mut asking) = (Instant::now(), Duration::ZERO);
         loop {
             let mut state = self.lock();
@@ -140,12 +139,12 @@ impl Shared {
             for (registration, fired) in woken {
                 match (waiting.registered.remove(&registration), fired) {
                     (Some(item), Fired::Called) => waiting.proceed(item, self),
-                    // To register again might be in vain again.
+                    // The backend might drop another waker as well.
                     (Some(item), Fired::Dropped) => waiting.ask_later(item),
                     (None, _) => {}
                 }
             }
-            // Asking takes time as well: at most a part of this thread's.
+            // Polling takes at most a part of this thread's time.
             let mut due = asked + ask.max((4 * asking).min(LONG_ASK));
             if !waiting.asked.is_empty() && Instant::now() >= due {
                 let start = Instant::now();
@@ -194,14 +193,14 @@ impl Waiting {
             });
             let waker = Waker::from(signal.clone());
             let backend = event.device().backend();
-            // SAFETY: the event is live, and `registered` keeps the item, and so the event, until the waker was called or
+            // SAFETY: the item owns the event, which is its device's; `registered` keeps the item until the waker was called or
             // dropped.
             let answer = unsafe { backend.notify_event(event.as_ptr(), &waker) };
             if let Ok(Notify::Registered) = answer {
                 self.registered.insert(registration, item);
                 return;
             }
-            // Nobody waits for it.
+            // Nothing was registered: the waker's drop must not be reported.
             signal.fired.store(true, Ordering::Relaxed);
             if !matches!(answer, Ok(Notify::Completed)) {
                 return self.ask_later(item);
@@ -211,7 +210,7 @@ impl Waiting {
         run_action(item.action);
     }
 
-    /// The backend of the last event does not notify.
+    /// Polls the last event from now on.
     fn ask_later(&mut self, item: Item) {
         match item.events.last().map(SyncEvent::place) {
             Some(place) => self.asked.add(place, item),
@@ -219,13 +218,13 @@ impl Waiting {
         }
     }
 
-    /// Asks the backends that cannot notify, and goes on with what has completed.
+    /// Polls events, and proceeds with the items of those that have completed.
     fn ask(&mut self, shared: &Arc<Shared>) {
         let mut round = Round::default();
         let is_done = |item: &mut Item| {
             item.events.last().is_none_or(|event| {
                 event.is_complete().unwrap_or_else(|_| {
-                    // It will not tell: then all work must have ended.
+                    // The query failed: wait until all work has ended.
                     event.device().settle();
                     true
                 })
@@ -251,10 +250,11 @@ impl Item {
     }
 }
 
-/// Runs outside all locks. Panics are parked already, but not those of a device's own drop.
+/// Runs an action, outside all locks. [`ReaperOf::push`] keeps its panics, but the action may also drop the device, which may
+/// panic.
 fn run_action(action: Box<dyn FnOnce() + Send>) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(action)) {
-        // Dropping the payload could panic again.
+        // Dropping the payload could panic.
         std::mem::forget(payload);
     }
 }
@@ -264,8 +264,8 @@ impl<'a> ReaperOf<'a> {
         Self { device, reaper }
     }
 
-    /// Runs `action` once all `events` have completed: at once on this thread if they have
-    /// already, else on the reaper's.
+    /// Runs `action` once all `events` have completed: at once, on this thread, if they have already, or else on the reaper's
+    /// thread.
     pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
         events.retain(|event| !event.is_complete().unwrap_or(false));
         if events.is_empty() {
@@ -295,7 +295,7 @@ impl Reaper {
             state.running = std::thread::Builder::new()
                 .name("arrow-device reaper".into())
                 .spawn(move || {
-                    // Backends do not panic; if one does, the next item starts a new thread.
+                    // Backends do not panic. If one does, the next item starts a new thread.
                     if catch_unwind(AssertUnwindSafe(|| shared.run())).is_err() {
                         shared.lock().running = false;
                     }
@@ -309,7 +309,7 @@ impl Reaper {
         };
         drop(state);
         self.shared.wake.notify_one();
-        // No thread to be had: wait here rather than lose the action.
+        // No thread could be started: wait here rather than lose the action.
         for item in stranded {
             item.wait();
             run_action(item.action);
@@ -319,7 +319,7 @@ impl Reaper {
 
 impl Drop for Reaper {
     fn drop(&mut self) {
-        // Nothing is left to do: whatever waits here holds the device.
+        // No item is left: each holds the device.
         let mut state = self.shared.lock();
         state.closed = true;
         drop(state);
@@ -334,7 +334,7 @@ mod tests {
     use super::*;
     use crate::device::sim::{SimConfig, SimDevice, SimMode};
 
-    /// Each action runs as soon as its event has completed; what is pending still is not looked at.
+    /// Each action runs as soon as its event has completed, and items of pending events are not looked at.
     #[test]
     fn two_visits_an_item() {
         const N: u64 = 300;

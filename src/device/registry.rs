@@ -1,25 +1,24 @@
-//! [`Devices`]: which device serves a (type, id) pair.
+//! [`Devices`]: the devices of a program, by type and id.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use crate::abi::ArrowDeviceType;
+use crate::abi::{ArrowDeviceType, guard};
 use crate::device::cpu::HostBackend;
 use crate::device::handle::WeakDevice;
-use crate::device::{Device, DeviceId};
+use crate::device::{Device, DeviceId, lock};
 use crate::error::{Error, Result};
 
 type Factory = Arc<dyn Fn(i64) -> Result<Device> + Send + Sync>;
 
-/// The devices that a program can reach, by type and id.
+/// A set of devices, by type and id.
 ///
-/// [`Devices::global`] is the process's default and is never dropped; own values are for tests and
-/// for programs that keep worlds apart. Clones share their content.
+/// [`Devices::global`] is the default set of the process and is never dropped; tests, and programs that separate sets of devices,
+/// can have values of their own. Clones share their content.
 ///
-/// A device is made by the factory of its type at its first use and kept. If there is none
-/// ([`Error::DeviceNotAvailable`]), the reason is kept too, for the first 64 such ids, and later requests get
-/// it again.
+/// A device is made by the factory of its type at the first request, and kept. If there is no such device
+/// ([`Error::DeviceNotAvailable`]), the error is kept too, for the first 64 such ids, and returned to later requests.
 ///
 /// ```
 /// use arrow_device::{Devices, DeviceId};
@@ -36,21 +35,19 @@ struct Registry {
     devices: Mutex<HashMap<DeviceId, Slot>>,
 }
 
-/// Filled once, outside the map's lock, so that a slow or panicking factory blocks only requests for
-/// its own device.
+/// Filled once, outside the map's lock, so that a slow factory blocks only requests for its own device.
 type Slot = Arc<OnceLock<Result<Device>>>;
 
-/// For how many ids the reason is kept why there is no device. Producers name ids, as many as they like.
-const KEPT_REASONS: usize = 64;
+/// For how many ids the error is kept. Ids come from producers, which may name any number of them.
+const KEPT_ERRORS: usize = 64;
 
 impl Devices {
-    /// An empty set. The CPU is always there.
+    /// Creates a set that contains only the CPU.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The process's default set: the CPU, the devices of the features that are on, and what the
-    /// program adds.
+    /// Returns the default set of the process: the CPU, the devices of the enabled features, and what the program adds.
     pub fn global() -> &'static Self {
         static GLOBAL: OnceLock<Devices> = OnceLock::new();
         GLOBAL.get_or_init(|| {
@@ -63,17 +60,20 @@ impl Devices {
         })
     }
 
-    /// The CPU. There is one per process.
+    /// Returns the CPU, which is one device for the whole process.
     pub fn cpu() -> Device {
         static CPU: OnceLock<Device> = OnceLock::new();
         CPU.get_or_init(|| {
             Device::new(Arc::new(HostBackend::new(DeviceId::CPU)))
-                .expect("the host backend's default queue is always there")
+                .expect("the host backend always has a default queue")
         })
         .clone()
     }
 
-    /// The first GPU of the default set: CUDA, then ROCm. Never falls back to another device.
+    /// Returns the first GPU of the default set: `cuda:0`, or else `rocm:0`. Never falls back to another device.
+    ///
+    /// # Errors
+    /// Returns [`Error::DeviceNotAvailable`] with the reason for each.
     pub fn gpu() -> Result<Device> {
         let cuda = Self::global().get(DeviceId::new(ArrowDeviceType::CUDA, 0));
         cuda.or_else(|no_cuda| {
@@ -86,10 +86,10 @@ impl Devices {
         })
     }
 
-    /// The default set's simulated device, made at the first call.
+    /// Returns the simulated device of the default set, which the first call makes.
     ///
     /// # Errors
-    /// [`Error::DeviceNotAvailable`] without the feature `sim` or on another system than Linux.
+    /// Returns [`Error::DeviceNotAvailable`] without the feature `sim`, and on systems other than Linux.
     pub fn simulated() -> Result<Device> {
         static SIMULATED: OnceLock<Result<Device>> = OnceLock::new();
         SIMULATED
@@ -101,8 +101,11 @@ impl Devices {
             .clone()
     }
 
-    /// The default set's device of this name: `cpu`, `sim`, `cuda:0`, `cuda-host`, ... (see
-    /// [`DeviceId`]). `sim` means [`Devices::simulated`].
+    /// Returns the device of the default set with this name: `cpu`, `sim`, `cuda:0`, `cuda-host`, ... (see [`DeviceId`]). `sim`
+    /// means [`Devices::simulated`].
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] for an unknown name, and else the errors of [`get`](Self::get).
     pub fn open(name: &str) -> Result<Device> {
         if name == "sim" {
             return Self::simulated();
@@ -110,19 +113,18 @@ impl Devices {
         Self::global().get(name.parse()?)
     }
 
-    /// Adds a device under its own id.
+    /// Adds a device with its own id.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if that id is taken by another device. All ids of the CPU's type are taken by
-    /// [`Devices::cpu`].
+    /// Returns [`Error::InvalidArgument`] if another device has that id. [`Devices::cpu`] has all ids of the CPU's type.
     pub fn add(&self, device: Device) -> Result<()> {
         let taken = || Error::argument(format!("device {} is registered already", device.id()));
         if device.id().device_type == ArrowDeviceType::CPU {
             return (device == Self::cpu()).then_some(()).ok_or_else(taken);
         }
-        let mut devices = self.devices();
+        let mut devices = lock(&self.0.devices);
         let slot = devices.entry(device.id()).or_default();
-        // A device takes the place of a failure to make one.
+        // A device replaces a kept error.
         if slot.get().is_some_and(Result::is_err) {
             *slot = Slot::default();
         }
@@ -133,12 +135,12 @@ impl Devices {
         added.then_some(()).ok_or_else(taken)
     }
 
-    /// Registers how devices of a type are made from their id. Devices that were asked for before
-    /// stay as they are. The factory must not ask this set for the id that it is making.
+    /// Registers a factory, which makes a device of this type from its id. Devices and errors that are kept already stay. The
+    /// factory must not request the id that it is making from this set, which would deadlock.
     ///
-    /// The device that a factory returns must have that type and the id that it was given: imports rely on a device for
-    /// how the memory under its id is reached. Any other is dropped, and [`get`](Self::get) returns
-    /// [`Error::DeviceNotAvailable`] that names both. A factory for the CPU's type is never called.
+    /// The device that the factory returns must have this type and the requested id, because imports rely on it to reach the
+    /// memory of that device. Otherwise it is dropped, and [`get`](Self::get) returns [`Error::DeviceNotAvailable`] with both
+    /// names. A factory for the CPU's type is never called.
     ///
     /// ```
     /// use arrow_device::{ArrowDeviceType, DeviceId, Devices};
@@ -152,68 +154,50 @@ impl Devices {
         device_type: ArrowDeviceType,
         factory: impl Fn(i64) -> Result<Device> + Send + Sync + 'static,
     ) {
-        let old = self
-            .0
-            .factories
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(device_type, Arc::new(factory));
-        // Outside the lock: what the old factory holds may use this set.
+        let old = lock(&self.0.factories).insert(device_type, Arc::new(factory));
+        // Dropped outside the lock: the old factory may hold values that use this set.
         drop(old);
     }
 
-    /// The device of this type and id. Any id of the CPU's type is the CPU.
+    /// Returns the device of this type and id. Any id of the CPU's type is the CPU.
     ///
     /// # Errors
-    /// [`Error::DeviceNotAvailable`] with what is missing.
+    /// Returns [`Error::DeviceNotAvailable`] with what is missing, or the error of the factory.
     pub fn get(&self, id: DeviceId) -> Result<Device> {
         if id.device_type == ArrowDeviceType::CPU {
             return Ok(Self::cpu());
         }
-        let factory = self
-            .0
-            .factories
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&id.device_type)
-            .cloned();
+        let factory = lock(&self.0.factories).get(&id.device_type).cloned();
         let Some(factory) = factory else {
-            // Not kept: a factory or a device may be registered later.
-            let known = self.devices().get(&id).cloned();
+            // The error is not kept: a factory or a device may be registered later.
+            let known = lock(&self.0.devices).get(&id).cloned();
             return match known.as_ref().and_then(|slot| slot.get()) {
                 Some(device) => device.clone(),
                 None => Err(no_backend(id)),
             };
         };
-        let slot = self.slot(id);
+        let slot = lock(&self.0.devices).entry(id).or_default().clone();
         let made = slot.get_or_init(|| {
             let absent = |reason| Error::DeviceNotAvailable { device: id, reason };
-            let make = || {
-                let made = factory(id.id)?;
-                if made.id() == id {
-                    return Ok(made);
-                }
-                let reason = format!(
-                    "its factory returned the device {made}; register one that returns {id}"
-                );
-                Err(absent(reason.into()))
-            };
-            let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(make));
-            made.unwrap_or_else(|payload| {
-                std::mem::forget(payload);
-                Err(absent("its factory panicked".into()))
-            })
+            match guard::call_foreign("factory", || factory(id.id)) {
+                Ok(Ok(made)) if made.id() != id => Err(absent(
+                    format!(
+                        "its factory returned the device {made}; register one that returns {id}"
+                    )
+                    .into(),
+                )),
+                Ok(made) => made,
+                Err(_) => Err(absent("its factory panicked".into())),
+            }
         });
         match made {
             Ok(_) => {}
-            Err(Error::DeviceNotAvailable { .. }) if self.reasons() <= KEPT_REASONS => {}
-            // Perhaps for now only, or one of many: the next request tries again.
+            Err(Error::DeviceNotAvailable { .. }) if self.errors() <= KEPT_ERRORS => {}
+            // The error may be temporary, or one of too many: the next request tries again.
             Err(_) => {
-                let mut devices = self.devices();
-                if devices
-                    .get(&id)
-                    .is_some_and(|there| Arc::ptr_eq(there, &slot))
-                {
+                let mut devices = lock(&self.0.devices);
+                let known = devices.get(&id);
+                if known.is_some_and(|known| Arc::ptr_eq(known, &slot)) {
                     devices.remove(&id);
                 }
             }
@@ -221,8 +205,7 @@ impl Devices {
         made.clone()
     }
 
-    /// As [`get`](Self::get); page-locked memory whose backend is missing is then served as plain
-    /// host memory if nothing needs to be waited for.
+    /// As [`get`](Self::get), but page-locked memory without a backend is plain host memory if there is nothing to wait for.
     pub(crate) fn get_for_import(&self, id: DeviceId, has_event: bool) -> Result<Device> {
         let missing = match self.get(id) {
             Err(e) => e,
@@ -238,37 +221,26 @@ impl Devices {
         page_locked_without_backend(id)
     }
 
-    fn devices(&self) -> std::sync::MutexGuard<'_, HashMap<DeviceId, Slot>> {
-        self.0
-            .devices
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// How many reasons are kept.
-    fn reasons(&self) -> usize {
-        let devices = self.devices();
+    /// Returns how many errors are kept.
+    fn errors(&self) -> usize {
+        let devices = lock(&self.0.devices);
         let made = devices.values().filter_map(|slot| slot.get());
         made.filter(|made| made.is_err()).count()
     }
-
-    fn slot(&self, id: DeviceId) -> Slot {
-        self.devices().entry(id).or_default().clone()
-    }
 }
 
-/// Page-locked memory as plain host memory: one device for an id as long as anything uses it. Ids come
-/// from producers, so that none may cost memory for ever.
+/// Returns a device for page-locked memory as plain host memory: the same one for an id as long as it is used. Ids come from
+/// producers, so an unused one must not take memory for ever.
 fn page_locked_without_backend(id: DeviceId) -> Result<Device> {
-    // A map of its own, for `get` goes on saying that the backend is missing.
+    // Not in a set of devices, where `get` must keep returning that the backend is missing.
     static PAGE_LOCKED: Mutex<Option<PageLocked>> = Mutex::new(None);
-    let mut known = PAGE_LOCKED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = lock(&PAGE_LOCKED);
     let PageLocked { devices, used } = known.get_or_insert_with(PageLocked::default);
     if let Some(device) = devices.get(&id).and_then(WeakDevice::upgrade) {
         return Ok(device);
     }
     if devices.len() > 8 + 2 * (Arc::strong_count(used) - 1) {
-        // Most are no longer used, so that each insertion pays for a constant number of entries.
+        // More than half are unused, so the cost per insertion is constant.
         devices.retain(|_, device| device.is_used());
         devices.shrink_to(2 * devices.len());
     }
@@ -280,7 +252,7 @@ fn page_locked_without_backend(id: DeviceId) -> Result<Device> {
 #[derive(Default)]
 struct PageLocked {
     devices: HashMap<DeviceId, WeakDevice>,
-    /// Every device that is still used holds it too, which counts them.
+    /// Each device that is used holds a clone: the number of clones counts them.
     used: Arc<()>,
 }
 
@@ -302,16 +274,16 @@ fn no_backend(device: DeviceId) -> Error {
     let reason = match device.device_type {
         ArrowDeviceType::CUDA | ArrowDeviceType::CUDA_HOST | ArrowDeviceType::CUDA_MANAGED => {
             if cfg!(feature = "cuda") {
-                "this set of devices does not know CUDA; see cuda::register"
+                "CUDA is not registered with this set of devices; see cuda::register"
             } else {
-                "this build of arrow-device has no CUDA; enable its feature `cuda`"
+                "arrow-device was built without CUDA; enable its feature `cuda`"
             }
         }
         ArrowDeviceType::ROCM | ArrowDeviceType::ROCM_HOST => {
             if cfg!(feature = "rocm") {
-                "this set of devices does not know ROCm; see rocm::register"
+                "ROCm is not registered with this set of devices; see rocm::register"
             } else {
-                "this build of arrow-device has no ROCm; enable its feature `rocm`"
+                "arrow-device was built without ROCm; enable its feature `rocm`"
             }
         }
         ArrowDeviceType::EXT_DEV => {
@@ -329,7 +301,7 @@ fn no_backend(device: DeviceId) -> Error {
 
 impl fmt::Debug for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut ids: Vec<_> = self.devices().keys().copied().collect();
+        let mut ids: Vec<_> = lock(&self.0.devices).keys().copied().collect();
         ids.sort();
         f.debug_tuple("Devices").field(&ids).finish()
     }

@@ -1,12 +1,11 @@
-//! What a device was asked to do, counted.
+//! [`TransferStats`]: counts of what a device did.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! stats {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts of everything a [`Device`](crate::Device) did since it was created. Nothing is
-        /// copied, allocated or waited for without standing here.
+        /// Counts of everything that a [`Device`](crate::Device) did since it was created: every copy, allocation and wait.
         ///
         /// ```
         /// # use arrow_device::Devices;
@@ -22,13 +21,13 @@ macro_rules! stats {
         }
 
         impl TransferStats {
-            /// What was added since `earlier`, a snapshot of the same device.
+            /// Returns what was added since `earlier`, a snapshot of the same device.
             #[must_use]
             pub fn since(&self, earlier: &Self) -> Self {
                 Self { $($name: self.$name.saturating_sub(earlier.$name),)* }
             }
 
-            /// Returns the sum of both: what two pieces of work cost together.
+            /// Returns the sum of both, for the cost of two pieces of work.
             ///
             /// ```
             /// # use arrow_device::{Devices, TransferStats};
@@ -73,34 +72,33 @@ stats! {
     allocated_bytes,
     /// Frees of device memory.
     frees,
-    /// Host slabs newly created (page-locked where the device has such memory); reuse is not counted.
+    /// New host slabs (page-locked where the device has such memory). Reused ones are not counted.
     host_allocations,
-    /// Copies given to a queue.
+    /// Copies queued.
     copies,
     /// Bytes copied from host memory to the device.
     bytes_to_device,
     /// Bytes copied from the device to host memory.
     bytes_to_host,
-    /// Bytes copied within the device or from a device that it reaches.
+    /// Bytes copied within the device, or directly from another device.
     bytes_on_device,
-    /// Bytes that the host itself copied on this device's behalf: packing into staging memory,
-    /// repacking masks, realigning values.
+    /// Bytes that the host copied for this device: packing into staging memory, moving the bits of validity bitmaps, realigning
+    /// values.
     host_copied_bytes,
-    /// Fills given to a queue.
+    /// Fills queued.
     fills,
     /// Events recorded.
     events,
-    /// Waits given to a queue.
+    /// Waits for an event that were queued.
     queue_waits,
-    /// Waits of a host thread that asked for work; waits in the background hold up nobody and are
-    /// not counted.
+    /// Waits of a host thread. Waits of background threads, which block nobody, are not counted.
     host_waits,
-    /// Errors in places that cannot report them (a release, a drop). See
+    /// Errors of operations that cannot return one (a release, a drop). See
     /// [`Device::take_drop_error`](crate::Device::take_drop_error).
     drop_errors,
 }
 
-/// One count, and where it stands in a scope's.
+/// One count, and the field of a scope's counts that it belongs to.
 #[derive(Debug)]
 pub(crate) struct Counter {
     count: AtomicU64,
@@ -108,14 +106,14 @@ pub(crate) struct Counter {
 }
 
 thread_local! {
-    /// Of the innermost scope that runs on this thread.
+    /// The counts of the innermost scope on this thread.
     static SCOPE: Cell<Option<TransferStats>> = const { Cell::new(None) };
 }
 
 impl Counters {
     pub(crate) fn add(counter: &Counter, n: usize) {
         counter.count.fetch_add(n as u64, Relaxed);
-        // A thread that is ending has no scopes any more.
+        // A thread that is ending has no scope.
         let _ = SCOPE.try_with(|scope| {
             if let Some(mut stats) = scope.get() {
                 *(counter.field)(&mut stats) += n as u64;
@@ -126,21 +124,20 @@ impl Counters {
 }
 
 impl TransferStats {
-    /// Runs `work`, and says what was counted meanwhile on this thread, of whatever device: exactly what `work`
-    /// asked for, though other threads use the device too. What it leaves to other threads (a foreign release, say) is not
-    /// in it. Scopes nest.
+    /// Runs `work`, and returns its result and what this thread did meanwhile, on all devices together. Work of other threads is
+    /// not included, even if `work` caused it (a foreign release on the reaper's thread, for example). Scopes nest.
     ///
     /// ```
     /// # use arrow_device::{Devices, TransferStats};
     /// # use arrow_array::record_batch;
     /// let batch = record_batch!(("a", Int32, [1, 2, 3]))?;
     /// let (on_device, cost) = TransferStats::scope(|| Devices::cpu().upload(&batch));
-    /// assert_eq!(cost.bytes_to_device, 0); // it is wrapped
+    /// assert_eq!(cost.bytes_to_device, 0); // the CPU copies nothing
     /// # on_device?;
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
     pub fn scope<T>(work: impl FnOnce() -> T) -> (T, Self) {
-        /// Puts the outer scope back, with what was counted within, also after a panic.
+        /// Restores the outer scope and adds the inner counts to it, even after a panic.
         struct Outer(Option<TransferStats>);
         impl Drop for Outer {
             fn drop(&mut self) {

@@ -11,23 +11,19 @@ use crate::device::{Device, DevicePtr, Devices, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{Kept, Memory, Owner, Ready};
 
-/// Shared, immutable memory of a device: a base, an offset and a length in bytes, and the owner
-/// that keeps it alive. Clones and slices share the owner.
+/// Shared, immutable memory of a device. Clones and slices share the owner that keeps it alive.
 ///
-/// The host cannot look inside: there is no `Deref` and no slice of bytes, and `Debug` prints the
-/// address only. Memory that the host can read becomes an arrow [`Buffer`] by
-/// [`into_host`](Self::into_host).
+/// Safe code cannot read it on the host: there is no `Deref` and no slice of bytes, and `Debug` prints the address only.
+/// [`into_host`](Self::into_host) turns memory that the host can read into an arrow [`Buffer`].
 ///
-/// ```compile_fail,E0608
-/// # fn first_byte(buffer: arrow_device::DeviceBuffer) -> u8 {
-/// buffer[0] // does not compile: device memory cannot be indexed
-/// # }
 /// ```
+/// use arrow_buffer::Buffer;
+/// use arrow_device::DeviceBuffer;
 ///
-/// ```compile_fail,E0308
-/// # fn bytes(buffer: &arrow_device::DeviceBuffer) -> &[u8] {
-/// buffer // does not compile: nor does it become a slice
-/// # }
+/// let buffer = DeviceBuffer::from(Buffer::from_vec(vec![1i32, 2, 3])); // on the CPU, not copied
+/// let last = buffer.slice(8, 4)?;
+/// assert_eq!(last.into_host()?.typed_data::<i32>(), [3]);
+/// # Ok::<(), arrow_device::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct DeviceBuffer {
@@ -54,11 +50,11 @@ impl DeviceBuffer {
         }
     }
 
-    /// Adopts `len` bytes of device memory that `owner` keeps alive; it is dropped once no buffer
-    /// and no device work needs it. `ready`: the event after which the memory may be read.
+    /// Wraps `len` bytes of device memory that `owner` keeps alive. `owner` is dropped once no buffer and no recorded device work
+    /// uses the memory. The memory may be read once `ready` has completed, or at once if that is `None`.
     ///
     /// # Safety
-    /// `base` is valid on `device` for `len` bytes and unchanged until `owner` is dropped.
+    /// `base` is valid on `device` for `len` bytes, and the memory does not change between `ready` and the drop of `owner`.
     pub unsafe fn from_raw(
         device: &Device,
         base: DevicePtr,
@@ -71,31 +67,31 @@ impl DeviceBuffer {
         Self::from_parts(Arc::new(owner), base, 0, len)
     }
 
-    /// The device whose memory it is.
+    /// Returns the device whose memory this is.
     pub fn device(&self) -> &Device {
         self.owner.device()
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address of the first byte, for comparing and for `unsafe` code of the device. Nothing
-    /// orders what is done with it: see [`on`](Self::on).
+    /// Returns the address of the first byte, for comparisons and for `unsafe` code. Work that uses it is not ordered after the
+    /// work that made the memory: for that, use [`on`](Self::on).
     pub fn address(&self) -> DevicePtr {
         self.base.offset(self.offset)
     }
 
-    /// `len` bytes from `offset` (bytes) of this buffer, without a copy.
+    /// Returns `len` bytes that start `offset` bytes into this buffer, without a copy.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if they do not lie inside.
+    /// Returns [`Error::InvalidArgument`] if they do not lie inside the buffer.
     pub fn slice(&self, offset: usize, len: usize) -> Result<Self> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::argument(format!(
@@ -110,8 +106,11 @@ impl DeviceBuffer {
         })
     }
 
-    /// The buffer for work on `queue`: the queue waits until the memory is ready, and when the loan
-    /// is dropped the use is recorded, so that the memory outlives the work.
+    /// Lends the buffer to work on `queue`. The queue waits until the memory is ready; this thread does not. Dropping the loan
+    /// records the use, so that the memory is freed after the work that was queued before the drop.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] for a queue of another device, or the device's own error.
     pub fn on(&self, queue: &Queue) -> Result<Loan<'_>> {
         check_queue(queue, self.device())?;
         self.owner.wait_on(queue)?;
@@ -122,10 +121,10 @@ impl DeviceBuffer {
         })
     }
 
-    /// As an arrow buffer without a copy, if the host can read the memory: waits until it is ready.
+    /// Returns the memory as an arrow buffer, without a copy. Waits until it is ready.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for other memory: download it.
+    /// Returns [`Error::NotSupported`] if the host cannot read the memory.
     pub fn into_host(self) -> Result<Buffer> {
         if !self.device().is_host_readable() {
             return Err(Error::NotSupported {
@@ -135,7 +134,8 @@ impl DeviceBuffer {
             });
         }
         self.owner.wait_host()?;
-        // SAFETY: the host can read the device's memory, and it is ready.
+        // SAFETY: the device is host-readable and the memory is ready, as was just checked; the owner keeps `len` bytes at
+        // the address alive.
         Ok(unsafe { host_buffer(&self.owner, self.address(), self.len) })
     }
 
@@ -147,20 +147,21 @@ impl DeviceBuffer {
         self.base
     }
 
-    /// Bytes from the base.
+    /// Returns the offset from the base in bytes.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
 }
 
-/// A [`Buffer`] over ready, host-readable memory that `owner` keeps alive.
+/// Returns a [`Buffer`] over memory that `owner` keeps alive.
 ///
 /// # Safety
-/// The host may read `len` bytes at `address` as long as `owner` lives.
+/// The host may read `len` bytes at `address`, which do not change as long as `owner` lives.
 pub(crate) unsafe fn host_buffer(owner: &Arc<Owner>, address: DevicePtr, len: usize) -> Buffer {
     match std::ptr::NonNull::new(address.as_ptr().cast::<u8>()) {
         Some(ptr) if len > 0 => {
-            // SAFETY: the caller's; the buffer holds the owner.
+            // SAFETY: the caller guarantees that the memory is readable and unchanged as long as the owner lives (see
+            // `# Safety`), and the buffer holds the owner.
             unsafe { Buffer::from_custom_allocation(ptr, len, owner.clone()) }
         }
         _ => Buffer::default(),
@@ -178,22 +179,26 @@ pub(crate) fn check_queue(queue: &Queue, device: &Device) -> Result<()> {
 }
 
 impl From<Buffer> for DeviceBuffer {
-    /// Host memory as a buffer of the CPU, without a copy.
+    /// Wraps host memory as a buffer of the CPU, without a copy.
     fn from(buffer: Buffer) -> Self {
-        let (ptr, len) = (buffer.as_ptr().cast_mut().cast(), buffer.len());
-        let memory = Memory::Kept(Kept(Box::new(buffer)));
-        let owner = Owner::new(Devices::cpu(), memory, Ready::Now);
-        Self::from_parts(Arc::new(owner), DevicePtr::new(ptr), 0, len)
+        let (base, len) = (
+            DevicePtr::new(buffer.as_ptr().cast_mut().cast()),
+            buffer.len(),
+        );
+        // SAFETY: the buffer keeps `len` bytes alive, wherever it is moved, and nobody writes to them.
+        unsafe { Self::from_raw(&Devices::cpu(), base, len, Box::new(buffer), None) }
     }
 }
 
 impl From<Bytes> for DeviceBuffer {
-    /// Host memory as a buffer of the CPU, without a copy.
+    /// Wraps host memory as a buffer of the CPU, without a copy.
     fn from(bytes: Bytes) -> Self {
-        let (ptr, len) = (bytes.as_ptr().cast_mut().cast(), bytes.len());
-        let memory = Memory::Kept(Kept(Box::new(bytes)));
-        let owner = Owner::new(Devices::cpu(), memory, Ready::Now);
-        Self::from_parts(Arc::new(owner), DevicePtr::new(ptr), 0, len)
+        let (base, len) = (
+            DevicePtr::new(bytes.as_ptr().cast_mut().cast()),
+            bytes.len(),
+        );
+        // SAFETY: `bytes` keeps `len` bytes alive, wherever it is moved, and nobody writes to them.
+        unsafe { Self::from_raw(&Devices::cpu(), base, len, Box::new(bytes), None) }
     }
 }
 
@@ -207,9 +212,9 @@ impl fmt::Debug for DeviceBuffer {
     }
 }
 
-/// A buffer lent to the work of one queue. Dropping it records the use.
+/// A buffer lent to the work of one queue (see [`DeviceBuffer::on`]). Dropping it records the use.
 #[derive(Debug)]
-#[must_use = "dropping the loan says that the work that uses the buffer was queued"]
+#[must_use = "dropping the loan means that all work that uses the buffer was queued"]
 pub struct Loan<'a> {
     owner: &'a Arc<Owner>,
     queue: Queue,
@@ -217,7 +222,7 @@ pub struct Loan<'a> {
 }
 
 impl Loan<'_> {
-    /// The address of the first byte.
+    /// Returns the address of the first byte.
     pub fn address(&self) -> DevicePtr {
         self.address
     }
@@ -236,8 +241,18 @@ impl Drop for Loan<'_> {
     }
 }
 
-/// Fresh, uninitialised device memory that one holder fills with work on one queue, before it is
-/// frozen into a [`DeviceBuffer`].
+/// Fresh device memory with arbitrary content, which its only holder fills by work on a queue and then
+/// [freezes](Self::freeze) into a [`DeviceBuffer`].
+///
+/// ```
+/// use arrow_device::{DeviceBufferMut, Devices};
+///
+/// let queue = Devices::cpu().default_queue();
+/// let mut memory = DeviceBufferMut::allocate(&queue, 16)?;
+/// memory.fill(0)?;
+/// assert_eq!(memory.freeze()?.len(), 16);
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct DeviceBufferMut {
     queue: Queue,
@@ -246,10 +261,10 @@ pub struct DeviceBufferMut {
 }
 
 impl DeviceBufferMut {
-    /// Allocates `len` bytes (64-byte aligned, padded to 64 bytes) in `queue`'s order.
+    /// Allocates `len` bytes, aligned to 64 bytes and padded to a multiple of 64, in the order of `queue`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], or the device's own error.
+    /// Returns [`Error::OutOfMemory`], or the device's own error.
     pub fn allocate(queue: &Queue, len: usize) -> Result<Self> {
         let base = match padded(len) {
             Some(0) => DevicePtr::NULL,
@@ -269,37 +284,43 @@ impl DeviceBufferMut {
         })
     }
 
-    /// The queue in whose order the memory was allocated. Work on another one must wait for an
-    /// event of this one first.
+    /// Returns the queue in whose order the memory was allocated. Work on another queue must first wait for an event of this
+    /// one.
     pub fn queue(&self) -> &Queue {
         &self.queue
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes, without the padding.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address of the first byte, for work that writes it.
+    /// Returns the address of the first byte, for work that writes to it.
     pub fn address(&self) -> DevicePtr {
         self.base
     }
 
-    /// Sets all bytes, the padding included, on the queue.
+    /// Sets all bytes, padding included, by work on the queue.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
     pub fn fill(&mut self, byte: u8) -> Result<()> {
-        // SAFETY: the memory is ours for its padded length.
+        // SAFETY: `allocate` allocated the padded length, and the memory is freed in the queue's order, after the fill.
         unsafe {
             self.queue
                 .fill(self.base, byte, padded(self.len).unwrap_or(0))
         }
     }
 
-    /// Ends the writing: the buffer is ready after all work of the queue so far.
+    /// Ends the writing. The buffer is ready once all work that the queue was given so far has completed; this does not wait.
+    ///
+    /// # Errors
+    /// Returns the device's own error if no event can be recorded. The memory is freed then.
     pub fn freeze(self) -> Result<DeviceBuffer> {
         let ready = match self.queue.record()? {
             Some(event) => Ready::Event(event),
@@ -311,10 +332,10 @@ impl DeviceBufferMut {
         Ok(DeviceBuffer::from_parts(Arc::new(owner), base, 0, len))
     }
 
-    /// Gives the memory to an owner.
+    /// Returns the memory for an owner.
     pub(crate) fn into_memory(self) -> Memory {
         let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is not dropped, so the queue is moved out once.
+        // SAFETY: `this` is neither dropped nor used as a whole again, so the queue is moved out once.
         let queue = unsafe { std::ptr::read(&this.queue) };
         match padded(this.len) {
             Some(bytes @ 1..) => Memory::Device {
@@ -336,8 +357,8 @@ impl DeviceBufferMut {
 
 #[cfg(feature = "cuda")]
 impl DeviceBuffer {
-    /// Gives the memory, all of it, to work on `queue`, which waits for what its free would wait for.
-    /// After an error the buffer is as it was.
+    /// Transfers the memory, all of it, to the caller's work on `queue`, which waits for what the free would wait for. After
+    /// an error the buffer is unchanged.
     pub(crate) fn surrender(&mut self, queue: &Queue) -> Result<DevicePtr> {
         let (base, len) = (self.address(), self.len);
         let owner = Arc::get_mut(&mut self.owner)
@@ -347,7 +368,7 @@ impl DeviceBuffer {
     }
 }
 
-/// `len` bytes rounded up to 64.
+/// Returns `len` bytes rounded up to a multiple of 64.
 fn padded(len: usize) -> Option<usize> {
     len.checked_next_multiple_of(crate::device::ALIGNMENT)
 }
@@ -355,8 +376,8 @@ fn padded(len: usize) -> Option<usize> {
 impl Drop for DeviceBufferMut {
     fn drop(&mut self) {
         if let Some(bytes @ 1..) = padded(self.len) {
-            // SAFETY: allocated here with this size, never frozen; work on other queues was the
-            // caller's to order.
+            // SAFETY: `allocate` allocated this many bytes on this queue, and they were not frozen. `queue` asks callers to
+            // order work on other queues themselves.
             unsafe { self.queue.free(self.base, bytes) }
         }
     }

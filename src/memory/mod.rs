@@ -1,4 +1,4 @@
-//! Memory with an owner.
+//! Memory and its owners: device buffers, host memory that becomes arrow buffers, and what keeps either alive.
 
 mod buffer;
 mod owner;

@@ -7,60 +7,60 @@ use std::sync::{Mutex, PoisonError};
 use arrow_array::ArrayRef;
 
 use crate::abi::FFI_ArrowDeviceArray;
-use crate::device::{Device, DevicePtr, EventPtr, EventRef, Queue, SyncEvent};
+use crate::device::{Device, DevicePtr, EventPtr, EventRef, Queue, SyncEvent, lock};
 #[cfg(feature = "cuda")]
 use crate::error::Error;
 use crate::error::Result;
 use crate::memory::HostSlab;
 
-/// One piece of memory with one lifetime: shared by `Arc` between all buffers that lie in it.
+/// One piece of memory with one lifetime, shared by `Arc` between all buffers that lie in it.
 ///
-/// When the last holder goes, memory of ours is freed on its home queue after all recorded uses;
-/// anything else (a foreign array, host memory under an asynchronous copy) is let go by the
-/// device's reaper once its uses have completed, or at once if there are none. Nothing here waits.
+/// Dropping the last holder frees memory of this crate on its home queue, after all recorded uses. Anything else (a foreign
+/// array, host memory under an asynchronous copy) is dropped by the device's reaper once its uses have completed, or at once if
+/// there are none. Nothing here waits.
 #[derive(Debug)]
 pub(crate) struct Owner {
     device: Device,
     /// `None` only while dropping.
     memory: Option<Memory>,
     ready: Ready,
-    /// Reads that the free must come after.
+    /// Reads after which the memory may be freed.
     uses: Mutex<Uses>,
-    /// A use could not be recorded: the device must be waited for before the free.
+    /// A use could not be recorded: all work of the device must end before the free.
     unrecorded: AtomicBool,
 }
 
-// Arrow asks this of what keeps a buffer's memory. Panics leave an owner as it was: no lock is held
-// while foreign code runs, and what the owner holds is only kept and dropped.
+// Arrow requires this of what keeps a buffer's memory. A panic leaves an owner as it was: no lock is held while foreign code runs,
+// and what the owner holds is only kept and dropped.
 impl std::panic::RefUnwindSafe for Owner {}
 
 #[derive(Debug, Default)]
 struct Uses {
     events: Vec<SyncEvent>,
-    /// The number of events at which they are asked whether they have completed: at least twice as many as had not when they
-    /// were asked last, so that a use costs the same however many are pending.
+    /// The number of events at which completed ones are removed: at least twice as many as were pending the last time, so that
+    /// the cost of a use does not depend on how many are pending.
     ask_at: usize,
 }
 
-/// Fewer uses are not asked whether they have completed.
+/// Fewer events than this are all kept.
 const FEW_USES: usize = 4;
 
-/// What the owner holds. The `Any` payloads are only kept and dropped.
+/// The memory itself, or what keeps it alive.
 #[derive(Debug)]
 pub(crate) enum Memory {
-    /// Memory of ours on a device, with its home queue.
+    /// Memory that this crate allocated on a device, and its home queue.
     Device {
         queue: Queue,
         base: DevicePtr,
         bytes: usize,
     },
-    /// Host memory of ours.
+    /// Host memory of this crate.
     Slab(#[allow(dead_code)] HostSlab),
     /// Arrow arrays in host memory.
     Arrow(#[allow(dead_code)] Vec<ArrayRef>),
-    /// A foreign producer's array, which is released.
+    /// A foreign producer's array, which owns the memory until its release.
     Foreign(FFI_ArrowDeviceArray),
-    /// Anything else.
+    /// Any other owner, which is only kept and dropped.
     Kept(#[allow(dead_code)] Kept),
 }
 
@@ -99,18 +99,18 @@ impl Owner {
         &self.device
     }
 
-    /// The event that guards the memory, if there is one.
+    /// Returns the event after which the memory may be read, if there is one.
     pub(crate) fn ready(&self) -> Option<EventRef<'_>> {
         match &self.ready {
             Ready::Now => None,
             Ready::Event(event) => Some(event.as_ref()),
-            // SAFETY: the import checked the event; it lives until the array is released, and
-            // `memory` holds the array.
+            // SAFETY: the caller of the import guaranteed an event of the device's type that lives until the array is
+            // released, and `memory` holds the array.
             Ready::Foreign(ptr) => Some(unsafe { EventRef::new(&self.device, *ptr) }),
         }
     }
 
-    /// As [`ready`](Self::ready), if the event can outlive the memory: a foreign one cannot.
+    /// Returns the event of [`ready`](Self::ready) if it is this crate's. A foreign event cannot outlive the memory.
     pub(crate) fn own_event(&self) -> Option<&SyncEvent> {
         match &self.ready {
             Ready::Event(event) => Some(event),
@@ -128,7 +128,7 @@ impl Owner {
         }
     }
 
-    /// Makes this thread wait until the memory is ready: no host wait if it is already.
+    /// Makes this thread wait until the memory is ready. Counts no host wait if it is already.
     pub(crate) fn wait_host(&self) -> Result<()> {
         match self.ready() {
             Some(event) if !event.is_complete()? => event.wait(),
@@ -140,13 +140,13 @@ impl Owner {
         self.is_freed_on(queue) && matches!(&self.ready, Ready::Event(_))
     }
 
-    /// Whether the free comes after all work of `queue` by itself.
+    /// Returns whether the free comes after all work of `queue` in any case, because it runs on that queue.
     fn is_freed_on(&self, queue: &Queue) -> bool {
         matches!(&self.memory, Some(Memory::Device { queue: home, .. }) if home.same_as(queue))
             && queue.raw().is_one_stream()
     }
 
-    /// Notes that work on `queue` so far reads the memory.
+    /// Records that work given to `queue` so far reads the memory.
     pub(crate) fn record_use(&self, queue: &Queue) {
         if self.is_freed_on(queue) {
             return;
@@ -158,19 +158,18 @@ impl Owner {
         }
     }
 
-    /// Notes that the memory is in use until `event`.
+    /// Records that the memory is in use until `event`.
     pub(crate) fn add_use(&self, event: SyncEvent) {
-        let lock = || self.uses.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut uses = lock();
+        let mut uses = lock(&self.uses);
         uses.events.push(event);
         if uses.events.len() < uses.ask_at.max(FEW_USES) {
             return;
         }
-        // The backend is asked outside the lock.
+        // The backend is called outside the lock.
         let mut events = std::mem::take(&mut uses.events);
         drop(uses);
         events.retain(|old| !old.is_complete().unwrap_or(false));
-        let mut uses = lock();
+        let mut uses = lock(&self.uses);
         uses.events.append(&mut events);
         uses.ask_at = 2 * uses.events.len();
     }
@@ -178,8 +177,8 @@ impl Owner {
 
 #[cfg(feature = "cuda")]
 impl Owner {
-    /// Gives up memory of ours that is `len` bytes at `base`, or a few more of padding, to work on
-    /// `queue`, which waits for what the free would wait for. The owner then owns nothing.
+    /// Transfers memory that this crate allocated, `len` bytes at `base` and their padding, to the caller's work on `queue`,
+    /// which waits for what the free would wait for. The owner then owns nothing.
     pub(crate) fn surrender(&mut self, queue: &Queue, base: DevicePtr, len: usize) -> Result<()> {
         let whole = match &self.memory {
             Some(Memory::Device {
@@ -220,8 +219,8 @@ impl Owner {
 impl Memory {
     fn free(self, device: &Device) {
         match self {
-            // SAFETY: the owner allocated it, is gone, and its uses have completed or were waited
-            // for on the queue.
+            // SAFETY: `DeviceBufferMut` allocated `bytes` bytes at `base` on a queue of this device and moved them here, so
+            // this is the only free. `Owner::drop` has waited on `queue` for the uses on other queues, or they have completed.
             Self::Device { queue, base, bytes } => unsafe { queue.free(base, bytes) },
             Self::Foreign(array) => {
                 if let Err(e) = array.release() {
@@ -247,7 +246,7 @@ impl Drop for Owner {
                 memory.free(&device);
             });
         }
-        // Our own memory is freed in the order of its queue; other memory may still be written.
+        // Memory of this crate is freed in the order of its queue. Other memory may still be written: it must be ready first.
         if let (false, Ready::Event(event)) = (matches!(memory, Memory::Device { .. }), &self.ready)
         {
             uses.push(event.clone());

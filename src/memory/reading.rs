@@ -1,4 +1,4 @@
-//! [`Reading`]: copies into host memory that are under way.
+//! [`Reading`]: copies between a device and host memory that have not completed yet.
 
 use std::sync::Arc;
 
@@ -6,23 +6,23 @@ use crate::device::{CopyOp, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{HostSlab, Owner};
 
-/// A list of copies into a slab, or out of it, that a queue was given. Slab and sources live until the
-/// copies are done, whatever becomes of the reading.
+/// A list of copies into a slab, or out of it, that was given to a queue. The slab and the sources live until the copies have
+/// completed, even if the reading is dropped.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct Reading<S: Send + 'static> {
-    /// After which the slab may be read; `None` if it may be now.
+    /// The event after which the slab may be read; `None` if it may be read now.
     event: Option<SyncEvent>,
-    /// `None` once it was given away.
+    /// `None` once it was returned.
     kept: Option<(HostSlab, S)>,
 }
 
 impl<S: Send + 'static> Reading<S> {
-    /// Gives the copies to `queue`, after all that `owners` have to be waited for.
+    /// Gives the copies to `queue`, after the events of `owners`.
     ///
     /// # Safety
-    /// One side of each copy lies in `slab`, the other in memory that `source` keeps alive and whose
-    /// events are those of `owners`.
+    /// One side of each copy lies in `slab`, the other in memory that `source` keeps alive and that is ready after the events
+    /// of `owners`.
     pub(crate) unsafe fn start(
         queue: &Queue,
         owners: &[Arc<Owner>],
@@ -38,7 +38,8 @@ impl<S: Send + 'static> Reading<S> {
             });
         }
         owners.iter().try_for_each(|owner| owner.wait_on(queue))?;
-        // SAFETY: the caller's; what is kept lives until the event, or until the queue's work is done.
+        // SAFETY: the caller guarantees that both sides of each copy lie in `slab` and in memory of `source` (see `# Safety`),
+        // which `kept` holds until the event, or until the queue's work has completed.
         unsafe { queue.copy(copies) }?;
         match queue.record() {
             Ok(event) => Ok(Self {
@@ -52,26 +53,26 @@ impl<S: Send + 'static> Reading<S> {
         }
     }
 
-    /// When the copies are done; `None` if there is nothing to wait for.
+    /// Returns the event that completes with the copies; `None` if there is nothing to wait for.
     pub(crate) fn event(&self) -> Option<&SyncEvent> {
         self.event.as_ref()
     }
 
-    /// The event was waited for: [`finish`](Self::finish) does not wait again.
+    /// Says that the caller has waited for the event, so that [`finish`](Self::finish) does not wait again.
     #[cfg(feature = "async")]
     pub(crate) fn waited(&mut self) {
         self.event = None;
     }
 
-    /// Makes this thread wait for the copies, if there are any: one host wait.
+    /// Makes this thread wait for the copies, if there are any: one host wait. Returns the slab and the source.
     pub(crate) fn finish(mut self) -> Result<(HostSlab, S)> {
         if let Some(event) = &self.event {
-            // After an error they may run on: dropping the reading keeps what they use.
+            // After an error the copies may still run: dropping the reading keeps the memory that they use.
             event.wait()?;
         }
-        // It is there: only this takes it.
+        // Only this and the drop take it.
         let kept = self.kept.take();
-        kept.ok_or_else(|| Error::argument("a reading that was finished"))
+        kept.ok_or_else(|| Error::argument("the reading has finished already"))
     }
 }
 
@@ -85,18 +86,19 @@ impl<S: Send + 'static> Drop for Reading<S> {
     }
 }
 
-/// Runs a list of copies into `slab`, or out of it, and waits for it: one host wait.
+/// Runs a list of copies into `slab`, or out of it, and waits for them: one host wait.
 ///
 /// # Safety
-/// The other side of each copy lies in memory of `owners`, or in memory that is freed only when the
-/// queue's work is done, whatever the outcome.
+/// One side of each copy lies in `slab`, the other in memory of `owners`, or in memory that is freed only after the queue's
+/// work, even if this fails.
 pub(crate) unsafe fn read_back(
     queue: &Queue,
     owners: &[Arc<Owner>],
     copies: &[CopyOp],
     slab: HostSlab,
 ) -> Result<HostSlab> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that one side lies in `slab` and the other in memory of `owners`, which are the source here, or
+    // in memory that outlives the queue's work (see `# Safety`).
     let reading = unsafe { Reading::start(queue, owners, copies, slab, owners.to_vec()) }?;
     Ok(reading.finish()?.0)
 }

@@ -12,13 +12,10 @@ use crate::device::block::{Block, out_of_memory, round};
 use crate::device::{Counters, Device, DeviceId, DevicePtr};
 use crate::error::Result;
 
-/// A block of host memory, 64-byte aligned and initialised, owned by whoever holds it.
+/// A block of host memory, aligned to 64 bytes and initialised, which becomes an arrow [`Buffer`] or [`Bytes`] without a copy.
 ///
-/// Fill it, then freeze it into an arrow [`Buffer`] or into [`Bytes`] without a copy: the last
-/// holder gives the memory back, to the device's pool if it came from
-/// [`Device::host_slab`](crate::Device::host_slab). This is the memory behind every downloaded
-/// array: a real arrow buffer that the host reads freely, and that a device reaches fast where it
-/// is page-locked.
+/// Slabs of [`Device::host_slab`](crate::Device::host_slab) are page-locked where the device has such memory, which makes copies
+/// fast; the memory returns to the device's pool when the last holder is dropped. Downloaded arrays lie in such slabs.
 ///
 /// ```
 /// use arrow_device::HostSlab;
@@ -32,15 +29,15 @@ pub struct HostSlab {
     block: Block,
     /// Bytes in use; the block may be larger.
     len: usize,
-    /// Whose pool it goes back to.
+    /// The device to whose pool the block returns.
     device: Option<Device>,
 }
 
 impl HostSlab {
-    /// Ordinary memory of `len` bytes, all zero.
+    /// Allocates `len` bytes of ordinary memory, all zero.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn new(len: usize) -> Result<Self> {
         let block = round(len).and_then(Block::ordinary);
         Ok(Self {
@@ -50,30 +47,29 @@ impl HostSlab {
         })
     }
 
-    /// How many bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The address of the first byte, as copies take it.
+    /// Returns the address of the first byte, for copies.
     pub fn as_device_ptr(&self) -> DevicePtr {
         DevicePtr::new(self.block.ptr().as_ptr().cast())
     }
 
-    /// As an arrow buffer, without a copy.
+    /// Returns the memory as an arrow buffer, without a copy.
     pub fn into_buffer(self) -> Buffer {
         let (ptr, len) = (self.block.ptr(), self.len);
-        // SAFETY: `ptr` is valid and initialised for `len` bytes as long as the slab lives, and the
-        // buffer holds the slab.
+        // SAFETY: the block is valid and initialised for `len` bytes as long as the slab lives, which the buffer holds.
         unsafe { Buffer::from_custom_allocation(ptr, len, Arc::new(AssertUnwindSafe(self))) }
     }
 
-    /// As [`Bytes`], without a copy.
+    /// Returns the memory as [`Bytes`], without a copy.
     pub fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
     }
@@ -83,15 +79,16 @@ impl Deref for HostSlab {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the block has at least `len` initialised bytes, and no copy writes to it while a
-        // reference exists: transfers hold the slab until their host wait.
+        // SAFETY: the block has at least `len` initialised bytes, and no copy writes to it while a reference exists: transfers
+        // hold the slab until their copies have completed.
         unsafe { std::slice::from_raw_parts(self.block.ptr().as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for HostSlab {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and the reference is the only one.
+        // SAFETY: the block has at least `len` initialised bytes, no copy uses it while a reference exists (see `deref`), and
+        // `&mut self` makes the reference the only one.
         unsafe { std::slice::from_raw_parts_mut(self.block.ptr().as_ptr(), self.len) }
     }
 }
@@ -126,12 +123,11 @@ impl Drop for HostSlab {
 }
 
 impl Device {
-    /// Host memory of `len` bytes from which this device copies fastest: page-locked where the
-    /// device has such memory, recycled from its pool where one fits. Its content is arbitrary, but
-    /// initialised.
+    /// Returns `len` bytes of the host memory from which this device copies fastest: page-locked where the device has such
+    /// memory, and from the device's pool if an idle slab fits. The content is initialised but arbitrary.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn host_slab(&self, len: usize) -> Result<HostSlab> {
         let capacity = round(len).ok_or_else(|| out_of_memory(self.id(), len))?;
         let block = match self.slabs().take(capacity) {
@@ -154,10 +150,9 @@ impl Device {
         Ok(block)
     }
 
-    /// How many bytes of idle host slabs this device keeps for reuse at most, page-locked ones
-    /// included: 1 GiB if never said, none if 0. Beyond that those go first that were not used for
-    /// longest. A device keeps what was in use at once, so it comes near the limit only if a program
-    /// has; [`trim`](Self::trim) gives it all back.
+    /// Sets how many bytes of idle host slabs, page-locked ones included, this device keeps for reuse. The default is 1 GiB;
+    /// with 0 none are kept. Beyond the limit, slabs that have been idle for longest are freed first. A device keeps at most what
+    /// was in use at the same time; [`trim`](Self::trim) frees all of it.
     ///
     /// ```
     /// # use arrow_device::Devices;
@@ -170,7 +165,7 @@ impl Device {
         }
     }
 
-    /// Frees what this device keeps for reuse: idle host slabs, and what its backend keeps.
+    /// Frees the memory that this device keeps for reuse: idle host slabs, and what its backend keeps.
     pub fn trim(&self) {
         self.slabs().clear(self.backend());
         self.backend().trim();

@@ -1,4 +1,5 @@
-//! Runs the state of both sides of an async device stream, the very files, in every order of events.
+//! Checks the state of both sides of an async device stream, in the crate's own files, with the model checker loom: in every order
+//! of events.
 #![cfg(test)]
 
 #[path = "../../../src/stream/async_stream/producer/demand.rs"]
@@ -9,7 +10,7 @@ mod inbox;
 mod models;
 mod sync;
 
-/// Where those files look for their locks.
+/// The path by which those files import their locks.
 mod stream {
     pub(crate) mod async_stream {
         pub(crate) use crate::sync;

@@ -23,14 +23,14 @@ impl From<Violation> for Fault {
 
 type Stream = Inbox<(), u32, Fault, ()>;
 
-/// All orders with at most three changes of thread that nothing forces: all of them take minutes.
+/// Checks all orders with at most three preemptions; all orders would take minutes.
 fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(model);
 }
 
-/// An opened stream with this much asked for, whose schema was taken.
+/// Returns an opened stream that requested so many items, and whose schema was taken.
 fn opened(wanted: u64) -> Arc<Stream> {
     let inbox = Arc::new(Stream::new());
     assert_eq!(inbox.open(wanted), Opening::Request);
@@ -116,7 +116,7 @@ fn an_error_instead_of_the_schema_wakes() {
     }
 }
 
-/// The producer is not called while or after its release returns.
+/// The producer is not called while its release returns, or later.
 #[test]
 fn no_call_outlives_the_release() {
     loom::model(|| {
@@ -138,7 +138,7 @@ fn no_call_outlives_the_release() {
     });
 }
 
-/// Whatever is queued or comes late goes to somebody, once; the producer is told unless it has ended.
+/// Each item that is queued or comes late is returned to one side, once; the producer is cancelled unless it has ended.
 #[test]
 fn an_abandoned_stream_gives_everything_back() {
     loom::model(|| {
@@ -161,13 +161,13 @@ fn an_abandoned_stream_gives_everything_back() {
         let queued = rest.tasks.len();
         let back = calls.join().unwrap();
         assert_eq!(queued + back, 2);
-        // A stream that was given up before the last task came was not released yet.
+        // A stream that was abandoned before the last task came was not released yet.
         let told = cancelled.load(SeqCst);
         assert!(told == 1 || (told == 0 && back == 0));
     });
 }
 
-/// A stream that is dropped while its schema comes: the producer is refused or cancelled.
+/// A stream is dropped while its schema arrives: the producer is refused or cancelled.
 #[test]
 fn an_opening_is_refused_or_cancelled() {
     loom::model(|| {
@@ -206,7 +206,7 @@ fn no_request_and_no_cancellation_is_missed() {
     });
 }
 
-/// Both sides: each item is asked for before it comes, and all come.
+/// Both sides together: each item is requested before it comes, and all come.
 #[test]
 fn both_sides_keep_each_other_going() {
     check(|| {
@@ -242,7 +242,7 @@ fn both_sides_keep_each_other_going() {
     });
 }
 
-/// Two requests whose sum is too large, and one that is none.
+/// Two requests whose sum overflows, and two invalid ones.
 #[test]
 fn sums_saturate_and_faults_are_kept() {
     loom::model(|| {
@@ -259,7 +259,7 @@ fn sums_saturate_and_faults_are_kept() {
     });
 }
 
-/// Once the consumer's calls change nothing and none is waking, none will.
+/// After the close, unless a call of the consumer is waking the task at that moment, none does.
 #[test]
 fn nothing_wakes_after_the_close() {
     struct Inside(AtomicBool);

@@ -1,4 +1,4 @@
-//! The model checker's locks, in place of `src/stream/async_stream/sync.rs`.
+//! The locks of the model checker, which replace `src/stream/async_stream/sync.rs`.
 
 pub(crate) use loom::sync::MutexGuard;
 use loom::thread;

@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 use std::fmt::Write;
 use std::sync::OnceLock;
 
-use arrow_device::abi::layout::{CONSTANTS, STRUCTS};
+use arrow_device::abi::layout::{STRUCTS, constants};
 
 /// One line for each struct (`struct NAME SIZE ALIGN`), member (`member STRUCT.NAME OFFSET`) and constant
 /// (`constant NAME VALUE`); sizes and offsets in bytes. Members are in their order.
@@ -22,7 +22,7 @@ fn text() -> String {
             let _ = writeln!(text, "member {}.{field} {offset}", s.name);
         }
     }
-    for (constant, value) in CONSTANTS {
+    for (constant, value) in constants() {
         let _ = writeln!(text, "constant {constant} {value}");
     }
     text

@@ -13,7 +13,7 @@ unsafe extern "C-unwind" fn count(array: *mut CArray) {
 }
 
 unsafe extern "C-unwind" fn count_and_panic(array: *mut CArray) {
-    // SAFETY: as `count`, which marks the struct released; undone here.
+    // SAFETY: `count` takes the strong count, once; its mark is undone here, as if the panic had come before it.
     unsafe {
         count(array);
         (*array).release = Some(count_and_panic);
@@ -90,7 +90,7 @@ fn write_to_moves_without_dropping_the_target() {
     unsafe { first.write_to(out.as_mut_ptr()) };
     // SAFETY: written above; the copy is the owner now, `out` is only overwritten below.
     let first = unsafe { out.as_ptr().read() };
-    // SAFETY: as above; what is there moved to `first`.
+    // SAFETY: `out` is memory for one struct; the one that was there was moved to `first`.
     unsafe { second.write_to(out.as_mut_ptr()) };
     assert_eq!(first_calls.load(Ordering::Relaxed), 0);
     // SAFETY: written twice, owned once.

@@ -32,13 +32,13 @@ pub(crate) fn unwrap(array: &DeviceArray) -> Result<ArrayData> {
 /// caller who imported it.
 pub(crate) fn to_array(array: &DeviceArray) -> Result<ArrayRef> {
     make_ready(array)?;
-    guard::call_rust("building an arrow array", || Part::root(array).array())
+    guard::callback("building an arrow array", || Part::root(array).array())
 }
 
 /// As [`to_array`], for the columns of a batch.
 pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<RecordBatch> {
     make_ready(array)?;
-    guard::call_rust("building an arrow batch", || {
+    guard::callback("building an arrow batch", || {
         let columns = Part::root(array).arrays()?;
         let options = RecordBatchOptions::new().with_row_count(Some(array.len()));
         let batch = RecordBatch::try_new_with_options(schema.clone(), columns, &options);

@@ -46,7 +46,7 @@ impl ReaderStream {
         let read = move || {
             let mut reader = reader;
             loop {
-                let next = guard::call_rust("reading a stream", || Ok(reader.next()));
+                let next = guard::callback("reading a stream", || Ok(reader.next()));
                 let next = next.unwrap_or_else(|e| Some(Err(e)));
                 let Some(batch) = next else { break };
                 let over = batch.is_err();
