@@ -4,12 +4,12 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use super::api::{Api, RawStream};
 use super::blocks::Blocks;
 use super::context::{Context, EventCell, event_of};
 use super::page_locked::PageLocked;
-use super::pointer::kind_of;
 use super::queue::GpuQueue;
-use super::runtime::{Memory, Names, PointerKind, RawStream, Runtime};
+use super::runtime::{Memory, PointerKind, Runtime};
 use super::shared::Shared;
 use crate::device::DeviceId;
 use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
@@ -34,12 +34,12 @@ impl Gpu {
         page_locked_limit: usize,
         vendor: impl FnOnce(Shared) -> Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        let context = Arc::new(Context::new(id, runtime));
+        let context = Arc::new(Context::new(id, runtime, memory == Memory::Device)?);
         let host_readable = match memory {
             Memory::Device => false,
             Memory::Host => true,
             // Elsewhere the host must not touch any of it while the device works.
-            Memory::Managed => context.reads_managed(),
+            Memory::Managed => context.reads_managed,
         };
         let shared = Shared {
             blocks: Arc::new(Blocks::new(memory)),
@@ -61,8 +61,8 @@ impl Gpu {
 
     fn kind_of(&self, address: DevicePtr, bytes: usize) -> Result<Option<PointerKind>> {
         let context = self.context();
-        let current = context.enter(context.names().pointer)?;
-        context.check(kind_of(&current, address.address(), bytes))
+        let current = context.enter(context.api().pointer)?;
+        context.check(current.kind_of(address, bytes))
     }
 }
 
@@ -108,14 +108,14 @@ unsafe impl Backend for Gpu {
 
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
         let context = self.context();
-        let current = context.enter(context.names().query)?;
+        let current = context.enter(context.api().query.name)?;
         // SAFETY: the caller's.
         context.check(unsafe { current.query(event_of(event)) })
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
         let context = self.context();
-        let current = context.enter(context.names().wait_event)?;
+        let current = context.enter(context.api().wait_event.name)?;
         // SAFETY: the caller's.
         context.check(unsafe { current.wait_event(event_of(event)) })
     }
@@ -139,7 +139,7 @@ unsafe impl Backend for Gpu {
             // Kernels of this context cannot reach it, or the host must be able to read it.
             (_, P::Device(..)) => AddressClass::Inaccessible,
             // Under the name of host memory it would be read while the device works.
-            (Memory::Host, P::Managed) if !self.context().reads_managed() => {
+            (Memory::Host, P::Managed) if !self.context().reads_managed => {
                 AddressClass::Inaccessible
             }
             (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
@@ -150,7 +150,7 @@ unsafe impl Backend for Gpu {
 
     fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
         use PointerKind as P;
-        let Names { vendor, advice, .. } = self.context().names();
+        let Api { vendor, advice, .. } = self.context().api();
         let kind = match self.kind_of(address, bytes) {
             Ok(kind) => kind?,
             Err(e) => return Some(e.to_string()),
@@ -170,7 +170,7 @@ unsafe impl Backend for Gpu {
             }
             P::Host { mapped: false } => "the device does not reach it at this address".into(),
             P::Unknown => "the driver does not know it: it is ordinary host memory, or none".into(),
-            P::Managed if !self.context().reads_managed() => {
+            P::Managed if !self.context().reads_managed => {
                 "it is managed memory, which the host must not read while the device works".into()
             }
             P::Host { mapped: true } | P::Managed => return None,
@@ -257,7 +257,7 @@ impl Drop for Gpu {
 
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple(self.context().names().vendor)
+        f.debug_tuple(self.context().api().vendor)
             .field(self.context())
             .finish()
     }

@@ -7,8 +7,9 @@ use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::api::{Answer, RawStream};
 use super::context::{Context, Current, EventCell};
-use super::runtime::{Answer, Meaning, Memory, RawStream};
+use super::runtime::{Meaning, Memory};
 use crate::device::backend::DevicePtr;
 use crate::device::order::{Asked, Place, Round, new_queue_id};
 use crate::error::Result;
@@ -77,7 +78,7 @@ impl Blocks {
     ) -> Result<DevicePtr> {
         let grain = if bytes >= GRAIN { GRAIN } else { 256 };
         let Some(bytes) = bytes.checked_next_multiple_of(grain) else {
-            return Err(context.out_of_memory(context.names().allocate(self.memory), bytes));
+            return Err(context.out_of_memory(context.api().allocate(self.memory), bytes));
         };
         let reused = self.reuse(current, queue, bytes);
         let (ptr, bytes) = match reused {

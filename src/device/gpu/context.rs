@@ -1,6 +1,7 @@
 //! A context: what all work of a device goes through, its events and its errors.
 
 use std::any::Any;
+use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -8,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::api::{Answer, Api, Code, Failed, RELAXED, RawEvent, RawPool, RawStream};
 use super::jobs::{self, Job};
-use super::runtime::{Answer, Before, Code, Failed, Meaning, Names, RawEvent, RawStream, Runtime};
+use super::runtime::{Before, Meaning, Runtime};
 use crate::device::DeviceId;
 use crate::device::backend::{EventPtr, device_error};
 use crate::error::{Error, Result};
@@ -23,6 +25,9 @@ const LOST: Duration = Duration::from_secs(5);
 /// and leaves the caller's current context, or device, as it was.
 pub(in crate::device) struct Context {
     runtime: Arc<dyn Runtime>,
+    /// `None` if the device has no pools, or other memory than its own.
+    pub(super) pool: Option<RawPool>,
+    pub(super) reads_managed: bool,
     /// For errors.
     pub(in crate::device) id: DeviceId,
     /// The code after which nothing works any more; 0 before.
@@ -59,26 +64,28 @@ impl EventCell {
     }
 
     /// # Safety
-    /// From `into_ptr`, once.
+    /// `event` is from [`into_ptr`](Self::into_ptr), and is taken back once.
     pub(super) unsafe fn from_ptr(event: EventPtr) -> Box<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a pointer that `into_ptr` made from a box, taken back once (see `# Safety`).
         unsafe { Box::from_raw(event.as_ptr().cast::<Self>()) }
     }
 }
 
-/// The event that `sync_event` points to.
+/// Returns the event that `sync_event` points to.
 ///
 /// # Safety
-/// `event` points to a live event handle.
+/// `event` points to an event handle.
 pub(in crate::device) unsafe fn event_of(event: EventPtr) -> RawEvent {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that a handle may be read there (see `# Safety`); any bits are a `RawEvent`.
     unsafe { event.as_ptr().cast::<RawEvent>().read() }
 }
 
-/// While it lives the context is current on this thread, and the runtime's calls may be made. Not `Send`.
+/// While it lives, the context is current on this thread, and the library's calls may be made. Not `Send`.
 pub(in crate::device) struct Current<'a> {
     context: &'a Context,
     before: Before,
+    /// The thread's own capture mode.
+    capture_mode: c_int,
     not_send: PhantomData<*const ()>,
 }
 
@@ -90,38 +97,50 @@ impl Deref for Current<'_> {
     }
 }
 
+impl Current<'_> {
+    pub(super) fn api(&self) -> &Api {
+        self.context.api()
+    }
+}
+
 impl Drop for Current<'_> {
     fn drop(&mut self) {
+        let exchange = self.api().exchange_capture_mode.function;
+        // SAFETY: the mode is valid for the exchange of an int.
+        unsafe { exchange(&raw mut self.capture_mode) };
         self.context.runtime.leave(self.before);
     }
 }
 
 impl Context {
-    pub(super) fn new(id: DeviceId, runtime: Arc<dyn Runtime>) -> Self {
-        Self {
+    /// Makes the context of a device, with a pool of its own if that is asked for and the device has such.
+    pub(super) fn new(id: DeviceId, runtime: Arc<dyn Runtime>, with_pool: bool) -> Result<Self> {
+        let mut context = Self {
+            reads_managed: runtime.reads_managed(),
+            pool: None,
             runtime,
             id,
             failed: AtomicI32::new(0),
             no_lists: AtomicBool::new(false),
             events: Mutex::new(Vec::new()),
+        };
+        if with_pool && context.runtime.supports_pools() {
+            let pool = {
+                let current = context.enter(context.api().create_pool.name)?;
+                context.check(current.create_pool())?
+            };
+            context.pool = Some(pool);
         }
+        Ok(context)
     }
 
-    pub(in crate::device) fn names(&self) -> &'static Names {
-        self.runtime.names()
+    pub(in crate::device) fn api(&self) -> &Api {
+        self.runtime.library().api()
     }
 
-    /// The device's number in the runtime.
-    pub(in crate::device) fn ordinal(&self) -> std::ffi::c_int {
+    /// Returns the device's number in the library.
+    pub(in crate::device) fn ordinal(&self) -> c_int {
         self.runtime.ordinal()
-    }
-
-    pub(super) fn has_pool(&self) -> bool {
-        self.runtime.has_pool()
-    }
-
-    pub(super) fn reads_managed(&self) -> bool {
-        self.runtime.reads_managed()
     }
 
     pub(super) fn runtime(&self) -> &dyn Runtime {
@@ -139,11 +158,19 @@ impl Context {
     /// As [`enter`](Self::enter), to free what a failed device still has.
     pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_>> {
         match self.runtime.enter() {
-            Ok(before) => Ok(Current {
-                context: self,
-                before,
-                not_send: PhantomData,
-            }),
+            Ok(before) => {
+                // Calls that would spoil other libraries' stream captures are allowed: this crate refuses streams that are
+                // captured, and touches no others'.
+                let mut capture_mode = RELAXED;
+                // SAFETY: the mode is valid for the exchange of an int.
+                unsafe { (self.api().exchange_capture_mode)(&raw mut capture_mode) };
+                Ok(Current {
+                    context: self,
+                    before,
+                    capture_mode,
+                    not_send: PhantomData,
+                })
+            }
             Err(Failed { call, code, .. }) => {
                 // The context itself is refused.
                 self.mark(code);
@@ -184,7 +211,7 @@ impl Context {
     /// was named.
     fn confirm(&self) {
         if let Ok(current) = self.enter_even_if_failed() {
-            // SAFETY: the legacy default stream is always there.
+            // SAFETY: the legacy default stream always exists.
             if let Err(failed) = unsafe { current.is_idle(RawStream::LEGACY) } {
                 self.mark(failed.code);
             }
@@ -212,7 +239,7 @@ impl Context {
     }
 
     fn error(&self, operation: &'static str, code: Code) -> Error {
-        let mut text = self.runtime.text(code);
+        let mut text = self.runtime.library().text(code);
         if self.has_failed() {
             text.push_str("; the device cannot be used any more in this process");
         }
@@ -229,13 +256,14 @@ impl Context {
         self.meaning(self.failed.load(Ordering::Acquire)) == Meaning::ShutDown
     }
 
-    /// Gives idle pool memory back to the runtime.
+    /// Gives idle memory of the pool back to the library.
     pub(super) fn trim_pool(&self) -> Result<()> {
-        if !self.has_pool() {
+        let Some(pool) = self.pool else {
             return Ok(());
-        }
-        let current = self.enter(self.names().trim)?;
-        self.check(current.trim())
+        };
+        let current = self.enter(self.api().trim.name)?;
+        // SAFETY: the pool was created in `new`, and is destroyed in `drop`.
+        self.check(unsafe { current.trim(pool) })
     }
 
     /// An event to be recorded.
@@ -264,7 +292,7 @@ impl Context {
 
     fn destroy_event(&self, cell: &EventCell) {
         if let Ok(current) = self.enter_even_if_failed() {
-            // SAFETY: created here, and used no more. What waits for it goes on to do so.
+            // SAFETY: the event is from `event`, and no cell but this one has it. Queued waits for it stay.
             unsafe { current.destroy_event(cell.raw) };
         }
     }
@@ -303,7 +331,7 @@ impl Context {
         self.check(answer)?;
         match self.failed.load(Ordering::Acquire) {
             0 => Ok(()),
-            code => Err(self.error(self.names().synchronize, code)),
+            code => Err(self.error(self.api().synchronize.name, code)),
         }
     }
 
@@ -346,6 +374,10 @@ impl Drop for Context {
         let events = std::mem::take(events.unwrap_or_else(PoisonError::into_inner));
         for cell in &events {
             self.destroy_event(cell);
+        }
+        if let (Some(pool), Ok(current)) = (self.pool, self.enter_even_if_failed()) {
+            // SAFETY: created in `new`; nothing allocates from it any more.
+            unsafe { current.destroy_pool(pool) };
         }
     }
 }

@@ -1,12 +1,11 @@
 //! Lists of copies.
 
-use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 
+use super::api::RawStream;
 use super::context::{Context, Current};
 use super::jobs::Job;
-use super::pointer::kind_of;
-use super::runtime::{Memory, Peer, PointerKind, RawStream};
+use super::runtime::{Memory, Peer, PointerKind};
 use super::shared::Shared;
 use crate::device::backend::{CopyKind, CopyOp, DevicePtr};
 use crate::error::{Error, Result};
@@ -14,43 +13,6 @@ use crate::error::{Error, Result};
 /// From this many copies on the runtime is given the list in one call: about 0.5 us a copy instead of
 /// 2.3 us a call, for a few us more (reported for CUDA on H100 and H20; not yet measured by this project).
 const LIST: usize = 8;
-
-/// What is asked of the copies of a list: `CUmemcpyAttributes`, `hipMemcpyAttributes`. Not all bindings have them.
-#[repr(C)]
-pub(in crate::device) struct CopyAttributes {
-    source_access_order: c_uint,
-    source_hint: [c_int; 2],
-    destination_hint: [c_int; 2],
-    flags: c_uint,
-}
-
-impl CopyAttributes {
-    /// Sources are read in the stream's order, not during the call.
-    pub(in crate::device) const IN_STREAM_ORDER: Self = Self {
-        source_access_order: 1,
-        source_hint: [0; 2],
-        destination_hint: [0; 2],
-        flags: 0,
-    };
-}
-
-/// A list of copies as runtimes take it: each of the three has one member for each copy.
-pub(in crate::device) struct CopyList<T> {
-    pub(in crate::device) dst: Vec<T>,
-    pub(in crate::device) src: Vec<T>,
-    /// Bytes.
-    pub(in crate::device) sizes: Vec<usize>,
-}
-
-impl<T> CopyList<T> {
-    pub(in crate::device) fn new(copies: &[CopyOp], address: fn(DevicePtr) -> T) -> Self {
-        Self {
-            dst: copies.iter().map(|copy| address(copy.dst)).collect(),
-            src: copies.iter().map(|copy| address(copy.src)).collect(),
-            sizes: copies.iter().map(|copy| copy.bytes).collect(),
-        }
-    }
-}
 
 /// Gives a list of copies to a stream.
 ///
@@ -144,7 +106,7 @@ unsafe fn plain_copies(
 /// What the runtime must be told to copy out of some memory: another context of this device, or another
 /// device, whose pools' memory it does not find by the address.
 fn peer_of(context: &Context, ptr: DevicePtr, current: &Current<'_>) -> Result<Option<Peer>> {
-    match context.check(kind_of(current, ptr.address(), 1))? {
+    match context.check(current.kind_of(ptr, 1))? {
         Some(kind) => context.check(current.peer_of(kind)),
         None => Ok(None),
     }
@@ -214,7 +176,7 @@ fn is_between_hosts(context: &Context, copy: &CopyOp, current: &Current<'_>) -> 
     if copy.kind != CopyKind::DeviceToDevice {
         return Ok(true);
     }
-    let kind = context.check(kind_of(current, copy.src.address(), 1))?;
+    let kind = context.check(current.kind_of(copy.src, 1))?;
     Ok(!matches!(
         kind,
         Some(PointerKind::Device(..) | PointerKind::Managed)

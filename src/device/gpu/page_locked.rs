@@ -62,7 +62,7 @@ impl PageLocked {
             }
         }
         let allocated = context
-            .enter(context.names().allocate_host)
+            .enter(context.api().allocate_host.name)
             .and_then(|current| blocks::allocate(context, Memory::Host, bytes, &current));
         let mut held = lock(&self.held);
         match allocated {

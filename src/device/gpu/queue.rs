@@ -5,11 +5,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::ThreadId;
 
+use super::api::RawStream;
 use super::blocks::{After, FreesInOrder, Waste, scrap};
 use super::context::{Context, Current, EventCell, event_of};
 use super::copy;
 use super::jobs::Job;
-use super::runtime::{Meaning, Memory, RawStream};
+use super::runtime::{Meaning, Memory};
 use super::shared::Shared;
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::device::order::{Place, new_queue_id};
@@ -48,7 +49,7 @@ impl GpuQueue {
     pub(super) fn new(shared: Shared) -> Result<Arc<Self>> {
         let context = &shared.context;
         let stream = {
-            let current = context.enter(context.names().create_stream)?;
+            let current = context.enter(context.api().create_stream.name)?;
             context.check(current.create_stream())?
         };
         let vendor = context.runtime().queue(stream);
@@ -100,7 +101,7 @@ impl GpuQueue {
         if stream.is_default() {
             return Ok(());
         }
-        let current = context.enter(context.names().stream_of)?;
+        let current = context.enter(context.api().stream_of)?;
         // SAFETY: the caller guarantees that the stream is live (see `# Safety`); default streams were returned for above.
         match context.check(unsafe { current.foreign(stream) })? {
             None => Ok(()),
@@ -142,7 +143,7 @@ impl GpuQueue {
         stream: RawStream,
         event: EventPtr,
     ) -> Result<()> {
-        let operation = context.names().wait;
+        let operation = context.api().wait.name;
         // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
         unsafe { Self::check_stream(context, stream) }?;
         let current = context.enter(operation)?;
@@ -201,15 +202,15 @@ impl GpuQueue {
     /// # Safety
     /// As there.
     unsafe fn free_in_order(&self, base: DevicePtr, bytes: usize) -> Result<()> {
-        let (context, names) = (&self.shared.context, self.shared.context.names());
-        if self.shared.has_pool() {
-            return self.run(names.free_in_order, |current| {
+        let (context, api) = (&self.shared.context, self.shared.context.api());
+        if context.pool.is_some() {
+            return self.run(api.free_in_order.name, |current| {
                 // SAFETY: with a pool, `allocate` allocates in stream order; the caller guarantees that the memory is from
                 // it, is freed once, and that the queue waited for its uses (see `# Safety`). The stream is live.
                 context.check(unsafe { current.free_in_order(base, self.stream) })
             });
         }
-        let (after, place) = self.run(names.record, |current| self.record_event(current))?;
+        let (after, place) = self.run(api.record.name, |current| self.record_event(current))?;
         let blocks = &self.shared.blocks;
         blocks.give_back(context, base, bytes, after, place);
         Ok(())
@@ -267,19 +268,19 @@ unsafe impl RawQueue for GpuQueue {
         if bytes == 0 {
             return Err(Error::argument("allocation of 0 bytes"));
         }
-        let (context, names) = (&self.shared.context, self.shared.context.names());
+        let (context, api) = (&self.shared.context, self.shared.context.api());
         if isize::try_from(bytes).is_err() {
-            return Err(context.out_of_memory(names.allocate(self.shared.memory), bytes));
+            return Err(context.out_of_memory(api.allocate(self.shared.memory), bytes));
         }
-        if !self.shared.has_pool() {
+        let Some(pool) = context.pool else {
             let blocks = &self.shared.blocks;
             let take = |current: &Current<'_>| blocks.take(context, self.id, bytes, current);
-            return self.run(names.allocate(self.shared.memory), take);
-        }
-        self.run(names.allocate_in_order, |current| {
+            return self.run(api.allocate(self.shared.memory), take);
+        };
+        self.run(api.allocate_in_order.name, |current| {
             let allocate = || {
-                // SAFETY: the queue's stream is live.
-                let answer = unsafe { current.allocate_in_order(bytes, self.stream) };
+                // SAFETY: the queue keeps its stream and its context, which has the pool.
+                let answer = unsafe { current.allocate_in_order(bytes, pool, self.stream) };
                 context.check_memory(answer, bytes)
             };
             match allocate() {
@@ -320,12 +321,12 @@ unsafe impl RawQueue for GpuQueue {
         let copy = |current: &Current<'_>| unsafe {
             copy::run(&self.shared, self.stream, copies, current)
         };
-        self.run(self.shared.context.names().copy, copy)
+        self.run(self.shared.context.api().copy, copy)
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
         let context = &self.shared.context;
-        self.run(context.names().fill, |current| {
+        self.run(context.api().fill.name, |current| {
             if self.shared.memory == Memory::Host {
                 let job = Job::Fill { dst, byte, bytes };
                 // SAFETY: the device's memory is page-locked host memory, and the caller of `RawQueue::fill` guarantees that
@@ -344,7 +345,7 @@ unsafe impl RawQueue for GpuQueue {
 
     fn record(&self) -> Result<EventPtr> {
         let record = |current: &Current<'_>| self.record_event(current);
-        let (event, _) = self.run(self.shared.context.names().record, record)?;
+        let (event, _) = self.run(self.shared.context.api().record.name, record)?;
         event
             .into_ptr()
             .ok_or_else(|| Error::argument("a null event"))
@@ -352,7 +353,7 @@ unsafe impl RawQueue for GpuQueue {
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let context = &self.shared.context;
-        self.run(context.names().wait, |current| {
+        self.run(context.api().wait.name, |current| {
             // SAFETY: the caller of `RawQueue::wait` guarantees that the event is live; it may be of any context. The queue's
             // stream is live.
             context.check(unsafe { current.wait(self.stream, event_of(event)) })
@@ -383,7 +384,7 @@ impl Drop for GpuQueue {
                 let Ok(current) = context.enter_even_if_failed() else {
                     return;
                 };
-                let waits = context.runtime().destroying_waits();
+                let waits = context.api().destroying_waits;
                 // SAFETY: created in `new`, and live.
                 if waits && unsafe { current.is_idle(self.stream) } == Ok(false) {
                     let done = self.record_event(&current);

@@ -26,8 +26,4 @@ impl Shared {
     pub(in crate::device) fn give_up(&self, base: DevicePtr) {
         self.blocks.give_up(&self.context, base);
     }
-
-    pub(super) fn has_pool(&self) -> bool {
-        self.memory == Memory::Device && self.context.has_pool()
-    }
 }
