@@ -64,8 +64,8 @@ device_types! {
     ROCM = 10, "rocm";
     /// Host memory page-locked by ROCm.
     ROCM_HOST = 11, "rocm-host";
-    /// Extension devices; this crate's simulated device is one.
-    EXT_DEV = 12, "ext-dev";
+    /// Extension devices. They are named `sim`, after this crate's simulated device.
+    EXT_DEV = 12, "sim";
     /// CUDA managed (unified) memory.
     CUDA_MANAGED = 13, "cuda-managed";
     /// oneAPI unified shared memory.

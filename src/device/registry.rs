@@ -14,12 +14,12 @@ type Factory = Arc<dyn Fn(i64) -> Result<Device> + Send + Sync>;
 
 /// The devices that a program can reach, by type and id.
 ///
-/// [`Devices::global`] is the process's default and is never dropped; own values are for tests and
-/// for programs that keep worlds apart. Clones share their content.
+/// [`Devices::global`] is the process's default set and is never dropped; further sets are for tests, and for programs that
+/// keep devices apart. Clones share their contents.
 ///
-/// A device is made by the factory of its type at its first use and kept. If there is none
-/// ([`Error::DeviceNotAvailable`]), the reason is kept too, for the first 64 such ids, and later requests get
-/// it again.
+/// The factory of a device's type makes the device at its first use, and the set keeps it. If there is no such device
+/// ([`Error::DeviceNotAvailable`]), the set keeps the reason too, for the first 64 such ids, and returns it to later
+/// requests.
 ///
 /// ```
 /// use arrow_device::{Devices, DeviceId};
@@ -40,30 +40,16 @@ struct Registry {
 /// its own device.
 type Slot = Arc<OnceLock<Result<Device>>>;
 
-/// For how many ids the reason is kept why there is no device. Producers name ids, as many as they like.
+/// For how many ids the reason is kept why there is no device. Producers choose ids, as many as they like.
 const KEPT_REASONS: usize = 64;
 
 impl Devices {
-    /// An empty set. The CPU is always there.
+    /// Makes an empty set. The CPU is always there.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The process's default set: the CPU, the devices of the features that are on, and what the
-    /// program adds.
-    pub fn global() -> &'static Self {
-        static GLOBAL: OnceLock<Devices> = OnceLock::new();
-        GLOBAL.get_or_init(|| {
-            let devices = Devices::new();
-            #[cfg(feature = "cuda")]
-            crate::device::cuda::register(&devices);
-            #[cfg(feature = "rocm")]
-            crate::device::rocm::register(&devices);
-            devices
-        })
-    }
-
-    /// The CPU. There is one per process.
+    /// Returns the CPU. There is one per process.
     pub fn cpu() -> Device {
         static CPU: OnceLock<Device> = OnceLock::new();
         CPU.get_or_init(|| {
@@ -71,43 +57,6 @@ impl Devices {
                 .expect("the host backend's default queue is always there")
         })
         .clone()
-    }
-
-    /// The first GPU of the default set: CUDA, then ROCm. Never falls back to another device.
-    pub fn gpu() -> Result<Device> {
-        let cuda = Self::global().get(DeviceId::new(ArrowDeviceType::CUDA, 0));
-        cuda.or_else(|no_cuda| {
-            Self::global()
-                .get(DeviceId::new(ArrowDeviceType::ROCM, 0))
-                .map_err(|no_rocm| Error::DeviceNotAvailable {
-                    device: DeviceId::new(ArrowDeviceType::CUDA, 0),
-                    reason: format!("no GPU. {no_cuda}. {no_rocm}").into(),
-                })
-        })
-    }
-
-    /// The default set's simulated device, made at the first call.
-    ///
-    /// # Errors
-    /// [`Error::DeviceNotAvailable`] without the feature `sim` or on another system than Linux.
-    pub fn simulated() -> Result<Device> {
-        static SIMULATED: OnceLock<Result<Device>> = OnceLock::new();
-        SIMULATED
-            .get_or_init(|| {
-                let device = new_simulated()?;
-                Self::global().add(device.clone())?;
-                Ok(device)
-            })
-            .clone()
-    }
-
-    /// The default set's device of this name: `cpu`, `sim`, `cuda:0`, `cuda-host`, ... (see
-    /// [`DeviceId`]). `sim` means [`Devices::simulated`].
-    pub fn open(name: &str) -> Result<Device> {
-        if name == "sim" {
-            return Self::simulated();
-        }
-        Self::global().get(name.parse()?)
     }
 
     /// Adds a device under its own id.
@@ -133,8 +82,8 @@ impl Devices {
         added.then_some(()).ok_or_else(taken)
     }
 
-    /// Registers how devices of a type are made from their id. Devices that were asked for before
-    /// stay as they are. The factory must not ask this set for the id that it is making.
+    /// Registers how devices of a type are made from their id. Devices that were made before stay as they are. The factory
+    /// must not ask this set for the id that it is making.
     ///
     /// The device that a factory returns must have that type and the id that it was given: imports rely on a device for
     /// how the memory under its id is reached. Any other is dropped, and [`get`](Self::get) returns
@@ -162,10 +111,10 @@ impl Devices {
         drop(old);
     }
 
-    /// The device of this type and id. Any id of the CPU's type is the CPU.
+    /// Returns the device of this type and id. Any id of the CPU's type is the CPU.
     ///
     /// # Errors
-    /// [`Error::DeviceNotAvailable`] with what is missing.
+    /// Returns [`Error::DeviceNotAvailable`] with what is missing.
     pub fn get(&self, id: DeviceId) -> Result<Device> {
         if id.device_type == ArrowDeviceType::CPU {
             return Ok(Self::cpu());
@@ -179,11 +128,7 @@ impl Devices {
             .cloned();
         let Some(factory) = factory else {
             // Not kept: a factory or a device may be registered later.
-            let known = self.devices().get(&id).cloned();
-            return match known.as_ref().and_then(|slot| slot.get()) {
-                Some(device) => device.clone(),
-                None => Err(no_backend(id)),
-            };
+            return self.known(id).unwrap_or_else(|| Err(no_backend(id)));
         };
         let slot = self.slot(id);
         let made = slot.get_or_init(|| {
@@ -207,7 +152,7 @@ impl Devices {
         match made {
             Ok(_) => {}
             Err(Error::DeviceNotAvailable { .. }) if self.reasons() <= KEPT_REASONS => {}
-            // Perhaps for now only, or one of many: the next request tries again.
+            // The failure may pass, or there are too many reasons to keep: the next request tries again.
             Err(_) => {
                 let mut devices = self.devices();
                 if devices
@@ -219,6 +164,12 @@ impl Devices {
             }
         }
         made.clone()
+    }
+
+    /// Returns the device of this type and id, or why there is none, if that is known without asking a factory.
+    pub(super) fn known(&self, id: DeviceId) -> Option<Result<Device>> {
+        let slot = self.devices().get(&id).cloned()?;
+        slot.get().cloned()
     }
 
     /// As [`get`](Self::get); page-locked memory whose backend is missing is then served as plain
@@ -245,7 +196,7 @@ impl Devices {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many reasons are kept.
+    /// Returns how many reasons are kept.
     fn reasons(&self) -> usize {
         let devices = self.devices();
         let made = devices.values().filter_map(|slot| slot.get());
@@ -257,10 +208,10 @@ impl Devices {
     }
 }
 
-/// Page-locked memory as plain host memory: one device for an id as long as anything uses it. Ids come
-/// from producers, so that none may cost memory for ever.
+/// Returns a device for page-locked memory as plain host memory: one for an id as long as anything uses it. Ids come from
+/// producers, so none may cost memory for ever.
 fn page_locked_without_backend(id: DeviceId) -> Result<Device> {
-    // A map of its own, for `get` goes on saying that the backend is missing.
+    // Not in the set: `get` continues to say that the backend is missing.
     static PAGE_LOCKED: Mutex<Option<PageLocked>> = Mutex::new(None);
     let mut known = PAGE_LOCKED.lock().unwrap_or_else(PoisonError::into_inner);
     let PageLocked { devices, used } = known.get_or_insert_with(PageLocked::default);
@@ -282,20 +233,6 @@ struct PageLocked {
     devices: HashMap<DeviceId, WeakDevice>,
     /// Every device that is still used holds it too, which counts them.
     used: Arc<()>,
-}
-
-#[cfg(all(feature = "sim", target_os = "linux"))]
-fn new_simulated() -> Result<Device> {
-    use crate::device::sim::{SimConfig, SimDevice};
-    Device::new(SimDevice::new(SimConfig::default())?)
-}
-
-#[cfg(not(all(feature = "sim", target_os = "linux")))]
-fn new_simulated() -> Result<Device> {
-    Err(Error::DeviceNotAvailable {
-        device: DeviceId::new(ArrowDeviceType::EXT_DEV, 0),
-        reason: "the simulated device needs the feature `sim` and Linux".into(),
-    })
 }
 
 fn no_backend(device: DeviceId) -> Error {

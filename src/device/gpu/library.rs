@@ -90,7 +90,7 @@ pub(in crate::device) unsafe fn text(name: *const c_char, text: *const c_char) -
         // HIP 5 has no texts and repeats the name.
         (Some(name), Some(text)) if name != text => format!("{name}: {text}"),
         (Some(name), _) => name.into_owned(),
-        _ => "a code that the library has no name for".into(),
+        _ => "a code that the library does not name".into(),
     }
 }
 

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::engine::{Core, lock};
-use super::{INVALID_ACCESS, SimError};
+use super::state::Core;
+use super::{INVALID_ACCESS, SimError, lock};
 use crate::device::{CopyKind, CopyOp, DevicePtr, LARGE, copy_large};
 
 /// The addresses of all simulated devices.
@@ -32,21 +32,6 @@ pub(super) fn register(core: &Arc<Core>) {
 }
 
 impl Core {
-    /// Where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch them.
-    pub(super) fn locate(&self, ptr: DevicePtr, bytes: usize) -> Result<*mut u8, String> {
-        let check = match self.mapping.offset(ptr.address()) {
-            None => Err("not an address of this device".into()),
-            Some(offset) => self.state().memory.check(offset, bytes).map(|()| offset),
-        };
-        match check {
-            Ok(offset) => Ok(self.mapping.engine(offset)),
-            Err(why) => Err(format!(
-                "invalid access at {ptr:?} ({bytes} bytes) on {}: {why}",
-                self.id
-            )),
-        }
-    }
-
     /// As [`locate`](Self::locate) for host memory.
     fn locate_host(&self, ptr: DevicePtr, bytes: usize) -> Result<*mut u8, String> {
         if is_host(ptr, bytes) {

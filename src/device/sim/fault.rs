@@ -2,8 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::engine::lock;
-use super::{INJECTED, SimError};
+use super::{INJECTED, lock};
 use crate::device::{DeviceId, device_error};
 use crate::error::{Error, Result};
 
@@ -141,9 +140,4 @@ impl Faults {
             _ => device_error(device, operation, INJECTED, "injected failure"),
         })
     }
-}
-
-/// A failure of queued work, found when it ran.
-pub(super) fn failed(device: DeviceId, error: SimError) -> Error {
-    device_error(device, error.operation, error.code, error.message)
 }

@@ -6,12 +6,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use arrow_buffer::ArrowNativeType;
 
-use super::engine::{Core, EngineMark};
+use super::state::Core;
 use super::{INVALID_ACCESS, KERNEL, SimError};
 use crate::device::DevicePtr;
-
-/// A queued kernel.
-pub(super) type Kernel = Box<dyn FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send>;
 
 /// A simulated device's memory, as a kernel sees it.
 ///
@@ -128,8 +125,10 @@ impl SimMemory<'_> {
 }
 
 /// Runs a kernel. The caller is the engine of `core`.
-pub(super) fn run(core: &Core, kernel: Kernel) -> Result<(), SimError> {
-    let _mark = EngineMark::set();
+pub(super) fn run(
+    core: &Core,
+    kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String>,
+) -> Result<(), SimError> {
     let mut memory = SimMemory {
         core,
         fault: RefCell::new(None),

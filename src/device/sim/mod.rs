@@ -41,9 +41,9 @@
 
 use std::alloc::Layout;
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 
 use crate::abi::ArrowDeviceType;
@@ -54,6 +54,7 @@ use crate::error::{Error, Result};
 
 mod config;
 mod copy;
+
 mod engine;
 mod event;
 mod fault;
@@ -61,24 +62,32 @@ mod kernel;
 mod memory;
 mod queue;
 mod report;
+mod state;
 #[cfg(test)]
 mod tests;
 
 pub use config::{SimConfig, SimMode};
 use copy::is_host;
-use engine::{Core, Handle, State};
+use engine::Handle;
 use event::Point;
 pub use event::SimEvent;
 pub use fault::{FaultOp, Faults};
 pub use kernel::SimMemory;
-use queue::HostBlock;
 pub use queue::SimQueue;
 pub use report::SimReport;
+use state::{Core, HostBlock, State};
 
 const INJECTED: i32 = 1;
 const INVALID_ACCESS: i32 = 2;
 const KERNEL: i32 = 3;
 const MISUSE: i32 = 4;
+
+/// Locks, whatever happened to earlier holders: no critical section of this module leaves a half-made state.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
 
 /// Why queued work failed.
 #[derive(Debug)]
@@ -86,6 +95,44 @@ struct SimError {
     operation: &'static str,
     code: i32,
     message: String,
+}
+
+/// The ids of this process's simulated devices, those that are gone included.
+static IDS: Mutex<Ids> = Mutex::new(Ids {
+    last: 0,
+    named: BTreeSet::new(),
+});
+
+struct Ids {
+    /// All from 1 to this one were given out, or are in `named`.
+    last: i64,
+    /// Those that were asked for by name.
+    named: BTreeSet<i64>,
+}
+
+impl Ids {
+    fn next(&mut self) -> i64 {
+        loop {
+            self.last += 1;
+            if !self.named.contains(&self.last) {
+                return self.last;
+            }
+        }
+    }
+
+    fn name(&mut self, device: DeviceId) -> Result<()> {
+        let reason = if device.id < 0 {
+            "simulated devices are numbered from 0"
+        } else if (1..=self.last).contains(&device.id) || !self.named.insert(device.id) {
+            "the program has made a simulated device of this number itself; Devices::add adds it"
+        } else {
+            return Ok(());
+        };
+        Err(Error::DeviceNotAvailable {
+            device,
+            reason: reason.into(),
+        })
+    }
 }
 
 /// A simulated device.
@@ -136,23 +183,36 @@ impl fmt::Debug for SimDevice {
 }
 
 impl SimDevice {
-    /// A new device, with an id that no other has in this process: `ext-dev:0`, `ext-dev:1`, ...
+    /// Makes a device with an id that no other has in this process: `sim:1`, `sim:2`, ...
+    /// ([`Devices::simulated`](crate::Devices::simulated) makes `sim`.)
     pub fn new(config: SimConfig) -> Result<Arc<Self>> {
-        static NEXT: AtomicI64 = AtomicI64::new(0);
-        /// Of any page size.
+        let id = lock(&IDS).next();
+        Self::with_id(config, DeviceId::new(ArrowDeviceType::EXT_DEV, id))
+    }
+
+    /// Makes the device of an id that no other has, nor had, in this process.
+    pub(crate) fn numbered(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {
+        lock(&IDS).name(id)?;
+        Self::with_id(config, id).inspect_err(|_| {
+            lock(&IDS).named.remove(&id.id);
+        })
+    }
+
+    fn with_id(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {
+        /// A multiple of any system's page size.
         const PAGE_BYTES: usize = 1 << 16;
 
         let bytes = config.capacity_bytes.max(1);
         let bytes = bytes
             .checked_next_multiple_of(PAGE_BYTES)
             .ok_or_else(|| Error::argument("capacity of a simulated device is too large"))?;
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let id = DeviceId::new(ArrowDeviceType::EXT_DEV, id);
         let mapping = memory::Mapping::new(bytes).map_err(|why| Error::DeviceNotAvailable {
             device: id,
             reason: why.into(),
         })?;
-        let handle = Arc::new(Handle(Core::new(id, config, mapping)));
+        let core = Core::new(id, config, mapping);
+        copy::register(&core);
+        let handle = Arc::new(Handle(core));
         let queue = Arc::new(SimQueue::new(handle.clone()));
         Ok(Arc::new(Self { handle, queue }))
     }
