@@ -10,15 +10,15 @@ use libloading::Library;
 use crate::gpu_suite::Place;
 
 /// What must be there: a list, separated by commas.
-pub const REQUIRE: &str = "ARROW_DEVICE_REQUIRE";
-pub const SKIPPED: &str = "skipped: no CUDA device: ";
+pub(crate) const REQUIRE: &str = "ARROW_DEVICE_REQUIRE";
+pub(crate) const SKIPPED: &str = "skipped: no CUDA device: ";
 /// For this program's own tests: a library that is loaded in the driver's place.
-pub const STAND_IN: &str = "ARROW_DEVICE_TEST_DRIVER";
+pub(crate) const STAND_IN: &str = "ARROW_DEVICE_TEST_DRIVER";
 
 /// A test that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-pub fn places() -> Vec<Place> {
+pub(crate) fn places() -> Vec<Place> {
     static STOOD_IN: OnceLock<Option<Library>> = OnceLock::new();
     STOOD_IN.get_or_init(|| {
         let path = std::env::var_os(STAND_IN)?;

@@ -1,6 +1,6 @@
 //! CUDA, for the suites that its stand-in goes through.
 
-pub use arrow_device::cuda::{device_count, register};
+pub(crate) use arrow_device::cuda::{device_count, register};
 use arrow_device::{Device, Queue, Result};
 use cudarc::driver::{LaunchConfig, sys};
 use cudarc::nvrtc::Ptx;
@@ -9,30 +9,30 @@ use crate::fake::{self, Group};
 
 #[path = "../cuda_suite/vendor.rs"]
 mod suite;
-pub use suite::*;
+pub(crate) use suite::*;
 
 /// What its devices are called in texts.
-pub const NAME: &str = "CUDA";
+pub(crate) const NAME: &str = "CUDA";
 /// What they are called in names of devices, those with memory of their own first.
-pub const MEMORY_NAMES: [&str; 3] = ["cuda", "cuda-host", "cuda-managed"];
+pub(crate) const MEMORY_NAMES: [&str; 3] = ["cuda", "cuda-host", "cuda-managed"];
 /// What the names of all its calls start with.
-pub const CALLS: &str = "cu";
+pub(crate) const CALLS: &str = "cu";
 
 /// Loads its library.
-pub fn load() {
+pub(crate) fn load() {
     fake::library();
 }
 
 /// Lets go of what its library keeps of a group that is not in use any more.
-pub fn let_go(_: Group) {}
+pub(crate) fn let_go(_: Group) {}
 
 /// What an error names where this call of the stand-in has failed.
-pub fn operation(call: &str) -> &str {
+pub(crate) fn operation(call: &str) -> &str {
     call
 }
 
 /// What an error says about a code.
-pub fn error_text(code: i32) -> &'static str {
+pub(crate) fn error_text(code: i32) -> &'static str {
     match code {
         1 => "CUDA_ERROR_INVALID_VALUE",
         2 => "CUDA_ERROR_OUT_OF_MEMORY",
@@ -46,13 +46,13 @@ pub fn error_text(code: i32) -> &'static str {
 }
 
 /// Its part of a device.
-pub fn backend(device: &Device) -> Result<()> {
+pub(crate) fn backend(device: &Device) -> Result<()> {
     device.as_cuda().map(drop)
 }
 
 /// Asserts that this thread is as a new one is: no context is current.
 #[track_caller]
-pub fn assert_untouched() {
+pub(crate) fn assert_untouched() {
     let mut raw = std::ptr::null_mut();
     // SAFETY: `raw` is written.
     let code = unsafe { sys::cuCtxGetCurrent(&raw mut raw) };
@@ -60,7 +60,7 @@ pub fn assert_untouched() {
 }
 
 /// Queues a kernel that fails.
-pub fn launch_failing(queue: &Queue) {
+pub(crate) fn launch_failing(queue: &Queue) {
     let context = queue.device().as_cuda().unwrap().cuda_context().unwrap();
     let module = context.load_module(Ptx::from_src(".entry fail(")).unwrap();
     let kernel = module.load_function("fail").unwrap();

@@ -8,20 +8,20 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 use libloading::Library;
 
-pub const LAZY: u32 = 1;
-pub const PAGEABLE_EAGER: u32 = 2;
-pub const NO_POOLS: u32 = 4;
-pub const NO_CONCURRENT_MANAGED: u32 = 8;
-pub const NO_BATCH: u32 = 16;
+pub(crate) const LAZY: u32 = 1;
+pub(crate) const PAGEABLE_EAGER: u32 = 2;
+pub(crate) const NO_POOLS: u32 = 4;
+pub(crate) const NO_CONCURRENT_MANAGED: u32 = 8;
+pub(crate) const NO_BATCH: u32 = 16;
 
 /// The library. It stays loaded.
-pub fn library() -> &'static Library {
+pub(crate) fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| load("libcuda_fake.so"))
 }
 
 /// Loads a library that cargo has built for the tests.
-pub fn load(name: &str) -> Library {
+pub(crate) fn load(name: &str) -> Library {
     // Beside the tests first: what an earlier `cargo build` left comes before it on the path.
     let beside = std::env::current_exe().unwrap().with_file_name(name);
     let path = if beside.exists() { beside } else { name.into() };
@@ -53,71 +53,71 @@ pub(crate) use fake;
 
 /// A group of ordinals with one engine.
 #[derive(Clone, Copy, Debug)]
-pub struct Group {
-    pub first: i32,
-    pub ordinals: i32,
+pub(crate) struct Group {
+    pub(crate) first: i32,
+    pub(crate) ordinals: i32,
 }
 
 impl Group {
     /// `ordinals` fresh ordinals.
-    pub fn open(ordinals: i32, flags: u32) -> Self {
+    pub(crate) fn open(ordinals: i32, flags: u32) -> Self {
         Self::with_capacity(ordinals, flags, 0)
     }
 
-    pub fn with_capacity(ordinals: i32, flags: u32, bytes: u64) -> Self {
+    pub(crate) fn with_capacity(ordinals: i32, flags: u32, bytes: u64) -> Self {
         let first = fake!(fake_cuda_open(ordinals => i32, flags => u32, bytes => u64) -> i32);
         assert!(first >= 0, "no ordinals left");
         Self { first, ordinals }
     }
 
     /// Gives the ordinals back, if no context is left. There are 256.
-    pub fn close(self) -> bool {
+    pub(crate) fn close(self) -> bool {
         fake!(fake_cuda_close(self.first => i32) -> i32) == 0
     }
 
     /// The first ordinal, as cudarc takes it.
-    pub fn ordinal(self) -> usize {
+    pub(crate) fn ordinal(self) -> usize {
         self.first as usize
     }
 
     /// Makes the `nth` call of `name` from now fail; 1 is the next.
-    pub fn fail(self, name: &str, nth: u32, code: i32) {
+    pub(crate) fn fail(self, name: &str, nth: u32, code: i32) {
         let name = text(name);
         fake!(fake_cuda_fail(self.first => i32, name.as_ptr() => *const c_char,
             nth => u32, code => i32) -> i32);
     }
 
     /// Takes the orders of `fail` back; how many calls failed.
-    pub fn clear(self) -> u32 {
+    pub(crate) fn clear(self) -> u32 {
         fake!(fake_cuda_clear(self.first => i32) -> u32)
     }
 
-    pub fn calls(self, name: &str) -> u64 {
+    pub(crate) fn calls(self, name: &str) -> u64 {
         let name = text(name);
         fake!(fake_cuda_calls(self.first => i32, name.as_ptr() => *const c_char) -> u64)
     }
 
     /// Makes the engine fail for good.
-    pub fn break_with(self, code: i32) {
+    pub(crate) fn break_with(self, code: i32) {
         fake!(fake_cuda_break(self.first => i32, code => i32) -> i32);
     }
 
-    pub fn shut_down(self, on: bool) {
+    pub(crate) fn shut_down(self, on: bool) {
         fake!(fake_cuda_shutdown(self.first => i32, i32::from(on) => i32) -> i32);
     }
 
     /// Runs everything that is queued.
-    pub fn drain(self) -> i32 {
+    pub(crate) fn drain(self) -> i32 {
         fake!(fake_cuda_drain(self.first => i32) -> i32)
     }
 
-    pub fn live(self, what: &str) -> u64 {
+    pub(crate) fn live(self, what: &str) -> u64 {
         let what = text(what);
         fake!(fake_cuda_live(self.first => i32, what.as_ptr() => *const c_char) -> u64)
     }
 
     /// What is not clean, one item a line.
-    pub fn report(self) -> String {
+    pub(crate) fn report(self) -> String {
         let mut bytes = vec![0u8; 1 << 16];
         let length = fake!(fake_cuda_report(self.first => i32, bytes.as_mut_ptr() => *mut u8,
             bytes.len() => usize) -> usize);
@@ -126,13 +126,13 @@ impl Group {
     }
 
     #[track_caller]
-    pub fn assert_clean(self) {
+    pub(crate) fn assert_clean(self) {
         assert_eq!(self.report(), "", "{self:?} is not clean");
     }
 
     /// Asserts that the report has exactly these lines, each containing one of the texts, in order.
     #[track_caller]
-    pub fn assert_report(self, lines: &[&str]) {
+    pub(crate) fn assert_report(self, lines: &[&str]) {
         let report = self.report();
         let fits = report.lines().count() == lines.len()
             && report
@@ -148,6 +148,6 @@ fn text(text: &str) -> CString {
 }
 
 /// The code of a driver call.
-pub fn code(result: sys::CUresult) -> i32 {
+pub(crate) fn code(result: sys::CUresult) -> i32 {
     result as i32
 }

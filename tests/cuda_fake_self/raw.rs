@@ -6,13 +6,13 @@ use std::ptr::null_mut;
 
 use crate::fake::{Group, fake};
 
-pub type Ptr = *mut c_void;
+pub(crate) type Ptr = *mut c_void;
 
 /// Declares driver functions that answer a code.
 macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*);)*) => {$(
         #[allow(non_snake_case, clippy::too_many_arguments)]
-        pub fn $name($($arg: $type),*) -> i32 {
+        pub(crate) fn $name($($arg: $type),*) -> i32 {
             fake!($name($($arg => $type),*) -> i32)
         }
     )*};
@@ -85,14 +85,14 @@ functions! {
 /// `CUmemcpyAttributes`
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Attributes {
-    pub order: c_int,
-    pub hints: [c_int; 4],
-    pub flags: u32,
+pub(crate) struct Attributes {
+    pub(crate) order: c_int,
+    pub(crate) hints: [c_int; 4],
+    pub(crate) flags: u32,
 }
 
 impl Attributes {
-    pub fn new(order: c_int) -> Self {
+    pub(crate) fn new(order: c_int) -> Self {
         Self {
             order,
             hints: [0; 4],
@@ -102,17 +102,17 @@ impl Attributes {
 }
 
 /// A group with the primary context of its first ordinal retained and current until dropped.
-pub struct Bound {
-    pub group: Group,
-    pub ctx: Ptr,
+pub(crate) struct Bound {
+    pub(crate) group: Group,
+    pub(crate) ctx: Ptr,
 }
 
 impl Bound {
-    pub fn new(flags: u32) -> Self {
+    pub(crate) fn new(flags: u32) -> Self {
         Self::with_group(Group::open(1, flags))
     }
 
-    pub fn with_group(group: Group) -> Self {
+    pub(crate) fn with_group(group: Group) -> Self {
         assert_eq!(cuInit(0), 0);
         let ctx = retain(group.first);
         assert_eq!(cuCtxPushCurrent_v2(ctx), 0);
@@ -120,7 +120,7 @@ impl Bound {
     }
 
     /// Releases the context. Nothing may be left.
-    pub fn end(self) {
+    pub(crate) fn end(self) {
         assert_eq!(self.group.drain(), 0);
         assert_eq!(cuDevicePrimaryCtxRelease_v2(self.group.first), 0);
         self.group.assert_clean();
@@ -133,63 +133,63 @@ impl Drop for Bound {
     }
 }
 
-pub fn retain(ordinal: i32) -> Ptr {
+pub(crate) fn retain(ordinal: i32) -> Ptr {
     let mut ctx = null_mut();
     assert_eq!(cuDevicePrimaryCtxRetain(&mut ctx, ordinal), 0);
     ctx
 }
 
-pub fn stream() -> Ptr {
+pub(crate) fn stream() -> Ptr {
     let mut stream = null_mut();
     assert_eq!(cuStreamCreate(&mut stream, 1), 0);
     stream
 }
 
-pub fn event() -> Ptr {
+pub(crate) fn event() -> Ptr {
     let mut event = null_mut();
     assert_eq!(cuEventCreate(&mut event, 2), 0);
     event
 }
 
 /// An event recorded on a stream.
-pub fn recorded(stream: Ptr) -> Ptr {
+pub(crate) fn recorded(stream: Ptr) -> Ptr {
     let event = event();
     assert_eq!(cuEventRecord(event, stream), 0);
     event
 }
 
-pub fn device(bytes: usize) -> u64 {
+pub(crate) fn device(bytes: usize) -> u64 {
     let mut ptr = 0;
     assert_eq!(cuMemAlloc_v2(&mut ptr, bytes), 0);
     ptr
 }
 
-pub fn pooled(bytes: usize, stream: Ptr) -> u64 {
+pub(crate) fn pooled(bytes: usize, stream: Ptr) -> u64 {
     let mut ptr = 0;
     assert_eq!(cuMemAllocAsync(&mut ptr, bytes, stream), 0);
     ptr
 }
 
-pub fn pinned(bytes: usize) -> *mut u8 {
+pub(crate) fn pinned(bytes: usize) -> *mut u8 {
     let mut ptr = null_mut();
     assert_eq!(cuMemHostAlloc(&mut ptr, bytes, 0), 0);
     ptr.cast()
 }
 
-pub fn managed(bytes: usize) -> u64 {
+pub(crate) fn managed(bytes: usize) -> u64 {
     let mut ptr = 0;
     assert_eq!(cuMemAllocManaged(&mut ptr, bytes, 1), 0);
     ptr
 }
 
 /// Host memory that was written.
-pub fn host<const N: usize>(ptr: *const u8) -> [u8; N] {
+pub(crate) fn host<const N: usize>(ptr: *const u8) -> [u8; N] {
     // SAFETY: callers pass live memory of at least this length, after a wait.
     unsafe { ptr.cast::<[u8; N]>().read() }
 }
 
 /// Launches a kernel on the legacy default stream.
-pub fn launch_kernel(function: Ptr, grid: u32, params: &[Ptr]) -> i32 {
+pub(crate) fn launch_kernel(function: Ptr, grid: u32, params: &[Ptr]) -> i32 {
     let (one, null) = (1u32, null_mut::<Ptr>());
     fake!(cuLaunchKernel(function => Ptr, grid => u32, one => u32, one => u32, one => u32,
         one => u32, one => u32, 0 => u32, null_mut() => Ptr, params.as_ptr() => *const Ptr,

@@ -23,14 +23,14 @@ const ROUNDS: usize = 200;
 const AHEAD: usize = 4;
 
 /// The kernel `fill_i64(out, value, n)`.
-pub fn fill_kernel(device: &Device) -> CudaFunction {
+pub(crate) fn fill_kernel(device: &Device) -> CudaFunction {
     let context = device.as_cuda().unwrap().cuda_context().unwrap();
     let module = context.load_module(Ptx::from_src(include_str!("fill.ptx")));
     module.unwrap().load_function("fill_i64").unwrap()
 }
 
 /// Queues `fill_i64` at an address.
-pub fn fill_at(kernel: &CudaFunction, queue: &Queue, at: DevicePtr, value: i64, n: usize) {
+pub(crate) fn fill_at(kernel: &CudaFunction, queue: &Queue, at: DevicePtr, value: i64, n: usize) {
     let stream = queue.cuda_stream().unwrap();
     let address = at.address() as u64;
     let mut launch = stream.launch_builder(kernel);

@@ -1,7 +1,7 @@
 //! What must hold on every CUDA driver beside `gpu_suite`: cudarc's types, kernels, managed memory.
 
 #[path = "../../examples/cuda_kernel/work.rs"]
-pub mod example;
+pub(crate) mod example;
 mod interop;
-pub mod kernels;
+pub(crate) mod kernels;
 mod managed;

@@ -4,24 +4,24 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 
 use arrow_device::cuda::CudaQueue;
-pub use arrow_device::cuda::{CudaConfig as Config, CudaMemory as Memory};
+pub(crate) use arrow_device::cuda::{CudaConfig as Config, CudaMemory as Memory};
 use arrow_device::{Device, Queue};
 use cudarc::driver::sys;
 
 /// Which memories its devices have.
-pub const MEMORIES: [Memory; 3] = [Memory::Device, Memory::Host, Memory::Managed];
+pub(crate) const MEMORIES: [Memory; 3] = [Memory::Device, Memory::Host, Memory::Managed];
 /// The managed one, if it is among them.
-pub const MANAGED: Option<Memory> = Some(Memory::Managed);
+pub(crate) const MANAGED: Option<Memory> = Some(Memory::Managed);
 
 /// cudarc leaves its own context current.
-pub fn unset_context() {
+pub(crate) fn unset_context() {
     // SAFETY: null: none.
     let code = unsafe { sys::cuCtxSetCurrent(null_mut()) };
     assert_eq!(code as i32, 0);
 }
 
 /// How many bytes of a device are free, and how many it has.
-pub fn memory_info(device: &Device) -> (usize, usize) {
+pub(crate) fn memory_info(device: &Device) -> (usize, usize) {
     let context = device.as_cuda().unwrap().cuda_context().unwrap();
     let info = context.mem_get_info().unwrap();
     drop(context);
@@ -30,7 +30,7 @@ pub fn memory_info(device: &Device) -> (usize, usize) {
 }
 
 /// Queues a host function.
-pub fn launch_host(queue: &Queue, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
+pub(crate) fn launch_host(queue: &Queue, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
     let stream = queue.raw().as_any().downcast_ref::<CudaQueue>().unwrap();
     let context = queue.device().as_cuda().unwrap().cu_context();
     let mut popped = null_mut();

@@ -6,8 +6,8 @@ use std::ptr;
 use crate::fake::fake;
 
 /// Memory of the driver, freed in the end. The calls are the stand-in's own, whichever vendor's are tested on it.
-pub struct Block {
-    pub ptr: *mut c_void,
+pub(crate) struct Block {
+    pub(crate) ptr: *mut c_void,
     ordinal: i32,
     pinned: bool,
 }
@@ -33,7 +33,7 @@ impl Block {
         }
     }
 
-    pub fn device(ordinal: i32, bytes: usize) -> Self {
+    pub(crate) fn device(ordinal: i32, bytes: usize) -> Self {
         Self::new(
             ordinal,
             false,
@@ -41,7 +41,7 @@ impl Block {
         )
     }
 
-    pub fn managed(ordinal: i32, bytes: usize) -> Self {
+    pub(crate) fn managed(ordinal: i32, bytes: usize) -> Self {
         Self::new(
             ordinal,
             false,
@@ -49,7 +49,7 @@ impl Block {
         )
     }
 
-    pub fn pinned(ordinal: i32, bytes: usize) -> Self {
+    pub(crate) fn pinned(ordinal: i32, bytes: usize) -> Self {
         Self::new(
             ordinal,
             true,
@@ -58,7 +58,7 @@ impl Block {
     }
 
     /// Fills memory that the host can write.
-    pub fn with<T: Copy>(self, values: &[T]) -> Self {
+    pub(crate) fn with<T: Copy>(self, values: &[T]) -> Self {
         // SAFETY: the tests allocate enough, and use host memory.
         unsafe {
             ptr::copy_nonoverlapping(values.as_ptr(), self.ptr.cast(), values.len());

@@ -6,7 +6,7 @@ use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS, PAGEABLE_EAGER};
 use crate::rig::{Rig, assert_gone, hold, unclean};
 use crate::vendor::{Config, Memory};
 
-pub fn suite(flags: u32, memory: Memory) {
+pub(crate) fn suite(flags: u32, memory: Memory) {
     let group = Group::open(4, flags);
     let open = move |i: usize| {
         let config = Config::new(group.ordinal() + i).with_memory(memory);

@@ -5,7 +5,7 @@ use crate::gpu_suite::Place;
 use crate::rig::{MODES, left};
 use crate::vendor::load;
 
-pub fn places() -> Vec<Place> {
+pub(crate) fn places() -> Vec<Place> {
     load();
     let place = |flags| {
         let group = Group::with_capacity(3, flags, 256 << 20);

@@ -3,18 +3,18 @@
 use arrow_device::{Device, Devices, ImportOptions};
 
 use crate::fake::{Group, LAZY};
-pub use crate::gpu_suite::hold::hold;
-pub use crate::gpu_suite::soon;
+pub(crate) use crate::gpu_suite::hold::hold;
+pub(crate) use crate::gpu_suite::soon;
 use crate::vendor::{Config, Memory, let_go, load};
 
 /// The ways in which the driver runs work.
-pub const MODES: [u32; 2] = [0, LAZY];
+pub(crate) const MODES: [u32; 2] = [0, LAZY];
 
 /// A device, with import options that find it.
-pub struct Rig {
-    pub group: Group,
-    pub device: Device,
-    pub options: ImportOptions,
+pub(crate) struct Rig {
+    pub(crate) group: Group,
+    pub(crate) device: Device,
+    pub(crate) options: ImportOptions,
 }
 
 impl std::ops::Deref for Rig {
@@ -27,16 +27,16 @@ impl std::ops::Deref for Rig {
 
 impl Rig {
     /// Memory of the device itself.
-    pub fn new(flags: u32) -> Self {
+    pub(crate) fn new(flags: u32) -> Self {
         Self::with(flags, Memory::Device)
     }
 
-    pub fn with(flags: u32, memory: Memory) -> Self {
+    pub(crate) fn with(flags: u32, memory: Memory) -> Self {
         let group = Group::open(1, flags);
         Self::of(group, &Config::new(group.ordinal()).with_memory(memory))
     }
 
-    pub fn of(group: Group, config: &Config) -> Self {
+    pub(crate) fn of(group: Group, config: &Config) -> Self {
         load();
         let device = config.open().unwrap();
         let devices = Devices::new();
@@ -49,7 +49,7 @@ impl Rig {
     }
 
     /// What the device still has, or did wrong. The device itself may be there.
-    pub fn unclean(&self) -> Option<String> {
+    pub(crate) fn unclean(&self) -> Option<String> {
         let _ = self.device.synchronize();
         self.device.trim();
         unclean(self.group)
@@ -57,7 +57,7 @@ impl Rig {
 
     /// Everything was dropped: waits until all of it has gone.
     #[track_caller]
-    pub fn assert_done(&self) {
+    pub(crate) fn assert_done(&self) {
         let mut last = None;
         let done = soon(|| {
             last = self.unclean();
@@ -69,7 +69,7 @@ impl Rig {
 
     /// Drops the device, and checks that nothing of it is left.
     #[track_caller]
-    pub fn end(self) {
+    pub(crate) fn end(self) {
         let group = self.group;
         drop(self);
         assert_gone(group);
@@ -78,7 +78,7 @@ impl Rig {
 
 /// As [`Rig::assert_done`], for several of a group.
 #[track_caller]
-pub fn all_done(rigs: &[&Rig]) {
+pub(crate) fn all_done(rigs: &[&Rig]) {
     let done = soon(|| {
         rigs.iter().for_each(|rig| rig.trim());
         rigs.iter().all(|rig| rig.unclean().is_none())
@@ -88,20 +88,20 @@ pub fn all_done(rigs: &[&Rig]) {
 
 /// Nothing of a group is left, once the threads that free have done so.
 #[track_caller]
-pub fn assert_gone(group: Group) {
+pub(crate) fn assert_gone(group: Group) {
     soon(|| left(group).is_empty());
     group.assert_clean();
 }
 
 /// What a group still has when all devices were dropped.
-pub fn left(group: Group) -> String {
+pub(crate) fn left(group: Group) -> String {
     group.drain();
     let_go(group);
     group.report()
 }
 
 /// What a group has that a device does not keep, or did wrong, when all is done that was queued.
-pub fn unclean(group: Group) -> Option<String> {
+pub(crate) fn unclean(group: Group) -> Option<String> {
     group.drain();
     let live = ["device", "pinned", "managed", "pending"].map(|what| (what, group.live(what)));
     let mut text: String = live

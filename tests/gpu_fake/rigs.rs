@@ -5,7 +5,7 @@ use crate::rig::{self, MODES, unclean};
 use crate::stream_suite::Rig;
 use crate::vendor::{MANAGED, Memory};
 
-pub fn rigs() -> Vec<Rig> {
+pub(crate) fn rigs() -> Vec<Rig> {
     let open = |flags, memory| {
         let rig::Rig {
             group,

@@ -28,12 +28,12 @@ fn or_default(version: c_int) -> c_int {
 }
 
 /// As `hipRuntimeGetVersion` answers it.
-pub fn version() -> c_int {
+pub(crate) fn version() -> c_int {
     or_default(VERSION.load(Ordering::SeqCst))
 }
 
 /// Whether the numbers are those of HIP 5.
-pub fn is_hip_5() -> bool {
+pub(crate) fn is_hip_5() -> bool {
     version() < 60_000_000
 }
 

@@ -121,7 +121,7 @@ impl CudaDevice {
 
     /// Forgets a block that belongs to cudarc from now on.
     pub(crate) fn forget(&self, base: DevicePtr) {
-        self.shared.forget(base);
+        self.shared.blocks.forget(base);
     }
 
     /// Takes back memory that anything may still use.

@@ -6,16 +6,16 @@ use std::ops::Deref;
 use crate::device::backend::{CopyOp, DevicePtr};
 
 /// What a call returns: the vendor's enum as an integer, for a library may return codes that its bindings do not have.
-pub(in crate::device) type Code = c_int;
+pub(crate) type Code = c_int;
 
 /// Codes that mean the same in both.
 pub(super) mod code {
     use super::Code;
 
-    pub(in crate::device::gpu) const OUT_OF_MEMORY: Code = 2;
-    pub(in crate::device::gpu) const DEINITIALIZED: Code = 4;
-    pub(in crate::device::gpu) const NOT_READY: Code = 600;
-    pub(in crate::device::gpu) const NOT_SUPPORTED: Code = 801;
+    pub(super) const OUT_OF_MEMORY: Code = 2;
+    pub(super) const DEINITIALIZED: Code = 4;
+    pub(super) const NOT_READY: Code = 600;
+    pub(super) const NOT_SUPPORTED: Code = 801;
 }
 
 /// The capture mode in which a thread's calls cannot spoil other threads' stream captures.
@@ -27,29 +27,29 @@ pub(super) const RELEASE_THRESHOLD: c_int = 4;
 
 /// A call that did not succeed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::device) struct Failed {
+pub(crate) struct Failed {
     /// The call's name.
-    pub(in crate::device) call: &'static str,
+    pub(crate) call: &'static str,
     /// The name with that of the code for "out of memory", for [`Error::OutOfMemory`](crate::Error::OutOfMemory), which
     /// has no other place for it.
-    pub(in crate::device) out_of_memory: &'static str,
-    pub(in crate::device) code: Code,
+    pub(crate) out_of_memory: &'static str,
+    pub(crate) code: Code,
 }
 
-pub(in crate::device) type Answer<T = ()> = std::result::Result<T, Failed>;
+pub(crate) type Answer<T = ()> = std::result::Result<T, Failed>;
 
 /// A function of a vendor's library, under the name that errors give it.
 #[derive(Clone, Copy)]
-pub(in crate::device) struct Call<F> {
-    pub(in crate::device) name: &'static str,
+pub(crate) struct Call<F> {
+    pub(crate) name: &'static str,
     /// See [`Failed`].
-    pub(in crate::device) out_of_memory: &'static str,
-    pub(in crate::device) function: F,
+    pub(crate) out_of_memory: &'static str,
+    pub(crate) function: F,
 }
 
 impl<F> Call<F> {
     /// Checks what the function returned: 0 is success.
-    pub(in crate::device) fn check(&self, code: Code) -> Answer {
+    pub(crate) fn check(&self, code: Code) -> Answer {
         match code {
             0 => Ok(()),
             code => Err(Failed {
@@ -80,7 +80,7 @@ impl<F> Deref for Call<F> {
 /// A stream's handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub(in crate::device) struct RawStream(pub(in crate::device) *mut c_void);
+pub(crate) struct RawStream(pub(in crate::device) *mut c_void);
 
 // SAFETY: the handle is not followed here, and both libraries accept it on any thread.
 unsafe impl Send for RawStream {}
@@ -89,18 +89,18 @@ unsafe impl Sync for RawStream {}
 
 impl RawStream {
     /// The handle that stands for the calling thread's own stream, in CUDA and HIP alike.
-    pub(in crate::device) const PER_THREAD: Self = Self(std::ptr::without_provenance_mut(2));
+    pub(crate) const PER_THREAD: Self = Self(std::ptr::without_provenance_mut(2));
 
     /// The default stream that all threads share, of whichever context is current.
-    pub(in crate::device) const LEGACY: Self = Self(std::ptr::null_mut());
+    pub(crate) const LEGACY: Self = Self(std::ptr::null_mut());
 
     /// Whether it stands for a default stream (0 and 1: the legacy one) of whichever context is current.
-    pub(in crate::device) fn is_default(self) -> bool {
+    pub(crate) fn is_default(self) -> bool {
         self.0.addr() <= 2
     }
 
     /// Whether it stands for the default stream that all threads share.
-    pub(in crate::device) fn is_legacy(self) -> bool {
+    pub(crate) fn is_legacy(self) -> bool {
         self.0.addr() <= 1
     }
 }
@@ -108,7 +108,7 @@ impl RawStream {
 /// An event's handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
-pub(in crate::device) struct RawEvent(pub(in crate::device) *mut c_void);
+pub(crate) struct RawEvent(pub(in crate::device) *mut c_void);
 
 // SAFETY: the handle is not followed here, and both libraries accept it on any thread.
 unsafe impl Send for RawEvent {}
@@ -118,7 +118,7 @@ unsafe impl Sync for RawEvent {}
 /// A memory pool's handle.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-pub(in crate::device) struct RawPool(pub(in crate::device) *mut c_void);
+pub(crate) struct RawPool(pub(in crate::device) *mut c_void);
 
 // SAFETY: the handle is not followed here, and both libraries accept it on any thread.
 unsafe impl Send for RawPool {}
@@ -127,17 +127,17 @@ unsafe impl Sync for RawPool {}
 
 /// `CUmemPoolProps` and `hipMemPoolProps`, whose later members depend on the version.
 #[repr(C)]
-pub(in crate::device) struct PoolProps {
-    pub(in crate::device) allocation_type: c_int,
-    pub(in crate::device) handle_types: c_int,
-    pub(in crate::device) location_type: c_int,
-    pub(in crate::device) location_id: c_int,
-    pub(in crate::device) rest: [usize; 9],
+pub(crate) struct PoolProps {
+    pub(crate) allocation_type: c_int,
+    pub(crate) handle_types: c_int,
+    pub(crate) location_type: c_int,
+    pub(crate) location_id: c_int,
+    pub(crate) rest: [usize; 9],
 }
 
 impl PoolProps {
-    pub(in crate::device) const PINNED: c_int = 1;
-    pub(in crate::device) const ON_DEVICE: c_int = 1;
+    pub(crate) const PINNED: c_int = 1;
+    pub(crate) const ON_DEVICE: c_int = 1;
 
     /// A pool of a device's own memory.
     pub(super) fn of_device(ordinal: c_int) -> Self {
@@ -153,7 +153,7 @@ impl PoolProps {
 
 /// Compares a vendor's bindings with what is assumed to be alike: the constants above, and the layout of [`PoolProps`] (size,
 /// alignment, offset of the location).
-pub(in crate::device) const fn check_alike(
+pub(crate) const fn check_alike(
     [relaxed, not_captured, threshold, pinned, on_device]: [c_int; 5],
     [size, align, location]: [usize; 3],
 ) {
@@ -165,7 +165,7 @@ pub(in crate::device) const fn check_alike(
 
 /// `CUmemcpyAttributes` and `hipMemcpyAttributes`: what is asked of the copies of a list. Not all bindings have them.
 #[repr(C)]
-pub(in crate::device) struct CopyAttributes {
+pub(crate) struct CopyAttributes {
     source_access_order: c_uint,
     source_hint: [c_int; 2],
     destination_hint: [c_int; 2],
@@ -185,7 +185,7 @@ impl CopyAttributes {
 /// The function that runs a list of copies. Its parameters depend on the library's version, and bindings have only one of
 /// them, or none: the types are those of the vendors' headers, compared by eye.
 #[derive(Clone, Copy)]
-pub(in crate::device) enum CopyList {
+pub(crate) enum CopyList {
     /// `cuMemcpyBatchAsync_v2` of CUDA 13.
     Plain(
         unsafe extern "C" fn(
@@ -257,67 +257,65 @@ type Allocate = unsafe extern "C" fn(*mut usize, usize) -> Code;
 type AllocateWith = unsafe extern "C" fn(*mut usize, usize, c_uint) -> Code;
 
 /// A function that the library calls in a stream's order. It must not call the library.
-pub(in crate::device) type HostFunction = unsafe extern "C" fn(*mut c_void);
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 /// A vendor's library, by what CUDA and HIP have alike. All but the first functions work in the current context.
-pub(in crate::device) struct Api {
-    pub(in crate::device) vendor: &'static str,
+pub(crate) struct Api {
+    pub(crate) vendor: &'static str,
     /// What a user can do about streams and memory of another context.
-    pub(in crate::device) advice: &'static str,
+    pub(crate) advice: &'static str,
     /// Whether [`destroy_stream`](Self::destroy_stream) may wait for the stream's work.
-    pub(in crate::device) destroying_waits: bool,
+    pub(crate) destroying_waits: bool,
     /// Whether a code means that a context is lost.
-    pub(in crate::device) is_lost: fn(Code) -> bool,
+    pub(crate) is_lost: fn(Code) -> bool,
     /// Names of calls that differ, for errors before they are made.
-    pub(in crate::device) stream_of: &'static str,
-    pub(in crate::device) pointer: &'static str,
-    pub(in crate::device) copy: &'static str,
+    pub(crate) stream_of: &'static str,
+    pub(crate) pointer: &'static str,
+    pub(crate) copy: &'static str,
 
-    pub(in crate::device) device_count: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
-    pub(in crate::device) version: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
-    pub(in crate::device) exchange_capture_mode: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
+    pub(crate) device_count: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
+    pub(crate) version: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
+    pub(crate) exchange_capture_mode: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
 
-    pub(in crate::device) synchronize: Call<unsafe extern "C" fn() -> Code>,
-    pub(in crate::device) create_stream: Call<unsafe extern "C" fn(*mut RawStream, c_uint) -> Code>,
-    pub(in crate::device) destroy_stream: Call<OnStream>,
-    pub(in crate::device) synchronize_stream: Call<OnStream>,
-    pub(in crate::device) query_stream: Call<OnStream>,
-    pub(in crate::device) is_capturing: Call<unsafe extern "C" fn(RawStream, *mut c_int) -> Code>,
-    pub(in crate::device) wait: Call<unsafe extern "C" fn(RawStream, RawEvent, c_uint) -> Code>,
+    pub(crate) synchronize: Call<unsafe extern "C" fn() -> Code>,
+    pub(crate) create_stream: Call<unsafe extern "C" fn(*mut RawStream, c_uint) -> Code>,
+    pub(crate) destroy_stream: Call<OnStream>,
+    pub(crate) synchronize_stream: Call<OnStream>,
+    pub(crate) query_stream: Call<OnStream>,
+    pub(crate) is_capturing: Call<unsafe extern "C" fn(RawStream, *mut c_int) -> Code>,
+    pub(crate) wait: Call<unsafe extern "C" fn(RawStream, RawEvent, c_uint) -> Code>,
     /// The flags of events without timing.
-    pub(in crate::device) event_flags: c_uint,
-    pub(in crate::device) create_event: Call<unsafe extern "C" fn(*mut RawEvent, c_uint) -> Code>,
-    pub(in crate::device) destroy_event: Call<OnEvent>,
-    pub(in crate::device) record: Call<unsafe extern "C" fn(RawEvent, RawStream) -> Code>,
-    pub(in crate::device) query: Call<OnEvent>,
-    pub(in crate::device) wait_event: Call<OnEvent>,
-    pub(in crate::device) create_pool:
-        Call<unsafe extern "C" fn(*mut RawPool, *const PoolProps) -> Code>,
-    pub(in crate::device) destroy_pool: Call<unsafe extern "C" fn(RawPool) -> Code>,
-    pub(in crate::device) set_pool: Call<unsafe extern "C" fn(RawPool, c_int, *mut c_void) -> Code>,
-    pub(in crate::device) trim: Call<unsafe extern "C" fn(RawPool, usize) -> Code>,
-    pub(in crate::device) allocate_in_order:
+    pub(crate) event_flags: c_uint,
+    pub(crate) create_event: Call<unsafe extern "C" fn(*mut RawEvent, c_uint) -> Code>,
+    pub(crate) destroy_event: Call<OnEvent>,
+    pub(crate) record: Call<unsafe extern "C" fn(RawEvent, RawStream) -> Code>,
+    pub(crate) query: Call<OnEvent>,
+    pub(crate) wait_event: Call<OnEvent>,
+    pub(crate) create_pool: Call<unsafe extern "C" fn(*mut RawPool, *const PoolProps) -> Code>,
+    pub(crate) destroy_pool: Call<unsafe extern "C" fn(RawPool) -> Code>,
+    pub(crate) set_pool: Call<unsafe extern "C" fn(RawPool, c_int, *mut c_void) -> Code>,
+    pub(crate) trim: Call<unsafe extern "C" fn(RawPool, usize) -> Code>,
+    pub(crate) allocate_in_order:
         Call<unsafe extern "C" fn(*mut usize, usize, RawPool, RawStream) -> Code>,
-    pub(in crate::device) free_in_order: Call<unsafe extern "C" fn(*mut c_void, RawStream) -> Code>,
-    pub(in crate::device) allocate_device: Call<Allocate>,
-    pub(in crate::device) free_device: Call<Free>,
+    pub(crate) free_in_order: Call<unsafe extern "C" fn(*mut c_void, RawStream) -> Code>,
+    pub(crate) allocate_device: Call<Allocate>,
+    pub(crate) free_device: Call<Free>,
     /// The flags of page-locked memory that serves all devices, and is not write-combined, since the host reads it.
-    pub(in crate::device) host_flags: c_uint,
-    pub(in crate::device) allocate_host: Call<AllocateWith>,
-    pub(in crate::device) free_host: Call<Free>,
-    pub(in crate::device) allocate_managed: Call<AllocateWith>,
+    pub(crate) host_flags: c_uint,
+    pub(crate) allocate_host: Call<AllocateWith>,
+    pub(crate) free_host: Call<Free>,
+    pub(crate) allocate_managed: Call<AllocateWith>,
     /// `None` in older libraries, as well as the next.
-    pub(in crate::device) copy_list: Option<Call<CopyList>>,
+    pub(crate) copy_list: Option<Call<CopyList>>,
     #[allow(clippy::type_complexity)] // a function of C's
-    pub(in crate::device) launch_host:
+    pub(crate) launch_host:
         Option<Call<unsafe extern "C" fn(RawStream, Option<HostFunction>, *mut c_void) -> Code>>,
-    pub(in crate::device) fill:
-        Call<unsafe extern "C" fn(*mut c_void, c_uchar, usize, RawStream) -> Code>,
+    pub(crate) fill: Call<unsafe extern "C" fn(*mut c_void, c_uchar, usize, RawStream) -> Code>,
 }
 
 impl Api {
     /// Returns the number of devices.
-    pub(in crate::device) fn device_count(&self) -> Answer<c_int> {
+    pub(crate) fn device_count(&self) -> Answer<c_int> {
         let mut count = 0;
         // SAFETY: `count` is valid for the write of an int.
         let code = unsafe { (self.device_count)(&raw mut count) };
@@ -325,7 +323,7 @@ impl Api {
     }
 
     /// Returns the version, in the vendor's numbers; `None` if the library does not say.
-    pub(in crate::device) fn version(&self) -> Option<c_int> {
+    pub(crate) fn version(&self) -> Option<c_int> {
         let mut version = 0;
         // SAFETY: `version` is valid for the write of an int.
         let code = unsafe { (self.version)(&raw mut version) };

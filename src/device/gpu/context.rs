@@ -1,4 +1,4 @@
-//! A context: what all work of a device goes through, its events and its errors.
+//! A context, through which all work of a device goes: its events, its pool and its errors.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -18,38 +18,38 @@ use crate::error::{Error, Result};
 
 /// More idle events than this are destroyed.
 const IDLE_EVENTS: usize = 4096;
-/// A context that answers with errors for so long is lost.
+/// A context whose calls fail for this long is taken for lost.
 const LOST: Duration = Duration::from_secs(5);
 
 /// A device's context. All calls go through [`Context::enter`], which makes it current for the call
 /// and leaves the caller's current context, or device, as it was.
-pub(in crate::device) struct Context {
+pub(crate) struct Context {
     runtime: Arc<dyn Runtime>,
     /// `None` if the device has no pools, or other memory than its own.
     pub(super) pool: Option<RawPool>,
     pub(super) reads_managed: bool,
     /// For errors.
-    pub(in crate::device) id: DeviceId,
-    /// The code after which nothing works any more; 0 before.
+    pub(crate) id: DeviceId,
+    /// The code of the failure after which nothing works any more; 0 before.
     failed: AtomicI32,
-    /// The runtime has refused a list of copies.
+    /// Whether the library has refused a list of copies.
     pub(super) no_lists: AtomicBool,
     /// Boxed: `sync_event` holds a cell's address.
     #[allow(clippy::vec_box)]
     events: Mutex<Vec<Box<EventCell>>>,
 }
 
-/// An event in the place to which `sync_event` points.
+/// An event in a place to which `sync_event` can point.
 #[repr(C)]
-pub(in crate::device) struct EventCell {
+pub(crate) struct EventCell {
     raw: RawEvent,
-    /// Whose event it is; `None`: ours.
+    /// The owner of an event that was given; `None` if it is our own.
     given: Option<Box<dyn Any + Send>>,
 }
 
 impl EventCell {
-    /// The cell of an event that is somebody else's; `owner` is dropped when it is needed no more.
-    pub(in crate::device) fn given(raw: RawEvent, owner: Box<dyn Any + Send>) -> Box<Self> {
+    /// Makes a cell for an event that was given. `owner` is dropped when the event is needed no more.
+    pub(crate) fn given(raw: RawEvent, owner: Box<dyn Any + Send>) -> Box<Self> {
         let given = Some(owner);
         Box::new(Self { raw, given })
     }
@@ -58,7 +58,7 @@ impl EventCell {
         self.raw
     }
 
-    pub(in crate::device) fn into_ptr(self: Box<Self>) -> Option<EventPtr> {
+    pub(crate) fn into_ptr(self: Box<Self>) -> Option<EventPtr> {
         // The handle is the first member.
         EventPtr::new(Box::into_raw(self).cast())
     }
@@ -75,13 +75,13 @@ impl EventCell {
 ///
 /// # Safety
 /// `event` points to an event handle.
-pub(in crate::device) unsafe fn event_of(event: EventPtr) -> RawEvent {
+pub(crate) unsafe fn event_of(event: EventPtr) -> RawEvent {
     // SAFETY: the caller guarantees that a handle may be read there (see `# Safety`); any bits are a `RawEvent`.
     unsafe { event.as_ptr().cast::<RawEvent>().read() }
 }
 
 /// While it lives, the context is current on this thread, and the library's calls may be made. Not `Send`.
-pub(in crate::device) struct Current<'a> {
+pub(crate) struct Current<'a> {
     context: &'a Context,
     before: Before,
     /// The thread's own capture mode.
@@ -134,12 +134,12 @@ impl Context {
         Ok(context)
     }
 
-    pub(in crate::device) fn api(&self) -> &Api {
+    pub(crate) fn api(&self) -> &Api {
         self.runtime.library().api()
     }
 
     /// Returns the device's number in the library.
-    pub(in crate::device) fn ordinal(&self) -> c_int {
+    pub(crate) fn ordinal(&self) -> c_int {
         self.runtime.ordinal()
     }
 
@@ -147,8 +147,8 @@ impl Context {
         &*self.runtime
     }
 
-    /// Makes the context current for as long as the answer lives.
-    pub(in crate::device) fn enter(&self, operation: &'static str) -> Result<Current<'_>> {
+    /// Makes the context current for as long as the returned guard lives.
+    pub(crate) fn enter(&self, operation: &'static str) -> Result<Current<'_>> {
         match self.failed.load(Ordering::Acquire) {
             0 => self.enter_even_if_failed(),
             code => Err(self.error(operation, code)),
@@ -172,15 +172,15 @@ impl Context {
                 })
             }
             Err(Failed { call, code, .. }) => {
-                // The context itself is refused.
+                // The context itself was refused.
                 self.mark(code);
                 Err(self.error(call, code))
             }
         }
     }
 
-    /// What a call answered. If the context is lost it is failed from now on.
-    pub(in crate::device) fn check<T>(&self, answer: Answer<T>) -> Result<T> {
+    /// Makes an error of a call's failure. If the context is lost, it has failed from now on.
+    pub(crate) fn check<T>(&self, answer: Answer<T>) -> Result<T> {
         answer.map_err(|Failed { call, code, .. }| {
             if self.is_final(code) {
                 self.confirm();
@@ -207,8 +207,7 @@ impl Context {
         matches!(self.meaning(code), Meaning::Lost | Meaning::ShutDown)
     }
 
-    /// Asks this context itself whether it is lost: a code may be another one's, whose event or memory
-    /// was named.
+    /// Asks this context itself whether it is lost: the code may be that of another context, whose event or memory was named.
     fn confirm(&self) {
         if let Ok(current) = self.enter_even_if_failed() {
             // SAFETY: the legacy default stream always exists.
@@ -218,7 +217,7 @@ impl Context {
         }
     }
 
-    /// Notes a code of this context's own.
+    /// Marks the context as failed if a code of its own says so.
     fn mark(&self, code: Code) {
         if self.is_final(code) {
             self.fail(code);
@@ -251,7 +250,7 @@ impl Context {
         self.failed.load(Ordering::Acquire) != 0
     }
 
-    /// Whether the runtime has shut down, and so taken everything back.
+    /// Whether the library has shut down, and so taken everything back.
     pub(super) fn is_shut_down(&self) -> bool {
         self.meaning(self.failed.load(Ordering::Acquire)) == Meaning::ShutDown
     }
@@ -266,7 +265,7 @@ impl Context {
         self.check(unsafe { current.trim(pool) })
     }
 
-    /// An event to be recorded.
+    /// Returns an event to be recorded.
     pub(super) fn event(&self, current: &Current<'_>) -> Result<Box<EventCell>> {
         let idle = self.idle_events().pop();
         if let Some(cell) = idle {
@@ -302,7 +301,7 @@ impl Context {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which context jobs are of. Several may share one of the runtime's.
+    /// Identifies this context to `jobs`. Several of these may share one of the library's.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -324,8 +323,7 @@ impl Context {
         self.check(launched).inspect_err(|_| jobs::forget(number))
     }
 
-    /// Makes this thread wait for all work of the context. Asks the runtime even if the context has
-    /// failed.
+    /// Makes this thread wait for all work of the context. Asks the library even if the context has failed.
     pub(super) fn synchronize(&self) -> Result<()> {
         let answer = self.enter_even_if_failed()?.synchronize();
         self.check(answer)?;
@@ -335,8 +333,8 @@ impl Context {
         }
     }
 
-    /// As [`synchronize`](Self::synchronize), until it succeeds or the context is lost: then nothing of
-    /// it runs any more.
+    /// As [`synchronize`](Self::synchronize), again and again until it succeeds or the context is lost: then nothing of it
+    /// runs any more.
     pub(super) fn settle(&self) -> Result<()> {
         let start = Instant::now();
         let mut pause = Duration::from_millis(1);
@@ -351,8 +349,8 @@ impl Context {
                     return done;
                 }
             };
-            // What cannot be asked now (a stream is being captured) can be later. That a context which
-            // answers with another error for so long is lost is an assumption: no runtime says so.
+            // A call that is refused for now (a stream is being captured) can be made later. That a context is lost whose
+            // calls fail otherwise for so long is an assumption: no library says so.
             if let Error::Device { code, .. } = e {
                 if self.meaning(code) != Meaning::Passing && start.elapsed() > LOST {
                     self.fail(code);
@@ -367,7 +365,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if jobs::are_under_way(self.address()) {
-            // Nobody waited for them.
+            // Nothing has waited for them.
             let _ = self.settle();
         }
         let events = self.events.get_mut();

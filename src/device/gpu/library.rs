@@ -9,7 +9,7 @@ use crate::device::DeviceId;
 use crate::error::{Error, Result};
 
 /// A vendor's library, which stays loaded.
-pub(in crate::device) trait Library: 'static {
+pub(crate) trait Library: 'static {
     /// Returns the library, loaded at the first call, or why it cannot be used.
     fn get() -> Result<&'static Self, &'static str>
     where
@@ -31,13 +31,13 @@ fn counted<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
 }
 
 /// Returns the number of a vendor's devices, of which `device_type` is one type.
-pub(in crate::device) fn device_count<L: Library>(device_type: ArrowDeviceType) -> Result<usize> {
+pub(crate) fn device_count<L: Library>(device_type: ArrowDeviceType) -> Result<usize> {
     let (_, count) = counted::<L>(DeviceId::new(device_type, 0))?;
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
 /// Returns a vendor's library, and the number that the device has there.
-pub(in crate::device) fn find<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
+pub(crate) fn find<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
     let (library, count) = counted::<L>(id)?;
     let ordinal = c_int::try_from(id.id).ok();
     if let Some(ordinal) = ordinal.filter(|n| (0..count).contains(n)) {
@@ -53,13 +53,13 @@ pub(in crate::device) fn find<L: Library>(id: DeviceId) -> Result<(&'static L, c
 }
 
 /// Returns the number in an id, for devices that are numbered from 0.
-pub(in crate::device) fn number_of(vendor: &str, id: DeviceId) -> Result<usize> {
+pub(crate) fn number_of(vendor: &str, id: DeviceId) -> Result<usize> {
     let reason = || format!("{vendor} devices are numbered from 0");
     usize::try_from(id.id).map_err(|_| absent(id, reason()))
 }
 
 /// Returns [`Error::DeviceNotAvailable`].
-pub(in crate::device) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
+pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
     Error::DeviceNotAvailable {
         device,
         reason: reason.into().into(),
@@ -67,11 +67,7 @@ pub(in crate::device) fn absent(device: DeviceId, reason: impl Into<String>) -> 
 }
 
 /// Returns [`Error::DeviceNotAvailable`] because a call has failed.
-pub(in crate::device) fn absent_after(
-    library: &dyn Library,
-    id: DeviceId,
-    failed: Failed,
-) -> Error {
+pub(crate) fn absent_after(library: &dyn Library, id: DeviceId, failed: Failed) -> Error {
     let Failed { call, code, .. } = failed;
     let text = library.text(code);
     absent(id, format!("{call} failed: {text} (code {code})"))
@@ -81,7 +77,7 @@ pub(in crate::device) fn absent_after(
 ///
 /// # Safety
 /// Each pointer is null or points to a text that ends with NUL and stays as it is during the call.
-pub(in crate::device) unsafe fn text(name: *const c_char, text: *const c_char) -> String {
+pub(crate) unsafe fn text(name: *const c_char, text: *const c_char) -> String {
     let read = |text: *const c_char| {
         // SAFETY: the pointer is not null, so the caller guarantees a text that ends with NUL (see `# Safety`).
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
@@ -103,7 +99,7 @@ macro_rules! either {
         $given
     };
 }
-pub(in crate::device) use either;
+pub(crate) use either;
 
 /// The name under which errors name a function: the symbol, or the one that is given.
 macro_rules! called {
@@ -114,7 +110,7 @@ macro_rules! called {
         $name
     };
 }
-pub(in crate::device) use called;
+pub(crate) use called;
 
 /// Makes a [`Call`](super::api::Call) of a library's function; `Err` if the library does not have it.
 macro_rules! find_call {
@@ -128,7 +124,7 @@ macro_rules! find_call {
             })
     };
 }
-pub(in crate::device) use find_call;
+pub(crate) use find_call;
 
 /// Declares a struct of a library's functions, by their symbols; the `optional` ones may be missing. The types are
 /// compared with those of `bindings`, a module in scope, whose functions have the ABI `$abi` and return `$their_code`:
@@ -178,11 +174,11 @@ macro_rules! functions {
         };
     };
 }
-pub(in crate::device) use functions;
+pub(crate) use functions;
 
 /// Returns the first library that can be opened and passes the check. An error is the reason of the last one that could be
 /// opened and did not, or `advice` and why the first one could not be opened.
-pub(in crate::device) fn load<T>(
+pub(crate) fn load<T>(
     names: &[&str],
     advice: &str,
     check: impl Fn(libloading::Library) -> Result<T, String>,

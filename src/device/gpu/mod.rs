@@ -29,20 +29,20 @@ mod queue;
 mod runtime;
 mod shared;
 
-pub(in crate::device) use self::api::{
+pub(crate) use self::api::{
     Answer, Api, Call, Code, CopyList, Failed, HostFunction, PoolProps, RawEvent, RawPool,
     RawStream, check_alike,
 };
-pub(in crate::device) use self::backend::Gpu;
-pub(in crate::device) use self::context::EventCell;
-pub(in crate::device) use self::library::{
+pub(crate) use self::backend::Gpu;
+pub(crate) use self::context::EventCell;
+pub(crate) use self::library::{
     Library, absent, absent_after, called, device_count, either, find, find_call, functions, load,
     number_of, text,
 };
-pub(in crate::device) use self::queue::GpuQueue;
-pub(in crate::device) use self::runtime::{Before, Memory, Peer, PointerKind, Runtime};
-pub(in crate::device) use self::shared::Shared;
+pub(crate) use self::queue::GpuQueue;
+pub(crate) use self::runtime::{Before, Memory, Peer, PointerKind, Runtime};
+pub(crate) use self::shared::Shared;
 
 /// Most bytes of page-locked memory that a device takes for staging and for downloads, unless its
 /// configuration says otherwise.
-pub(in crate::device) const PAGE_LOCKED_LIMIT: usize = 2 << 30;
+pub(crate) const PAGE_LOCKED_LIMIT: usize = 2 << 30;

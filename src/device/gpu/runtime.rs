@@ -10,7 +10,7 @@ use crate::device::backend::{CopyOp, DevicePtr};
 
 /// What follows from a code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::device) enum Meaning {
+pub(crate) enum Meaning {
     OutOfMemory,
     /// The call cannot be made now: during a stream capture, or in a host function.
     Passing,
@@ -25,7 +25,7 @@ pub(in crate::device) enum Meaning {
 
 /// Which memory a device has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::device) enum Memory {
+pub(crate) enum Memory {
     Device,
     /// Page-locked host memory.
     Host,
@@ -35,11 +35,11 @@ pub(in crate::device) enum Memory {
 
 /// What a library must be told to copy out of other memory: a context's address, or a device's number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::device) struct Peer(pub(in crate::device) usize);
+pub(crate) struct Peer(pub(in crate::device) usize);
 
 /// What kind of memory an address lies in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::device) enum PointerKind {
+pub(crate) enum PointerKind {
     /// Memory of the device of this ordinal; in which context, if it belongs to one (memory of a pool does not, and HIP
     /// has none).
     Device(c_int, Option<usize>),
@@ -53,13 +53,13 @@ pub(in crate::device) enum PointerKind {
 
 /// What [`Runtime::enter`] found on the thread, for [`Runtime::leave`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::device) struct Before {
+pub(crate) struct Before {
     /// The device, where the library has a current one instead of a stack of contexts.
     #[cfg_attr(not(feature = "rocm"), allow(dead_code))]
-    pub(in crate::device) ordinal: c_int,
+    pub(crate) ordinal: c_int,
     /// The thread's last error, where the library keeps one.
     #[cfg_attr(not(feature = "rocm"), allow(dead_code))]
-    pub(in crate::device) last_error: Code,
+    pub(crate) last_error: Code,
 }
 
 /// One device of a vendor's library, in one context where there are such.
@@ -68,9 +68,7 @@ pub(in crate::device) struct Before {
 /// The methods do what they say, and `library().api()` has the functions that its fields name. Memory that the library
 /// allocates is aligned to 64 bytes and nobody else's. `kind_of_byte` returns what the library vouches for. The methods
 /// of the second group are called between `enter` and `leave` only: [`Current`](super::context::Current) sees to it.
-pub(in crate::device) unsafe trait Runtime:
-    fmt::Debug + Send + Sync + 'static
-{
+pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn library(&self) -> &dyn Library;
     /// Returns the device's number in the library.
     fn ordinal(&self) -> c_int;
@@ -131,6 +129,6 @@ impl dyn Runtime {
 }
 
 /// Makes an address of a library's memory, which is no Rust allocation.
-pub(in crate::device) fn to_ptr(address: usize) -> DevicePtr {
+pub(crate) fn to_ptr(address: usize) -> DevicePtr {
     DevicePtr::new(std::ptr::with_exposed_provenance_mut(address))
 }

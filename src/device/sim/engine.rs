@@ -31,7 +31,7 @@ impl Drop for EngineMark {
 }
 
 impl Core {
-    /// Appends work to a queue. `state` is the caller's lock.
+    /// Appends work to a queue. `state` is what the caller has locked.
     pub(super) fn enqueue(
         self: &Arc<Self>,
         state: &mut State,
@@ -60,7 +60,7 @@ impl Core {
         })
     }
 
-    /// Waits until a queue has come to `point`; without a worker, by running what that needs.
+    /// Waits until a queue has reached `point`; without a worker, by running what that needs.
     pub(super) fn wait(&self, point: Point, operation: &'static str) -> Result<()> {
         if ON_ENGINE.get() {
             let message = "waits for a device inside a kernel or on a worker";
@@ -168,7 +168,7 @@ impl Core {
     }
 }
 
-/// What a device and its queues hold: the device closes when the last one goes.
+/// What a device and its queues hold: the device closes when the last one is dropped.
 #[derive(Debug)]
 pub(super) struct Handle(pub(super) Arc<Core>);
 

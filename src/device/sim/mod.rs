@@ -1,42 +1,54 @@
-//! The simulated device, `ARROW_DEVICE_EXT_DEV`: a device for programs and tests without one.
+//! The simulated device (`ARROW_DEVICE_EXT_DEV`), for programs and tests without a GPU.
 //!
-//! It is as strict as a real one:
-//! - **The host cannot touch its memory.** A load or store through a [`DevicePtr`] ends the process
-//!   with SIGSEGV; a system call that is given one fails with EFAULT.
-//! - **Its queues are asynchronous.** Copies read and write host memory when they run, not when they
-//!   are submitted. In [`SimMode::Deferred`] nothing runs until somebody waits for it, so that a
-//!   missing wait fails every time. Lists of copies run last one first.
-//! - **Every access is checked when it runs** against the live allocations. Memory is poisoned when
-//!   fresh (`0xA5`) and when freed (`0x5A`), surrounded by red zones, and quarantined before it is
-//!   used again.
-//! - **[Failures](Faults)** can be injected, and [`SimDevice::report`] counts leaks, double frees,
-//!   host memory freed under a copy and the like.
+//! ```
+//! use arrow_array::record_batch;
+//! use arrow_device::{Device, device::sim::{SimConfig, SimDevice}};
+//! # fn main() -> arrow_device::Result<()> {
+//! # if cfg!(any(miri, not(target_os = "linux"))) { return Ok(()) }
+//! let sim = SimDevice::new(SimConfig::default())?;
+//! let device = Device::new(sim.clone())?;
+//! let batch = record_batch!(("id", Int32, [1, 2, 3]))?;
+//! assert_eq!(device.upload(&batch)?.to_host()?, batch);
+//! assert!(sim.report().violations.is_empty());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! It is as strict as a real device:
+//! - **The host cannot touch its memory.** A load or store through a [`DevicePtr`] ends the process with SIGSEGV; a system
+//!   call with such an address fails with EFAULT.
+//! - **Its queues are asynchronous.** Copies read and write host memory when they run, not when they are submitted. In
+//!   [`SimMode::Deferred`] nothing runs until a thread waits for it, so a missing wait fails every time. Lists of copies run
+//!   with the last one first.
+//! - **Every access is checked when it runs** against the live allocations. Memory is filled with `0xA5` when fresh and with
+//!   `0x5A` when freed, surrounded by red zones, and quarantined before it is used again.
+//! - **[Failures](Faults)** can be injected, and [`SimDevice::report`] counts leaks, double frees, host memory that is freed
+//!   under a copy, and similar errors.
 //!
 //! [Kernels](SimQueue::launch) are closures that run on a queue with a view of device memory.
 //!
 //! # The event type
 //!
-//! The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. Here
-//! `sync_event` is a pointer to a [`SimEvent`]. It can be used only through the device that
-//! recorded it, in the same process; null means that nothing needs to be waited for. Since any
-//! producer of test data may use this device type, a simulated device accepts only addresses and
-//! events of its own.
+//! The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. Here `sync_event` points to a
+//! [`SimEvent`]. Only the device that recorded the event can use it, in the same process; null means that there is nothing
+//! to wait for. Since any producer of test data may use this device type, a simulated device accepts only its own addresses
+//! and events.
 //!
 //! # Errors
 //!
-//! [`Error::Device`] of a simulated device carries one of these codes:
+//! An [`Error::Device`] of a simulated device has one of these codes:
 //!
 //! | code | meaning | lasting |
 //! |---|---|---|
 //! | 1 | an injected failure | no |
-//! | 2 | queued work touched memory that it must not | yes |
+//! | 2 | queued work touched memory that it must not touch | yes |
 //! | 3 | a kernel failed | yes |
 //! | 4 | a call that is wrong in itself: a double free, a released event, a wait inside a kernel | no |
 //!
-//! A lasting error ends the device, as on real ones: remaining work is dropped, wakers are called,
-//! and every later call answers with the same error, except freeing and releasing.
+//! A lasting error ends the device, as on a GPU: remaining work is dropped, wakers are called, and every later call returns
+//! the same error, except frees and releases.
 //!
-//! Simulated devices need Linux. Elsewhere, and under Miri, [`SimDevice::new`] answers with
+//! Simulated devices need Linux. On other systems, and under Miri, [`SimDevice::new`] returns
 //! [`Error::DeviceNotAvailable`].
 
 use std::alloc::Layout;
@@ -137,8 +149,8 @@ impl Ids {
 
 /// A simulated device.
 ///
-/// It lives until it and its queues are dropped. Work that is still queued then is finished in
-/// [`SimMode::Async`] and dropped in [`SimMode::Deferred`].
+/// It lives until it and its queues are dropped. Work that is still queued then is finished in [`SimMode::Async`] and dropped
+/// in [`SimMode::Deferred`].
 ///
 /// ```
 /// use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
@@ -217,16 +229,19 @@ impl SimDevice {
         Ok(Arc::new(Self { handle, queue }))
     }
 
-    /// Failures to inject, and counts of operations.
+    /// Returns the failures to inject, and counts of operations.
     pub fn faults(&self) -> &Faults {
         &self.core().faults
     }
 
-    /// Frees an allocation at once, in no queue's order and without running any: queued work that
-    /// still uses it fails when it runs. For frees that are not ordered by a queue.
+    /// Frees an allocation at once, in no queue's order and without running queued work, which fails when it runs if it still
+    /// uses the memory.
+    ///
+    /// # Errors
+    /// Returns [`Error::Device`] if this is not a live allocation of the device with this length.
     ///
     /// # Safety
-    /// As for [`RawQueue::free`]; no operation that uses the memory is running.
+    /// As [`RawQueue::free`]; no operation that uses the memory is running.
     pub unsafe fn free_now(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let core = self.core();
         let mut state = core.state();
@@ -241,7 +256,7 @@ impl SimDevice {
 }
 
 impl Core {
-    /// Marks an allocation as freed; its byte offset. Anything else is refused and noted.
+    /// Marks an allocation as freed, and returns its byte offset. Anything else is refused, and becomes a violation.
     fn begin_free(&self, state: &mut State, base: DevicePtr, bytes: usize) -> Result<usize> {
         let freed = match self.mapping.offset(base.address()) {
             Some(offset) => state.memory.begin_free(offset, bytes).map(|()| offset),
@@ -254,7 +269,7 @@ impl Core {
         })
     }
 
-    /// Where a live event of this device stands; anything else is refused and noted.
+    /// Returns the position of a live event of this device. Anything else is refused, and becomes a violation.
     fn point_of(
         &self,
         state: &mut State,
@@ -269,7 +284,7 @@ impl Core {
     }
 }
 
-/// The layout of a host allocation.
+/// Returns the layout of a host allocation.
 fn host_layout(bytes: usize) -> Result<Layout> {
     match Layout::from_size_align(bytes, 64) {
         Ok(layout) if bytes > 0 => Ok(layout),
@@ -277,9 +292,9 @@ fn host_layout(bytes: usize) -> Result<Layout> {
     }
 }
 
-// SAFETY: `host_readable` is false; `classify` answers `Device` only inside one allocation that is
-// not freed, and never `HostAccessible`; a position counts as reached only when the operations up to
-// it have run, and the lock of the state makes them visible; host memory is of the global allocator.
+// SAFETY: `host_readable` is false; `classify` returns `Device` only inside one allocation that is not freed, and never
+// `HostAccessible`; a position counts as reached only when the operations up to it have run, and the lock of the state makes
+// them visible; host memory comes from the global allocator.
 unsafe impl Backend for SimDevice {
     fn id(&self) -> DeviceId {
         self.core().id
@@ -334,7 +349,7 @@ unsafe impl Backend for SimDevice {
     }
 
     unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        // Cloned and dropped without locks: both run code of the waker's.
+        // Cloned and dropped while no lock is held: both run code of the waker's.
         let waker = waker.clone();
         let core = self.core();
         let mut state = core.state();
@@ -390,7 +405,7 @@ unsafe impl Backend for SimDevice {
                 bytes,
             });
         }
-        // SAFETY: just allocated with this length.
+        // SAFETY: the memory was just allocated with this length.
         unsafe { memory.write_bytes(memory::FRESH, bytes) };
         let block = HostBlock { bytes, copies: 0 };
         state.host.0.insert(memory.addr(), block);
@@ -403,13 +418,12 @@ unsafe impl Backend for SimDevice {
         let why = match state.host.0.get(&start) {
             None => "not a live host allocation (double free?)",
             Some(block) if block.bytes != bytes => "allocated with another length",
-            // It stays allocated, so that the copy does no further harm.
+            // It stays allocated, so that the copy stays harmless.
             Some(block) if block.copies > 0 => "a queued copy uses it",
             Some(_) => {
                 state.host.0.remove(&start);
                 if let Ok(layout) = host_layout(bytes) {
-                    // SAFETY: allocated with this layout by `allocate_host`, and freed once: it was
-                    // in `host`.
+                    // SAFETY: `allocate_host` allocated it with this layout, and it is freed once: it was in `host`.
                     unsafe { std::alloc::dealloc(address.as_ptr().cast(), layout) };
                 }
                 return;

@@ -12,8 +12,7 @@ use super::state::{Core, Op, QueueState};
 use crate::device::{CopyOp, DevicePtr, EventPtr, RawQueue, device_error};
 use crate::error::{Error, Result};
 
-/// A queue of a [`SimDevice`](super::SimDevice); found by downcasting
-/// [`RawQueue::as_any`].
+/// A queue of a [`SimDevice`](super::SimDevice): what [`RawQueue::as_any`] returns.
 pub struct SimQueue {
     handle: Arc<Handle>,
     id: u64,
@@ -49,8 +48,7 @@ impl SimQueue {
         Ok(())
     }
 
-    /// How many operations have not completed. Unlike an event's, the answer needs no further
-    /// operation.
+    /// Returns how many operations have not completed. Unlike recording an event, this queues no further operation.
     pub fn pending_operations(&self) -> usize {
         let state = self.core().state();
         let queue = state.queues.get(&self.id);
@@ -59,11 +57,10 @@ impl SimQueue {
 
     /// Queues a kernel: a closure that runs in queue order with a view of the device's memory.
     ///
-    /// If it answers with an error, panics, or touches memory that it must not, the device fails:
-    /// waiting for the work, and every later call, answers with that error. A kernel must not wait
-    /// for a device; such a wait answers with an error. What the closure holds is dropped once it
-    /// has run: in [`SimMode::Deferred`](super::SimMode::Deferred) a closure that holds the
-    /// device and is never waited for keeps the device alive.
+    /// If the kernel returns an error, panics, or touches memory that it must not touch, the device fails: waiting for the
+    /// work, and every later call, returns that error. A kernel must not wait for a device; such a wait returns an error.
+    /// What the closure holds is dropped once it has run: in [`SimMode::Deferred`](super::SimMode::Deferred) a closure that
+    /// holds the device and is never waited for keeps the device alive.
     ///
     /// ```
     /// use arrow_device::device::Backend;
@@ -101,8 +98,8 @@ impl SimQueue {
     /// ```
     ///
     /// # Safety
-    /// The kernel writes only memory that nobody reads as arrow data yet: not that of a
-    /// [`DeviceBuffer`](crate::DeviceBuffer), an array or a batch, whose values are relied upon.
+    /// The kernel writes only memory that is not yet arrow data: not that of a [`DeviceBuffer`](crate::DeviceBuffer), an array
+    /// or a batch, whose values other code relies on.
     pub unsafe fn launch(
         &self,
         kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
@@ -112,7 +109,7 @@ impl SimQueue {
     }
 }
 
-/// What a copy must be, whatever memory it is of.
+/// Checks what holds for a copy in any memory.
 fn check_copy(copy: &CopyOp) -> Result<()> {
     let CopyOp {
         src, dst, bytes, ..
@@ -133,9 +130,8 @@ fn check_copy(copy: &CopyOp) -> Result<()> {
     }
 }
 
-// SAFETY: the allocator hands out 64-byte aligned blocks that nothing else has, valid from then on;
-// the engine runs the first operation of a queue only, takes it off when it has run, and runs a wait
-// only when its event's position is reached.
+// SAFETY: the allocator returns 64-byte aligned blocks that nothing else has, valid from then on; the engine runs only the
+// first operation of a queue, removes it when it has run, and runs a wait only when its event's position is reached.
 unsafe impl RawQueue for SimQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         let core = self.core();

@@ -18,8 +18,7 @@ use crate::error::{Error, Result};
 
 /// What a device, its queues and its worker share.
 ///
-/// Locks are taken in this order: `engine`, `state`. Wakers are called and closures dropped with
-/// neither held.
+/// Locks are taken in this order: `engine`, `state`. Wakers are called and closures dropped while neither is held.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) id: DeviceId,
@@ -29,9 +28,9 @@ pub(super) struct Core {
     state: Mutex<State>,
     /// Held by whoever runs work when there is no worker.
     pub(super) engine: Mutex<()>,
-    /// There is work, or the device is closing.
+    /// Signalled when there is work, or the device is closing.
     pub(super) work: Condvar,
-    /// Work has run.
+    /// Signalled when work has run.
     pub(super) done: Condvar,
 }
 
@@ -43,7 +42,7 @@ pub(super) struct State {
     pub(super) next_queue: u64,
     pub(super) host: HostBlocks,
     pub(super) violations: Vec<String>,
-    /// What ended this device. Nothing runs or is queued any more.
+    /// The error that ended this device. Nothing runs or is queued any more.
     pub(super) error: Option<Error>,
     pub(super) worker: Option<JoinHandle<()>>,
     pub(super) closing: bool,
@@ -78,7 +77,7 @@ impl Core {
         lock(&self.state)
     }
 
-    /// Where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch them.
+    /// Returns where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch them.
     pub(super) fn locate(&self, ptr: DevicePtr, bytes: usize) -> Result<*mut u8, String> {
         let check = match self.mapping.offset(ptr.address()) {
             None => Err("not an address of this device".into()),
@@ -95,24 +94,24 @@ impl Core {
 }
 
 impl State {
-    /// Refuses if the device has failed.
+    /// Returns the error of a device that has failed.
     pub(super) fn alive(&self) -> Result<()> {
         self.error.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether a queue has come this far. Queues are forgotten only when all of their work is done.
+    /// Whether a queue has reached a position. Queues are forgotten only when all of their work is done.
     pub(super) fn reached(&self, point: Point) -> bool {
         let queue = self.queues.get(&point.queue);
         queue.is_none_or(|queue| queue.completed >= point.position)
     }
 
-    /// Takes note that the first operation of a queue has run.
+    /// Records that the first operation of a queue has run.
     pub(super) fn complete(&mut self, id: u64, after: &mut After) {
         let Some(queue) = self.queues.get_mut(&id) else {
             return;
         };
         if let Some(op) = queue.pending.pop_front() {
-            self.host.let_go(&op);
+            self.host.release(&op);
             after.garbage.push(op);
         }
         queue.completed += 1;
@@ -123,7 +122,7 @@ impl State {
         }
     }
 
-    /// Ends the device: frees what was to be freed, drops all other work, wakes everybody.
+    /// Ends the device: runs queued frees, drops all other work, and wakes every waker.
     pub(super) fn fail(&mut self, mapping: &Mapping, error: Error, after: &mut After) {
         self.error.get_or_insert(error);
         let ids: Vec<u64> = self.queues.keys().copied().collect();
@@ -146,7 +145,7 @@ impl State {
         }
     }
 
-    /// The queue whose first operation can run, if any, after `last` first; else when to look again.
+    /// Returns a queue whose first operation can run, preferring those after `last`, or else when to look again.
     pub(super) fn pick(&self, last: u64, rate: Option<u64>) -> Pick {
         let mut again: Option<Instant> = None;
         let later = self.queues.range(last.saturating_add(1)..);
@@ -184,7 +183,7 @@ pub(super) enum Pick {
     Later(Option<Instant>),
 }
 
-/// What is left to do after work has run, without locks.
+/// What is left to do after work has run, once no lock is held.
 #[derive(Default)]
 pub(super) struct After {
     wakers: Vec<Waker>,
@@ -220,13 +219,13 @@ pub(super) enum Op {
     Free(usize),
     /// `None` once it has begun to run.
     Kernel(Option<Work>),
-    /// Where an event was recorded.
+    /// The position of an event.
     Mark,
     Wait(Point),
 }
 
 impl Op {
-    /// What is to be run now. The operation itself stays where it is.
+    /// Returns what is to be run now. The operation itself stays where it is.
     pub(super) fn start(&mut self) -> Self {
         match self {
             Self::Copy { copies, .. } => Self::Copy {
@@ -259,7 +258,7 @@ pub(super) struct HostBlock {
 pub(super) struct HostBlocks(pub(super) BTreeMap<usize, HostBlock>);
 
 impl HostBlocks {
-    /// Notes that an operation is queued.
+    /// Records that an operation is queued.
     pub(super) fn hold(&mut self, op: &mut Op) {
         let Op::Copy { copies, host } = op else {
             return;
@@ -279,8 +278,8 @@ impl HostBlocks {
         }
     }
 
-    /// Notes that an operation has run. What it uses was not freed meanwhile.
-    pub(super) fn let_go(&mut self, op: &Op) {
+    /// Records that an operation has run. What it uses was not freed meanwhile.
+    pub(super) fn release(&mut self, op: &Op) {
         let Op::Copy { host, .. } = op else {
             return;
         };
@@ -314,7 +313,7 @@ pub(super) struct QueueState {
     pub(super) wakers: Wakers,
     /// When the first operation may run, if copies are slowed down.
     pub(super) due: Cell<Option<std::time::Instant>>,
-    /// Its handle is gone; forgotten once its work is done.
+    /// The handle was dropped; the queue is forgotten once its work is done.
     pub(super) dropped: bool,
 }
 

@@ -184,7 +184,7 @@ pub unsafe extern "C" fn cuMemsetD8_v2(dst: Address, uc: u8, bytes: usize) -> Co
 /// `CUmemcpyAttributes`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Attributes {
+pub(crate) struct Attributes {
     order: c_int,
     source_hint: Location,
     target_hint: Location,

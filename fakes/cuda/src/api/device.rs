@@ -61,7 +61,7 @@ pub unsafe extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> Code {
 }
 
 /// Refuses an ordinal that there is not.
-pub fn check(ordinal: c_int) -> Outcome {
+pub(crate) fn check(ordinal: c_int) -> Outcome {
     if (0..device_count()).contains(&ordinal) {
         Ok(())
     } else {

@@ -12,7 +12,7 @@ use crate::memory::What;
 use crate::registry::{Pool, Registry, registry};
 
 /// Refuses on engines without pools.
-pub fn check(engine: &Engine) -> Outcome {
+pub(crate) fn check(engine: &Engine) -> Outcome {
     if engine.has(NO_POOLS) {
         Err(NOT_SUPPORTED)
     } else {
@@ -51,7 +51,12 @@ fn current_pool(registry: &mut Registry, ordinal: i32) -> Outcome<Handle> {
 }
 
 /// Allocates in the order of a stream.
-pub fn allocate(dptr: Out<Address>, bytes: usize, pool: Option<Handle>, stream: Handle) -> Outcome {
+pub(crate) fn allocate(
+    dptr: Out<Address>,
+    bytes: usize,
+    pool: Option<Handle>,
+    stream: Handle,
+) -> Outcome {
     if dptr.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -90,7 +95,7 @@ fn used(registry: &Registry, pool: usize) -> (Option<Arc<Engine>>, u64) {
 /// The beginning of `CUmemPoolProps`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct PoolProps {
+pub(crate) struct PoolProps {
     allocation: c_int,
     handle_types: c_int,
     location: Location,

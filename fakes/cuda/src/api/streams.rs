@@ -112,7 +112,7 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> 
             if mode.is_null() {
                 return Err(INVALID_VALUE);
             }
-            // SAFETY: the caller's: it points to a mode.
+            // SAFETY: the pointer is not null, and the caller guarantees that it points to a mode.
             unsafe { *mode = CAPTURE_MODE.replace(*mode) };
             Ok(())
         },
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
 }
 
 /// What the legacy default stream is asked and may not be.
-pub fn refuse_legacy(stream: Handle) -> Outcome {
+pub(crate) fn refuse_legacy(stream: Handle) -> Outcome {
     if is_legacy(stream) {
         Err(INVALID_VALUE)
     } else {

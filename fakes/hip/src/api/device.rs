@@ -29,7 +29,7 @@ pub unsafe extern "C" fn hipDriverGetVersion(driverVersion: Out<c_int>) -> Code 
 
 fn device_count(driver: &Driver) -> Outcome<c_int> {
     let mut count = 0;
-    // SAFETY: `count` is written.
+    // SAFETY: `count` is valid for the write of an int.
     unsafe { driver.cuDeviceGetCount(&mut count) }?;
     Ok(count)
 }
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn hipDeviceGetAttribute(
             88 => 115, // memoryPoolsSupported
             _ => return Err(INVALID_VALUE),
         };
-        // SAFETY: the caller's: `pi` points to an `int`.
+        // SAFETY: the caller guarantees that `pi` points to an `int`.
         unsafe { driver.cuDeviceGetAttribute(pi.raw(), attribute, deviceId) }
     })
 }

@@ -36,7 +36,7 @@ forward! {
 pub unsafe extern "C" fn hipMalloc(ptr: Out<*mut c_void>, size: usize) -> Code {
     on_device(|driver| match size {
         0 => ptr.put(null_mut()),
-        // SAFETY: the caller's: `ptr` points to room for a pointer.
+        // SAFETY: the caller guarantees that `ptr` is valid for the write of a pointer.
         _ => unsafe { driver.cuMemAlloc_v2(ptr.raw().cast(), size) },
     })
 }
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn hipMalloc(ptr: Out<*mut c_void>, size: usize) -> Code {
 pub unsafe extern "C" fn hipFree(ptr: *mut c_void) -> Code {
     on_device(|driver| match ptr.is_null() {
         true => Ok(()),
-        // SAFETY: the caller's: the memory is not used any more.
+        // SAFETY: the caller guarantees that nothing uses the memory any more.
         false => unsafe { driver.cuMemFree_v2(address(ptr)) },
     })
 }
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn hipHostMalloc(ptr: Out<*mut c_void>, size: usize, flags
         let flags = host_flags(flags)?;
         match size {
             0 => ptr.put(null_mut()),
-            // SAFETY: the caller's: `ptr` points to room for a pointer.
+            // SAFETY: the caller guarantees that `ptr` is valid for the write of a pointer.
             _ => unsafe { driver.cuMemHostAlloc(ptr.raw(), size, flags) },
         }
     })
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn hipHostMalloc(ptr: Out<*mut c_void>, size: usize, flags
 pub unsafe extern "C" fn hipHostFree(ptr: *mut c_void) -> Code {
     on_device(|driver| match ptr.is_null() {
         true => Ok(()),
-        // SAFETY: the caller's: the memory is not used any more.
+        // SAFETY: the caller guarantees that nothing uses the memory any more.
         false => unsafe { driver.cuMemFreeHost(ptr) },
     })
 }

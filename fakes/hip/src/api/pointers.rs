@@ -9,7 +9,7 @@ use crate::ffi::*;
 
 /// `hipPointerAttribute_t`, laid out alike in all versions.
 #[repr(C)]
-pub struct PointerAttributes {
+pub(crate) struct PointerAttributes {
     kind: c_int,
     device: c_int,
     device_pointer: *mut c_void,
