@@ -9,13 +9,13 @@ use crate::device::backend::{CopyOp, DevicePtr};
 pub(crate) type Code = c_int;
 
 /// Codes that mean the same in both.
-pub(super) mod code {
+pub(crate) mod code {
     use super::Code;
 
-    pub(super) const OUT_OF_MEMORY: Code = 2;
-    pub(super) const DEINITIALIZED: Code = 4;
-    pub(super) const NOT_READY: Code = 600;
-    pub(super) const NOT_SUPPORTED: Code = 801;
+    pub(crate) const OUT_OF_MEMORY: Code = 2;
+    pub(crate) const DEINITIALIZED: Code = 4;
+    pub(crate) const NOT_READY: Code = 600;
+    pub(crate) const NOT_SUPPORTED: Code = 801;
 }
 
 /// The capture mode in which a thread's calls cannot spoil other threads' stream captures.
