@@ -100,13 +100,13 @@ fn reason(e: &Error) -> String {
     }
 }
 
-#[cfg(all(feature = "sim", target_os = "linux"))]
+#[cfg(feature = "sim")]
 fn new_simulated(id: DeviceId) -> Result<Device> {
     use crate::device::sim::{SimConfig, SimDevice};
     Device::new(SimDevice::numbered(SimConfig::default(), id)?)
 }
 
-#[cfg(not(all(feature = "sim", target_os = "linux")))]
+#[cfg(not(feature = "sim"))]
 fn new_simulated(device: DeviceId) -> Result<Device> {
     Err(Error::DeviceNotAvailable {
         device,
