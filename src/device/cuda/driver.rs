@@ -268,7 +268,7 @@ fn api(driver: &Functions, library: &libloading::Library) -> Api {
         host_flags: PORTABLE,
         allocate_host: driver.cuMemHostAlloc,
         free_host: driver.cuMemFreeHost,
-        allocate_managed: driver.cuMemAllocManaged,
+        allocate_managed: Some(driver.cuMemAllocManaged),
         copy_list: copy_list.map(call),
         launch_host: Some(driver.cuLaunchHostFunc),
         fill: driver.cuMemsetD8Async,

@@ -304,8 +304,9 @@ pub(crate) struct Api {
     pub(crate) host_flags: c_uint,
     pub(crate) allocate_host: Call<AllocateWith>,
     pub(crate) free_host: Call<Free>,
-    pub(crate) allocate_managed: Call<AllocateWith>,
-    /// `None` in older libraries, as well as the next.
+    /// `None` for HIP, which has no device type for managed memory.
+    pub(crate) allocate_managed: Option<Call<AllocateWith>>,
+    /// `None` in older libraries, as is the next.
     pub(crate) copy_list: Option<Call<CopyList>>,
     #[allow(clippy::type_complexity)] // a function of C's
     pub(crate) launch_host:

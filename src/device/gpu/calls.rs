@@ -7,7 +7,7 @@ use super::api::{
     RawStream, code,
 };
 use super::context::Current;
-use super::runtime::{Memory, PointerKind, to_ptr};
+use super::runtime::{MANAGED, Memory, PointerKind, to_ptr};
 use crate::device::backend::{CopyOp, DevicePtr};
 
 /// All streams, events and pools are of the current context's library.
@@ -216,10 +216,10 @@ impl Current<'_> {
                     let code = (api.allocate_host)(at, bytes, api.host_flags);
                     api.allocate_host.check(code)
                 }
-                Memory::Managed => {
-                    let code = (api.allocate_managed)(at, bytes, ATTACH_GLOBAL);
-                    api.allocate_managed.check(code)
-                }
+                Memory::Managed => match &api.allocate_managed {
+                    Some(call) => call.check(call(at, bytes, ATTACH_GLOBAL)),
+                    None => Err(not_supported(MANAGED)),
+                },
             }
         }?;
         Ok(to_ptr(address))
@@ -295,15 +295,19 @@ impl Current<'_> {
     ) -> Answer {
         let Some(call) = &self.api().launch_host else {
             // Devices that need it are not opened without it.
-            let name = "a host function";
-            return Err(Failed {
-                call: name,
-                out_of_memory: name,
-                code: code::NOT_SUPPORTED,
-            });
+            return Err(not_supported("a host function"));
         };
         // SAFETY: the caller guarantees a live or default stream, and a function that may be called with `data` (see
         // `# Safety`).
         call.check(unsafe { call(stream, Some(function), data) })
+    }
+}
+
+/// Returns the failure of a call that the library does not have.
+fn not_supported(call: &'static str) -> Failed {
+    Failed {
+        call,
+        out_of_memory: call,
+        code: code::NOT_SUPPORTED,
     }
 }

@@ -104,13 +104,16 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer;
 }
 
+/// The name for errors where there is no call for managed memory.
+pub(super) const MANAGED: &str = "managed memory";
+
 impl Api {
     /// Returns the name of the call that allocates memory, in no stream's order.
     pub(super) fn allocate(&self, memory: Memory) -> &'static str {
         match memory {
             Memory::Device => self.allocate_device.name,
             Memory::Host => self.allocate_host.name,
-            Memory::Managed => self.allocate_managed.name,
+            Memory::Managed => self.allocate_managed.map_or(MANAGED, |call| call.name),
         }
     }
 }

@@ -119,7 +119,6 @@ functions! {
         hipFree(ptr: *mut c_void);
         hipHostMalloc(address: *mut usize as *mut *mut c_void, bytes: usize, flags: c_uint);
         hipHostFree(ptr: *mut c_void);
-        hipMallocManaged(address: *mut usize as *mut *mut c_void, bytes: usize, flags: c_uint);
         hipPointerGetAttributes(
             attributes: *mut PointerAttributes as *mut hipPointerAttribute_t,
             ptr: *const c_void
@@ -314,7 +313,7 @@ fn api(hip: &Functions, library: &libloading::Library) -> Api {
         host_flags: bindings::hipHostMallocPortable | bindings::hipHostMallocCoherent,
         allocate_host: hip.hipHostMalloc,
         free_host: hip.hipHostFree,
-        allocate_managed: hip.hipMallocManaged,
+        allocate_managed: None,
         copy_list: copy_list.ok().map(|call| Call {
             name: call.name,
             out_of_memory: call.out_of_memory,
