@@ -51,7 +51,7 @@ pub(crate) fn on_device(body: impl FnOnce(&Driver) -> Outcome) -> Code {
 macro_rules! forward {
     ($($hip:ident($($arg:ident: $type:ty),* $(,)?) => $cuda:ident($($passed:expr),* $(,)?);)*) => {$(
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $hip($($arg: $type),*) -> Code {
+        pub(crate) unsafe extern "C" fn $hip($($arg: $type),*) -> Code {
             $crate::call::on_device(|driver| {
                 // SAFETY: CUDA asks of these arguments what HIP asks, which the caller guarantees.
                 unsafe { driver.$cuda($($passed),*) }

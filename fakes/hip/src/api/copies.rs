@@ -28,7 +28,7 @@ fn target(dst: *mut c_void, kind: c_int) -> Outcome<Address> {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemcpyPeerAsync(
+pub(crate) unsafe extern "C" fn hipMemcpyPeerAsync(
     dst: *mut c_void,
     dstDeviceId: c_int,
     src: *const c_void,
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn hipMemcpyPeerAsync(
 
 /// `hipMemcpyAttributes` and `CUmemcpyAttributes` are laid out alike and have the same numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemcpyBatchAsync(
+pub(crate) unsafe extern "C" fn hipMemcpyBatchAsync(
     dsts: *mut *mut c_void,
     srcs: *mut *mut c_void,
     sizes: *mut usize,

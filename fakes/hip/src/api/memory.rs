@@ -33,7 +33,7 @@ forward! {
 
 /// Nothing is allocated for no bytes, unlike CUDA's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMalloc(ptr: Out<*mut c_void>, size: usize) -> Code {
+pub(crate) unsafe extern "C" fn hipMalloc(ptr: Out<*mut c_void>, size: usize) -> Code {
     on_device(|driver| match size {
         0 => ptr.put(null_mut()),
         // SAFETY: the caller guarantees that `ptr` is valid for the write of a pointer.
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn hipMalloc(ptr: Out<*mut c_void>, size: usize) -> Code {
 
 /// Null is fine, unlike CUDA's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipFree(ptr: *mut c_void) -> Code {
+pub(crate) unsafe extern "C" fn hipFree(ptr: *mut c_void) -> Code {
     on_device(|driver| match ptr.is_null() {
         true => Ok(()),
         // SAFETY: the caller guarantees that nothing uses the memory any more.
@@ -65,7 +65,11 @@ fn host_flags(flags: c_uint) -> Outcome<c_uint> {
 
 /// As [`hipMalloc`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipHostMalloc(ptr: Out<*mut c_void>, size: usize, flags: c_uint) -> Code {
+pub(crate) unsafe extern "C" fn hipHostMalloc(
+    ptr: Out<*mut c_void>,
+    size: usize,
+    flags: c_uint,
+) -> Code {
     on_device(|driver| {
         let flags = host_flags(flags)?;
         match size {
@@ -78,7 +82,7 @@ pub unsafe extern "C" fn hipHostMalloc(ptr: Out<*mut c_void>, size: usize, flags
 
 /// As [`hipFree`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipHostFree(ptr: *mut c_void) -> Code {
+pub(crate) unsafe extern "C" fn hipHostFree(ptr: *mut c_void) -> Code {
     on_device(|driver| match ptr.is_null() {
         true => Ok(()),
         // SAFETY: the caller guarantees that nothing uses the memory any more.

@@ -62,7 +62,7 @@ struct Answer {
 const NAMES: [c_int; 5] = [2, 3, 4, 8, 9];
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipPointerGetAttributes(
+pub(crate) unsafe extern "C" fn hipPointerGetAttributes(
     attributes: Out<PointerAttributes>,
     ptr: *const c_void,
 ) -> Code {

@@ -30,7 +30,7 @@ forward! {
 
 /// Waits for the stream's work, as HIP may.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipStreamDestroy(stream: Handle) -> Code {
+pub(crate) unsafe extern "C" fn hipStreamDestroy(stream: Handle) -> Code {
     on_device(|driver| {
         // SAFETY: the caller guarantees a live stream that nothing uses any more.
         unsafe {
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn hipStreamDestroy(stream: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipThreadExchangeStreamCaptureMode(mode: *mut c_int) -> Code {
+pub(crate) unsafe extern "C" fn hipThreadExchangeStreamCaptureMode(mode: *mut c_int) -> Code {
     call(|driver| {
         // SAFETY: the caller guarantees that `mode` points to a mode.
         unsafe { driver.cuThreadExchangeStreamCaptureMode(mode) }
@@ -64,7 +64,7 @@ fn event_flags(flags: c_uint) -> Outcome<c_uint> {
 
 /// The default streams are the current device's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipStreamGetDevice(stream: Handle, device: Out<c_int>) -> Code {
+pub(crate) unsafe extern "C" fn hipStreamGetDevice(stream: Handle, device: Out<c_int>) -> Code {
     const PER_THREAD: usize = 2;
     if stream.addr() <= PER_THREAD {
         return call(|_| device.put(current_device()));
