@@ -222,7 +222,7 @@ class TwoCopies(PeerCase):
                 cases.check_batch(*EXAMPLE.copy(out, schema, "cpu"), types, variant)
 
     def test_the_others_device_is_refused(self):
-        """Both have a device ext-dev:0. Addresses and events of another are told apart, and released."""
+        """Both have a device sim. Addresses and events of another are told apart, and released."""
         t = [TYPES.index("Int32")]
         for struct in EXAMPLE.copy(*cases.batch(t, 5), "sim"):  # so that it has one
             release(struct)

@@ -35,7 +35,7 @@ from rust import RustError
 
 NAMES = {
     CPU: "cpu", CUDA: "cuda", CUDA_HOST: "cuda-host", OPENCL: "opencl", VULKAN: "vulkan", METAL: "metal", VPI: "vpi",
-    ROCM: "rocm", ROCM_HOST: "rocm-host", EXT_DEV: "ext-dev", CUDA_MANAGED: "cuda-managed", ONEAPI: "oneapi",
+    ROCM: "rocm", ROCM_HOST: "rocm-host", EXT_DEV: "sim", CUDA_MANAGED: "cuda-managed", ONEAPI: "oneapi",
     WEBGPU: "webgpu", HEXAGON: "hexagon",
 }  # fmt: skip
 UNNAMED = [0, 5, 6, 17, 18, 99, -5, 2**31 - 1, -(2**31)]

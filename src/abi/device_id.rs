@@ -1,22 +1,23 @@
-//! [`DeviceId`].
+//! A device's type and id.
 
 use std::fmt;
 
 use crate::abi::ArrowDeviceType;
 
-/// The type and id of a device, as in `ArrowDeviceArray`.
+/// A device's type and id, the pair in an `ArrowDeviceArray`.
 ///
-/// It is printed as `cpu`, `cuda:0` or `ext-dev:3`, and parsed from the same names. `sim:3` means `ext-dev:3`; a missing id
-/// means 0, or -1 for `cpu`.
+/// Displays as `cpu`, `cuda:0`, `cuda-host:1`, `sim`, `sim:3`, and parses from the same names. A missing id means 0, or -1
+/// for `cpu`. Extension devices ([`ArrowDeviceType::EXT_DEV`]) display as `sim` and also parse from `ext-dev`.
 ///
 /// ```
 /// use arrow_device::{ArrowDeviceType, DeviceId};
-/// let id: DeviceId = "cuda:1".parse()?;
-/// assert_eq!(id, DeviceId::new(ArrowDeviceType::CUDA, 1));
-/// assert_eq!(id.to_string(), "cuda:1");
+/// let id: DeviceId = "cuda".parse()?;
+/// assert_eq!(id, DeviceId::new(ArrowDeviceType::CUDA, 0));
+/// assert_eq!(id.to_string(), "cuda:0");
+/// assert_eq!(DeviceId::new(ArrowDeviceType::EXT_DEV, 0).to_string(), "sim");
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId {
     /// The type of the device.
     pub device_type: ArrowDeviceType,
@@ -31,7 +32,7 @@ impl DeviceId {
         id: -1,
     };
 
-    /// Combines a type and an id.
+    /// Makes a pair of type and id.
     pub const fn new(device_type: ArrowDeviceType, id: i64) -> Self {
         Self { device_type, id }
     }
@@ -41,8 +42,15 @@ impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.device_type.short_name() {
             Some("cpu") => f.write_str("cpu"),
+            Some("sim") if self.id == 0 => f.write_str("sim"),
             Some(name) => write!(f, "{name}:{}", self.id),
             None => write!(f, "{}:{}", self.device_type, self.id),
         }
+    }
+}
+
+impl fmt::Debug for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceId({self})")
     }
 }

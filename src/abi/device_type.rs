@@ -63,8 +63,8 @@ device_types! {
     ROCM = 10, "rocm";
     /// Host memory page-locked by ROCm.
     ROCM_HOST = 11, "rocm-host";
-    /// Memory of extension devices, such as this crate's simulated device.
-    EXT_DEV = 12, "ext-dev";
+    /// Extension devices. They are named `sim`, after this crate's simulated device.
+    EXT_DEV = 12, "sim";
     /// CUDA managed (unified) memory.
     CUDA_MANAGED = 13, "cuda-managed";
     /// oneAPI unified shared memory.

@@ -1,4 +1,4 @@
-//! Loans and buffers as kernel arguments: a pointer each.
+//! Loans and buffers as kernel arguments: each passes its address.
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{LaunchArgs, PushKernelArg};
@@ -12,13 +12,15 @@ const _: () = assert!(
     "CUDA has 64-bit addresses"
 );
 
+/// Views an address as a kernel argument.
 fn argument(address: &DevicePtr) -> &CUdeviceptr {
-    // SAFETY: both are 8 bytes with 8-byte alignment; the address is read as a number.
+    // SAFETY: `DevicePtr` is a pointer, which has the size of a `CUdeviceptr` (asserted above) and its alignment on systems
+    // with 64-bit addresses; any address is a value of the integer.
     unsafe { &*std::ptr::from_ref(address).cast::<CUdeviceptr>() }
 }
 
-// SAFETY: the driver reads the argument during the launch, while it is borrowed; it is the
-// address of memory that the launch's stream has waited for, if it is the loan's queue's.
+// SAFETY: the driver reads the argument during the launch, while it is borrowed. Whoever launches guarantees (`launch` is
+// unsafe) that the stream is that of the loan's queue, which has waited for the memory.
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Loan<'_>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b Loan<'_>) -> &mut Self {
@@ -26,7 +28,8 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Loan<'_>> for LaunchArgs<'a> {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: as for a loan: the driver reads the argument while it is borrowed, and whoever launches guarantees that the stream
+// is that of the slice's queue.
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b DeviceSlice<'_, T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b DeviceSlice<'_, T>) -> &mut Self {
@@ -34,7 +37,8 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b DeviceSlice<'_, T>> for LaunchArgs<
     }
 }
 
-// SAFETY: as above. The bit offset is an argument of its own.
+// SAFETY: as for a loan: the driver reads the argument while it is borrowed, and whoever launches guarantees that the stream
+// is that of the bits' queue. The bit offset is an argument of its own.
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b DeviceBits<'_>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b DeviceBits<'_>) -> &mut Self {
@@ -42,7 +46,8 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b DeviceBits<'_>> for LaunchArgs<'a> {
     }
 }
 
-// SAFETY: as above; the memory is nobody else's yet.
+// SAFETY: the driver reads the argument while it is borrowed. Nothing else has the memory yet, and whoever launches guarantees
+// that the stream is that of the buffer's queue.
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut DeviceBufferMut> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b mut DeviceBufferMut) -> &mut Self {

@@ -1,14 +1,14 @@
-//! NVIDIA GPUs, and the way to and from [cudarc](https://docs.rs/cudarc), which is re-exported here.
+//! NVIDIA GPUs, and conversions to and from the types of [cudarc](https://docs.rs/cudarc), which is re-exported here.
 //!
 //! | device | name | memory |
 //! | --- | --- | --- |
-//! | ARROW_DEVICE_CUDA | `cuda:N` | the device's own, from a pool of its own |
+//! | ARROW_DEVICE_CUDA | `cuda:N` | the device's own memory, from a pool of this crate's |
 //! | ARROW_DEVICE_CUDA_HOST | `cuda-host:N` | page-locked host memory |
 //! | ARROW_DEVICE_CUDA_MANAGED | `cuda-managed:N` | managed memory |
 //!
-//! The driver's library is loaded at the first use. Where there is none, or no device, opening one
-//! answers [`Error::DeviceNotAvailable`] with the reason; nothing else
-//! changes. cudarc's oldest version is CUDA 11.4.
+//! The driver's library is loaded at the first use. Without a driver or a device, opening a device returns
+//! [`Error::DeviceNotAvailable`] with the reason; everything else works as usual. The oldest supported version is CUDA 11.4,
+//! cudarc's oldest.
 //!
 //! ```no_run
 //! use arrow_array::{RecordBatch, record_batch};
@@ -39,13 +39,13 @@
 //! # }
 //! ```
 //!
-//! The example `cuda_kernel` is the whole of it, nulls included. To load a kernel's PTX through cudarc a program
-//! names cudarc's feature `nvrtc` itself, on the same version: `cudarc = { version = "0.19", features = ["nvrtc"],
+//! The example `cuda_kernel` is complete, nulls included. A program that loads a kernel's PTX through cudarc enables
+//! cudarc's feature `nvrtc` itself, for the same version: `cudarc = { version = "0.19", features = ["nvrtc"],
 //! default-features = false }`.
 //!
-//! # What goes in and out
+//! # Conversions
 //!
-//! | cudarc's | becomes | and back |
+//! | type of cudarc's | becomes | and back |
 //! | --- | --- | --- |
 //! | `CudaContext` | a device: [`CudaConfig::with_context`] | [`CudaDevice::cuda_context`] |
 //! | `CudaStream` | a queue: [`Queue::from_cuda_stream`](crate::Queue::from_cuda_stream) | [`Queue::cuda_stream`](crate::Queue::cuda_stream) |
@@ -53,31 +53,31 @@
 //! | `CudaSlice<T>` | a buffer: [`DeviceBuffer::from_cuda_slice`](crate::DeviceBuffer::from_cuda_slice) | [`DeviceBuffer::try_into_cuda_slice`](crate::DeviceBuffer::try_into_cuda_slice) |
 //! | a kernel's argument | | loans ([`DeviceBuffer::on`](crate::DeviceBuffer::on), [`DeviceArray::values_on`](crate::DeviceArray::values_on), ...) and [`DeviceBufferMut`](crate::DeviceBufferMut) |
 //!
-//! A buffer becomes a column with [`DeviceArray::from_values`](crate::DeviceArray::from_values), or with the nulls of
-//! the kernel's input with [`DeviceArray::with_values`](crate::DeviceArray::with_values). Streams and
-//! events keep their order in each of these; no call of this crate leaves another context current than it found
-//! (cudarc's own do). cudarc is part of this crate's interface: another minor version of it is a breaking change.
+//! [`DeviceArray::from_values`](crate::DeviceArray::from_values) makes a column of a buffer, and
+//! [`DeviceArray::with_values`](crate::DeviceArray::with_values) one with the nulls of the kernel's input. Each conversion
+//! keeps the order of streams and events, and no call of this crate changes the current context (cudarc's own calls do).
+//! cudarc is part of this crate's interface: another minor version of it is a breaking change.
 //!
 //! # How it works
 //!
-//! Work runs on streams that do not wait for the legacy default stream. Memory is allocated and freed in
-//! the order of streams, from a pool that keeps it until [`Device::trim`](crate::Device::trim); page-locked
-//! and managed memory is recycled, and freed on a thread of its own, since the driver waits for the device
-//! then. Events have no timing and are reused. An import asks the driver about the first and the last byte of
-//! every buffer: the claimed device's own memory, managed memory, and page-locked memory that the device
-//! reaches at that address are accepted. Ordinary host memory is refused under all of CUDA's names, and so is
-//! device memory that belongs to another context, whose kernels alone reach it.
+//! Work runs on streams that do not wait for the legacy default stream. Memory is allocated and freed in the order of
+//! streams, from a pool that keeps it until [`Device::trim`](crate::Device::trim). Page-locked and managed memory is
+//! recycled, and freed on a thread of its own, because the driver waits for the device when it frees such memory. Events
+//! have no timing and are reused.
 //!
-//! After a kernel has failed (an illegal address, say), CUDA refuses everything of that context for the rest of
-//! the process: every call answers with the code and its text, frees included, and releases go on being called once.
+//! An import asks the driver about the first and the last byte of every buffer. It accepts memory of the device that the
+//! import names, managed memory, and page-locked memory that the device reaches at that address. It refuses ordinary host
+//! memory under each of CUDA's device types, and device memory that belongs to another context, since only that context's
+//! kernels reach it.
 //!
-//! CUDA tells nobody when an event completes: who waits for one without a thread
-//! ([`SyncEvent::notify`](crate::SyncEvent::notify), releases) is served by a thread that asks again and
-//! again, every millisecond at the longest unless it has much to ask about.
+//! After a kernel has failed (with an illegal address, for example), CUDA refuses all further work of that context for the
+//! rest of the process. Every call, frees included, returns the code and its text; releases are still called once.
 //!
-//! A per-thread default stream may be a queue: what is given to it through this crate, on several threads, is
-//! ordered by events. Kernels that the program itself launches on such a stream must be launched, and their loans
-//! dropped, on one thread.
+//! CUDA sends no notification when an event completes. A thread polls the events that something waits for without blocking
+//! ([`SyncEvent::notify`](crate::SyncEvent::notify), releases), at least once per millisecond unless there are many.
+//!
+//! A per-thread default stream may be a queue: events order the work that several threads give to it through this crate. If
+//! the program itself launches kernels on such a stream, it must launch them and drop their loans on one thread.
 
 mod kernel;
 mod slices;
@@ -93,10 +93,10 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 
 impl Device {
-    /// The CUDA backend.
+    /// Returns the device's CUDA backend.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if the device is none of CUDA's.
+    /// Returns [`Error::NotSupported`] if the device is not a CUDA device.
     pub fn as_cuda(&self) -> Result<&CudaDevice> {
         let cuda = self.backend().as_any().downcast_ref();
         cuda.ok_or_else(|| Error::NotSupported {

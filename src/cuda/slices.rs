@@ -1,4 +1,4 @@
-//! `CudaSlice` in and out.
+//! cudarc's `CudaSlice` in and out.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, DeviceBufferMut, Memory, Owner, Ready};
 
-/// The backend of a device whose memory is the device's own.
+/// Returns the backend of a device whose memory is the device's own.
 fn plain_device(device: &Device) -> Result<&CudaDevice> {
     let cuda = device.as_cuda()?;
     if cuda.memory() == CudaMemory::Device {
@@ -21,21 +21,19 @@ fn plain_device(device: &Device) -> Result<&CudaDevice> {
     Err(Error::NotSupported {
         device: device.id(),
         operation: "CudaSlice",
-        reason: "slices are of the device's own memory: use the device of type CUDA".into(),
+        reason: "a slice is the device's own memory: use the device of type CUDA".into(),
     })
 }
 
 impl DeviceBuffer {
-    /// Takes over a slice, without a copy. The buffer is ready after all work of the slice's stream
-    /// so far, and of the other streams that cudarc knows to use the slice; its memory is freed on that
-    /// stream.
+    /// Takes over a slice without copying. The buffer is ready after all work so far of the slice's stream, and of the other
+    /// streams that cudarc knows to use the slice; its memory is freed on the slice's stream.
     ///
-    /// With [`DeviceArray::from_values`](crate::DeviceArray::from_values) the buffer becomes a column.
+    /// [`DeviceArray::from_values`](crate::DeviceArray::from_values) makes a column of the buffer.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for another device than one of type CUDA,
-    /// [`Error::InvalidArgument`] for a slice of another context, or what the driver says. The slice
-    /// is dropped then.
+    /// Returns [`Error::NotSupported`] if the device is not of type CUDA, [`Error::InvalidArgument`] for a slice of another
+    /// context, and otherwise the driver's error. The slice is dropped then.
     pub fn from_cuda_slice<T>(device: &Device, slice: CudaSlice<T>) -> Result<Self> {
         let context = slice.context().clone();
         let bytes = slice.num_bytes();
@@ -58,8 +56,8 @@ impl DeviceBuffer {
         let mut slice = Some(slice);
         let leaked = cuda.with_current("CudaSlice::leak", || {
             let slice = slice.take()?;
-            // The stream waits for other streams' uses; cudarc keeps an error of that for later, beside
-            // those that are the program's.
+            // `leak` makes the stream wait for other streams' uses. cudarc keeps an error of that for later, together with
+            // those of the program's own calls, which are put back.
             let earlier = context.check_err();
             let address = slice.leak();
             let own = context.check_err();
@@ -78,7 +76,7 @@ impl DeviceBuffer {
         };
         let_go(context, || ());
         let base = DevicePtr::new(std::ptr::with_exposed_provenance_mut(address as usize));
-        // Work that other threads gave to a per-thread stream is known to nobody.
+        // cudarc does not know the work that other threads gave to a per-thread stream.
         let ordered = match ordered && queue.raw().is_one_stream() {
             true => queue.record(),
             false => device.synchronize().and_then(|()| queue.record()),
@@ -86,7 +84,7 @@ impl DeviceBuffer {
         let ready = match ordered {
             Ok(event) => event.map_or(Ready::Now, Ready::Event),
             Err(e) => {
-                // Other streams may still use it.
+                // Other streams may still use the memory.
                 cuda.give_up(base);
                 return Err(e);
             }
@@ -96,14 +94,17 @@ impl DeviceBuffer {
         Ok(Self::from_parts(Arc::new(owner), base, 0, bytes))
     }
 
-    /// Gives the memory up as a slice for work on `stream`, without a copy; the stream waits until the
-    /// buffer is ready and its uses are done. Every bit pattern is a value of `T`.
+    /// Turns the buffer into a slice for work on `stream`, without copying. The stream waits until the buffer is ready and its
+    /// recorded uses are done.
     ///
     /// # Errors
-    /// The buffer (empty if what fails is cudarc, after the memory was taken: then the content is lost), if
-    /// it is not the only holder of all of its memory, if that is not memory that
-    /// a device of type CUDA allocated (by this crate, or adopted from a slice), if its length is
-    /// no multiple of `T`'s, or for a stream of another context; and the reason.
+    /// Returns the buffer with the reason
+    /// - if it is not the only holder of its memory, or does not hold all of it,
+    /// - if the memory was neither allocated by this crate on a device of type CUDA nor adopted from a slice,
+    /// - if its length in bytes is not a multiple of the size of `T`, or its address not aligned for `T`,
+    /// - for a stream of another context.
+    ///
+    /// If cudarc itself fails, the buffer that comes back is empty, and the contents are lost.
     pub fn try_into_cuda_slice<T: ArrowNativeType + DeviceRepr>(
         mut self,
         stream: &Arc<CudaStream>,
@@ -114,7 +115,7 @@ impl DeviceBuffer {
         };
         let len = self.len() / size_of::<T>();
         let device = self.device().clone();
-        // A slice may go to other threads, whose streams of that name are others.
+        // The slice may be sent to other threads, where the per-thread stream is another one.
         if !queue.raw().is_one_stream() {
             if let Err(e) = device.synchronize() {
                 return Err((self, e));
@@ -129,13 +130,11 @@ impl DeviceBuffer {
         }
         let upgrade = || {
             let address = base.address() as CUdeviceptr;
-            // SAFETY: the memory was just given up by its only holder; it is valid for `len` elements, as
-            // `check_slice` saw, and free for work on the stream, which has waited for all that used it.
-            // Every bit pattern is a value of arrow's native types.
             let upgrade = || {
-                // SAFETY: as above.
+                // SAFETY: `surrender` took the memory from its only holder and made the stream wait for all that used it; it
+                // holds `len` aligned elements (`check_slice`), and every bit pattern is a value of arrow's native types.
                 let mut slice = unsafe { stream.upgrade_device_ptr::<T>(address, len) };
-                // Other streams of cudarc's wait for what this guard records when it goes.
+                // The drop of this guard records the event for which cudarc makes other streams wait.
                 drop(slice.device_ptr_mut(stream));
                 slice
             };
@@ -148,7 +147,7 @@ impl DeviceBuffer {
             Ok(Ok(slice)) => Ok(slice),
             failed => {
                 let bytes = len * size_of::<T>();
-                // SAFETY: given up above, and nobody has it.
+                // SAFETY: `surrender` took the memory from its only holder, with `bytes` bytes, and no slice has it.
                 unsafe { queue.free(base, bytes) };
                 let e = match failed {
                     Err(e) => e,
@@ -163,7 +162,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// What can be seen without taking the buffer apart.
+    /// Checks what can be checked before the memory is taken.
     fn check_slice<T>(&self, stream: &Arc<CudaStream>) -> Result<Queue> {
         plain_device(self.device())?;
         if self.len() % size_of::<T>() != 0 {

@@ -1,4 +1,4 @@
-//! Streams and events.
+//! CUDA streams and events in and out.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::device::{Device, Place, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
 impl Queue {
-    /// A CUDA stream as a queue of a device: what either is given runs in one order.
+    /// Makes a queue of a CUDA stream: work given to either runs in one order.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for another device than CUDA's, [`Error::InvalidArgument`] for a
-    /// stream of another context.
+    /// Returns [`Error::NotSupported`] if the device is not a CUDA device, and [`Error::InvalidArgument`] for a stream of
+    /// another context.
     pub fn from_cuda_stream(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
         let cuda = match device.as_cuda() {
             Ok(cuda) => cuda,
@@ -26,14 +26,14 @@ impl Queue {
             }
         };
         let raw = cuda.adopt_stream(stream)?;
-        // SAFETY: the queue was just made by the device's backend.
+        // SAFETY: the device's backend has just made the queue.
         Ok(unsafe { device.wrap_queue(raw) })
     }
 
-    /// The queue's stream, to launch kernels on.
+    /// Returns the queue's stream, to launch kernels on.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for a queue of another device than CUDA's.
+    /// Returns [`Error::NotSupported`] if the queue's device is not a CUDA device.
     pub fn cuda_stream(&self) -> Result<QueueStream<'_>> {
         let device = self.device().as_cuda()?;
         let queue = self.raw().as_any().downcast_ref::<CudaQueue>();
@@ -42,8 +42,8 @@ impl Queue {
             Some(stream) => stream.clone(),
             None => {
                 let context = device.cuda_context()?;
-                // SAFETY: the stream is the queue's, of the device's context, and the queue outlives
-                // the answer. It is one stream, so there is one order.
+                // SAFETY: the stream belongs to the queue, in the device's context, and `QueueStream` borrows the queue, so
+                // the stream outlives it.
                 unsafe { context.wrap_borrowed_stream(queue.cu_stream()) }
             }
         };
@@ -54,7 +54,7 @@ impl Queue {
     }
 }
 
-/// A queue's CUDA stream, borrowed.
+/// A queue's CUDA stream, borrowed from the queue by [`Queue::cuda_stream`].
 #[derive(Debug)]
 pub struct QueueStream<'a> {
     stream: Arc<CudaStream>,
@@ -70,11 +70,11 @@ impl Deref for QueueStream<'_> {
 }
 
 impl SyncEvent {
-    /// A recorded CUDA event of any context, as an event of a device. The work before it counts,
-    /// on whatever stream it was recorded.
+    /// Makes an event of a device from a recorded CUDA event, of any context. It stands for the work before it on the stream
+    /// on which it was recorded.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for another device than CUDA's.
+    /// Returns [`Error::NotSupported`] if the device is not a CUDA device.
     pub fn from_cuda_event(device: &Device, event: CudaEvent) -> Result<Self> {
         let cuda = match device.as_cuda() {
             Ok(cuda) => cuda,
@@ -86,7 +86,7 @@ impl SyncEvent {
         };
         let ptr = cuda.adopt_event(event);
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
-        // SAFETY: made by the device's backend for its own `release_event`, and given to nobody else.
+        // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing else has it.
         Ok(unsafe { Self::from_recorded(device.clone(), ptr, Place::alone()) })
     }
 }

@@ -26,6 +26,7 @@ mod completion;
 mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
+mod default_set;
 mod event;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod gpu;

@@ -1,4 +1,4 @@
-//! Parsing the names of devices.
+//! Device ids from names.
 
 use std::str::FromStr;
 
@@ -16,14 +16,14 @@ impl FromStr for DeviceId {
         let device_type = ArrowDeviceType::ALL
             .into_iter()
             .find(|t| t.short_name() == Some(name))
-            .or((name == "sim").then_some(ArrowDeviceType::EXT_DEV))
+            .or((name == "ext-dev").then_some(ArrowDeviceType::EXT_DEV))
             .ok_or_else(|| {
                 let known: Vec<_> = ArrowDeviceType::ALL
                     .iter()
                     .filter_map(|t| t.short_name())
                     .collect();
                 Error::argument(format!(
-                    "unknown device '{s}': use sim or one of {}, with ':' and an id if needed",
+                    "unknown device '{s}': use one of {}, followed by ':' and a number if needed",
                     known.join(", ")
                 ))
             })?;

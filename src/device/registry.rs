@@ -14,11 +14,12 @@ type Factory = Arc<dyn Fn(i64) -> Result<Device> + Send + Sync>;
 
 /// A set of devices, by type and id.
 ///
-/// [`Devices::global`] is the default set of the process and is never dropped; tests, and programs that separate sets of devices,
-/// can have values of their own. Clones share their content.
+/// [`Devices::global`] is the process's default set and is never dropped; further sets are for tests, and for programs that
+/// keep devices apart. Clones share their contents.
 ///
-/// A device is made by the factory of its type at the first request, and kept. If there is no such device
-/// ([`Error::DeviceNotAvailable`]), the error is kept too, for the first 64 such ids, and returned to later requests.
+/// The factory of a device's type makes the device at its first use, and the set keeps it. If there is no such device
+/// ([`Error::DeviceNotAvailable`]), the set keeps the reason too, for the first 64 such ids, and returns it to later
+/// requests.
 ///
 /// ```
 /// use arrow_device::{Devices, DeviceId};
@@ -38,29 +39,16 @@ struct Registry {
 /// Filled once, outside the map's lock, so that a slow factory blocks only requests for its own device.
 type Slot = Arc<OnceLock<Result<Device>>>;
 
-/// For how many ids the error is kept. Ids come from producers, which may name any number of them.
-const KEPT_ERRORS: usize = 64;
+/// For how many ids the reason is kept why there is no device. Producers choose ids, as many as they like.
+const KEPT_REASONS: usize = 64;
 
 impl Devices {
-    /// Creates a set that contains only the CPU.
+    /// Makes an empty set. The CPU is always there.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns the default set of the process: the CPU, the devices of the enabled features, and what the program adds.
-    pub fn global() -> &'static Self {
-        static GLOBAL: OnceLock<Devices> = OnceLock::new();
-        GLOBAL.get_or_init(|| {
-            let devices = Devices::new();
-            #[cfg(feature = "cuda")]
-            crate::device::cuda::register(&devices);
-            #[cfg(feature = "rocm")]
-            crate::device::rocm::register(&devices);
-            devices
-        })
-    }
-
-    /// Returns the CPU, which is one device for the whole process.
+    /// Returns the CPU. There is one per process.
     pub fn cpu() -> Device {
         static CPU: OnceLock<Device> = OnceLock::new();
         CPU.get_or_init(|| {
@@ -70,50 +58,7 @@ impl Devices {
         .clone()
     }
 
-    /// Returns the first GPU of the default set: `cuda:0`, or else `rocm:0`. Never falls back to another device.
-    ///
-    /// # Errors
-    /// Returns [`Error::DeviceNotAvailable`] with the reason for each.
-    pub fn gpu() -> Result<Device> {
-        let cuda = Self::global().get(DeviceId::new(ArrowDeviceType::CUDA, 0));
-        cuda.or_else(|no_cuda| {
-            Self::global()
-                .get(DeviceId::new(ArrowDeviceType::ROCM, 0))
-                .map_err(|no_rocm| Error::DeviceNotAvailable {
-                    device: DeviceId::new(ArrowDeviceType::CUDA, 0),
-                    reason: format!("no GPU. {no_cuda}. {no_rocm}").into(),
-                })
-        })
-    }
-
-    /// Returns the simulated device of the default set, which the first call makes.
-    ///
-    /// # Errors
-    /// Returns [`Error::DeviceNotAvailable`] without the feature `sim`, and on systems other than Linux.
-    pub fn simulated() -> Result<Device> {
-        static SIMULATED: OnceLock<Result<Device>> = OnceLock::new();
-        SIMULATED
-            .get_or_init(|| {
-                let device = new_simulated()?;
-                Self::global().add(device.clone())?;
-                Ok(device)
-            })
-            .clone()
-    }
-
-    /// Returns the device of the default set with this name: `cpu`, `sim`, `cuda:0`, `cuda-host`, ... (see [`DeviceId`]). `sim`
-    /// means [`Devices::simulated`].
-    ///
-    /// # Errors
-    /// Returns [`Error::InvalidArgument`] for an unknown name, and else the errors of [`get`](Self::get).
-    pub fn open(name: &str) -> Result<Device> {
-        if name == "sim" {
-            return Self::simulated();
-        }
-        Self::global().get(name.parse()?)
-    }
-
-    /// Adds a device with its own id.
+    /// Adds a device under its own id.
     ///
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if another device has that id. [`Devices::cpu`] has all ids of the CPU's type.
@@ -135,8 +80,8 @@ impl Devices {
         added.then_some(()).ok_or_else(taken)
     }
 
-    /// Registers a factory, which makes a device of this type from its id. Devices and errors that are kept already stay. The
-    /// factory must not request the id that it is making from this set, which would deadlock.
+    /// Registers how devices of a type are made from their id. Devices that were made before stay as they are. The factory
+    /// must not ask this set for the id that it is making.
     ///
     /// The device that the factory returns must have this type and the requested id, because imports rely on it to reach the
     /// memory of that device. Otherwise it is dropped, and [`get`](Self::get) returns [`Error::DeviceNotAvailable`] with both
@@ -162,19 +107,15 @@ impl Devices {
     /// Returns the device of this type and id. Any id of the CPU's type is the CPU.
     ///
     /// # Errors
-    /// Returns [`Error::DeviceNotAvailable`] with what is missing, or the error of the factory.
+    /// Returns [`Error::DeviceNotAvailable`] with what is missing.
     pub fn get(&self, id: DeviceId) -> Result<Device> {
         if id.device_type == ArrowDeviceType::CPU {
             return Ok(Self::cpu());
         }
         let factory = lock(&self.0.factories).get(&id.device_type).cloned();
         let Some(factory) = factory else {
-            // The error is not kept: a factory or a device may be registered later.
-            let known = lock(&self.0.devices).get(&id).cloned();
-            return match known.as_ref().and_then(|slot| slot.get()) {
-                Some(device) => device.clone(),
-                None => Err(no_backend(id)),
-            };
+            // Not kept: a factory or a device may be registered later.
+            return self.known(id).unwrap_or_else(|| Err(no_backend(id)));
         };
         let slot = lock(&self.0.devices).entry(id).or_default().clone();
         let made = slot.get_or_init(|| {
@@ -192,8 +133,8 @@ impl Devices {
         });
         match made {
             Ok(_) => {}
-            Err(Error::DeviceNotAvailable { .. }) if self.errors() <= KEPT_ERRORS => {}
-            // The error may be temporary, or one of too many: the next request tries again.
+            Err(Error::DeviceNotAvailable { .. }) if self.reasons() <= KEPT_REASONS => {}
+            // The failure may pass, or there are too many reasons to keep: the next request tries again.
             Err(_) => {
                 let mut devices = lock(&self.0.devices);
                 let known = devices.get(&id);
@@ -205,7 +146,14 @@ impl Devices {
         made.clone()
     }
 
-    /// As [`get`](Self::get), but page-locked memory without a backend is plain host memory if there is nothing to wait for.
+    /// Returns the device of this type and id, or why there is none, if that is known without asking a factory.
+    pub(super) fn known(&self, id: DeviceId) -> Option<Result<Device>> {
+        let slot = self.devices().get(&id).cloned()?;
+        slot.get().cloned()
+    }
+
+    /// As [`get`](Self::get); page-locked memory whose backend is missing is then served as plain
+    /// host memory if nothing needs to be waited for.
     pub(crate) fn get_for_import(&self, id: DeviceId, has_event: bool) -> Result<Device> {
         let missing = match self.get(id) {
             Err(e) => e,
@@ -221,18 +169,25 @@ impl Devices {
         page_locked_without_backend(id)
     }
 
-    /// Returns how many errors are kept.
-    fn errors(&self) -> usize {
-        let devices = lock(&self.0.devices);
+    fn devices(&self) -> std::sync::MutexGuard<'_, HashMap<DeviceId, Slot>> {
+        self.0
+            .devices
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns how many reasons are kept.
+    fn reasons(&self) -> usize {
+        let devices = self.devices();
         let made = devices.values().filter_map(|slot| slot.get());
         made.filter(|made| made.is_err()).count()
     }
 }
 
-/// Returns a device for page-locked memory as plain host memory: the same one for an id as long as it is used. Ids come from
-/// producers, so an unused one must not take memory for ever.
+/// Returns a device for page-locked memory as plain host memory: one for an id as long as anything uses it. Ids come from
+/// producers, so none may cost memory for ever.
 fn page_locked_without_backend(id: DeviceId) -> Result<Device> {
-    // Not in a set of devices, where `get` must keep returning that the backend is missing.
+    // Not in the set: `get` continues to say that the backend is missing.
     static PAGE_LOCKED: Mutex<Option<PageLocked>> = Mutex::new(None);
     let mut known = lock(&PAGE_LOCKED);
     let PageLocked { devices, used } = known.get_or_insert_with(PageLocked::default);
@@ -254,20 +209,6 @@ struct PageLocked {
     devices: HashMap<DeviceId, WeakDevice>,
     /// Each device that is used holds a clone: the number of clones counts them.
     used: Arc<()>,
-}
-
-#[cfg(all(feature = "sim", target_os = "linux"))]
-fn new_simulated() -> Result<Device> {
-    use crate::device::sim::{SimConfig, SimDevice};
-    Device::new(SimDevice::new(SimConfig::default())?)
-}
-
-#[cfg(not(all(feature = "sim", target_os = "linux")))]
-fn new_simulated() -> Result<Device> {
-    Err(Error::DeviceNotAvailable {
-        device: DeviceId::new(ArrowDeviceType::EXT_DEV, 0),
-        reason: "the simulated device needs the feature `sim` and Linux".into(),
-    })
 }
 
 fn no_backend(device: DeviceId) -> Error {

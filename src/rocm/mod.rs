@@ -1,16 +1,15 @@
-//! AMD GPUs, on the HIP runtime, with the types of [hip-runtime-sys](https://docs.rs/hip-runtime-sys), which is
+//! AMD GPUs, through the HIP runtime, with the types of [hip-runtime-sys](https://docs.rs/hip-runtime-sys), which is
 //! re-exported here.
 //!
 //! | device | name | memory |
 //! | --- | --- | --- |
-//! | ARROW_DEVICE_ROCM | `rocm:N` | the device's own, from a pool of its own |
+//! | ARROW_DEVICE_ROCM | `rocm:N` | the device's own memory, from a pool of this crate's |
 //! | ARROW_DEVICE_ROCM_HOST | `rocm-host:N` | page-locked host memory |
 //!
-//! The runtime's library is loaded at the first use: the one that the process has loaded already, else
+//! The runtime's library is loaded at the first use: the one that the process has loaded already, or else
 //! `libamdhip64.so.7`, `.6`, `.5` or `.so`, from HIP 5.2 on (`rocm-host` needs `hipLaunchHostFunc`, which 5.2 lacks).
-//! Where there is none, or no device, opening one answers
-//! [`Error::DeviceNotAvailable`] with the reason; nothing else changes. Building needs HIP's
-//! headers and library, for hip-runtime-sys; the program that comes out starts without them.
+//! Without a library or a device, opening a device returns [`Error::DeviceNotAvailable`] with the reason; everything else
+//! works as usual. Building needs HIP's headers and library, for hip-runtime-sys; the built program starts without them.
 //!
 //! ```no_run
 //! use arrow_array::record_batch;
@@ -34,38 +33,38 @@
 //! # }
 //! ```
 //!
-//! # What goes in and out
+//! # Conversions
 //!
-//! | HIP's | becomes | and back |
+//! | type of HIP's | becomes | and back |
 //! | --- | --- | --- |
 //! | `hipStream_t` | a queue: [`Queue::from_hip_stream`] | [`Queue::hip_stream`] |
 //! | `hipEvent_t` | an event: [`SyncEvent::from_hip_event`] | [`SyncEvent::as_ptr`] points to the `hipEvent_t` |
-//! | memory of anybody's | a buffer: [`DeviceBuffer::from_raw`](crate::DeviceBuffer::from_raw) | [`DeviceBuffer::address`](crate::DeviceBuffer::address), loans |
+//! | any memory | a buffer: [`DeviceBuffer::from_raw`](crate::DeviceBuffer::from_raw) | [`DeviceBuffer::address`](crate::DeviceBuffer::address), loans |
 //!
 //! # How it works
 //!
-//! As CUDA's backend does, with which it shares all but the calls: work runs on streams that do not wait for the
-//! null stream; memory is allocated and freed in the order of streams, from a pool that keeps it until
-//! [`Device::trim`](crate::Device::trim), where the device has pools; page-locked memory is recycled, and freed on
-//! a thread of its own. Events have no timing, make host memory visible to the host, and are reused. Every call makes
-//! the device current on its thread and leaves the thread's own as it was.
+//! The backend shares everything but the vendor's calls with CUDA's. Work runs on streams that do not wait for the null
+//! stream. Memory is allocated and freed in the order of streams, from a pool that keeps it until
+//! [`Device::trim`](crate::Device::trim), if the device has pools; page-locked memory is recycled, and freed on a thread of
+//! its own. Events have no timing, make host memory visible to the host, and are reused. Every call makes the device current
+//! on its thread, and restores the thread's own device afterwards.
 //!
-//! An import asks the runtime about the first and the last byte of every buffer: the claimed device's own memory,
-//! managed memory, and page-locked memory that the device reaches at that address are accepted. HIP has numbered its
-//! types of memory anew in version 6; the runtime's version says which numbers hold. Of ordinary host memory HIP 5 says
-//! "invalid value", and so may later ones: that is taken for an answer.
+//! An import asks the runtime about the first and the last byte of every buffer. It accepts memory of the device that the
+//! import names, managed memory, and page-locked memory that the device reaches at that address. HIP 6 has given its memory
+//! types other numbers; the runtime's version says which numbers hold. For ordinary host memory HIP 5 returns "invalid
+//! value", and later versions may do so too: the import takes that as the answer.
 //!
-//! Errors are answers of this crate's calls, and leave no last error of the thread (`hipGetLastError`) behind. If there was
-//! one that the program has not asked for yet, it stays, or a newer one in its place; before HIP 7 every call of HIP puts its
-//! own there, a success too.
+//! Errors are returned, and leave no last error of the thread (`hipGetLastError`) behind. If the program has not read an
+//! earlier last error yet, that one stays, or a newer one in its place; before HIP 7 every HIP call sets it, even on success.
 //!
-//! HIP waits when a stream is destroyed: that is done on a thread of its own, after the stream's work. Memory of a
-//! stream that is being captured is freed once the capture has ended. Lists of copies are given to the runtime in one
-//! call from HIP 7.1 on; where it refuses one, and before, they are single calls. If the HIP library that the process has
-//! loaded goes by none of the names above (some Python wheels rename theirs), it is not found, and a second one is loaded.
+//! HIP waits when a stream is destroyed, so this crate destroys it on a thread of its own, after the stream's work. Memory of
+//! a stream that is being captured is freed once the capture has ended. From HIP 7.1 on, the runtime is given a list of
+//! copies in one call; if it refuses one, and in earlier versions, the copies are single calls. If the HIP library that the
+//! process has loaded has none of the names above (some Python wheels rename theirs), it is not found, and a second one is
+//! loaded.
 //!
-//! After a device has failed every call answers with the code and its text, frees included, and releases go on being
-//! called once. (AMD's runtime ends the process for many a fault of a kernel.)
+//! After a device has failed, every call, frees included, returns the code and its text; releases are still called once.
+//! (AMD's runtime ends the process for many faults of a kernel.)
 
 pub use crate::device::rocm::{
     RocmConfig, RocmDevice, RocmMemory, RocmQueue, device_count, register,
@@ -80,10 +79,10 @@ use crate::device::{Device, Place, Queue, SyncEvent};
 use crate::error::{Error, Result};
 
 impl Device {
-    /// The ROCm backend.
+    /// Returns the device's ROCm backend.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if the device is none of ROCm's.
+    /// Returns [`Error::NotSupported`] if the device is not a ROCm device.
     pub fn as_rocm(&self) -> Result<&RocmDevice> {
         let rocm = self.backend().as_any().downcast_ref();
         rocm.ok_or_else(|| Error::NotSupported {
@@ -95,16 +94,16 @@ impl Device {
 }
 
 impl Queue {
-    /// A HIP stream as a queue of a device: what either is given runs in one order. `hipStreamPerThread` may
-    /// be one too: what is given to it through this crate, on several threads, is ordered by events.
+    /// Makes a queue of a HIP stream: work given to either runs in one order. `hipStreamPerThread` is accepted too: events
+    /// order the work that several threads give to it through this crate.
     ///
-    /// `owner` is dropped when nothing needs the stream any more: the queue, and all memory that was allocated on it,
-    /// which consumers of exports may hold for long. It may destroy the stream; for one that lives as long as the
-    /// process it is `Box::new(())`.
+    /// `owner` is dropped when nothing needs the stream any more: neither the queue nor memory that was allocated on it,
+    /// which consumers of exports may hold for long. Its drop may destroy the stream. For a stream that lives as long as the
+    /// process, pass `Box::new(())`.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for another device than ROCm's, [`Error::InvalidArgument`] for a
-    /// stream of another device (HIP 5.4 and earlier do not tell). The owner is dropped then.
+    /// Returns [`Error::NotSupported`] if the device is not a ROCm device, and [`Error::InvalidArgument`] for a stream of
+    /// another device (which HIP 5.4 and earlier cannot tell). The owner is dropped then.
     ///
     /// # Safety
     /// The stream is of this device, or stands for a default stream, and lives until `owner` is dropped.
@@ -113,17 +112,18 @@ impl Queue {
         stream: hipStream_t,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a stream of this device, or a default one, that lives until `owner` is dropped (see
+        // `# Safety`).
         let raw = unsafe { device.as_rocm()?.adopt_stream(stream, owner) }?;
-        // SAFETY: the queue was just made by the device's backend.
+        // SAFETY: the device's backend has just made the queue.
         Ok(unsafe { device.wrap_queue(raw) })
     }
 
-    /// The queue's stream, to launch kernels on. It is the queue's: do not destroy it, and use it no longer than the
-    /// queue lives.
+    /// Returns the queue's stream, to launch kernels on. It belongs to the queue: do not destroy it, and do not use it after
+    /// the queue is dropped.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for a queue of another device than ROCm's.
+    /// Returns [`Error::NotSupported`] if the queue's device is not a ROCm device.
     pub fn hip_stream(&self) -> Result<hipStream_t> {
         self.device().as_rocm()?;
         let queue = self.raw().as_any().downcast_ref::<RocmQueue>();
@@ -133,24 +133,24 @@ impl Queue {
 }
 
 impl SyncEvent {
-    /// A recorded HIP event as an event of a device, which destroys it when it is needed no more. The work
-    /// before it counts, on whatever stream it was recorded.
+    /// Makes an event of a device from a recorded HIP event, which is destroyed when it is needed no more. It stands for the
+    /// work before it on the stream on which it was recorded.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for another device than ROCm's, [`Error::InvalidArgument`] for a null handle: the
-    /// event stays the caller's then.
+    /// Returns [`Error::NotSupported`] if the device is not a ROCm device, and [`Error::InvalidArgument`] for a null handle.
+    /// The caller keeps the event then.
     ///
     /// # Safety
-    /// The event is live, and nobody records it again or destroys it.
+    /// The event is live, and nothing else records it again or destroys it.
     pub unsafe fn from_hip_event(device: &Device, event: hipEvent_t) -> Result<Self> {
         let rocm = device.as_rocm()?;
         if event.is_null() {
             return Err(Error::argument("a null event"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a live event that it gives to this crate (see `# Safety`).
         let ptr = unsafe { rocm.adopt_event(event) };
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
-        // SAFETY: made by the device's backend for its own `release_event`, and given to nobody else.
+        // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing else has it.
         Ok(unsafe { Self::from_recorded(device.clone(), ptr, Place::alone()) })
     }
 }

@@ -3,12 +3,12 @@
 use std::ptr;
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{DeviceRecordBatch, Error, Queue, SyncPolicy};
 use cudarc::driver::{CudaContext, sys};
 
 use crate::fake::{Group, NO_POOLS, fake};
+use crate::given::{everything, on_many_threads};
 use crate::rig::{MODES, Rig, all_done, assert_gone, soon};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::vendor::load;
@@ -35,21 +35,6 @@ fn current() -> sys::CUcontext {
     // SAFETY: `raw` is written.
     unsafe { assert_eq!(sys::cuCtxGetCurrent(&raw mut raw) as i32, 0) };
     raw
-}
-
-/// Everything that a program does with a device.
-fn everything(rig: &Rig) {
-    let batch = wide_batch(8, 300);
-    let up = rig.upload(&batch).unwrap();
-    let queue = rig.new_queue().unwrap();
-    drop(up.column(1).unwrap().validity_on(&queue).unwrap());
-    let (array, schema) = up.export(SyncPolicy::Event).unwrap();
-    // SAFETY: just exported.
-    let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }.unwrap();
-    assert_same_batch(&batch, &again.to_host().unwrap(), "everything");
-    drop((up, again, queue));
-    rig.synchronize().unwrap();
-    rig.trim();
 }
 
 #[test]
@@ -214,7 +199,6 @@ fn streams_that_are_given() {
     }
 }
 
-/// The per-thread stream is another one on each thread: events keep one order.
 #[test]
 fn the_per_thread_stream_on_many_threads() {
     for mode in MODES {
@@ -222,29 +206,7 @@ fn the_per_thread_stream_on_many_threads() {
         let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
         let stream = context.per_thread_stream();
         let queue = Queue::from_cuda_stream(&rig.device, stream).unwrap();
-        for round in 0..20i64 {
-            let values: Vec<i64> = (0..5000).map(|i| i * round).collect();
-            let column: ArrayRef = Arc::new(Int64Array::from(values));
-            let batch = RecordBatch::try_from_iter([("v", column)]).unwrap();
-            let device = &rig.device;
-            let up = std::thread::scope(|scope| {
-                let up = scope.spawn(|| device.upload_on(&batch, &queue).unwrap());
-                up.join().unwrap()
-            });
-            // Read on this thread's stream, freed on a third one's.
-            let down = up.to_host().unwrap();
-            assert_eq!(down, batch);
-            let mut copy = arrow_device::DeviceBufferMut::allocate(&queue, 64).unwrap();
-            copy.fill(1).unwrap();
-            let queue = &queue;
-            std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    drop((up, copy));
-                    // Without an order this runs the free, and the fill comes later.
-                    queue.synchronize().unwrap();
-                });
-            });
-        }
+        on_many_threads(&rig, &queue);
         drop(queue);
         drop(context);
         // SAFETY: null: none; cudarc has made the context current.

@@ -11,6 +11,7 @@ use cudarc::driver::{CudaContext, CudaStream, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
 
 use crate::fake::{Group, NO_POOLS, PAGEABLE_EAGER, fake};
+use crate::given::assert_refused_while_captured;
 use crate::rig::{MODES, Rig, hold};
 use crate::support::assert_same;
 
@@ -212,15 +213,7 @@ fn streams_that_are_captured() {
     let raw = stream.cu_stream();
     let code = fake!(cuStreamBeginCapture_v2(raw => sys::CUstream, 0 => i32) -> i32);
     assert_eq!(code, 0);
-    for refused in [
-        rig.upload_on(&batch, &queue).map(drop),
-        queue.record().map(drop),
-        DeviceBufferMut::allocate(&queue, 100).map(drop),
-    ] {
-        let e = refused.unwrap_err();
-        assert!(matches!(e, Error::NotSupported { .. }), "{e}");
-        assert!(e.to_string().contains("captured"), "{e}");
-    }
+    assert_refused_while_captured(rig, &queue, &batch);
     // Memory of the stream is freed all the same.
     rig.synchronize().unwrap();
     drop(kept);

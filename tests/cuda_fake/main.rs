@@ -8,6 +8,8 @@ mod block;
 mod cuda_suite;
 #[path = "../cuda_fake_self/fake.rs"]
 mod fake;
+#[path = "../gpu_fake/given.rs"]
+mod given;
 #[path = "../gpu_suite/mod.rs"]
 mod gpu_suite;
 #[path = "../gpu_fake/places.rs"]

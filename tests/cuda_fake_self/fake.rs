@@ -54,8 +54,8 @@ pub(crate) use fake;
 /// A group of ordinals with one engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
-    pub first: i32,
-    pub ordinals: i32,
+    pub(crate) first: i32,
+    pub(crate) ordinals: i32,
 }
 
 impl Group {

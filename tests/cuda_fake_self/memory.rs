@@ -380,9 +380,9 @@ fn kernels_reach_pinned_and_managed_memory_only() {
 fn codes_have_names() {
     let mut text = null();
     assert_eq!(cuGetErrorName(700, &mut text), 0);
-    // SAFETY: the library gave a text that stays.
-    let name = unsafe { CStr::from_ptr(text) };
-    assert_eq!(name, c"CUDA_ERROR_ILLEGAL_ADDRESS");
+    // SAFETY: the library returned a static text.
+    let text_of_it = unsafe { CStr::from_ptr(text) };
+    assert_eq!(text_of_it, c"CUDA_ERROR_ILLEGAL_ADDRESS");
     assert_eq!(cuGetErrorName(123456, &mut text), 1);
     assert!(text.is_null());
 }

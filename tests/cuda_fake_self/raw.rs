@@ -86,9 +86,9 @@ functions! {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Attributes {
-    pub order: c_int,
-    pub hints: [c_int; 4],
-    pub flags: u32,
+    pub(crate) order: c_int,
+    pub(crate) hints: [c_int; 4],
+    pub(crate) flags: u32,
 }
 
 impl Attributes {
@@ -103,8 +103,8 @@ impl Attributes {
 
 /// A group with the primary context of its first ordinal retained and current until dropped.
 pub(crate) struct Bound {
-    pub group: Group,
-    pub ctx: Ptr,
+    pub(crate) group: Group,
+    pub(crate) ctx: Ptr,
 }
 
 impl Bound {

@@ -35,7 +35,7 @@ fn both<F: Form>() {
         // SAFETY: there is one dimension.
         unsafe { *form.tensor().shape = n }
     };
-    refused::<F>("dl_tensor.device", "ext-dev:0", |f| {
+    refused::<F>("dl_tensor.device", "sim", |f| {
         f.tensor_mut().device.device_type = ArrowDeviceType::EXT_DEV
     });
     refused::<F>("dl_tensor.device", "99", |f| {

@@ -7,7 +7,7 @@ use crate::fake::fake;
 
 /// Memory of the driver, freed in the end. The calls are the stand-in's own, whichever vendor's are tested on it.
 pub(crate) struct Block {
-    pub ptr: *mut c_void,
+    pub(crate) ptr: *mut c_void,
     ordinal: i32,
     pinned: bool,
 }

@@ -12,9 +12,9 @@ pub(crate) const MODES: [u32; 2] = [0, LAZY];
 
 /// A device, with import options that find it.
 pub(crate) struct Rig {
-    pub group: Group,
-    pub device: Device,
-    pub options: ImportOptions,
+    pub(crate) group: Group,
+    pub(crate) device: Device,
+    pub(crate) options: ImportOptions,
 }
 
 impl std::ops::Deref for Rig {

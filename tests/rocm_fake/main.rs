@@ -6,6 +6,8 @@
 mod block;
 #[path = "../cuda_fake_self/fake.rs"]
 mod fake;
+#[path = "../gpu_fake/given.rs"]
+mod given;
 #[path = "../gpu_suite/mod.rs"]
 mod gpu_suite;
 #[path = "../hip_on_cuda/hip.rs"]

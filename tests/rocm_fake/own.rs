@@ -4,16 +4,17 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow_array::{Array, ArrayRef, Int64Array};
 use arrow_device::device::DevicePtr;
 use arrow_device::dlpack::{DlpackOptions, DlpackStream};
 use arrow_device::{
-    DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Devices, Error, Queue,
-    ReleasePolicy, SyncEvent, SyncPolicy,
+    DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, Error, Queue, ReleasePolicy, SyncEvent,
+    SyncPolicy,
 };
 use arrow_schema::DataType;
 
 use crate::fake::{Group, LAZY, NO_POOLS};
+use crate::given::{assert_refused_while_captured, everything, on_many_threads};
 use crate::hip::*;
 use crate::rig::{MODES, Rig as Opened, assert_gone, hold, soon};
 use crate::support::{assert_same, assert_same_batch, wide_batch};
@@ -22,21 +23,6 @@ use crate::vendor::{Config, MEMORIES, Memory};
 
 fn longs(n: i64) -> Int64Array {
     Int64Array::from_iter_values((0..n).map(|i| i * 5 - 9))
-}
-
-/// Everything that a program does with a device.
-fn everything(rig: &Opened) {
-    let batch = wide_batch(8, 300);
-    let up = rig.upload(&batch).unwrap();
-    let queue = rig.new_queue().unwrap();
-    drop(up.column(1).unwrap().validity_on(&queue).unwrap());
-    let (array, schema) = up.export(SyncPolicy::Event).unwrap();
-    // SAFETY: just exported.
-    let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }.unwrap();
-    assert_same_batch(&batch, &again.to_host().unwrap(), "everything");
-    drop((up, again, queue));
-    rig.synchronize().unwrap();
-    rig.trim();
 }
 
 /// The thread's capture mode, which this sets to `mode`.
@@ -194,15 +180,7 @@ fn streams_that_are_captured() {
     let kept = rig.upload_on(&batch, &queue).unwrap();
     assert_eq!(hipSetDevice(rig.group.first), 0);
     assert_eq!(hipStreamBeginCapture(stream, RELAXED), 0);
-    for refused in [
-        rig.upload_on(&batch, &queue).map(drop),
-        queue.record().map(drop),
-        DeviceBufferMut::allocate(&queue, 100).map(drop),
-    ] {
-        let e = refused.unwrap_err();
-        assert!(matches!(e, Error::NotSupported { .. }), "{e}");
-        assert!(e.to_string().contains("captured"), "{e}");
-    }
+    assert_refused_while_captured(&rig, &queue, &batch);
     // Memory of the stream is freed once that is over; nothing waits for the device until then, which would
     // end the capture.
     let waits = rig.group.calls("cuCtxSynchronize");
@@ -222,33 +200,12 @@ fn streams_that_are_captured() {
     rig.end();
 }
 
-/// The per-thread stream is another one on each thread: events keep one order.
 #[test]
 fn the_per_thread_stream_on_many_threads() {
     for mode in MODES {
         let rig = Opened::new(mode);
         let queue = queue(&rig, 2 as Ptr).unwrap();
-        for round in 0..10i64 {
-            let column: ArrayRef =
-                Arc::new(Int64Array::from_iter_values((0..5000).map(|i| i * round)));
-            let batch = RecordBatch::try_from_iter([("v", column)]).unwrap();
-            let (device, queue) = (&rig.device, &queue);
-            let up = std::thread::scope(|scope| {
-                let up = scope.spawn(|| device.upload_on(&batch, queue).unwrap());
-                up.join().unwrap()
-            });
-            // Read on this thread's stream, freed on a third one's.
-            assert_eq!(up.to_host().unwrap(), batch);
-            let mut copy = DeviceBufferMut::allocate(queue, 64).unwrap();
-            copy.fill(1).unwrap();
-            std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    drop((up, copy));
-                    // Without an order this runs the free, and the fill comes later.
-                    queue.synchronize().unwrap();
-                });
-            });
-        }
+        on_many_threads(&rig, &queue);
         drop(queue);
         rig.assert_done();
         rig.end();
@@ -416,7 +373,7 @@ fn a_dlpack_consumers_stream_waits() {
             assert_eq!(seen, &source.values()[..], "{number:?}");
             assert_eq!(hipHostFree(to), 0);
             assert_eq!(hipSetDevice(0), 0);
-            // SAFETY: the tensor lives until its deleter is called, here.
+            // SAFETY: the tensor lives until this call of its deleter, the only one.
             unsafe { (*tensor).deleter.unwrap()(tensor) };
             drop(column);
         }

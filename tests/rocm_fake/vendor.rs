@@ -4,30 +4,32 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
 use arrow_device::rocm::RocmQueue;
-pub use arrow_device::rocm::{RocmConfig as Config, RocmMemory as Memory, device_count, register};
+pub(crate) use arrow_device::rocm::{
+    RocmConfig as Config, RocmMemory as Memory, device_count, register,
+};
 use arrow_device::{Device, Queue, Result};
 
 use crate::fake::Group;
 use crate::hip::{self, Ptr, current_device, made};
 
 /// Which memories its devices have.
-pub const MEMORIES: [Memory; 2] = [Memory::Device, Memory::Host];
+pub(crate) const MEMORIES: [Memory; 2] = [Memory::Device, Memory::Host];
 /// The managed one, if it is among them.
-pub const MANAGED: Option<Memory> = None;
+pub(crate) const MANAGED: Option<Memory> = None;
 /// What its devices are called in texts.
-pub const NAME: &str = "ROCm";
+pub(crate) const NAME: &str = "ROCm";
 /// What they are called in names of devices, those with memory of their own first.
-pub const MEMORY_NAMES: [&str; 2] = ["rocm", "rocm-host"];
+pub(crate) const MEMORY_NAMES: [&str; 2] = ["rocm", "rocm-host"];
 /// What the names of all its calls start with.
-pub const CALLS: &str = "hip";
+pub(crate) const CALLS: &str = "hip";
 
 /// Loads its library.
-pub fn load() {
+pub(crate) fn load() {
     hip::library(false);
 }
 
 /// Lets go of what its library keeps of a group that is not in use any more: a context of each device.
-pub fn let_go(group: Group) {
+pub(crate) fn let_go(group: Group) {
     let uses = [
         "device",
         "pinned",
@@ -47,7 +49,7 @@ pub fn let_go(group: Group) {
 }
 
 /// What an error names where this call of the stand-in has failed.
-pub fn operation(call: &str) -> &str {
+pub(crate) fn operation(call: &str) -> &str {
     match call {
         "cuMemAlloc" => "hipMalloc",
         "cuMemAllocFromPoolAsync" => "hipMallocFromPoolAsync",
@@ -58,7 +60,7 @@ pub fn operation(call: &str) -> &str {
 }
 
 /// What an error says about a code.
-pub fn error_text(code: i32) -> &'static str {
+pub(crate) fn error_text(code: i32) -> &'static str {
     match code {
         1 => "hipErrorInvalidValue",
         2 => "hipErrorOutOfMemory",
@@ -72,19 +74,19 @@ pub fn error_text(code: i32) -> &'static str {
 }
 
 /// Its part of a device.
-pub fn backend(device: &Device) -> Result<()> {
+pub(crate) fn backend(device: &Device) -> Result<()> {
     device.as_rocm().map(drop)
 }
 
 /// Asserts that this thread is as a new one is: the first device is current, which no test opens.
 #[track_caller]
-pub fn assert_untouched() {
+pub(crate) fn assert_untouched() {
     assert_eq!(current_device(), 0);
 }
 
 /// There are no contexts, and nobody leaves another device current.
 #[track_caller]
-pub fn unset_context() {
+pub(crate) fn unset_context() {
     assert_untouched();
 }
 
@@ -103,7 +105,7 @@ fn stream(queue: &Queue) -> Ptr {
 }
 
 /// How many bytes of a device are free, and how many it has.
-pub fn memory_info(device: &Device) -> (usize, usize) {
+pub(crate) fn memory_info(device: &Device) -> (usize, usize) {
     let (mut free, mut total) = (0, 0);
     with_device(device, || {
         assert_eq!(hip::hipMemGetInfo(&mut free, &mut total), 0);
@@ -112,14 +114,14 @@ pub fn memory_info(device: &Device) -> (usize, usize) {
 }
 
 /// Queues a host function.
-pub fn launch_host(queue: &Queue, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
+pub(crate) fn launch_host(queue: &Queue, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
     with_device(queue.device(), || {
         assert_eq!(hip::hipLaunchHostFunc(stream(queue), f, data), 0);
     });
 }
 
 /// Queues a kernel that fails.
-pub fn launch_failing(queue: &Queue) {
+pub(crate) fn launch_failing(queue: &Queue) {
     with_device(queue.device(), || {
         let module = made(|module| hip::hipModuleLoadData(module, c".entry fail(".as_ptr()));
         let kernel = made(|kernel| hip::hipModuleGetFunction(kernel, module, c"fail".as_ptr()));

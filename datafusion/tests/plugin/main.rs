@@ -99,12 +99,12 @@ async fn results_are_datafusions() {
 async fn it_replaces_the_filter() {
     let (device, _) = sim(SimMode::Async);
     let tables = Tables::new(&device, PARTITIONS);
-    let text = |plan: &_| text(plan).replace(&device.id().to_string(), "ext-dev:0");
+    let text = |plan: &_| text(plan).replace(&device.id().to_string(), "sim");
     let with = plan(&tables.device, "SELECT a, x FROM t WHERE n > 3 AND x < 1.5").await;
     let expected = "\
-DeviceToHostExec: device=ext-dev:0
-  DeviceFilterExec: device=ext-dev:0, n@2 > 3 AND x@1 < 1.5, projection=[a@0, x@1]
-    DeviceScanExec: device=ext-dev:0, partitions=3, projection=[a, x, n]
+DeviceToHostExec: device=sim
+  DeviceFilterExec: device=sim, n@2 > 3 AND x@1 < 1.5, projection=[a@0, x@1]
+    DeviceScanExec: device=sim, partitions=3, projection=[a, x, n]
 ";
     assert_eq!(text(&with), expected);
     // The text is not kept, only the row's number: it need not be on the way.
@@ -112,9 +112,9 @@ DeviceToHostExec: device=ext-dev:0
     let expected = "\
 SortPreservingMergeExec: [id@0 ASC NULLS LAST]
   SortExec: expr=[id@0 ASC NULLS LAST], preserve_partitioning=[true]
-    DeviceToHostExec: device=ext-dev:0
-      DeviceFilterExec: device=ext-dev:0, a@1 = 1, projection=[id@0]
-        DeviceScanExec: device=ext-dev:0, partitions=3, projection=[id, a]
+    DeviceToHostExec: device=sim
+      DeviceFilterExec: device=sim, a@1 = 1, projection=[id@0]
+        DeviceScanExec: device=sim, partitions=3, projection=[id, a]
 ";
     assert_eq!(text(&with), expected);
     // Running the rules again changes nothing.
@@ -412,11 +412,11 @@ async fn a_spread_comes_after_the_filter() {
     let query = plan(&context, sql).await;
     let expected = "\
 RepartitionExec: partitioning=RoundRobinBatch(3), input_partitions=1
-  DeviceToHostExec: device=ext-dev:0
-    DeviceFilterExec: device=ext-dev:0, a@1 > -20, projection=[id@0, x@2]
-      DeviceScanExec: device=ext-dev:0, partitions=1, projection=[id, a, x]
+  DeviceToHostExec: device=sim
+    DeviceFilterExec: device=sim, a@1 > -20, projection=[id@0, x@2]
+      DeviceScanExec: device=sim, partitions=1, projection=[id, a, x]
 ";
-    let shown = text(&query).replace(&device.id().to_string(), "ext-dev:0");
+    let shown = text(&query).replace(&device.id().to_string(), "sim");
     assert_eq!(shown, expected);
     let sql = format!("{sql} ORDER BY id");
     let shown = text(&plan(&context, &sql).await);
@@ -478,7 +478,7 @@ fn the_program_says_how_it_went() {
     assert_eq!((status, &*stderr), (Some(0), ""));
     for part in [
         "Before the rule:\nFilterExec",
-        "DeviceFilterExec: device=ext-dev:0",
+        "DeviceFilterExec: device=sim",
         "host_waits=0",
         "the same as DataFusion's own",
     ] {

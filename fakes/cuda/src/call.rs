@@ -10,34 +10,34 @@ use crate::ffi::*;
 use crate::registry::{blame, registry};
 
 /// Ordinary work.
-pub const WORK: Kind = Kind {
+pub(crate) const WORK: Kind = Kind {
     any: true,
     lasting: Lasting::Before,
 };
 /// Frees and destroys: the books are kept although the engine has failed.
-pub const FREE: Kind = Kind {
+pub(crate) const FREE: Kind = Kind {
     any: true,
     lasting: Lasting::After,
 };
 /// Calls that a failed engine still answers.
-pub const QUERY: Kind = Kind {
+pub(crate) const QUERY: Kind = Kind {
     any: true,
     lasting: Lasting::Ignored,
 };
 /// Pushes, pops, attributes: nor does a failure of "any function" happen there.
-pub const QUIET: Kind = Kind {
+pub(crate) const QUIET: Kind = Kind {
     any: false,
     lasting: Lasting::Ignored,
 };
 /// Queries of pointers.
-pub const POINTER: Kind = Kind {
+pub(crate) const POINTER: Kind = Kind {
     any: false,
     lasting: Lasting::Before,
 };
 
 /// Whose call it is. Where this says nothing, it is the current context's.
 #[derive(Clone, Copy)]
-pub enum Of {
+pub(crate) enum Of {
     /// No engine's.
     Nobody,
     Current,
@@ -56,12 +56,12 @@ thread_local! {
 
 static INITIALIZED: AtomicBool = AtomicBool::new(false);
 
-pub fn set_initialized() {
+pub(crate) fn set_initialized() {
     INITIALIZED.store(true, Ordering::SeqCst);
 }
 
 /// Runs a host function, in which no call is permitted.
-pub fn host_function(engine: Arc<Engine>, function: impl FnOnce()) {
+pub(crate) fn host_function(engine: Arc<Engine>, function: impl FnOnce()) {
     struct Mark(Option<Arc<Engine>>);
     impl Drop for Mark {
         fn drop(&mut self) {
@@ -73,12 +73,12 @@ pub fn host_function(engine: Arc<Engine>, function: impl FnOnce()) {
 }
 
 /// A call that needs no initialisation and belongs to no engine.
-pub fn plain(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
+pub(crate) fn plain(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
     caught(name, || permitted(name).and_then(|()| body()))
 }
 
 /// Carries out a call.
-pub fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -> Outcome) -> Code {
+pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -> Outcome) -> Code {
     caught(name, || {
         permitted(name)?;
         if !INITIALIZED.load(Ordering::SeqCst) {

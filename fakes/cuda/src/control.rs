@@ -22,12 +22,16 @@ fn engine(ordinal: c_int) -> Option<Arc<Engine>> {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_open(count: c_int, flags: u32, capacity_bytes: u64) -> c_int {
+pub(crate) unsafe extern "C" fn fake_cuda_open(
+    count: c_int,
+    flags: u32,
+    capacity_bytes: u64,
+) -> c_int {
     caught(-1, || registry().open_group(count, flags, capacity_bytes))
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_close(ordinal: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn fake_cuda_close(ordinal: c_int) -> c_int {
     caught(-1, || {
         let engine = registry().engine(ordinal)?;
         let closed = registry().close_group(&engine);
@@ -36,7 +40,7 @@ pub unsafe extern "C" fn fake_cuda_close(ordinal: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_fail(
+pub(crate) unsafe extern "C" fn fake_cuda_fail(
     ordinal: c_int,
     name: In<c_char>,
     nth: u32,
@@ -49,17 +53,17 @@ pub unsafe extern "C" fn fake_cuda_fail(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_clear(ordinal: c_int) -> u32 {
+pub(crate) unsafe extern "C" fn fake_cuda_clear(ordinal: c_int) -> u32 {
     caught(0, || Some(engine(ordinal)?.clear()))
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_calls(ordinal: c_int, name: In<c_char>) -> u64 {
+pub(crate) unsafe extern "C" fn fake_cuda_calls(ordinal: c_int, name: In<c_char>) -> u64 {
     caught(0, || Some(engine(ordinal)?.calls(&name.text().ok()?)))
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_break(ordinal: c_int, code: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn fake_cuda_break(ordinal: c_int, code: c_int) -> c_int {
     caught(-1, || {
         let engine = engine(ordinal)?;
         // An error says that it has failed already.
@@ -69,7 +73,7 @@ pub unsafe extern "C" fn fake_cuda_break(ordinal: c_int, code: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_shutdown(ordinal: c_int, on: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn fake_cuda_shutdown(ordinal: c_int, on: c_int) -> c_int {
     caught(-1, || {
         engine(ordinal)?.shut_down(on != 0);
         Some(0)
@@ -77,7 +81,7 @@ pub unsafe extern "C" fn fake_cuda_shutdown(ordinal: c_int, on: c_int) -> c_int 
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_drain(ordinal: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn fake_cuda_drain(ordinal: c_int) -> c_int {
     caught(-1, || {
         let engine = engine(ordinal)?;
         let drained = engine.sim.synchronize();
@@ -86,7 +90,11 @@ pub unsafe extern "C" fn fake_cuda_drain(ordinal: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_report(ordinal: c_int, text: Out<u8>, bytes: usize) -> usize {
+pub(crate) unsafe extern "C" fn fake_cuda_report(
+    ordinal: c_int,
+    text: Out<u8>,
+    bytes: usize,
+) -> usize {
     caught(0, || {
         let lines = match ordinal {
             -1 => orphans(),
@@ -99,7 +107,7 @@ pub unsafe extern "C" fn fake_cuda_report(ordinal: c_int, text: Out<u8>, bytes: 
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fake_cuda_live(ordinal: c_int, what: In<c_char>) -> u64 {
+pub(crate) unsafe extern "C" fn fake_cuda_live(ordinal: c_int, what: In<c_char>) -> u64 {
     caught(u64::MAX, || {
         let engine = engine(ordinal)?;
         let what = what.text().ok()?;

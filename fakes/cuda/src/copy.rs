@@ -12,7 +12,7 @@ use crate::registry::{Lane, Registry};
 
 /// Which way a copy goes, as its function says.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub(crate) enum Way {
     /// As the addresses say.
     Any,
     HostToDevice,
@@ -24,7 +24,7 @@ pub enum Way {
 
 /// When the source of a copy is read, if it is pageable.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Reads {
+pub(crate) enum Reads {
     /// As the engine's flags say.
     AsFlagged,
     DuringCall,
@@ -44,7 +44,7 @@ enum Target {
 }
 
 /// A checked copy.
-pub struct Copy {
+pub(crate) struct Copy {
     source: Source,
     target: Target,
     bytes: usize,
@@ -52,7 +52,7 @@ pub struct Copy {
 
 impl Copy {
     /// Checks a copy. What cannot be known before it runs is checked then.
-    pub fn new(
+    pub(crate) fn new(
         registry: &Registry,
         engine: &Engine,
         way: Way,
@@ -170,7 +170,7 @@ impl Copy {
 }
 
 /// Queues copies, which run last one first: their order must not matter.
-pub fn queue(lane: &Lane, copies: Vec<Copy>) -> Outcome {
+pub(crate) fn queue(lane: &Lane, copies: Vec<Copy>) -> Outcome {
     let host: Vec<_> = copies.iter().flat_map(Copy::host).collect();
     lane.engine.launch(&lane.queue, host, move |memory| {
         copies.iter().rev().try_for_each(|copy| copy.run(memory))
@@ -178,7 +178,13 @@ pub fn queue(lane: &Lane, copies: Vec<Copy>) -> Outcome {
 }
 
 /// Queues a fill with one byte.
-pub fn fill(registry: &Registry, lane: &Lane, dst: Address, byte: u8, bytes: usize) -> Outcome {
+pub(crate) fn fill(
+    registry: &Registry,
+    lane: &Lane,
+    dst: Address,
+    byte: u8,
+    bytes: usize,
+) -> Outcome {
     let engine = &lane.engine;
     let wrong = |why: String| {
         engine.blame(format!("memset of {bytes} bytes at {dst:#x}: {why}"));
@@ -213,6 +219,6 @@ pub fn fill(registry: &Registry, lane: &Lane, dst: Address, byte: u8, bytes: usi
 }
 
 /// Whether this is an address of this simulated device or another.
-pub fn is_device(engine: &Engine, address: usize, bytes: usize) -> bool {
+pub(crate) fn is_device(engine: &Engine, address: usize, bytes: usize) -> bool {
     !engine.sim.copies_directly_from(pointer(address), bytes)
 }

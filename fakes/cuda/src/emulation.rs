@@ -1,7 +1,7 @@
 //! Which kernels there are stand-ins for.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Emulation {
+pub(crate) enum Emulation {
     /// `product_f64(a, a_mask, a_bit, b, b_mask, b_bit, out, out_mask, rows)`: out[i] = a[i] * b[i],
     /// 0 where one of them is null. A mask of 0 has no nulls.
     ProductF64,
@@ -14,7 +14,7 @@ pub enum Emulation {
 }
 
 impl Emulation {
-    pub fn of(name: &str) -> Option<Self> {
+    pub(crate) fn of(name: &str) -> Option<Self> {
         match name {
             "product_f64" => Some(Self::ProductF64),
             "double_f64" => Some(Self::DoubleF64),
@@ -25,7 +25,7 @@ impl Emulation {
     }
 
     /// How many parameters it takes; each has 8 bytes.
-    pub fn parameters(self) -> usize {
+    pub(crate) fn parameters(self) -> usize {
         match self {
             Self::ProductF64 => 9,
             Self::DoubleF64 | Self::FillI64 => 3,

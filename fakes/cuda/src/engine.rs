@@ -11,16 +11,16 @@ use arrow_device::device::{Backend, EventPtr, RawQueue};
 
 use crate::ffi::*;
 
-pub const LAZY: u32 = 1;
-pub const PAGEABLE_EAGER: u32 = 2;
-pub const NO_POOLS: u32 = 4;
-pub const NO_CONCURRENT_MANAGED: u32 = 8;
-pub const NO_BATCH: u32 = 16;
+pub(crate) const LAZY: u32 = 1;
+pub(crate) const PAGEABLE_EAGER: u32 = 2;
+pub(crate) const NO_POOLS: u32 = 4;
+pub(crate) const NO_CONCURRENT_MANAGED: u32 = 8;
+pub(crate) const NO_BATCH: u32 = 16;
 
 /// A queue of the simulated device.
-pub type Queue = Arc<dyn RawQueue>;
+pub(crate) type Queue = Arc<dyn RawQueue>;
 
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -42,11 +42,11 @@ struct Books {
     violations: Vec<String>,
 }
 
-pub struct Engine {
-    pub sim: Arc<SimDevice>,
-    pub flags: u32,
-    pub capacity_bytes: usize,
-    pub ordinals: Range<i32>,
+pub(crate) struct Engine {
+    pub(crate) sim: Arc<SimDevice>,
+    pub(crate) flags: u32,
+    pub(crate) capacity_bytes: usize,
+    pub(crate) ordinals: Range<i32>,
     queue: Queue,
     books: Mutex<Books>,
     shut_down: AtomicBool,
@@ -56,15 +56,15 @@ pub struct Engine {
 
 /// What is asked of an engine before a call is carried out.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Kind {
+pub(crate) struct Kind {
     /// Whether a failure of "any function" is for this one.
-    pub any: bool,
+    pub(crate) any: bool,
     /// Whether a failed engine answers its lasting code.
-    pub lasting: Lasting,
+    pub(crate) lasting: Lasting,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Lasting {
+pub(crate) enum Lasting {
     Ignored,
     /// Instead of doing anything.
     Before,
@@ -73,7 +73,11 @@ pub enum Lasting {
 }
 
 impl Engine {
-    pub fn new(ordinals: Range<i32>, flags: u32, capacity_bytes: u64) -> Result<Arc<Self>, Error> {
+    pub(crate) fn new(
+        ordinals: Range<i32>,
+        flags: u32,
+        capacity_bytes: u64,
+    ) -> Result<Arc<Self>, Error> {
         let capacity_bytes = match usize::try_from(capacity_bytes) {
             Ok(0) => 1 << 30,
             Ok(bytes) => bytes,
@@ -99,12 +103,12 @@ impl Engine {
         }))
     }
 
-    pub fn has(&self, flag: u32) -> bool {
+    pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
     /// Counts a call; the code that it answers instead of being carried out, if any.
-    pub fn admit(&self, name: &'static str, kind: Kind) -> Outcome {
+    pub(crate) fn admit(&self, name: &'static str, kind: Kind) -> Outcome {
         let mut books = lock(&self.books);
         *books.calls.entry(name).or_default() += 1;
         if self.shut_down.load(Ordering::SeqCst) {
@@ -135,14 +139,14 @@ impl Engine {
     }
 
     /// The code that this engine has failed with.
-    pub fn lasting(&self) -> Option<Code> {
+    pub(crate) fn lasting(&self) -> Option<Code> {
         // SAFETY: no copy is queued; an empty list only asks whether the device has failed.
         let alive = unsafe { self.queue.copy(&[]) };
         alive.err().map(|error| self.code_of(&error))
     }
 
     /// What an error of the simulated device is called here.
-    pub fn code_of(&self, error: &Error) -> Code {
+    pub(crate) fn code_of(&self, error: &Error) -> Code {
         match error {
             Error::OutOfMemory { .. } => OUT_OF_MEMORY,
             Error::InvalidArgument(_) => INVALID_VALUE,
@@ -158,32 +162,32 @@ impl Engine {
     }
 
     /// What a kernel answers so that the engine fails with this code.
-    pub fn failure(&self, code: Code, text: &str) -> String {
+    pub(crate) fn failure(&self, code: Code, text: &str) -> String {
         let _ = self
             .code
             .compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst);
         text.into()
     }
 
-    pub fn blame(&self, text: String) {
+    pub(crate) fn blame(&self, text: String) {
         lock(&self.books).violations.push(text);
     }
 
-    pub fn violations(&self) -> Vec<String> {
+    pub(crate) fn violations(&self) -> Vec<String> {
         lock(&self.books).violations.clone()
     }
 
-    pub fn fail_nth(&self, name: String, calls: u32, code: Code) {
+    pub(crate) fn fail_nth(&self, name: String, calls: u32, code: Code) {
         lock(&self.books).faults.push(Fault { name, calls, code });
     }
 
-    pub fn clear(&self) -> u32 {
+    pub(crate) fn clear(&self) -> u32 {
         let mut books = lock(&self.books);
         books.faults.clear();
         std::mem::take(&mut books.fired)
     }
 
-    pub fn calls(&self, name: &str) -> u64 {
+    pub(crate) fn calls(&self, name: &str) -> u64 {
         let books = lock(&self.books);
         match name {
             "*" => books.calls.values().sum(),
@@ -191,23 +195,23 @@ impl Engine {
         }
     }
 
-    pub fn shut_down(&self, on: bool) {
+    pub(crate) fn shut_down(&self, on: bool) {
         self.shut_down.store(on, Ordering::SeqCst);
     }
 
-    pub fn new_queue(&self) -> Outcome<Queue> {
+    pub(crate) fn new_queue(&self) -> Outcome<Queue> {
         self.sim.new_queue().map_err(|error| self.code_of(&error))
     }
 
     /// Records an event.
-    pub fn record(self: &Arc<Self>, queue: &Queue) -> Outcome<Arc<Recorded>> {
+    pub(crate) fn record(self: &Arc<Self>, queue: &Queue) -> Outcome<Arc<Recorded>> {
         let event = queue.record().map_err(|error| self.code_of(&error))?;
         let engine = self.clone();
         Ok(Arc::new(Recorded { engine, event }))
     }
 
     /// Queues work that uses these host addresses.
-    pub fn launch(
+    pub(crate) fn launch(
         self: &Arc<Self>,
         queue: &Queue,
         host: impl IntoIterator<Item = Range<usize>>,
@@ -228,7 +232,7 @@ impl Engine {
     }
 
     /// Fails now. Waits for the operation that is running.
-    pub fn fail(self: &Arc<Self>, code: Code) -> Outcome {
+    pub(crate) fn fail(self: &Arc<Self>, code: Code) -> Outcome {
         let queue = self.new_queue()?;
         let engine = self.clone();
         self.launch(&queue, None, move |_| {
@@ -240,32 +244,32 @@ impl Engine {
 }
 
 /// An event of the simulated device.
-pub struct Recorded {
+pub(crate) struct Recorded {
     engine: Arc<Engine>,
     event: EventPtr,
 }
 
 impl Recorded {
-    pub fn engine(&self) -> &Arc<Engine> {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    pub fn query(&self) -> Outcome<bool> {
-        // SAFETY: live until `Drop`.
+    pub(crate) fn query(&self) -> Outcome<bool> {
+        // SAFETY: the event is live until `Drop`.
         let done = unsafe { self.engine.sim.query_event(self.event) };
         done.map_err(|error| self.engine.code_of(&error))
     }
 
     /// Waits. No lock may be held.
-    pub fn wait(&self) -> Outcome {
-        // SAFETY: live until `Drop`.
+    pub(crate) fn wait(&self) -> Outcome {
+        // SAFETY: the event is live until `Drop`.
         let done = unsafe { self.engine.sim.wait_event(self.event) };
         done.map_err(|error| self.engine.code_of(&error))
     }
 
     /// Makes a queue of the same engine wait.
-    pub fn order(&self, queue: &Queue) -> Outcome {
-        // SAFETY: live until `Drop`; the wait stays after that.
+    pub(crate) fn order(&self, queue: &Queue) -> Outcome {
+        // SAFETY: the event is live until `Drop`; the wait stays after that.
         let done = unsafe { queue.wait(self.event) };
         done.map_err(|error| self.engine.code_of(&error))
     }
@@ -273,7 +277,7 @@ impl Recorded {
 
 impl Drop for Recorded {
     fn drop(&mut self) {
-        // SAFETY: recorded by this engine, released here only.
+        // SAFETY: this engine recorded the event, and releases it only here.
         unsafe { self.engine.sim.release_event(self.event) };
     }
 }
@@ -286,7 +290,7 @@ static HOST_USES: Mutex<Option<HashMap<u64, HostUse>>> = Mutex::new(None);
 
 /// Whether queued work uses some of these host addresses. The work of a failed engine does not:
 /// it is dropped, if perhaps a little later.
-pub fn host_used(range: &Range<usize>) -> bool {
+pub(crate) fn host_used(range: &Range<usize>) -> bool {
     let overlaps = |used: &Range<usize>| used.start < range.end && range.start < used.end;
     let uses = lock(&HOST_USES);
     let uses = uses.iter().flat_map(|uses| uses.values());

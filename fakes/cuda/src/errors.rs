@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use crate::ffi::Code;
 
 /// The name and the text of a code.
-pub fn texts(code: Code) -> Option<(&'static CStr, &'static CStr)> {
+pub(crate) fn texts(code: Code) -> Option<(&'static CStr, &'static CStr)> {
     let found = TABLE.iter().find(|(other, ..)| *other == code)?;
     Some((found.1, found.2))
 }

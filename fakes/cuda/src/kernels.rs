@@ -14,7 +14,7 @@ use crate::registry::{Lane, registry};
 
 impl Emulation {
     /// Queues it.
-    pub fn launch(self, lane: &Lane, p: Vec<u64>) -> Outcome {
+    pub(crate) fn launch(self, lane: &Lane, p: Vec<u64>) -> Outcome {
         let engine = lane.engine.clone();
         let host = self.host(&engine, &p);
         lane.engine.launch(&lane.queue, host, move |memory| {
@@ -89,7 +89,7 @@ impl View<'_, '_> {
         let ptr = pointer(address as usize);
         if self.on_host(address, bytes.len()) {
             let to: *mut u8 = ptr.as_ptr().cast();
-            // SAFETY: as in `read`.
+            // SAFETY: as in `read`; `self` is borrowed exclusively, so there is no other view.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
             return Ok(());
         }

@@ -10,7 +10,7 @@ use crate::engine::{Engine, host_used};
 use crate::ffi::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum What {
+pub(crate) enum What {
     Device,
     Pinned,
     Managed,
@@ -18,9 +18,9 @@ pub enum What {
 }
 
 impl What {
-    pub const ALL: [Self; 4] = [Self::Device, Self::Pinned, Self::Managed, Self::Registered];
+    pub(crate) const ALL: [Self; 4] = [Self::Device, Self::Pinned, Self::Managed, Self::Registered];
 
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Device => "device",
             Self::Pinned => "pinned",
@@ -31,19 +31,19 @@ impl What {
 }
 
 #[derive(Clone)]
-pub struct Block {
-    pub what: What,
-    pub start: usize,
-    pub bytes: usize,
-    pub engine: Arc<Engine>,
-    pub ordinal: i32,
-    pub context: usize,
+pub(crate) struct Block {
+    pub(crate) what: What,
+    pub(crate) start: usize,
+    pub(crate) bytes: usize,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) ordinal: i32,
+    pub(crate) context: usize,
     /// The pool that it came from.
-    pub pool: Option<usize>,
+    pub(crate) pool: Option<usize>,
 }
 
 impl Block {
-    pub fn range(&self) -> Range<usize> {
+    pub(crate) fn range(&self) -> Range<usize> {
         self.start..self.start + self.bytes
     }
 
@@ -52,7 +52,7 @@ impl Block {
     }
 
     /// What it is called in a report.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let Self {
             start,
             bytes,
@@ -65,7 +65,7 @@ impl Block {
     }
 
     /// Gives the memory back, out of any queue's order.
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         match self.what {
             What::Device => {
                 // SAFETY: allocated by this engine, and in the table until now, so freed once. That
@@ -98,13 +98,13 @@ impl Block {
     }
 }
 
-pub fn pointer(address: usize) -> DevicePtr {
+pub(crate) fn pointer(address: usize) -> DevicePtr {
     DevicePtr::new(std::ptr::with_exposed_provenance_mut(address))
 }
 
 /// Where one end of a copy lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub(crate) enum Place {
     /// At an address of a simulated device, whether or not there is memory.
     Device,
     Managed,
@@ -114,40 +114,45 @@ pub enum Place {
 }
 
 /// All blocks by their first address.
-pub struct Memory(BTreeMap<usize, Block>);
+pub(crate) struct Memory(BTreeMap<usize, Block>);
 
 impl Memory {
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(BTreeMap::new())
     }
 
-    pub fn insert(&mut self, block: Block) {
+    pub(crate) fn insert(&mut self, block: Block) {
         self.0.insert(block.start, block);
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Block> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Block> {
         self.0.values()
     }
 
     /// The block that an address lies in.
-    pub fn at(&self, address: Address) -> Option<&Block> {
+    pub(crate) fn at(&self, address: Address) -> Option<&Block> {
         let address = usize::try_from(address).ok()?;
         let (_, block) = self.0.range(..=address).next_back()?;
         block.range().contains(&address).then_some(block)
     }
 
-    pub fn engine_at(&self, address: Address) -> Option<Arc<Engine>> {
+    pub(crate) fn engine_at(&self, address: Address) -> Option<Arc<Engine>> {
         self.at(address).map(|block| block.engine.clone())
     }
 
     /// Whether some of these addresses belong to a block.
-    pub fn overlaps(&self, range: &Range<usize>) -> bool {
+    pub(crate) fn overlaps(&self, range: &Range<usize>) -> bool {
         let before = self.0.range(..range.end).next_back();
         before.is_some_and(|(_, block)| block.range().end > range.start)
     }
 
     /// Where memory lies. An error if the end of a host block is in between.
-    pub fn place(&self, engine: &Engine, address: usize, bytes: usize) -> Result<Place, String> {
+    pub(crate) fn place(
+        &self,
+        engine: &Engine,
+        address: usize,
+        bytes: usize,
+    ) -> Result<Place, String> {
         if !engine.sim.copies_directly_from(pointer(address), bytes) {
             return Ok(Place::Device);
         }
@@ -168,7 +173,7 @@ impl Memory {
 
     /// Takes out the block that starts at `address` if it is of one of these kinds; anything else
     /// is a violation.
-    pub fn take(
+    pub(crate) fn take(
         &mut self,
         call: &str,
         address: Address,
@@ -185,7 +190,7 @@ impl Memory {
     }
 
     /// Frees what was allocated in a context; what that was.
-    pub fn end_context(&mut self, context: usize) -> Vec<String> {
+    pub(crate) fn end_context(&mut self, context: usize) -> Vec<String> {
         let all = std::mem::take(&mut self.0).into_iter();
         let (out, rest): (BTreeMap<_, _>, _) = all.partition(|(_, block)| block.context == context);
         self.0 = rest;

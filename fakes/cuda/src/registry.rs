@@ -13,13 +13,13 @@ use crate::ffi::*;
 use crate::memory::Memory;
 use crate::stack;
 
-pub struct Context {
-    pub engine: Arc<Engine>,
-    pub ordinal: i32,
+pub(crate) struct Context {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) ordinal: i32,
     /// How often a primary context is retained; `None` for others.
-    pub retained: Option<usize>,
+    pub(crate) retained: Option<usize>,
     /// Contexts whose memory this one was given access to.
-    pub peers: BTreeSet<usize>,
+    pub(crate) peers: BTreeSet<usize>,
     /// The queue of the legacy default stream.
     legacy: Option<Queue>,
     /// The queues of the per-thread default streams.
@@ -28,40 +28,40 @@ pub struct Context {
     retired: Vec<Queue>,
 }
 
-pub struct Stream {
-    pub context: usize,
-    pub queue: Queue,
+pub(crate) struct Stream {
+    pub(crate) context: usize,
+    pub(crate) queue: Queue,
 }
 
-pub struct Event {
-    pub context: usize,
-    pub flags: u32,
+pub(crate) struct Event {
+    pub(crate) context: usize,
+    pub(crate) flags: u32,
     /// The last record.
-    pub recorded: Option<Arc<Recorded>>,
+    pub(crate) recorded: Option<Arc<Recorded>>,
 }
 
-pub struct Pool {
-    pub ordinal: i32,
+pub(crate) struct Pool {
+    pub(crate) ordinal: i32,
     /// Attributes by number.
-    pub attributes: [u64; 9],
+    pub(crate) attributes: [u64; 9],
     /// The default pool of its device, which always exists.
-    pub default: bool,
+    pub(crate) default: bool,
 }
 
-pub struct Module {
-    pub context: usize,
-    pub kernels: Vec<String>,
+pub(crate) struct Module {
+    pub(crate) context: usize,
+    pub(crate) kernels: Vec<String>,
 }
 
 #[derive(Clone, Copy)]
-pub struct Function {
-    pub module: usize,
-    pub context: usize,
-    pub emulation: Emulation,
+pub(crate) struct Function {
+    pub(crate) module: usize,
+    pub(crate) context: usize,
+    pub(crate) emulation: Emulation,
 }
 
 /// Objects of one kind that have not been destroyed.
-pub struct Table<T> {
+pub(crate) struct Table<T> {
     kind: &'static str,
     live: BTreeMap<usize, T>,
 }
@@ -72,16 +72,16 @@ impl<T> Table<T> {
         Self { kind, live }
     }
 
-    pub fn peek(&self, handle: usize) -> Option<&T> {
+    pub(crate) fn peek(&self, handle: usize) -> Option<&T> {
         self.live.get(&handle)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         self.live.iter().map(|(handle, object)| (*handle, object))
     }
 
     /// Takes out those that `which` accepts.
-    pub fn extract(&mut self, which: impl Fn(usize, &T) -> bool) -> Vec<(usize, T)> {
+    pub(crate) fn extract(&mut self, which: impl Fn(usize, &T) -> bool) -> Vec<(usize, T)> {
         let all = std::mem::take(&mut self.live).into_iter();
         let (out, rest) = all.partition(|(handle, object)| which(*handle, object));
         self.live = rest;
@@ -89,27 +89,27 @@ impl<T> Table<T> {
     }
 }
 
-pub struct Registry {
+pub(crate) struct Registry {
     engines: BTreeMap<i32, Arc<Engine>>,
-    pub contexts: Table<Context>,
-    pub streams: Table<Stream>,
-    pub events: Table<Event>,
-    pub pools: Table<Pool>,
-    pub modules: Table<Module>,
-    pub functions: Table<Function>,
+    pub(crate) contexts: Table<Context>,
+    pub(crate) streams: Table<Stream>,
+    pub(crate) events: Table<Event>,
+    pub(crate) pools: Table<Pool>,
+    pub(crate) modules: Table<Module>,
+    pub(crate) functions: Table<Function>,
     /// Retained primary contexts by ordinal.
-    pub primary: BTreeMap<i32, usize>,
+    pub(crate) primary: BTreeMap<i32, usize>,
     /// The pool that `cuMemAllocAsync` takes from, by ordinal, if it was set.
-    pub current_pool: BTreeMap<i32, usize>,
+    pub(crate) current_pool: BTreeMap<i32, usize>,
     /// The engines of all handles that there ever were.
     owners: BTreeMap<usize, Arc<Engine>>,
-    pub memory: Memory,
+    pub(crate) memory: Memory,
     next_handle: usize,
 }
 
 /// The one registry. It is never held while work runs, while waiting, or while calling foreign code.
 /// Locks inside it: those of an engine's books, of the host uses, of a simulated device's state.
-pub fn registry() -> MutexGuard<'static, Registry> {
+pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
         engines: BTreeMap::new(),
         contexts: Table::new("context"),
@@ -131,36 +131,36 @@ pub fn registry() -> MutexGuard<'static, Registry> {
 static ORPHANS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Records a violation.
-pub fn blame(engine: Option<&Arc<Engine>>, text: String) {
+pub(crate) fn blame(engine: Option<&Arc<Engine>>, text: String) {
     match engine {
         Some(engine) => engine.blame(text),
         None => lock(&ORPHANS).push(text),
     }
 }
 
-pub fn orphans() -> Vec<String> {
+pub(crate) fn orphans() -> Vec<String> {
     lock(&ORPHANS).clone()
 }
 
 /// How many devices there are.
-pub fn device_count() -> i32 {
+pub(crate) fn device_count() -> i32 {
     static COUNT: OnceLock<i32> = OnceLock::new();
     *COUNT.get_or_init(|| environment("FAKE_CUDA_COUNT").map_or(256, |count| count.max(0)))
 }
 
-pub fn environment(name: &str) -> Option<i32> {
+pub(crate) fn environment(name: &str) -> Option<i32> {
     std::env::var(name).ok()?.parse().ok()
 }
 
 /// A stream as work is given to it.
-pub struct Lane {
-    pub context: usize,
-    pub engine: Arc<Engine>,
-    pub queue: Queue,
+pub(crate) struct Lane {
+    pub(crate) context: usize,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) queue: Queue,
 }
 
 /// The legacy default stream, under both of its names.
-pub fn is_legacy(stream: Handle) -> bool {
+pub(crate) fn is_legacy(stream: Handle) -> bool {
     number(stream) <= 1
 }
 
@@ -168,14 +168,14 @@ fn is_default(stream: Handle) -> bool {
     number(stream) <= 2
 }
 
-pub fn pending(queue: &Queue) -> usize {
+pub(crate) fn pending(queue: &Queue) -> usize {
     let sim = queue.as_any().downcast_ref::<SimQueue>();
     sim.map_or(0, SimQueue::pending_operations)
 }
 
 impl Registry {
     /// A new handle, which belongs to this engine for good.
-    pub fn new_handle(&mut self, engine: &Arc<Engine>) -> usize {
+    pub(crate) fn new_handle(&mut self, engine: &Arc<Engine>) -> usize {
         self.next_handle += 1;
         let handle = 0x0CDA_0000_0000 + self.next_handle * 16;
         self.owners.insert(handle, engine.clone());
@@ -183,17 +183,17 @@ impl Registry {
     }
 
     /// The engine that a handle belongs or belonged to.
-    pub fn owner(&self, handle: usize) -> Option<Arc<Engine>> {
+    pub(crate) fn owner(&self, handle: usize) -> Option<Arc<Engine>> {
         self.owners.get(&handle).cloned()
     }
 
     /// The engine of an ordinal, if it was used before.
-    pub fn engine(&self, ordinal: i32) -> Option<Arc<Engine>> {
+    pub(crate) fn engine(&self, ordinal: i32) -> Option<Arc<Engine>> {
         self.engines.get(&ordinal).cloned()
     }
 
     /// The engine of an ordinal, opened if need be.
-    pub fn open_engine(&mut self, ordinal: i32) -> Outcome<Arc<Engine>> {
+    pub(crate) fn open_engine(&mut self, ordinal: i32) -> Outcome<Arc<Engine>> {
         if !(0..device_count()).contains(&ordinal) {
             return Err(INVALID_DEVICE);
         }
@@ -205,7 +205,12 @@ impl Registry {
 
     /// Opens an engine for the first run of unused ordinals. 0 is taken last: it is what programs
     /// use that know nothing of engines.
-    pub fn open_group(&mut self, count: i32, flags: u32, capacity_bytes: u64) -> Option<i32> {
+    pub(crate) fn open_group(
+        &mut self,
+        count: i32,
+        flags: u32,
+        capacity_bytes: u64,
+    ) -> Option<i32> {
         let total = device_count();
         if !(1..=total).contains(&count) {
             return None;
@@ -219,7 +224,7 @@ impl Registry {
 
     /// Gives up an engine: its ordinals are free again. `None` while it has contexts. The answer is
     /// to be dropped without the lock, since that may wait for the engine's thread.
-    pub fn close_group(&mut self, engine: &Arc<Engine>) -> Option<Vec<Arc<Engine>>> {
+    pub(crate) fn close_group(&mut self, engine: &Arc<Engine>) -> Option<Vec<Arc<Engine>>> {
         let mut contexts = self.contexts.iter();
         if contexts.any(|(_, context)| Arc::ptr_eq(&context.engine, engine)) {
             return None;
@@ -253,20 +258,24 @@ impl Registry {
     }
 
     /// The engine of the calling thread's current context.
-    pub fn current_engine(&self) -> Option<Arc<Engine>> {
+    pub(crate) fn current_engine(&self) -> Option<Arc<Engine>> {
         let context = self.contexts.peek(stack::current()?)?;
         Some(context.engine.clone())
     }
 
     /// The calling thread's current context, which work needs.
-    pub fn current(&self) -> Outcome<(usize, &Context)> {
+    pub(crate) fn current(&self) -> Outcome<(usize, &Context)> {
         let handle = stack::current().ok_or(INVALID_CONTEXT)?;
         let context = self.contexts.peek(handle);
         Ok((handle, context.ok_or(CONTEXT_IS_DESTROYED)?))
     }
 
     /// The object behind a handle; anything else is a violation.
-    pub fn find<'a, T>(&self, table: &'a Table<T>, handle: Handle) -> Outcome<(usize, &'a T)> {
+    pub(crate) fn find<'a, T>(
+        &self,
+        table: &'a Table<T>,
+        handle: Handle,
+    ) -> Outcome<(usize, &'a T)> {
         let handle = number(handle);
         match table.live.get(&handle) {
             Some(object) => Ok((handle, object)),
@@ -286,7 +295,7 @@ impl Registry {
     }
 
     /// Adds an object; its handle.
-    pub fn insert<T>(
+    pub(crate) fn insert<T>(
         &mut self,
         table: fn(&mut Self) -> &mut Table<T>,
         engine: &Arc<Engine>,
@@ -298,7 +307,7 @@ impl Registry {
     }
 
     /// Takes an object out of its table; anything unknown is a violation.
-    pub fn remove<T>(
+    pub(crate) fn remove<T>(
         &mut self,
         table: fn(&mut Self) -> &mut Table<T>,
         handle: Handle,
@@ -312,13 +321,13 @@ impl Registry {
     }
 
     /// Changes an object that is known to be there.
-    pub fn change<T>(table: &mut Table<T>, handle: usize, with: impl FnOnce(&mut T)) {
+    pub(crate) fn change<T>(table: &mut Table<T>, handle: usize, with: impl FnOnce(&mut T)) {
         if let Some(object) = table.live.get_mut(&handle) {
             with(object);
         }
     }
 
-    pub fn new_context(
+    pub(crate) fn new_context(
         &mut self,
         engine: &Arc<Engine>,
         ordinal: i32,
@@ -337,7 +346,7 @@ impl Registry {
     }
 
     /// The queue of a stream. The default streams are those of the current context.
-    pub fn lane(&mut self, stream: Handle) -> Outcome<Lane> {
+    pub(crate) fn lane(&mut self, stream: Handle) -> Outcome<Lane> {
         if !is_default(stream) {
             let (_, Stream { context, queue }) = self.find(&self.streams, stream)?;
             let (context, queue) = (*context, queue.clone());
@@ -375,7 +384,7 @@ impl Registry {
     }
 
     /// As [`lane`](Self::lane), for giving it work: its context must be current.
-    pub fn work_lane(&mut self, stream: Handle) -> Outcome<Lane> {
+    pub(crate) fn work_lane(&mut self, stream: Handle) -> Outcome<Lane> {
         let lane = self.lane(stream)?;
         let (current, _) = self.current()?;
         if current == lane.context {
@@ -386,7 +395,7 @@ impl Registry {
     }
 
     /// Keeps the queue of a destroyed stream for as long as it has work.
-    pub fn retire(&mut self, stream: Stream) {
+    pub(crate) fn retire(&mut self, stream: Stream) {
         Self::change(&mut self.contexts, stream.context, |context| {
             context.retired.retain(|queue| pending(queue) > 0);
             context.retired.push(stream.queue);
@@ -394,7 +403,7 @@ impl Registry {
     }
 
     /// All queues of a context that have work.
-    pub fn busy_queues(&self, handle: usize) -> Vec<Queue> {
+    pub(crate) fn busy_queues(&self, handle: usize) -> Vec<Queue> {
         let Some(context) = self.contexts.peek(handle) else {
             return Vec::new();
         };
@@ -409,7 +418,7 @@ impl Registry {
     }
 
     /// Ends a context. What still lives in it is freed, and a violation.
-    pub fn end_context(&mut self, handle: usize) {
+    pub(crate) fn end_context(&mut self, handle: usize) {
         let Some(Context {
             engine,
             ordinal,

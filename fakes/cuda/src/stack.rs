@@ -8,11 +8,11 @@ thread_local! {
 }
 
 /// Works with the context stack; `None` on a thread that is ending.
-pub fn with_stack<T>(with: impl FnOnce(&mut Vec<usize>) -> T) -> Option<T> {
+pub(crate) fn with_stack<T>(with: impl FnOnce(&mut Vec<usize>) -> T) -> Option<T> {
     STACK.try_with(|stack| with(&mut stack.borrow_mut())).ok()
 }
 
 /// The current context.
-pub fn current() -> Option<usize> {
+pub(crate) fn current() -> Option<usize> {
     with_stack(|stack| stack.last().copied()).flatten()
 }

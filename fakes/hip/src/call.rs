@@ -12,16 +12,16 @@ thread_local! {
     static LAST_ERROR: Cell<Code> = const { Cell::new(0) };
 }
 
-pub fn last_error() -> Code {
+pub(crate) fn last_error() -> Code {
     LAST_ERROR.get()
 }
 
-pub fn take_last_error() -> Code {
+pub(crate) fn take_last_error() -> Code {
     LAST_ERROR.replace(0)
 }
 
 /// A call that uses no device.
-pub fn call(body: impl FnOnce(&Driver) -> Outcome) -> Code {
+pub(crate) fn call(body: impl FnOnce(&Driver) -> Outcome) -> Code {
     // Nothing panics across C.
     let result = catch_unwind(AssertUnwindSafe(|| body(driver()?)));
     let code = match result {
@@ -39,7 +39,7 @@ pub fn call(body: impl FnOnce(&Driver) -> Outcome) -> Code {
 }
 
 /// A call in the primary context of the current device.
-pub fn on_device(body: impl FnOnce(&Driver) -> Outcome) -> Code {
+pub(crate) fn on_device(body: impl FnOnce(&Driver) -> Outcome) -> Code {
     call(|driver| {
         let context = contexts::primary(driver, contexts::current_device())?;
         contexts::within(driver, context, || body(driver))
@@ -51,9 +51,9 @@ pub fn on_device(body: impl FnOnce(&Driver) -> Outcome) -> Code {
 macro_rules! forward {
     ($($hip:ident($($arg:ident: $type:ty),* $(,)?) => $cuda:ident($($passed:expr),* $(,)?);)*) => {$(
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $hip($($arg: $type),*) -> Code {
+        pub(crate) unsafe extern "C" fn $hip($($arg: $type),*) -> Code {
             $crate::call::on_device(|driver| {
-                // SAFETY: of these arguments CUDA asks what HIP asks, which the caller upholds.
+                // SAFETY: CUDA asks of these arguments what HIP asks, which the caller guarantees.
                 unsafe { driver.$cuda($($passed),*) }
             })
         }

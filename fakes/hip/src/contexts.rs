@@ -13,11 +13,11 @@ thread_local! {
     static CURRENT_DEVICE: Cell<c_int> = const { Cell::new(0) };
 }
 
-pub fn current_device() -> c_int {
+pub(crate) fn current_device() -> c_int {
     CURRENT_DEVICE.get()
 }
 
-pub fn set_current_device(ordinal: c_int) {
+pub(crate) fn set_current_device(ordinal: c_int) {
     CURRENT_DEVICE.set(ordinal);
 }
 
@@ -28,27 +28,27 @@ fn retained() -> MutexGuard<'static, BTreeMap<c_int, usize>> {
 }
 
 /// The primary context of a device, retained at its first use. CUDA's devices are their ordinals.
-pub fn primary(driver: &Driver, ordinal: c_int) -> Outcome<Handle> {
+pub(crate) fn primary(driver: &Driver, ordinal: c_int) -> Outcome<Handle> {
     let mut retained = retained();
     if let Some(context) = retained.get(&ordinal) {
         return Ok(std::ptr::with_exposed_provenance_mut(*context));
     }
     let mut context = null_mut();
-    // SAFETY: `context` is written.
+    // SAFETY: `context` is valid for the write of a handle.
     unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, ordinal) }?;
     retained.insert(ordinal, context.expose_provenance());
     Ok(context)
 }
 
 /// Releases what [`primary`] retained; `None` if nothing was.
-pub fn release(driver: &Driver, ordinal: c_int) -> Option<Outcome> {
+pub(crate) fn release(driver: &Driver, ordinal: c_int) -> Option<Outcome> {
     retained().remove(&ordinal)?;
-    // SAFETY: no pointers. It was retained here once, and is forgotten.
+    // SAFETY: the function takes no pointers. The context was retained here once, and is forgotten.
     Some(unsafe { driver.cuDevicePrimaryCtxRelease_v2(ordinal) })
 }
 
 /// Runs with a context current, and leaves the thread's context stack as it was.
-pub fn within<T>(
+pub(crate) fn within<T>(
     driver: &Driver,
     context: Handle,
     body: impl FnOnce() -> Outcome<T>,

@@ -28,24 +28,24 @@ fn or_default(version: c_int) -> c_int {
 }
 
 /// As `hipRuntimeGetVersion` answers it.
-pub fn version() -> c_int {
+pub(crate) fn version() -> c_int {
     or_default(VERSION.load(Ordering::SeqCst))
 }
 
 /// Whether the numbers are those of HIP 5.
-pub fn is_hip_5() -> bool {
+pub(crate) fn is_hip_5() -> bool {
     version() < 60_000_000
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hip_on_cuda_version(version: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn hip_on_cuda_version(version: c_int) -> c_int {
     // Nothing panics across C.
     let before = catch_unwind(|| or_default(VERSION.swap(version, Ordering::SeqCst)));
     before.unwrap_or(-1)
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hip_on_cuda_release(ordinal: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn hip_on_cuda_release(ordinal: c_int) -> c_int {
     let released = catch_unwind(|| contexts::release(driver().ok()?, ordinal));
     match released {
         Ok(None) => -1,

@@ -9,12 +9,12 @@ use crate::errors;
 use crate::ffi::*;
 
 /// `hipHostFn_t` and `CUhostFn`.
-pub type HostFn = Option<unsafe extern "C" fn(*mut c_void)>;
+pub(crate) type HostFn = Option<unsafe extern "C" fn(*mut c_void)>;
 
 macro_rules! functions {
     ($($name:ident($($arg:ident: $type:ty),*);)*) => {
         /// The driver's functions, by their own names; null where it lacks one.
-        pub struct Driver {
+        pub(crate) struct Driver {
             $($name: Option<unsafe extern "C" fn($($type),*) -> Code>,)*
             /// Stays loaded.
             _library: Library,
@@ -34,9 +34,9 @@ macro_rules! functions {
                 /// # Safety
                 /// What CUDA asks of the arguments: pointers are valid for what is read and written.
                 #[allow(clippy::too_many_arguments)]
-                pub unsafe fn $name(&self, $($arg: $type),*) -> Outcome {
+                pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> Outcome {
                     let function = self.$name.ok_or(NOT_SUPPORTED)?;
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller guarantees valid arguments (see `# Safety`).
                     match unsafe { function($($arg),*) } {
                         0 => Ok(()),
                         code => Err(errors::of_cuda(code)),
@@ -113,13 +113,13 @@ functions! {
 
 impl Driver {
     /// Whether the driver has the second form of the batch copy.
-    pub fn has_batch_v2(&self) -> bool {
+    pub(crate) fn has_batch_v2(&self) -> bool {
         self.cuMemcpyBatchAsync_v2.is_some()
     }
 }
 
 /// The driver, initialised at the first call.
-pub fn driver() -> Outcome<&'static Driver> {
+pub(crate) fn driver() -> Outcome<&'static Driver> {
     static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
     let driver = DRIVER.get_or_init(|| {
         // One that is loaded is found by its SONAME.
@@ -128,7 +128,7 @@ pub fn driver() -> Outcome<&'static Driver> {
             unsafe { Library::new(name) }.ok()
         });
         let driver = Driver::new(found?);
-        // SAFETY: no pointers.
+        // SAFETY: the function takes no pointers.
         let initialised = unsafe { driver.cuInit(0) };
         initialised.is_ok().then_some(driver)
     });

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use crate::ffi::*;
 
 /// HIP's code for one of the driver's; the crate's documentation has the rules.
-pub fn of_cuda(code: Code) -> Code {
+pub(crate) fn of_cuda(code: Code) -> Code {
     const NOT_PERMITTED: Code = 800;
     match code {
         NOT_PERMITTED => STREAM_CAPTURE_UNSUPPORTED,
@@ -22,7 +22,7 @@ fn is_cudas(code: Code) -> bool {
 }
 
 /// The name and the text of a code.
-pub fn texts(code: Code) -> (&'static CStr, &'static CStr) {
+pub(crate) fn texts(code: Code) -> (&'static CStr, &'static CStr) {
     find(code).unwrap_or((c"hipErrorUnknown", c"unknown error"))
 }
 

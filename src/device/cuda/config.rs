@@ -11,11 +11,11 @@ use crate::device::Device;
 use crate::device::gpu::{Memory, PAGE_LOCKED_LIMIT};
 use crate::error::Result;
 
-/// Which memory a [`CudaDevice`] has.
+/// Which memory a [`CudaDevice`] allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum CudaMemory {
-    /// The device's own (ARROW_DEVICE_CUDA).
+    /// The device's own memory (ARROW_DEVICE_CUDA).
     #[default]
     Device,
     /// Page-locked host memory (ARROW_DEVICE_CUDA_HOST).
@@ -25,7 +25,7 @@ pub enum CudaMemory {
 }
 
 impl CudaMemory {
-    /// The device type of arrays in such memory.
+    /// Returns the device type of arrays in such memory.
     pub fn device_type(self) -> ArrowDeviceType {
         match self {
             Self::Device => ArrowDeviceType::CUDA,
@@ -43,7 +43,7 @@ impl CudaMemory {
     }
 }
 
-/// How a CUDA device is opened. [`Devices::open`](crate::Devices::open)`("cuda:0")` does with the defaults.
+/// How a CUDA device is opened. [`Devices::open`](crate::Devices::open)`("cuda:0")` uses the defaults.
 ///
 /// ```no_run
 /// use arrow_device::cuda::{CudaConfig, CudaMemory};
@@ -59,7 +59,7 @@ pub struct CudaConfig {
 }
 
 impl CudaConfig {
-    /// The device of this number, its own memory, its primary context.
+    /// Configures the device of this number, with the device's own memory and its primary context.
     pub fn new(ordinal: usize) -> Self {
         Self {
             ordinal,
@@ -69,29 +69,28 @@ impl CudaConfig {
         }
     }
 
-    /// The device of a context of cudarc's, in that context.
+    /// Configures the device of a cudarc context, in that context.
     pub fn from_context(context: Arc<CudaContext>) -> Self {
         Self::new(context.ordinal()).with_context(context)
     }
 
-    /// Which memory.
+    /// Sets which memory the device allocates.
     #[must_use]
     pub fn with_memory(mut self, memory: CudaMemory) -> Self {
         self.memory = memory;
         self
     }
 
-    /// In another context than the device's primary one. The device keeps it.
+    /// Sets another context than the device's primary one. The device keeps it alive.
     #[must_use]
     pub fn with_context(mut self, context: Arc<CudaContext>) -> Self {
         self.context = Some(context);
         self
     }
 
-    /// How many bytes of page-locked memory the device takes at most for staging and for downloads;
-    /// beyond that they use ordinary memory, which is slower. 2 GiB if not given. Pieces of up to 64 KiB
-    /// may take up 1 MiB more. Idle ones are kept for reuse
-    /// ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
+    /// Sets how many bytes of page-locked memory the device may hold for staging and downloads, 2 GiB by default. Beyond
+    /// that they use ordinary memory, which is slower; pieces of up to 64 KiB may take 1 MiB more. Idle pieces are kept for
+    /// reuse ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
     #[must_use]
     pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
         self.page_locked_limit = bytes;
@@ -101,8 +100,9 @@ impl CudaConfig {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) if there is no driver or no such device, and why;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a context of another device; what the driver reports.
+    /// Returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason if there is no driver or no
+    /// such device, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a context of another device, and otherwise
+    /// [`Error::Device`](crate::Error::Device) with the driver's error.
     pub fn open(&self) -> Result<Device> {
         Device::new(Arc::new(super::open(self)?))
     }

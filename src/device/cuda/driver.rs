@@ -1,69 +1,131 @@
 //! The driver library, loaded at run time.
 //!
-//! Handles and constants are cudarc's, its calls are not: they panic where the library or a function
-//! is missing, and take an error code that is newer than the bindings for an enum's value, which is
-//! undefined behaviour. Here codes are integers, and what is missing is an error.
+//! Handles and constants are cudarc's. Its functions are not used: they panic if the library or a function is missing, and
+//! read a return code that is newer than the bindings as a value of an enum, which is undefined behaviour. Here codes are
+//! integers, and what is missing is an error.
 
-use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
-use std::mem::ManuallyDrop;
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+use std::mem::{ManuallyDrop, offset_of};
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{
-    self as bindings, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn,
-    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult, CUstream,
-    CUstreamCaptureMode, CUstreamCaptureStatus,
+    self as bindings, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent,
+    CUmemAllocationType, CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool,
+    CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
-use libloading::Library;
 
-use crate::device::gpu::{Code, CopyAttributes, CopyList, Meaning, either, functions, load};
+use crate::device::gpu::{
+    self, Api, Call, Code, CopyList, HostFunction, Library, PoolProps, RawEvent, RawPool,
+    RawStream, called, check_alike, either, find_call, functions, load,
+};
 
-/// Codes that something depends on.
-pub(super) mod code {
-    use super::{Code, Meaning};
+/// Whether nothing that was queued before runs any more, and every later call fails. Some codes also stand for the loss of
+/// another context.
+fn is_lost(code: Code) -> bool {
+    // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; MPS client terminated; illegal
+    // address to launch failure, with "context is destroyed" in between; tensor memory leak; external device.
+    matches!(
+        code,
+        46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 808 | 911
+    )
+}
 
-    const OUT_OF_MEMORY: Code = 2;
-    const DEINITIALIZED: Code = 4;
-    pub(in crate::device::cuda) const NOT_READY: Code = 600;
+const _: () = check_alike(
+    [
+        CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_int,
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE as c_int,
+        CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as c_int,
+        CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as c_int,
+        CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int,
+    ],
+    [
+        size_of::<CUmemPoolProps>(),
+        align_of::<CUmemPoolProps>(),
+        offset_of!(CUmemPoolProps, location),
+    ],
+);
 
-    /// What follows from a code.
-    pub(in crate::device::cuda) fn meaning(code: Code) -> Meaning {
-        match code {
-            OUT_OF_MEMORY => Meaning::OutOfMemory,
-            DEINITIALIZED => Meaning::ShutDown,
-            // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; MPS
-            // client terminated; illegal address to launch failure, with context is destroyed in
-            // between; tensor memory leak; external device. Nothing that was queued before runs any
-            // more, and every later call fails; some also stand for another context's loss.
-            46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 808 | 911 => {
-                Meaning::Lost
-            }
-            // Calls that cannot be made during a stream capture, or in a host function.
-            800 | 900..=908 => Meaning::Passing,
-            _ => Meaning::Other,
-        }
+functions! {
+    /// The driver's functions.
+    pub(super) struct Functions: "Rust", Code as CUresult, "CUDA_ERROR_OUT_OF_MEMORY";
+    required {
+        cuInit(flags: c_uint);
+        cuDriverGetVersion(version: *mut c_int);
+        cuDeviceGetCount(count: *mut c_int);
+        cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+        cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+        cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+        cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+        cuCtxPushCurrent_v2 "cuCtxPushCurrent" (context: CUcontext);
+        cuCtxPopCurrent_v2(context: *mut CUcontext);
+        cuCtxSynchronize();
+        cuStreamCreate(stream: *mut RawStream as *mut CUstream, flags: c_uint);
+        cuStreamDestroy_v2(stream: RawStream as CUstream);
+        cuStreamGetCtx(stream: RawStream as CUstream, context: *mut CUcontext);
+        cuStreamWaitEvent(stream: RawStream as CUstream, event: RawEvent as CUevent, flags: c_uint);
+        cuStreamQuery(stream: RawStream as CUstream);
+        cuStreamIsCapturing(stream: RawStream as CUstream, status: *mut c_int as *mut CUstreamCaptureStatus);
+        cuThreadExchangeStreamCaptureMode(mode: *mut c_int as *mut CUstreamCaptureMode);
+        cuStreamSynchronize(stream: RawStream as CUstream);
+        cuEventCreate(event: *mut RawEvent as *mut CUevent, flags: c_uint);
+        cuEventDestroy_v2(event: RawEvent as CUevent);
+        cuEventRecord(event: RawEvent as CUevent, stream: RawStream as CUstream);
+        cuEventQuery(event: RawEvent as CUevent);
+        cuEventSynchronize(event: RawEvent as CUevent);
+        cuMemPoolCreate(pool: *mut RawPool as *mut CUmemoryPool, props: *const PoolProps as *const CUmemPoolProps);
+        cuMemPoolDestroy(pool: RawPool as CUmemoryPool);
+        cuMemPoolSetAttribute(pool: RawPool as CUmemoryPool, attribute: c_int as CUmemPool_attribute, value: *mut c_void);
+        cuMemPoolTrimTo(pool: RawPool as CUmemoryPool, bytes_to_keep: usize);
+        cuMemAllocFromPoolAsync(
+            address: *mut usize as *mut CUdeviceptr,
+            bytes: usize,
+            pool: RawPool as CUmemoryPool,
+            stream: RawStream as CUstream
+        );
+        cuMemFreeAsync(ptr: *mut c_void as CUdeviceptr, stream: RawStream as CUstream);
+        cuMemAlloc_v2 "cuMemAlloc" (address: *mut usize as *mut CUdeviceptr, bytes: usize);
+        cuMemFree_v2(ptr: *mut c_void as CUdeviceptr);
+        cuMemHostAlloc(address: *mut usize as *mut *mut c_void, bytes: usize, flags: c_uint);
+        cuMemFreeHost(ptr: *mut c_void);
+        cuMemAllocManaged(address: *mut usize as *mut CUdeviceptr, bytes: usize, flags: c_uint);
+        cuPointerGetAttributes(
+            count: c_uint,
+            attributes: *mut CUpointer_attribute,
+            data: *mut *mut c_void,
+            ptr: CUdeviceptr
+        );
+        cuMemcpyAsync(
+            dst: *mut c_void as CUdeviceptr,
+            src: *mut c_void as CUdeviceptr,
+            bytes: usize,
+            stream: RawStream as CUstream
+        );
+        cuMemcpyPeerAsync(
+            dst: *mut c_void as CUdeviceptr,
+            dst_context: CUcontext,
+            src: *mut c_void as CUdeviceptr,
+            src_context: CUcontext,
+            bytes: usize,
+            stream: RawStream as CUstream
+        );
+        cuMemsetD8Async(dst: *mut c_void as CUdeviceptr, byte: c_uchar, count: usize, stream: RawStream as CUstream);
+        cuLaunchHostFunc(stream: RawStream as CUstream, function: Option<HostFunction>, data: *mut c_void);
+        cuGetErrorName(code: Code as CUresult, text: *mut *const c_char);
+        cuGetErrorString(code: Code as CUresult, text: *mut *const c_char);
     }
+    optional {}
 }
 
-/// What a call of this name answered.
-macro_rules! answer {
-    ($name:literal, $code:expr) => {
-        $crate::device::gpu::Failed::or_done(
-            $name,
-            concat!($name, " (CUDA_ERROR_OUT_OF_MEMORY, code 2)"),
-            $code,
-        )
-    };
-}
-pub(super) use answer;
+// `CUdeviceptr` is an integer of the size of a pointer, which is passed as one.
+const _: () = assert!(size_of::<CUdeviceptr>() == size_of::<*mut c_void>());
 
 /// The driver.
 pub(super) struct Driver {
     functions: Functions,
-    /// Newer drivers only.
-    pub(super) batch: Option<BatchCopy>,
+    api: Api,
     /// Stays loaded.
-    _library: ManuallyDrop<Library>,
+    _library: ManuallyDrop<libloading::Library>,
 }
 
 impl std::ops::Deref for Driver {
@@ -74,156 +136,29 @@ impl std::ops::Deref for Driver {
     }
 }
 
-functions! {
-    /// The driver's functions.
-    pub(super) struct Functions: "Rust", Code as CUresult;
-    required {
-        cuInit(flags: c_uint);
-        cuDriverGetVersion(version: *mut c_int);
-        cuDeviceGetCount(count: *mut c_int);
-        cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
-        cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
-        cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
-        cuDevicePrimaryCtxRelease_v2(device: CUdevice);
-        cuCtxPushCurrent_v2(context: CUcontext);
-        cuCtxPopCurrent_v2(context: *mut CUcontext);
-        cuCtxSynchronize();
-        cuStreamCreate(stream: *mut CUstream, flags: c_uint);
-        cuStreamDestroy_v2(stream: CUstream);
-        cuStreamGetCtx(stream: CUstream, context: *mut CUcontext);
-        cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
-        cuStreamQuery(stream: CUstream);
-        cuStreamIsCapturing(stream: CUstream, status: *mut CUstreamCaptureStatus);
-        cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode);
-        cuStreamSynchronize(stream: CUstream);
-        cuEventCreate(event: *mut CUevent, flags: c_uint);
-        cuEventDestroy_v2(event: CUevent);
-        cuEventRecord(event: CUevent, stream: CUstream);
-        cuEventQuery(event: CUevent);
-        cuEventSynchronize(event: CUevent);
-        cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
-        cuMemPoolDestroy(pool: CUmemoryPool);
-        cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
-        cuMemPoolTrimTo(pool: CUmemoryPool, bytes_to_keep: usize);
-        cuMemAllocFromPoolAsync(ptr: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
-        cuMemFreeAsync(ptr: CUdeviceptr, stream: CUstream);
-        cuMemAlloc_v2(ptr: *mut CUdeviceptr, bytes: usize);
-        cuMemFree_v2(ptr: CUdeviceptr);
-        cuMemHostAlloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint);
-        cuMemFreeHost(ptr: *mut c_void);
-        cuMemAllocManaged(ptr: *mut CUdeviceptr, bytes: usize, flags: c_uint);
-        cuPointerGetAttributes(
-            count: c_uint,
-            attributes: *mut CUpointer_attribute,
-            data: *mut *mut c_void,
-            ptr: CUdeviceptr
-        );
-        cuMemcpyAsync(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream);
-        cuMemcpyPeerAsync(
-            dst: CUdeviceptr,
-            dst_context: CUcontext,
-            src: CUdeviceptr,
-            src_context: CUcontext,
-            bytes: usize,
-            stream: CUstream
-        );
-        cuMemsetD8Async(dst: CUdeviceptr, byte: c_uchar, count: usize, stream: CUstream);
-        cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
-        cuGetErrorName(code: Code as CUresult, text: *mut *const c_char);
-        cuGetErrorString(code: Code as CUresult, text: *mut *const c_char);
-    }
-    optional {}
-}
-
-type ErrorText = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
-
-/// The call that runs a list of copies; its name and parameters depend on the driver, and the
-/// bindings have only one of them, or none.
-#[derive(Clone, Copy)]
-pub(super) enum BatchCopy {
-    /// `cuMemcpyBatchAsync_v2`, CUDA 13.
-    Plain(
-        unsafe extern "C" fn(
-            *mut CUdeviceptr,
-            *mut CUdeviceptr,
-            *mut usize,
-            usize,
-            *mut CopyAttributes,
-            *mut usize,
-            usize,
-            CUstream,
-        ) -> Code,
-    ),
-    /// `cuMemcpyBatchAsync`, CUDA 12.8: it also says which copy it refused.
-    WithIndex(
-        unsafe extern "C" fn(
-            *mut CUdeviceptr,
-            *mut CUdeviceptr,
-            *mut usize,
-            usize,
-            *mut CopyAttributes,
-            *mut usize,
-            usize,
-            *mut usize,
-            CUstream,
-        ) -> Code,
-    ),
-}
-
-impl BatchCopy {
-    /// Gives a stream a list of copies, sources to be read in the stream's order.
-    ///
-    /// # Safety
-    /// All memory lives until the copies are done; the stream is live.
-    pub(super) unsafe fn call(self, list: &mut CopyList<CUdeviceptr>, stream: CUstream) -> Code {
-        // One set of attributes, from the first copy on.
-        let (mut attributes, mut first) = (CopyAttributes::IN_STREAM_ORDER, 0usize);
-        let (attributes, first, count) = (&raw mut attributes, &raw mut first, list.sizes.len());
-        let (dst, src) = (list.dst.as_mut_ptr(), list.src.as_mut_ptr());
-        let sizes = list.sizes.as_mut_ptr();
-        let mut refused = usize::MAX;
-        // SAFETY: the caller's; the lists have `count` members.
-        unsafe {
-            match self {
-                Self::Plain(function) => {
-                    function(dst, src, sizes, count, attributes, first, 1, stream)
-                }
-                Self::WithIndex(function) => {
-                    let refused = &raw mut refused;
-                    function(
-                        dst, src, sizes, count, attributes, first, 1, refused, stream,
-                    )
-                }
-            }
-        }
+impl Library for Driver {
+    fn get() -> Result<&'static Self, &'static str> {
+        static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+        let driver = DRIVER.get_or_init(Driver::load);
+        driver.as_ref().map_err(String::as_str)
     }
 
-    /// # Safety
-    /// `library` is a CUDA driver library.
-    unsafe fn load(library: &Library) -> Option<Self> {
-        // SAFETY: the caller's; the types are those of CUDA's header of the versions named above.
+    fn api(&self) -> &Api {
+        &self.api
+    }
+
+    fn text(&self, code: Code) -> String {
+        let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
+        // SAFETY: each function writes a static text, or leaves the pointer null or makes it so for an unknown code.
         unsafe {
-            match library.get(b"cuMemcpyBatchAsync_v2\0") {
-                Ok(function) => Some(Self::Plain(*function)),
-                Err(_) => match library.get(b"cuMemcpyBatchAsync\0") {
-                    Ok(function) => Some(Self::WithIndex(*function)),
-                    Err(_) => None,
-                },
-            }
+            (self.cuGetErrorName)(code, &raw mut name);
+            (self.cuGetErrorString)(code, &raw mut text);
+            gpu::text(name, text)
         }
     }
 }
 
 impl Driver {
-    /// The driver, loaded and initialised at the first call, or what stands against it.
-    pub(super) fn get() -> Result<&'static Self, &'static str> {
-        static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
-        DRIVER
-            .get_or_init(Self::load)
-            .as_ref()
-            .map_err(String::as_str)
-    }
-
     fn load() -> Result<Self, String> {
         // The order in which cudarc looks, so that both find the same library.
         let names: &[&str] = if cfg!(windows) {
@@ -232,25 +167,24 @@ impl Driver {
             &["libcuda.so", "libcuda.so.1"]
         };
         let advice = "the NVIDIA driver's library cannot be loaded; install the driver";
-        // SAFETY: loading a driver library runs its initialisers, which is what it is for.
-        let open = |name: &str| unsafe { Library::new(name) };
-        // It stays loaded, whatever comes: it may have started threads.
-        load(names, advice, open, |library| {
+        // It stays loaded even if it is refused: it may have started threads.
+        load(names, advice, |library| {
             Self::check(ManuallyDrop::new(library))
         })
     }
 
-    /// The driver, initialised. An error says what stands against it.
-    fn check(library: ManuallyDrop<Library>) -> Result<Self, String> {
-        // SAFETY: libraries of these names are CUDA drivers, and it stays loaded.
-        let (functions, batch) = unsafe { (Functions::find(&library), BatchCopy::load(&library)) };
+    /// Returns the driver, initialised, or why it cannot be used.
+    fn check(library: ManuallyDrop<libloading::Library>) -> Result<Self, String> {
+        // SAFETY: libraries of these names are CUDA drivers, and this one stays loaded.
+        let functions = unsafe { Functions::find(&library) };
+        let functions = functions
+            .map_err(|name| format!("the driver has no {name}: it is too old, update it"))?;
         let driver = Self {
-            functions: functions
-                .map_err(|name| format!("the driver has no {name}: it is too old, update it"))?,
-            batch,
+            api: api(&functions, &library),
+            functions,
             _library: library,
         };
-        // SAFETY: called before all others, with the only flags that there are.
+        // SAFETY: called before all other functions, with the only flags that there are.
         match unsafe { (driver.cuInit)(0) } {
             0 => Ok(driver),
             code => {
@@ -263,7 +197,7 @@ impl Driver {
     /// Runs `last`, which drops something of cudarc's that lives in `context`, without leaving that
     /// context current: cudarc makes it current for every call.
     pub(super) fn let_go(&self, context: Arc<CudaContext>, last: impl FnOnce()) {
-        // SAFETY: `context` keeps it alive.
+        // SAFETY: `context` keeps the raw context alive.
         let pushed = unsafe { (self.cuCtxPushCurrent_v2)(context.cu_ctx()) == 0 };
         last();
         // Destroying a context takes it off the stack by itself; releasing a primary one does not.
@@ -273,42 +207,70 @@ impl Driver {
         }
         if pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: takes off what was pushed, or what cudarc put in its place.
+            // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed above, or put in its place by
+            // cudarc.
             unsafe { (self.cuCtxPopCurrent_v2)(&raw mut popped) };
         }
     }
+}
 
-    /// The driver's name and text for a code: "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected".
-    pub(super) fn text(&self, code: Code) -> String {
-        let ask = |function: ErrorText| {
-            let mut text = std::ptr::null();
-            // SAFETY: `text` is written, or left null for an unknown code.
-            let known = unsafe { function(code, &raw mut text) } == 0 && !text.is_null();
-            // SAFETY: the driver's texts are static.
-            known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
-        };
-        match (ask(self.cuGetErrorName), ask(self.cuGetErrorString)) {
-            (Some(name), Some(text)) => format!("{name}: {text}"),
-            (Some(name), None) => name.into_owned(),
-            _ => "a code that this driver does not name".into(),
+/// The functions for the engine that CUDA and HIP share.
+fn api(driver: &Functions, library: &libloading::Library) -> Api {
+    const DISABLE_TIMING: c_uint = 2;
+    const PORTABLE: c_uint = 1;
+    let call = |function| Call {
+        name: "cuMemcpyBatchAsync",
+        out_of_memory: "cuMemcpyBatchAsync (CUDA_ERROR_OUT_OF_MEMORY, code 2)",
+        function,
+    };
+    // SAFETY: the library is the driver; the types are those of its header, of the versions that `CopyList` names.
+    let copy_list = unsafe {
+        match library.get(b"cuMemcpyBatchAsync_v2\0") {
+            Ok(function) => Some(CopyList::Plain(*function)),
+            Err(_) => match library.get(b"cuMemcpyBatchAsync\0") {
+                Ok(function) => Some(CopyList::WithIndex(*function)),
+                Err(_) => None,
+            },
         }
-    }
-
-    /// How many devices there are.
-    pub(super) fn device_count(&self) -> Result<c_int, Code> {
-        let mut count = 0;
-        // SAFETY: `count` is written.
-        match unsafe { (self.cuDeviceGetCount)(&raw mut count) } {
-            0 => Ok(count),
-            code => Err(code),
-        }
-    }
-
-    /// The version of CUDA that the driver speaks: 13000 for 13.0.
-    pub(super) fn version(&self) -> Option<c_int> {
-        let mut version = 0;
-        // SAFETY: `version` is written.
-        let code = unsafe { (self.cuDriverGetVersion)(&raw mut version) };
-        (code == 0).then_some(version)
+    };
+    Api {
+        vendor: "CUDA",
+        advice: super::ADVICE,
+        destroying_waits: false,
+        is_lost,
+        stream_of: driver.cuStreamGetCtx.name,
+        pointer: driver.cuPointerGetAttributes.name,
+        copy: driver.cuMemcpyAsync.name,
+        device_count: driver.cuDeviceGetCount,
+        version: driver.cuDriverGetVersion,
+        exchange_capture_mode: driver.cuThreadExchangeStreamCaptureMode,
+        synchronize: driver.cuCtxSynchronize,
+        create_stream: driver.cuStreamCreate,
+        destroy_stream: driver.cuStreamDestroy_v2,
+        synchronize_stream: driver.cuStreamSynchronize,
+        query_stream: driver.cuStreamQuery,
+        is_capturing: driver.cuStreamIsCapturing,
+        wait: driver.cuStreamWaitEvent,
+        event_flags: DISABLE_TIMING,
+        create_event: driver.cuEventCreate,
+        destroy_event: driver.cuEventDestroy_v2,
+        record: driver.cuEventRecord,
+        query: driver.cuEventQuery,
+        wait_event: driver.cuEventSynchronize,
+        create_pool: driver.cuMemPoolCreate,
+        destroy_pool: driver.cuMemPoolDestroy,
+        set_pool: driver.cuMemPoolSetAttribute,
+        trim: driver.cuMemPoolTrimTo,
+        allocate_in_order: driver.cuMemAllocFromPoolAsync,
+        free_in_order: driver.cuMemFreeAsync,
+        allocate_device: driver.cuMemAlloc_v2,
+        free_device: driver.cuMemFree_v2,
+        host_flags: PORTABLE,
+        allocate_host: driver.cuMemHostAlloc,
+        free_host: driver.cuMemFreeHost,
+        allocate_managed: Some(driver.cuMemAllocManaged),
+        copy_list: copy_list.map(call),
+        launch_host: Some(driver.cuLaunchHostFunc),
+        fill: driver.cuMemsetD8Async,
     }
 }

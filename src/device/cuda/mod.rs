@@ -1,12 +1,11 @@
-//! CUDA devices: ARROW_DEVICE_CUDA, CUDA_HOST and CUDA_MANAGED. The public way in is
-//! [`crate::cuda`].
+//! CUDA devices: ARROW_DEVICE_CUDA, CUDA_HOST and CUDA_MANAGED. The public interface is [`crate::cuda`].
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! | --- | --- |
 //! | `config.rs` | how a device is opened |
 //! | `driver.rs` | the driver library, loaded at run time |
-//! | `context.rs` | a device's context, and its memory pool |
-//! | `runtime.rs` | the driver's calls, as [`gpu`](super::gpu) wants them |
+//! | `context.rs` | a device's context |
+//! | `runtime.rs` | what the driver does otherwise than HIP, for [`gpu`](super::gpu) |
 
 mod config;
 mod context;
@@ -16,7 +15,7 @@ mod runtime;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use cudarc::driver::sys::{CUcontext, CUdevice_attribute, CUstream};
+use cudarc::driver::sys::{CUcontext, CUdevice_attribute as Has, CUstream};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError};
 
 pub use self::config::{CudaConfig, CudaMemory};
@@ -25,21 +24,22 @@ use self::driver::Driver;
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{DevicePtr, EventPtr, RawQueue, device_error};
 use crate::device::gpu::{
-    EventCell, Gpu, GpuQueue, PointerKind, RawEvent, RawStream, Shared, absent, number_of,
+    self, EventCell, Gpu, GpuQueue, Library, PointerKind, RawEvent, RawStream, Shared, absent,
+    number_of,
 };
 use crate::device::{DeviceId, Devices};
 use crate::error::{Error, Result};
 
-/// What to do about streams and memory of another context.
+/// What a user can do about streams and memory of another context.
 const ADVICE: &str = "; open the device with that one (CudaConfig::with_context)";
 
-/// A CUDA device: what its backend answers to [`Backend::as_any`](crate::device::Backend::as_any).
+/// A CUDA device: what [`Backend::as_any`](crate::device::Backend::as_any) of its backend returns.
 pub struct CudaDevice {
     shared: Shared,
     cuda: Arc<Cuda>,
     memory: CudaMemory,
-    /// cudarc's handle of the primary context, once it was asked for. Its stream is there so that cudarc
-    /// orders slices between streams: it does so from the first new stream on.
+    /// cudarc's handle of the primary context, once it was asked for. Its stream makes cudarc order slices between
+    /// streams, which it does from the first new stream on.
     cudarc: OnceLock<(Arc<CudaContext>, Arc<CudaStream>)>,
 }
 
@@ -47,8 +47,7 @@ pub struct CudaDevice {
 fn open(config: &CudaConfig) -> Result<Gpu> {
     let id = DeviceId::new(config.memory.device_type(), config.ordinal as i64);
     let cuda = Arc::new(Cuda::new(id, config.context.clone())?);
-    let managed = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY;
-    if config.memory == CudaMemory::Managed && cuda.attribute(managed) == 0 {
+    if config.memory == CudaMemory::Managed && !cuda.has(Has::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) {
         return Err(absent(id, "the device has no managed memory"));
     }
     let (kind, limit) = (config.memory.kind(), config.page_locked_limit);
@@ -63,34 +62,34 @@ fn open(config: &CudaConfig) -> Result<Gpu> {
 }
 
 impl CudaDevice {
-    /// The device's number in the driver.
+    /// Returns the device's number in the driver.
     pub fn ordinal(&self) -> usize {
         self.cuda.ordinal as usize
     }
 
-    /// Which memory.
+    /// Returns which memory this device allocates.
     pub fn memory(&self) -> CudaMemory {
         self.memory
     }
 
-    /// The context. It is the device's: do not destroy it.
+    /// Returns the context. It belongs to the device: do not destroy it.
     pub fn cu_context(&self) -> CUcontext {
-        self.cuda.raw()
+        self.cuda.raw
     }
 
-    /// The version of CUDA that the driver speaks: 13000 for 13.0. `None` if it does not say.
+    /// Returns the newest version of CUDA that the driver supports: 13000 for 13.0. `None` if the driver does not say.
     pub fn driver_version(&self) -> Option<i32> {
-        self.cuda.driver.version()
+        self.cuda.driver.api().version()
     }
 
-    /// cudarc's handle of the context. Of the primary one, the first call makes one and waits for the
-    /// context's work: cudarc does so when it begins to order slices between streams. A given context is
-    /// answered as it is.
+    /// Returns cudarc's handle of the context. For the primary context, the first call makes the handle and waits for the
+    /// context's work: cudarc does so when it begins to order slices between streams. A context that was passed to
+    /// [`CudaConfig::with_context`] is returned as it is.
     ///
     /// # Errors
-    /// [`Error::Device`] if cudarc cannot retain it.
+    /// Returns [`Error::Device`] if cudarc cannot retain the context.
     pub fn cuda_context(&self) -> Result<Arc<CudaContext>> {
-        if let Some(context) = self.cuda.given() {
+        if let Some(context) = &self.cuda.given {
             return Ok(context.clone());
         }
         if let Some((context, _)) = self.cudarc.get() {
@@ -99,23 +98,18 @@ impl CudaDevice {
         let id = self.shared.context.id;
         let failed =
             |operation, e: DriverError| device_error(id, operation, e.0 as i32, e.to_string());
-        // cudarc makes it current: the guard takes that back.
+        // cudarc makes the context current; the guard undoes that.
         let _current = self.shared.context.enter("cuDevicePrimaryCtxRetain")?;
         let context =
             CudaContext::new(self.ordinal()).map_err(|e| failed("CudaContext::new", e))?;
         let stream = context
             .new_stream()
             .map_err(|e| failed("CudaContext::new_stream", e))?;
-        // Another thread's is of the same primary context.
+        // A handle that another thread made meanwhile is of the same primary context.
         Ok(self.cudarc.get_or_init(|| (context, stream)).0.clone())
     }
 
-    fn shared(&self) -> &Shared {
-        &self.shared
-    }
-
-    /// Runs `calls`, which call cudarc, with the device's context current, and leaves the caller's
-    /// as it was.
+    /// Runs `calls`, which call cudarc, with the device's context current, and leaves the caller's context as it was.
     pub(crate) fn with_current<T>(
         &self,
         operation: &'static str,
@@ -125,17 +119,17 @@ impl CudaDevice {
         Ok(calls())
     }
 
-    /// A block that is cudarc's from now on.
+    /// Forgets a block that belongs to cudarc from now on.
     pub(crate) fn forget(&self, base: DevicePtr) {
-        self.shared.forget(base);
+        self.shared.blocks.forget(base);
     }
 
-    /// Takes back memory that anything may use.
+    /// Takes back memory that anything may still use.
     pub(crate) fn give_up(&self, base: DevicePtr) {
         self.shared.give_up(base);
     }
 
-    /// A stream as a queue.
+    /// Makes a queue of a stream.
     pub(crate) fn adopt_stream(&self, stream: Arc<CudaStream>) -> Result<Arc<dyn RawQueue>> {
         let raw = RawStream(stream.cu_stream().cast());
         let is_own = !raw.is_default() || stream.context().cu_ctx() == self.cu_context();
@@ -146,24 +140,24 @@ impl CudaDevice {
         if !is_own {
             let id = self.shared.context.id;
             return Err(Error::argument(format!(
-                "{id}: the stream is of another context{ADVICE}"
+                "{id}: the stream belongs to another context{ADVICE}"
             )));
         }
-        // SAFETY: the queue keeps cudarc's stream, which is live as long as that.
+        // SAFETY: the queue keeps cudarc's stream, which keeps the raw one alive.
         Ok(unsafe { GpuQueue::given(self.shared.clone(), raw, queue) }?)
     }
 
-    /// An event in the place to which `sync_event` points.
+    /// Makes a place for an event to which `sync_event` can point.
     pub(crate) fn adopt_event(&self, event: CudaEvent) -> Option<EventPtr> {
         let raw = RawEvent(event.cu_event().cast());
         EventCell::given(raw, Box::new(GivenEvent(Some(event)))).into_ptr()
     }
 
-    /// The context that the memory at an address belongs to, by the driver's knowledge; `None` if it
-    /// belongs to none (memory of a pool), or is not device memory.
+    /// Asks the driver for the context to which the memory at an address belongs. Returns `None` if it belongs to none (as
+    /// memory of a pool does), or is not device memory.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Returns [`Error::Device`] with the driver's error.
     pub fn context_of(&self, address: DevicePtr) -> Result<Option<CUcontext>> {
         let context = &self.shared.context;
         let current = context.enter("cuPointerGetAttributes")?;
@@ -192,30 +186,25 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// A queue of a CUDA device: what it answers to [`RawQueue::as_any`](crate::device::RawQueue::as_any).
+/// A queue of a CUDA device: what [`RawQueue::as_any`](crate::device::RawQueue::as_any) returns.
 pub struct CudaQueue {
     stream: CUstream,
     given: Option<Arc<CudaStream>>,
 }
 
-// SAFETY: streams may be used on any thread.
+// SAFETY: the driver accepts a stream's handle on any thread.
 unsafe impl Send for CudaQueue {}
-// SAFETY: as above; the driver locks.
+// SAFETY: the driver accepts a stream's handle on several threads at once.
 unsafe impl Sync for CudaQueue {}
 
 impl CudaQueue {
-    fn new(stream: CUstream) -> Self {
-        let given = None;
-        Self { stream, given }
-    }
-
-    /// The stream. It is the queue's, or that of whoever gave it: do not destroy it. 2 stands for
-    /// the calling thread's own stream.
+    /// Returns the stream. It belongs to the queue, or to the cudarc stream that the queue was made of: do not destroy it.
+    /// The handle 2 stands for the calling thread's own stream.
     pub fn cu_stream(&self) -> CUstream {
         self.stream
     }
 
-    /// The stream that was given, if one was.
+    /// Returns the cudarc stream that the queue was made of, if it was made of one.
     pub fn cuda_stream(&self) -> Option<&Arc<CudaStream>> {
         self.given.as_ref()
     }
@@ -236,7 +225,7 @@ impl fmt::Debug for CudaQueue {
     }
 }
 
-/// An event of cudarc's; present until it is dropped.
+/// cudarc's event; present until `drop`.
 struct GivenEvent(Option<CudaEvent>);
 
 impl Drop for GivenEvent {
@@ -248,7 +237,7 @@ impl Drop for GivenEvent {
     }
 }
 
-/// Drops something of cudarc's that lives in `of`, and leaves the caller's current context as it was.
+/// Runs `last`, which drops something of cudarc's that lives in `of`, and leaves the caller's current context as it was.
 pub(crate) fn let_go(of: Arc<CudaContext>, last: impl FnOnce()) {
     match Driver::get() {
         Ok(driver) => driver.let_go(of, last),
@@ -257,24 +246,15 @@ pub(crate) fn let_go(of: Arc<CudaContext>, last: impl FnOnce()) {
     }
 }
 
-/// How many CUDA devices there are.
+/// Returns the number of CUDA devices.
 ///
 /// # Errors
-/// [`Error::DeviceNotAvailable`] if there is no driver, and why.
+/// Returns [`Error::DeviceNotAvailable`] with the reason if there is no driver.
 pub fn device_count() -> Result<usize> {
-    let id = DeviceId::new(ArrowDeviceType::CUDA, 0);
-    let driver = Driver::get().map_err(|why| absent(id, why))?;
-    match driver.device_count() {
-        Ok(count) => Ok(usize::try_from(count).unwrap_or(0)),
-        Err(code) => {
-            let text = driver.text(code);
-            let reason = format!("cuDeviceGetCount failed: {text} (code {code})");
-            Err(absent(id, reason))
-        }
-    }
+    gpu::device_count::<Driver>(ArrowDeviceType::CUDA)
 }
 
-/// Teaches a set the three CUDA device types. [`Devices::global`] knows them.
+/// Registers the three CUDA device types with a set of devices. [`Devices::global`] has them already.
 pub fn register(devices: &Devices) {
     for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
         devices.register(memory.device_type(), move |ordinal| {

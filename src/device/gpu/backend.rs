@@ -1,45 +1,45 @@
-//! The backend of a GPU, whoever makes it.
+//! The backend of a GPU, of either vendor.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use super::api::{Api, RawStream};
 use super::blocks::Blocks;
 use super::context::{Context, EventCell, event_of};
 use super::page_locked::PageLocked;
-use super::pointer::kind_of;
 use super::queue::GpuQueue;
-use super::runtime::{Memory, Names, PointerKind, RawStream, Runtime};
+use super::runtime::{Memory, PointerKind, Runtime};
 use super::shared::Shared;
 use crate::device::DeviceId;
 use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
 
-/// A GPU, by its vendor's [`Runtime`].
-pub(in crate::device) struct Gpu {
+/// A GPU, driven through its vendor's [`Runtime`].
+pub(crate) struct Gpu {
     shared: Shared,
     host_readable: bool,
     queue: Arc<GpuQueue>,
     page_locked: PageLocked,
-    /// What [`Backend::as_any`] answers: the vendor's type of device.
+    /// What [`Backend::as_any`] returns: the vendor's type of device.
     vendor: Box<dyn Any + Send + Sync>,
 }
 
 impl Gpu {
-    /// `vendor` makes what `as_any` answers.
-    pub(in crate::device) fn new(
+    /// Makes the backend; `vendor` makes what `as_any` returns.
+    pub(crate) fn new(
         id: DeviceId,
         runtime: Arc<dyn Runtime>,
         memory: Memory,
         page_locked_limit: usize,
         vendor: impl FnOnce(Shared) -> Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        let context = Arc::new(Context::new(id, runtime));
+        let context = Arc::new(Context::new(id, runtime, memory == Memory::Device)?);
         let host_readable = match memory {
             Memory::Device => false,
             Memory::Host => true,
-            // Elsewhere the host must not touch any of it while the device works.
-            Memory::Managed => context.reads_managed(),
+            // Otherwise the host must not touch any managed memory while the device works.
+            Memory::Managed => context.reads_managed,
         };
         let shared = Shared {
             blocks: Arc::new(Blocks::new(memory)),
@@ -61,18 +61,17 @@ impl Gpu {
 
     fn kind_of(&self, address: DevicePtr, bytes: usize) -> Result<Option<PointerKind>> {
         let context = self.context();
-        let current = context.enter(context.names().pointer)?;
-        context.check(kind_of(&current, address.address(), bytes))
+        let current = context.enter(context.api().pointer)?;
+        context.check(current.kind_of(address, bytes))
     }
 }
 
 // SAFETY:
-// - page-locked memory is host memory, and so is managed memory where the host and the device may use it
-//   at once;
-// - the runtime vouches for the first and the last byte of what `classify` accepts; what it does not know is
-//   `Host`, for which an import vouches; where it cannot answer, `Inaccessible`;
+// - page-locked memory is host memory, and so is managed memory where the host and the device may use it at once;
+// - the library vouches for the first and the last byte of what `classify` accepts; memory that it does not know is `Host`,
+//   for which an import vouches; where the library cannot tell, it is `Inaccessible`;
 // - a completed event means that its stream's work is done and visible to the host;
-// - `settle` answers when all work is done or the context is lost.
+// - `settle` returns when all work is done or the context is lost.
 unsafe impl Backend for Gpu {
     fn id(&self) -> DeviceId {
         self.context().id
@@ -90,7 +89,7 @@ unsafe impl Backend for Gpu {
         Ok(GpuQueue::new(self.shared.clone())?)
     }
 
-    /// An event's handle cannot be told from anything else; that it is there can be seen.
+    /// Checks that there is a handle. Whether it is an event's cannot be seen.
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let ptr = event.as_ptr().cast::<*mut ()>();
         if !ptr.is_aligned() {
@@ -108,27 +107,28 @@ unsafe impl Backend for Gpu {
 
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
         let context = self.context();
-        let current = context.enter(context.names().query)?;
-        // SAFETY: the caller's.
+        let current = context.enter(context.api().query.name)?;
+        // SAFETY: the caller of `query_event` guarantees that the event is live.
         context.check(unsafe { current.query(event_of(event)) })
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
         let context = self.context();
-        let current = context.enter(context.names().wait_event)?;
-        // SAFETY: the caller's.
+        let current = context.enter(context.api().wait_event.name)?;
+        // SAFETY: the caller of `wait_event` guarantees that the event is live.
         context.check(unsafe { current.wait_event(event_of(event)) })
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
-        // SAFETY: the caller's: from `EventCell::into_ptr`, given back once.
+        // SAFETY: the caller of `release_event` guarantees an event that this backend made, with `EventCell::into_ptr`, and
+        // that releases it once.
         let cell = unsafe { EventCell::from_ptr(event) };
         self.context().recycle(cell);
     }
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
         use PointerKind as P;
-        // What the runtime cannot tell must not be touched.
+        // Memory that the library cannot identify must not be touched.
         let Ok(Some(kind)) = self.kind_of(address, bytes) else {
             return AddressClass::Inaccessible;
         };
@@ -136,10 +136,10 @@ unsafe impl Backend for Gpu {
             (Memory::Device, P::Device(..)) if self.context().runtime().owns(kind) => {
                 AddressClass::Device
             }
-            // Kernels of this context cannot reach it, or the host must be able to read it.
+            // Kernels of this context cannot reach the memory, or the host could not read it.
             (_, P::Device(..)) => AddressClass::Inaccessible,
-            // Under the name of host memory it would be read while the device works.
-            (Memory::Host, P::Managed) if !self.context().reads_managed() => {
+            // As host memory it would be read while the device works.
+            (Memory::Host, P::Managed) if !self.context().reads_managed => {
                 AddressClass::Inaccessible
             }
             (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
@@ -150,7 +150,7 @@ unsafe impl Backend for Gpu {
 
     fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
         use PointerKind as P;
-        let Names { vendor, advice, .. } = self.context().names();
+        let Api { vendor, advice, .. } = self.context().api();
         let kind = match self.kind_of(address, bytes) {
             Ok(kind) => kind?,
             Err(e) => return Some(e.to_string()),
@@ -170,7 +170,7 @@ unsafe impl Backend for Gpu {
             }
             P::Host { mapped: false } => "the device does not reach it at this address".into(),
             P::Unknown => "the driver does not know it: it is ordinary host memory, or none".into(),
-            P::Managed if !self.context().reads_managed() => {
+            P::Managed if !self.context().reads_managed => {
                 "it is managed memory, which the host must not read while the device works".into()
             }
             P::Host { mapped: true } | P::Managed => return None,
@@ -182,7 +182,7 @@ unsafe impl Backend for Gpu {
         if bytes == 0 {
             return Err(Error::argument("host allocation of 0 bytes"));
         }
-        // What is page-locked itself needs no staging.
+        // Page-locked memory needs no staging.
         if self.shared.memory == Memory::Host || isize::try_from(bytes).is_err() {
             return Ok(None);
         }
@@ -194,7 +194,7 @@ unsafe impl Backend for Gpu {
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        // Copies to page-locked memory are the host's own.
+        // The host itself copies to page-locked memory.
         if self.shared.memory == Memory::Host {
             return !address.is_null() && address.address().checked_add(bytes).is_some();
         }
@@ -205,16 +205,16 @@ unsafe impl Backend for Gpu {
         self.page_locked.has(address.address(), bytes, ask)
     }
 
-    /// Copies between devices of one runtime in one process need no help of the host.
+    /// Devices of one library copy from each other without the host.
     fn reaches(&self, other: &dyn Backend) -> bool {
         let other = self.context().runtime().ordinal_of(other.as_any());
-        // Into host memory only from the own device: no call names the other's context there.
+        // Host memory takes copies only from its own device: no call there names another's context.
         other.is_some_and(|other| {
             self.shared.memory == Memory::Device || other == self.context().ordinal()
         })
     }
 
-    /// A stream waits for events of any device and context.
+    /// A stream can wait for events of any device and context of the library.
     fn accepts_events_of(&self, other: &dyn Backend) -> bool {
         let other = self.context().runtime().ordinal_of(other.as_any());
         other.is_some()
@@ -222,7 +222,7 @@ unsafe impl Backend for Gpu {
 
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
         let stream = RawStream(std::ptr::with_exposed_provenance_mut(stream));
-        // SAFETY: the caller's.
+        // SAFETY: the caller of `stream_wait` guarantees that stream and event are live.
         unsafe { GpuQueue::wait_on_stream(self.context(), stream, event) }?;
         Ok(true)
     }
@@ -233,7 +233,7 @@ unsafe impl Backend for Gpu {
 
     fn settle(&self) -> Result<()> {
         match self.context().settle() {
-            // At the end of the process there is no work any more, and nobody to tell.
+            // At the end of the process there is no work any more.
             Err(_) if self.context().is_shut_down() => Ok(()),
             done => done,
         }
@@ -257,7 +257,7 @@ impl Drop for Gpu {
 
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple(self.context().names().vendor)
+        f.debug_tuple(self.context().api().vendor)
             .field(self.context())
             .finish()
     }

@@ -1,28 +1,29 @@
-//! Memory that a runtime allocates slowly and frees only after waiting for the device: page-locked and
-//! managed memory, and device memory where there are no pools. Blocks are kept for reuse; what is too
-//! much is freed on a thread of its own, as is all that cannot be given back at once.
+//! Memory that a library allocates slowly and frees only after waiting for the device: page-locked and managed memory, and
+//! device memory where there are no pools. Blocks are kept for reuse; the excess is freed on a thread of its own, and so is
+//! everything else that cannot be freed at once.
 
 use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::api::{Answer, RawStream};
 use super::context::{Context, Current, EventCell};
-use super::runtime::{Answer, Meaning, Memory, RawStream};
+use super::runtime::{Meaning, Memory};
 use crate::device::backend::DevicePtr;
 use crate::device::order::{Asked, Place, Round, new_queue_id};
 use crate::error::Result;
 
-/// Most bytes of idle blocks that are kept.
+/// How many bytes of idle blocks are kept at most.
 const IDLE_LIMIT: usize = 256 << 20;
-/// Most idle blocks.
+/// How many idle blocks are kept at most.
 const IDLE_BLOCKS: usize = 1024;
-/// How many blocks of other queues are asked about at most.
+/// How many idle blocks of other queues are checked at most.
 const ASKED: usize = 8;
 /// Blocks of at least this many bytes are rounded up to a multiple of it, so that they fit again.
 const GRAIN: usize = 64 << 10;
 
-/// Allocates memory of one kind, once.
+/// Allocates memory of one kind, without a retry.
 pub(super) fn allocate(
     context: &Context,
     memory: Memory,
@@ -36,13 +37,13 @@ pub(super) fn allocate(
 struct Idle {
     ptr: DevicePtr,
     bytes: usize,
-    /// After which it may be used, on other queues than the one whose event this is.
+    /// The event after which other queues than its own may use the block.
     after: Box<EventCell>,
     place: Place,
 }
 
 /// Blocks of one kind of memory, by address.
-pub(in crate::device) struct Blocks {
+pub(crate) struct Blocks {
     memory: Memory,
     state: Mutex<State>,
 }
@@ -67,7 +68,7 @@ impl Blocks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block of at least `bytes` bytes, for work on `queue` from now on.
+    /// Returns a block of at least `bytes` bytes, for work on `queue` from now on.
     pub(super) fn take(
         &self,
         context: &Context,
@@ -77,7 +78,7 @@ impl Blocks {
     ) -> Result<DevicePtr> {
         let grain = if bytes >= GRAIN { GRAIN } else { 256 };
         let Some(bytes) = bytes.checked_next_multiple_of(grain) else {
-            return Err(context.out_of_memory(context.names().allocate(self.memory), bytes));
+            return Err(context.out_of_memory(context.api().allocate(self.memory), bytes));
         };
         let reused = self.reuse(current, queue, bytes);
         let (ptr, bytes) = match reused {
@@ -87,7 +88,7 @@ impl Blocks {
             }
             None => match allocate(context, self.memory, bytes, current) {
                 Err(crate::Error::OutOfMemory { .. }) => {
-                    // What is kept may be in the way.
+                    // The memory may be idle here.
                     self.free_idle(context, current);
                     (allocate(context, self.memory, bytes, current)?, bytes)
                 }
@@ -98,8 +99,7 @@ impl Blocks {
         Ok(ptr)
     }
 
-    /// The smallest idle block that fits, at most twice as large, that `queue` may use without a
-    /// wait.
+    /// Takes the smallest idle block that fits, at most twice as large, that `queue` may use without a wait.
     fn reuse(&self, current: &Current<'_>, queue: u64, bytes: usize) -> Option<Idle> {
         let mut state = self.lock();
         let most = bytes.saturating_mul(2);
@@ -130,7 +130,7 @@ impl Blocks {
         place: Place,
     ) {
         let mut state = self.lock();
-        // Memory that was adopted is not in the map.
+        // Adopted memory is not in the map.
         let bytes = state.live.remove(&ptr.address()).unwrap_or(bytes);
         let idle = Idle {
             ptr,
@@ -140,7 +140,7 @@ impl Blocks {
         };
         state.idle_bytes = state.idle_bytes.saturating_add(bytes);
         state.idle.push(idle);
-        // The oldest go: they may fit nobody any more.
+        // The oldest ones are freed: perhaps no request fits them any more.
         let mut over = Vec::new();
         while state.idle_bytes > IDLE_LIMIT || state.idle.len() > IDLE_BLOCKS {
             let oldest = state.idle.remove(0);
@@ -151,12 +151,12 @@ impl Blocks {
         self.scrap(context, over);
     }
 
-    /// A block is not the device's any more.
-    pub(super) fn forget(&self, ptr: DevicePtr) {
+    /// Forgets a block that does not belong to the device any more.
+    pub(crate) fn forget(&self, ptr: DevicePtr) {
         self.lock().live.remove(&ptr.address());
     }
 
-    /// Takes memory back that may be in use by anything.
+    /// Takes back memory that anything may still use.
     pub(super) fn give_up(&self, context: &Arc<Context>, ptr: DevicePtr) {
         self.forget(ptr);
         let waste = Waste::Memory(self.memory, ptr);
@@ -179,7 +179,7 @@ impl Blocks {
         }
     }
 
-    /// Gives all idle blocks to the thread that frees.
+    /// Hands all idle blocks to the thread that frees.
     pub(super) fn clear(&self, context: &Arc<Context>) {
         let idle = {
             let mut state = self.lock();
@@ -200,49 +200,49 @@ impl Blocks {
     }
 }
 
-/// Whether an event of ours has completed.
+/// Whether one of our own events has completed.
 fn is_done(current: &Current<'_>, event: &EventCell) -> bool {
-    // SAFETY: the cell holds a live event.
+    // SAFETY: the cell owns its event, which is live while the cell is.
     unsafe { current.query(event.raw()) == Ok(true) }
 }
 
 /// Frees memory; may wait for the device.
 fn free(memory: Memory, ptr: DevicePtr, current: &Current<'_>) -> Answer {
-    // A failed device keeps its memory until its context goes; there is nobody to tell.
-    // SAFETY: from `allocate` with this kind, used no more, freed once.
+    // A failed device keeps its memory until its context is released; the error has no place to go.
+    // SAFETY: callers pass memory that `allocate` returned for this kind, that was taken out of the books, and whose uses
+    // have completed.
     unsafe { current.free(memory, ptr) }
 }
 
-/// When memory may be freed.
+/// After what something may be freed.
 pub(super) enum After {
-    /// Now.
     Nothing,
     Event(Box<EventCell>, Place),
     /// All work of the context.
     Everything,
 }
 
-/// What is to be called once memory was freed.
+/// Called once memory has been freed.
 type Freed = Box<dyn FnOnce() + Send>;
 
 /// A queue that frees memory in its order.
 pub(super) trait FreesInOrder: Send + Sync {
-    /// The number of the queue.
+    /// Returns the queue's number.
     fn id(&self) -> u64;
 
-    /// Frees what could not be freed before; whether it is gone. It is not where it cannot be now either.
+    /// Tries again to free what could not be freed before; returns whether it succeeded, or never will.
     ///
     /// # Safety
-    /// As [`RawQueue::free`].
+    /// As [`RawQueue::free`](crate::device::RawQueue::free).
     unsafe fn try_free(&self, base: DevicePtr, bytes: usize) -> bool;
 }
 
-/// What is given back on the thread for it, since the runtime may wait for the device, or refuses now.
+/// What is freed on a thread of its own, because the library may wait for the device, or refuses for now.
 pub(super) enum Waste {
     Memory(Memory, DevicePtr),
-    /// A stream of ours.
+    /// Our own stream.
     Stream(RawStream),
-    /// Memory that its queue frees in its order, once it may: its stream is being captured.
+    /// Memory whose queue frees it in its order, once that is allowed: the queue's stream is being captured.
     OfQueue {
         queue: Arc<dyn FreesInOrder>,
         base: DevicePtr,
@@ -257,7 +257,7 @@ struct Scrap {
     freed: Option<Freed>,
 }
 
-/// What waits for a thread.
+/// What waits to be freed.
 #[derive(Default)]
 struct Heap {
     items: Vec<Scrap>,
@@ -265,15 +265,15 @@ struct Heap {
     running: bool,
 }
 
-/// What the items of a heap wait for. To wait for everything may take long, so that it holds up no other item.
+/// What the items of a heap wait for. Waiting for everything may take long, and must not hold up other items.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Events,
     Everything,
 }
 
-/// A heap by its context's address, since the runtime may block a thread because of its device, and of no other. The context is
-/// there while it has something here.
+/// A heap's context, by its address, and kind. Each context has its own thread, since the library may block it because of
+/// that device. A context lives as long as it has items here.
 type Key = (usize, Kind);
 
 static HEAPS: Mutex<BTreeMap<Key, Heap>> = Mutex::new(BTreeMap::new());
@@ -282,7 +282,7 @@ fn heaps() -> MutexGuard<'static, BTreeMap<Key, Heap>> {
     HEAPS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives something back after an event, on a thread of its own.
+/// Frees something once it may be freed, on a thread of its own.
 pub(super) fn scrap(context: &Arc<Context>, waste: Waste, after: After, freed: Option<Freed>) {
     let kind = match after {
         After::Everything => Kind::Everything,
@@ -297,7 +297,7 @@ pub(super) fn scrap(context: &Arc<Context>, waste: Waste, after: After, freed: O
     add(kind, vec![item]);
 }
 
-/// Leaves items of one context to its thread for this kind.
+/// Hands items of one context to its thread for this kind.
 fn add(kind: Kind, items: Vec<Scrap>) {
     let Some(first) = items.first() else {
         return;
@@ -312,12 +312,13 @@ fn add(kind: Kind, items: Vec<Scrap>) {
     heap.items.extend(items);
     if !heap.running {
         let builder = std::thread::Builder::new().name("arrow-device gpu free".into());
-        // If there is no thread to be had the next one tries again: this one must not wait.
+        // If no thread can be started, the next call tries again: this thread must not wait.
         heap.running = builder.spawn(move || work(key)).is_ok();
     }
 }
 
-/// The items of a heap since the last time. If there are none and `idle`, the heap is gone, and so must its thread be.
+/// Takes the items that a heap has got since the last call. If there are none and `idle` is true, removes the heap and
+/// returns `None`: its thread must end.
 fn next_items(key: Key, idle: bool) -> Option<Vec<Scrap>> {
     let mut heaps = heaps();
     let items = heaps.get_mut(&key).map(|heap| take(&mut heap.items));
@@ -329,11 +330,11 @@ fn next_items(key: Key, idle: bool) -> Option<Vec<Scrap>> {
     Some(items)
 }
 
-/// Waits for all work of a context, once for all items that are there, which may be given back then.
+/// Waits for all work of a context, once for all items that are there, which may be freed then.
 fn settle_all(key: Key) {
     while let Some(mut items) = next_items(key, true) {
         if let Some(item) = items.first() {
-            // Whatever it answers, nothing runs any more.
+            // Even after an error nothing runs any more.
             let _ = item.context.settle();
         }
         for item in &mut items {
@@ -343,8 +344,8 @@ fn settle_all(key: Key) {
     }
 }
 
-/// Gives back what is ready, asks again about the rest, and ends when nothing is left. Of the events of a queue, and of what the
-/// runtime would refuse for the same reason, only the first is tried again.
+/// Frees what is ready, asks again about the rest, and ends when nothing is left. Of the events of a queue, and of what the
+/// library would refuse for the same reason, only the first is tried again.
 fn free_all(key: Key) {
     let mut pause = Duration::from_micros(50);
     let (mut asked, mut ready) = (Asked::default(), Asked::default());
@@ -381,7 +382,7 @@ fn free_all(key: Key) {
 }
 
 impl Scrap {
-    /// The queue that frees it in its order.
+    /// Returns the queue that frees it in its order.
     fn queue(&self) -> Option<u64> {
         match &self.waste {
             Waste::OfQueue { queue, .. } => Some(queue.id()),
@@ -389,13 +390,13 @@ impl Scrap {
         }
     }
 
-    /// Whether its event is not in the way any more.
+    /// Whether its event has completed, or cannot be asked about.
     fn has_completed(&mut self) -> bool {
         let After::Event(event, _) = &self.after else {
             return true;
         };
         let context = &self.context;
-        // SAFETY: the cell holds a live event.
+        // SAFETY: the cell owns its event, which is live while the cell is.
         let ask = |current: Current<'_>| unsafe { current.query(event.raw()) };
         let answer = context.enter_even_if_failed().map(ask);
         let later = match &answer {
@@ -408,7 +409,7 @@ impl Scrap {
         }
         let after = match answer.and_then(|answer| context.check(answer)) {
             Ok(_) => After::Nothing,
-            // It does not tell: then all work must have ended.
+            // The library cannot tell, so all work must have ended.
             Err(_) => After::Everything,
         };
         if let After::Event(event, _) = std::mem::replace(&mut self.after, after) {
@@ -417,7 +418,7 @@ impl Scrap {
         true
     }
 
-    /// Gives it back now; whether it is gone, or lost. It is not where the runtime refuses only now.
+    /// Frees it. Returns false if the library refuses only for now.
     fn give_back(&mut self) -> bool {
         if !self.try_give_back() {
             return false;
@@ -440,13 +441,13 @@ impl Scrap {
             }
             Waste::Stream(stream) => {
                 if let Ok(current) = context.enter_even_if_failed() {
-                    // SAFETY: created by its queue, which has gone.
+                    // SAFETY: the stream was created by its queue, whose drop handed it over: nothing uses it any more.
                     unsafe { current.destroy_stream(*stream) };
                 }
                 true
             }
-            // SAFETY: allocated on this device, and given up by its owner; the queue's stream has waited
-            // for its uses.
+            // SAFETY: the memory comes from `RawQueue::free`, whose caller guarantees that it was allocated on this device,
+            // is freed once, and that the queue's stream has waited for its uses.
             Waste::OfQueue { queue, base, bytes } => unsafe { queue.try_free(*base, *bytes) },
         }
     }

@@ -1,6 +1,7 @@
-//! A context: what all work of a device goes through, its events and its errors.
+//! A context, through which all work of a device goes: its events, its pool and its errors.
 
 use std::any::Any;
+use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -8,43 +9,47 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::api::{Answer, Api, Code, Failed, RELAXED, RawEvent, RawPool, RawStream};
 use super::jobs::{self, Job};
-use super::runtime::{Answer, Before, Code, Failed, Meaning, Names, RawEvent, RawStream, Runtime};
+use super::runtime::{Before, Meaning, Runtime};
 use crate::device::DeviceId;
 use crate::device::backend::{EventPtr, device_error};
 use crate::error::{Error, Result};
 
 /// More idle events than this are destroyed.
 const IDLE_EVENTS: usize = 4096;
-/// A context that answers with errors for so long is lost.
+/// A context whose calls fail for this long is taken for lost.
 const LOST: Duration = Duration::from_secs(5);
 
 /// A device's context. All calls go through [`Context::enter`], which makes it current for the call
 /// and leaves the caller's current context, or device, as it was.
-pub(in crate::device) struct Context {
+pub(crate) struct Context {
     runtime: Arc<dyn Runtime>,
+    /// `None` if the device has no pools, or other memory than its own.
+    pub(super) pool: Option<RawPool>,
+    pub(super) reads_managed: bool,
     /// For errors.
-    pub(in crate::device) id: DeviceId,
-    /// The code after which nothing works any more; 0 before.
+    pub(crate) id: DeviceId,
+    /// The code of the failure after which nothing works any more; 0 before.
     failed: AtomicI32,
-    /// The runtime has refused a list of copies.
+    /// Whether the library has refused a list of copies.
     pub(super) no_lists: AtomicBool,
     /// Boxed: `sync_event` holds a cell's address.
     #[allow(clippy::vec_box)]
     events: Mutex<Vec<Box<EventCell>>>,
 }
 
-/// An event in the place to which `sync_event` points.
+/// An event in a place to which `sync_event` can point.
 #[repr(C)]
-pub(in crate::device) struct EventCell {
+pub(crate) struct EventCell {
     raw: RawEvent,
-    /// Whose event it is; `None`: ours.
+    /// The owner of an event that was given; `None` if it is our own.
     given: Option<Box<dyn Any + Send>>,
 }
 
 impl EventCell {
-    /// The cell of an event that is somebody else's; `owner` is dropped when it is needed no more.
-    pub(in crate::device) fn given(raw: RawEvent, owner: Box<dyn Any + Send>) -> Box<Self> {
+    /// Makes a cell for an event that was given. `owner` is dropped when the event is needed no more.
+    pub(crate) fn given(raw: RawEvent, owner: Box<dyn Any + Send>) -> Box<Self> {
         let given = Some(owner);
         Box::new(Self { raw, given })
     }
@@ -53,32 +58,34 @@ impl EventCell {
         self.raw
     }
 
-    pub(in crate::device) fn into_ptr(self: Box<Self>) -> Option<EventPtr> {
+    pub(crate) fn into_ptr(self: Box<Self>) -> Option<EventPtr> {
         // The handle is the first member.
         EventPtr::new(Box::into_raw(self).cast())
     }
 
     /// # Safety
-    /// From `into_ptr`, once.
+    /// `event` is from [`into_ptr`](Self::into_ptr), and is taken back once.
     pub(super) unsafe fn from_ptr(event: EventPtr) -> Box<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a pointer that `into_ptr` made from a box, taken back once (see `# Safety`).
         unsafe { Box::from_raw(event.as_ptr().cast::<Self>()) }
     }
 }
 
-/// The event that `sync_event` points to.
+/// Returns the event that `sync_event` points to.
 ///
 /// # Safety
-/// `event` points to a live event handle.
-pub(in crate::device) unsafe fn event_of(event: EventPtr) -> RawEvent {
-    // SAFETY: the caller's.
+/// `event` points to an event handle.
+pub(crate) unsafe fn event_of(event: EventPtr) -> RawEvent {
+    // SAFETY: the caller guarantees that a handle may be read there (see `# Safety`); any bits are a `RawEvent`.
     unsafe { event.as_ptr().cast::<RawEvent>().read() }
 }
 
-/// While it lives the context is current on this thread, and the runtime's calls may be made. Not `Send`.
-pub(in crate::device) struct Current<'a> {
+/// While it lives, the context is current on this thread, and the library's calls may be made. Not `Send`.
+pub(crate) struct Current<'a> {
     context: &'a Context,
     before: Before,
+    /// The thread's own capture mode.
+    capture_mode: c_int,
     not_send: PhantomData<*const ()>,
 }
 
@@ -90,46 +97,58 @@ impl Deref for Current<'_> {
     }
 }
 
+impl Current<'_> {
+    pub(super) fn api(&self) -> &Api {
+        self.context.api()
+    }
+}
+
 impl Drop for Current<'_> {
     fn drop(&mut self) {
+        let exchange = self.api().exchange_capture_mode.function;
+        // SAFETY: the mode is valid for the exchange of an int.
+        unsafe { exchange(&raw mut self.capture_mode) };
         self.context.runtime.leave(self.before);
     }
 }
 
 impl Context {
-    pub(super) fn new(id: DeviceId, runtime: Arc<dyn Runtime>) -> Self {
-        Self {
+    /// Makes the context of a device, with a pool of its own if that is asked for and the device has such.
+    pub(super) fn new(id: DeviceId, runtime: Arc<dyn Runtime>, with_pool: bool) -> Result<Self> {
+        let mut context = Self {
+            reads_managed: runtime.reads_managed(),
+            pool: None,
             runtime,
             id,
             failed: AtomicI32::new(0),
             no_lists: AtomicBool::new(false),
             events: Mutex::new(Vec::new()),
+        };
+        if with_pool && context.runtime.supports_pools() {
+            let pool = {
+                let current = context.enter(context.api().create_pool.name)?;
+                context.check(current.create_pool())?
+            };
+            context.pool = Some(pool);
         }
+        Ok(context)
     }
 
-    pub(in crate::device) fn names(&self) -> &'static Names {
-        self.runtime.names()
+    pub(crate) fn api(&self) -> &Api {
+        self.runtime.library().api()
     }
 
-    /// The device's number in the runtime.
-    pub(in crate::device) fn ordinal(&self) -> std::ffi::c_int {
+    /// Returns the device's number in the library.
+    pub(crate) fn ordinal(&self) -> c_int {
         self.runtime.ordinal()
-    }
-
-    pub(super) fn has_pool(&self) -> bool {
-        self.runtime.has_pool()
-    }
-
-    pub(super) fn reads_managed(&self) -> bool {
-        self.runtime.reads_managed()
     }
 
     pub(super) fn runtime(&self) -> &dyn Runtime {
         &*self.runtime
     }
 
-    /// Makes the context current for as long as the answer lives.
-    pub(in crate::device) fn enter(&self, operation: &'static str) -> Result<Current<'_>> {
+    /// Makes the context current for as long as the returned guard lives.
+    pub(crate) fn enter(&self, operation: &'static str) -> Result<Current<'_>> {
         match self.failed.load(Ordering::Acquire) {
             0 => self.enter_even_if_failed(),
             code => Err(self.error(operation, code)),
@@ -139,21 +158,29 @@ impl Context {
     /// As [`enter`](Self::enter), to free what a failed device still has.
     pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_>> {
         match self.runtime.enter() {
-            Ok(before) => Ok(Current {
-                context: self,
-                before,
-                not_send: PhantomData,
-            }),
+            Ok(before) => {
+                // Calls that would spoil other libraries' stream captures are allowed: this crate refuses streams that are
+                // captured, and touches no others'.
+                let mut capture_mode = RELAXED;
+                // SAFETY: the mode is valid for the exchange of an int.
+                unsafe { (self.api().exchange_capture_mode)(&raw mut capture_mode) };
+                Ok(Current {
+                    context: self,
+                    before,
+                    capture_mode,
+                    not_send: PhantomData,
+                })
+            }
             Err(Failed { call, code, .. }) => {
-                // The context itself is refused.
+                // The context itself was refused.
                 self.mark(code);
                 Err(self.error(call, code))
             }
         }
     }
 
-    /// What a call answered. If the context is lost it is failed from now on.
-    pub(in crate::device) fn check<T>(&self, answer: Answer<T>) -> Result<T> {
+    /// Makes an error of a call's failure. If the context is lost, it has failed from now on.
+    pub(crate) fn check<T>(&self, answer: Answer<T>) -> Result<T> {
         answer.map_err(|Failed { call, code, .. }| {
             if self.is_final(code) {
                 self.confirm();
@@ -180,18 +207,17 @@ impl Context {
         matches!(self.meaning(code), Meaning::Lost | Meaning::ShutDown)
     }
 
-    /// Asks this context itself whether it is lost: a code may be another one's, whose event or memory
-    /// was named.
+    /// Asks this context itself whether it is lost: the code may be that of another context, whose event or memory was named.
     fn confirm(&self) {
         if let Ok(current) = self.enter_even_if_failed() {
-            // SAFETY: the legacy default stream is always there.
+            // SAFETY: the legacy default stream always exists.
             if let Err(failed) = unsafe { current.is_idle(RawStream::LEGACY) } {
                 self.mark(failed.code);
             }
         }
     }
 
-    /// Notes a code of this context's own.
+    /// Marks the context as failed if a code of its own says so.
     fn mark(&self, code: Code) {
         if self.is_final(code) {
             self.fail(code);
@@ -212,7 +238,7 @@ impl Context {
     }
 
     fn error(&self, operation: &'static str, code: Code) -> Error {
-        let mut text = self.runtime.text(code);
+        let mut text = self.runtime.library().text(code);
         if self.has_failed() {
             text.push_str("; the device cannot be used any more in this process");
         }
@@ -224,21 +250,22 @@ impl Context {
         self.failed.load(Ordering::Acquire) != 0
     }
 
-    /// Whether the runtime has shut down, and so taken everything back.
+    /// Whether the library has shut down, and so taken everything back.
     pub(super) fn is_shut_down(&self) -> bool {
         self.meaning(self.failed.load(Ordering::Acquire)) == Meaning::ShutDown
     }
 
-    /// Gives idle pool memory back to the runtime.
+    /// Gives idle memory of the pool back to the library.
     pub(super) fn trim_pool(&self) -> Result<()> {
-        if !self.has_pool() {
+        let Some(pool) = self.pool else {
             return Ok(());
-        }
-        let current = self.enter(self.names().trim)?;
-        self.check(current.trim())
+        };
+        let current = self.enter(self.api().trim.name)?;
+        // SAFETY: the pool was created in `new`, and is destroyed in `drop`.
+        self.check(unsafe { current.trim(pool) })
     }
 
-    /// An event to be recorded.
+    /// Returns an event to be recorded.
     pub(super) fn event(&self, current: &Current<'_>) -> Result<Box<EventCell>> {
         let idle = self.idle_events().pop();
         if let Some(cell) = idle {
@@ -264,7 +291,7 @@ impl Context {
 
     fn destroy_event(&self, cell: &EventCell) {
         if let Ok(current) = self.enter_even_if_failed() {
-            // SAFETY: created here, and used no more. What waits for it goes on to do so.
+            // SAFETY: the event is from `event`, and no cell but this one has it. Queued waits for it stay.
             unsafe { current.destroy_event(cell.raw) };
         }
     }
@@ -274,7 +301,7 @@ impl Context {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Which context jobs are of. Several may share one of the runtime's.
+    /// Identifies this context to `jobs`. Several of these may share one of the library's.
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -296,19 +323,18 @@ impl Context {
         self.check(launched).inspect_err(|_| jobs::forget(number))
     }
 
-    /// Makes this thread wait for all work of the context. Asks the runtime even if the context has
-    /// failed.
+    /// Makes this thread wait for all work of the context. Asks the library even if the context has failed.
     pub(super) fn synchronize(&self) -> Result<()> {
         let answer = self.enter_even_if_failed()?.synchronize();
         self.check(answer)?;
         match self.failed.load(Ordering::Acquire) {
             0 => Ok(()),
-            code => Err(self.error(self.names().synchronize, code)),
+            code => Err(self.error(self.api().synchronize.name, code)),
         }
     }
 
-    /// As [`synchronize`](Self::synchronize), until it succeeds or the context is lost: then nothing of
-    /// it runs any more.
+    /// As [`synchronize`](Self::synchronize), again and again until it succeeds or the context is lost: then nothing of it
+    /// runs any more.
     pub(super) fn settle(&self) -> Result<()> {
         let start = Instant::now();
         let mut pause = Duration::from_millis(1);
@@ -323,8 +349,8 @@ impl Context {
                     return done;
                 }
             };
-            // What cannot be asked now (a stream is being captured) can be later. That a context which
-            // answers with another error for so long is lost is an assumption: no runtime says so.
+            // A call that is refused for now (a stream is being captured) can be made later. That a context is lost whose
+            // calls fail otherwise for so long is an assumption: no library says so.
             if let Error::Device { code, .. } = e {
                 if self.meaning(code) != Meaning::Passing && start.elapsed() > LOST {
                     self.fail(code);
@@ -339,13 +365,17 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if jobs::are_under_way(self.address()) {
-            // Nobody waited for them.
+            // Nothing has waited for them.
             let _ = self.settle();
         }
         let events = self.events.get_mut();
         let events = std::mem::take(events.unwrap_or_else(PoisonError::into_inner));
         for cell in &events {
             self.destroy_event(cell);
+        }
+        if let (Some(pool), Ok(current)) = (self.pool, self.enter_even_if_failed()) {
+            // SAFETY: created in `new`; nothing allocates from it any more.
+            unsafe { current.destroy_pool(pool) };
         }
     }
 }

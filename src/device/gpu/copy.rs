@@ -1,61 +1,23 @@
 //! Lists of copies.
 
-use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 
+use super::api::RawStream;
 use super::context::{Context, Current};
 use super::jobs::Job;
-use super::pointer::kind_of;
-use super::runtime::{Memory, Peer, PointerKind, RawStream};
+use super::runtime::{Memory, Peer, PointerKind};
 use super::shared::Shared;
-use crate::device::backend::{CopyKind, CopyOp, DevicePtr};
+use crate::device::backend::{CopyKind, CopyOp};
 use crate::error::{Error, Result};
 
-/// From this many copies on the runtime is given the list in one call: about 0.5 us a copy instead of
-/// 2.3 us a call, for a few us more (reported for CUDA on H100 and H20; not yet measured by this project).
+/// From this many copies on, the library is given the list in one call: about 0.5 us per copy instead of 2.3 us per call,
+/// for a few us more (reported for CUDA on H100 and H20; not yet measured by this project).
 const LIST: usize = 8;
-
-/// What is asked of the copies of a list: `CUmemcpyAttributes`, `hipMemcpyAttributes`. Not all bindings have them.
-#[repr(C)]
-pub(in crate::device) struct CopyAttributes {
-    source_access_order: c_uint,
-    source_hint: [c_int; 2],
-    destination_hint: [c_int; 2],
-    flags: c_uint,
-}
-
-impl CopyAttributes {
-    /// Sources are read in the stream's order, not during the call.
-    pub(in crate::device) const IN_STREAM_ORDER: Self = Self {
-        source_access_order: 1,
-        source_hint: [0; 2],
-        destination_hint: [0; 2],
-        flags: 0,
-    };
-}
-
-/// A list of copies as runtimes take it: each of the three has one member for each copy.
-pub(in crate::device) struct CopyList<T> {
-    pub(in crate::device) dst: Vec<T>,
-    pub(in crate::device) src: Vec<T>,
-    /// Bytes.
-    pub(in crate::device) sizes: Vec<usize>,
-}
-
-impl<T> CopyList<T> {
-    pub(in crate::device) fn new(copies: &[CopyOp], address: fn(DevicePtr) -> T) -> Self {
-        Self {
-            dst: copies.iter().map(|copy| address(copy.dst)).collect(),
-            src: copies.iter().map(|copy| address(copy.src)).collect(),
-            sizes: copies.iter().map(|copy| copy.bytes).collect(),
-        }
-    }
-}
 
 /// Gives a list of copies to a stream.
 ///
 /// # Safety
-/// As [`RawQueue::copy`](crate::device::RawQueue::copy).
+/// As [`RawQueue::copy`](crate::device::RawQueue::copy); the stream is live, or stands for a default stream.
 pub(super) unsafe fn run(
     shared: &Shared,
     stream: RawStream,
@@ -70,8 +32,7 @@ pub(super) unsafe fn run(
         return Err(Error::argument("an empty copy, or one from or to null"));
     }
     if shared.memory == Memory::Host {
-        // Between host memories the runtime would copy at once, on this thread, after waiting for
-        // the stream.
+        // Between host memories the library would copy at once, on this thread, after waiting for the stream.
         let (mut host, mut device) = (Vec::new(), Vec::new());
         for copy in copies {
             match is_between_hosts(context, copy, current)? {
@@ -80,39 +41,43 @@ pub(super) unsafe fn run(
             }
         }
         let plain = device.iter().map(|copy| (copy, None));
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that memory and stream are live until the copies have completed (see `# Safety`).
         unsafe { one_by_one(context, current, stream, plain) }?;
         if host.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller's; these are between hosts.
+        // SAFETY: the caller guarantees that memory and stream are live until the copies have completed, and that ranges do
+        // not overlap (see `# Safety`); these are in host memory on both sides.
         let queued = unsafe { context.queue_job(current, stream, Job::Copy(host)) };
         if queued.is_err() && !device.is_empty() {
             wait_for(context, current, stream);
         }
         return queued;
     }
-    // Imported arrays may mix kinds of memory: each copy between devices is asked about.
+    // Imported arrays may mix kinds of memory, so the library is asked about each copy between devices: another context of
+    // this device must be named, and so must another device, whose pools' memory is not found by the address.
     let (mut plain, mut named) = (Vec::new(), Vec::new());
     if copies
         .iter()
         .any(|copy| copy.kind == CopyKind::DeviceToDevice)
     {
         for copy in copies {
-            let from = match copy.kind {
-                CopyKind::DeviceToDevice => peer_of(context, copy.src, current)?,
+            let kind = match copy.kind {
+                CopyKind::DeviceToDevice => context.check(current.kind_of(copy.src, 1))?,
                 _ => None,
             };
-            match from {
-                Some(_) => named.push((copy, from)),
+            let from = kind.map_or(Ok(None), |kind| current.peer_of(kind));
+            match context.check(from)? {
                 None => plain.push(*copy),
+                from => named.push((copy, from)),
             }
         }
     }
     let plain = if named.is_empty() { copies } else { &plain };
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that memory and stream are live until the copies have completed (see `# Safety`).
     unsafe { plain_copies(context, current, stream, plain) }?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that memory and stream are live until the copies have completed (see `# Safety`); each
+    // copy comes with what `peer_of` returned for its source.
     let done = unsafe { one_by_one(context, current, stream, named.into_iter()) };
     if done.is_err() && !plain.is_empty() {
         wait_for(context, current, stream);
@@ -120,7 +85,7 @@ pub(super) unsafe fn run(
     done
 }
 
-/// Copies whose direction the runtime finds by their addresses.
+/// Runs copies whose direction the library finds by their addresses.
 ///
 /// # Safety
 /// As [`run`].
@@ -132,28 +97,29 @@ unsafe fn plain_copies(
 ) -> Result<()> {
     // The legacy default stream takes no lists.
     let takes_lists = !stream.is_legacy() && !context.no_lists.load(Ordering::Relaxed);
-    // SAFETY: the caller's.
-    if copies.len() >= LIST && takes_lists && unsafe { list(context, current, stream, copies) }? {
-        return Ok(());
+    if copies.len() >= LIST && takes_lists {
+        // SAFETY: the caller guarantees that memory and stream are live until the copies have completed (see `# Safety`);
+        // the stream is not the legacy default one.
+        match unsafe { current.copy_list(copies, stream) }.map(|answer| context.check(answer)) {
+            None => {}
+            Some(Ok(())) => return Ok(()),
+            Some(Err(e)) if context.has_failed() => return Err(e),
+            Some(Err(_)) => {
+                // The library may refuse a list for reasons of its own. It will not take the next one either.
+                context.no_lists.store(true, Ordering::Relaxed);
+                wait_for(context, current, stream);
+            }
+        }
     }
     let plain = copies.iter().map(|copy| (copy, None));
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that memory and stream are live until the copies have completed (see `# Safety`).
     unsafe { one_by_one(context, current, stream, plain) }
 }
 
-/// What the runtime must be told to copy out of some memory: another context of this device, or another
-/// device, whose pools' memory it does not find by the address.
-fn peer_of(context: &Context, ptr: DevicePtr, current: &Current<'_>) -> Result<Option<Peer>> {
-    match context.check(kind_of(current, ptr.address(), 1))? {
-        Some(kind) => context.check(current.peer_of(kind)),
-        None => Ok(None),
-    }
-}
-
-/// Each by itself, with what the runtime must be told of its source.
+/// Runs each copy by itself, with what the library must be told of its source.
 ///
 /// # Safety
-/// As [`run`]; what is told lives as long as the sources.
+/// As [`run`]; each peer is what `peer_of` returned for the copy's source.
 unsafe fn one_by_one<'a>(
     context: &Context,
     current: &Current<'_>,
@@ -161,7 +127,8 @@ unsafe fn one_by_one<'a>(
     copies: impl Iterator<Item = (&'a CopyOp, Option<Peer>)>,
 ) -> Result<()> {
     for (i, (copy, from)) in copies.enumerate() {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that memory and stream are live until the copies have completed, and that `from`
+        // belongs to the source (see `# Safety`).
         let answer = unsafe { current.copy(copy, from, stream) };
         if let Err(e) = context.check(answer) {
             if i > 0 {
@@ -173,40 +140,14 @@ unsafe fn one_by_one<'a>(
     Ok(())
 }
 
-/// After half a list: the caller may free what the copies use, so they must be done.
+/// Waits for a stream after half a list: the caller may free what the copies use, so they must be done.
 fn wait_for(context: &Context, current: &Current<'_>, stream: RawStream) {
-    // SAFETY: the stream is the queue's, so live.
+    // SAFETY: the stream belongs to the queue that runs the list, which keeps it alive.
     let answer = unsafe { current.synchronize_stream(stream) };
     if context.check(answer).is_err() {
-        // Its error is final: nothing runs any more.
+        // An error of this is final: nothing runs any more.
         let _ = context.settle();
     }
-}
-
-/// Whether the runtime took the list. It may not, for reasons of its own: then nothing of it is under way.
-///
-/// # Safety
-/// As [`run`]; not on the legacy default stream.
-unsafe fn list(
-    context: &Context,
-    current: &Current<'_>,
-    stream: RawStream,
-    copies: &[CopyOp],
-) -> Result<bool> {
-    // SAFETY: the caller's.
-    let Some(answer) = (unsafe { current.copy_list(copies, stream) }) else {
-        return Ok(false);
-    };
-    if let Err(e) = context.check(answer) {
-        if context.has_failed() {
-            return Err(e);
-        }
-        // It will not take the next one either.
-        context.no_lists.store(true, Ordering::Relaxed);
-        wait_for(context, current, stream);
-        return Ok(false);
-    }
-    Ok(true)
 }
 
 /// Whether the host does a copy of page-locked memory.
@@ -214,7 +155,7 @@ fn is_between_hosts(context: &Context, copy: &CopyOp, current: &Current<'_>) -> 
     if copy.kind != CopyKind::DeviceToDevice {
         return Ok(true);
     }
-    let kind = context.check(kind_of(current, copy.src.address(), 1))?;
+    let kind = context.check(current.kind_of(copy.src, 1))?;
     Ok(!matches!(
         kind,
         Some(PointerKind::Device(..) | PointerKind::Managed)

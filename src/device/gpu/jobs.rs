@@ -16,10 +16,10 @@ pub(super) enum Job {
     },
 }
 
-/// Jobs under way, by number, with the address of the context that they are of; `None` while one runs. After a failure
-/// the runtime calls none of them.
+/// Jobs under way, by number, with the address of their context; `None` while one runs. After a failure the library calls
+/// none of them.
 static JOBS: Mutex<BTreeMap<u64, (usize, Option<Job>)>> = Mutex::new(BTreeMap::new());
-/// A job has run.
+/// Signalled when a job has run.
 static RAN: Condvar = Condvar::new();
 
 fn jobs() -> MutexGuard<'static, BTreeMap<u64, (usize, Option<Job>)>> {
@@ -31,7 +31,7 @@ pub(super) fn are_under_way(context: usize) -> bool {
     jobs().values().any(|(of, _)| *of == context)
 }
 
-/// Ends the jobs of a context that has failed: waits for what runs, and forgets the rest.
+/// Ends the jobs of a context that has failed: waits for those that run, and forgets the others.
 pub(super) fn stop(context: usize) {
     let mut jobs = jobs();
     jobs.retain(|_, (of, job)| *of != context || job.is_none());
@@ -40,21 +40,21 @@ pub(super) fn stop(context: usize) {
     }
 }
 
-/// Notes a job of a context, and returns its number: what [`run`] is to be called with.
+/// Adds a job of a context, and returns its number, with which [`run`] is to be called.
 pub(super) fn add(context: usize, job: Job) -> *mut c_void {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     jobs().insert(number, (context, Some(job)));
-    // A number, not an address: 64 bits on all systems that these runtimes run on.
+    // A number, not an address: 64 bits on all systems that have these libraries.
     std::ptr::without_provenance_mut(number as usize)
 }
 
-/// Forgets a job that no stream has.
+/// Forgets a job that was not given to a stream.
 pub(super) fn forget(number: *mut c_void) {
     jobs().remove(&(number.addr() as u64));
 }
 
-/// Called by the runtime, which must not be called from here.
+/// Runs a job. The library calls this, and must not be called from here.
 ///
 /// # Safety
 /// `number` is from [`add`], and the job's memory is host memory that is valid now; a copy's ranges do not overlap.
@@ -75,11 +75,11 @@ pub(super) unsafe extern "C" fn run(number: *mut c_void) {
                 }
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the memory is valid host memory until this has run (see `# Safety`).
         Some(Job::Fill { dst, byte, bytes }) => unsafe {
             dst.as_ptr().cast::<u8>().write_bytes(byte, bytes);
         },
-        // Its device has failed.
+        // `stop` has forgotten the job: its device has failed.
         None => return,
     }
     jobs().remove(&number);

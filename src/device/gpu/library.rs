@@ -1,10 +1,96 @@
 //! A vendor's library, loaded at run time.
 
 use std::error::Error as _;
+use std::ffi::{CStr, c_char, c_int};
 
-use libloading::Library;
+use super::api::{Answer, Api, Code, Failed};
+use crate::abi::ArrowDeviceType;
+use crate::device::DeviceId;
+use crate::error::{Error, Result};
 
-/// The second type if it is given, else the first.
+/// A vendor's library, which stays loaded.
+pub(crate) trait Library: 'static {
+    /// Returns the library, loaded at the first call, or why it cannot be used.
+    fn get() -> Result<&'static Self, &'static str>
+    where
+        Self: Sized;
+    fn api(&self) -> &Api;
+    /// Returns the library's name and text for a code: "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected".
+    fn text(&self, code: Code) -> String;
+    fn device_count(&self) -> Answer<c_int> {
+        self.api().device_count()
+    }
+}
+
+/// Returns a vendor's library, and how many devices it has.
+fn counted<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
+    let library = L::get().map_err(|why| absent(id, why))?;
+    let count = library.device_count();
+    let count = count.map_err(|failed| absent_after(library, id, failed))?;
+    Ok((library, count))
+}
+
+/// Returns the number of a vendor's devices, of which `device_type` is one type.
+pub(crate) fn device_count<L: Library>(device_type: ArrowDeviceType) -> Result<usize> {
+    let (_, count) = counted::<L>(DeviceId::new(device_type, 0))?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// Returns a vendor's library, and the number that the device has there.
+pub(crate) fn find<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
+    let (library, count) = counted::<L>(id)?;
+    let ordinal = c_int::try_from(id.id).ok();
+    if let Some(ordinal) = ordinal.filter(|n| (0..count).contains(n)) {
+        return Ok((library, ordinal));
+    }
+    let vendor = library.api().vendor;
+    let reason = match count {
+        0 => format!("there is no {vendor} device"),
+        1 => format!("there is one {vendor} device, 0"),
+        n => format!("there are {n} {vendor} devices, 0 to {}", n - 1),
+    };
+    Err(absent(id, reason))
+}
+
+/// Returns the number in an id, for devices that are numbered from 0.
+pub(crate) fn number_of(vendor: &str, id: DeviceId) -> Result<usize> {
+    let reason = || format!("{vendor} devices are numbered from 0");
+    usize::try_from(id.id).map_err(|_| absent(id, reason()))
+}
+
+/// Returns [`Error::DeviceNotAvailable`].
+pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
+    Error::DeviceNotAvailable {
+        device,
+        reason: reason.into().into(),
+    }
+}
+
+/// Returns [`Error::DeviceNotAvailable`] because a call has failed.
+pub(crate) fn absent_after(library: &dyn Library, id: DeviceId, failed: Failed) -> Error {
+    let Failed { call, code, .. } = failed;
+    let text = library.text(code);
+    absent(id, format!("{call} failed: {text} (code {code})"))
+}
+
+/// Joins a library's name and text for a code, which are null if it does not know the code.
+///
+/// # Safety
+/// Each pointer is null or points to a text that ends with NUL and stays as it is during the call.
+pub(crate) unsafe fn text(name: *const c_char, text: *const c_char) -> String {
+    let read = |text: *const c_char| {
+        // SAFETY: the pointer is not null, so the caller guarantees a text that ends with NUL (see `# Safety`).
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
+    };
+    match (read(name), read(text)) {
+        // HIP 5 has no texts and repeats the name.
+        (Some(name), Some(text)) if name != text => format!("{name}: {text}"),
+        (Some(name), _) => name.into_owned(),
+        _ => "a code that the library does not name".into(),
+    }
+}
+
+/// The second type if there are two, else the first.
 macro_rules! either {
     ($default:ty) => {
         $default
@@ -13,17 +99,43 @@ macro_rules! either {
         $given
     };
 }
-pub(in crate::device) use either;
+pub(crate) use either;
 
-/// A struct of a library's functions, by their own names. The `optional` ones may be missing. The types
-/// are compared with those of `bindings`, in scope where this stands: functions there have this ABI and
-/// answer `$their_code`; a parameter's type is theirs, or the one after `as`.
+/// The name under which errors name a function: the symbol, or the one that is given.
+macro_rules! called {
+    ($symbol:ident) => {
+        stringify!($symbol)
+    };
+    ($symbol:ident $name:literal) => {
+        $name
+    };
+}
+pub(crate) use called;
+
+/// Makes a [`Call`](super::api::Call) of a library's function; `Err` if the library does not have it.
+macro_rules! find_call {
+    ($library:ident, $out_of_memory:literal, $symbol:ident $($name:literal)?) => {
+        $library
+            .get(concat!(stringify!($symbol), "\0").as_bytes())
+            .map(|function| $crate::device::gpu::Call {
+                name: called!($symbol $($name)?),
+                out_of_memory: concat!(called!($symbol $($name)?), " (", $out_of_memory, ", code 2)"),
+                function: *function,
+            })
+    };
+}
+pub(crate) use find_call;
+
+/// Declares a struct of a library's functions, by their symbols; the `optional` ones may be missing. The types are
+/// compared with those of `bindings`, a module in scope, whose functions have the ABI `$abi` and return `$their_code`:
+/// where a type differs from theirs, theirs stands after `as`. A literal is the name for errors, if that is not the
+/// symbol.
 macro_rules! functions {
     (
         $(#[$meta:meta])*
-        $vis:vis struct $functions:ident: $abi:tt, $code:ty as $their_code:ty;
+        $vis:vis struct $functions:ident: $abi:tt, $code:ty as $their_code:ty, $out_of_memory:literal;
         required {
-            $($name:ident($($arg:ident: $type:ty $(as $theirs:ty)?),*) $(-> $answer:ty)?;)*
+            $($name:ident $($text:literal)? ($($arg:ident: $type:ty $(as $theirs:ty)?),*) $(-> $answer:ty)?;)*
         }
         optional {
             $($maybe:ident($($maybe_arg:ident: $maybe_type:ty $(as $maybe_theirs:ty)?),*);)*
@@ -32,24 +144,24 @@ macro_rules! functions {
         $(#[$meta])*
         #[allow(non_snake_case)]
         $vis struct $functions {
-            $($vis $name: unsafe extern "C" fn($($type),*) -> either!($code $(, $answer)?),)*
-            $($vis $maybe: Option<unsafe extern "C" fn($($maybe_type),*) -> $code>,)*
+            $($vis $name: Call<unsafe extern "C" fn($($type),*) -> either!($code $(, $answer)?)>,)*
+            $($vis $maybe: Option<Call<unsafe extern "C" fn($($maybe_type),*) -> $code>>,)*
         }
 
         impl $functions {
-            /// An error is the name of a function that is missing.
+            /// Finds the functions; an error is the name of a required one that is missing.
             ///
             /// # Safety
             /// `library` is the vendor's, and stays loaded for as long as the functions are called.
             unsafe fn find(library: &libloading::Library) -> Result<Self, &'static str> {
                 Ok(Self {
-                    // SAFETY: the caller's; the types are compared with the bindings' below.
-                    $($name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
+                    // SAFETY: the caller guarantees that the library is the vendor's (see `# Safety`), so its functions
+                    // have the types of the vendor's bindings, with which these are compared below.
+                    $($name: unsafe { find_call!(library, $out_of_memory, $name $($text)?) }
                         .map_err(|_| stringify!($name))?,)*
-                    // SAFETY: as above.
-                    $($maybe: unsafe { library.get(concat!(stringify!($maybe), "\0").as_bytes()) }
-                        .ok()
-                        .map(|function| *function),)*
+                    // SAFETY: the caller guarantees that the library is the vendor's (see `# Safety`), so its functions
+                    // have the types of the vendor's bindings, with which these are compared below.
+                    $($maybe: unsafe { find_call!(library, $out_of_memory, $maybe) }.ok(),)*
                 })
             }
         }
@@ -62,24 +174,24 @@ macro_rules! functions {
         };
     };
 }
-pub(in crate::device) use functions;
+pub(crate) use functions;
 
-/// The first library that can be opened and passes the check. An error is what the check says against the
-/// last that could be opened, or `advice` and why the first one could not.
-pub(in crate::device) fn load<T>(
+/// Returns the first library that can be opened and passes the check. An error is the reason of the last one that could be
+/// opened and did not, or `advice` and why the first one could not be opened.
+pub(crate) fn load<T>(
     names: &[&str],
     advice: &str,
-    open: impl Fn(&str) -> Result<Library, libloading::Error>,
-    check: impl Fn(Library) -> Result<T, String>,
+    check: impl Fn(libloading::Library) -> Result<T, String>,
 ) -> Result<T, String> {
     let mut why = None;
     for name in names {
-        match open(name).map(&check) {
+        // SAFETY: the names are those of GPU vendors' libraries, whose initialisers may run on any thread.
+        match unsafe { libloading::Library::new(*name) }.map(&check) {
             Ok(Ok(loaded)) => return Ok(loaded),
             // A library that is there says more than one that is not.
             Ok(Err(text)) => why = Some(text),
             Err(e) if why.is_none() => {
-                // The system's own text stands behind the library's.
+                // The system's own text is the source of the library's.
                 let text = e
                     .source()
                     .map_or_else(|| e.to_string(), ToString::to_string);

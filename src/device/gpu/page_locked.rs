@@ -1,4 +1,4 @@
-//! Page-locked memory for staging and downloads, within a limit, and what is known of other memory.
+//! Page-locked memory for staging and downloads, within a limit, and whether other memory is page-locked.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,19 +9,19 @@ use super::runtime::Memory;
 use crate::device::backend::DevicePtr;
 use crate::error::{Error, Result};
 
-/// Pieces up to `SMALL` bytes may take up `RESERVE` bytes beyond the limit: an export's lengths of views
-/// should lie where the device reaches them.
+/// Pieces of up to `SMALL` bytes may take `RESERVE` bytes beyond the limit: the view lengths of an export should lie where the
+/// device reaches them.
 const SMALL: usize = 64 << 10;
 const RESERVE: usize = 1 << 20;
 
-/// How many answers of the runtime are kept.
+/// How many answers of the library are kept.
 const ASKED: usize = 32;
 
-/// A range that the runtime was asked about: address, bytes, whether it is page-locked. A stale answer
-/// costs time: a copy that is staged needlessly, or one that the runtime stages by itself.
+/// A range that the library was asked about: address, bytes, whether it is page-locked. A stale answer costs only time: a
+/// copy is staged needlessly, or the library stages it by itself.
 type Asked = (usize, usize, bool);
 
-/// What a device has of it.
+/// A device's page-locked memory.
 pub(super) struct PageLocked {
     /// Bytes.
     limit: usize,
@@ -41,7 +41,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl PageLocked {
-    /// At most `limit` bytes.
+    /// Allows at most `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -50,7 +50,8 @@ impl PageLocked {
         }
     }
 
-    /// `None` beyond the limit, or where the runtime has no more: ordinary memory serves as well, slower.
+    /// Allocates memory. Returns `None` beyond the limit, or if the library has no more: the caller then uses ordinary memory,
+    /// which is slower.
     pub(super) fn allocate(&self, context: &Context, bytes: usize) -> Result<Option<DevicePtr>> {
         let reserve = if bytes <= SMALL { RESERVE } else { 0 };
         let limit = self.limit.saturating_add(reserve);
@@ -62,7 +63,7 @@ impl PageLocked {
             }
         }
         let allocated = context
-            .enter(context.names().allocate_host)
+            .enter(context.api().allocate_host.name)
             .and_then(|current| blocks::allocate(context, Memory::Host, bytes, &current));
         let mut held = lock(&self.held);
         match allocated {
@@ -80,10 +81,10 @@ impl PageLocked {
         }
     }
 
-    /// Takes back what `allocate` gave, which nothing uses any more.
+    /// Frees memory from `allocate` that nothing uses any more.
     pub(super) fn free(&self, context: &Arc<Context>, address: DevicePtr, bytes: usize) {
         lock(&self.held).ranges.remove(&address.address());
-        // Counted until it is really gone.
+        // Counted until it is really freed.
         let held = self.held.clone();
         let freed = Box::new(move || {
             let mut held = lock(&held);
@@ -93,7 +94,7 @@ impl PageLocked {
         scrap(context, waste, After::Nothing, Some(freed));
     }
 
-    /// Whether memory is page-locked: it is ours, or `ask` says so.
+    /// Whether memory is page-locked: it was allocated here, or `ask` returns true.
     pub(super) fn has(&self, start: usize, bytes: usize, ask: impl FnOnce() -> bool) -> bool {
         let Some(end) = start.checked_add(bytes) else {
             return false;

@@ -1,54 +1,55 @@
-//! Queues: streams, ours and those that are given.
+//! Queues: streams, our own and those of others.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::ThreadId;
 
+use super::api::RawStream;
 use super::blocks::{After, FreesInOrder, Waste, scrap};
 use super::context::{Context, Current, EventCell, event_of};
 use super::copy;
 use super::jobs::Job;
-use super::runtime::{Meaning, Memory, RawStream};
+use super::runtime::{Meaning, Memory};
 use super::shared::Shared;
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::device::order::{Place, new_queue_id};
 use crate::error::{Error, Result};
 
 /// A queue of a GPU: a stream.
-pub(in crate::device) struct GpuQueue {
+pub(crate) struct GpuQueue {
     shared: Shared,
     stream: RawStream,
     order: Order,
-    /// Unlike a stream's handle, never used again.
+    /// Unlike a stream's handle, this is never used again.
     id: u64,
-    /// What [`RawQueue::as_any`] answers: the vendor's type of queue, which owns a stream that is given.
+    /// What [`RawQueue::as_any`] returns: the vendor's type of queue, which owns a stream that was given.
     vendor: Box<dyn Any + Send + Sync>,
     me: Weak<Self>,
 }
 
 enum Order {
-    /// A stream of ours.
+    /// Our own stream.
     Own,
-    /// Somebody else's.
+    /// A stream that was given.
     Given,
     /// The stream of whichever thread calls.
     PerThread(Mutex<Hop>),
 }
 
-/// Where the work of a per-thread queue stands. The handle means another stream on each thread, so
-/// each piece of work is followed by an event, for which the next thread's stream waits.
+/// Orders the work of a per-thread queue. The handle means another stream on each thread, so each piece of work is followed
+/// by an event, for which the next thread's stream waits.
 #[derive(Default)]
 struct Hop {
     last: Option<(ThreadId, Box<EventCell>)>,
 }
 
 impl GpuQueue {
-    /// A new stream, which does not wait for the legacy default stream.
+    /// Makes a queue of a new stream, which does not wait for the legacy default stream.
     pub(super) fn new(shared: Shared) -> Result<Arc<Self>> {
         let context = &shared.context;
         let stream = {
-            let current = context.enter(context.names().create_stream)?;
+            let current = context.enter(context.api().create_stream.name)?;
             context.check(current.create_stream())?
         };
         let vendor = context.runtime().queue(stream);
@@ -71,14 +72,14 @@ impl GpuQueue {
         })
     }
 
-    /// A stream of somebody else's, which `vendor` keeps.
+    /// Makes a queue of a stream that was given, which `vendor` keeps alive.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a stream of another context. Default streams are not asked about.
+    /// Returns [`Error::InvalidArgument`] for a stream of another context. Default streams are not checked.
     ///
     /// # Safety
     /// The stream is live, or stands for a default stream, for as long as `vendor` lives.
-    pub(in crate::device) unsafe fn given(
+    pub(crate) unsafe fn given(
         shared: Shared,
         stream: RawStream,
         vendor: Box<dyn Any + Send + Sync>,
@@ -92,7 +93,7 @@ impl GpuQueue {
         Ok(Self::with(shared, stream, order, vendor))
     }
 
-    /// Refuses a stream of another context. The default streams are of whichever context is current.
+    /// Refuses a stream of another context. The default streams belong to whichever context is current.
     ///
     /// # Safety
     /// `stream` is a live stream, or stands for a default stream.
@@ -100,7 +101,7 @@ impl GpuQueue {
         if stream.is_default() {
             return Ok(());
         }
-        let current = context.enter(context.names().stream_of)?;
+        let current = context.enter(context.api().stream_of)?;
         // SAFETY: the caller guarantees that the stream is live (see `# Safety`); default streams were returned for above.
         match context.check(unsafe { current.foreign(stream) })? {
             None => Ok(()),
@@ -132,8 +133,7 @@ impl GpuQueue {
         Ok(())
     }
 
-    /// Makes later work of a stream that somebody else has, or of a default stream of the context, wait
-    /// for an event.
+    /// Makes later work of somebody else's stream, or of a default stream of the context, wait for an event.
     ///
     /// # Safety
     /// `stream` is a live stream, or stands for a default stream; the event is live.
@@ -142,11 +142,11 @@ impl GpuQueue {
         stream: RawStream,
         event: EventPtr,
     ) -> Result<()> {
-        let operation = context.names().wait;
+        let operation = context.api().wait.name;
         // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
         unsafe { Self::check_stream(context, stream) }?;
         let current = context.enter(operation)?;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
         unsafe { Self::check_capture(context, &current, stream, operation) }?;
         // SAFETY: the caller guarantees that the event is live (see `# Safety`). It may be of any context.
         let raw = unsafe { event_of(event) };
@@ -162,7 +162,7 @@ impl GpuQueue {
     ) -> Result<T> {
         let (context, stream) = (&self.shared.context, self.stream);
         let current = context.enter(operation)?;
-        // SAFETY: the queue's stream is live.
+        // SAFETY: the queue keeps its stream alive.
         unsafe { Self::check_capture(context, &current, stream, operation) }?;
         let Order::PerThread(hop) = &self.order else {
             return work(&current);
@@ -171,22 +171,22 @@ impl GpuQueue {
         let mut hop = hop.lock().unwrap_or_else(PoisonError::into_inner);
         match &hop.last {
             Some((thread, event)) if *thread != this => {
-                // SAFETY: the event is live; the stream is this thread's.
+                // SAFETY: the queue keeps the event alive; the stream is this thread's default stream.
                 context.check(unsafe { current.wait(stream, event.raw()) })?;
             }
             _ => {}
         }
-        // Before the work: what was done is not undone by an error.
+        // Made before the work, which an error afterwards would not undo.
         let event = match hop.last.take() {
             Some((_, event)) => event,
             None => context.event(&current)?,
         };
         let done = work(&current);
-        // SAFETY: event and stream are live, and of the current context.
+        // SAFETY: the event is from this context, and the stream is this thread's default stream in it.
         let recorded = unsafe { current.record(event.raw(), stream) };
         if context.check(recorded).is_err() {
-            // Without the event only the work's end keeps the order. The event stands for earlier work.
-            // SAFETY: as above.
+            // The event stands for earlier work only, so the work must end for the order to be kept.
+            // SAFETY: the stream is this thread's default stream.
             let ended = unsafe { current.synchronize_stream(stream) };
             if context.check(ended).is_err() {
                 let _ = context.settle();
@@ -201,21 +201,22 @@ impl GpuQueue {
     /// # Safety
     /// As there.
     unsafe fn free_in_order(&self, base: DevicePtr, bytes: usize) -> Result<()> {
-        let (context, names) = (&self.shared.context, self.shared.context.names());
-        if self.shared.has_pool() {
-            return self.run(names.free_in_order, |current| {
+        let (context, api) = (&self.shared.context, self.shared.context.api());
+        if context.pool.is_some() {
+            return self.run(api.free_in_order.name, |current| {
                 // SAFETY: with a pool, `allocate` allocates in stream order; the caller guarantees that the memory is from
-                // it, is freed once, and that the queue waited for its uses (see `# Safety`). The stream is live.
+                // it, is freed once, and that the queue waited for its uses (see `# Safety`). The queue keeps its stream
+                // alive.
                 context.check(unsafe { current.free_in_order(base, self.stream) })
             });
         }
-        let (after, place) = self.run(names.record, |current| self.record_event(current))?;
+        let (after, place) = self.run(api.record.name, |current| self.record_event(current))?;
         let blocks = &self.shared.blocks;
         blocks.give_back(context, base, bytes, after, place);
         Ok(())
     }
 
-    /// Whether an error is one of a stream that is being captured.
+    /// Whether an error only says that the stream is being captured.
     fn is_passing(&self, e: &Error) -> bool {
         match e {
             Error::NotSupported { .. } => true,
@@ -224,11 +225,11 @@ impl GpuQueue {
         }
     }
 
-    /// An event of ours after all work so far.
+    /// Records one of our own events after all work so far.
     fn record_event(&self, current: &Current<'_>) -> Result<(Box<EventCell>, Place)> {
         let context = &self.shared.context;
         let event = context.event(current)?;
-        // SAFETY: event and stream are live, and of the current context.
+        // SAFETY: the event is from this context; the queue keeps its stream alive, which is of this context.
         let record = || unsafe { current.record(event.raw(), self.stream) };
         let (recorded, place) = Place::of(self.id, record);
         match context.check(recorded) {
@@ -257,34 +258,33 @@ impl FreesInOrder for GpuQueue {
     }
 }
 
-// SAFETY: the runtime aligns allocations to 64 bytes and more, and gives them to nobody else; blocks
-// are used again only in the order of their stream or after an event; a stream runs its work in order,
-// waits included, and an event completes after all work before it. A per-thread stream is one queue by
-// the events between its threads.
+// SAFETY: the library aligns allocations to 64 bytes and more, and gives them to nobody else (contract of `Runtime`); blocks
+// are used again only in the order of their stream or after an event; a stream runs its work in order, waits included, and
+// an event completes after all work before it. A per-thread stream is one queue by the events between its threads.
 unsafe impl RawQueue for GpuQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        // Runtimes differ: HIP answers success and null.
+        // Libraries differ: HIP returns success and null.
         if bytes == 0 {
             return Err(Error::argument("allocation of 0 bytes"));
         }
-        let (context, names) = (&self.shared.context, self.shared.context.names());
+        let (context, api) = (&self.shared.context, self.shared.context.api());
         if isize::try_from(bytes).is_err() {
-            return Err(context.out_of_memory(names.allocate(self.shared.memory), bytes));
+            return Err(context.out_of_memory(api.allocate(self.shared.memory), bytes));
         }
-        if !self.shared.has_pool() {
+        let Some(pool) = context.pool else {
             let blocks = &self.shared.blocks;
             let take = |current: &Current<'_>| blocks.take(context, self.id, bytes, current);
-            return self.run(names.allocate(self.shared.memory), take);
-        }
-        self.run(names.allocate_in_order, |current| {
+            return self.run(api.allocate(self.shared.memory), take);
+        };
+        self.run(api.allocate_in_order.name, |current| {
             let allocate = || {
-                // SAFETY: the queue's stream is live.
-                let answer = unsafe { current.allocate_in_order(bytes, self.stream) };
+                // SAFETY: the queue keeps its stream and its context, which has the pool.
+                let answer = unsafe { current.allocate_in_order(bytes, pool, self.stream) };
                 context.check_memory(answer, bytes)
             };
             match allocate() {
                 Err(Error::OutOfMemory { .. }) => {
-                    // What the pool keeps may be in the way.
+                    // The memory may be idle in the pool.
                     context.trim_pool()?;
                     allocate()
                 }
@@ -299,9 +299,9 @@ unsafe impl RawQueue for GpuQueue {
         let freed = unsafe { self.free_in_order(base, bytes) };
         match (freed, self.me.upgrade()) {
             (Ok(()), _) => Ok(()),
-            // The runtime has taken all memory back.
+            // The library has taken all memory back.
             (Err(_), _) if context.is_shut_down() => Ok(()),
-            // To wait for the device instead would end other streams' captures as well.
+            // Waiting for the device instead would end other streams' captures as well.
             (Err(e), Some(queue)) if self.is_passing(&e) => {
                 let waste = Waste::OfQueue { queue, base, bytes };
                 scrap(context, waste, After::Nothing, None);
@@ -320,12 +320,12 @@ unsafe impl RawQueue for GpuQueue {
         let copy = |current: &Current<'_>| unsafe {
             copy::run(&self.shared, self.stream, copies, current)
         };
-        self.run(self.shared.context.names().copy, copy)
+        self.run(self.shared.context.api().copy, copy)
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
         let context = &self.shared.context;
-        self.run(context.names().fill, |current| {
+        self.run(context.api().fill.name, |current| {
             if self.shared.memory == Memory::Host {
                 let job = Job::Fill { dst, byte, bytes };
                 // SAFETY: the device's memory is page-locked host memory, and the caller of `RawQueue::fill` guarantees that
@@ -344,7 +344,7 @@ unsafe impl RawQueue for GpuQueue {
 
     fn record(&self) -> Result<EventPtr> {
         let record = |current: &Current<'_>| self.record_event(current);
-        let (event, _) = self.run(self.shared.context.names().record, record)?;
+        let (event, _) = self.run(self.shared.context.api().record.name, record)?;
         event
             .into_ptr()
             .ok_or_else(|| Error::argument("a null event"))
@@ -352,7 +352,7 @@ unsafe impl RawQueue for GpuQueue {
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let context = &self.shared.context;
-        self.run(context.names().wait, |current| {
+        self.run(context.api().wait.name, |current| {
             // SAFETY: the caller of `RawQueue::wait` guarantees that the event is live; it may be of any context. The queue's
             // stream is live.
             context.check(unsafe { current.wait(self.stream, event_of(event)) })
@@ -383,15 +383,15 @@ impl Drop for GpuQueue {
                 let Ok(current) = context.enter_even_if_failed() else {
                     return;
                 };
-                let waits = context.runtime().destroying_waits();
-                // SAFETY: created in `new`, and live.
+                let waits = context.api().destroying_waits;
+                // SAFETY: the stream was created in `new`, and only this drop destroys it.
                 if waits && unsafe { current.is_idle(self.stream) } == Ok(false) {
                     let done = self.record_event(&current);
                     let event = |(event, place)| After::Event(event, place);
                     let after = done.map_or(After::Everything, event);
                     return scrap(context, Waste::Stream(self.stream), after, None);
                 }
-                // SAFETY: created in `new`. Work that it was given runs on.
+                // SAFETY: the stream was created in `new`, and nothing uses it after this drop. Its work runs on.
                 unsafe { current.destroy_stream(self.stream) };
             }
         }

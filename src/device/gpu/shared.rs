@@ -1,4 +1,4 @@
-//! What a device and its queues have in common.
+//! What a device shares with its queues.
 
 use std::sync::Arc;
 
@@ -9,25 +9,15 @@ use crate::device::backend::DevicePtr;
 
 /// What a queue needs of its device.
 #[derive(Clone)]
-pub(in crate::device) struct Shared {
-    pub(in crate::device) context: Arc<Context>,
-    pub(in crate::device) memory: Memory,
-    pub(super) blocks: Arc<Blocks>,
+pub(crate) struct Shared {
+    pub(crate) context: Arc<Context>,
+    pub(crate) memory: Memory,
+    pub(crate) blocks: Arc<Blocks>,
 }
 
 impl Shared {
-    /// A block is not the device's any more.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(in crate::device) fn forget(&self, base: DevicePtr) {
-        self.blocks.forget(base);
-    }
-
-    /// Takes back memory that anything may use.
-    pub(in crate::device) fn give_up(&self, base: DevicePtr) {
+    /// Takes back memory that anything may still use.
+    pub(crate) fn give_up(&self, base: DevicePtr) {
         self.blocks.give_up(&self.context, base);
-    }
-
-    pub(super) fn has_pool(&self) -> bool {
-        self.memory == Memory::Device && self.context.has_pool()
     }
 }

@@ -9,11 +9,11 @@ use crate::device::Device;
 use crate::device::gpu::{Memory, PAGE_LOCKED_LIMIT};
 use crate::error::Result;
 
-/// Which memory a [`RocmDevice`] has. The specification names no type for managed memory of ROCm.
+/// Which memory a [`RocmDevice`] allocates. The specification has no device type for managed memory of ROCm.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum RocmMemory {
-    /// The device's own (ARROW_DEVICE_ROCM).
+    /// The device's own memory (ARROW_DEVICE_ROCM).
     #[default]
     Device,
     /// Page-locked host memory (ARROW_DEVICE_ROCM_HOST).
@@ -21,7 +21,7 @@ pub enum RocmMemory {
 }
 
 impl RocmMemory {
-    /// The device type of arrays in such memory.
+    /// Returns the device type of arrays in such memory.
     pub fn device_type(self) -> ArrowDeviceType {
         match self {
             Self::Device => ArrowDeviceType::ROCM,
@@ -37,7 +37,7 @@ impl RocmMemory {
     }
 }
 
-/// How a ROCm device is opened. [`Devices::open`](crate::Devices::open)`("rocm:0")` does with the defaults.
+/// How a ROCm device is opened. [`Devices::open`](crate::Devices::open)`("rocm:0")` uses the defaults.
 ///
 /// ```no_run
 /// use arrow_device::rocm::{RocmConfig, RocmMemory};
@@ -52,7 +52,7 @@ pub struct RocmConfig {
 }
 
 impl RocmConfig {
-    /// The device of this number, its own memory.
+    /// Configures the device of this number, with the device's own memory.
     pub fn new(ordinal: usize) -> Self {
         Self {
             ordinal,
@@ -61,17 +61,16 @@ impl RocmConfig {
         }
     }
 
-    /// Which memory.
+    /// Sets which memory the device allocates.
     #[must_use]
     pub fn with_memory(mut self, memory: RocmMemory) -> Self {
         self.memory = memory;
         self
     }
 
-    /// How many bytes of page-locked memory the device takes at most for staging and for downloads;
-    /// beyond that they use ordinary memory, which is slower. 2 GiB if not given. Pieces of up to 64 KiB
-    /// may take up 1 MiB more. Idle ones are kept for reuse
-    /// ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
+    /// Sets how many bytes of page-locked memory the device may hold for staging and downloads, 2 GiB by default. Beyond
+    /// that they use ordinary memory, which is slower; pieces of up to 64 KiB may take 1 MiB more. Idle pieces are kept for
+    /// reuse ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
     #[must_use]
     pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
         self.page_locked_limit = bytes;
@@ -81,8 +80,8 @@ impl RocmConfig {
     /// Opens the device.
     ///
     /// # Errors
-    /// [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) if there is no HIP runtime or no such device, and why;
-    /// what the runtime reports.
+    /// Returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason if there is no HIP runtime or
+    /// no such device, and otherwise [`Error::Device`](crate::Error::Device) with the runtime's error.
     pub fn open(&self) -> Result<Device> {
         Device::new(Arc::new(super::open(self)?))
     }

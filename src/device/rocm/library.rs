@@ -1,60 +1,49 @@
 //! The HIP runtime's library, loaded at run time.
 //!
-//! Types and constants are hip-runtime-sys's, but for two: it makes enums of the error and the memory
-//! type, and a code that is newer than the bindings would be no value of theirs, which is undefined
-//! behaviour; and HIP 6 has numbered its memory types anew. Here both are integers.
+//! Types and constants are hip-runtime-sys's, with two exceptions: it makes enums of the error and of the memory type. A
+//! code that is newer than the bindings would be no value of the enum, which is undefined behaviour, and HIP 6 has given its
+//! memory types other numbers. Here both are integers.
 
-use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
-use std::mem::ManuallyDrop;
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
+use std::mem::{ManuallyDrop, offset_of};
 use std::sync::OnceLock;
 
 use hip_runtime_sys::{
-    self as bindings, hipDeviceAttribute_t, hipDeviceptr_t, hipError_t, hipEvent_t, hipHostFn_t,
-    hipMemPool_t, hipMemPoolAttr, hipMemPoolProps, hipMemcpyKind, hipPointerAttribute_t,
-    hipStream_t, hipStreamCaptureMode, hipStreamCaptureStatus,
+    self as bindings, hipDeviceAttribute_t, hipDeviceptr_t, hipError_t, hipEvent_t,
+    hipMemAllocationType, hipMemLocationType, hipMemPool_t, hipMemPoolAttr, hipMemPoolProps,
+    hipMemcpyKind, hipPointerAttribute_t, hipStream_t, hipStreamCaptureMode,
+    hipStreamCaptureStatus,
 };
-use libloading::Library;
 
-use crate::device::gpu::{Code, CopyAttributes, CopyList, Meaning, either, functions, load};
+use crate::device::gpu::{
+    self, Answer, Api, Call, Code, CopyList, HostFunction, Library, PoolProps, RawEvent, RawPool,
+    RawStream, called, check_alike, either, find_call, functions, load,
+};
 
-/// Codes that something depends on.
-pub(super) mod code {
-    use super::{Code, Meaning};
-
-    pub(in crate::device::rocm) const INVALID_VALUE: Code = 1;
-    pub(in crate::device::rocm) const OUT_OF_MEMORY: Code = 2;
-    const DEINITIALIZED: Code = 4;
-    pub(in crate::device::rocm) const NOT_READY: Code = 600;
-    pub(in crate::device::rocm) const NOT_SUPPORTED: Code = 801;
-
-    /// What follows from a code.
-    pub(in crate::device::rocm) fn meaning(code: Code) -> Meaning {
-        match code {
-            OUT_OF_MEMORY => Meaning::OutOfMemory,
-            DEINITIALIZED => Meaning::ShutDown,
-            // Invalid context; uncorrectable ECC; illegal address; launch timeout; context is destroyed;
-            // assert; launch failure; HSA's own errors. Some also stand for another device's loss.
-            201 | 214 | 700 | 702 | 709 | 710 | 719 | 1052 | 1053 => Meaning::Lost,
-            // Calls that cannot be made during a stream capture.
-            900..=908 => Meaning::Passing,
-            _ => Meaning::Other,
-        }
-    }
+/// Whether nothing that was queued before runs any more, and every later call fails. Some codes also stand for the loss of
+/// another device.
+fn is_lost(code: Code) -> bool {
+    // Invalid context; uncorrectable ECC; illegal address; launch timeout; context is destroyed; assert; launch failure;
+    // HSA's own errors.
+    matches!(code, 201 | 214 | 700 | 702 | 709 | 710 | 719 | 1052 | 1053)
 }
 
-/// What a call of this name answered.
-macro_rules! answer {
-    ($name:literal, $code:expr) => {
-        $crate::device::gpu::Failed::or_done(
-            $name,
-            concat!($name, " (hipErrorOutOfMemory, code 2)"),
-            $code,
-        )
-    };
-}
-pub(super) use answer;
+const _: () = check_alike(
+    [
+        hipStreamCaptureMode::hipStreamCaptureModeRelaxed as c_int,
+        hipStreamCaptureStatus::hipStreamCaptureStatusNone as c_int,
+        hipMemPoolAttr::hipMemPoolAttrReleaseThreshold as c_int,
+        hipMemAllocationType::hipMemAllocationTypePinned as c_int,
+        hipMemLocationType::hipMemLocationTypeDevice as c_int,
+    ],
+    [
+        size_of::<hipMemPoolProps>(),
+        align_of::<hipMemPoolProps>(),
+        offset_of!(hipMemPoolProps, location),
+    ],
+);
 
-/// `hipPointerAttribute_t`, its memory type as an integer.
+/// `hipPointerAttribute_t`, with its memory type as an integer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct PointerAttributes {
@@ -78,7 +67,6 @@ impl PointerAttributes {
 }
 
 const _: () = {
-    use std::mem::offset_of;
     assert!(size_of::<PointerAttributes>() == size_of::<hipPointerAttribute_t>());
     assert!(align_of::<PointerAttributes>() == align_of::<hipPointerAttribute_t>());
     macro_rules! same {
@@ -96,7 +84,7 @@ const _: () = {
 
 functions! {
     /// The runtime's functions, those of HIP 5.2.
-    pub(super) struct Functions: "C", Code as hipError_t;
+    pub(super) struct Functions: "C", Code as hipError_t, "hipErrorOutOfMemory";
     required {
         hipRuntimeGetVersion(version: *mut c_int);
         hipGetDeviceCount(count: *mut c_int);
@@ -104,27 +92,32 @@ functions! {
         hipSetDevice(ordinal: c_int);
         hipDeviceGetAttribute(value: *mut c_int, attribute: hipDeviceAttribute_t, ordinal: c_int);
         hipDeviceSynchronize();
-        hipStreamCreateWithFlags(stream: *mut hipStream_t, flags: c_uint);
-        hipStreamDestroy(stream: hipStream_t);
-        hipStreamSynchronize(stream: hipStream_t);
-        hipStreamQuery(stream: hipStream_t);
-        hipStreamWaitEvent(stream: hipStream_t, event: hipEvent_t, flags: c_uint);
-        hipStreamIsCapturing(stream: hipStream_t, status: *mut c_int as *mut hipStreamCaptureStatus);
+        hipStreamCreateWithFlags(stream: *mut RawStream as *mut hipStream_t, flags: c_uint);
+        hipStreamDestroy(stream: RawStream as hipStream_t);
+        hipStreamSynchronize(stream: RawStream as hipStream_t);
+        hipStreamQuery(stream: RawStream as hipStream_t);
+        hipStreamWaitEvent(stream: RawStream as hipStream_t, event: RawEvent as hipEvent_t, flags: c_uint);
+        hipStreamIsCapturing(stream: RawStream as hipStream_t, status: *mut c_int as *mut hipStreamCaptureStatus);
         hipThreadExchangeStreamCaptureMode(mode: *mut c_int as *mut hipStreamCaptureMode);
-        hipEventCreateWithFlags(event: *mut hipEvent_t, flags: c_uint);
-        hipEventDestroy(event: hipEvent_t);
-        hipEventRecord(event: hipEvent_t, stream: hipStream_t);
-        hipEventQuery(event: hipEvent_t);
-        hipEventSynchronize(event: hipEvent_t);
-        hipMemPoolCreate(pool: *mut hipMemPool_t, props: *const hipMemPoolProps);
-        hipMemPoolDestroy(pool: hipMemPool_t);
-        hipMemPoolSetAttribute(pool: hipMemPool_t, attribute: hipMemPoolAttr, value: *mut c_void);
-        hipMemPoolTrimTo(pool: hipMemPool_t, bytes_to_keep: usize);
-        hipMallocFromPoolAsync(ptr: *mut *mut c_void, bytes: usize, pool: hipMemPool_t, stream: hipStream_t);
-        hipFreeAsync(ptr: *mut c_void, stream: hipStream_t);
-        hipMalloc(ptr: *mut *mut c_void, bytes: usize);
+        hipEventCreateWithFlags(event: *mut RawEvent as *mut hipEvent_t, flags: c_uint);
+        hipEventDestroy(event: RawEvent as hipEvent_t);
+        hipEventRecord(event: RawEvent as hipEvent_t, stream: RawStream as hipStream_t);
+        hipEventQuery(event: RawEvent as hipEvent_t);
+        hipEventSynchronize(event: RawEvent as hipEvent_t);
+        hipMemPoolCreate(pool: *mut RawPool as *mut hipMemPool_t, props: *const PoolProps as *const hipMemPoolProps);
+        hipMemPoolDestroy(pool: RawPool as hipMemPool_t);
+        hipMemPoolSetAttribute(pool: RawPool as hipMemPool_t, attribute: c_int as hipMemPoolAttr, value: *mut c_void);
+        hipMemPoolTrimTo(pool: RawPool as hipMemPool_t, bytes_to_keep: usize);
+        hipMallocFromPoolAsync(
+            address: *mut usize as *mut *mut c_void,
+            bytes: usize,
+            pool: RawPool as hipMemPool_t,
+            stream: RawStream as hipStream_t
+        );
+        hipFreeAsync(ptr: *mut c_void, stream: RawStream as hipStream_t);
+        hipMalloc(address: *mut usize as *mut *mut c_void, bytes: usize);
         hipFree(ptr: *mut c_void);
-        hipHostMalloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint);
+        hipHostMalloc(address: *mut usize as *mut *mut c_void, bytes: usize, flags: c_uint);
         hipHostFree(ptr: *mut c_void);
         hipPointerGetAttributes(
             attributes: *mut PointerAttributes as *mut hipPointerAttribute_t,
@@ -135,7 +128,7 @@ functions! {
             src: *const c_void,
             bytes: usize,
             kind: hipMemcpyKind,
-            stream: hipStream_t
+            stream: RawStream as hipStream_t
         );
         hipMemcpyPeerAsync(
             dst: *mut c_void,
@@ -143,9 +136,14 @@ functions! {
             src: *const c_void,
             src_ordinal: c_int,
             bytes: usize,
-            stream: hipStream_t
+            stream: RawStream as hipStream_t
         );
-        hipMemsetD8Async(dst: hipDeviceptr_t, byte: c_uchar, count: usize, stream: hipStream_t);
+        hipMemsetD8Async(
+            dst: *mut c_void as hipDeviceptr_t,
+            byte: c_uchar,
+            count: usize,
+            stream: RawStream as hipStream_t
+        );
         hipGetErrorName(code: Code as hipError_t) -> *const c_char;
         hipGetErrorString(code: Code as hipError_t) -> *const c_char;
         hipGetLastError();
@@ -153,62 +151,18 @@ functions! {
     }
     optional {
         // Not in Debian's 5.2.3.
-        hipLaunchHostFunc(stream: hipStream_t, function: hipHostFn_t, data: *mut c_void);
-    }
-}
-
-/// `hipMemcpyBatchAsync` of HIP 7.1, which hip-runtime-sys does not have; compared with the header of 7.14 by eye. AMD's tests of
-/// it differ on whether it takes attributes: a runtime that refuses them is given single copies.
-#[derive(Clone, Copy)]
-pub(super) struct BatchCopy(BatchFunction);
-
-type BatchFunction = unsafe extern "C" fn(
-    *mut *mut c_void,
-    *mut *mut c_void,
-    *mut usize,
-    usize,
-    *mut CopyAttributes,
-    *mut usize,
-    usize,
-    *mut usize,
-    hipStream_t,
-) -> Code;
-
-impl BatchCopy {
-    /// Gives a stream a list of copies, sources to be read in the stream's order.
-    ///
-    /// # Safety
-    /// All memory lives until the copies are done; the stream is live.
-    pub(super) unsafe fn call(self, list: &mut CopyList<*mut c_void>, stream: hipStream_t) -> Code {
-        // One set of attributes, from the first copy on.
-        let (mut attributes, mut first) = (CopyAttributes::IN_STREAM_ORDER, 0usize);
-        let (mut refused, count) = (usize::MAX, list.sizes.len());
-        // SAFETY: the caller's; the lists have `count` members, and one set of attributes.
-        unsafe {
-            (self.0)(
-                list.dst.as_mut_ptr(),
-                list.src.as_mut_ptr(),
-                list.sizes.as_mut_ptr(),
-                count,
-                &raw mut attributes,
-                &raw mut first,
-                1,
-                &raw mut refused,
-                stream,
-            )
-        }
+        hipLaunchHostFunc(stream: RawStream as hipStream_t, function: Option<HostFunction>, data: *mut c_void);
     }
 }
 
 /// The runtime.
 pub(super) struct Hip {
     functions: Functions,
-    /// Newer runtimes only.
-    pub(super) batch: Option<BatchCopy>,
-    /// Not of HIP 5.2 and 5.4; there in 6.2.
-    stream_device: Option<unsafe extern "C" fn(hipStream_t, *mut c_int) -> Code>,
+    api: Api,
+    /// Returns the device of a stream. Not in HIP 5.2 and 5.4; in 6.2.
+    pub(super) stream_device: Option<Call<unsafe extern "C" fn(RawStream, *mut c_int) -> Code>>,
     /// Stays loaded.
-    _library: ManuallyDrop<Library>,
+    _library: ManuallyDrop<libloading::Library>,
 }
 
 impl std::ops::Deref for Hip {
@@ -219,7 +173,7 @@ impl std::ops::Deref for Hip {
     }
 }
 
-/// Newest first: the numbers are those of HIP's major versions.
+/// Newest first. The numbers are those of HIP's major versions.
 const NAMES: &[&str] = if cfg!(windows) {
     &["amdhip64_7.dll", "amdhip64_6.dll", "amdhip64.dll"]
 } else {
@@ -231,13 +185,13 @@ const NAMES: &[&str] = if cfg!(windows) {
     ]
 };
 
-/// The name of the library that the process has loaded already, if it has: another one beside it would not
-/// know of its memory, streams and events.
+/// Returns the name of the library that the process has loaded already, if it has one: another one beside it would not know
+/// its memory, streams and events.
 fn loaded() -> Option<&'static str> {
     #[cfg(all(unix, not(target_os = "aix")))]
     for &name in NAMES {
         use libloading::os::unix::{Library, RTLD_LAZY};
-        // SAFETY: nothing is loaded, so no initialiser runs.
+        // SAFETY: with `RTLD_NOLOAD` nothing is loaded, so no initialiser runs.
         if unsafe { Library::open(Some(name), RTLD_LAZY | libc::RTLD_NOLOAD) }.is_ok() {
             return Some(name);
         }
@@ -245,68 +199,59 @@ fn loaded() -> Option<&'static str> {
     None
 }
 
-impl Hip {
-    /// The runtime, loaded at the first call, or what stands against it.
-    pub(super) fn get() -> Result<&'static Self, &'static str> {
+impl Library for Hip {
+    fn get() -> Result<&'static Self, &'static str> {
         static HIP: OnceLock<Result<Hip, String>> = OnceLock::new();
-        HIP.get_or_init(Self::load).as_ref().map_err(String::as_str)
+        HIP.get_or_init(Hip::load).as_ref().map_err(String::as_str)
     }
 
+    fn api(&self) -> &Api {
+        &self.api
+    }
+
+    fn text(&self, code: Code) -> String {
+        // SAFETY: the functions accept any code, and return null or a static text.
+        unsafe { gpu::text((self.hipGetErrorName)(code), (self.hipGetErrorString)(code)) }
+    }
+
+    fn device_count(&self) -> Answer<c_int> {
+        self.quietly(|| self.api.device_count())
+    }
+}
+
+impl Hip {
     fn load() -> Result<Self, String> {
         let loaded = loaded();
         let names = loaded.as_ref().map_or(NAMES, std::slice::from_ref);
         let advice = "the HIP runtime's library cannot be loaded; install ROCm";
-        // SAFETY: loading the runtime runs its initialisers, which is what it is for.
-        let open = |name: &str| unsafe { Library::new(name) };
-        // It stays loaded, whatever comes: it may have started threads.
-        load(names, advice, open, |library| {
+        // It stays loaded even if it is refused: it may have started threads.
+        load(names, advice, |library| {
             Self::check(ManuallyDrop::new(library))
         })
     }
 
-    /// The runtime, if it is one. It initialises itself: without a device `hipInit` of 5.2 answers "invalid device".
-    fn check(library: ManuallyDrop<Library>) -> Result<Self, String> {
-        // SAFETY: libraries of these names are the HIP runtime, and it stays loaded.
+    /// Returns the runtime, or why it cannot be used. It initialises itself: without a device, `hipInit` of 5.2 returns
+    /// "invalid device".
+    fn check(library: ManuallyDrop<libloading::Library>) -> Result<Self, String> {
+        // SAFETY: libraries of these names are the HIP runtime, and this one stays loaded.
         let functions = unsafe { Functions::find(&library) }.map_err(|name| {
             format!("the HIP runtime has no {name}: it is older than 5.2, update ROCm")
         })?;
-        // SAFETY: as above; the types are those of the headers of the versions named above.
-        let (batch, stream_device) = unsafe {
-            let batch = library.get::<BatchFunction>(b"hipMemcpyBatchAsync\0");
-            let stream_device = library.get(b"hipStreamGetDevice\0");
-            (
-                batch.ok().map(|f| BatchCopy(*f)),
-                stream_device.ok().map(|f| *f),
-            )
-        };
+        // SAFETY: the library is the HIP runtime, and stays loaded; the type is that of the header of 7.14.
+        let stream_device =
+            unsafe { find_call!(library, "hipErrorOutOfMemory", hipStreamGetDevice) };
         Ok(Self {
+            api: api(&functions, &library),
             functions,
-            batch,
-            stream_device,
+            stream_device: stream_device.ok(),
             _library: library,
         })
     }
 
-    /// The runtime's name and text for a code: "hipErrorNoDevice: no ROCm-capable device is detected".
-    pub(super) fn text(&self, code: Code) -> String {
-        let ask = |function: unsafe extern "C" fn(Code) -> *const c_char| {
-            // SAFETY: any number may be asked for.
-            let text = unsafe { function(code) };
-            // SAFETY: the runtime's texts are static.
-            (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
-        };
-        match (ask(self.hipGetErrorName), ask(self.hipGetErrorString)) {
-            // HIP 5 has no texts: it repeats the name.
-            (Some(name), Some(text)) if name != text => format!("{name}: {text}"),
-            (Some(name), _) => name.into_owned(),
-            _ => "a code that this runtime does not name".into(),
-        }
-    }
-
-    /// Takes back the thread's last error that calls of this crate have left, if there was none `before` them:
-    /// what they answer is told otherwise, and the program would take it for its own.
+    /// Clears the thread's last error if calls of this crate have left it, that is, if there was none `before` them. Their
+    /// errors are returned otherwise, and the program would take the last error for its own.
     pub(super) fn forget_error(&self, before: Code) {
-        // SAFETY: they have no arguments.
+        // SAFETY: the functions have no arguments.
         unsafe {
             if before == 0 && (self.hipPeekAtLastError)() != 0 {
                 (self.hipGetLastError)();
@@ -314,44 +259,67 @@ impl Hip {
         }
     }
 
-    /// Makes calls without a current device, of which no last error stays.
+    /// Makes calls without a current device, which leave no last error.
     pub(super) fn quietly<T>(&self, calls: impl FnOnce() -> T) -> T {
-        // SAFETY: it has no arguments.
+        // SAFETY: the function has no arguments.
         let before = unsafe { (self.hipPeekAtLastError)() };
         let done = calls();
         self.forget_error(before);
         done
     }
+}
 
-    /// How many devices there are.
-    pub(super) fn device_count(&self) -> Result<c_int, Code> {
-        let mut count = 0;
-        // SAFETY: `count` is written.
-        match self.quietly(|| unsafe { (self.hipGetDeviceCount)(&raw mut count) }) {
-            0 => Ok(count),
-            code => Err(code),
-        }
-    }
-
-    /// The runtime's version: 50221153 for 5.2.21153. `None` if it does not say.
-    pub(super) fn version(&self) -> Option<c_int> {
-        let mut version = 0;
-        // SAFETY: `version` is written.
-        let code = self.quietly(|| unsafe { (self.hipRuntimeGetVersion)(&raw mut version) });
-        (code == 0).then_some(version)
-    }
-
-    /// The device of a stream, where the runtime tells.
-    ///
-    /// # Safety
-    /// The stream is live.
-    pub(super) unsafe fn device_of(&self, stream: hipStream_t) -> Option<Result<c_int, Code>> {
-        let function = self.stream_device?;
-        let mut ordinal = -1;
-        // SAFETY: the caller's; `ordinal` is written.
-        Some(match unsafe { function(stream, &raw mut ordinal) } {
-            0 => Ok(ordinal),
-            code => Err(code),
-        })
+/// The functions for the engine that CUDA and HIP share.
+fn api(hip: &Functions, library: &libloading::Library) -> Api {
+    // AMD's tests of the function differ on whether it takes attributes: a runtime that refuses them is given single
+    // copies.
+    // SAFETY: the library is the HIP runtime; the type is that of its header, of the version that `CopyList` names.
+    let copy_list = unsafe { find_call!(library, "hipErrorOutOfMemory", hipMemcpyBatchAsync) };
+    Api {
+        vendor: "ROCm",
+        advice: "",
+        // HIP's header says so.
+        destroying_waits: true,
+        is_lost,
+        stream_of: "hipStreamGetDevice",
+        pointer: hip.hipPointerGetAttributes.name,
+        copy: hip.hipMemcpyAsync.name,
+        device_count: hip.hipGetDeviceCount,
+        version: hip.hipRuntimeGetVersion,
+        exchange_capture_mode: hip.hipThreadExchangeStreamCaptureMode,
+        synchronize: hip.hipDeviceSynchronize,
+        create_stream: hip.hipStreamCreateWithFlags,
+        destroy_stream: hip.hipStreamDestroy,
+        synchronize_stream: hip.hipStreamSynchronize,
+        query_stream: hip.hipStreamQuery,
+        is_capturing: hip.hipStreamIsCapturing,
+        wait: hip.hipStreamWaitEvent,
+        // Host memory that is not coherent is visible to the host after an event only if the event says so.
+        event_flags: bindings::hipEventDisableTiming | bindings::hipEventReleaseToSystem,
+        create_event: hip.hipEventCreateWithFlags,
+        destroy_event: hip.hipEventDestroy,
+        record: hip.hipEventRecord,
+        query: hip.hipEventQuery,
+        wait_event: hip.hipEventSynchronize,
+        create_pool: hip.hipMemPoolCreate,
+        destroy_pool: hip.hipMemPoolDestroy,
+        set_pool: hip.hipMemPoolSetAttribute,
+        trim: hip.hipMemPoolTrimTo,
+        allocate_in_order: hip.hipMallocFromPoolAsync,
+        free_in_order: hip.hipFreeAsync,
+        allocate_device: hip.hipMalloc,
+        free_device: hip.hipFree,
+        // Visible to the host without an event.
+        host_flags: bindings::hipHostMallocPortable | bindings::hipHostMallocCoherent,
+        allocate_host: hip.hipHostMalloc,
+        free_host: hip.hipHostFree,
+        allocate_managed: None,
+        copy_list: copy_list.ok().map(|call| Call {
+            name: call.name,
+            out_of_memory: call.out_of_memory,
+            function: CopyList::WithIndex(call.function),
+        }),
+        launch_host: hip.hipLaunchHostFunc,
+        fill: hip.hipMemsetD8Async,
     }
 }

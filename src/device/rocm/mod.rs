@@ -1,13 +1,12 @@
-//! ROCm devices: ARROW_DEVICE_ROCM and ROCM_HOST, on the HIP runtime. The public way in is
-//! [`crate::rocm`].
+//! ROCm devices: ARROW_DEVICE_ROCM and ROCM_HOST, on the HIP runtime. The public interface is [`crate::rocm`].
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! | --- | --- |
 //! | `config.rs` | how a device is opened |
 //! | `library.rs` | the runtime's library, loaded at run time |
-//! | `device.rs` | a device, and its memory pool |
+//! | `device.rs` | a device |
 //! | `pointer.rs` | what the runtime says of an address, in its version's numbers |
-//! | `runtime.rs` | the runtime's calls, as [`gpu`](super::gpu) wants them |
+//! | `runtime.rs` | what the runtime does otherwise than CUDA, for [`gpu`](super::gpu) |
 
 mod config;
 mod device;
@@ -26,13 +25,11 @@ use self::device::Rocm;
 use self::library::Hip;
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{EventPtr, RawQueue};
-use crate::device::gpu::{
-    EventCell, Gpu, GpuQueue, RawEvent, RawStream, Shared, absent, number_of,
-};
+use crate::device::gpu::{self, EventCell, Gpu, GpuQueue, RawEvent, RawStream, Shared, number_of};
 use crate::device::{DeviceId, Devices};
 use crate::error::Result;
 
-/// A ROCm device: what its backend answers to [`Backend::as_any`](crate::device::Backend::as_any).
+/// A ROCm device: what [`Backend::as_any`](crate::device::Backend::as_any) of its backend returns.
 pub struct RocmDevice {
     shared: Shared,
     rocm: Arc<Rocm>,
@@ -54,26 +51,22 @@ fn open(config: &RocmConfig) -> Result<Gpu> {
 }
 
 impl RocmDevice {
-    /// The device's number in the runtime.
+    /// Returns the device's number in the runtime.
     pub fn ordinal(&self) -> usize {
         self.rocm.ordinal as usize
     }
 
-    /// Which memory.
+    /// Returns which memory this device allocates.
     pub fn memory(&self) -> RocmMemory {
         self.memory
     }
 
-    /// The runtime's version, as it was when the device was opened: 50221153 for HIP 5.2.21153.
+    /// Returns the runtime's version when the device was opened: 50221153 for HIP 5.2.21153.
     pub fn runtime_version(&self) -> i32 {
         self.rocm.version
     }
 
-    fn shared(&self) -> &Shared {
-        &self.shared
-    }
-
-    /// A stream as a queue.
+    /// Makes a queue of a stream.
     ///
     /// # Safety
     /// The stream is of this device and live, or stands for a default stream, until `owner` is dropped.
@@ -87,14 +80,15 @@ impl RocmDevice {
             stream: raw,
             _owner: Some(owner),
         });
-        // SAFETY: the caller's; the queue keeps the owner.
+        // SAFETY: the caller guarantees that the stream lives until `owner` is dropped (see `# Safety`), which the queue
+        // keeps.
         Ok(unsafe { GpuQueue::given(self.shared.clone(), raw, queue) }?)
     }
 
-    /// An event in the place to which `sync_event` points.
+    /// Makes a place for an event to which `sync_event` can point.
     ///
     /// # Safety
-    /// The event is live, and this crate's from now on.
+    /// The event is live, and belongs to this crate from now on.
     pub(crate) unsafe fn adopt_event(&self, event: hipEvent_t) -> Option<EventPtr> {
         let owner = GivenEvent {
             hip: self.rocm.hip,
@@ -112,24 +106,16 @@ impl fmt::Debug for RocmDevice {
     }
 }
 
-/// A queue of a ROCm device: what it answers to [`RawQueue::as_any`](crate::device::RawQueue::as_any).
+/// A queue of a ROCm device: what [`RawQueue::as_any`](crate::device::RawQueue::as_any) returns.
 pub struct RocmQueue {
     stream: RawStream,
-    /// Of a stream that was given.
+    /// The owner of a stream that was given.
     _owner: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl RocmQueue {
-    /// Of a stream of this crate's.
-    fn new(stream: RawStream) -> Self {
-        Self {
-            stream,
-            _owner: None,
-        }
-    }
-
-    /// The stream. It is the queue's, or that of whoever gave it: do not destroy it. 2 stands for
-    /// the calling thread's own stream.
+    /// Returns the stream. It belongs to the queue, or to whoever gave it: do not destroy it. The handle 2 stands for the
+    /// calling thread's own stream.
     pub fn hip_stream(&self) -> hipStream_t {
         self.stream.0.cast()
     }
@@ -149,31 +135,22 @@ struct GivenEvent {
 
 impl Drop for GivenEvent {
     fn drop(&mut self) {
-        // SAFETY: it was given (contract of `adopt_event`), and is used no more. HIP destroys events
-        // whatever device is current; there is nobody to tell of an error.
-        let destroy = || unsafe { (self.hip.hipEventDestroy)(self.event.0.cast()) };
+        // HIP destroys events whatever device is current; an error has no place to go.
+        // SAFETY: the caller of `adopt_event` gave the event to this crate, and nothing uses it any more.
+        let destroy = || unsafe { (self.hip.hipEventDestroy)(self.event) };
         self.hip.quietly(destroy);
     }
 }
 
-/// How many ROCm devices there are.
+/// Returns the number of ROCm devices.
 ///
 /// # Errors
-/// [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) if there is no HIP runtime, and why.
+/// Returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason if there is no HIP runtime.
 pub fn device_count() -> Result<usize> {
-    let id = DeviceId::new(ArrowDeviceType::ROCM, 0);
-    let hip = Hip::get().map_err(|why| absent(id, why))?;
-    match hip.device_count() {
-        Ok(count) => Ok(usize::try_from(count).unwrap_or(0)),
-        Err(code) => {
-            let text = hip.text(code);
-            let reason = format!("hipGetDeviceCount failed: {text} (code {code})");
-            Err(absent(id, reason))
-        }
-    }
+    gpu::device_count::<Hip>(ArrowDeviceType::ROCM)
 }
 
-/// Teaches a set the two ROCm device types. [`Devices::global`] knows them.
+/// Registers the two ROCm device types with a set of devices. [`Devices::global`] has them already.
 pub fn register(devices: &Devices) {
     for memory in [RocmMemory::Device, RocmMemory::Host] {
         devices.register(memory.device_type(), move |ordinal| {

@@ -1,4 +1,4 @@
-//! How a simulated device is to behave.
+//! How a simulated device behaves.
 
 /// When queued work runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -6,13 +6,19 @@ pub enum SimMode {
     /// Soon, on a worker thread that starts with the first work.
     #[default]
     Async,
-    /// When somebody waits for it, on the waiting thread: waiting for an event runs exactly what
-    /// that event needs, synchronizing runs everything. Queries and notifications run nothing: a task
-    /// that waits for an event goes on only when a thread does.
+    /// When a thread waits for it, on that thread: waiting for an event runs exactly what the event needs, synchronizing runs
+    /// everything. Queries and notifications run nothing: a task that waits for an event continues only once a thread has
+    /// waited.
     Deferred,
 }
 
-/// How a [`SimDevice`](super::SimDevice) is to behave.
+/// How a [`SimDevice`](super::SimDevice) behaves.
+///
+/// ```
+/// use arrow_device::device::sim::{SimConfig, SimMode};
+/// // Nothing runs before it is waited for, so a missing wait fails every time.
+/// let config = SimConfig::default().with_mode(SimMode::Deferred).with_capacity_bytes(16 << 20);
+/// ```
 #[derive(Clone, Debug)]
 pub struct SimConfig {
     pub(super) mode: SimMode,
@@ -37,37 +43,37 @@ impl Default for SimConfig {
 }
 
 impl SimConfig {
-    /// When queued work runs.
+    /// Sets when queued work runs.
     #[must_use]
     pub fn with_mode(mut self, mode: SimMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// How many bytes the device has. They are reserved, and take up memory only once allocated.
+    /// Sets how many bytes the device has. They are reserved addresses, and take up memory only once allocated.
     #[must_use]
     pub fn with_capacity_bytes(mut self, bytes: usize) -> Self {
         self.capacity_bytes = bytes;
         self
     }
 
-    /// How many freed bytes are kept from being used again. The oldest go back into use first, and
-    /// also when nothing else is left.
+    /// Sets how many freed bytes are kept from being used again. The oldest are used again first, and also when nothing else
+    /// is left.
     #[must_use]
     pub fn with_quarantine_bytes(mut self, bytes: usize) -> Self {
         self.quarantine_bytes = bytes;
         self
     }
 
-    /// How fast a queue copies, for tests of overlap. The copies of different queues overlap. Only
-    /// in [`SimMode::Async`]; 0 means full speed.
+    /// Sets how fast a queue copies, in bytes per second, for tests of overlap. The copies of different queues overlap. Has an
+    /// effect only in [`SimMode::Async`]; 0 means full speed.
     #[must_use]
     pub fn with_bytes_per_second(mut self, bytes: u64) -> Self {
         self.bytes_per_second = (bytes > 0).then_some(bytes);
         self
     }
 
-    /// Whether the device copies straight out of other simulated devices' memory.
+    /// Sets whether the device copies straight out of other simulated devices' memory.
     #[must_use]
     pub fn with_peer_access(mut self, peer_access: bool) -> Self {
         self.peer_access = peer_access;

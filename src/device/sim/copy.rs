@@ -1,23 +1,23 @@
-//! What queued copies and fills do, and whose memory an address is.
+//! Queued copies and fills, and whose memory an address is.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::engine::{Core, lock};
-use super::{INVALID_ACCESS, SimError};
+use super::state::Core;
+use super::{INVALID_ACCESS, SimError, lock};
 use crate::device::{CopyKind, CopyOp, DevicePtr, LARGE, copy_large};
 
 /// The addresses of all simulated devices.
 static DEVICES: Mutex<Vec<(Range<usize>, Weak<Core>)>> = Mutex::new(Vec::new());
 
-/// The simulated device whose addresses these are; `Some(None)` if it is going away.
+/// Returns the simulated device whose addresses these are; `Some(None)` if it is being dropped.
 fn owner_of(address: usize, bytes: usize) -> Option<Option<Arc<Core>>> {
     let end = address.saturating_add(bytes);
     let found = lock(&DEVICES)
         .iter()
         .find(|(range, _)| range.start < end && address < range.end)
         .map(|(_, core)| core.clone());
-    // Upgraded with the list unlocked: if it turns out to be the last reference, its drop locks it.
+    // Upgraded with the list unlocked: if this becomes the last reference, its drop locks the list.
     found.map(|core| core.upgrade())
 }
 
@@ -26,28 +26,13 @@ pub(super) fn is_host(address: DevicePtr, bytes: usize) -> bool {
     !address.is_null() && owner_of(address.address(), bytes).is_none()
 }
 
-/// Adds a device to those whose addresses are known; its drop takes it out.
+/// Adds a device to those whose addresses are known; its drop removes it.
 pub(super) fn register(core: &Arc<Core>) {
     lock(&DEVICES).push((core.mapping.range(), Arc::downgrade(core)));
 }
 
 impl Core {
-    /// Where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch them.
-    pub(super) fn locate(&self, ptr: DevicePtr, bytes: usize) -> Result<*mut u8, String> {
-        let check = match self.mapping.offset(ptr.address()) {
-            None => Err("not an address of this device".into()),
-            Some(offset) => self.state().memory.check(offset, bytes).map(|()| offset),
-        };
-        match check {
-            Ok(offset) => Ok(self.mapping.engine(offset)),
-            Err(why) => Err(format!(
-                "invalid access at {ptr:?} ({bytes} bytes) on {}: {why}",
-                self.id
-            )),
-        }
-    }
-
-    /// As [`locate`](Self::locate) for host memory.
+    /// As [`locate`](Self::locate), for host memory.
     fn locate_host(&self, ptr: DevicePtr, bytes: usize) -> Result<*mut u8, String> {
         if is_host(ptr, bytes) {
             Ok(ptr.as_ptr().cast())
@@ -59,7 +44,7 @@ impl Core {
         }
     }
 
-    /// Runs a list of copies, last one first: their order must not matter.
+    /// Runs a list of copies, the last one first, because their order must not matter.
     pub(super) fn run_copies(&self, copies: &[CopyOp]) -> Result<(), SimError> {
         let bytes = copies
             .iter()
@@ -95,10 +80,9 @@ impl Core {
             CopyKind::DeviceToHost => self.locate_host(dst, bytes)?,
             CopyKind::HostToDevice | CopyKind::DeviceToDevice => self.locate(dst, bytes)?,
         };
-        // SAFETY: device addresses were just checked against live allocations, which only this
-        // engine frees; host memory, and memory of a peer, lives unchanged until the copy has
-        // completed, as the caller of `RawQueue::copy` upholds. `peer` keeps a peer mapped.
-        // Copies that overlap are refused (`check_copy`).
+        // SAFETY: device addresses were just checked against live allocations, which only this engine frees. The caller of
+        // `RawQueue::copy` guarantees that host memory, and memory of a peer, lives unchanged until the copy has completed;
+        // `peer` keeps a peer mapped. `check_copy` has refused ranges that overlap.
         unsafe {
             match large {
                 true => copy_large(from, to, bytes),
@@ -115,7 +99,7 @@ impl Core {
             code: INVALID_ACCESS,
             message,
         })?;
-        // SAFETY: just checked against the live allocations, which only this engine frees.
+        // SAFETY: `locate` has checked the range against the live allocations, which only this engine frees.
         unsafe { start.write_bytes(byte, bytes) };
         Ok(())
     }

@@ -66,7 +66,7 @@ impl Events {
         };
         let event = match recycled {
             Some(old) => {
-                // SAFETY: pooled events are boxes of ours that nobody uses since their release.
+                // SAFETY: a pooled event is a leaked box, of which nothing has been used since its release.
                 unsafe { old.write(event) };
                 old
             }
@@ -87,7 +87,7 @@ impl Events {
         let Some((event, _)) = self.live.remove(&event.as_ptr().addr()) else {
             return false;
         };
-        // SAFETY: a box of ours; its user has just given it back.
+        // SAFETY: the event was live, so it is a leaked box of `record`'s; its user has just released it.
         unsafe { (*event.as_ptr()).magic = 0 };
         self.pool.push_back(event);
         true

@@ -2,8 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::engine::lock;
-use super::{INJECTED, SimError};
+use super::{INJECTED, lock};
 use crate::device::{DeviceId, device_error};
 use crate::error::{Error, Result};
 
@@ -36,7 +35,7 @@ pub enum FaultOp {
 }
 
 impl FaultOp {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Self; 10] = [
         Self::Allocate,
         Self::HostAllocate,
@@ -53,10 +52,9 @@ impl FaultOp {
 
 /// Makes chosen operations of a [`SimDevice`](super::SimDevice) fail, and counts all of them.
 ///
-/// A failure happens when the operation is submitted: the call answers with an error and nothing
-/// was queued. It is not sticky: the next call succeeds. To fail each operation of a program in
-/// turn, run it once to learn [`ops_seen`](Self::ops_seen), then once for each `n` up to that with
-/// [`fail_nth_of_any(n)`](Self::fail_nth_of_any).
+/// A failure happens when the operation is submitted: the call returns an error and nothing is queued. The next call
+/// succeeds again. To fail each operation of a program in turn, run the program once to learn [`ops_seen`](Self::ops_seen),
+/// then once for each `n` up to that with [`fail_nth_of_any(n)`](Self::fail_nth_of_any).
 #[derive(Debug, Default)]
 pub struct Faults(Mutex<Counters>);
 
@@ -72,38 +70,37 @@ struct Counters {
 }
 
 impl Faults {
-    /// Makes the `n`-th operation of this kind from now fail; 1 is the next one, 0 takes an earlier
-    /// order back. Replaces an earlier order for the same kind.
+    /// Makes the `n`-th operation of this kind from now fail; 1 is the next one. Replaces an earlier call for the same kind,
+    /// and 0 cancels it.
     pub fn fail_nth(&self, op: FaultOp, n: u64) {
         let mut counters = lock(&self.0);
         let seen = counters.seen[op as usize];
         counters.armed[op as usize] = if n == 0 { 0 } else { seen.saturating_add(n) };
     }
 
-    /// As [`fail_nth`](Self::fail_nth), counting operations of all kinds.
+    /// As [`fail_nth`](Self::fail_nth), but counts operations of all kinds.
     pub fn fail_nth_of_any(&self, n: u64) {
         let mut counters = lock(&self.0);
         let seen: u64 = counters.seen.iter().sum();
         counters.armed_any = if n == 0 { 0 } else { seen.saturating_add(n) };
     }
 
-    /// How many operations of this kind were tried since the last [`clear`](Self::clear), failed
-    /// ones included.
+    /// Returns how many operations of this kind were tried since the last [`clear`](Self::clear), failed ones included.
     pub fn seen(&self, op: FaultOp) -> u64 {
         lock(&self.0).seen[op as usize]
     }
 
-    /// How many operations of all kinds were tried since the last [`clear`](Self::clear).
+    /// Returns how many operations of all kinds were tried since the last [`clear`](Self::clear).
     pub fn ops_seen(&self) -> u64 {
         lock(&self.0).seen.iter().sum()
     }
 
-    /// How many failures were injected since the last [`clear`](Self::clear).
+    /// Returns how many failures were injected since the last [`clear`](Self::clear).
     pub fn fired(&self) -> u64 {
         lock(&self.0).fired
     }
 
-    /// Takes all orders back and resets all counts.
+    /// Cancels all failures that have not happened yet, and resets all counts.
     pub fn clear(&self) {
         *lock(&self.0) = Counters::default();
     }
@@ -141,9 +138,4 @@ impl Faults {
             _ => device_error(device, operation, INJECTED, "injected failure"),
         })
     }
-}
-
-/// A failure of queued work, found when it ran.
-pub(super) fn failed(device: DeviceId, error: SimError) -> Error {
-    device_error(device, error.operation, error.code, error.message)
 }

@@ -6,20 +6,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use arrow_buffer::ArrowNativeType;
 
-use super::engine::{Core, EngineMark};
+use super::state::Core;
 use super::{INVALID_ACCESS, KERNEL, SimError};
 use crate::device::DevicePtr;
 
-/// A queued kernel.
-pub(super) type Kernel = Box<dyn FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send>;
-
 /// A simulated device's memory, as a kernel sees it.
 ///
-/// Every access is checked against the live allocations. A failed one answers with an error and
-/// makes the device fail, whether or not the kernel passes the error on.
+/// Every access is checked against the live allocations. A failed access returns an error and makes the device fail, whether
+/// or not the kernel returns that error.
 ///
-/// Views borrow from the `SimMemory`, so that one that writes is alone; [`in_out`](Self::in_out)
-/// gives several to read and one to write.
+/// Views borrow the `SimMemory`, so there is no other view beside one that writes. [`in_out`](Self::in_out) returns several
+/// views to read and one to write.
 pub struct SimMemory<'a> {
     core: &'a Core,
     /// The first failed access.
@@ -33,12 +30,12 @@ impl std::fmt::Debug for SimMemory<'_> {
 }
 
 impl SimMemory<'_> {
-    /// `bytes` bytes from `ptr`.
+    /// Returns `bytes` bytes from `ptr`.
     pub fn read(&self, ptr: DevicePtr, bytes: usize) -> Result<&[u8], String> {
         self.slice(ptr, bytes)
     }
 
-    /// `elements` elements from `ptr`.
+    /// Returns `elements` elements from `ptr`.
     pub fn slice<T: ArrowNativeType>(
         &self,
         ptr: DevicePtr,
@@ -52,14 +49,15 @@ impl SimMemory<'_> {
         Ok(unsafe { std::slice::from_raw_parts(start, elements) })
     }
 
-    /// `elements` elements from `ptr`, to write.
+    /// Returns `elements` elements from `ptr`, to read and write.
     pub fn slice_mut<T: ArrowNativeType>(
         &mut self,
         ptr: DevicePtr,
         elements: usize,
     ) -> Result<&mut [T], String> {
         let start = self.start::<T>(ptr, elements)?;
-        // SAFETY: as in `slice`; `self` is borrowed exclusively, so there is no other view.
+        // SAFETY: `start` has checked address, length and alignment; any bits are a valid `ArrowNativeType`. Only the engine
+        // writes device memory, and it is running this kernel; `self` is borrowed exclusively, so there is no other view.
         Ok(unsafe { std::slice::from_raw_parts_mut(start, elements) })
     }
 
@@ -73,8 +71,8 @@ impl SimMemory<'_> {
         Ok(())
     }
 
-    /// Several views to read and one to write, each an address and a number of elements. The one
-    /// to write must not overlap the others.
+    /// Returns several views to read and one to write, each of an address and a number of elements. The one to write must
+    /// not overlap the others.
     #[allow(clippy::type_complexity)] // an array of views and a view
     pub fn in_out<A: ArrowNativeType, B: ArrowNativeType, const N: usize>(
         &mut self,
@@ -95,14 +93,14 @@ impl SimMemory<'_> {
                 ));
             }
         }
-        // SAFETY: as in `slice_mut`; the views to read do not overlap it.
+        // SAFETY: `start` has checked address, length and alignment; any bits are a valid `ArrowNativeType`. `self` is
+        // borrowed exclusively, and the views to read do not overlap this one, as was just checked.
         Ok((views, unsafe {
             std::slice::from_raw_parts_mut(start, output.1)
         }))
     }
 
-    /// Where the engine finds `elements` elements from `ptr`; dangling and aligned if there are
-    /// none.
+    /// Returns where the engine finds `elements` elements from `ptr`; dangling and aligned if there are none.
     fn start<T>(&self, ptr: DevicePtr, elements: usize) -> Result<*mut T, String> {
         if elements == 0 {
             return Ok(std::ptr::dangling_mut());
@@ -128,8 +126,10 @@ impl SimMemory<'_> {
 }
 
 /// Runs a kernel. The caller is the engine of `core`.
-pub(super) fn run(core: &Core, kernel: Kernel) -> Result<(), SimError> {
-    let _mark = EngineMark::set();
+pub(super) fn run(
+    core: &Core,
+    kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String>,
+) -> Result<(), SimError> {
     let mut memory = SimMemory {
         core,
         fault: RefCell::new(None),

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// What fresh memory holds.
+/// The byte that fills fresh memory.
 pub(super) const FRESH: u8 = 0xA5;
-/// What freed memory holds.
+/// The byte that fills freed memory.
 pub(super) const FREED: u8 = 0x5A;
-/// What lies around an allocation.
+/// The byte that fills the red zones around an allocation.
 const RED_ZONE: u8 = 0xFB;
 /// Alignment of an allocation and least length of a red zone, in bytes.
 const UNIT: usize = 64;
 
-/// One memory file mapped twice, at addresses that nobody can touch and at addresses for the engine.
+/// One memory file mapped twice: at addresses that the host cannot touch, and at addresses for the engine.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))] // never made there
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -25,7 +25,7 @@ pub(super) struct Mapping {
 
 // SAFETY: the mappings live until `Drop`; `Mapping` itself never reads or writes them.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: the mappings live until `Drop`; the addresses are read-only, and the allocator's lock guards what lies there.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -38,7 +38,7 @@ impl Mapping {
             return Err("Miri has no memory files".into());
         }
         let length = libc::off_t::try_from(bytes).map_err(|_| "too large".to_string())?;
-        // SAFETY: plain calls with a valid string and a descriptor of ours.
+        // SAFETY: the name is a C string; the descriptor is new and nobody else's.
         let file = unsafe {
             let fd = libc::memfd_create(c"arrow-device-sim".as_ptr(), libc::MFD_CLOEXEC);
             if fd < 0 {
@@ -46,12 +46,12 @@ impl Mapping {
             }
             OwnedFd::from_raw_fd(fd)
         };
-        // SAFETY: as above.
+        // SAFETY: the descriptor is open; the call takes no pointers.
         if unsafe { libc::ftruncate(file.as_raw_fd(), length) } != 0 {
             return Err(failed("ftruncate"));
         }
         let map = |protection| {
-            // SAFETY: a new mapping at an address that the kernel chooses.
+            // SAFETY: the kernel chooses the address, so the new mapping replaces no other.
             let start = unsafe {
                 libc::mmap(
                     std::ptr::null_mut(),
@@ -74,7 +74,7 @@ impl Mapping {
                 bytes,
             }),
             Err(error) => {
-                // SAFETY: mapped above with this length.
+                // SAFETY: mapped above with this length, and nothing has the address yet.
                 unsafe { libc::munmap(device.cast(), bytes) };
                 Err(error)
             }
@@ -132,7 +132,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         #[cfg(target_os = "linux")]
         for start in [self.device, self.engine] {
-            // SAFETY: mapped in `new` with this length; whoever uses it holds the owner.
+            // SAFETY: mapped in `new` with this length; every user of the addresses holds this value's owner.
             unsafe { libc::munmap(start.cast(), self.bytes) };
         }
     }

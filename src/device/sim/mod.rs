@@ -1,49 +1,61 @@
-//! The simulated device, `ARROW_DEVICE_EXT_DEV`: a device for programs and tests without one.
+//! The simulated device (`ARROW_DEVICE_EXT_DEV`), for programs and tests without a GPU.
 //!
-//! It is as strict as a real one:
-//! - **The host cannot touch its memory.** A load or store through a [`DevicePtr`] ends the process
-//!   with SIGSEGV; a system call that is given one fails with EFAULT.
-//! - **Its queues are asynchronous.** Copies read and write host memory when they run, not when they
-//!   are submitted. In [`SimMode::Deferred`] nothing runs until somebody waits for it, so that a
-//!   missing wait fails every time. Lists of copies run last one first.
-//! - **Every access is checked when it runs** against the live allocations. Memory is poisoned when
-//!   fresh (`0xA5`) and when freed (`0x5A`), surrounded by red zones, and quarantined before it is
-//!   used again.
-//! - **[Failures](Faults)** can be injected, and [`SimDevice::report`] counts leaks, double frees,
-//!   host memory freed under a copy and the like.
+//! ```
+//! use arrow_array::record_batch;
+//! use arrow_device::{Device, device::sim::{SimConfig, SimDevice}};
+//! # fn main() -> arrow_device::Result<()> {
+//! # if cfg!(any(miri, not(target_os = "linux"))) { return Ok(()) }
+//! let sim = SimDevice::new(SimConfig::default())?;
+//! let device = Device::new(sim.clone())?;
+//! let batch = record_batch!(("id", Int32, [1, 2, 3]))?;
+//! assert_eq!(device.upload(&batch)?.to_host()?, batch);
+//! assert!(sim.report().violations.is_empty());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! It is as strict as a real device:
+//! - **The host cannot touch its memory.** A load or store through a [`DevicePtr`] ends the process with SIGSEGV; a system
+//!   call with such an address fails with EFAULT.
+//! - **Its queues are asynchronous.** Copies read and write host memory when they run, not when they are submitted. In
+//!   [`SimMode::Deferred`] nothing runs until a thread waits for it, so a missing wait fails every time. Lists of copies run
+//!   with the last one first.
+//! - **Every access is checked when it runs** against the live allocations. Memory is filled with `0xA5` when fresh and with
+//!   `0x5A` when freed, surrounded by red zones, and quarantined before it is used again.
+//! - **[Failures](Faults)** can be injected, and [`SimDevice::report`] counts leaks, double frees, host memory that is freed
+//!   under a copy, and similar errors.
 //!
 //! [Kernels](SimQueue::launch) are closures that run on a queue with a view of device memory.
 //!
 //! # The event type
 //!
-//! The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. Here
-//! `sync_event` is a pointer to a [`SimEvent`]. It can be used only through the device that
-//! recorded it, in the same process; null means that nothing needs to be waited for. Since any
-//! producer of test data may use this device type, a simulated device accepts only addresses and
-//! events of its own.
+//! The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. Here `sync_event` points to a
+//! [`SimEvent`]. Only the device that recorded the event can use it, in the same process; null means that there is nothing
+//! to wait for. Since any producer of test data may use this device type, a simulated device accepts only its own addresses
+//! and events.
 //!
 //! # Errors
 //!
-//! [`Error::Device`] of a simulated device carries one of these codes:
+//! An [`Error::Device`] of a simulated device has one of these codes:
 //!
 //! | code | meaning | lasting |
 //! |---|---|---|
 //! | 1 | an injected failure | no |
-//! | 2 | queued work touched memory that it must not | yes |
+//! | 2 | queued work touched memory that it must not touch | yes |
 //! | 3 | a kernel failed | yes |
 //! | 4 | a call that is wrong in itself: a double free, a released event, a wait inside a kernel | no |
 //!
-//! A lasting error ends the device, as on real ones: remaining work is dropped, wakers are called,
-//! and every later call answers with the same error, except freeing and releasing.
+//! A lasting error ends the device, as on a GPU: remaining work is dropped, wakers are called, and every later call returns
+//! the same error, except frees and releases.
 //!
-//! Simulated devices need Linux. Elsewhere, and under Miri, [`SimDevice::new`] answers with
+//! Simulated devices need Linux. On other systems, and under Miri, [`SimDevice::new`] returns
 //! [`Error::DeviceNotAvailable`].
 
 use std::alloc::Layout;
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 
 use crate::abi::ArrowDeviceType;
@@ -54,6 +66,7 @@ use crate::error::{Error, Result};
 
 mod config;
 mod copy;
+
 mod engine;
 mod event;
 mod fault;
@@ -61,24 +74,32 @@ mod kernel;
 mod memory;
 mod queue;
 mod report;
+mod state;
 #[cfg(test)]
 mod tests;
 
 pub use config::{SimConfig, SimMode};
 use copy::is_host;
-use engine::{Core, Handle, State};
+use engine::Handle;
 use event::Point;
 pub use event::SimEvent;
 pub use fault::{FaultOp, Faults};
 pub use kernel::SimMemory;
-use queue::HostBlock;
 pub use queue::SimQueue;
 pub use report::SimReport;
+use state::{Core, HostBlock, State};
 
 const INJECTED: i32 = 1;
 const INVALID_ACCESS: i32 = 2;
 const KERNEL: i32 = 3;
 const MISUSE: i32 = 4;
+
+/// Locks, whatever happened to earlier holders: no critical section of this module leaves a half-made state.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
 
 /// Why queued work failed.
 #[derive(Debug)]
@@ -88,10 +109,48 @@ struct SimError {
     message: String,
 }
 
+/// The ids of this process's simulated devices, those that are gone included.
+static IDS: Mutex<Ids> = Mutex::new(Ids {
+    last: 0,
+    named: BTreeSet::new(),
+});
+
+struct Ids {
+    /// All from 1 to this one were given out, or are in `named`.
+    last: i64,
+    /// Those that were asked for by name.
+    named: BTreeSet<i64>,
+}
+
+impl Ids {
+    fn next(&mut self) -> i64 {
+        loop {
+            self.last += 1;
+            if !self.named.contains(&self.last) {
+                return self.last;
+            }
+        }
+    }
+
+    fn name(&mut self, device: DeviceId) -> Result<()> {
+        let reason = if device.id < 0 {
+            "simulated devices are numbered from 0"
+        } else if (1..=self.last).contains(&device.id) || !self.named.insert(device.id) {
+            "the program has made a simulated device of this number itself; Devices::add adds it"
+        } else {
+            return Ok(());
+        };
+        Err(Error::DeviceNotAvailable {
+            device,
+            reason: reason.into(),
+        })
+    }
+}
+
 /// A simulated device.
 ///
-/// It lives until it and its queues are dropped. Work that is still queued then is finished in
-/// [`SimMode::Async`] and dropped in [`SimMode::Deferred`].
+/// It lives until it and its queues are dropped. Work that is still queued then is finished in [`SimMode::Async`] and dropped
+/// in [`SimMode::Deferred`].
 ///
 /// ```
 /// use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
@@ -136,37 +195,53 @@ impl fmt::Debug for SimDevice {
 }
 
 impl SimDevice {
-    /// A new device, with an id that no other has in this process: `ext-dev:0`, `ext-dev:1`, ...
+    /// Makes a device with an id that no other has in this process: `sim:1`, `sim:2`, ...
+    /// ([`Devices::simulated`](crate::Devices::simulated) makes `sim`.)
     pub fn new(config: SimConfig) -> Result<Arc<Self>> {
-        static NEXT: AtomicI64 = AtomicI64::new(0);
-        /// Of any page size.
+        let id = lock(&IDS).next();
+        Self::with_id(config, DeviceId::new(ArrowDeviceType::EXT_DEV, id))
+    }
+
+    /// Makes the device of an id that no other has, nor had, in this process.
+    pub(crate) fn numbered(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {
+        lock(&IDS).name(id)?;
+        Self::with_id(config, id).inspect_err(|_| {
+            lock(&IDS).named.remove(&id.id);
+        })
+    }
+
+    fn with_id(config: SimConfig, id: DeviceId) -> Result<Arc<Self>> {
+        /// A multiple of any system's page size.
         const PAGE_BYTES: usize = 1 << 16;
 
         let bytes = config.capacity_bytes.max(1);
         let bytes = bytes
             .checked_next_multiple_of(PAGE_BYTES)
             .ok_or_else(|| Error::argument("capacity of a simulated device is too large"))?;
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let id = DeviceId::new(ArrowDeviceType::EXT_DEV, id);
         let mapping = memory::Mapping::new(bytes).map_err(|why| Error::DeviceNotAvailable {
             device: id,
             reason: why.into(),
         })?;
-        let handle = Arc::new(Handle(Core::new(id, config, mapping)));
+        let core = Core::new(id, config, mapping);
+        copy::register(&core);
+        let handle = Arc::new(Handle(core));
         let queue = Arc::new(SimQueue::new(handle.clone()));
         Ok(Arc::new(Self { handle, queue }))
     }
 
-    /// Failures to inject, and counts of operations.
+    /// Returns the failures to inject, and counts of operations.
     pub fn faults(&self) -> &Faults {
         &self.core().faults
     }
 
-    /// Frees an allocation at once, in no queue's order and without running any: queued work that
-    /// still uses it fails when it runs. For frees that are not ordered by a queue.
+    /// Frees an allocation at once, in no queue's order and without running queued work, which fails when it runs if it still
+    /// uses the memory.
+    ///
+    /// # Errors
+    /// Returns [`Error::Device`] if this is not a live allocation of the device with this length.
     ///
     /// # Safety
-    /// As for [`RawQueue::free`]; no operation that uses the memory is running.
+    /// As [`RawQueue::free`]; no operation that uses the memory is running.
     pub unsafe fn free_now(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let core = self.core();
         let mut state = core.state();
@@ -181,7 +256,7 @@ impl SimDevice {
 }
 
 impl Core {
-    /// Marks an allocation as freed; its byte offset. Anything else is refused and noted.
+    /// Marks an allocation as freed, and returns its byte offset. Anything else is refused, and becomes a violation.
     fn begin_free(&self, state: &mut State, base: DevicePtr, bytes: usize) -> Result<usize> {
         let freed = match self.mapping.offset(base.address()) {
             Some(offset) => state.memory.begin_free(offset, bytes).map(|()| offset),
@@ -194,7 +269,7 @@ impl Core {
         })
     }
 
-    /// Where a live event of this device stands; anything else is refused and noted.
+    /// Returns the position of a live event of this device. Anything else is refused, and becomes a violation.
     fn point_of(
         &self,
         state: &mut State,
@@ -209,7 +284,7 @@ impl Core {
     }
 }
 
-/// The layout of a host allocation.
+/// Returns the layout of a host allocation.
 fn host_layout(bytes: usize) -> Result<Layout> {
     match Layout::from_size_align(bytes, 64) {
         Ok(layout) if bytes > 0 => Ok(layout),
@@ -217,9 +292,9 @@ fn host_layout(bytes: usize) -> Result<Layout> {
     }
 }
 
-// SAFETY: `host_readable` is false; `classify` answers `Device` only inside one allocation that is
-// not freed, and never `HostAccessible`; a position counts as reached only when the operations up to
-// it have run, and the lock of the state makes them visible; host memory is of the global allocator.
+// SAFETY: `host_readable` is false; `classify` returns `Device` only inside one allocation that is not freed, and never
+// `HostAccessible`; a position counts as reached only when the operations up to it have run, and the lock of the state makes
+// them visible; host memory comes from the global allocator.
 unsafe impl Backend for SimDevice {
     fn id(&self) -> DeviceId {
         self.core().id
@@ -274,7 +349,7 @@ unsafe impl Backend for SimDevice {
     }
 
     unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
-        // Cloned and dropped without locks: both run code of the waker's.
+        // Cloned and dropped while no lock is held: both run code of the waker's.
         let waker = waker.clone();
         let core = self.core();
         let mut state = core.state();
@@ -330,7 +405,7 @@ unsafe impl Backend for SimDevice {
                 bytes,
             });
         }
-        // SAFETY: just allocated with this length.
+        // SAFETY: the memory was just allocated with this length.
         unsafe { memory.write_bytes(memory::FRESH, bytes) };
         let block = HostBlock { bytes, copies: 0 };
         state.host.0.insert(memory.addr(), block);
@@ -343,13 +418,12 @@ unsafe impl Backend for SimDevice {
         let why = match state.host.0.get(&start) {
             None => "not a live host allocation (double free?)",
             Some(block) if block.bytes != bytes => "allocated with another length",
-            // It stays allocated, so that the copy does no further harm.
+            // It stays allocated, so that the copy stays harmless.
             Some(block) if block.copies > 0 => "a queued copy uses it",
             Some(_) => {
                 state.host.0.remove(&start);
                 if let Ok(layout) = host_layout(bytes) {
-                    // SAFETY: allocated with this layout by `allocate_host`, and freed once: it was
-                    // in `host`.
+                    // SAFETY: `allocate_host` allocated it with this layout, and it is freed once: it was in `host`.
                     unsafe { std::alloc::dealloc(address.as_ptr().cast(), layout) };
                 }
                 return;

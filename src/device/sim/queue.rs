@@ -1,171 +1,18 @@
-//! Queues: what they hold, and how work is submitted.
+//! Queues: how work is submitted.
 
 use std::any::Any;
-use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::task::Waker;
 
 use super::MISUSE;
-use super::engine::{Core, Handle};
-use super::event::Point;
+use super::engine::Handle;
 use super::fault::FaultOp;
-use super::kernel::{Kernel, SimMemory};
-use crate::device::{CopyKind, CopyOp, DevicePtr, EventPtr, RawQueue, device_error};
+use super::kernel::{self, SimMemory};
+use super::state::{Core, Op, QueueState};
+use crate::device::{CopyOp, DevicePtr, EventPtr, RawQueue, device_error};
 use crate::error::{Error, Result};
 
-/// Queued work.
-pub(super) enum Op {
-    Copy {
-        copies: Arc<[CopyOp]>,
-        /// Host allocations that hold this copy as a user, by their addresses.
-        host: Vec<usize>,
-    },
-    Fill {
-        dst: DevicePtr,
-        byte: u8,
-        bytes: usize,
-    },
-    /// Frees the allocation at this byte offset.
-    Free(usize),
-    /// `None` once it has begun to run.
-    Kernel(Option<Kernel>),
-    /// Where an event was recorded.
-    Mark,
-    Wait(Point),
-}
-
-impl Op {
-    /// What is to be run now. The operation itself stays where it is.
-    pub(super) fn start(&mut self) -> Self {
-        match self {
-            Self::Copy { copies, .. } => Self::Copy {
-                copies: copies.clone(),
-                host: Vec::new(),
-            },
-            Self::Fill { dst, byte, bytes } => Self::Fill {
-                dst: *dst,
-                byte: *byte,
-                bytes: *bytes,
-            },
-            Self::Free(offset) => Self::Free(*offset),
-            Self::Kernel(kernel) => Self::Kernel(kernel.take()),
-            Self::Mark => Self::Mark,
-            Self::Wait(point) => Self::Wait(*point),
-        }
-    }
-}
-
-/// A host allocation.
-#[derive(Debug)]
-pub(super) struct HostBlock {
-    pub(super) bytes: usize,
-    /// How many queued copies read or write some of it.
-    pub(super) copies: usize,
-}
-
-/// Live host allocations by address.
-#[derive(Debug, Default)]
-pub(super) struct HostBlocks(pub(super) BTreeMap<usize, HostBlock>);
-
-impl HostBlocks {
-    /// Notes that an operation is queued.
-    pub(super) fn hold(&mut self, op: &mut Op) {
-        let Op::Copy { copies, host } = op else {
-            return;
-        };
-        for copy in copies.iter() {
-            let start = match copy.kind {
-                CopyKind::HostToDevice => copy.src.address(),
-                CopyKind::DeviceToHost => copy.dst.address(),
-                CopyKind::DeviceToDevice => continue,
-            };
-            // They do not overlap, so the one that starts last ends last.
-            let before = self.0.range_mut(..start.saturating_add(copy.bytes)).rev();
-            for (address, block) in before.take_while(|(at, block)| start < **at + block.bytes) {
-                block.copies += 1;
-                host.push(*address);
-            }
-        }
-    }
-
-    /// Notes that an operation has run. What it uses was not freed meanwhile.
-    pub(super) fn let_go(&mut self, op: &Op) {
-        let Op::Copy { host, .. } = op else {
-            return;
-        };
-        for address in host {
-            if let Some(block) = self.0.get_mut(address) {
-                block.copies -= 1;
-            }
-        }
-    }
-}
-
-impl fmt::Debug for Op {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Copy { .. } => "Copy",
-            Self::Fill { .. } => "Fill",
-            Self::Free(_) => "Free",
-            Self::Kernel(_) => "Kernel",
-            Self::Mark => "Mark",
-            Self::Wait(_) => "Wait",
-        })
-    }
-}
-
-#[derive(Debug, Default)]
-pub(super) struct QueueState {
-    pub(super) pending: VecDeque<Op>,
-    /// Operations ever submitted, and ever run.
-    pub(super) submitted: u64,
-    pub(super) completed: u64,
-    pub(super) wakers: Wakers,
-    /// When the first operation may run, if copies are slowed down.
-    pub(super) due: Cell<Option<std::time::Instant>>,
-    /// Its handle is gone; forgotten once its work is done.
-    pub(super) dropped: bool,
-}
-
-/// Wakers by the position that they wait for, and by what [`Waker::will_wake`] compares. Neither adding one nor
-/// taking out those that are ready looks at the others.
-#[derive(Debug, Default)]
-pub(super) struct Wakers {
-    waiting: BTreeMap<(u64, usize, usize), Waker>,
-    /// How many wakers were looked at, for tests.
-    #[cfg(test)]
-    pub(super) visits: usize,
-}
-
-impl Wakers {
-    /// Adds a waker, unless it is there already: then it comes back, for the caller to drop.
-    pub(super) fn add(&mut self, position: u64, waker: Waker) -> Option<Waker> {
-        let vtable = std::ptr::from_ref(waker.vtable()).addr();
-        self.waiting
-            .insert((position, waker.data().addr(), vtable), waker)
-    }
-
-    /// Takes out those that wait for `completed` or an earlier position.
-    pub(super) fn extract(&mut self, completed: u64) -> Vec<Waker> {
-        let mut ready = Vec::new();
-        while let Some(first) = self.waiting.first_entry() {
-            #[cfg(test)]
-            {
-                self.visits += 1;
-            }
-            if first.key().0 > completed {
-                break;
-            }
-            ready.push(first.remove());
-        }
-        ready
-    }
-}
-
-/// A queue of a [`SimDevice`](super::SimDevice); found by downcasting
-/// [`RawQueue::as_any`].
+/// A queue of a [`SimDevice`](super::SimDevice): what [`RawQueue::as_any`] returns.
 pub struct SimQueue {
     handle: Arc<Handle>,
     id: u64,
@@ -201,8 +48,7 @@ impl SimQueue {
         Ok(())
     }
 
-    /// How many operations have not completed. Unlike an event's, the answer needs no further
-    /// operation.
+    /// Returns how many operations have not completed. Unlike recording an event, this queues no further operation.
     pub fn pending_operations(&self) -> usize {
         let state = self.core().state();
         let queue = state.queues.get(&self.id);
@@ -211,11 +57,10 @@ impl SimQueue {
 
     /// Queues a kernel: a closure that runs in queue order with a view of the device's memory.
     ///
-    /// If it answers with an error, panics, or touches memory that it must not, the device fails:
-    /// waiting for the work, and every later call, answers with that error. A kernel must not wait
-    /// for a device; such a wait answers with an error. What the closure holds is dropped once it
-    /// has run: in [`SimMode::Deferred`](super::SimMode::Deferred) a closure that holds the
-    /// device and is never waited for keeps the device alive.
+    /// If the kernel returns an error, panics, or touches memory that it must not touch, the device fails: waiting for the
+    /// work, and every later call, returns that error. A kernel must not wait for a device; such a wait returns an error.
+    /// What the closure holds is dropped once it has run: in [`SimMode::Deferred`](super::SimMode::Deferred) a closure that
+    /// holds the device and is never waited for keeps the device alive.
     ///
     /// ```
     /// use arrow_device::device::Backend;
@@ -253,18 +98,18 @@ impl SimQueue {
     /// ```
     ///
     /// # Safety
-    /// The kernel writes only memory that nobody reads as arrow data yet: not that of a
-    /// [`DeviceBuffer`](crate::DeviceBuffer), an array or a batch, whose values are relied upon.
+    /// The kernel writes only memory that is not yet arrow data: not that of a [`DeviceBuffer`](crate::DeviceBuffer), an array
+    /// or a batch, whose values other code relies on.
     pub unsafe fn launch(
         &self,
         kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
     ) -> Result<()> {
-        let kernel = Op::Kernel(Some(Box::new(kernel)));
+        let kernel = Op::Kernel(Some(Box::new(move |core| kernel::run(core, kernel))));
         self.submit(FaultOp::Launch, "launch", kernel)
     }
 }
 
-/// What a copy must be, whatever memory it is of.
+/// Checks what holds for a copy in any memory.
 fn check_copy(copy: &CopyOp) -> Result<()> {
     let CopyOp {
         src, dst, bytes, ..
@@ -285,9 +130,8 @@ fn check_copy(copy: &CopyOp) -> Result<()> {
     }
 }
 
-// SAFETY: the allocator hands out 64-byte aligned blocks that nothing else has, valid from then on;
-// the engine runs the first operation of a queue only, takes it off when it has run, and runs a wait
-// only when its event's position is reached.
+// SAFETY: the allocator returns 64-byte aligned blocks that nothing else has, valid from then on; the engine runs only the
+// first operation of a queue, removes it when it has run, and runs a wait only when its event's position is reached.
 unsafe impl RawQueue for SimQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         let core = self.core();

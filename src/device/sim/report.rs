@@ -1,9 +1,9 @@
-//! What a device knows about its users' mistakes.
+//! What is live on a device, and which mistakes its users have made.
 
 use super::SimDevice;
 use crate::error::Error;
 
-/// The state of a [`SimDevice`].
+/// The state of a [`SimDevice`], from [`SimDevice::report`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct SimReport {
@@ -23,15 +23,15 @@ pub struct SimReport {
     pub live_events: usize,
     /// Queued operations that have not completed.
     pub pending_operations: usize,
-    /// What was done wrong: double frees and releases, dead events used, invalid accesses, damaged
+    /// Mistakes: double frees and releases, dead events used, invalid accesses, damaged
     /// red zones, host memory freed under a copy.
     pub violations: Vec<String>,
-    /// What ended the device, if it has failed.
+    /// The error that ended the device, if it has failed.
     pub error: Option<Error>,
 }
 
 impl SimReport {
-    /// Whether nothing is live and nothing was done wrong.
+    /// Whether nothing is live and there were no mistakes.
     pub fn is_clean(&self) -> bool {
         self.live_allocations == 0
             && self.live_host_allocations == 0
@@ -41,7 +41,7 @@ impl SimReport {
 }
 
 impl SimDevice {
-    /// What is live, and what was done wrong so far. Checks all red zones.
+    /// Returns what is live and which mistakes were made so far. Checks all red zones.
     pub fn report(&self) -> SimReport {
         self.check();
         let state = self.core().state();
@@ -60,8 +60,8 @@ impl SimDevice {
         }
     }
 
-    /// Checks the red zones around all allocations; damage is repaired and added to the violations
-    /// of the [report](Self::report).
+    /// Checks the red zones around all allocations. Repairs damage and adds it to the violations of the
+    /// [report](Self::report).
     pub fn check(&self) {
         let core = self.core();
         let mut state = core.state();

@@ -9,7 +9,7 @@ use crate::registry::{Registry, blame, registry};
 use crate::stack;
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(pctx: Out<Handle>, dev: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuDevicePrimaryCtxRetain(pctx: Out<Handle>, dev: c_int) -> Code {
     call("cuDevicePrimaryCtxRetain", WORK, Of::Opening(dev), || {
         if pctx.is_null() {
             return Err(INVALID_VALUE);
@@ -29,7 +29,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(pctx: Out<Handle>, dev: c_int)
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(dev: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(dev: c_int) -> Code {
     call(
         "cuDevicePrimaryCtxRelease_v2",
         QUERY,
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRelease_v2(dev: c_int) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
+pub(crate) unsafe extern "C" fn cuDevicePrimaryCtxGetState(
     dev: c_int,
     flags: Out<c_uint>,
     active: Out<c_int>,
@@ -70,14 +70,18 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxCreate_v2(pctx: Out<Handle>, _flags: c_uint, dev: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxCreate_v2(
+    pctx: Out<Handle>,
+    _flags: c_uint,
+    dev: c_int,
+) -> Code {
     call("cuCtxCreate_v2", WORK, Of::Opening(dev), || {
         create(pctx, dev)
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxCreate_v4(
+pub(crate) unsafe extern "C" fn cuCtxCreate_v4(
     pctx: Out<Handle>,
     _params: *mut c_void,
     _flags: c_uint,
@@ -100,7 +104,7 @@ fn create(pctx: Out<Handle>, dev: c_int) -> Outcome {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxDestroy_v2(ctx: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxDestroy_v2(ctx: Handle) -> Code {
     call("cuCtxDestroy_v2", FREE, Of::Handle(ctx), || {
         let mut registry = registry();
         let (found, context) = registry.find(&registry.contexts, ctx)?;
@@ -120,7 +124,7 @@ pub unsafe extern "C" fn cuCtxDestroy_v2(ctx: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxPushCurrent_v2(ctx: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxPushCurrent_v2(ctx: Handle) -> Code {
     call("cuCtxPushCurrent_v2", QUIET, Of::Handle(ctx), || {
         let registry = registry();
         let (found, _) = registry.find(&registry.contexts, ctx)?;
@@ -129,7 +133,7 @@ pub unsafe extern "C" fn cuCtxPushCurrent_v2(ctx: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxPopCurrent_v2(pctx: Out<Handle>) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxPopCurrent_v2(pctx: Out<Handle>) -> Code {
     call("cuCtxPopCurrent_v2", QUIET, Of::Current, || {
         let popped = stack::with_stack(Vec::pop).flatten();
         pctx.put_if(handle(popped.ok_or(INVALID_CONTEXT)?));
@@ -138,7 +142,7 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(pctx: Out<Handle>) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxSetCurrent(ctx: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxSetCurrent(ctx: Handle) -> Code {
     call("cuCtxSetCurrent", QUIET, Of::Handle(ctx), || {
         let registry = registry();
         let new = match number(ctx) {
@@ -154,14 +158,14 @@ pub unsafe extern "C" fn cuCtxSetCurrent(ctx: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxGetCurrent(pctx: Out<Handle>) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxGetCurrent(pctx: Out<Handle>) -> Code {
     call("cuCtxGetCurrent", QUIET, Of::Current, || {
         pctx.put(handle(stack::current().unwrap_or(0)))
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> Code {
     call("cuCtxGetDevice", QUIET, Of::Current, || {
         let registry = registry();
         device.put(registry.current()?.1.ordinal)
@@ -169,7 +173,7 @@ pub unsafe extern "C" fn cuCtxGetDevice(device: Out<c_int>) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxGetId(ctx: Handle, id: Out<u64>) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxGetId(ctx: Handle, id: Out<u64>) -> Code {
     call("cuCtxGetId", QUIET, Of::Handle(ctx), || {
         let registry = registry();
         let found = match number(ctx) {
@@ -181,14 +185,14 @@ pub unsafe extern "C" fn cuCtxGetId(ctx: Handle, id: Out<u64>) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxSetFlags(_flags: c_uint) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxSetFlags(_flags: c_uint) -> Code {
     call("cuCtxSetFlags", QUIET, Of::Current, || {
         registry().current().map(|_| ())
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
+pub(crate) unsafe extern "C" fn cuCtxGetStreamPriorityRange(
     least: Out<c_int>,
     greatest: Out<c_int>,
 ) -> Code {
@@ -201,7 +205,7 @@ pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxSynchronize() -> Code {
+pub(crate) unsafe extern "C" fn cuCtxSynchronize() -> Code {
     call("cuCtxSynchronize", WORK, Of::Current, || {
         let mut marks = Vec::new();
         let engine;
@@ -236,7 +240,7 @@ fn peers(registry: &Registry, peer: Handle) -> Outcome<(usize, usize)> {
 
 /// Only kept in the books: within a group, all work reaches all memory.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxEnablePeerAccess(peerContext: Handle, flags: c_uint) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxEnablePeerAccess(peerContext: Handle, flags: c_uint) -> Code {
     call("cuCtxEnablePeerAccess", WORK, Of::Current, || {
         let mut registry = registry();
         let (own, peer) = peers(&registry, peerContext)?;
@@ -256,7 +260,7 @@ pub unsafe extern "C" fn cuCtxEnablePeerAccess(peerContext: Handle, flags: c_uin
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxDisablePeerAccess(peerContext: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuCtxDisablePeerAccess(peerContext: Handle) -> Code {
     call("cuCtxDisablePeerAccess", WORK, Of::Current, || {
         let mut registry = registry();
         let (own, peer) = peers(&registry, peerContext)?;

@@ -53,7 +53,7 @@ fn copy_now(way: Way, dst: Address, src: Address, bytes: usize) -> Outcome {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyAsync(
+pub(crate) unsafe extern "C" fn cuMemcpyAsync(
     dst: Address,
     src: Address,
     bytes: usize,
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn cuMemcpyAsync(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
+pub(crate) unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     dst: Address,
     src: *const c_void,
     bytes: usize,
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
+pub(crate) unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     dst: *mut c_void,
     src: Address,
     bytes: usize,
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
+pub(crate) unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
     dst: Address,
     src: Address,
     bytes: usize,
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
 
 /// Any context may be current: that is how cudarc calls it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyPeerAsync(
+pub(crate) unsafe extern "C" fn cuMemcpyPeerAsync(
     dst: Address,
     dstContext: Handle,
     src: Address,
@@ -123,14 +123,18 @@ pub unsafe extern "C" fn cuMemcpyPeerAsync(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpy(dst: Address, src: Address, bytes: usize) -> Code {
+pub(crate) unsafe extern "C" fn cuMemcpy(dst: Address, src: Address, bytes: usize) -> Code {
     call("cuMemcpy", WORK, Of::Current, || {
         copy_now(Way::Any, dst, src, bytes)
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyHtoD_v2(dst: Address, src: *const c_void, bytes: usize) -> Code {
+pub(crate) unsafe extern "C" fn cuMemcpyHtoD_v2(
+    dst: Address,
+    src: *const c_void,
+    bytes: usize,
+) -> Code {
     let src = src.expose_provenance() as Address;
     call("cuMemcpyHtoD_v2", WORK, Of::Current, || {
         copy_now(Way::HostToDevice, dst, src, bytes)
@@ -138,7 +142,11 @@ pub unsafe extern "C" fn cuMemcpyHtoD_v2(dst: Address, src: *const c_void, bytes
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyDtoH_v2(dst: *mut c_void, src: Address, bytes: usize) -> Code {
+pub(crate) unsafe extern "C" fn cuMemcpyDtoH_v2(
+    dst: *mut c_void,
+    src: Address,
+    bytes: usize,
+) -> Code {
     let dst = dst.expose_provenance() as Address;
     call("cuMemcpyDtoH_v2", WORK, Of::Current, || {
         copy_now(Way::DeviceToHost, dst, src, bytes)
@@ -146,7 +154,7 @@ pub unsafe extern "C" fn cuMemcpyDtoH_v2(dst: *mut c_void, src: Address, bytes: 
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyDtoD_v2(dst: Address, src: Address, bytes: usize) -> Code {
+pub(crate) unsafe extern "C" fn cuMemcpyDtoD_v2(dst: Address, src: Address, bytes: usize) -> Code {
     call("cuMemcpyDtoD_v2", WORK, Of::Current, || {
         copy(Way::DeviceToDevice, dst, src, bytes, LEGACY)
     })
@@ -162,7 +170,7 @@ fn fill(dst: Address, byte: u8, bytes: usize, stream: Handle) -> Outcome {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemsetD8Async(
+pub(crate) unsafe extern "C" fn cuMemsetD8Async(
     dst: Address,
     uc: u8,
     bytes: usize,
@@ -175,7 +183,7 @@ pub unsafe extern "C" fn cuMemsetD8Async(
 
 /// Asynchronous, as on device memory.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemsetD8_v2(dst: Address, uc: u8, bytes: usize) -> Code {
+pub(crate) unsafe extern "C" fn cuMemsetD8_v2(dst: Address, uc: u8, bytes: usize) -> Code {
     call("cuMemsetD8_v2", WORK, Of::Current, || {
         fill(dst, uc, bytes, LEGACY)
     })
@@ -184,7 +192,7 @@ pub unsafe extern "C" fn cuMemsetD8_v2(dst: Address, uc: u8, bytes: usize) -> Co
 /// `CUmemcpyAttributes`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Attributes {
+pub(crate) struct Attributes {
     order: c_int,
     source_hint: Location,
     target_hint: Location,
@@ -265,7 +273,7 @@ impl Batch {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyBatchAsync(
+pub(crate) unsafe extern "C" fn cuMemcpyBatchAsync(
     dsts: In<Address>,
     srcs: In<Address>,
     sizes: In<usize>,
@@ -294,7 +302,7 @@ pub unsafe extern "C" fn cuMemcpyBatchAsync(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyBatchAsync_v2(
+pub(crate) unsafe extern "C" fn cuMemcpyBatchAsync_v2(
     dsts: In<Address>,
     srcs: In<Address>,
     sizes: In<usize>,

@@ -9,7 +9,7 @@ use crate::ffi::*;
 use crate::registry::{device_count, environment, registry};
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuInit(flags: c_uint) -> Code {
+pub(crate) unsafe extern "C" fn cuInit(flags: c_uint) -> Code {
     static ANSWER: std::sync::OnceLock<Code> = std::sync::OnceLock::new();
     plain("cuInit", || {
         match *ANSWER.get_or_init(|| environment("FAKE_CUDA_INIT").unwrap_or(0)) {
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn cuInit(flags: c_uint) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> Code {
+pub(crate) unsafe extern "C" fn cuDriverGetVersion(version: Out<c_int>) -> Code {
     plain("cuDriverGetVersion", || version.put(13000))
 }
 
@@ -42,26 +42,26 @@ fn text_of(code: Code, text: Out<*const c_char>, which: fn((Text, Text)) -> Text
 type Text = &'static CStr;
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGetErrorName(error: Code, text: Out<*const c_char>) -> Code {
+pub(crate) unsafe extern "C" fn cuGetErrorName(error: Code, text: Out<*const c_char>) -> Code {
     plain("cuGetErrorName", || text_of(error, text, |(name, _)| name))
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGetErrorString(error: Code, text: Out<*const c_char>) -> Code {
+pub(crate) unsafe extern "C" fn cuGetErrorString(error: Code, text: Out<*const c_char>) -> Code {
     plain("cuGetErrorString", || {
         text_of(error, text, |(_, text)| text)
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> Code {
+pub(crate) unsafe extern "C" fn cuDeviceGetCount(count: Out<c_int>) -> Code {
     call("cuDeviceGetCount", QUERY, Of::Nobody, || {
         count.put(device_count())
     })
 }
 
 /// Refuses an ordinal that there is not.
-pub fn check(ordinal: c_int) -> Outcome {
+pub(crate) fn check(ordinal: c_int) -> Outcome {
     if (0..device_count()).contains(&ordinal) {
         Ok(())
     } else {
@@ -70,7 +70,7 @@ pub fn check(ordinal: c_int) -> Outcome {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> Code {
     call("cuDeviceGet", QUERY, Of::Device(ordinal), || {
         check(ordinal)?;
         device.put(ordinal)
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn cuDeviceGet(device: Out<c_int>, ordinal: c_int) -> Code
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetName(name: Out<c_char>, len: c_int, dev: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuDeviceGetName(name: Out<c_char>, len: c_int, dev: c_int) -> Code {
     call("cuDeviceGetName", QUIET, Of::Device(dev), || {
         check(dev)?;
         let room = usize::try_from(len).map_err(|_| INVALID_VALUE)?;
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn cuDeviceGetName(name: Out<c_char>, len: c_int, dev: c_i
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, dev: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, dev: c_int) -> Code {
     call("cuDeviceTotalMem_v2", QUIET, Of::Device(dev), || {
         check(dev)?;
         let engine = registry().engine(dev);
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: Out<usize>, dev: c_int) -> C
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, dev: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, dev: c_int) -> Code {
     call("cuDeviceGetUuid_v2", QUIET, Of::Device(dev), || {
         check(dev)?;
         let mut bytes = *b"arrow-device\0\0\0\0";
@@ -113,7 +113,11 @@ pub unsafe extern "C" fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, dev: c_int) -> 
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetAttribute(pi: Out<c_int>, attrib: c_int, dev: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuDeviceGetAttribute(
+    pi: Out<c_int>,
+    attrib: c_int,
+    dev: c_int,
+) -> Code {
     call("cuDeviceGetAttribute", QUIET, Of::Device(dev), || {
         check(dev)?;
         let engine = registry().engine(dev);
@@ -140,7 +144,11 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(pi: Out<c_int>, attrib: c_int, dev
 
 /// The ordinals of one group reach each other.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: Out<c_int>, dev: c_int, peer: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuDeviceCanAccessPeer(
+    can: Out<c_int>,
+    dev: c_int,
+    peer: c_int,
+) -> Code {
     call("cuDeviceCanAccessPeer", QUIET, Of::Device(dev), || {
         check(dev)?;
         check(peer)?;

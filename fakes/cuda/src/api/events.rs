@@ -11,7 +11,7 @@ use crate::registry::{Event, Registry, registry};
 const DISABLE_TIMING: c_uint = 2;
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventCreate(phEvent: Out<Handle>, flags: c_uint) -> Code {
+pub(crate) unsafe extern "C" fn cuEventCreate(phEvent: Out<Handle>, flags: c_uint) -> Code {
     call("cuEventCreate", WORK, Of::Current, || {
         if phEvent.is_null() || flags > 7 {
             return Err(INVALID_VALUE);
@@ -34,14 +34,14 @@ pub unsafe extern "C" fn cuEventCreate(phEvent: Out<Handle>, flags: c_uint) -> C
 
 /// Waits that were given to streams stay.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventDestroy_v2(hEvent: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuEventDestroy_v2(hEvent: Handle) -> Code {
     call("cuEventDestroy_v2", FREE, Of::Handle(hEvent), || {
         registry().remove(|r| &mut r.events, hEvent).map(drop)
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventRecord(hEvent: Handle, hStream: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuEventRecord(hEvent: Handle, hStream: Handle) -> Code {
     call("cuEventRecord", WORK, Of::Handle(hEvent), || {
         let mut registry = registry();
         let (found, event) = registry.find(&registry.events, hEvent)?;
@@ -68,7 +68,7 @@ fn recorded(hEvent: Handle) -> Outcome<Option<Arc<Recorded>>> {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventQuery(hEvent: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuEventQuery(hEvent: Handle) -> Code {
     call(
         "cuEventQuery",
         WORK,
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn cuEventQuery(hEvent: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventSynchronize(hEvent: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuEventSynchronize(hEvent: Handle) -> Code {
     call("cuEventSynchronize", WORK, Of::Handle(hEvent), || {
         let recorded = recorded(hEvent)?;
         recorded.map_or(Ok(()), |recorded| recorded.wait())
@@ -89,14 +89,22 @@ pub unsafe extern "C" fn cuEventSynchronize(hEvent: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventElapsedTime(ms: Out<f32>, start: Handle, end: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuEventElapsedTime(
+    ms: Out<f32>,
+    start: Handle,
+    end: Handle,
+) -> Code {
     call("cuEventElapsedTime", WORK, Of::Handle(start), || {
         elapsed(ms, start, end)
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventElapsedTime_v2(ms: Out<f32>, start: Handle, end: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuEventElapsedTime_v2(
+    ms: Out<f32>,
+    start: Handle,
+    end: Handle,
+) -> Code {
     call("cuEventElapsedTime_v2", WORK, Of::Handle(start), || {
         elapsed(ms, start, end)
     })

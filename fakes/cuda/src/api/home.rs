@@ -11,16 +11,16 @@ use crate::memory::{Block, What};
 use crate::registry::Registry;
 
 /// Where a new block belongs.
-pub struct Home {
-    pub engine: Arc<Engine>,
-    pub context: usize,
-    pub ordinal: i32,
-    pub pool: Option<usize>,
+pub(crate) struct Home {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) context: usize,
+    pub(crate) ordinal: i32,
+    pub(crate) pool: Option<usize>,
 }
 
 impl Home {
     /// The current context.
-    pub fn current(registry: &Registry) -> Outcome<Self> {
+    pub(crate) fn current(registry: &Registry) -> Outcome<Self> {
         let (context, found) = registry.current()?;
         Ok(Self {
             engine: found.engine.clone(),
@@ -31,7 +31,7 @@ impl Home {
     }
 
     /// Allocates and adds to the table.
-    pub fn allocate(
+    pub(crate) fn allocate(
         self,
         registry: &mut Registry,
         what: What,
@@ -69,7 +69,7 @@ impl Home {
 /// `CUmemLocation`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Location {
-    pub kind: c_int,
-    pub id: c_int,
+pub(crate) struct Location {
+    pub(crate) kind: c_int,
+    pub(crate) id: c_int,
 }

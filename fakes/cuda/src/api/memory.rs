@@ -23,14 +23,14 @@ fn device(dptr: Out<Address>, what: What, bytes: usize) -> Outcome {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAlloc_v2(dptr: Out<Address>, bytesize: usize) -> Code {
+pub(crate) unsafe extern "C" fn cuMemAlloc_v2(dptr: Out<Address>, bytesize: usize) -> Code {
     call("cuMemAlloc_v2", WORK, Of::Current, || {
         device(dptr, What::Device, bytesize)
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAllocManaged(
+pub(crate) unsafe extern "C" fn cuMemAllocManaged(
     dptr: Out<Address>,
     bytesize: usize,
     flags: c_uint,
@@ -53,7 +53,7 @@ fn pinned(pp: Out<*mut c_void>, bytes: usize) -> Outcome {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemHostAlloc(
+pub(crate) unsafe extern "C" fn cuMemHostAlloc(
     pp: Out<*mut c_void>,
     bytesize: usize,
     flags: c_uint,
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn cuMemHostAlloc(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAllocHost_v2(pp: Out<*mut c_void>, bytesize: usize) -> Code {
+pub(crate) unsafe extern "C" fn cuMemAllocHost_v2(pp: Out<*mut c_void>, bytesize: usize) -> Code {
     call("cuMemAllocHost_v2", WORK, Of::Current, || {
         pinned(pp, bytesize)
     })
@@ -95,7 +95,7 @@ fn take(
 
 /// Frees at once. Queued work that still uses the memory fails when it runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemFree_v2(dptr: Address) -> Code {
+pub(crate) unsafe extern "C" fn cuMemFree_v2(dptr: Address) -> Code {
     call("cuMemFree_v2", FREE, Of::Address(dptr), || {
         let mut registry = registry();
         registry.current()?;
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn cuMemFree_v2(dptr: Address) -> Code {
 
 /// Succeeds even if the engine has failed: the memory is the host's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemFreeHost(p: *mut c_void) -> Code {
+pub(crate) unsafe extern "C" fn cuMemFreeHost(p: *mut c_void) -> Code {
     const KIND: Kind = Kind {
         any: true,
         lasting: Lasting::Ignored,
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn cuMemFreeHost(p: *mut c_void) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAllocAsync(
+pub(crate) unsafe extern "C" fn cuMemAllocAsync(
     dptr: Out<Address>,
     bytesize: usize,
     hStream: Handle,
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn cuMemAllocAsync(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAllocFromPoolAsync(
+pub(crate) unsafe extern "C" fn cuMemAllocFromPoolAsync(
     dptr: Out<Address>,
     bytesize: usize,
     pool: Handle,
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn cuMemAllocFromPoolAsync(
 
 /// Frees in the order of the stream.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemFreeAsync(dptr: Address, hStream: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuMemFreeAsync(dptr: Address, hStream: Handle) -> Code {
     call("cuMemFreeAsync", FREE, Of::Handle(hStream), || {
         let mut registry = registry();
         let lane = registry.work_lane(hStream)?;
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn cuMemFreeAsync(dptr: Address, hStream: Handle) -> Code 
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemHostRegister_v2(
+pub(crate) unsafe extern "C" fn cuMemHostRegister_v2(
     p: *mut c_void,
     bytesize: usize,
     flags: c_uint,
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn cuMemHostRegister_v2(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemHostUnregister(p: *mut c_void) -> Code {
+pub(crate) unsafe extern "C" fn cuMemHostUnregister(p: *mut c_void) -> Code {
     let address = p.addr() as Address;
     call("cuMemHostUnregister", FREE, Of::Address(address), || {
         let mut registry = registry();
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn cuMemHostUnregister(p: *mut c_void) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> Code {
+pub(crate) unsafe extern "C" fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) -> Code {
     call("cuMemGetInfo_v2", WORK, Of::Current, || {
         let registry = registry();
         let (_, context) = registry.current()?;
@@ -243,7 +243,7 @@ fn managed(registry: &Registry, address: Address, bytes: usize) -> Outcome {
 
 /// Checked; managed memory does not move here.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPrefetchAsync_v2(
+pub(crate) unsafe extern "C" fn cuMemPrefetchAsync_v2(
     devPtr: Address,
     count: usize,
     _location: Location,
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn cuMemPrefetchAsync_v2(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAdvise_v2(
+pub(crate) unsafe extern "C" fn cuMemAdvise_v2(
     devPtr: Address,
     count: usize,
     _advice: c_int,

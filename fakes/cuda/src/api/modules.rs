@@ -9,14 +9,14 @@ use crate::registry::{Function, Module, registry};
 
 /// Takes the text of PTX. What it does is looked up by the names of its entries.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleLoadData(module: Out<Handle>, image: In<c_void>) -> Code {
+pub(crate) unsafe extern "C" fn cuModuleLoadData(module: Out<Handle>, image: In<c_void>) -> Code {
     call("cuModuleLoadData", WORK, Of::Current, || {
         load(module, image)
     })
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleLoadDataEx(
+pub(crate) unsafe extern "C" fn cuModuleLoadDataEx(
     module: Out<Handle>,
     image: In<c_void>,
     _numOptions: c_uint,
@@ -60,7 +60,7 @@ fn entries(text: &str) -> Vec<String> {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleUnload(hmod: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuModuleUnload(hmod: Handle) -> Code {
     call("cuModuleUnload", FREE, Of::Handle(hmod), || {
         let mut registry = registry();
         registry.remove(|r| &mut r.modules, hmod)?;
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn cuModuleUnload(hmod: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuModuleGetFunction(
+pub(crate) unsafe extern "C" fn cuModuleGetFunction(
     hfunc: Out<Handle>,
     hmod: Handle,
     name: In<c_char>,
@@ -104,7 +104,11 @@ pub unsafe extern "C" fn cuModuleGetFunction(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFuncSetAttribute(hfunc: Handle, _attrib: c_int, _value: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuFuncSetAttribute(
+    hfunc: Handle,
+    _attrib: c_int,
+    _value: c_int,
+) -> Code {
     call("cuFuncSetAttribute", WORK, Of::Handle(hfunc), || {
         let registry = registry();
         registry.find(&registry.functions, hfunc).map(drop)
@@ -112,7 +116,11 @@ pub unsafe extern "C" fn cuFuncSetAttribute(hfunc: Handle, _attrib: c_int, _valu
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFuncGetAttribute(pi: Out<c_int>, attrib: c_int, hfunc: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuFuncGetAttribute(
+    pi: Out<c_int>,
+    attrib: c_int,
+    hfunc: Handle,
+) -> Code {
     call("cuFuncGetAttribute", WORK, Of::Handle(hfunc), || {
         let registry = registry();
         registry.find(&registry.functions, hfunc)?;
@@ -122,7 +130,7 @@ pub unsafe extern "C" fn cuFuncGetAttribute(pi: Out<c_int>, attrib: c_int, hfunc
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuLaunchKernel(
+pub(crate) unsafe extern "C" fn cuLaunchKernel(
     f: Handle,
     gridDimX: c_uint,
     gridDimY: c_uint,

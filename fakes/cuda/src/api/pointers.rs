@@ -49,7 +49,7 @@ fn answer(data: Out<c_void>, attribute: c_int, address: Address, block: Option<&
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuPointerGetAttribute(
+pub(crate) unsafe extern "C" fn cuPointerGetAttribute(
     data: Out<c_void>,
     attribute: c_int,
     ptr: Address,
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
 
 /// Of unknown addresses everything is 0 or null, and the ordinal -2.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuPointerGetAttributes(
+pub(crate) unsafe extern "C" fn cuPointerGetAttributes(
     numAttributes: c_uint,
     attributes: In<c_int>,
     data: In<Out<c_void>>,
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn cuPointerGetAttributes(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemGetAddressRange_v2(
+pub(crate) unsafe extern "C" fn cuMemGetAddressRange_v2(
     base: Out<Address>,
     size: Out<usize>,
     dptr: Address,
@@ -114,7 +114,7 @@ fn page_locked(registry: &Registry, address: Address) -> Outcome<&Block> {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
+pub(crate) unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
     pdptr: Out<Address>,
     p: *mut c_void,
     flags: c_uint,

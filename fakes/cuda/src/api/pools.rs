@@ -12,7 +12,7 @@ use crate::memory::What;
 use crate::registry::{Pool, Registry, registry};
 
 /// Refuses on engines without pools.
-pub fn check(engine: &Engine) -> Outcome {
+pub(crate) fn check(engine: &Engine) -> Outcome {
     if engine.has(NO_POOLS) {
         Err(NOT_SUPPORTED)
     } else {
@@ -51,7 +51,12 @@ fn current_pool(registry: &mut Registry, ordinal: i32) -> Outcome<Handle> {
 }
 
 /// Allocates in the order of a stream.
-pub fn allocate(dptr: Out<Address>, bytes: usize, pool: Option<Handle>, stream: Handle) -> Outcome {
+pub(crate) fn allocate(
+    dptr: Out<Address>,
+    bytes: usize,
+    pool: Option<Handle>,
+    stream: Handle,
+) -> Outcome {
     if dptr.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -90,14 +95,14 @@ fn used(registry: &Registry, pool: usize) -> (Option<Arc<Engine>>, u64) {
 /// The beginning of `CUmemPoolProps`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct PoolProps {
+pub(crate) struct PoolProps {
     allocation: c_int,
     handle_types: c_int,
     location: Location,
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolCreate(pool: Out<Handle>, props: In<PoolProps>) -> Code {
+pub(crate) unsafe extern "C" fn cuMemPoolCreate(pool: Out<Handle>, props: In<PoolProps>) -> Code {
     let ordinal = props.get().map_or(-1, |props| props.location.id);
     call("cuMemPoolCreate", WORK, Of::Device(ordinal), || {
         let props = props.get()?;
@@ -119,7 +124,7 @@ pub unsafe extern "C" fn cuMemPoolCreate(pool: Out<Handle>, props: In<PoolProps>
 
 /// Memory from it stays valid until it is freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolDestroy(pool: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuMemPoolDestroy(pool: Handle) -> Code {
     call("cuMemPoolDestroy", FREE, Of::Handle(pool), || {
         let mut registry = registry();
         if registry.find(&registry.pools, pool)?.1.default {
@@ -130,7 +135,7 @@ pub unsafe extern "C" fn cuMemPoolDestroy(pool: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolSetAttribute(
+pub(crate) unsafe extern "C" fn cuMemPoolSetAttribute(
     pool: Handle,
     attr: c_int,
     value: In<c_void>,
@@ -153,7 +158,7 @@ pub unsafe extern "C" fn cuMemPoolSetAttribute(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolGetAttribute(
+pub(crate) unsafe extern "C" fn cuMemPoolGetAttribute(
     pool: Handle,
     attr: c_int,
     value: Out<c_void>,
@@ -173,7 +178,7 @@ pub unsafe extern "C" fn cuMemPoolGetAttribute(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolTrimTo(pool: Handle, _minBytesToKeep: usize) -> Code {
+pub(crate) unsafe extern "C" fn cuMemPoolTrimTo(pool: Handle, _minBytesToKeep: usize) -> Code {
     call("cuMemPoolTrimTo", WORK, Of::Handle(pool), || {
         let registry = registry();
         registry.find(&registry.pools, pool).map(drop)
@@ -181,7 +186,7 @@ pub unsafe extern "C" fn cuMemPoolTrimTo(pool: Handle, _minBytesToKeep: usize) -
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetDefaultMemPool(pool: Out<Handle>, dev: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuDeviceGetDefaultMemPool(pool: Out<Handle>, dev: c_int) -> Code {
     call("cuDeviceGetDefaultMemPool", WORK, Of::Device(dev), || {
         device::check(dev)?;
         pool.put(default_pool(&mut registry(), dev)?)
@@ -189,7 +194,7 @@ pub unsafe extern "C" fn cuDeviceGetDefaultMemPool(pool: Out<Handle>, dev: c_int
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetMemPool(pool: Out<Handle>, dev: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuDeviceGetMemPool(pool: Out<Handle>, dev: c_int) -> Code {
     call("cuDeviceGetMemPool", WORK, Of::Device(dev), || {
         device::check(dev)?;
         pool.put(current_pool(&mut registry(), dev)?)
@@ -197,7 +202,7 @@ pub unsafe extern "C" fn cuDeviceGetMemPool(pool: Out<Handle>, dev: c_int) -> Co
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceSetMemPool(dev: c_int, pool: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuDeviceSetMemPool(dev: c_int, pool: Handle) -> Code {
     call("cuDeviceSetMemPool", WORK, Of::Device(dev), || {
         device::check(dev)?;
         let mut registry = registry();

@@ -22,7 +22,7 @@ fn create(phStream: Out<Handle>) -> Outcome {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamCreate(phStream: Out<Handle>, flags: c_uint) -> Code {
+pub(crate) unsafe extern "C" fn cuStreamCreate(phStream: Out<Handle>, flags: c_uint) -> Code {
     call("cuStreamCreate", WORK, Of::Current, || match flags {
         0 | 1 => create(phStream),
         _ => Err(INVALID_VALUE),
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn cuStreamCreate(phStream: Out<Handle>, flags: c_uint) ->
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamCreateWithPriority(
+pub(crate) unsafe extern "C" fn cuStreamCreateWithPriority(
     phStream: Out<Handle>,
     flags: c_uint,
     _priority: c_int,
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
 
 /// What was given to the stream still runs.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamDestroy_v2(hStream: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuStreamDestroy_v2(hStream: Handle) -> Code {
     call("cuStreamDestroy_v2", FREE, Of::Handle(hStream), || {
         let mut registry = registry();
         let stream = registry.remove(|r| &mut r.streams, hStream)?;
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn cuStreamDestroy_v2(hStream: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamGetCtx(hStream: Handle, pctx: Out<Handle>) -> Code {
+pub(crate) unsafe extern "C" fn cuStreamGetCtx(hStream: Handle, pctx: Out<Handle>) -> Code {
     call("cuStreamGetCtx", WORK, Of::Handle(hStream), || {
         let lane = registry().lane(hStream)?;
         pctx.put(handle(lane.context))
@@ -73,7 +73,7 @@ fn capturing() -> MutexGuard<'static, BTreeSet<usize>> {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamBeginCapture_v2(hStream: Handle, _mode: c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuStreamBeginCapture_v2(hStream: Handle, _mode: c_int) -> Code {
     call("cuStreamBeginCapture_v2", WORK, Of::Handle(hStream), || {
         registry().lane(hStream)?;
         capturing().insert(hStream.addr());
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn cuStreamBeginCapture_v2(hStream: Handle, _mode: c_int) 
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamEndCapture(hStream: Handle, graph: Out<Handle>) -> Code {
+pub(crate) unsafe extern "C" fn cuStreamEndCapture(hStream: Handle, graph: Out<Handle>) -> Code {
     call("cuStreamEndCapture", WORK, Of::Handle(hStream), || {
         capturing().remove(&hStream.addr());
         graph.put(std::ptr::null_mut())
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn cuStreamEndCapture(hStream: Handle, graph: Out<Handle>)
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamIsCapturing(hStream: Handle, status: Out<c_int>) -> Code {
+pub(crate) unsafe extern "C" fn cuStreamIsCapturing(hStream: Handle, status: Out<c_int>) -> Code {
     call("cuStreamIsCapturing", WORK, Of::Handle(hStream), || {
         registry().lane(hStream)?;
         status.put(c_int::from(capturing().contains(&hStream.addr())))
@@ -103,7 +103,7 @@ thread_local! {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> Code {
+pub(crate) unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> Code {
     call(
         "cuThreadExchangeStreamCaptureMode",
         QUIET,
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> 
             if mode.is_null() {
                 return Err(INVALID_VALUE);
             }
-            // SAFETY: the caller's: it points to a mode.
+            // SAFETY: the pointer is not null, and the caller guarantees that it points to a mode.
             unsafe { *mode = CAPTURE_MODE.replace(*mode) };
             Ok(())
         },
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> 
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamQuery(hStream: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuStreamQuery(hStream: Handle) -> Code {
     call("cuStreamQuery", WORK, Of::Handle(hStream), || {
         let lane = registry().lane(hStream)?;
         if pending(&lane.queue) > 0 {
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn cuStreamQuery(hStream: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamSynchronize(hStream: Handle) -> Code {
+pub(crate) unsafe extern "C" fn cuStreamSynchronize(hStream: Handle) -> Code {
     call("cuStreamSynchronize", WORK, Of::Handle(hStream), || {
         let lane = registry().lane(hStream)?;
         lane.engine.record(&lane.queue)?.wait()
@@ -140,7 +140,11 @@ pub unsafe extern "C" fn cuStreamSynchronize(hStream: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamWaitEvent(hStream: Handle, hEvent: Handle, flags: c_uint) -> Code {
+pub(crate) unsafe extern "C" fn cuStreamWaitEvent(
+    hStream: Handle,
+    hEvent: Handle,
+    flags: c_uint,
+) -> Code {
     call("cuStreamWaitEvent", WORK, Of::Handle(hStream), || {
         let mut registry = registry();
         let lane = registry.lane(hStream)?;
@@ -163,7 +167,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(hStream: Handle, hEvent: Handle, flag
 
 /// Managed memory is usable from everywhere at any time here.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamAttachMemAsync(
+pub(crate) unsafe extern "C" fn cuStreamAttachMemAsync(
     hStream: Handle,
     dptr: Address,
     _length: usize,
@@ -183,7 +187,7 @@ pub unsafe extern "C" fn cuStreamAttachMemAsync(
 type HostFn = Option<unsafe extern "C" fn(*mut c_void)>;
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuLaunchHostFunc(
+pub(crate) unsafe extern "C" fn cuLaunchHostFunc(
     hStream: Handle,
     function: HostFn,
     userData: *mut c_void,
@@ -205,7 +209,7 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
 }
 
 /// What the legacy default stream is asked and may not be.
-pub fn refuse_legacy(stream: Handle) -> Outcome {
+pub(crate) fn refuse_legacy(stream: Handle) -> Outcome {
     if is_legacy(stream) {
         Err(INVALID_VALUE)
     } else {

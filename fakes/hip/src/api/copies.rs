@@ -28,7 +28,7 @@ fn target(dst: *mut c_void, kind: c_int) -> Outcome<Address> {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemcpyPeerAsync(
+pub(crate) unsafe extern "C" fn hipMemcpyPeerAsync(
     dst: *mut c_void,
     dstDeviceId: c_int,
     src: *const c_void,
@@ -40,14 +40,14 @@ pub unsafe extern "C" fn hipMemcpyPeerAsync(
         let of_target = primary(driver, dstDeviceId)?;
         let of_source = primary(driver, srcDevice)?;
         let (dst, src) = (address(dst), address(src));
-        // SAFETY: of the memory CUDA asks what HIP asks, which the caller upholds.
+        // SAFETY: CUDA asks of the memory what HIP asks, which the caller guarantees.
         unsafe { driver.cuMemcpyPeerAsync(dst, of_target, src, of_source, sizeBytes, stream) }
     })
 }
 
 /// `hipMemcpyAttributes` and `CUmemcpyAttributes` are laid out alike and have the same numbers.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMemcpyBatchAsync(
+pub(crate) unsafe extern "C" fn hipMemcpyBatchAsync(
     dsts: *mut *mut c_void,
     srcs: *mut *mut c_void,
     sizes: *mut usize,
@@ -62,14 +62,14 @@ pub unsafe extern "C" fn hipMemcpyBatchAsync(
         let (dsts, srcs): (*mut Address, *mut Address) = (dsts.cast(), srcs.cast());
         if !driver.has_batch_v2() {
             let failed = failIdx.raw();
-            // SAFETY: of the lists CUDA asks what HIP asks, which the caller upholds.
+            // SAFETY: CUDA asks of the lists what HIP asks, which the caller guarantees.
             return unsafe {
                 driver.cuMemcpyBatchAsync(
                     dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failed, stream,
                 )
             };
         }
-        // SAFETY: as above.
+        // SAFETY: CUDA asks of the lists what HIP asks, which the caller guarantees.
         let copied = unsafe {
             driver
                 .cuMemcpyBatchAsync_v2(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, stream)

@@ -9,7 +9,7 @@ use crate::driver::Driver;
 use crate::ffi::*;
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipInit(flags: c_uint) -> Code {
+pub(crate) unsafe extern "C" fn hipInit(flags: c_uint) -> Code {
     call(|_| match flags {
         0 => Ok(()),
         _ => Err(INVALID_VALUE),
@@ -17,26 +17,26 @@ pub unsafe extern "C" fn hipInit(flags: c_uint) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipRuntimeGetVersion(runtimeVersion: Out<c_int>) -> Code {
+pub(crate) unsafe extern "C" fn hipRuntimeGetVersion(runtimeVersion: Out<c_int>) -> Code {
     call(|_| runtimeVersion.put(control::version()))
 }
 
 /// The same number, as in HIP.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipDriverGetVersion(driverVersion: Out<c_int>) -> Code {
+pub(crate) unsafe extern "C" fn hipDriverGetVersion(driverVersion: Out<c_int>) -> Code {
     call(|_| driverVersion.put(control::version()))
 }
 
 fn device_count(driver: &Driver) -> Outcome<c_int> {
     let mut count = 0;
-    // SAFETY: `count` is written.
+    // SAFETY: `count` is valid for the write of an int.
     unsafe { driver.cuDeviceGetCount(&mut count) }?;
     Ok(count)
 }
 
 /// Writes 0 if there is no device, and then fails.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipGetDeviceCount(count: Out<c_int>) -> Code {
+pub(crate) unsafe extern "C" fn hipGetDeviceCount(count: Out<c_int>) -> Code {
     count.put_if(0);
     call(|driver| match device_count(driver)? {
         0 => Err(NO_DEVICE),
@@ -45,12 +45,12 @@ pub unsafe extern "C" fn hipGetDeviceCount(count: Out<c_int>) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipGetDevice(deviceId: Out<c_int>) -> Code {
+pub(crate) unsafe extern "C" fn hipGetDevice(deviceId: Out<c_int>) -> Code {
     call(|_| deviceId.put(current_device()))
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipSetDevice(deviceId: c_int) -> Code {
+pub(crate) unsafe extern "C" fn hipSetDevice(deviceId: c_int) -> Code {
     call(|driver| {
         if !(0..device_count(driver)?).contains(&deviceId) {
             return Err(INVALID_DEVICE);
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn hipSetDevice(deviceId: c_int) -> Code {
 
 /// Those attributes that the backend asks for.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipDeviceGetAttribute(
+pub(crate) unsafe extern "C" fn hipDeviceGetAttribute(
     pi: Out<c_int>,
     attr: c_int,
     deviceId: c_int,
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn hipDeviceGetAttribute(
             88 => 115, // memoryPoolsSupported
             _ => return Err(INVALID_VALUE),
         };
-        // SAFETY: the caller's: `pi` points to an `int`.
+        // SAFETY: the caller guarantees that `pi` points to an `int`.
         unsafe { driver.cuDeviceGetAttribute(pi.raw(), attribute, deviceId) }
     })
 }

@@ -33,20 +33,20 @@ forward! {
 
 /// Nothing is allocated for no bytes, unlike CUDA's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipMalloc(ptr: Out<*mut c_void>, size: usize) -> Code {
+pub(crate) unsafe extern "C" fn hipMalloc(ptr: Out<*mut c_void>, size: usize) -> Code {
     on_device(|driver| match size {
         0 => ptr.put(null_mut()),
-        // SAFETY: the caller's: `ptr` points to room for a pointer.
+        // SAFETY: the caller guarantees that `ptr` is valid for the write of a pointer.
         _ => unsafe { driver.cuMemAlloc_v2(ptr.raw().cast(), size) },
     })
 }
 
 /// Null is fine, unlike CUDA's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipFree(ptr: *mut c_void) -> Code {
+pub(crate) unsafe extern "C" fn hipFree(ptr: *mut c_void) -> Code {
     on_device(|driver| match ptr.is_null() {
         true => Ok(()),
-        // SAFETY: the caller's: the memory is not used any more.
+        // SAFETY: the caller guarantees that nothing uses the memory any more.
         false => unsafe { driver.cuMemFree_v2(address(ptr)) },
     })
 }
@@ -65,12 +65,16 @@ fn host_flags(flags: c_uint) -> Outcome<c_uint> {
 
 /// As [`hipMalloc`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipHostMalloc(ptr: Out<*mut c_void>, size: usize, flags: c_uint) -> Code {
+pub(crate) unsafe extern "C" fn hipHostMalloc(
+    ptr: Out<*mut c_void>,
+    size: usize,
+    flags: c_uint,
+) -> Code {
     on_device(|driver| {
         let flags = host_flags(flags)?;
         match size {
             0 => ptr.put(null_mut()),
-            // SAFETY: the caller's: `ptr` points to room for a pointer.
+            // SAFETY: the caller guarantees that `ptr` is valid for the write of a pointer.
             _ => unsafe { driver.cuMemHostAlloc(ptr.raw(), size, flags) },
         }
     })
@@ -78,10 +82,10 @@ pub unsafe extern "C" fn hipHostMalloc(ptr: Out<*mut c_void>, size: usize, flags
 
 /// As [`hipFree`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipHostFree(ptr: *mut c_void) -> Code {
+pub(crate) unsafe extern "C" fn hipHostFree(ptr: *mut c_void) -> Code {
     on_device(|driver| match ptr.is_null() {
         true => Ok(()),
-        // SAFETY: the caller's: the memory is not used any more.
+        // SAFETY: the caller guarantees that nothing uses the memory any more.
         false => unsafe { driver.cuMemFreeHost(ptr) },
     })
 }

@@ -9,7 +9,7 @@ use crate::ffi::*;
 
 /// `hipPointerAttribute_t`, laid out alike in all versions.
 #[repr(C)]
-pub struct PointerAttributes {
+pub(crate) struct PointerAttributes {
     kind: c_int,
     device: c_int,
     device_pointer: *mut c_void,
@@ -62,7 +62,7 @@ struct Answer {
 const NAMES: [c_int; 5] = [2, 3, 4, 8, 9];
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipPointerGetAttributes(
+pub(crate) unsafe extern "C" fn hipPointerGetAttributes(
     attributes: Out<PointerAttributes>,
     ptr: *const c_void,
 ) -> Code {

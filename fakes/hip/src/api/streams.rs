@@ -30,9 +30,9 @@ forward! {
 
 /// Waits for the stream's work, as HIP may.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipStreamDestroy(stream: Handle) -> Code {
+pub(crate) unsafe extern "C" fn hipStreamDestroy(stream: Handle) -> Code {
     on_device(|driver| {
-        // SAFETY: the caller's: the stream is live, and used no more.
+        // SAFETY: the caller guarantees a live stream that nothing uses any more.
         unsafe {
             // Whatever it answers, the stream goes.
             let _ = driver.cuStreamSynchronize(stream);
@@ -42,9 +42,9 @@ pub unsafe extern "C" fn hipStreamDestroy(stream: Handle) -> Code {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipThreadExchangeStreamCaptureMode(mode: *mut c_int) -> Code {
+pub(crate) unsafe extern "C" fn hipThreadExchangeStreamCaptureMode(mode: *mut c_int) -> Code {
     call(|driver| {
-        // SAFETY: the caller's: it points to a mode.
+        // SAFETY: the caller guarantees that `mode` points to a mode.
         unsafe { driver.cuThreadExchangeStreamCaptureMode(mode) }
     })
 }
@@ -64,17 +64,17 @@ fn event_flags(flags: c_uint) -> Outcome<c_uint> {
 
 /// The default streams are the current device's.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hipStreamGetDevice(stream: Handle, device: Out<c_int>) -> Code {
+pub(crate) unsafe extern "C" fn hipStreamGetDevice(stream: Handle, device: Out<c_int>) -> Code {
     const PER_THREAD: usize = 2;
     if stream.addr() <= PER_THREAD {
         return call(|_| device.put(current_device()));
     }
     on_device(|driver| {
         let mut context = null_mut();
-        // SAFETY: the caller's: it is a stream; `context` is written.
+        // SAFETY: the caller guarantees a live stream; `context` is valid for the write of a handle.
         unsafe { driver.cuStreamGetCtx(stream, &mut context) }?;
         let mut ordinal = 0;
-        // SAFETY: `ordinal` is written.
+        // SAFETY: `ordinal` is valid for the write of an int.
         within(driver, context, || unsafe {
             driver.cuCtxGetDevice(&mut ordinal)
         })?;
