@@ -45,7 +45,7 @@
 //! on the host. [`export_reader`] and [`FFI_ArrowDeviceArrayStream::new`] make C streams of them,
 //! [`DeviceRecordBatchStreamReader`] reads anybody's, and
 //! [`into_host_reader`](DeviceRecordBatchReader::into_host_reader) brings any of them to the host, by
-//! default one batch ahead of the consumer. [`CoalescingReader`] joins small host batches before an upload.
+//! default one batch ahead of the consumer.
 //! Tasks have streams instead, and the async device stream: `async_stream` (feature `async`).
 //!
 //! # Modules
@@ -131,7 +131,7 @@ pub use interchange::{
 };
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{
-    CoalescingReader, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
-    DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
-    HostRecordBatchReader, UploadingReader, export_reader,
+    DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostRecordBatchReader, UploadingReader,
+    export_reader,
 };

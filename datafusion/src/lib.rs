@@ -87,6 +87,7 @@ mod sink;
 mod source;
 mod stream;
 mod transitions;
+mod upload;
 
 pub use metrics::to_datafusion;
 pub use plan::{DeviceExec, DevicePlan, execute_child};

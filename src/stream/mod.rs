@@ -2,14 +2,12 @@
 
 #[cfg(feature = "async")]
 pub mod async_stream;
-mod coalesce;
 mod export;
 mod host;
 pub(crate) mod import;
 mod reader;
 mod upload;
 
-pub use coalesce::CoalescingReader;
 pub use export::export_reader;
 pub use host::HostRecordBatchReader;
 pub use import::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};

@@ -150,6 +150,9 @@ pub fn host_table(partitions: &[Vec<RecordBatch>]) -> Arc<MemTable> {
     Arc::new(MemTable::try_new(schema, partitions.to_vec()).unwrap())
 }
 
+/// Rows of the sessions' batches. [`rows`] and [`numbers`] make batches of 16, which uploads do not join.
+const BATCH_SIZE: usize = 32;
+
 /// A session with `DeviceTransitions`.
 pub fn session() -> SessionContext {
     session_with(1, 0)
@@ -157,7 +160,9 @@ pub fn session() -> SessionContext {
 
 /// The same with a rule that puts `doubles` device operators above each device scan.
 pub fn session_with(target_partitions: usize, doubles: usize) -> SessionContext {
-    let config = SessionConfig::new().with_target_partitions(target_partitions);
+    let config = SessionConfig::new()
+        .with_target_partitions(target_partitions)
+        .with_batch_size(BATCH_SIZE);
     let state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features()
@@ -390,8 +395,16 @@ pub fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool
     (Arc::new(table), asked, gone)
 }
 
-/// A table on the host whose only partition gives what a closure gives, and how often it was asked.
+/// A table of numbers on the host whose only partition consists of what a closure returns, and how often it was asked.
 pub fn host_stream(
+    next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
+) -> (Arc<StreamingTable>, Arc<AtomicUsize>) {
+    host_stream_of(numbers(0, 1).schema(), next)
+}
+
+/// The same with another schema.
+pub fn host_stream_of(
+    schema: SchemaRef,
     next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
 ) -> (Arc<StreamingTable>, Arc<AtomicUsize>) {
     type Next = dyn Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync;
@@ -417,7 +430,7 @@ pub fn host_stream(
         }
     }
 
-    let (schema, asked) = (numbers(0, 1).schema(), Arc::new(AtomicUsize::new(0)));
+    let asked = Arc::new(AtomicUsize::new(0));
     let partition = Partition(schema.clone(), Arc::new(next), asked.clone());
     let table = StreamingTable::try_new(schema, vec![Arc::new(partition)]).unwrap();
     (Arc::new(table), asked)
