@@ -12,7 +12,7 @@ use super::inbox::{Inbox, Opening, Reception, Violation};
 use super::shared::{Opened, Producer, Shared};
 use super::task::Task;
 use crate::abi::{FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncTask, ForeignSchema, guard};
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::interchange::schema::decode_metadata;
 
 /// Producers add up what is requested, some without a check. This many, and one more for each task, never overflow.

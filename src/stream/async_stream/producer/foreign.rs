@@ -69,7 +69,7 @@ impl ForeignHandler {
     /// # Safety
     /// The struct at `place` is valid, not released and used by nothing else.
     unsafe fn new(place: Place) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the struct at `place` is valid.
         let handler = unsafe { &*place.this() };
         let missing = |name: &'static str| move || Error::invalid(name, "is null");
         let on_schema = handler.on_schema();
