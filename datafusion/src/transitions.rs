@@ -1,4 +1,4 @@
-//! The two ways between the host and a device.
+//! Uploads and downloads in plans.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,11 +21,11 @@ use super::upload::ToUpload;
 use arrow_device::Device;
 use arrow_device::async_stream::UploadingStream;
 
-/// The node that brings a device operator's batches to the host, one ahead of its parent.
+/// The node that downloads a device operator's batches, one ahead of its parent.
 ///
-/// It keeps rows in their order and partitions, so DataFusion may push sorts and limits below it. Those run on the host and read the
-/// device operator's batches there; above such a node, this one passes its batches on as they are, and counts nothing.
-/// [`DeviceTransitions`](super::DeviceTransitions) puts it back where it belongs.
+/// It keeps the order and the partitions of the rows, so DataFusion may push sorts and limits below it. They run on the host
+/// and read host batches of the device operator; above them, this node passes batches on and counts nothing.
+/// [`DeviceTransitions`](super::DeviceTransitions) moves it back to the device operator.
 #[derive(Clone, Debug)]
 pub struct DeviceToHostExec {
     input: Arc<dyn ExecutionPlan>,
@@ -34,7 +34,7 @@ pub struct DeviceToHostExec {
 }
 
 impl DeviceToHostExec {
-    /// Above `input`, a [`DeviceExec`], or a node on the host.
+    /// Makes a node above `input`, which is a [`DeviceExec`] or a node on the host.
     pub fn new(input: Arc<dyn ExecutionPlan>) -> Self {
         let mut properties = input.properties().clone();
         if DeviceExec::of(&input).is_some() {
@@ -48,7 +48,7 @@ impl DeviceToHostExec {
         }
     }
 
-    /// The node below.
+    /// Returns the node below.
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
     }
@@ -149,12 +149,12 @@ pub struct HostToDeviceExec {
 }
 
 impl HostToDeviceExec {
-    /// Above `input`, a plan on the host. As a node: `DeviceExec::new(Arc::new(...))`.
+    /// Makes an operator above `input`, a plan on the host. `DeviceExec::new(Arc::new(...))` makes it a node.
     pub fn new(input: Arc<dyn ExecutionPlan>, device: Device) -> Self {
         Self { input, device }
     }
 
-    /// The node below.
+    /// Returns the node below.
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
     }
@@ -211,7 +211,7 @@ impl DevicePlan for HostToDeviceExec {
     }
 }
 
-/// The only child.
+/// Returns the only child.
 pub(super) fn only(
     name: &str,
     mut children: Vec<Arc<dyn ExecutionPlan>>,
@@ -227,7 +227,7 @@ fn the_same(inputs: &[Arc<Statistics>]) -> Result<Arc<Statistics>> {
     only.ok_or_else(|| DataFusionError::Internal("no statistics of the child".into()))
 }
 
-/// Refuses children.
+/// Checks that there are no children.
 pub(super) fn no_children(name: &str, children: &[Arc<dyn ExecutionPlan>]) -> Result<()> {
     match children.len() {
         0 => Ok(()),

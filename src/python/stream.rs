@@ -254,7 +254,7 @@ fn adapt<S: Source>(source: S) -> FFI_ArrowDeviceArrayStream {
 }
 
 /// Calls `body` with the stream's adapter. Answers `released` if the stream is null or released, and `busy` if another
-/// call is under way: on another thread, or on this one, whose call let go of the interpreter.
+/// call is under way: on another thread, or on this one, within a call that has released the interpreter.
 ///
 /// # Safety
 /// `stream` is null or points to a stream of [`adapt`] for this `S`, which may be released.

@@ -1,6 +1,6 @@
 //! Exports readers as `ArrowDeviceArrayStream`.
 //!
-//! The stream owns its reader. Every callback catches panics and answers with an errno, whose text is valid until the next
+//! The stream owns its reader. Every callback catches panics and returns an errno, whose text is valid until the next
 //! call. After an error every further `get_next` repeats that error and does not call the reader; after the end every
 //! further one reports the end.
 

@@ -271,7 +271,7 @@ fn a_cancel_before_the_schema_is_followed_by_the_release_alone() {
     let batches = adapted(stream::iter([Ok(batch(0))]));
     // SAFETY: the handler stays here until its release.
     let mut produce = unsafe { produce_at(batches, this, options()) };
-    // SAFETY: as above; the producer has set its struct.
+    // SAFETY: the handler stays here until its release, and the producer has set its struct.
     unsafe {
         let producer = (*this).producer();
         (*producer).cancel().unwrap()(producer);

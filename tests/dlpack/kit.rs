@@ -61,7 +61,7 @@ impl Form for DLManagedTensorVersioned {
         }
     }
     unsafe fn import(this: *mut Self, queue: &Queue) -> Result<DeviceArray> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a tensor that keeps to DLPack and that nothing else uses.
         unsafe { DeviceArray::import_dlpack(this, queue) }
     }
 }
@@ -91,7 +91,7 @@ impl Form for DLManagedTensor {
         }
     }
     unsafe fn import(this: *mut Self, queue: &Queue) -> Result<DeviceArray> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a tensor that keeps to DLPack and that nothing else uses.
         unsafe { DeviceArray::import_dlpack_unversioned(this, queue) }
     }
 }
@@ -113,13 +113,13 @@ impl<F: Form> Held<F> {
     }
 
     pub fn shape(&self) -> &[i64] {
-        // SAFETY: the producer's numbers.
+        // SAFETY: the producer guarantees `ndim` numbers until the deleter is called.
         unsafe { std::slice::from_raw_parts(self.tensor().shape, self.tensor().ndim as usize) }
     }
 
     pub fn strides(&self) -> &[i64] {
         assert!(!self.tensor().strides.is_null(), "1.2 wants strides");
-        // SAFETY: as above.
+        // SAFETY: the producer guarantees `ndim` numbers, which are not null, until the deleter is called.
         unsafe { std::slice::from_raw_parts(self.tensor().strides, self.tensor().ndim as usize) }
     }
 

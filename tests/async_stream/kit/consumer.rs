@@ -139,7 +139,7 @@ unsafe extern "C-unwind" fn on_error(
         (of(handler), text, super::decode(metadata))
     };
     let _busy = this.enter();
-    // SAFETY: as above.
+    // SAFETY: called with the struct that this file made.
     if unsafe { (*handler).producer() }.is_null() {
         this.violation("no producer at on_error");
     }
@@ -236,7 +236,7 @@ impl FakeConsumer {
     /// As `request`.
     pub fn cancel(&self) {
         let producer = self.producer();
-        // SAFETY: as in `request`.
+        // SAFETY: the struct lives until the release and the last task's extraction.
         unsafe { (*producer).cancel().unwrap()(producer) };
     }
 

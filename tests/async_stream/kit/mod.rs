@@ -223,7 +223,7 @@ pub unsafe fn decode(metadata: *const std::ffi::c_char) -> Option<HashMap<String
     }
     // SAFETY: starts with a count.
     let n = unsafe { metadata.cast::<i32>().read_unaligned() };
-    // SAFETY: as above.
+    // SAFETY: the count has 4 bytes.
     let mut at = unsafe { metadata.cast::<u8>().add(4) };
     let mut out = HashMap::new();
     for _ in 0..n {

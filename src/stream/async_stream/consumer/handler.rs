@@ -89,7 +89,7 @@ impl From<Violation> for Error {
     }
 }
 
-/// Runs the body of a callback, and answers with its errno. Nothing unwinds out of it.
+/// Runs the body of a callback and returns its errno. Nothing unwinds out of it.
 ///
 /// # Safety
 /// `this` is null or points to a handler of this crate, released or not, that no other call uses.
@@ -124,7 +124,7 @@ fn drop_share(operation: &'static str, shared: Arc<Shared>) {
     });
 }
 
-/// Ends the stream with `e`, and answers with its errno.
+/// Ends the stream with `e` and returns its errno.
 fn refuse(shared: &Shared, e: Error) -> c_int {
     let errno = e.errno();
     shared.inbox.refuse(e);

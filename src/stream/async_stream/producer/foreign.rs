@@ -50,7 +50,7 @@ impl ForeignHandler {
     /// Uses the handler at `this`.
     ///
     /// # Safety
-    /// `this` is null or points to a handler that nobody else uses, and that stays there until it is released.
+    /// `this` is null or points to a handler that nothing else uses, and that stays there until it is released.
     ///
     /// # Errors
     /// The same as for [`own`](Self::own).
