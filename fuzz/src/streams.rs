@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use arrow_array::{ArrayRef, Int32Array, RecordBatch, StringArray, StructArray};
 use arrow_buffer::Buffer;
 use arrow_device::{
-    ArrowDeviceType, DeviceArrayReader, DeviceArrayStreamReader,
-    DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions,
-    FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, Result, SyncPolicy, UploadingReader,
-    Validation,
+    ArrowDeviceType, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatch,
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArray,
+    FFI_ArrowDeviceArrayStream, Result, SyncPolicy, UploadingReader, Validation,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
