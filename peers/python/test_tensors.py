@@ -174,7 +174,7 @@ class In(Balanced):
         used = np.arange(3).__dlpack__()
         np.from_dlpack(Answers(used))
         for wrong in (None, 3, used, pa.array([1]).__arrow_c_array__()[1]):
-            with self.assertRaisesRegex(TypeError, "__dlpack__ answered"):
+            with self.assertRaisesRegex(TypeError, "__dlpack__ returned"):
                 ad.Array.from_dlpack(Answers(wrong))
         with self.assertRaisesRegex(NotImplementedError, "rocm:3 is not available"):
             ad.Array.from_dlpack(Answers(None, device=(10, 3)))
