@@ -11,7 +11,7 @@ use libc::{ECANCELED, EINVAL};
 use crate::kit::*;
 
 /// A producer, and the stream that it opened.
-pub fn opened(depth: usize) -> (FakeProducer, AsyncDeviceRecordBatchStream) {
+pub(crate) fn opened(depth: usize) -> (FakeProducer, AsyncDeviceRecordBatchStream) {
     let (producer, mut opening) = FakeProducer::open(depth);
     assert!(poll(&mut opening).is_pending());
     assert_eq!(producer.schema(), 0);
@@ -19,7 +19,7 @@ pub fn opened(depth: usize) -> (FakeProducer, AsyncDeviceRecordBatchStream) {
 }
 
 #[track_caller]
-pub fn invalid<T>(outcome: Result<T>) -> String {
+pub(crate) fn invalid<T>(outcome: Result<T>) -> String {
     match outcome {
         Err(e @ Error::InvalidInput { .. }) => e.to_string(),
         Err(e) => panic!("{e:?} is not InvalidInput"),
@@ -28,13 +28,13 @@ pub fn invalid<T>(outcome: Result<T>) -> String {
 }
 
 #[track_caller]
-pub fn good(item: Option<Result<AsyncBatch>>) -> i64 {
+pub(crate) fn good(item: Option<Result<AsyncBatch>>) -> i64 {
     number_of(&item.expect("ended").unwrap().batch)
 }
 
 /// Good batches up to the one error that must be the last item.
 #[track_caller]
-pub fn up_to_error(stream: AsyncDeviceRecordBatchStream) -> (Vec<i64>, Error) {
+pub(crate) fn up_to_error(stream: AsyncDeviceRecordBatchStream) -> (Vec<i64>, Error) {
     let mut items = all(stream);
     let error = items.pop().expect("no item").map(|_| ()).unwrap_err();
     let numbers = items.into_iter().map(|item| good(Some(item)));

@@ -14,14 +14,14 @@ use libc::{EINVAL, EIO};
 
 use crate::kit::*;
 
-pub type Running = Pin<Box<dyn Future<Output = Result<Outcome>> + Send>>;
+pub(crate) type Running = Pin<Box<dyn Future<Output = Result<Outcome>> + Send>>;
 
-pub fn options() -> ProduceOptions {
+pub(crate) fn options() -> ProduceOptions {
     ProduceOptions::new(ExportOptions::new(SyncPolicy::Event))
 }
 
 /// Batches as a stream, in memory of the host.
-pub fn adapted<S>(batches: S) -> DeviceRecordBatchStreamAdapter<S>
+pub(crate) fn adapted<S>(batches: S) -> DeviceRecordBatchStreamAdapter<S>
 where
     S: Stream<Item = Result<DeviceRecordBatch>>,
 {
@@ -30,12 +30,15 @@ where
 }
 
 /// `n` batches of the host for `consumer`.
-pub fn producing(n: i64, consumer: &FakeConsumer) -> Running {
+pub(crate) fn producing(n: i64, consumer: &FakeConsumer) -> Running {
     let batches = adapted(stream::iter((0..n).map(|i| Ok(batch(i)))));
     Box::pin(produce(batches, consumer.handler(), options()))
 }
 
-pub fn producing_items(items: Vec<Result<DeviceRecordBatch>>, consumer: &FakeConsumer) -> Running {
+pub(crate) fn producing_items(
+    items: Vec<Result<DeviceRecordBatch>>,
+    consumer: &FakeConsumer,
+) -> Running {
     Box::pin(produce(
         adapted(stream::iter(items)),
         consumer.handler(),
@@ -44,7 +47,7 @@ pub fn producing_items(items: Vec<Result<DeviceRecordBatch>>, consumer: &FakeCon
 }
 
 #[track_caller]
-pub fn refused(outcome: Poll<Result<Outcome>>) -> i32 {
+pub(crate) fn refused(outcome: Poll<Result<Outcome>>) -> i32 {
     match ready(outcome).unwrap() {
         Outcome::Refused { errno } => errno,
         other => panic!("{other:?}"),
@@ -52,12 +55,12 @@ pub fn refused(outcome: Poll<Result<Outcome>>) -> i32 {
 }
 
 #[track_caller]
-pub fn completed(outcome: Result<Outcome>) {
+pub(crate) fn completed(outcome: Result<Outcome>) {
     assert!(matches!(outcome, Ok(Outcome::Completed)), "{outcome:?}");
 }
 
 #[track_caller]
-pub fn cancelled(outcome: Result<Outcome>) {
+pub(crate) fn cancelled(outcome: Result<Outcome>) {
     assert!(matches!(outcome, Ok(Outcome::Cancelled)), "{outcome:?}");
 }
 

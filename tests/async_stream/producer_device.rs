@@ -18,7 +18,7 @@ use crate::producer::{Running, completed};
 use crate::simkit::Sim;
 
 /// Batches of a simulated device, and a consumer that knows it.
-pub fn on_sim(
+pub(crate) fn on_sim(
     sim: &Sim,
     batches: Vec<DeviceRecordBatch>,
     sync: SyncPolicy,

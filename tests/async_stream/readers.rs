@@ -53,7 +53,9 @@ fn reader(
     )
 }
 
-pub fn counting(n: i64) -> impl FnMut() -> Option<Result<DeviceRecordBatch>> + Send + 'static {
+pub(crate) fn counting(
+    n: i64,
+) -> impl FnMut() -> Option<Result<DeviceRecordBatch>> + Send + 'static {
     let mut numbers = 0..n;
     move || numbers.next().map(|i| Ok(batch(i)))
 }

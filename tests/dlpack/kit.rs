@@ -11,19 +11,19 @@ use arrow_device::dlpack::{
 };
 use arrow_device::{ArrowDeviceType, DeviceArray, Queue, Result};
 
-pub const CPU: DLDevice = DLDevice {
+pub(crate) const CPU: DLDevice = DLDevice {
     device_type: ArrowDeviceType::CPU,
     device_id: 0,
 };
-pub const INT32: DLDataType = DLDataType::new(DLDataType::INT, 32);
+pub(crate) const INT32: DLDataType = DLDataType::new(DLDataType::INT, 32);
 
 /// For a consumer that names no stream.
-pub fn plain() -> DlpackOptions<'static> {
+pub(crate) fn plain() -> DlpackOptions<'static> {
     DlpackOptions::new(DlpackStream::NONE)
 }
 
 /// One of the two structs.
-pub trait Form: Sized + 'static {
+pub(crate) trait Form: Sized + 'static {
     fn out(tensor: DlpackTensor) -> *mut Self;
     fn tensor(&self) -> &DLTensor;
     fn tensor_mut(&mut self) -> &mut DLTensor;
@@ -97,34 +97,34 @@ impl Form for DLManagedTensor {
 }
 
 /// A tensor in a consumer's hands: dropping it calls the deleter.
-pub struct Held<F: Form>(pub *mut F);
+pub(crate) struct Held<F: Form>(pub(crate) *mut F);
 
 // SAFETY: a deleter may be called on any thread.
 unsafe impl<F: Form> Send for Held<F> {}
 
 impl<F: Form> Held<F> {
-    pub fn new(tensor: DlpackTensor) -> Self {
+    pub(crate) fn new(tensor: DlpackTensor) -> Self {
         Self(F::out(tensor))
     }
 
     /// Gives the struct away.
-    pub fn into_raw(self) -> *mut F {
+    pub(crate) fn into_raw(self) -> *mut F {
         std::mem::ManuallyDrop::new(self).0
     }
 
-    pub fn shape(&self) -> &[i64] {
+    pub(crate) fn shape(&self) -> &[i64] {
         // SAFETY: the producer guarantees `ndim` numbers until the deleter is called.
         unsafe { std::slice::from_raw_parts(self.tensor().shape, self.tensor().ndim as usize) }
     }
 
-    pub fn strides(&self) -> &[i64] {
+    pub(crate) fn strides(&self) -> &[i64] {
         assert!(!self.tensor().strides.is_null(), "1.2 wants strides");
         // SAFETY: the producer guarantees `ndim` numbers, which are not null, until the deleter is called.
         unsafe { std::slice::from_raw_parts(self.tensor().strides, self.tensor().ndim as usize) }
     }
 
     /// The bytes of a tensor in host memory, as its shape and strides say.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let tensor = self.tensor();
         let width = usize::from(tensor.dtype.bits) / 8;
         let mut bytes = Vec::new();
@@ -166,10 +166,10 @@ impl<F: Form> Drop for Held<F> {
 
 /// How often deleters were called.
 #[derive(Clone, Default)]
-pub struct Calls(pub Arc<AtomicUsize>);
+pub(crate) struct Calls(pub(crate) Arc<AtomicUsize>);
 
 impl Calls {
-    pub fn get(&self) -> usize {
+    pub(crate) fn get(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 }
@@ -190,7 +190,7 @@ unsafe extern "C-unwind" fn delete<F: Form>(this: *mut F) {
 }
 
 /// A producer's tensor over memory that `keep` keeps.
-pub fn produce<F: Form>(
+pub(crate) fn produce<F: Form>(
     data: *mut c_void,
     device: DLDevice,
     dtype: DLDataType,
@@ -229,7 +229,7 @@ pub fn produce<F: Form>(
 }
 
 /// A producer's tensor of one dimension over numbers in host memory.
-pub fn numbers<F: Form>(values: Vec<i32>, calls: &Calls) -> *mut F {
+pub(crate) fn numbers<F: Form>(values: Vec<i32>, calls: &Calls) -> *mut F {
     let mut values = values;
     let (data, shape) = (values.as_mut_ptr().cast(), [values.len() as i64]);
     produce(data, CPU, INT32, &shape, values, calls)

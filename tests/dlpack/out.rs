@@ -40,7 +40,7 @@ fn relabel(data: &ArrayData, data_type: &DataType) -> ArrayData {
 }
 
 /// Out and in again.
-pub fn round_trip<F: Form>(column: &DeviceArray) -> arrow_device::Result<DeviceArray> {
+pub(crate) fn round_trip<F: Form>(column: &DeviceArray) -> arrow_device::Result<DeviceArray> {
     let tensor = column.export_dlpack(&plain())?;
     let held = Held::<F>::new(tensor);
     // SAFETY: nobody writes; the export waited.
@@ -48,7 +48,7 @@ pub fn round_trip<F: Form>(column: &DeviceArray) -> arrow_device::Result<DeviceA
 }
 
 /// Every type, whole and sliced, out of `device` and in again.
-pub fn every_type(device: &Device) {
+pub(crate) fn every_type(device: &Device) {
     let mut went = 0;
     // Miri takes minutes for all.
     let step = if cfg!(miri) { 6 } else { 1 };

@@ -23,16 +23,16 @@ use crate::rigs::rigs;
 const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
 
 /// A device on which streams are tested, and what the tests must be able to do with it.
-pub struct Rig {
-    pub device: Device,
+pub(crate) struct Rig {
+    pub(crate) device: Device,
     /// They find the device.
-    pub options: ImportOptions,
+    pub(crate) options: ImportOptions,
     /// What was not given back, or done wrong; `None` if nothing. Runs what is queued.
-    pub unclean: Box<dyn Fn() -> Option<String>>,
+    pub(crate) unclean: Box<dyn Fn() -> Option<String>>,
     /// Lets the nth operation from now fail, once.
-    pub fail_nth: Box<dyn Fn(u64)>,
+    pub(crate) fail_nth: Box<dyn Fn(u64)>,
     /// Takes that back; whether it has failed.
-    pub failed: Box<dyn Fn() -> bool>,
+    pub(crate) failed: Box<dyn Fn() -> bool>,
 }
 
 impl Rig {

@@ -6,7 +6,7 @@ use arrow_device::{Device, Devices, ImportOptions};
 use crate::stream_suite::Rig;
 
 /// None where there are no simulated devices.
-pub fn rigs() -> Vec<Rig> {
+pub(crate) fn rigs() -> Vec<Rig> {
     let open = |mode| {
         let sim = SimDevice::new(SimConfig::default().with_mode(mode)).ok()?;
         let device = Device::new(sim.clone()).unwrap();

@@ -19,13 +19,13 @@ mod support {
     #[path = "../../../tests/support/cases.rs"]
     mod cases;
     #[path = "../../../tests/support/compare.rs"]
-    pub mod compare;
+    pub(crate) mod compare;
     #[path = "../../../tests/support/gen.rs"]
-    pub mod r#gen;
+    pub(crate) mod r#gen;
     #[path = "../../../tests/support/rng.rs"]
     mod rng;
     #[path = "../../../tests/support/types.rs"]
-    pub mod types;
+    pub(crate) mod types;
     #[path = "../../../tests/support/values.rs"]
     mod values;
     #[path = "../../../tests/support/variants.rs"]

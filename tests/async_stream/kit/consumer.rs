@@ -14,12 +14,12 @@ use arrow_device::{ArrowDeviceType, DeviceRecordBatch, FFI_ArrowDeviceArray, Imp
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{Schema, SchemaRef};
 
-pub type Handler = FFI_ArrowAsyncDeviceStreamHandler;
+pub(crate) type Handler = FFI_ArrowAsyncDeviceStreamHandler;
 type Hook = Arc<dyn Fn(&FakeConsumer) -> c_int + Send + Sync>;
 
 /// One callback.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Call {
+pub(crate) enum Call {
     Schema(SchemaRef),
     Task(Option<HashMap<String, String>>),
     End,
@@ -51,7 +51,7 @@ struct Inner {
 
 /// Clones are the same consumer.
 #[derive(Clone, Default)]
-pub struct FakeConsumer(Arc<Inner>);
+pub(crate) struct FakeConsumer(Arc<Inner>);
 
 struct Busy<'a>(&'a AtomicBool);
 
@@ -163,18 +163,18 @@ unsafe extern "C-unwind" fn release(handler: *mut Handler) {
 }
 
 impl FakeConsumer {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    pub fn with_options(options: ImportOptions) -> Self {
+    pub(crate) fn with_options(options: ImportOptions) -> Self {
         let this = Self::default();
         *this.0.options.lock().unwrap() = options;
         this
     }
 
     /// A consumer that asks for `n` in `on_schema`.
-    pub fn requesting(n: i64) -> Self {
+    pub(crate) fn requesting(n: i64) -> Self {
         let this = Self::default();
         this.on_schema(move |this| {
             this.request(n);
@@ -183,19 +183,19 @@ impl FakeConsumer {
         this
     }
 
-    pub fn handler(&self) -> Handler {
+    pub(crate) fn handler(&self) -> Handler {
         let private = Arc::into_raw(self.0.clone()).cast_mut().cast();
         // SAFETY: the callbacks of this file, with what they expect.
         unsafe { Handler::from_parts(on_schema, on_next_task, on_error, release, private) }
     }
 
     /// Called within `on_schema`; its answer is the answer.
-    pub fn on_schema(&self, hook: impl Fn(&Self) -> c_int + Send + Sync + 'static) {
+    pub(crate) fn on_schema(&self, hook: impl Fn(&Self) -> c_int + Send + Sync + 'static) {
         *self.0.on_schema.lock().unwrap() = Some(Arc::new(hook));
     }
 
     /// Called within `on_next_task`, but not at the end.
-    pub fn on_task(&self, hook: impl Fn(&Self) -> c_int + Send + Sync + 'static) {
+    pub(crate) fn on_task(&self, hook: impl Fn(&Self) -> c_int + Send + Sync + 'static) {
         *self.0.on_task.lock().unwrap() = Some(Arc::new(hook));
     }
 
@@ -225,7 +225,7 @@ impl FakeConsumer {
     }
 
     /// Asks for more. The tests call this only while the producer's struct lives.
-    pub fn request(&self, n: i64) {
+    pub(crate) fn request(&self, n: i64) {
         let producer = self.producer();
         let add = |demand: i64| Some(demand.saturating_add(n.max(0)));
         self.0.demand.fetch_update(SeqCst, SeqCst, add).unwrap();
@@ -234,14 +234,14 @@ impl FakeConsumer {
     }
 
     /// As `request`.
-    pub fn cancel(&self) {
+    pub(crate) fn cancel(&self) {
         let producer = self.producer();
         // SAFETY: the struct lives until the release and the last task's extraction.
         unsafe { (*producer).cancel().unwrap()(producer) };
     }
 
     /// Cancels unless the handler was released: for consumers that do not know whether it was.
-    pub fn try_cancel(&self) {
+    pub(crate) fn try_cancel(&self) {
         let calls = self.0.calls.lock().unwrap();
         // The release cannot be recorded meanwhile.
         if !calls.iter().any(|(call, _)| *call == Call::Release) {
@@ -249,13 +249,13 @@ impl FakeConsumer {
         }
     }
 
-    pub fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<Call> {
         let calls = self.0.calls.lock().unwrap();
         calls.iter().map(|(call, _)| call.clone()).collect()
     }
 
     /// The callbacks as letters: `S`chema, `T`ask, `.` the end, `E`rror, `R`elease.
-    pub fn story(&self) -> String {
+    pub(crate) fn story(&self) -> String {
         let letter = |call: Call| match call {
             Call::Schema(_) => 'S',
             Call::Task(_) => 'T',
@@ -267,14 +267,14 @@ impl FakeConsumer {
     }
 
     /// On which threads the callbacks ran.
-    pub fn threads(&self) -> Vec<ThreadId> {
+    pub(crate) fn threads(&self) -> Vec<ThreadId> {
         let calls = self.0.calls.lock().unwrap();
         calls.iter().filter_map(|(_, thread)| *thread).collect()
     }
 
     /// The one error that was reported.
     #[track_caller]
-    pub fn error(&self) -> (c_int, String, Option<HashMap<String, String>>) {
+    pub(crate) fn error(&self) -> (c_int, String, Option<HashMap<String, String>>) {
         let errors = self.calls().into_iter().filter_map(|call| match call {
             Call::Error {
                 errno,
@@ -288,40 +288,40 @@ impl FakeConsumer {
         errors.into_iter().next().unwrap()
     }
 
-    pub fn released(&self) -> bool {
+    pub(crate) fn released(&self) -> bool {
         self.calls().contains(&Call::Release)
     }
 
-    pub fn received(&self) -> usize {
+    pub(crate) fn received(&self) -> usize {
         self.0.received.load(SeqCst)
     }
 
-    pub fn device_type(&self) -> ArrowDeviceType {
+    pub(crate) fn device_type(&self) -> ArrowDeviceType {
         ArrowDeviceType::new(self.0.device_type.load(SeqCst) as i32)
     }
 
-    pub fn metadata(&self) -> Option<HashMap<String, String>> {
+    pub(crate) fn metadata(&self) -> Option<HashMap<String, String>> {
         self.0.metadata.lock().unwrap().clone()
     }
 
     /// The oldest task that was not taken.
     #[track_caller]
-    pub fn take(&self) -> FFI_ArrowAsyncTask {
+    pub(crate) fn take(&self) -> FFI_ArrowAsyncTask {
         self.try_take().expect("no task is there")
     }
 
-    pub fn try_take(&self) -> Option<FFI_ArrowAsyncTask> {
+    pub(crate) fn try_take(&self) -> Option<FFI_ArrowAsyncTask> {
         self.0.tasks.lock().unwrap().pop_front()
     }
 
     /// Extracts the oldest task.
     #[track_caller]
-    pub fn extract(&self) -> DeviceRecordBatch {
+    pub(crate) fn extract(&self) -> DeviceRecordBatch {
         self.extract_task(self.take())
     }
 
     #[track_caller]
-    pub fn extract_task(&self, task: FFI_ArrowAsyncTask) -> DeviceRecordBatch {
+    pub(crate) fn extract_task(&self, task: FFI_ArrowAsyncTask) -> DeviceRecordBatch {
         let (code, array) = Self::extract_raw(task);
         assert_eq!(code, 0);
         assert!(!array.is_released(), "nothing was extracted");
@@ -331,7 +331,7 @@ impl FakeConsumer {
         unsafe { DeviceRecordBatch::import_as(array, schema, &options) }.unwrap()
     }
 
-    pub fn extract_raw(mut task: FFI_ArrowAsyncTask) -> (c_int, FFI_ArrowDeviceArray) {
+    pub(crate) fn extract_raw(mut task: FFI_ArrowAsyncTask) -> (c_int, FFI_ArrowDeviceArray) {
         let mut array = FFI_ArrowDeviceArray::empty();
         let call = task.extract_data().unwrap();
         // SAFETY: the one call for this task; `array` is memory for one struct.
@@ -340,7 +340,7 @@ impl FakeConsumer {
     }
 
     /// Tells the producer that a task's array is not wanted.
-    pub fn refuse(mut task: FFI_ArrowAsyncTask) -> c_int {
+    pub(crate) fn refuse(mut task: FFI_ArrowAsyncTask) -> c_int {
         let call = task.extract_data().unwrap();
         // SAFETY: the one call for this task.
         unsafe { call(&raw mut task, ptr::null_mut()) }
@@ -348,7 +348,7 @@ impl FakeConsumer {
 
     /// Lets go of all tasks; checks that the producer kept to the protocol and has released.
     #[track_caller]
-    pub fn assert_done(&self) {
+    pub(crate) fn assert_done(&self) {
         while let Some(task) = self.try_take() {
             assert_eq!(Self::refuse(task), 0);
         }

@@ -21,19 +21,19 @@ mod producer;
 mod schema;
 mod waits;
 
-pub use consumer::{Call, FakeConsumer, Handler};
-pub use producer::FakeProducer;
-pub use schema::CountedSchema;
-pub use waits::{forbid_waits, in_poll};
+pub(crate) use consumer::{Call, FakeConsumer, Handler};
+pub(crate) use producer::FakeProducer;
+pub(crate) use schema::CountedSchema;
+pub(crate) use waits::{forbid_waits, in_poll};
 
 /// How long anything may take: a lost wake-up is a failure, not a hang.
-pub const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(20);
 /// How long is waited to see that something does not happen.
-pub const SHORT: Duration = Duration::from_millis(50);
+pub(crate) const SHORT: Duration = Duration::from_millis(50);
 
 /// Counts wake-ups.
 #[derive(Default)]
-pub struct Wakes(AtomicUsize);
+pub(crate) struct Wakes(AtomicUsize);
 
 impl Wake for Wakes {
     fn wake(self: Arc<Self>) {
@@ -42,19 +42,19 @@ impl Wake for Wakes {
 }
 
 impl Wakes {
-    pub fn new() -> (Arc<Self>, Waker) {
+    pub(crate) fn new() -> (Arc<Self>, Waker) {
         let wakes = Arc::new(Self::default());
         let waker = Waker::from(wakes.clone());
         (wakes, waker)
     }
 
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.load(SeqCst)
     }
 
     /// Waits for the first wake-up.
     #[track_caller]
-    pub fn wait(&self) {
+    pub(crate) fn wait(&self) {
         eventually("a wake-up", || self.count() > 0);
     }
 }
@@ -73,7 +73,7 @@ impl Wake for Parked {
 
 /// Polls when woken, and only then.
 #[track_caller]
-pub fn block_on<F: Future>(future: F) -> F::Output {
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let parked = Arc::new(Parked {
         thread: std::thread::current(),
@@ -94,25 +94,28 @@ pub fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 /// One poll, whose waker nobody listens to.
-pub fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-pub fn poll_with<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
+pub(crate) fn poll_with<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(waker))
 }
 
-pub fn poll_next<S: Stream + Unpin>(stream: &mut S) -> Poll<Option<S::Item>> {
+pub(crate) fn poll_next<S: Stream + Unpin>(stream: &mut S) -> Poll<Option<S::Item>> {
     Pin::new(stream).poll_next(&mut Context::from_waker(Waker::noop()))
 }
 
-pub fn poll_next_with<S: Stream + Unpin>(stream: &mut S, waker: &Waker) -> Poll<Option<S::Item>> {
+pub(crate) fn poll_next_with<S: Stream + Unpin>(
+    stream: &mut S,
+    waker: &Waker,
+) -> Poll<Option<S::Item>> {
     Pin::new(stream).poll_next(&mut Context::from_waker(waker))
 }
 
 /// What is ready.
 #[track_caller]
-pub fn ready<T>(poll: Poll<T>) -> T {
+pub(crate) fn ready<T>(poll: Poll<T>) -> T {
     match poll {
         Poll::Ready(value) => value,
         Poll::Pending => panic!("is pending"),
@@ -121,7 +124,7 @@ pub fn ready<T>(poll: Poll<T>) -> T {
 
 /// The next item, waited for.
 #[track_caller]
-pub fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
+pub(crate) fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
     block_on(std::future::poll_fn(|context| {
         Pin::new(&mut *stream).poll_next(context)
     }))
@@ -129,13 +132,13 @@ pub fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
 
 /// All items up to the end.
 #[track_caller]
-pub fn all<S: Stream + Unpin>(mut stream: S) -> Vec<S::Item> {
+pub(crate) fn all<S: Stream + Unpin>(mut stream: S) -> Vec<S::Item> {
     std::iter::from_fn(|| next(&mut stream)).collect()
 }
 
 /// Waits for what another thread does.
 #[track_caller]
-pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let end = Instant::now() + LONG;
     while !happened() {
         assert!(Instant::now() < end, "never happened: {what}");
@@ -145,11 +148,11 @@ pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
 
 /// Something to wait at until it is opened.
 #[derive(Clone, Default)]
-pub struct Gate(Arc<(Mutex<(bool, usize)>, Condvar)>);
+pub(crate) struct Gate(Arc<(Mutex<(bool, usize)>, Condvar)>);
 
 impl Gate {
     /// Waits, at most for `LONG`.
-    pub fn pass(&self) {
+    pub(crate) fn pass(&self) {
         let (state, opened) = &*self.0;
         let mut state = state.lock().unwrap();
         state.1 += 1;
@@ -160,7 +163,7 @@ impl Gate {
 
     /// Waits until somebody waits at the gate.
     #[track_caller]
-    pub fn reached(&self) {
+    pub(crate) fn reached(&self) {
         let (state, opened) = &*self.0;
         let state = state.lock().unwrap();
         let (state, _) = opened
@@ -169,26 +172,26 @@ impl Gate {
         assert!(state.1 > 0, "nobody comes to the gate");
     }
 
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         self.0.0.lock().unwrap().0 = true;
         self.0.1.notify_all();
     }
 }
 
 /// Numbers from `first`.
-pub fn numbers(first: i64, rows: usize) -> RecordBatch {
+pub(crate) fn numbers(first: i64, rows: usize) -> RecordBatch {
     let values = Int64Array::from_iter_values(first..first + rows as i64);
     RecordBatch::try_from_iter([("i", Arc::new(values) as ArrayRef)]).unwrap()
 }
 
 /// A batch that nothing else equals, in memory of the host.
-pub fn batch(i: i64) -> DeviceRecordBatch {
+pub(crate) fn batch(i: i64) -> DeviceRecordBatch {
     Devices::cpu().upload(&numbers(i * 100, 5)).unwrap()
 }
 
 /// Which of them it is.
 #[track_caller]
-pub fn number_of(batch: &DeviceRecordBatch) -> i64 {
+pub(crate) fn number_of(batch: &DeviceRecordBatch) -> i64 {
     let host = batch.to_host().unwrap();
     let values = host.column(0).as_any().downcast_ref::<Int64Array>();
     let first = values.unwrap().value(0);
@@ -197,14 +200,14 @@ pub fn number_of(batch: &DeviceRecordBatch) -> i64 {
 }
 
 /// Imports that know a simulated device.
-pub fn options_of(sim: &Sim) -> ImportOptions {
+pub(crate) fn options_of(sim: &Sim) -> ImportOptions {
     let devices = Devices::new();
     devices.add(sim.device.clone()).unwrap();
     ImportOptions::default().with_devices(devices)
 }
 
 /// The encoding of `ArrowSchema.metadata`.
-pub fn encode(pairs: &[(&[u8], &[u8])]) -> Vec<u8> {
+pub(crate) fn encode(pairs: &[(&[u8], &[u8])]) -> Vec<u8> {
     let mut out = (pairs.len() as i32).to_ne_bytes().to_vec();
     for text in pairs.iter().flat_map(|(key, value)| [key, value]) {
         out.extend((text.len() as i32).to_ne_bytes());
@@ -217,7 +220,7 @@ pub fn encode(pairs: &[(&[u8], &[u8])]) -> Vec<u8> {
 ///
 /// # Safety
 /// Null, or metadata in that encoding.
-pub unsafe fn decode(metadata: *const std::ffi::c_char) -> Option<HashMap<String, String>> {
+pub(crate) unsafe fn decode(metadata: *const std::ffi::c_char) -> Option<HashMap<String, String>> {
     if metadata.is_null() {
         return None;
     }
@@ -242,7 +245,7 @@ pub unsafe fn decode(metadata: *const std::ffi::c_char) -> Option<HashMap<String
     Some(out)
 }
 
-pub fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+pub(crate) fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
     let own = |&(key, value): &(&str, &str)| (key.to_string(), value.to_string());
     pairs.iter().map(own).collect()
 }

@@ -22,10 +22,10 @@ type Extract = Box<dyn FnOnce(*mut FFI_ArrowDeviceArray) -> c_int + Send>;
 type Hook = Arc<dyn Fn(&FakeProducer, i64) + Send + Sync>;
 
 /// What the producer keeps for a task.
-pub struct TaskState {
+pub(crate) struct TaskState {
     body: Mutex<Option<Extract>>,
-    pub calls: AtomicUsize,
-    pub with_null: AtomicUsize,
+    pub(crate) calls: AtomicUsize,
+    pub(crate) with_null: AtomicUsize,
     log: Arc<Mutex<Vec<&'static str>>>,
 }
 
@@ -52,7 +52,7 @@ struct Inner {
 
 /// Clones are the same producer. The last one releases the handler, if nobody did.
 #[derive(Clone)]
-pub struct FakeProducer(Arc<Inner>);
+pub(crate) struct FakeProducer(Arc<Inner>);
 
 impl Drop for Inner {
     fn drop(&mut self) {
@@ -171,11 +171,11 @@ unsafe extern "C-unwind" fn extract(
 
 impl FakeProducer {
     /// A handler of ours, and a producer that has it.
-    pub fn open(depth: usize) -> (Self, Opening) {
+    pub(crate) fn open(depth: usize) -> (Self, Opening) {
         Self::open_with(depth, ArrowDeviceType::CPU, ImportOptions::default())
     }
 
-    pub fn open_with(
+    pub(crate) fn open_with(
         depth: usize,
         device_type: ArrowDeviceType,
         options: ImportOptions,
@@ -185,13 +185,13 @@ impl FakeProducer {
         (Self::new(handler, device_type), opening)
     }
 
-    pub fn new(handler: AsyncStreamHandler, device_type: ArrowDeviceType) -> Self {
+    pub(crate) fn new(handler: AsyncStreamHandler, device_type: ArrowDeviceType) -> Self {
         let handler = Box::into_raw(Box::new(handler.into_ffi()));
         Self::with_pointer(handler, true, device_type)
     }
 
     /// `boxed`: the memory is the producer's.
-    pub fn with_pointer(
+    pub(crate) fn with_pointer(
         handler: *mut FFI_ArrowAsyncDeviceStreamHandler,
         boxed: bool,
         device_type: ArrowDeviceType,
@@ -226,13 +226,13 @@ impl FakeProducer {
     }
 
     /// Overwrites word `i` of the C struct with null: 1 is `request`, 2 is `cancel`.
-    pub fn without_callback(&self, i: usize) {
+    pub(crate) fn without_callback(&self, i: usize) {
         let words = self.0.producer.load(SeqCst).cast::<*const c_void>();
         // SAFETY: the struct has five words, and null is a value of both.
         unsafe { words.add(i).write(ptr::null()) };
     }
 
-    pub fn set_metadata(&self, metadata: Vec<u8>) {
+    pub(crate) fn set_metadata(&self, metadata: Vec<u8>) {
         let words = self.0.producer.load(SeqCst).cast::<*const c_void>();
         // SAFETY: word 3 is `additional_metadata`; the bytes live as long as the producer.
         unsafe { words.add(3).write(metadata.as_ptr().cast()) };
@@ -240,11 +240,11 @@ impl FakeProducer {
     }
 
     /// Called within `request`, after it was counted.
-    pub fn on_request(&self, hook: impl Fn(&Self, i64) + Send + Sync + 'static) {
+    pub(crate) fn on_request(&self, hook: impl Fn(&Self, i64) + Send + Sync + 'static) {
         *self.0.on_request.lock().unwrap() = Some(Arc::new(hook));
     }
 
-    pub fn on_cancel(&self, hook: impl Fn(&Self) + Send + Sync + 'static) {
+    pub(crate) fn on_cancel(&self, hook: impl Fn(&Self) + Send + Sync + 'static) {
         *self.0.on_cancel.lock().unwrap() = Some(Arc::new(move |this, _| hook(this)));
     }
 
@@ -255,23 +255,23 @@ impl FakeProducer {
     }
 
     /// Sets the producer and gives the schema of `numbers`.
-    pub fn schema(&self) -> c_int {
+    pub(crate) fn schema(&self) -> c_int {
         self.schema_of(super::numbers(0, 1).schema().as_ref())
     }
 
-    pub fn schema_of(&self, schema: &Schema) -> c_int {
+    pub(crate) fn schema_of(&self, schema: &Schema) -> c_int {
         self.connect();
         self.give(CountedSchema::of(
             FFI_ArrowSchema::try_from(schema).unwrap(),
         ))
     }
 
-    pub fn connect(&self) {
+    pub(crate) fn connect(&self) {
         // SAFETY: the handler is live, and so is the producer until it was released.
         unsafe { (*self.handler()).set_producer(self.0.producer.load(SeqCst)) };
     }
 
-    pub fn give(&self, mut schema: CountedSchema) -> c_int {
+    pub(crate) fn give(&self, mut schema: CountedSchema) -> c_int {
         self.0.schemas.lock().unwrap().push(schema.releases.clone());
         // SAFETY: the handler is live.
         unsafe { self.raw_schema(&raw mut schema.c) }
@@ -279,17 +279,17 @@ impl FakeProducer {
 
     /// # Safety
     /// Null or a schema.
-    pub unsafe fn raw_schema(&self, schema: *mut FFI_ArrowSchema) -> c_int {
+    pub(crate) unsafe fn raw_schema(&self, schema: *mut FFI_ArrowSchema) -> c_int {
         let handler = self.handler();
         // SAFETY: the handler is live.
         unsafe { (*handler).on_schema().unwrap()(handler, schema) }
     }
 
-    pub fn task(&self, batch: &DeviceRecordBatch) -> c_int {
+    pub(crate) fn task(&self, batch: &DeviceRecordBatch) -> c_int {
         self.task_with(batch, None)
     }
 
-    pub fn task_with(&self, batch: &DeviceRecordBatch, metadata: Option<&[u8]>) -> c_int {
+    pub(crate) fn task_with(&self, batch: &DeviceRecordBatch, metadata: Option<&[u8]>) -> c_int {
         let (array, _) = batch.export(SyncPolicy::Event).unwrap();
         let give = move |out: *mut FFI_ArrowDeviceArray| {
             // SAFETY: a consumer gives memory for one struct.
@@ -300,7 +300,7 @@ impl FakeProducer {
     }
 
     /// A task whose extraction with data runs `body`.
-    pub fn task_of(
+    pub(crate) fn task_of(
         &self,
         body: impl FnOnce(*mut FFI_ArrowDeviceArray) -> c_int + Send + 'static,
         metadata: Option<&[u8]>,
@@ -313,7 +313,7 @@ impl FakeProducer {
         code
     }
 
-    pub fn make_task(
+    pub(crate) fn make_task(
         &self,
         body: impl FnOnce(*mut FFI_ArrowDeviceArray) -> c_int + Send + 'static,
     ) -> FFI_ArrowAsyncTask {
@@ -328,18 +328,18 @@ impl FakeProducer {
         unsafe { FFI_ArrowAsyncTask::from_parts(extract, Arc::into_raw(state).cast_mut().cast()) }
     }
 
-    pub fn raw_task(&self, task: *mut FFI_ArrowAsyncTask, metadata: Option<&[u8]>) -> c_int {
+    pub(crate) fn raw_task(&self, task: *mut FFI_ArrowAsyncTask, metadata: Option<&[u8]>) -> c_int {
         let handler = self.handler();
         let metadata = metadata.map_or(ptr::null(), |m| m.as_ptr().cast::<c_char>());
         // SAFETY: the handler is live; task and metadata are null or live for the call.
         unsafe { (*handler).on_next_task().unwrap()(handler, task, metadata) }
     }
 
-    pub fn end(&self) -> c_int {
+    pub(crate) fn end(&self) -> c_int {
         self.raw_task(ptr::null_mut(), None)
     }
 
-    pub fn error(&self, code: c_int, text: Option<&CStr>, metadata: Option<&[u8]>) {
+    pub(crate) fn error(&self, code: c_int, text: Option<&CStr>, metadata: Option<&[u8]>) {
         let handler = self.handler();
         let text = text.map_or(ptr::null(), CStr::as_ptr);
         let metadata = metadata.map_or(ptr::null(), |m| m.as_ptr().cast::<c_char>());
@@ -347,33 +347,33 @@ impl FakeProducer {
         unsafe { (*handler).on_error().unwrap()(handler, code, text, metadata) }
     }
 
-    pub fn release(&self) {
+    pub(crate) fn release(&self) {
         self.0.release();
     }
 
-    pub fn is_released(&self) -> bool {
+    pub(crate) fn is_released(&self) -> bool {
         self.0.released.load(SeqCst)
     }
 
-    pub fn requests(&self) -> Vec<i64> {
+    pub(crate) fn requests(&self) -> Vec<i64> {
         self.0.requests.lock().unwrap().clone()
     }
 
     /// The sum of all requests.
-    pub fn requested(&self) -> i64 {
+    pub(crate) fn requested(&self) -> i64 {
         self.0.requested.load(SeqCst)
     }
 
-    pub fn cancels(&self) -> usize {
+    pub(crate) fn cancels(&self) -> usize {
         self.0.cancels.load(SeqCst)
     }
 
-    pub fn log(&self) -> Vec<&'static str> {
+    pub(crate) fn log(&self) -> Vec<&'static str> {
         self.0.log.lock().unwrap().clone()
     }
 
     /// How many tasks were made, extracted with data and extracted with null.
-    pub fn tasks(&self) -> (usize, usize, usize) {
+    pub(crate) fn tasks(&self) -> (usize, usize, usize) {
         let tasks = self.0.tasks.lock().unwrap();
         let calls: usize = tasks.iter().map(|t| t.calls.load(SeqCst)).sum();
         let null: usize = tasks.iter().map(|t| t.with_null.load(SeqCst)).sum();
@@ -381,14 +381,14 @@ impl FakeProducer {
     }
 
     /// How often each schema was released.
-    pub fn schema_releases(&self) -> Vec<usize> {
+    pub(crate) fn schema_releases(&self) -> Vec<usize> {
         let schemas = self.0.schemas.lock().unwrap();
         schemas.iter().map(|n| n.load(SeqCst)).collect()
     }
 
     /// Everything was taken back exactly once, and nothing called after the release.
     #[track_caller]
-    pub fn assert_balanced(&self) {
+    pub(crate) fn assert_balanced(&self) {
         self.assert_balanced_but_tasks();
         for (i, task) in self.0.tasks.lock().unwrap().iter().enumerate() {
             assert_eq!(task.calls.load(SeqCst), 1, "extractions of task {i}");
@@ -397,7 +397,7 @@ impl FakeProducer {
 
     /// As `assert_balanced`; tasks may be left.
     #[track_caller]
-    pub fn assert_balanced_but_tasks(&self) {
+    pub(crate) fn assert_balanced_but_tasks(&self) {
         assert!(self.is_released(), "the producer has not released yet");
         assert!(self.schema_releases().iter().all(|n| *n == 1), "schemas");
         assert_eq!(self.0.late_calls.load(SeqCst), 0, "calls after the release");

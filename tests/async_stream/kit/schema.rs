@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use arrow_schema::ffi::FFI_ArrowSchema;
 
 /// A schema whose releases are counted.
-pub struct CountedSchema {
-    pub c: FFI_ArrowSchema,
-    pub releases: Arc<AtomicUsize>,
+pub(crate) struct CountedSchema {
+    pub(crate) c: FFI_ArrowSchema,
+    pub(crate) releases: Arc<AtomicUsize>,
 }
 
 type SchemaRelease = unsafe extern "C" fn(*mut FFI_ArrowSchema);
@@ -40,7 +40,7 @@ unsafe extern "C" fn release_counted(schema: *mut FFI_ArrowSchema) {
 }
 
 impl CountedSchema {
-    pub fn of(mut c: FFI_ArrowSchema) -> Self {
+    pub(crate) fn of(mut c: FFI_ArrowSchema) -> Self {
         let releases = Arc::new(AtomicUsize::new(0));
         let words = (&raw mut c).cast::<*mut c_void>();
         // SAFETY: nine words, as the C definition has them.

@@ -14,7 +14,7 @@ thread_local! {
 }
 
 /// Runs `poll`, which must not wait.
-pub fn in_poll<T>(poll: impl FnOnce() -> T) -> T {
+pub(crate) fn in_poll<T>(poll: impl FnOnce() -> T) -> T {
     IN_POLL.set(true);
     let result = poll();
     IN_POLL.set(false);
@@ -22,7 +22,7 @@ pub fn in_poll<T>(poll: impl FnOnce() -> T) -> T {
 }
 
 /// Whoever waits, within a poll, for what is queued behind this gets an error.
-pub fn forbid_waits(device: &Device) {
+pub(crate) fn forbid_waits(device: &Device) {
     let kernel = |_: &mut arrow_device::device::sim::SimMemory<'_>| match IN_POLL.get() {
         true => Err("ran within a poll".into()),
         false => Ok(()),

@@ -79,7 +79,7 @@ async fn collect(plan: Arc<dyn ExecutionPlan>, context: &SessionContext) -> Resu
 ///
 /// # Errors
 /// Returns the error of a query.
-pub async fn run(device: &Device) -> Result<bool> {
+pub(crate) async fn run(device: &Device) -> Result<bool> {
     let numbers = (0..PARTITIONS as i64).map(|i| i * BATCHES..(i + 1) * BATCHES);
     let on_host: Vec<Vec<_>> = numbers
         .map(|n| n.map(batch).collect())

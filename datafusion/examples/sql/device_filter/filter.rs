@@ -18,7 +18,7 @@ use super::kernels::{Filter, Kernels};
 
 /// A filter with a projection on a device.
 #[derive(Clone, Debug)]
-pub struct DeviceFilterExec {
+pub(crate) struct DeviceFilterExec {
     /// DataFusion's node, which this one replaces and whose properties it has.
     host: FilterExec,
     device: Device,
@@ -31,7 +31,7 @@ impl DeviceFilterExec {
     ///
     /// # Errors
     /// Returns an error if the device cannot load the kernels.
-    pub fn in_place_of(host: &FilterExec, device: &Device) -> Result<Option<Self>> {
+    pub(crate) fn in_place_of(host: &FilterExec, device: &Device) -> Result<Option<Self>> {
         let Some(kernels) = Kernels::of(device).map_err(to_datafusion)? else {
             return Ok(None);
         };

@@ -35,13 +35,13 @@ mod predicate;
 mod rule;
 mod sim;
 
-pub use demo::run;
-pub use rule::PushFilterToDevice;
+pub(crate) use demo::run;
+pub(crate) use rule::PushFilterToDevice;
 
 /// Returns whether there are kernels for this device. Without them the rule does not change plans.
 ///
 /// # Errors
 /// Returns an error if the device cannot load the kernels.
-pub fn has_kernels(device: &arrow_device::Device) -> arrow_device::Result<bool> {
+pub(crate) fn has_kernels(device: &arrow_device::Device) -> arrow_device::Result<bool> {
     Ok(kernels::Kernels::of(device)?.is_some())
 }

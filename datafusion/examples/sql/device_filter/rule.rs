@@ -17,7 +17,7 @@ use super::filter::DeviceFilterExec;
 /// Replaces DataFusion's filter with a [`DeviceFilterExec`] if its rows come from a device. Filters that the kernels do not
 /// support stay with DataFusion. `DeviceTransitions` must follow, to remove the download between the two.
 #[derive(Debug)]
-pub struct PushFilterToDevice;
+pub(crate) struct PushFilterToDevice;
 
 impl PhysicalOptimizerRule for PushFilterToDevice {
     fn optimize(
