@@ -13,7 +13,7 @@ mod small;
 mod transfers;
 
 /// What the core's own tests use, too.
-#[allow(dead_code, unused_imports)]
+#[allow(dead_code, unreachable_pub, unused_imports)]
 #[path = "."]
 mod support {
     #[path = "../../../tests/support/cases.rs"]
