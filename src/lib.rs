@@ -169,7 +169,7 @@ pub use interchange::{
 };
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{
-    CoalescingReader, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
-    DeviceRecordBatchIterator, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
-    HostRecordBatchReader, UploadingReader, export_reader,
+    DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostRecordBatchReader, UploadingReader,
+    export_reader,
 };

@@ -1,5 +1,12 @@
-//! A C library around the crate, so that any language can drive it: files as device streams, device streams as files,
-//! batches from one device to another. `arrow_device.h` is its header.
+//! A C library around `arrow-device`, through which any language can use it: it reads files as device streams, writes device
+//! streams to files, and moves batches between devices. `arrow_device.h` is its header.
+//!
+//! ```c
+//! struct ArrowDeviceArrayStream stream;
+//! if (arrow_device_open("trips.parquet", "cuda:0", &stream) != 0) {
+//!   fprintf(stderr, "%s\n", arrow_device_last_error());
+//! }
+//! ```
 //!
 //! ```text
 //! cargo build --release -p arrow-device-capi   # target/release/libarrow_device_capi.so; --features cuda, rocm
@@ -29,13 +36,13 @@ use roundtrip::input;
 pub use outcome::arrow_device_last_error;
 use outcome::{Failure, answer};
 
-/// Rows of the batches that files are read in, at most.
+/// The most rows of a batch that is read from a file.
 const BATCH_ROWS: usize = 65536;
 
-/// See the header.
+/// Opens a file as a stream of record batches on a device. The header describes it.
 ///
 /// # Safety
-/// The texts are null-terminated; `out` is valid for writes. Either may be null.
+/// `path` and `device` are null or null-terminated. `out` is null or valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn arrow_device_open(
     path: *const c_char,
@@ -44,11 +51,11 @@ pub unsafe extern "C" fn arrow_device_open(
 ) -> c_int {
     answer(|| {
         check(out, "out")?;
-        // SAFETY: not null, and the caller's; what was there is not ours to release.
+        // SAFETY: the caller guarantees that `out`, which is not null, is valid for writes. What was there is not released.
         unsafe { FFI_ArrowDeviceArrayStream::empty().write_to(out) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that both are null or null-terminated.
         let (path, device) = unsafe { (path_of(path)?, text(device, "device")?) };
-        // What the system says of it, with its errno. Opening another thing than a file could wait for ever.
+        // Reports the system's errno. Opening anything but a regular file, such as a pipe, could block for ever.
         let file = |e| Failure::file(&path, &e);
         if path.metadata().map_err(file)?.is_file() {
             File::open(&path).map_err(file)?;
@@ -57,16 +64,16 @@ pub unsafe extern "C" fn arrow_device_open(
         let source = source.first().ok_or_else(|| Failure::invalid("no file"))?;
         let reader = source.open(BATCH_ROWS).map_err(Failure::invalid)?.reader;
         let stream = export_reader(reader, &Devices::open(device)?)?;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that `out`, which is not null, is valid for writes.
         unsafe { stream.write_to(out) };
         Ok(())
     })
 }
 
-/// See the header.
+/// Writes a device stream to an Arrow IPC stream file. The header describes it.
 ///
 /// # Safety
-/// `stream` keeps to the C device stream interface; `path` is null-terminated. Either may be null.
+/// `stream` is null or points to a stream that keeps to the C device stream interface. `path` is null or null-terminated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn arrow_device_write_ipc(
     stream: *mut FFI_ArrowDeviceArrayStream,
@@ -74,16 +81,17 @@ pub unsafe extern "C" fn arrow_device_write_ipc(
 ) -> c_int {
     answer(|| {
         check(stream, "stream")?;
-        // SAFETY: not null, and the caller's. Taken first: it is consumed whatever happens.
+        // Taken first, since the stream is consumed whatever happens.
+        // SAFETY: the caller guarantees that `stream`, which is not null, points to a stream.
         let stream = unsafe { FFI_ArrowDeviceArrayStream::from_raw(stream) };
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `path` is null or null-terminated.
         let path = unsafe { path_of(path) }?;
-        // SAFETY: the caller vouches for the structs; values are checked.
+        // SAFETY: the caller guarantees that the stream keeps to the interface. `checked` requires nothing of the values.
         let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, checked()) }?;
-        // Where a link leads to.
+        // Follows links.
         let path = path.canonicalize().unwrap_or(path);
         if path.metadata().is_ok_and(|old| !old.is_file()) {
-            // A pipe or a device cannot be replaced.
+            // A pipe or a device file cannot be replaced.
             let mut file = BufWriter::new(File::options().write(true).open(&path)?);
             write_ipc(reader, &mut file)?;
             return Ok(file.flush()?);
@@ -94,7 +102,7 @@ pub unsafe extern "C" fn arrow_device_write_ipc(
     })
 }
 
-/// A file beside the one that it will be; removed unless it is kept.
+/// A file next to the one that it will replace. It is removed unless it is kept.
 struct Part {
     file: BufWriter<File>,
     path: PathBuf,
@@ -108,7 +116,7 @@ impl Part {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
             let path = whole.with_file_name(format!(".{}-{count}.part", std::process::id()));
             match File::create_new(&path) {
-                // Another process' of the same number, or left behind by one.
+                // Another process with the same number has left it behind, or is using it.
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
                 file => {
                     return Ok(Self {
@@ -158,7 +166,8 @@ fn write_ipc(reader: DeviceRecordBatchStreamReader, to: impl Write) -> Result<()
     Ok(())
 }
 
-/// arrow-ipc writes other values than those of a slice for these, at any depth.
+/// Whether the type contains run-end encoded or union types, for which arrow-ipc does not write the values of slices
+/// correctly.
 fn has_runs_or_unions(data_type: &DataType) -> bool {
     match data_type {
         DataType::RunEndEncoded(..) | DataType::Union(..) => true,
@@ -174,11 +183,12 @@ fn has_runs_or_unions(data_type: &DataType) -> bool {
         _ => false,
     }
 }
-/// See the header.
+
+/// Moves a record batch to a device. The header describes it.
 ///
 /// # Safety
-/// The structs keep to the C device data interface; `device` is null-terminated; `out` and `out_schema` are valid
-/// for writes. Any of them may be null.
+/// Each pointer is null, or: `array` and `schema` point to structs that keep to the C device data interface, `device` is
+/// null-terminated, and `out` and `out_schema` are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn arrow_device_copy(
     array: *mut FFI_ArrowDeviceArray,
@@ -188,28 +198,30 @@ pub unsafe extern "C" fn arrow_device_copy(
     out_schema: *mut FFI_ArrowSchema,
 ) -> c_int {
     answer(|| {
-        // Taken first: both are consumed whatever happens.
+        // Taken first, since both are consumed whatever happens.
         let array = check(array, "array")
-            // SAFETY: not null, and the caller's.
+            // SAFETY: the caller guarantees that `array`, which is not null, points to an array.
             .map(|array| unsafe { FFI_ArrowDeviceArray::from_raw(array) });
         let schema = check(schema, "schema")
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees that `schema`, which is not null, points to a schema.
             .map(|schema| unsafe { ForeignSchema::from_raw(schema) });
         let out = check(out, "out").inspect(|out| {
-            // SAFETY: valid for writes; what was there is not ours to release.
+            // SAFETY: the caller guarantees that `out`, which is not null, is valid for writes. What was there has been taken or
+            // is not released.
             unsafe { FFI_ArrowDeviceArray::empty().write_to(*out) };
         });
         let out_schema = check(out_schema, "out_schema").inspect(|out| {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees that `out_schema`, which is not null, is valid for writes.
             unsafe { out.write(FFI_ArrowSchema::empty()) };
         });
         let (array, schema, out, out_schema) = (array?, schema?, out?, out_schema?);
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `device` is null or null-terminated.
         let device = Devices::open(unsafe { text(device, "device") }?)?;
-        // SAFETY: the caller vouches for the structs; values are checked.
+        // SAFETY: the caller guarantees that the structs keep to the interface. `checked` requires nothing of the values.
         let batch = unsafe { DeviceRecordBatch::import_with(array, schema.as_ref(), &checked()) }?;
         let (array, schema) = batch.to_device(&device)?.export(SyncPolicy::Event)?;
-        // SAFETY: not null, and valid for writes.
+        // SAFETY: the caller guarantees that both, which are not null, are valid for writes. They are empty since the writes
+        // above.
         unsafe {
             array.write_to(out);
             out_schema.write(schema);
@@ -235,18 +247,18 @@ unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> 
     if text.is_null() {
         return Err(Failure::invalid(format!("{name} is null")));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `text`, which is not null, is null-terminated and lives for `'a`.
     let text = unsafe { CStr::from_ptr(text) }.to_str();
     text.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))
 }
 
 /// # Safety
-/// As [`text`].
+/// `path` is null or null-terminated.
 unsafe fn path_of(path: *const c_char) -> Result<PathBuf, Failure> {
     if path.is_null() {
         return Err(Failure::invalid("path is null"));
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `path`, which is not null, is null-terminated. The bytes are copied here.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
     Ok(OsStr::from_bytes(bytes).into())
 }

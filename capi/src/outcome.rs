@@ -1,4 +1,4 @@
-//! How a function of this library answers: an errno, and a text for this thread.
+//! Results of this library's functions: an errno, and a text for the calling thread.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -14,16 +14,16 @@ const EIO: c_int = 5;
 const EINVAL: c_int = 22;
 
 /// An errno and a text.
-pub struct Failure(c_int, String);
+pub(crate) struct Failure(c_int, String);
 
 impl Failure {
-    /// Something that the caller gave breaks a rule.
-    pub fn invalid(text: impl Into<String>) -> Self {
+    /// An argument is invalid.
+    pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self(EINVAL, text.into())
     }
 
     /// A file that cannot be read.
-    pub fn file(path: &Path, e: &std::io::Error) -> Self {
+    pub(crate) fn file(path: &Path, e: &std::io::Error) -> Self {
         let errno = e.raw_os_error().unwrap_or(EIO);
         Self(errno, format!("{}: {e}", path.display()))
     }
@@ -54,20 +54,20 @@ thread_local! {
     static LAST: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
-/// Runs a function's body; a panic is EIO with its text.
-pub fn answer(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
+/// Runs the body of a function. A panic becomes EIO, with its text.
+pub(crate) fn answer(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
     let done = guard::catch(body).unwrap_or_else(|panic| Err(Failure(EIO, panic)));
     let Err(Failure(errno, text)) = done else {
         return 0;
     };
     let text = CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default();
-    // A thread that is ending has no text any more.
+    // A thread that is ending can no longer store a text.
     let _ = LAST.try_with(|last| last.replace(Some(text)));
-    // A producer may have answered with 0 only in error.
+    // A foreign producer may have failed with an errno of 0.
     if errno == 0 { EIO } else { errno }
 }
 
-/// See the header.
+/// Returns the text of this thread's last error. The header describes it.
 #[unsafe(no_mangle)]
 pub extern "C" fn arrow_device_last_error() -> *const c_char {
     let text = LAST.try_with(|last| last.borrow().as_ref().map(|text| text.as_ptr()));

@@ -1,4 +1,4 @@
-//! Arrays up, down and across.
+//! Rules about uploads, downloads and copies of arrays.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::samples::{ROWS, all, assert_same};
 use super::{Subject, Verdict};
 use arrow_device::Devices;
 
-/// (offset, rows) of slices.
+/// Slices: (offset, rows).
 const CUTS: [(usize, usize); 5] = [
     (0, ROWS),
     (1, ROWS - 2),

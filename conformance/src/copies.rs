@@ -1,4 +1,4 @@
-//! Copies and fills.
+//! Rules about copies and fills.
 
 use super::kit::{
     Block, Host, LARGE, across, assert_bytes, content, copy, down, fill as fill_bytes, finish, op,
@@ -7,7 +7,7 @@ use super::kit::{
 use super::{Subject, Verdict};
 use arrow_device::device::CopyKind;
 
-/// (offset, bytes) of copies.
+/// Copies: (offset, bytes).
 const CUTS: [(usize, usize); 10] = [
     (0, 1),
     (1, 1),

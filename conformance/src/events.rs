@@ -1,4 +1,4 @@
-//! Events, and waiting for them.
+//! Rules about events and waits.
 
 use super::kit::{
     Block, Host, LARGE, MOMENT, NO_EVENTS, assert_bytes, down, fill, finish, pattern, queue,
@@ -126,7 +126,7 @@ pub(super) fn never_waits(subject: &Subject) -> Verdict {
     call("free", &mut || block = None);
     call("free_host", &mut || {
         if let Some(idle) = idle {
-            // SAFETY: allocated above, of this size, and used by no copy.
+            // SAFETY: the memory was allocated above with this size, no copy uses it, and this frees it once.
             unsafe { backend.free_host(idle, 4096) };
         }
     });
@@ -193,7 +193,7 @@ fn ordered(subject: &Subject, release_early: bool) -> Verdict {
         two.wait(&event).expect("wait");
         if release_early {
             drop(event);
-            // What a reused event would take with it.
+            // These reuse the released event, which must not end the wait.
             let reused: Vec<_> = (0..100).map(|_| record(&two)).collect();
             drop(reused);
         }
@@ -245,7 +245,7 @@ pub(super) fn threads(subject: &Subject) -> Verdict {
         }
         drop((event, hold));
     });
-    // Released before it completes, by a thread that did nothing else with the device.
+    // Released before it completes, by a thread that has not used the device.
     let hold = subject.hold(&one);
     block.fill(&one, 0x32);
     let event = record(&one);
@@ -263,10 +263,14 @@ pub(super) fn check(subject: &Subject) -> Verdict {
     let backend = device.backend();
     let mut foreign = 0u128;
     let foreign = EventPtr::new((&raw mut foreign).cast()).expect("not null");
-    // SAFETY: called with live events of the device, and with memory as large as the events of all known runtimes.
+    // SAFETY: the pointers below are live events of the device, or point to memory that is as large as the events of all known
+    // runtimes, which is all that `check_event` may read.
     let check = |event| unsafe { backend.check_event(event) };
     if device.is_synchronous() {
-        assert!(check(foreign).is_err(), "it has no events");
+        assert!(
+            check(foreign).is_err(),
+            "a synchronous device accepted an event"
+        );
         return Verdict::Kept;
     }
     let queue = queue(device);

@@ -1,4 +1,4 @@
-//! Host memory, and whose memory an address is.
+//! Rules about host memory and the classification of addresses.
 
 use arrow_buffer::Buffer;
 use bytes::Bytes;
@@ -15,18 +15,18 @@ pub(super) fn allocate(subject: &Subject) -> Verdict {
     let mut live = Vec::new();
     for bytes in [1, 63, 64, 65, LARGE] {
         let Some(ptr) = backend.allocate_host(bytes).expect("allocate_host") else {
-            return Verdict::Skipped("ordinary memory serves");
+            return Verdict::Skipped("the backend uses ordinary host memory");
         };
         assert!(!ptr.is_null());
         assert_eq!(ptr.address() % 64, 0, "{bytes} bytes at {ptr:?}");
-        // SAFETY: the backend's contract: writable for its length.
+        // SAFETY: the contract of `allocate_host` guarantees memory that is writable for its length.
         unsafe { ptr.as_ptr().cast::<u8>().write_bytes(0x5C, bytes) };
         let block = Block::new(&queue, bytes);
         up(&queue, ptr, block.at(0), bytes);
         block.fill(&queue, 0x5D);
         down(&queue, block.at(0), ptr, bytes);
         finish(&queue);
-        // SAFETY: written above, and no copy runs any more.
+        // SAFETY: the memory was written above, and `finish` has waited for the copies that use it.
         let there = unsafe { std::slice::from_raw_parts(ptr.as_ptr().cast::<u8>(), bytes) };
         assert_bytes(
             &vec![0x5D; bytes],
@@ -40,12 +40,12 @@ pub(super) fn allocate(subject: &Subject) -> Verdict {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for (ptr, bytes) in live {
-                // SAFETY: allocated above with this size, freed once, and no copy uses it.
+                // SAFETY: the memory was allocated above with this size, no copy uses it, and this frees it once.
                 unsafe { backend.free_host(ptr, bytes) };
             }
         });
     });
-    // What cannot be is refused.
+    // A size that cannot be allocated is refused.
     let answer = backend.allocate_host(usize::MAX & !63);
     assert!(matches!(answer, Err(_) | Ok(None)), "{answer:?}");
     Verdict::Kept
@@ -78,7 +78,7 @@ pub(super) fn slab(subject: &Subject) -> Verdict {
     let made = device.stats().since(&before).host_allocations;
     assert!(made <= 4, "{made} slabs made where 4 could be reused");
 
-    // A slab given back is used again only by those who may write it.
+    // A freed slab is reused only once no copy reads it.
     let host = Host::with(device, &pattern(1, LARGE));
     let block = Block::new(&queue, LARGE);
     up(&queue, host.at(0), block.at(0), LARGE);

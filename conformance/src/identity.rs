@@ -1,4 +1,4 @@
-//! Who a device is.
+//! Rules about the identity of devices.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ pub(super) fn registry(subject: &Subject) -> Verdict {
 
 pub(super) fn another(subject: &Subject) -> Verdict {
     let Some(make) = &subject.another else {
-        return Verdict::Skipped("there is one device of the kind");
+        return Verdict::Skipped("there is only one device of the type");
     };
     let (one, two) = (&subject.device, make());
     assert_ne!(one.id(), two.id());
@@ -64,7 +64,7 @@ pub(super) fn another(subject: &Subject) -> Verdict {
     }
     if subject.strict && !one.is_synchronous() {
         let event = record(&queue);
-        // SAFETY: a live event of a device of the same kind.
+        // SAFETY: the event is live, and of a device of the same type, which is all that `check_event` requires.
         let checked = unsafe { one.backend().check_event(event.as_ptr()) };
         assert!(checked.is_err(), "accepted an event of {two}");
         event.wait().expect("wait");

@@ -1,7 +1,7 @@
-//! What rules are written with.
+//! Tools for rules.
 //!
-//! After a violation nothing is known of the work that still runs, so a rule that panics frees
-//! neither the host nor the device memory that it uses.
+//! After a violation nothing is known about the work that still runs, so a rule that panics frees neither the host memory nor
+//! the device memory that it uses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,17 +13,17 @@ use super::{Hold, Subject, Verdict};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{Device, HostSlab, Queue, SyncEvent};
 
-/// Bytes of an allocation that is large and odd.
+/// Bytes of a large allocation of odd size.
 pub(super) const LARGE: usize = if cfg!(miri) {
     (1 << 8) + 1
 } else {
     (1 << 20) + 1
 };
 
-/// Why rules about events skip.
+/// The reason why rules about events are skipped.
 pub(super) const NO_EVENTS: Verdict = Verdict::Skipped("a synchronous device has no events");
 
-/// How long something that must not happen is given to happen.
+/// How long to wait for something that must not happen.
 pub(super) const MOMENT: Duration = Duration::from_millis(10);
 
 /// Device memory, freed on its queue.
@@ -55,7 +55,7 @@ impl Block {
         fill(queue, self.base, byte, self.bytes);
     }
 
-    /// From now on the memory is freed on `queue`, which has waited for all that uses it.
+    /// Sets the queue to free the memory on, which has waited for all work that uses it.
     pub(super) fn free_on(mut self, queue: &Queue) {
         self.queue = queue.clone();
     }
@@ -66,8 +66,8 @@ impl Drop for Block {
         if std::thread::panicking() {
             return;
         }
-        // SAFETY: allocated in `new` with this size and freed only here; rules see to it that work
-        // on other queues is done or waited for.
+        // SAFETY: `new` has allocated the memory with this size, and it is freed only here. Rules ensure that work on other
+        // queues is done, or that `queue` waits for it.
         let freed = unsafe { self.queue.raw().free(self.base, self.bytes) };
         freed.expect("free");
     }
@@ -77,7 +77,7 @@ impl Drop for Block {
 pub(super) struct Host(Option<HostSlab>);
 
 impl Host {
-    /// The memory from which `device` copies fastest, with this content.
+    /// The host memory from which `device` copies fastest, with this content.
     pub(super) fn with(device: &Device, content: &[u8]) -> Self {
         let mut slab = device.host_slab(content.len()).expect("host_slab");
         slab.copy_from_slice(content);
@@ -96,7 +96,7 @@ impl Host {
         Self::with(device, &vec![0xEE; bytes])
     }
 
-    /// What is there now. No copy that writes it is under way.
+    /// The content. No copy may be writing it.
     pub(super) fn bytes(&self) -> &[u8] {
         self.0.as_ref().expect("there until dropped")
     }
@@ -128,8 +128,8 @@ pub(super) fn op(kind: CopyKind, src: DevicePtr, dst: DevicePtr, bytes: usize) -
 }
 
 pub(super) fn copy(queue: &Queue, copies: &[CopyOp]) {
-    // SAFETY: rules copy between blocks and host memory that they hold until the queue is done, or
-    // for good after a panic; `at` and the callers' lengths keep inside them.
+    // SAFETY: rules copy between blocks and host memory that they keep until the queue is done, or for ever after a panic.
+    // `at` checks the addresses, and the rules choose lengths within the memory.
     unsafe { queue.raw().copy(copies) }.expect("copy");
 }
 
@@ -146,7 +146,7 @@ pub(super) fn across(queue: &Queue, src: DevicePtr, dst: DevicePtr, bytes: usize
 }
 
 pub(super) fn fill(queue: &Queue, dst: DevicePtr, byte: u8, bytes: usize) {
-    // SAFETY: as in `copy`.
+    // SAFETY: rules fill blocks that they keep until the queue is done, or for ever after a panic, with lengths within them.
     unsafe { queue.raw().fill(dst, byte, bytes) }.expect("fill");
 }
 
@@ -155,7 +155,7 @@ pub(super) fn finish(queue: &Queue) {
     queue.synchronize().expect("waiting for a queue");
 }
 
-/// What a block holds, after waiting.
+/// The content of a block, after waiting for the queue.
 pub(super) fn content(queue: &Queue, block: &Block) -> Vec<u8> {
     let host = Host::empty(queue.device(), block.bytes);
     down(queue, block.at(0), host.at(0), block.bytes);
@@ -163,7 +163,7 @@ pub(super) fn content(queue: &Queue, block: &Block) -> Vec<u8> {
     host.bytes().to_vec()
 }
 
-/// Records an event of a device that has them.
+/// Records an event on a device that has events.
 pub(super) fn record(queue: &Queue) -> SyncEvent {
     let event = queue.record().expect("record");
     event.expect("an event of a device that is not synchronous")
@@ -173,7 +173,7 @@ pub(super) fn queue(device: &Device) -> Queue {
     device.new_queue().expect("new_queue")
 }
 
-/// `bytes` bytes without a short period.
+/// Bytes that do not repeat after a short time.
 pub(super) fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut data = Vec::with_capacity(bytes + 8);
@@ -200,7 +200,7 @@ pub(super) fn assert_bytes(expected: &[u8], actual: &[u8], what: impl std::fmt::
     }
 }
 
-/// Whether `done` becomes true before `time` is over.
+/// Returns whether `done` becomes true within `time`.
 pub(super) fn soon(time: Duration, mut done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + time;
     loop {
@@ -214,7 +214,7 @@ pub(super) fn soon(time: Duration, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Runs `call`, which must return although `hold` holds a queue.
+/// Runs `call`, which must return while `hold` keeps a queue busy.
 pub(super) fn returns_while_held(
     subject: &Subject,
     hold: &mut Hold,
@@ -225,12 +225,12 @@ pub(super) fn returns_while_held(
         let (sender, done) = channel();
         let thread = scope.spawn(move || {
             call();
-            // The other end is there until this thread is joined.
+            // The receiver lives until this thread is joined.
             let _ = sender.send(());
         });
         let waited = done.recv_timeout(subject.patience) == Err(RecvTimeoutError::Timeout);
         if waited {
-            // So that the thread ends.
+            // Lets the thread end.
             hold.open();
         }
         if let Err(panic) = thread.join() {

@@ -1,17 +1,20 @@
-//! One suite that every backend of [`arrow_device`] passes.
+//! The conformance suite for backends of [`arrow_device`].
 //!
-//! Each [`Rule`] checks one line of the contract of [`Backend`](arrow_device::device::Backend),
-//! [`RawQueue`](arrow_device::device::RawQueue) or of what `arrow-device` builds on them. It uses public calls
-//! only and reads device memory by copies, so it serves every device: synchronous or not, readable
-//! by the host or not.
-//!
-//! Unstable: names, signatures and rules may change in any release.
+//! A backend's test hands a device to the suite, which checks every rule of the contract and panics with a table if one is
+//! broken:
 //!
 //! ```
 //! use arrow_device::Devices;
 //! use arrow_device_conformance::{Subject, run};
 //! run(&Subject::new(Devices::cpu()));
 //! ```
+//!
+//! Each [`Rule`] is one line of the contract of [`Backend`](arrow_device::device::Backend) or
+//! [`RawQueue`](arrow_device::device::RawQueue), or of what `arrow-device` builds on them. The suite uses public functions
+//! only and reads device memory by copies, so it works for every device: synchronous or asynchronous, readable by the host or
+//! not.
+//!
+//! The crate is unstable: names, signatures and rules may change in any release.
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
@@ -36,7 +39,7 @@ mod transfer;
 
 type MakeHold = Box<dyn Fn(&Queue) -> Hold>;
 
-/// A device under test, and what the suite may know of it.
+/// A device under test, and what the suite knows about it.
 pub struct Subject {
     device: Device,
     another: Option<Box<dyn Fn() -> Device>>,
@@ -47,7 +50,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// A device of which nothing else is known. The suite has it to itself.
+    /// A device about which nothing else is known. Nothing else may use it while the suite runs.
     pub fn new(device: Device) -> Self {
         Self {
             device,
@@ -59,46 +62,45 @@ impl Subject {
         }
     }
 
-    /// Makes further devices of the kind, with ids of their own.
+    /// Sets a function that makes further devices of the same type, with ids of their own.
     #[must_use]
     pub fn with_another(mut self, make: impl Fn() -> Device + 'static) -> Self {
         self.another = Some(Box::new(make));
         self
     }
 
-    /// Queues work that does not end before its [`Hold`] is opened. With it the suite shows, rather
-    /// than hopes, that work is under way. Other queues may be held up too.
+    /// Sets a function that queues work which does not end before its [`Hold`] is opened. The suite uses it to test calls
+    /// while work is certainly running. Other queues may be held up, too.
     #[must_use]
     pub fn with_hold(mut self, hold: impl Fn(&Queue) -> Hold + 'static) -> Self {
         self.hold = Some(Box::new(hold));
         self
     }
 
-    /// Says whether the device has got everything back: memory, events, host memory. Asked when
-    /// all rules are done, until it agrees or patience ends.
+    /// Sets a function that checks whether all memory, events and host memory of the device have been freed. The suite calls
+    /// it after all rules, until it returns `Ok` or the patience ends.
     #[must_use]
     pub fn with_balance(mut self, balance: impl Fn() -> Result<(), String> + 'static) -> Self {
         self.balance = Some(Box::new(balance));
         self
     }
 
-    /// How long to wait for what must happen soon: a waker's call, a release. 10 seconds if not
-    /// given.
+    /// Sets how long to wait for what must happen soon, such as the call of a waker or a release. 10 seconds by default.
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// The backend knows its own addresses and events: it classifies live memory as `Device`, freed
-    /// memory as something else, and refuses events of others.
+    /// Requires that the backend recognizes its own addresses and events: it classifies live memory as `Device` and freed
+    /// memory as something else, and it refuses events of other devices.
     #[must_use]
     pub fn strict(mut self) -> Self {
         self.strict = true;
         self
     }
 
-    /// Keeps `queue` busy; nothing happens if the subject cannot.
+    /// Keeps `queue` busy, if the subject supports that.
     fn hold(&self, queue: &Queue) -> Hold {
         self.hold.as_ref().map_or(Hold(None), |hold| hold(queue))
     }
@@ -110,17 +112,17 @@ impl fmt::Debug for Subject {
     }
 }
 
-/// A queue that is kept busy. Dropping it lets the queue go on.
+/// Keeps a queue busy. Dropping it lets the queue continue.
 #[must_use]
 pub struct Hold(Option<Box<dyn FnOnce() + Send>>);
 
 impl Hold {
-    /// `open` ends the work that keeps the queue busy. It does not block.
+    /// Makes a hold from a function that ends the work which keeps the queue busy. The function must not block.
     pub fn new(open: impl FnOnce() + Send + 'static) -> Self {
         Self(Some(Box::new(open)))
     }
 
-    /// Lets the queue go on.
+    /// Lets the queue continue.
     pub fn open(&mut self) {
         if let Some(open) = self.0.take() {
             open();
@@ -145,12 +147,12 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// How a rule ended that was not broken.
+/// The result of a rule that is not broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The device keeps it.
+    /// The device keeps the rule.
     Kept,
-    /// It does not apply, for this reason.
+    /// The rule does not apply, for this reason.
     Skipped(&'static str),
 }
 
@@ -163,21 +165,20 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// A short name: `event.wait`.
+    /// Returns a short name, such as `event.wait`.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// What the contract says.
+    /// Returns the line of the contract.
     pub fn contract(&self) -> &'static str {
         self.contract
     }
 
-    /// Checks the rule. After an error the device may be in any state, and what the check had
-    /// allocated stays allocated.
+    /// Checks the rule. After an error the device may be in any state, and what the check has allocated stays allocated.
     ///
     /// # Errors
-    /// What was seen instead.
+    /// Returns a description of what happened instead.
     pub fn check(&self, subject: &Subject) -> Result<Verdict, String> {
         catch_unwind(AssertUnwindSafe(|| (self.check)(subject)))
             .map_err(|panic| panic_text(&*panic))
@@ -197,7 +198,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 /// Checks all rules in order.
 ///
 /// # Panics
-/// If any is broken, with a table of all rules and what was seen.
+/// Panics if a rule is broken, with a table of the results of all rules.
 pub fn run(subject: &Subject) {
     let mut table = String::new();
     let mut broken = 0;
@@ -229,7 +230,7 @@ pub fn run(subject: &Subject) {
 
 macro_rules! rules {
     ($($name:literal $check:path: $contract:literal)*) => {
-        /// All rules, simple ones first.
+        /// Returns all rules, simple ones first.
         pub fn rules() -> &'static [Rule] {
             const RULES: &[Rule] = &[$(Rule { name: $name, contract: $contract, check: $check }),*];
             RULES
@@ -243,27 +244,27 @@ rules! {
     "identity.registry" identity::registry:
         "a registered device is found under its id, and no other takes that id"
     "identity.another" identity::another:
-        "two devices of a kind have two ids and do not take each other's memory and events for theirs"
+        "two devices of a type have two ids, and neither takes the other's memory or events for its own"
     "allocate.aligned" memory::aligned:
-        "allocate gives at least the bytes asked for, aligned to 64 bytes, that nothing else uses"
+        "allocate returns at least the requested bytes, aligned to 64 bytes, which nothing else uses"
     "allocate.huge" memory::huge:
-        "an allocation that cannot be, or of 0 bytes, answers with an error and does no harm"
+        "an allocation that is too large, or of 0 bytes, fails with an error and does no harm"
     "allocate.many" memory::many:
-        "many small allocations live side by side and keep their content"
+        "many small allocations exist at the same time and keep their content"
     "event.synchronous" events::synchronous:
         "a synchronous device has no events, and its work is done when the call returns"
     "event.after-work" events::after_work:
-        "an event completes only when all earlier work has, and that work is visible to the host then"
+        "an event completes only after all earlier work, which is then visible to the host"
     "event.wait" events::wait:
         "wait_event returns only after the event has completed"
     "event.never-waits" events::never_waits:
         "query, notify, release, free and free_host never wait for the device"
     "event.reuse" events::reuse:
-        "released events may be reused; a recorded one never shows an earlier record's state"
+        "released events may be reused; a recorded event never shows the state of an earlier record"
     "event.order" events::order:
-        "work of a queue runs after the events of its earlier waits"
+        "work of a queue runs after the events that the queue was told to wait for before"
     "event.wait-stays" events::wait_stays:
-        "an event may be released after a queue was told to wait for it: the wait stays"
+        "an event may be released after a queue was told to wait for it; the queue still waits"
     "event.threads" events::threads:
         "events are queried, waited for and released on any thread"
     "event.check" events::check:
@@ -271,7 +272,7 @@ rules! {
     "event.synchronize" events::synchronize:
         "synchronize returns only after all work of all queues"
     "notify.backend" notify::backend:
-        "notify_event calls the waker once the event completes and not before, or says that it cannot"
+        "notify_event calls the waker after the event completes and not before, or reports that it is not supported"
     "notify.event" notify::event:
         "SyncEvent::notify calls the waker on every backend"
     "copy.exact" copies::exact:
@@ -289,23 +290,23 @@ rules! {
     "free.elsewhere" memory::free_elsewhere:
         "memory may be freed on another queue and thread than it was allocated on"
     "host.allocate" host::allocate:
-        "allocate_host gives writable memory, 64-byte aligned, that any thread may free"
+        "allocate_host returns writable memory, aligned to 64 bytes, which any thread may free"
     "host.slab" host::slab:
         "host slabs are copied to and from, and freeze into buffers and bytes without a copy"
     "host.classify" host::classify:
-        "classify vouches for an address only where the device may read the whole length"
+        "classify accepts an address only if the device can read the whole length"
     "host.view" host::view:
-        "a host view waits for the event first, and only memory that the host reads has one"
+        "a host view waits for the event first, and exists only for memory that the host can read"
     "array.types" arrays::types:
         "arrays of every layout, whole and sliced, come back with the same values"
     "array.devices" arrays::devices:
-        "arrays go from device to device and back with the same values"
+        "arrays move between devices with the same values"
     "array.compact" arrays::compact:
         "compact copies of slices have the same values, in aligned memory of their own on the device"
     "array.threads" arrays::threads:
-        "threads transfer side by side"
+        "several threads transfer at the same time"
     "transfer.counts" transfer::counts:
-        "an upload is one allocation and no wait, a download one wait, and everything is counted"
+        "an upload is one allocation and no wait, a download is one wait, and everything is counted"
     "transfer.source" transfer::source:
         "the source of an upload lives until its copies are done, and no longer than needed"
     "transfer.loan" transfer::loan:
@@ -313,5 +314,5 @@ rules! {
     "transfer.drop" transfer::drop_order:
         "arrays and queues outlive the last handle of their device"
     "balance" memory::balance:
-        "everything was given back"
+        "everything has been freed"
 }

@@ -1,4 +1,4 @@
-//! Allocating and freeing.
+//! Rules about device memory.
 
 use super::kit::{
     Block, Host, LARGE, assert_bytes, content, down, fill, finish, queue, record, soon,
@@ -21,7 +21,7 @@ pub(super) fn aligned(subject: &Subject) -> Verdict {
     for pair in ranges.windows(2) {
         assert!(pair[0].0 + pair[0].1 <= pair[1].0, "overlap: {pair:x?}");
     }
-    // All bytes are there.
+    // All bytes can be used.
     for (block, byte) in blocks.iter().zip(1u8..) {
         block.fill(&queue, byte);
     }
@@ -34,7 +34,7 @@ pub(super) fn aligned(subject: &Subject) -> Verdict {
 
 pub(super) fn huge(subject: &Subject) -> Verdict {
     let queue = subject.device.default_queue();
-    // Miri ends on sizes that only the system refuses.
+    // Miri stops at sizes that only the system refuses.
     let bytes = if cfg!(miri) {
         usize::MAX & !63
     } else {
@@ -107,7 +107,7 @@ pub(super) fn free_in_order(subject: &Subject) -> Verdict {
     let mut hold = subject.hold(&queue);
     down(&queue, block.at(0), host.at(0), LARGE);
     drop(block);
-    // If the memory were free already, this could be it.
+    // This could reuse the memory if it were already free.
     let next = Block::new(&other, LARGE);
     next.fill(&other, 0x77);
     hold.open();
@@ -146,12 +146,12 @@ pub(super) fn free_elsewhere(subject: &Subject) -> Verdict {
 
 pub(super) fn balance(subject: &Subject) -> Verdict {
     let Some(balance) = &subject.balance else {
-        return Verdict::Skipped("nobody keeps accounts");
+        return Verdict::Skipped("the subject has no balance check");
     };
     subject.device.synchronize().expect("synchronize");
     let mut last = Ok(());
     let balanced = soon(subject.patience, || {
-        // The reaper may just be giving host memory back.
+        // The release thread may be returning host memory to the pool.
         subject.device.trim();
         last = balance();
         last.is_ok()

@@ -1,4 +1,4 @@
-//! Wakers.
+//! Rules about wakers.
 
 use std::sync::Arc;
 
@@ -23,18 +23,22 @@ pub(super) fn backend(subject: &Subject) -> Verdict {
     down(&queue, block.at(0), host.at(0), LARGE);
     let event = record(&queue);
     let notify = |woken: &Arc<Woken>| {
-        // SAFETY: the event lives until the wakers were called, or for good if they never are.
+        // SAFETY: the event lives until the wakers have been called. If they are not, it is leaked below.
         unsafe { backend.notify_event(event.as_ptr(), &woken.waker()) }.expect("notify_event")
     };
     let answers = [notify(&one), notify(&two)];
     if answers.contains(&Notify::Unsupported) {
-        assert_eq!(answers, [Notify::Unsupported; 2], "it can or it cannot");
+        assert_eq!(
+            answers,
+            [Notify::Unsupported; 2],
+            "notify_event is supported, or it is not"
+        );
         hold.open();
         event.wait().expect("wait_event");
         assert_eq!(
             one.times() + two.times(),
             0,
-            "calls a waker that it refused"
+            "calls a waker that it did not accept"
         );
         return Verdict::Skipped("the backend cannot notify");
     }
@@ -55,7 +59,7 @@ pub(super) fn backend(subject: &Subject) -> Verdict {
         event.wait().expect("wait_event");
     }
     if !soon(subject.patience, all) {
-        // The event may be asked for again at any time.
+        // The backend may still use the event.
         std::mem::forget(event);
         panic!("the waker was not called");
     }

@@ -23,7 +23,7 @@ fn int64(rows: usize) -> Int64Array {
 }
 
 fn text(i: usize) -> Option<String> {
-    // Some of more than 12 bytes, which views keep elsewhere.
+    // Some have more than 12 bytes, which views store in other buffers.
     some(i).then(|| "value ".repeat(i % 4) + &i.to_string())
 }
 
@@ -73,8 +73,8 @@ fn runs(rows: usize) -> RunArray<Int32Type> {
     RunArray::try_new(&ends, &values).expect("valid runs")
 }
 
-/// Of each layout an array of [`ROWS`] rows, and a slice of as many from the middle of a longer one: of bitmaps from a
-/// byte on or from within one, of runs from within one, with items and values that no row refers to.
+/// Returns, for each layout, an array of [`ROWS`] rows and a slice of as many from the middle of a longer array. Slices begin
+/// at a byte of their bitmaps or within one, and within a run, and have items and values that no row refers to.
 pub(super) fn all() -> Vec<ArrayRef> {
     let long = made(ROWS + 17).into_iter().enumerate();
     let slices = long.map(|(i, array)| array.slice(7 + i % 2, ROWS));

@@ -1,4 +1,4 @@
-//! What transfers cost, and who keeps what alive.
+//! Rules about the cost of transfers and the lifetime of memory.
 
 use std::sync::{Arc, Weak};
 
@@ -23,7 +23,7 @@ pub(super) fn counts(subject: &Subject) -> Verdict {
     ];
     let schema = Arc::new(Schema::new(fields));
     let batch = RecordBatch::try_new(schema, vec![column.clone(), column]).expect("columns fit");
-    // Warm: pools are filled.
+    // Fills the pools.
     for _ in 0..2 {
         let up = device.upload(&batch).expect("upload");
         up.to_host().expect("to_host");
@@ -60,7 +60,7 @@ pub(super) fn counts(subject: &Subject) -> Verdict {
     }
     assert_eq!(host, batch);
 
-    // What was dropped before may be freed only now, by the release thread.
+    // The release thread may not have freed earlier memory yet.
     soon(subject.patience, || {
         let stats = device.stats();
         stats.frees + 1 >= stats.allocations
@@ -75,12 +75,12 @@ pub(super) fn counts(subject: &Subject) -> Verdict {
     Verdict::Kept
 }
 
-/// Values whose memory tells whether it is still held.
+/// Values, and a handle that shows whether their memory is still in use.
 fn watched() -> (Int64Array, Weak<Vec<i64>>) {
     let owner = Arc::new((0..VALUES as i64).collect::<Vec<_>>());
     let watch = Arc::downgrade(&owner);
     let start = std::ptr::NonNull::from(owner.as_slice()).cast::<u8>();
-    // SAFETY: the vector is never changed, and the buffer holds it.
+    // SAFETY: the buffer keeps the vector, which is never changed, and whose values have this length in bytes.
     let buffer = unsafe { Buffer::from_custom_allocation(start, VALUES * 8, owner) };
     let values = ScalarBuffer::new(buffer, 0, VALUES);
     (Int64Array::new(values, None), watch)
@@ -137,7 +137,7 @@ pub(super) fn loan(subject: &Subject) -> Verdict {
     drop(up);
     let cost = device.stats().since(&before);
     assert_eq!(cost.host_waits, 0, "a drop waits for uses: {cost:?}");
-    // If the memory were free already, this could be it.
+    // This could reuse the memory if it were already free.
     let next = Block::new(&home, VALUES * 8);
     next.fill(&home, 0x77);
     hold.open();
@@ -150,7 +150,7 @@ pub(super) fn loan(subject: &Subject) -> Verdict {
 
 pub(super) fn drop_order(subject: &Subject) -> Verdict {
     let Some(make) = &subject.another else {
-        return Verdict::Skipped("there is one device of the kind");
+        return Verdict::Skipped("there is only one device of the type");
     };
     let (array, watch) = watched();
     let expected: ArrayRef = Arc::new(array.clone());
@@ -176,7 +176,7 @@ pub(super) fn drop_order(subject: &Subject) -> Verdict {
     let released = soon(subject.patience, || watch.upgrade().is_none());
     assert!(released, "the source is kept though nothing is left");
 
-    // Dropped with work under way that nobody waits for.
+    // Dropped while work runs that nothing waits for.
     let device = make();
     let (array, _) = watched();
     let up = device.upload_array(&array).expect("upload");

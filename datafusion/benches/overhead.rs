@@ -1,6 +1,6 @@
-//! What this crate costs a query beside DataFusion's own: a scan of a table that the host can read, and the rule in the
-//! planning of a TPC-H query. Sides take turns; a median of ratios is printed for each, and `--gate` makes one above its
-//! limit an error.
+//! The overhead of this crate in a query: of scanning a device table that the host can read, and of the rule in planning a
+//! TPC-H query. The sides are measured alternately, and the median of the ratios is printed. With `--gate`, a ratio above its
+//! limit is an error.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, collect};
 use datafusion::prelude::{SessionConfig, SessionContext};
 
-/// Rounds in which each side is measured once.
+/// Rounds, in each of which each side is measured once.
 const ROUNDS: usize = 30;
 const BATCHES: i64 = 64;
 const ROWS: i64 = 8192;
@@ -64,7 +64,7 @@ fn median(mut ratios: Vec<f64>) -> f64 {
     ratios[ratios.len() / 2]
 }
 
-/// How long a query over each table takes, the second side as a multiple of the first.
+/// The time of a query over the second table as a multiple of that over the first.
 async fn scan() -> Result<f64> {
     let batches = batches();
     let schema = batches[0].schema();
@@ -91,7 +91,7 @@ async fn scan() -> Result<f64> {
         let (first, expected) = run(&host).await?;
         let (second, result) = run(&device).await?;
         assert_eq!(expected, result, "the same query");
-        // The first ones warm up.
+        // The first rounds warm up.
         if round > 1 {
             ratios.push(second.as_secs_f64() / first.as_secs_f64());
         }
@@ -99,7 +99,7 @@ async fn scan() -> Result<f64> {
     Ok(median(ratios))
 }
 
-/// The rule's part of the time in which a join of six tables is planned.
+/// The rule's share of the time of planning a join of six tables.
 async fn rule() -> Result<f64> {
     let sql = include_str!("../tests/queries/q05.sql");
     let context = session(true);

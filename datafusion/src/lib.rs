@@ -1,26 +1,5 @@
-//! [DataFusion](https://datafusion.apache.org): device streams as tables, results of plans as device streams, and operators
-//! whose batches stay on a device.
-//!
-//! ```text
-//! DeviceToHostExec: device=sim            <- DeviceTransitions puts it where sides differ
-//!   MyFilterExec: device=sim              <- a DevicePlan of yours, in a DeviceExec
-//!     DeviceScanExec: device=sim, ...     <- a DeviceTable; only what is asked for is read
-//! ```
-//!
-//! | | |
-//! | --- | --- |
-//! | [`DeviceTable`] | a table over device streams: batches that are there, readers, foreign C streams, anything async |
-//! | [`execute_on_device`], [`export_plan`] | any plan's result as a device stream: to go on with, as a C stream, or through [`produce`](arrow_device::async_stream::produce) as an async one |
-//! | [`DevicePlan`] in a [`DeviceExec`] | an operator: it reads its children's device streams ([`execute_child`]) and gives one |
-//! | [`HostToDeviceExec`], [`DeviceToHostExec`] | the two ways between the host and a device |
-//! | [`DeviceTransitions`] | the physical optimizer rule that puts them where sides differ, and takes away those that are not needed |
-//!
-//! DataFusion's plans are trees of `dyn ExecutionPlan`, in which a third party's trait cannot be found: so there is one
-//! concrete node, [`DeviceExec`], around any [`DevicePlan`]. A parent on the same device takes its device stream; nobody ever sees
-//! a `RecordBatch` with device addresses. Batches pass between operators on one device without a copy and without a wait:
-//! a batch may be given before the work that fills it is done, as everywhere in `arrow-device`.
-//!
-//! # In a session
+//! Device data in [DataFusion](https://datafusion.apache.org): device streams as tables, results of plans as device streams,
+//! and operators whose batches stay on a device.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -48,8 +27,8 @@
 //! # let batches: Vec<DeviceRecordBatch> = vec![device.upload(&batch)?];
 //! let state = SessionStateBuilder::new()
 //!     .with_default_features()
-//!     .with_physical_optimizer_rule(Arc::new(MyRule))              // makes device operators
-//!     .with_physical_optimizer_rule(Arc::new(DeviceTransitions))   // and this comes after it
+//!     .with_physical_optimizer_rule(Arc::new(MyRule))              // inserts device operators
+//!     .with_physical_optimizer_rule(Arc::new(DeviceTransitions))   // inserts uploads and downloads, so it comes last
 //!     .build();
 //! let context = SessionContext::new_with_state(state);
 //! context.register_table("t", Arc::new(DeviceTable::from_batches(schema, device, vec![batches])?))?;
@@ -58,24 +37,48 @@
 //! # }
 //! ```
 //!
-//! A table works without the rule too: its scan has a [`DeviceToHostExec`] above it from the start, which the rule takes away
-//! under a device operator. (DataFusion may push a sort or a limit below it; the rule puts it back above the scan.) The guide
-//! (`docs/guide/datafusion.md`) has a whole operator; the example `sql` is a plugin whose filter runs on the device in real SQL.
+//! The plan of such a query, with a filter as the device operator:
+//!
+//! ```text
+//! DeviceToHostExec: device=sim            <- inserted by DeviceTransitions
+//!   MyFilterExec: device=sim              <- your DevicePlan, in a DeviceExec
+//!     DeviceScanExec: device=sim, ...     <- a DeviceTable; reads only the columns and rows that are needed
+//! ```
+//!
+//! A table works without the rule, too: its scan has a [`DeviceToHostExec`] above it from the start, which the rule removes
+//! below a device operator. (DataFusion may push a sort or a limit below that node; the rule moves it back to the scan.) The
+//! guide (`docs/guide/datafusion.md`) has a complete operator. The example `sql` is a plugin whose filter runs on the device.
+//!
+//! # Contents
+//!
+//! | | |
+//! | --- | --- |
+//! | [`DeviceTable`] | a table over device streams: batches in memory, readers, foreign C streams, any async stream |
+//! | [`execute_on_device`], [`export_plan`] | the result of any plan as a device stream, as a C stream, or through [`produce`](arrow_device::async_stream::produce) as an async C stream |
+//! | [`DevicePlan`] in a [`DeviceExec`] | an operator: it reads its children's device streams ([`execute_child`]) and returns one |
+//! | [`HostToDeviceExec`], [`DeviceToHostExec`] | upload and download |
+//! | [`DeviceTransitions`] | the physical optimizer rule that inserts them where the host and a device meet, and removes needless ones |
+//!
+//! DataFusion's plans are trees of `dyn ExecutionPlan`, which cannot be downcast to a third party's trait. So there is one
+//! concrete node, [`DeviceExec`], around any [`DevicePlan`]. A parent on the same device reads its device stream. No
+//! `RecordBatch` ever has device addresses. Batches pass between operators on one device without a copy and without a wait:
+//! as everywhere in `arrow-device`, a batch may be returned before the work that fills it is done.
 //!
 //! # Metrics
 //!
-//! Each node counts, for each partition, its rows and batches, the bytes that it moved each way, copies, waits given to queues
-//! and waits of the host, and the host's time for its polls (`EXPLAIN ANALYZE`). They are its own, not its children's, and exact
-//! though other queries use the device ([`TransferStats::scope`](arrow_device::TransferStats::scope)). Work that is done
-//! on a reader's own thread is not attributed to any node, nor is the download below a host node that reads a device node
-//! without a transition. Metrics never read an array.
+//! For each partition, each node counts its rows and batches, the bytes that it moved each way, copies, waits given to queues
+//! and waits of the host, and the host's time for its polls (`EXPLAIN ANALYZE`). The counts do not include its children, and
+//! they are exact even if other queries use the device ([`TransferStats::scope`](arrow_device::TransferStats::scope)). Work
+//! done on a reader's own thread is not attributed to any node, nor is the download below a host node that reads a device
+//! node without a transition. Metrics never read an array.
 //!
 //! # Waits and errors
 //!
-//! Polling never blocks on a device, except for [`UploadingStream`](arrow_device::async_stream::UploadingStream). An error of a device
-//! fails the query: [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around `arrow-device`'s ([`to_datafusion`]), with the device, the operation
-//! and the text. DataFusion's own errors go through device operators and come out as they were. Dropping a stream
-//! drops everything that it reads from.
+//! Polling never blocks on a device, except as described for
+//! [`UploadingStream`](arrow_device::async_stream::UploadingStream). A device error fails the query with
+//! [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around the error of `arrow-device` ([`to_datafusion`]),
+//! which names the device and the operation. DataFusion's own errors pass through device operators unchanged. Dropping a
+//! stream drops everything that it reads from.
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
@@ -87,6 +90,7 @@ mod sink;
 mod source;
 mod stream;
 mod transitions;
+mod upload;
 
 pub use metrics::to_datafusion;
 pub use plan::{DeviceExec, DevicePlan, execute_child};

@@ -1,4 +1,4 @@
-//! What an operator costs, without a look at any array.
+//! Metrics and errors of operators.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use datafusion_physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBu
 use arrow_device::Error;
 use arrow_device::TransferStats;
 
-/// Wraps an error of `arrow-device` as DataFusion carries it: inside an [`ArrowError`]. An error of DataFusion that passed through a
+/// Wraps an error of `arrow-device` for DataFusion, in an [`ArrowError`]. An error of DataFusion that has passed through a
 /// device stream is unwrapped again.
 ///
 /// ```
@@ -30,7 +30,8 @@ pub fn to_datafusion(e: Error) -> DataFusionError {
     from_arrow(ArrowError::from(e))
 }
 
-/// As above; one of DataFusion's own or of arrow-rs, which came through a device stream, is itself again.
+/// Wraps an error for DataFusion. An error of DataFusion or of arrow-rs that has passed through a device stream is unwrapped
+/// again.
 pub(super) fn from_arrow(e: ArrowError) -> DataFusionError {
     let carried = |e| DataFusionError::ArrowError(Box::new(e), None);
     let e = match e {
@@ -51,7 +52,7 @@ pub(super) fn from_arrow(e: ArrowError) -> DataFusionError {
     }
 }
 
-/// And back: one of ours is itself again.
+/// Wraps an error of DataFusion for a device stream. An error of `arrow-device` is unwrapped again.
 pub(super) fn from_datafusion(e: DataFusionError) -> Error {
     match e {
         DataFusionError::ArrowError(e, _) => Error::from(*e),
@@ -67,11 +68,11 @@ struct Cost {
 }
 
 thread_local! {
-    /// What was measured within the poll that is measured on this thread.
+    /// The cost of polls within the poll that is being measured on this thread.
     static WITHIN: Cell<Cost> = Cell::default();
 }
 
-/// Runs `poll`, and returns what it cost without what was measured within it.
+/// Runs `poll` and returns its cost, without that of polls measured within it.
 fn measured<T>(poll: impl FnOnce() -> T) -> (T, Cost) {
     let start = Instant::now();
     let outer = WITHIN.take();
@@ -88,12 +89,12 @@ fn measured<T>(poll: impl FnOnce() -> T) -> (T, Cost) {
     (polled, own)
 }
 
-/// Polls a node on the host, whose cost is not that of the operator that polls it.
+/// Polls a node on the host, whose cost is not attributed to the operator that polls it.
 pub(super) fn poll_host<T>(poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
     measured(poll).0
 }
 
-/// An operator's numbers for one partition: what its own polls counted, not its children's.
+/// An operator's metrics for one partition, without those of its children.
 #[derive(Debug)]
 pub(super) struct DeviceMetrics {
     rows: Count,
@@ -123,7 +124,7 @@ impl DeviceMetrics {
         }
     }
 
-    /// Counts a poll, without what it polled of others. Its time is the host's: the device works on after it.
+    /// Counts a poll, without polls of other nodes within it. The time is the host's; the device may continue after it.
     pub(super) fn poll<T, E>(
         &self,
         poll: impl FnOnce() -> Poll<Option<std::result::Result<T, E>>>,

@@ -21,32 +21,32 @@ use arrow_device::Device;
 
 /// An operator whose batches are on a device.
 ///
-/// It becomes part of a plan inside a [`DeviceExec`], which measures it and shows it in `EXPLAIN`. Its children are
-/// plans; once [`DeviceTransitions`](super::DeviceTransitions) has run, all of them are on the operator's device,
-/// and [`execute_child`] gives their streams. Nothing that a stream's `poll_next` does may wait for the device: queue
-/// the work, and give the batch before it is done.
+/// It becomes part of a plan inside a [`DeviceExec`], which measures it and shows it in `EXPLAIN`. Its children are plans.
+/// After [`DeviceTransitions`](super::DeviceTransitions) has run, all of them are on the operator's device, and
+/// [`execute_child`] returns their streams. A stream's `poll_next` must not wait for the device: it queues the work and
+/// returns the batch before the work is done.
 ///
-/// The methods with defaults mean what those of the same name mean in [`ExecutionPlan`].
+/// The methods with defaults have the meaning of the methods of the same name in [`ExecutionPlan`].
 pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
-    /// The operator's name, for `EXPLAIN`.
+    /// Returns the operator's name, for `EXPLAIN`.
     fn name(&self) -> &str;
 
-    /// What `EXPLAIN` says after the name; nothing by default.
+    /// Writes what `EXPLAIN` shows after the name. By default, nothing.
     fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let _ = f;
         Ok(())
     }
 
-    /// The device that its batches are on.
+    /// Returns the device that its batches are on.
     fn device(&self) -> &Device;
 
-    /// Schema, partitions and orderings of what it gives.
+    /// Returns the schema, partitions and orderings of its output.
     fn properties(&self) -> &Arc<PlanProperties>;
 
-    /// What it reads.
+    /// Returns the plans that it reads from.
     fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>>;
 
-    /// The same operator over other children, as many.
+    /// Returns the same operator over the same number of other children.
     ///
     /// # Errors
     /// Returns an error if the operator cannot run over these children.
@@ -62,24 +62,24 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
         context: Arc<TaskContext>,
     ) -> Result<SendableDeviceStream>;
 
-    /// How the children's rows must be spread over their partitions; any way by default.
+    /// Returns how the children's rows must be distributed over their partitions. By default, in any way.
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
         let any = vec![Distribution::UnspecifiedDistribution; self.children().len()];
         InputDistributionRequirements::new(any)
     }
 
-    /// How each child's rows must be ordered; any way by default.
+    /// Returns how each child's rows must be ordered. By default, in any way.
     fn required_input_ordering(&self) -> Vec<Option<OrderingRequirements>> {
         vec![None; self.children().len()]
     }
 
-    /// Whether each child's order is that of the result; not by default.
+    /// Returns whether the output keeps each child's order. By default, it does not.
     fn maintains_input_order(&self) -> Vec<bool> {
         vec![false; self.children().len()]
     }
 
-    /// What is known of a partition, or of all; nothing by default. `inputs` are the children's: of the same partition, if
-    /// they have as many, else unknown.
+    /// Returns the statistics of a partition, or of all. By default, nothing is known. `inputs` are the children's
+    /// statistics: of the same partition, or unknown if a child has another number of partitions.
     ///
     /// # Errors
     /// Returns an error if the statistics cannot be computed.
@@ -93,32 +93,33 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
         Ok(Arc::new(Statistics::new_unknown(schema)))
     }
 
-    /// The expressions in it; none by default.
+    /// Returns the expressions of the operator. By default, none.
     fn expressions(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
         Vec::new()
     }
 
-    /// Whether a limit on its rows may be pushed to its children; not by default. Only where each partition has as many rows as
-    /// the child's of the same number.
+    /// Returns whether a limit on its rows may be pushed to its children, which requires that each partition has as many rows
+    /// as the child's partition of the same number. By default, it may not.
     fn supports_limit_pushdown(&self) -> bool {
         false
     }
 
-    /// The most rows that it gives of each partition, if there is such a limit.
+    /// Returns the limit on the rows of each partition, if there is one.
     fn fetch(&self) -> Option<usize> {
         None
     }
 
-    /// The same operator with another limit; `None`, as by default, if it cannot have one.
+    /// Returns the same operator with another limit, or `None`, the default, if it does not support limits.
     fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn DevicePlan>> {
         let _ = limit;
         None
     }
 }
 
-/// The node of a plan that carries a [`DevicePlan`]. A parent on the same device takes the operator's stream; to a
-/// parent on the host it gives host batches, but [`DeviceTransitions`](super::DeviceTransitions) makes that a node of
-/// its own.
+/// The node of a plan that holds a [`DevicePlan`].
+///
+/// A parent on the same device reads the operator's device stream. A parent on the host would read host batches, but
+/// [`DeviceTransitions`](super::DeviceTransitions) makes the download a node of its own.
 #[derive(Clone)]
 pub struct DeviceExec {
     plan: Arc<dyn DevicePlan>,
@@ -126,7 +127,7 @@ pub struct DeviceExec {
 }
 
 impl DeviceExec {
-    /// A node around an operator.
+    /// Makes a node around an operator.
     pub fn new(plan: Arc<dyn DevicePlan>) -> Self {
         Self {
             plan,
@@ -134,20 +135,20 @@ impl DeviceExec {
         }
     }
 
-    /// The operator. `(&**plan as &dyn Any).downcast_ref()` finds its type.
+    /// Returns the operator. `(&**plan as &dyn Any).downcast_ref()` downcasts it.
     pub fn plan(&self) -> &Arc<dyn DevicePlan> {
         &self.plan
     }
 
-    /// The device that its batches are on.
+    /// Returns the device that its batches are on.
     pub fn device(&self) -> &Device {
         self.plan.device()
     }
 
-    /// The operator's stream of a partition, measured.
+    /// Starts a partition, and returns its stream, which counts the node's metrics.
     ///
     /// # Errors
-    /// What the operator says.
+    /// Returns the operator's error if the partition cannot be started.
     pub fn execute_device(
         &self,
         partition: usize,
@@ -157,17 +158,17 @@ impl DeviceExec {
         Ok(Box::pin(Measured::new(stream, &self.metrics, partition)))
     }
 
-    /// The node in a plan, if it is one.
+    /// Returns the node if `plan` is one.
     pub fn of(plan: &Arc<dyn ExecutionPlan>) -> Option<&Self> {
         plan.downcast_ref()
     }
 }
 
-/// A child's stream of a partition: `children()[i]` of an operator whose plan has been through
+/// Starts a partition of a child of a [`DevicePlan`], and returns its device stream. The plan must have been through
 /// [`DeviceTransitions`](super::DeviceTransitions).
 ///
 /// # Errors
-/// An internal error for a child on the host; what the child says.
+/// Returns an internal error for a child on the host, and the child's error if the partition cannot be started.
 pub fn execute_child(
     child: &Arc<dyn ExecutionPlan>,
     partition: usize,
@@ -176,7 +177,7 @@ pub fn execute_child(
     match DeviceExec::of(child) {
         Some(device) => device.execute_device(partition, context),
         None => Err(DataFusionError::Internal(format!(
-            "{} is no operator on a device; the physical optimizer rule DeviceTransitions puts a \
+            "{} is not a device operator; the physical optimizer rule DeviceTransitions inserts a \
              HostToDeviceExec above it",
             child.name()
         ))),
@@ -229,7 +230,7 @@ impl ExecutionPlan for DeviceExec {
         Ok(Arc::new(Self::new(self.plan.with_children(children)?)))
     }
 
-    /// Other partitions would be made on the host.
+    /// Repartitioning would happen on the host.
     fn benefits_from_input_partitioning(&self) -> Vec<bool> {
         vec![false; self.children().len()]
     }

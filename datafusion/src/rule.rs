@@ -1,4 +1,4 @@
-//! The rule that puts transitions where they belong.
+//! The rule that inserts uploads and downloads.
 
 use std::sync::Arc;
 
@@ -13,14 +13,17 @@ use super::plan::{DeviceExec, DevicePlan};
 use super::transitions::{DeviceToHostExec, HostToDeviceExec};
 use arrow_device::Device;
 
-/// Puts a [`HostToDeviceExec`] or a [`DeviceToHostExec`] wherever a plan's sides differ, and takes away those that
-/// are not needed: pairs that cancel out, so that operators on one device pass their batches to each other, and no
-/// batch moves twice. A batch for another device goes through the host. Running it again changes nothing.
+/// The physical optimizer rule that inserts a [`HostToDeviceExec`] or a [`DeviceToHostExec`] wherever a node and its child
+/// are not both on the host or on the same device.
 ///
-/// It belongs after all rules that make device operators. (Rules of a session's own run after DataFusion's: where a table has fewer
-/// partitions than the session's target, a `RepartitionExec` may stand above its scan by then, and a `SortExec` between the scan and
-/// its `DeviceToHostExec`: a rule that makes device operators looks through both, or leaves such a plan alone.)
-/// `SessionStateBuilder::with_physical_optimizer_rule(Arc::new(DeviceTransitions))`.
+/// It removes transitions that cancel out, so that operators on one device pass their batches to each other and no batch
+/// moves twice. Batches for another device move through the host. Running the rule again changes nothing.
+///
+/// Add it after all rules that insert device operators, with
+/// `SessionStateBuilder::with_physical_optimizer_rule(Arc::new(DeviceTransitions))`. A session's own rules run after
+/// DataFusion's, which may have inserted a `RepartitionExec` above the scan of a table with few partitions, and a `SortExec`
+/// between the scan and its `DeviceToHostExec`. A rule that inserts device operators must look through both, or leave such
+/// a plan unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceTransitions;
 
@@ -43,11 +46,11 @@ impl PhysicalOptimizerRule for DeviceTransitions {
     }
 }
 
-/// Gives a node children on its own side. The children's own are right already.
+/// Puts a node's children on its own side. Their own children have been done before.
 fn between_parent_and_children(
     plan: Arc<dyn ExecutionPlan>,
 ) -> Result<Transformed<Arc<dyn ExecutionPlan>>> {
-    // A transition reads the other side; what it is good for is its parent's to say.
+    // A transition reads the other side. Whether it is needed is decided for its parent.
     if plan.downcast_ref::<DeviceToHostExec>().is_some() || upload(&plan).is_some() {
         return Ok(Transformed::no(plan));
     }
@@ -68,13 +71,13 @@ fn between_parent_and_children(
     Ok(Transformed::yes(plan))
 }
 
-/// The upload that a node is, if it is one.
+/// The upload, if `plan` is one.
 fn upload(plan: &Arc<dyn ExecutionPlan>) -> Option<&HostToDeviceExec> {
     let plan = &**DeviceExec::of(plan)?.plan();
     (plan as &dyn std::any::Any).downcast_ref()
 }
 
-/// What is below the transitions that `plan` begins with: an operator, on whatever side.
+/// The operator below the transitions at the top of `plan`, on the host or on a device.
 fn operator(mut plan: &Arc<dyn ExecutionPlan>) -> &Arc<dyn ExecutionPlan> {
     loop {
         let down = plan.downcast_ref::<DeviceToHostExec>();
@@ -82,7 +85,7 @@ fn operator(mut plan: &Arc<dyn ExecutionPlan>) -> &Arc<dyn ExecutionPlan> {
         plan = match (down, upload(plan), cooperative) {
             (Some(down), ..) => down.input(),
             (_, Some(upload), _) => upload.input(),
-            // DataFusion puts it above nodes that it does not know to be so. Device operators are.
+            // DataFusion inserts it above nodes that it does not know to be cooperative. Device operators are.
             (.., Some(node)) if is_of_a_device(node.input()) => node.input(),
             _ => return plan,
         };
@@ -93,7 +96,7 @@ fn is_of_a_device(plan: &Arc<dyn ExecutionPlan>) -> bool {
     DeviceExec::of(plan).is_some() || plan.downcast_ref::<DeviceToHostExec>().is_some()
 }
 
-/// What `plan` gives, on the host. A plan that is right already stays the same.
+/// The plan with its output on the host. A plan that needs no change stays the same node.
 fn on_host(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
     let operator = operator(&plan);
     if DeviceExec::of(operator).is_none() {
@@ -105,7 +108,7 @@ fn on_host(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
     }
 }
 
-/// What `plan` gives, on a device. A plan that is right already stays the same.
+/// The plan with its output on a device. A plan that needs no change stays the same node.
 pub(super) fn on_device(plan: Arc<dyn ExecutionPlan>, device: &Device) -> Arc<dyn ExecutionPlan> {
     let operator = operator(&plan);
     if DeviceExec::of(operator).is_some_and(|node| node.device() == device) {

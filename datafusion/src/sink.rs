@@ -1,4 +1,4 @@
-//! The results of plans as device streams.
+//! Results of plans as device streams.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -23,30 +23,30 @@ use arrow_device::{
     ArrowDeviceType, Device, DeviceRecordBatch, Error, ExportOptions, FFI_ArrowDeviceArrayStream,
 };
 
-/// Runs a plan, and gives its result on a device: what is there already stays, what is on the host goes up. Batches of
-/// several partitions come as they are ready.
+/// Runs a plan and returns its result as a stream of batches on a device. Batches that are on the host are uploaded; those on
+/// the device stay there. Batches of several partitions come in the order in which they are ready.
 ///
-/// For the async device stream, give the answer to [`produce`](arrow_device::async_stream::produce). Of a DataFrame it takes
-/// `create_physical_plan()` and `task_ctx()`. All partitions are polled by whoever polls the stream; a `RepartitionExec` or
-/// `CoalescePartitionsExec` in the plan gives them tasks of their own.
+/// A DataFrame's `create_physical_plan()` and `task_ctx()` return the arguments. For an async C stream, pass the result to
+/// [`produce`](arrow_device::async_stream::produce). Polling the stream polls all partitions; a `RepartitionExec` or
+/// `CoalescePartitionsExec` in the plan runs them in tasks of their own.
 ///
-/// DataFusion's plans need a Tokio runtime: the one that is current here runs the plan's tasks, wherever the stream is polled,
-/// and must outlive the stream. Once it shuts down, the next item is [`Error::Cancelled`], never an end
-/// or a batch that was made of a part of the rows. This check spawns one empty task on the runtime for each item.
+/// DataFusion's plans need a Tokio runtime. The current runtime of this call runs the plan's tasks, wherever the stream is
+/// polled, and must outlive the stream. Once it shuts down, the next item is [`Error::Cancelled`], and never an end or a
+/// batch made of only some of the rows. To find out, the stream spawns one empty task on the runtime for each item.
 ///
-/// A current-thread runtime runs tasks only inside its `block_on`. It must be driven while the stream is read on other threads:
-/// the plan's tasks make no progress otherwise, and the checks' tasks, one small allocation for each item, stay in the runtime's
-/// queue until it runs.
+/// A current-thread runtime runs tasks only inside its `block_on`, and must be in there while other threads read the stream.
+/// Otherwise the plan's tasks make no progress, and the empty tasks, one small allocation each, stay in the runtime's queue.
 ///
 /// # Errors
-/// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says. Later errors come in the stream.
+/// Returns [`DataFusionError::Execution`] outside a Tokio runtime, and the plan's error if it cannot be started. Later errors
+/// are items of the stream.
 pub fn execute_on_device(
     plan: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
     device: &Device,
 ) -> Result<SendableDeviceStream> {
     let runtime = Handle::try_current()
-        .map_err(|e| DataFusionError::Execution(format!("a plan runs in a Tokio runtime: {e}")))?;
+        .map_err(|e| DataFusionError::Execution(format!("a plan needs a Tokio runtime: {e}")))?;
     let config = ConfigOptions::default();
     let plan = on_device(DeviceTransitions.optimize(plan, &config)?, device);
     let partitions = plan.output_partitioning().partition_count();
@@ -61,13 +61,13 @@ pub fn execute_on_device(
     }))
 }
 
-/// Streams of one schema as one, polled and dropped within their runtime.
+/// Merges streams of one schema. They are polled and dropped within their runtime.
 struct Merged {
     schema: SchemaRef,
     device_type: ArrowDeviceType,
-    /// None after the end or an error.
+    /// Empty after the end or an error.
     streams: Vec<SendableDeviceStream>,
-    /// Who is asked first.
+    /// The stream to poll first.
     next: usize,
     runtime: Handle,
 }
@@ -85,7 +85,7 @@ impl Merged {
                 }
                 Poll::Ready(None) => {
                     drop(streams.swap_remove(i));
-                    // Another one stands in its place: all are asked again.
+                    // Another stream has taken its place, so all are polled again.
                     asked = 0;
                 }
                 Poll::Ready(Some(item)) => {
@@ -130,12 +130,12 @@ impl Drop for Merged {
     }
 }
 
-/// Whether `runtime` has not begun to drop its tasks. When it shuts down it first refuses new tasks, and then drops those that it
-/// has. If they were a plan's, their closed channels look to the plan like ends of its inputs. So what a plan gave before this
-/// returns true was made of all its input, and an end is the plan's own.
+/// Whether `runtime` has not begun to drop its tasks. A runtime that shuts down first refuses new tasks and then drops those
+/// that it has. To a plan the closed channels of its dropped tasks look like the end of its inputs. So if this returns true,
+/// what the plan returned before was made of all its input.
 fn accepts_tasks(runtime: &Handle) -> bool {
     let task = runtime.spawn(pending::<()>());
-    // One that is refused is dropped at once.
+    // A refused task is dropped at once.
     let refused = task.is_finished();
     task.abort();
     !refused
@@ -153,14 +153,16 @@ impl DeviceRecordBatchStream for Merged {
     }
 }
 
-/// Runs a plan, and gives its result as a C device stream. Its consumer's thread drives the plan, with the Tokio runtime
-/// that is current here, and must outlive the stream: once it shuts down, the consumer gets ECANCELED, never an end that looks like
-/// the plan's. [`BlockingReader`](arrow_device::async_stream::BlockingReader) says on which threads the result may be read: a worker of a
-/// multi-threaded runtime is one of them, the thread of a current-thread runtime is not, and gets an error. A current-thread
-/// runtime must be driven on its own thread while the result is read, as [`execute_on_device`] says.
+/// Runs a plan and returns its result as a C device stream. The consumer's calls drive the plan, together with the current
+/// Tokio runtime of this call.
+///
+/// The runtime must outlive the stream: once it shuts down, the consumer gets ECANCELED, and never an end that looks like the
+/// plan's. [`BlockingReader`](arrow_device::async_stream::BlockingReader) describes which threads may read the result: a
+/// worker of a multi-threaded runtime may, and the thread of a current-thread runtime gets an error. A current-thread runtime
+/// must be in its `block_on`, on its own thread, while the result is read (see [`execute_on_device`]).
 ///
 /// # Errors
-/// [`DataFusionError::Execution`] outside a Tokio runtime; what the plan says.
+/// Returns [`DataFusionError::Execution`] outside a Tokio runtime, and the plan's error if it cannot be started.
 pub fn export_plan(
     plan: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,

@@ -29,12 +29,14 @@ use arrow_device::async_stream::{
     DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ReaderStream,
 };
 
-/// Opens the stream of a partition: each scan calls it once, on the thread that starts the query. It must not wait.
+/// Opens the stream of a partition. Each scan calls it once, on the thread that starts the query, so it must not block.
 pub type OpenPartition =
     Arc<dyn Fn(Arc<TaskContext>) -> arrow_device::Result<SendableDeviceStream> + Send + Sync>;
 
-/// A table whose batches are on a device. Columns that a query does not ask for never move, nor do rows beyond its limit;
-/// what it asks for comes down behind a [`DeviceToHostExec`], or stays where it is under a device operator.
+/// A table whose batches are on a device.
+///
+/// Columns that a query does not use and rows beyond its limit are never moved. The rest is downloaded by a
+/// [`DeviceToHostExec`], or stays on the device for a device operator.
 pub struct DeviceTable {
     schema: SchemaRef,
     device: Device,
@@ -43,7 +45,7 @@ pub struct DeviceTable {
 }
 
 impl DeviceTable {
-    /// A table of streams, one for each partition: all their batches are of `schema` and on `device`.
+    /// Makes a table of streams, one for each partition, whose batches are all of `schema` and on `device`.
     pub fn new(schema: SchemaRef, device: Device, partitions: Vec<OpenPartition>) -> Self {
         Self {
             schema,
@@ -53,8 +55,8 @@ impl DeviceTable {
         }
     }
 
-    /// A table of readers, of this crate or of foreign C streams: `open` makes one for each partition and scan. A
-    /// thread for each reads, one batch ahead.
+    /// Makes a table of readers, for example of foreign C streams. `open` makes a reader for each partition of each scan,
+    /// which a thread of its own reads, one batch ahead.
     pub fn from_readers<R: DeviceRecordBatchReader + Send + 'static>(
         schema: SchemaRef,
         device: Device,
@@ -69,10 +71,10 @@ impl DeviceTable {
         Self::new(schema, device, (0..partitions).map(partition).collect())
     }
 
-    /// A table of batches that are there already, those of each partition in their order. Its number of rows is known.
+    /// Makes a table of batches. Those of a partition keep their order, and the number of rows is known.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) for a batch of another schema or device.
+    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) for a batch of another schema or device.
     pub fn from_batches(
         schema: SchemaRef,
         device: Device,
@@ -106,10 +108,10 @@ impl DeviceTable {
         Self::new(schema, device, partitions).with_statistics(statistics)
     }
 
-    /// The table with what is known of all its rows, and of each of its columns in their order.
+    /// Sets the statistics of the table, with those of its columns in their order.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) for statistics of another number of columns than the table has.
+    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) if the number of columns is not the table's.
     pub fn with_statistics(mut self, statistics: Statistics) -> arrow_device::Result<Self> {
         let (found, columns) = (
             statistics.column_statistics.len(),
@@ -118,7 +120,7 @@ impl DeviceTable {
         if found != columns {
             return Err(arrow_device::Error::InvalidArgument(
                 format!(
-                    "statistics of {found} columns for a table of {columns} on {}",
+                    "statistics of {found} columns for a table of {columns} columns on {}",
                     self.device
                 )
                 .into(),
@@ -128,10 +130,10 @@ impl DeviceTable {
         Ok(self)
     }
 
-    /// The operator that reads the table.
+    /// Returns the operator that reads the table: these columns, and at most `fetch` rows of each partition.
     ///
     /// # Errors
-    /// If there is no such column.
+    /// Returns an error for a column that does not exist.
     pub fn scan_on_device(
         &self,
         projection: Option<&[usize]>,
@@ -237,9 +239,9 @@ pub struct DeviceScanExec {
     partitions: Vec<OpenPartition>,
     /// `None`: all columns in their order.
     projection: Option<Arc<[usize]>>,
-    /// Most rows of each partition.
+    /// The most rows of each partition.
     fetch: Option<usize>,
-    /// Of what it gives, but for `fetch`.
+    /// The statistics without `fetch`.
     statistics: Arc<Statistics>,
     properties: Arc<PlanProperties>,
 }
@@ -330,9 +332,9 @@ impl DevicePlan for DeviceScanExec {
             _ if partition.is_some() && !one => Arc::new(Statistics::new_unknown(self.schema())),
             (None, _) => self.statistics.clone(),
             (Some(rows), _) if one => Arc::new(known().with_fetch(Some(rows), 0, 1)?),
-            // No partition has more.
+            // No partition has more rows.
             (Some(rows), Precision::Exact(all)) if all <= rows => self.statistics.clone(),
-            // How many of the rows are in which partition is not known.
+            // How the rows are distributed over the partitions is not known.
             _ => Arc::new(known().to_inexact()),
         })
     }
@@ -350,15 +352,15 @@ impl DevicePlan for DeviceScanExec {
     }
 }
 
-/// A scan's stream: some columns, and at most so many rows. Nothing moves.
+/// A scan's stream: some of the columns, and at most so many rows. Nothing is moved.
 struct Scan {
-    /// `None` once enough rows have come: its producer is let go.
+    /// `None` once enough rows have come, which ends its producer.
     stream: Option<SendableDeviceStream>,
     device: Device,
     table: SchemaRef,
     schema: SchemaRef,
     projection: Option<Arc<[usize]>>,
-    /// Rows.
+    /// Rows still to come.
     left: Option<usize>,
 }
 

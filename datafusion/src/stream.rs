@@ -1,4 +1,4 @@
-//! Operators' streams, and their way to the host.
+//! Streams of operators, and their download.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -15,7 +15,7 @@ use futures_core::Stream;
 
 use super::metrics::{DeviceMetrics, from_arrow};
 
-/// What an operator gives: batches on a device, asked for by a task, without a wait in any poll.
+/// The stream of an operator: batches on a device. Polling it does not block.
 pub type SendableDeviceStream = Pin<
     Box<
         dyn DeviceRecordBatchStream<
@@ -25,9 +25,9 @@ pub type SendableDeviceStream = Pin<
     >,
 >;
 
-/// An operator's stream: measured, over after an error, and as cooperative as DataFusion's own.
+/// An operator's stream with its metrics. It ends after an error, and is as cooperative as DataFusion's own streams.
 pub(super) struct Measured {
-    /// `None` after its end, or an error: what is behind it is let go.
+    /// `None` after its end or an error, which drops what it reads from.
     stream: Option<SendableDeviceStream>,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
@@ -53,7 +53,7 @@ impl Stream for Measured {
     type Item = arrow_device::Result<DeviceRecordBatch>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        // A stream that is always ready would keep its task's thread.
+        // A stream that is always ready must not occupy its task's thread for ever.
         let budget = ready!(tokio::task::coop::poll_proceed(cx));
         let Self {
             stream, metrics, ..
@@ -83,7 +83,7 @@ impl DeviceRecordBatchStream for Measured {
     }
 }
 
-/// A device stream as DataFusion reads streams.
+/// Downloads a device stream for DataFusion.
 pub(super) fn host_stream(
     stream: SendableDeviceStream,
     metrics: Option<DeviceMetrics>,
@@ -97,7 +97,7 @@ pub(super) fn host_stream(
     }))
 }
 
-/// Batches that come down.
+/// Batches that are downloaded.
 struct Staged {
     schema: SchemaRef,
     stream: HostRecordBatchStream<SendableDeviceStream>,

@@ -1,12 +1,8 @@
-//! The two ways between the host and a device.
+//! Uploads and downloads in plans.
 
 use std::fmt;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
-use arrow_array::{RecordBatch, RecordBatchOptions};
-use arrow_schema::SchemaRef;
 use datafusion_common::tree_node::TreeNodeRecursion;
 use datafusion_common::{DataFusionError, Result, Statistics};
 use datafusion_execution::{SendableRecordBatchStream, TaskContext};
@@ -14,20 +10,22 @@ use datafusion_physical_expr::PhysicalExpr;
 use datafusion_physical_plan::execution_plan::SchedulingType;
 use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
 use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
-use datafusion_physical_plan::{DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties};
-use futures_core::Stream;
+use datafusion_physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
+};
 
-use super::metrics::{DeviceMetrics, from_datafusion, poll_host, to_datafusion};
+use super::metrics::{DeviceMetrics, to_datafusion};
 use super::plan::{DeviceExec, DevicePlan};
 use super::stream::{SendableDeviceStream, host_stream};
+use super::upload::ToUpload;
 use arrow_device::Device;
 use arrow_device::async_stream::UploadingStream;
 
-/// The node that brings a device operator's batches to the host, one ahead of its parent.
+/// The node that downloads a device operator's batches, one ahead of its parent.
 ///
-/// It keeps rows in their order and partitions, so DataFusion may push sorts and limits below it. Those run on the host and read the
-/// device operator's batches there; above such a node, this one passes its batches on as they are, and counts nothing.
-/// [`DeviceTransitions`](super::DeviceTransitions) puts it back where it belongs.
+/// It keeps the order and the partitions of the rows, so DataFusion may push sorts and limits below it. They run on the host
+/// and read host batches of the device operator; above them, this node passes batches on and counts nothing.
+/// [`DeviceTransitions`](super::DeviceTransitions) moves it back to the device operator.
 #[derive(Clone, Debug)]
 pub struct DeviceToHostExec {
     input: Arc<dyn ExecutionPlan>,
@@ -36,7 +34,7 @@ pub struct DeviceToHostExec {
 }
 
 impl DeviceToHostExec {
-    /// Above `input`, a [`DeviceExec`], or a node on the host.
+    /// Makes a node above `input`, which is a [`DeviceExec`] or a node on the host.
     pub fn new(input: Arc<dyn ExecutionPlan>) -> Self {
         let mut properties = input.properties().clone();
         if DeviceExec::of(&input).is_some() {
@@ -50,7 +48,7 @@ impl DeviceToHostExec {
         }
     }
 
-    /// The node below.
+    /// Returns the node below.
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
     }
@@ -137,7 +135,13 @@ impl ExecutionPlan for DeviceToHostExec {
     }
 }
 
-/// The operator that brings a host plan's batches to a device, uploads running ahead of what reads them.
+/// The operator that uploads a host plan's batches to a device. Uploads run ahead of the operator that reads them.
+///
+/// Transfers of small batches are dominated by a cost per batch, so batches of fewer than half the session's
+/// `batch_size` rows are first joined into batches of `batch_size` rows, which copies them once on the host. Larger
+/// batches are uploaded as they are. So is everything else whose join could fail or cost more than it saves: batches of
+/// more than 16 MiB, dictionaries, run-end encoded columns, unions and list views, and the batches of a plan whose input
+/// is unbounded, where waiting for more rows would delay those that are there.
 #[derive(Clone, Debug)]
 pub struct HostToDeviceExec {
     input: Arc<dyn ExecutionPlan>,
@@ -145,12 +149,12 @@ pub struct HostToDeviceExec {
 }
 
 impl HostToDeviceExec {
-    /// Above `input`, a plan on the host. As a node: `DeviceExec::new(Arc::new(...))`.
+    /// Makes an operator above `input`, a plan on the host. `DeviceExec::new(Arc::new(...))` makes it a node.
     pub fn new(input: Arc<dyn ExecutionPlan>, device: Device) -> Self {
         Self { input, device }
     }
 
-    /// The node below.
+    /// Returns the node below.
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input
     }
@@ -183,13 +187,14 @@ impl DevicePlan for HostToDeviceExec {
         partition: usize,
         context: Arc<TaskContext>,
     ) -> Result<SendableDeviceStream> {
+        let rows = match self.input.boundedness().is_unbounded() {
+            true => 0,
+            false => context.session_config().batch_size(),
+        };
         let stream = self.input.execute(partition, context)?;
         let schema = self.input.schema();
         let queue = self.device.new_queue().map_err(to_datafusion)?;
-        let stream = Ours {
-            stream,
-            schema: schema.clone(),
-        };
+        let stream = ToUpload::new(stream, schema.clone(), rows);
         Ok(Box::pin(UploadingStream::new_on(schema, stream, queue)))
     }
 
@@ -206,42 +211,7 @@ impl DevicePlan for HostToDeviceExec {
     }
 }
 
-/// A host stream with this crate's errors, whose batches have its plan's schema: some of DataFusion's nodes (unions, say) pass on
-/// batches whose fields have other names, metadata, or fewer nulls.
-struct Ours {
-    stream: SendableRecordBatchStream,
-    schema: SchemaRef,
-}
-
-impl Ours {
-    fn named(&self, batch: RecordBatch) -> arrow_device::Result<RecordBatch> {
-        if batch.schema_ref() == &self.schema {
-            return Ok(batch);
-        }
-        let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        let (_, columns, _) = batch.into_parts();
-        Ok(RecordBatch::try_new_with_options(
-            self.schema.clone(),
-            columns,
-            &options,
-        )?)
-    }
-}
-
-impl Stream for Ours {
-    type Item = arrow_device::Result<RecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let next = ready!(poll_host(|| self.stream.as_mut().poll_next(cx)));
-        let next = next.map(|batch| {
-            let batch = batch.map_err(from_datafusion)?;
-            self.named(batch)
-        });
-        Poll::Ready(next)
-    }
-}
-
-/// The only child.
+/// Returns the only child.
 pub(super) fn only(
     name: &str,
     mut children: Vec<Arc<dyn ExecutionPlan>>,
@@ -257,7 +227,7 @@ fn the_same(inputs: &[Arc<Statistics>]) -> Result<Arc<Statistics>> {
     only.ok_or_else(|| DataFusionError::Internal("no statistics of the child".into()))
 }
 
-/// Refuses children.
+/// Checks that there are no children.
 pub(super) fn no_children(name: &str, children: &[Arc<dyn ExecutionPlan>]) -> Result<()> {
     match children.len() {
         0 => Ok(()),

@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use arrow_array::{ArrayRef, Int32Array, RecordBatch, StringArray, StructArray};
 use arrow_buffer::Buffer;
 use arrow_device::{
-    ArrowDeviceType, CoalescingReader, DeviceArrayReader, DeviceArrayStreamReader,
-    DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions,
-    FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, Result, SyncPolicy, UploadingReader,
-    Validation,
+    ArrowDeviceType, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatch,
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArray,
+    FFI_ArrowDeviceArrayStream, Result, SyncPolicy, UploadingReader, Validation,
 };
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
@@ -350,8 +349,8 @@ fn batches_of(
             input,
         ),
         _ => {
-            // Down, joined, up to some device, out, in.
-            let host = CoalescingReader::new(reader.into_host_reader(), 1 + input.choice(9));
+            // Down, up to some device, out, in.
+            let host = reader.into_host_reader().with_prefetch(input.choice(9));
             let to = &world.places[input.choice(3)];
             let up = UploadingReader::new(host, &to.device);
             consume(Stream::new(up, options).expect("names came from C"), input);

@@ -197,7 +197,7 @@ class Streams(Balanced):
     def test_consumed_once(self):
         stream = ad.Stream(self.reader())
         stream.__arrow_c_device_stream__()
-        with self.assertRaisesRegex(ValueError, "already consumed"):
+        with self.assertRaisesRegex(ValueError, "already been consumed"):
             stream.__arrow_c_device_stream__()
         self.assertEqual(list(stream), [])
 

@@ -16,11 +16,11 @@ use crate::{export_options, open};
 
 /// An array on a device.
 #[pyclass(frozen)]
-pub struct Array(pub DeviceArray);
+pub(crate) struct Array(pub(crate) DeviceArray);
 
 #[pymethods]
 impl Array {
-    /// From any object with `__arrow_c_device_array__` or `__arrow_c_array__`, without a copy.
+    /// Makes an array of any object with `__arrow_c_device_array__` or `__arrow_c_array__`, without copying it.
     #[new]
     fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         array_from_python(object).map(Self)
@@ -42,12 +42,12 @@ impl Array {
         self.0.len()
     }
 
-    /// Elements without a copy.
+    /// Returns some of the elements, without copying them.
     fn slice(&self, offset: usize, length: usize) -> PyResult<Self> {
         Ok(Self(self.0.slice(offset, length)?))
     }
 
-    /// The same array on a device; nothing is copied if it is there.
+    /// Returns the same array on a device. An array that is already there is not copied.
     fn to(&self, py: Python<'_>, device: &str) -> PyResult<Self> {
         let device = open(py, device)?;
         Ok(Self(py.detach(|| self.0.to_device(&device))?))
@@ -64,14 +64,13 @@ impl Array {
         array_to_python(py, &self.0, &options, requested_schema, kwargs)
     }
 
-    /// From any object with `__dlpack__` and `__dlpack_device__`. Memory that the host can read is copied, unless
-    /// `copy=False` asks for the object's own: then nothing may write to it while the array, or anything made of it,
-    /// lives.
+    /// Makes an array of any object with `__dlpack__` and `__dlpack_device__`. Memory that the host can read is copied, unless
+    /// `copy=False` asks to share it. Then nothing may write to it while the array, or anything made of it, lives.
     #[staticmethod]
     #[pyo3(signature = (object, *, copy = None))]
     fn from_dlpack(object: &Bound<'_, PyAny>, copy: Option<bool>) -> PyResult<Self> {
         let column = match copy {
-            // SAFETY: the Python code that asks for it promises that nothing writes, as the documentation above demands.
+            // SAFETY: the documentation above requires Python code that passes `copy=False` to guarantee that nothing writes.
             Some(false) => unsafe { tensor_from_python_shared(object) },
             _ => tensor_from_python(object),
         };
@@ -97,8 +96,8 @@ impl Array {
         Ok((device.device_type.value(), device.device_id))
     }
 
-    /// The CUDA Array Interface, version 3, of the same columns as `__dlpack__`, but not of booleans, which have bits.
-    /// Other arrays do not have this attribute. The array must live until the consumer's work is done.
+    /// The CUDA Array Interface, version 3, for the same columns as `__dlpack__`, except booleans, which are bits. Other arrays
+    /// do not have this attribute. The array must live until the consumer's work is done.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let absent =
@@ -108,10 +107,14 @@ impl Array {
             id.device_type,
             ArrowDeviceType::CUDA | ArrowDeviceType::CUDA_MANAGED
         ) {
-            return Err(PyAttributeError::new_err(format!("{id} is not CUDA's")));
+            return Err(PyAttributeError::new_err(format!(
+                "{id} is not a CUDA device"
+            )));
         }
         if *array.data_type() == DataType::Boolean {
-            return Err(PyAttributeError::new_err("booleans have bits, not bytes"));
+            return Err(PyAttributeError::new_err(
+                "Arrow booleans are bits, not bytes",
+            ));
         }
         // The queue waits until the data is ready; the consumer waits for the queue's stream.
         let queue = array.device().default_queue();

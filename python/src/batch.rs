@@ -11,11 +11,11 @@ use crate::{export_options, open};
 
 /// A record batch on a device.
 #[pyclass(frozen)]
-pub struct Batch(pub DeviceRecordBatch);
+pub(crate) struct Batch(pub(crate) DeviceRecordBatch);
 
 #[pymethods]
 impl Batch {
-    /// From any object with `__arrow_c_device_array__` or `__arrow_c_array__`, without a copy.
+    /// Makes a batch of any object with `__arrow_c_device_array__` or `__arrow_c_array__`, without copying it.
     #[new]
     fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         array_from_python(object).map(Self)
@@ -37,7 +37,7 @@ impl Batch {
         self.0.num_rows()
     }
 
-    /// A column by its name.
+    /// Returns a column by its name.
     fn __getitem__(&self, name: &str) -> PyResult<Array> {
         match self.0.column_by_name(name) {
             Ok(column) => Ok(Array(column)),
@@ -45,12 +45,12 @@ impl Batch {
         }
     }
 
-    /// Rows without a copy.
+    /// Returns some of the rows, without copying them.
     fn slice(&self, offset: usize, length: usize) -> PyResult<Self> {
         Ok(Self(self.0.slice(offset, length)?))
     }
 
-    /// The same batch on a device; nothing is copied if it is there.
+    /// Returns the same batch on a device. A batch that is already there is not copied.
     fn to(&self, py: Python<'_>, device: &str) -> PyResult<Self> {
         let device = open(py, device)?;
         Ok(Self(py.detach(|| self.0.to_device(&device))?))

@@ -1,5 +1,5 @@
-//! A Python extension module whose objects live on any device and are exchanged with any library that speaks the
-//! Arrow PyCapsule interface:
+//! A Python extension module with arrays, batches and streams on any device. They are exchanged with any library that
+//! implements the Arrow PyCapsule interface:
 //!
 //! ```text
 //! PYO3_BUILD_EXTENSION_MODULE=1 cargo build --release -p arrow-device-python-example
@@ -12,7 +12,7 @@
 //! back = pa.record_batch(on_device.to("cpu"))
 //! ```
 //!
-//! Classes have only what shows the way; all that is hard is in `arrow_device::python`.
+//! The classes are short, to serve as an example; `arrow_device::python` does the work.
 
 mod array;
 mod batch;
@@ -33,12 +33,12 @@ mod arrow_device_example {
     use super::{counters, synchronize};
 }
 
-/// A device by its name: "cpu", "sim", "cuda:1", ...
+/// Opens a device by its name: "cpu", "sim", "cuda:1", ...
 fn open(py: Python<'_>, name: &str) -> PyResult<Device> {
     Ok(py.detach(|| Devices::open(name))?)
 }
 
-/// What the device was asked to do since it was opened, counted.
+/// Returns the device's counters since it was opened.
 #[pyfunction]
 fn counters(py: Python<'_>, device: &str) -> PyResult<HashMap<&'static str, u64>> {
     let stats = open(py, device)?.stats();
@@ -52,7 +52,7 @@ fn counters(py: Python<'_>, device: &str) -> PyResult<HashMap<&'static str, u64>
     ]))
 }
 
-/// Waits for all work of the device; its errors are raised here.
+/// Waits for all work of the device, and raises its errors.
 #[pyfunction]
 fn synchronize(py: Python<'_>, device: &str) -> PyResult<()> {
     let device = open(py, device)?;
@@ -63,7 +63,7 @@ fn synchronize(py: Python<'_>, device: &str) -> PyResult<()> {
     .map_err(Error::into)
 }
 
-/// Consumers of memory that the host can read often ignore events; they get it when it is ready.
+/// Consumers of memory that the host can read often ignore events, so the export waits until such memory is ready.
 fn export_options(device: &Device) -> ExportOptions {
     ExportOptions::new(if device.is_host_readable() {
         SyncPolicy::Wait

@@ -1,4 +1,4 @@
-//! Streams of record batches, which are consumed once.
+//! Streams of record batches, which can be consumed once.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -23,14 +23,14 @@ type Reader = Box<dyn DeviceRecordBatchReader + Send>;
 
 /// A stream of record batches on devices.
 #[pyclass(frozen)]
-pub struct Stream(Mutex<Option<Reader>>);
+pub(crate) struct Stream(Mutex<Option<Reader>>);
 
 impl Stream {
     fn of(reader: impl DeviceRecordBatchReader + Send + 'static) -> Self {
         Self(Mutex::new(Some(Box::new(reader))))
     }
 
-    /// Only to be called while the interpreter is free: another thread may hold the lock for long.
+    /// Must be called detached from the interpreter, since another thread may hold the lock for long.
     fn lock(&self) -> MutexGuard<'_, Option<Reader>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -41,13 +41,13 @@ impl Stream {
 
     fn take(&self, py: Python<'_>) -> PyResult<Reader> {
         let reader = py.detach(|| self.lock().take());
-        reader.ok_or_else(|| PyValueError::new_err("the stream was already consumed"))
+        reader.ok_or_else(|| PyValueError::new_err("the stream has already been consumed"))
     }
 }
 
 #[pymethods]
 impl Stream {
-    /// From any object with `__arrow_c_device_stream__` or `__arrow_c_stream__`.
+    /// Makes a stream of any object with `__arrow_c_device_stream__` or `__arrow_c_stream__`.
     #[new]
     fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         stream_from_python::<DeviceRecordBatchStreamReader>(object).map(Self::of)
@@ -65,7 +65,7 @@ impl Stream {
         Ok(next.map(Batch))
     }
 
-    /// The stream with each batch moved to a device when it is asked for. Consumes this one.
+    /// Returns a stream that moves each batch to a device when it is read. Consumes this one.
     fn to(&self, py: Python<'_>, device: &str) -> PyResult<Self> {
         let device = open(py, device)?;
         let reader = self.take(py)?;
@@ -76,7 +76,7 @@ impl Stream {
         }))
     }
 
-    /// The stream for consumers that read on the host only. Consumes this one.
+    /// Returns the stream for consumers that read host memory only. Consumes this one.
     fn to_host(&self, py: Python<'_>) -> PyResult<HostStream> {
         let reader = self.take(py)?.into_host_reader();
         Ok(HostStream {
@@ -97,7 +97,7 @@ impl Stream {
             check_request(&data_type, requested_schema, kwargs)?;
         }
         let reader = self.take(py)?;
-        // As for batches: memory that the host can read goes out when it is ready.
+        // As for batches, the export waits until memory that the host can read is ready.
         let options = ExportOptions::new(match reader.device_type() {
             ArrowDeviceType::CPU
             | ArrowDeviceType::CUDA_HOST
@@ -112,7 +112,7 @@ impl Stream {
 
 /// A stream with `__arrow_c_stream__`, for pyarrow, polars, DuckDB and others.
 #[pyclass(frozen)]
-pub struct HostStream {
+pub(crate) struct HostStream {
     schema: SchemaRef,
     reader: Mutex<Option<HostRecordBatchReader<Reader>>>,
 }
@@ -133,13 +133,15 @@ impl HostStream {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let Some(reader) = reader else {
-            return Err(PyValueError::new_err("the stream was already consumed"));
+            return Err(PyValueError::new_err(
+                "the stream has already been consumed",
+            ));
         };
         host_stream_to_python(py, reader, requested_schema)
     }
 }
 
-/// Each batch moved to a device, until an error.
+/// Moves each batch to a device. Ends after an error.
 struct Moved {
     reader: Reader,
     device: Device,

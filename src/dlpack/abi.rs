@@ -1,10 +1,9 @@
 //! The structs of `dlpack.h`, version 1.3.
 //!
-//! Why our own and no crate's: every crate that has the current structs (dlpark, dlpack-rs, dlpack-ffi)
-//! types the deleter as `extern "C"`, through which a producer's C++ exception or Python binding's panic
-//! must not pass: that would be undefined behaviour, where `extern "C-unwind"` ends in a defined abort or a
-//! caught panic. Their structs are also `Copy`, dlpark comes with procedural macros for its errors, and the
-//! crate `dlpack` knows no versions. What remains of use is six structs, whose layout is checked below.
+//! They are defined here because no crate's serve. Those with the current structs (dlpark, dlpack-rs, dlpack-ffi) type the
+//! deleter as `extern "C"`. A C++ exception or a panic that leaves such a deleter is undefined behaviour, where
+//! `extern "C-unwind"` ends in a defined abort or a caught panic. Their structs are also `Copy`, dlpark depends on procedural
+//! macros for its errors, and the crate `dlpack` has no versioned structs. The layout of the structs is checked below.
 
 use std::ffi::c_void;
 
@@ -16,30 +15,30 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct DLPackVersion {
-    /// Another one means another layout.
+    /// Structs of another major version have another layout.
     pub major: u32,
-    /// A newer one means more codes.
+    /// A newer minor version has more codes.
     pub minor: u32,
 }
 
 impl DLPackVersion {
-    /// The version that this crate speaks: 1.3.
+    /// The version of the structs that this crate makes: 1.3.
     pub const CURRENT: Self = Self { major: 1, minor: 3 };
 }
 
-/// Whose memory a tensor is. DLPack's device types are Arrow's: the codes are the same.
+/// The device of a tensor. DLPack and Arrow have the same device types, with the same codes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct DLDevice {
     /// `DLDeviceType`.
     pub device_type: ArrowDeviceType,
-    /// Which one of its kind. 0 for the CPU, page-locked and managed memory.
+    /// The number of the device among those of its type. 0 for the CPU, page-locked and managed memory.
     pub device_id: i32,
 }
 
 impl DLDevice {
-    /// As Arrow has it: the id to look up in [`Devices`](crate::Devices). Page-locked and managed memory
-    /// says 0, whichever device it was made for.
+    /// Returns Arrow's id of the device, to look up in [`Devices`](crate::Devices). For page-locked and managed memory it is
+    /// 0, whichever device the memory belongs to.
     ///
     /// ```
     /// use arrow_device::dlpack::DLDevice;
@@ -56,10 +55,10 @@ impl DLDevice {
         }
     }
 
-    /// As DLPack has it.
+    /// Returns DLPack's name of a device.
     ///
     /// # Errors
-    /// [`Error::NotSupported`] for an id that does not fit into 32 bits.
+    /// Returns [`Error::NotSupported`] for an id that does not fit into 32 bits.
     pub fn of(id: DeviceId) -> Result<Self> {
         let device_id = match id.device_type {
             t if shares_ids(t) => 0,
@@ -76,11 +75,11 @@ impl DLDevice {
     }
 }
 
-/// Refuses devices of which DLPack's `data` is an object of the runtime's (an `MTLBuffer`, a `cl_mem`), with an offset into
-/// it, where Arrow's `buffers[i]` is an address: neither side may take one for the other.
+/// Refuses devices for which DLPack's `data` is an object of the runtime (an `MTLBuffer`, a `cl_mem`) with an offset into
+/// it, while Arrow's `buffers[i]` is an address. The two must not be mixed up.
 ///
 /// # Errors
-/// [`Error::NotSupported`].
+/// Returns [`Error::NotSupported`].
 pub(super) fn check_addresses(device: DeviceId) -> Result<()> {
     use ArrowDeviceType as T;
     if !matches!(
@@ -92,13 +91,13 @@ pub(super) fn check_addresses(device: DeviceId) -> Result<()> {
     Err(Error::NotSupported {
         device,
         operation: "DLPack",
-        reason: "a DLPack tensor of this device type holds a buffer object of its runtime, and an Arrow array an address, \
-                 which this crate does not turn into each other; copy the data to the CPU and exchange it there"
+        reason: "a DLPack tensor of this device type holds a buffer object of its runtime, and an Arrow array an address; \
+                 this crate does not convert between them; copy the data to the CPU and exchange it there"
             .into(),
     })
 }
 
-/// Whether the header of DLPack wants 0 as the id of this kind of memory.
+/// Whether DLPack's header requires 0 as the id of memory of this type.
 pub(super) fn shares_ids(device_type: ArrowDeviceType) -> bool {
     matches!(
         device_type,
@@ -109,15 +108,15 @@ pub(super) fn shares_ids(device_type: ArrowDeviceType) -> bool {
     )
 }
 
-/// The type of an element: `lanes` numbers of `bits` bits each.
+/// The type of an element: `lanes` numbers, each of `bits` bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct DLDataType {
-    /// `DLDataTypeCode`: one of this type's constants, or a newer one.
+    /// `DLDataTypeCode`: one of this type's constants, or a newer code.
     pub code: u8,
     /// Bits of one number.
     pub bits: u8,
-    /// Numbers per element: 1 but for vectors.
+    /// Numbers per element: 1, except for vectors.
     pub lanes: u16,
 }
 
@@ -134,10 +133,10 @@ impl DLDataType {
     pub const BFLOAT: u8 = 4;
     /// Complex numbers: pairs of floats.
     pub const COMPLEX: u8 = 5;
-    /// Booleans, a byte each.
+    /// Booleans, of a byte each.
     pub const BOOL: u8 = 6;
 
-    /// One number of `bits` bits.
+    /// The type of elements of one number of `bits` bits.
     pub const fn new(code: u8, bits: u8) -> Self {
         Self {
             code,
@@ -146,7 +145,7 @@ impl DLDataType {
         }
     }
 
-    /// Bytes of an element; `None` if it is not a whole number of them.
+    /// Bytes of an element, or `None` if that is not a whole number.
     pub(super) fn bytes(self) -> Option<usize> {
         let bits = usize::from(self.bits) * usize::from(self.lanes);
         (bits > 0 && bits % 8 == 0).then_some(bits / 8)
@@ -157,35 +156,35 @@ impl DLDataType {
 #[derive(Debug)]
 #[repr(C)]
 pub struct DLTensor {
-    /// An address, or a buffer object of the runtime on devices that have such (this crate exchanges no tensors of those);
-    /// null if there are no elements.
+    /// An address, or null if there are no elements. On some devices a buffer object of the runtime; this crate does not
+    /// exchange tensors of those.
     pub data: *mut c_void,
-    /// Whose memory it is.
+    /// The device of the memory.
     pub device: DLDevice,
-    /// How many dimensions.
+    /// The number of dimensions.
     pub ndim: i32,
     /// The type of an element.
     pub dtype: DLDataType,
     /// Elements in each dimension.
     pub shape: *mut i64,
-    /// Elements from one to the next in each dimension. Null means compact and row-major, before 1.2.
+    /// Elements between neighbours in each dimension. Before version 1.2, null means compact and row-major.
     pub strides: *mut i64,
     /// Bytes from `data` to the first element.
     pub byte_offset: u64,
 }
 
-/// A deleter, which is called once by the consumer.
+/// A deleter, which the consumer calls once.
 pub type Deleter<T> = unsafe extern "C-unwind" fn(*mut T);
 
-/// A tensor with its owner, as it was before version 1.0: it cannot say that it is read-only.
+/// A tensor with its owner, in the struct of versions before 1.0, which has no mark for read-only memory.
 #[derive(Debug)]
 #[repr(C)]
 pub struct DLManagedTensor {
     /// The tensor.
     pub dl_tensor: DLTensor,
-    /// The producer's own.
+    /// For the producer's use.
     pub manager_ctx: *mut c_void,
-    /// Called once by the consumer, with the address that it was given; it frees the struct, too.
+    /// The consumer calls this once, with the address that it was given. It frees the struct, too.
     pub deleter: Option<Deleter<Self>>,
 }
 
@@ -193,22 +192,22 @@ pub struct DLManagedTensor {
 #[derive(Debug)]
 #[repr(C)]
 pub struct DLManagedTensorVersioned {
-    /// The version. If `major` is another one, nothing but the deleter may be touched.
+    /// The version. If `major` is not 1, only the deleter may be used.
     pub version: DLPackVersion,
-    /// The producer's own.
+    /// For the producer's use.
     pub manager_ctx: *mut c_void,
-    /// Called once by the consumer, with the address that it was given; it frees the struct, too.
+    /// The consumer calls this once, with the address that it was given. It frees the struct, too.
     pub deleter: Option<Deleter<Self>>,
-    /// [`READ_ONLY`](Self::READ_ONLY), [`IS_COPIED`](Self::IS_COPIED) and such.
+    /// A combination of [`READ_ONLY`](Self::READ_ONLY), [`IS_COPIED`](Self::IS_COPIED) and newer flags.
     pub flags: u64,
     /// The tensor.
     pub dl_tensor: DLTensor,
 }
 
 impl DLManagedTensorVersioned {
-    /// Flag: nobody may write to the memory.
+    /// The flag of memory that the consumer must not write to.
     pub const READ_ONLY: u64 = 1;
-    /// Flag: it is a copy, the consumer's alone.
+    /// The flag of a copy that was made for the consumer alone.
     pub const IS_COPIED: u64 = 2;
 }
 
@@ -238,18 +237,18 @@ const _: () = {
 /// What both managed structs have.
 ///
 /// # Safety
-/// The pointers that the functions answer point into `this`.
+/// The functions read and write the struct's own members of these names.
 pub(crate) unsafe trait Managed: Sized + 'static {
     /// The name in `dlpack.h`.
     const NAME: &'static str;
 
-    /// A struct around a tensor, without its `manager_ctx`.
+    /// A struct around a tensor, with a null `manager_ctx`.
     fn new(dl_tensor: DLTensor, deleter: Deleter<Self>) -> Self;
 
-    /// The version, if the struct says one.
+    /// The version, if the struct has one.
     ///
     /// # Safety
-    /// `this` points to a struct whose version member, if there is one, can be read.
+    /// `this` points to a struct of any version.
     unsafe fn version(this: *const Self) -> Option<DLPackVersion>;
 
     /// # Safety
@@ -257,18 +256,42 @@ pub(crate) unsafe trait Managed: Sized + 'static {
     unsafe fn manager_ctx(this: *const Self) -> *mut c_void;
 
     /// # Safety
-    /// `this` points to a struct that nobody else uses.
+    /// `this` points to a struct that nothing else uses.
     unsafe fn set_manager_ctx(this: *mut Self, manager_ctx: *mut c_void);
 
     /// # Safety
     /// `this` points to a struct of any version.
     unsafe fn deleter(this: *const Self) -> Option<Deleter<Self>>;
 
-    /// The tensor in the struct at `this`.
+    /// The address of the tensor in the struct at `this`.
     fn tensor(this: *const Self) -> *const DLTensor;
 }
 
-// SAFETY: all are members of the struct.
+macro_rules! members {
+    () => {
+        unsafe fn manager_ctx(this: *const Self) -> *mut c_void {
+            // SAFETY: the caller guarantees a struct, of a version that has this member at this place, as all have.
+            unsafe { (*this).manager_ctx }
+        }
+
+        unsafe fn set_manager_ctx(this: *mut Self, manager_ctx: *mut c_void) {
+            // SAFETY: the caller guarantees a struct that nothing else uses.
+            unsafe { (*this).manager_ctx = manager_ctx }
+        }
+
+        unsafe fn deleter(this: *const Self) -> Option<Deleter<Self>> {
+            // SAFETY: the caller guarantees a struct, of a version that has this member at this place, as all have.
+            unsafe { (*this).deleter }
+        }
+
+        fn tensor(this: *const Self) -> *const DLTensor {
+            let offset = std::mem::offset_of!(Self, dl_tensor);
+            this.wrapping_byte_add(offset).cast()
+        }
+    };
+}
+
+// SAFETY: the functions use the members of these names.
 unsafe impl Managed for DLManagedTensor {
     const NAME: &'static str = "DLManagedTensor";
 
@@ -284,32 +307,14 @@ unsafe impl Managed for DLManagedTensor {
         None
     }
 
-    unsafe fn manager_ctx(this: *const Self) -> *mut c_void {
-        // SAFETY: the caller's.
-        unsafe { (*this).manager_ctx }
-    }
-
-    unsafe fn set_manager_ctx(this: *mut Self, manager_ctx: *mut c_void) {
-        // SAFETY: the caller's.
-        unsafe { (*this).manager_ctx = manager_ctx }
-    }
-
-    unsafe fn deleter(this: *const Self) -> Option<Deleter<Self>> {
-        // SAFETY: the caller's.
-        unsafe { (*this).deleter }
-    }
-
-    fn tensor(this: *const Self) -> *const DLTensor {
-        this.wrapping_byte_add(std::mem::offset_of!(Self, dl_tensor))
-            .cast()
-    }
+    members!();
 }
 
-// SAFETY: all are members of the struct.
+// SAFETY: the functions use the members of these names.
 unsafe impl Managed for DLManagedTensorVersioned {
     const NAME: &'static str = "DLManagedTensorVersioned";
 
-    /// Arrow data does not change, so the tensor is read-only.
+    /// The tensor is read-only, since Arrow data does not change.
     fn new(dl_tensor: DLTensor, deleter: Deleter<Self>) -> Self {
         Self {
             version: DLPackVersion::CURRENT,
@@ -321,27 +326,9 @@ unsafe impl Managed for DLManagedTensorVersioned {
     }
 
     unsafe fn version(this: *const Self) -> Option<DLPackVersion> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a struct, and all versions begin with the version.
         Some(unsafe { (*this).version })
     }
 
-    unsafe fn manager_ctx(this: *const Self) -> *mut c_void {
-        // SAFETY: the caller's.
-        unsafe { (*this).manager_ctx }
-    }
-
-    unsafe fn set_manager_ctx(this: *mut Self, manager_ctx: *mut c_void) {
-        // SAFETY: the caller's.
-        unsafe { (*this).manager_ctx = manager_ctx }
-    }
-
-    unsafe fn deleter(this: *const Self) -> Option<Deleter<Self>> {
-        // SAFETY: the caller's.
-        unsafe { (*this).deleter }
-    }
-
-    fn tensor(this: *const Self) -> *const DLTensor {
-        this.wrapping_byte_add(std::mem::offset_of!(Self, dl_tensor))
-            .cast()
-    }
+    members!();
 }

@@ -1,4 +1,4 @@
-//! Columns and buffers out.
+//! Exports columns and buffers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::interchange::ReleasePolicy;
 use crate::memory::{DeviceBuffer, Owner};
 
-/// How a tensor is made.
+/// How a tensor is exported.
 ///
 /// ```
 /// use arrow_device::ReleasePolicy;
@@ -33,8 +33,8 @@ pub struct DlpackOptions<'a> {
 }
 
 impl<'a> DlpackOptions<'a> {
-    /// For a consumer that uses the tensor on `stream`; columns with nulls are refused, and the memory is
-    /// freed after [all work of the device](Self::with_release).
+    /// Options for a consumer that uses the tensor on `stream`. Columns with nulls are refused, and the memory is freed after
+    /// [all work of the device](Self::with_release).
     pub const fn new(stream: DlpackStream<'a>) -> Self {
         Self {
             stream,
@@ -43,21 +43,21 @@ impl<'a> DlpackOptions<'a> {
         }
     }
 
-    /// Values go out although some may be null: what lies there is anything. The mask goes out by
-    /// [`DeviceArray::export_dlpack_validity`]. Null counts that nobody knows are not counted then.
+    /// Exports values even if some are null. The values of nulls are arbitrary; export the validity bitmap with
+    /// [`DeviceArray::export_dlpack_validity`]. Unknown null counts are then not computed.
     #[must_use]
     pub const fn with_nulls_ignored(mut self) -> Self {
         self.nulls_ignored = true;
         self
     }
 
-    /// What the deleter relies on; [`ReleasePolicy::Synchronize`] unless said otherwise.
+    /// Sets when the memory may be freed after the deleter was called: [`ReleasePolicy::Synchronize`] by default.
     ///
-    /// DLPack does not say in which order a consumer's work and its call of the deleter stand. Libraries
-    /// call it when their own object dies, with kernels still queued, on streams that the producer need not
-    /// know; the stream that was named may itself be gone by then. So by default a thread of the device
-    /// waits for all its work before the memory is let go; the deleter itself returns at once. A consumer
-    /// that waits, or orders its work before this crate's, is served without by [`ReleasePolicy::Ordered`].
+    /// DLPack does not require a consumer's work to be done when it calls the deleter. Libraries call it when their own
+    /// object dies, with kernels still queued on streams that the producer does not know; the stream that was named may be
+    /// destroyed by then. So by default a thread of the device waits for all work of the device before it frees the memory;
+    /// the deleter itself returns at once. [`ReleasePolicy::Ordered`] avoids that wait for a consumer that waits for its
+    /// work, or orders it before this crate's.
     #[must_use]
     pub const fn with_release(mut self, release: ReleasePolicy) -> Self {
         self.release = release;
@@ -65,12 +65,12 @@ impl<'a> DlpackOptions<'a> {
     }
 }
 
-/// A column or buffer as a tensor, before it is given to a consumer. Its memory is ready for the stream
-/// that the options named.
+/// A column or buffer exported as a tensor, before it is given to a consumer as a C struct. The stream that the options
+/// name waits until the memory is ready.
 ///
-/// Dropping it lets go of the memory. The structs that the methods answer are freed by their deleter,
-/// which may be called on any thread, neither waits nor unwinds, and lets go of the memory as the
-/// [options](DlpackOptions::with_release) say. The memory lives until then, whatever becomes of the array.
+/// The tensor keeps the memory alive, independently of the array. So do the structs that the methods return, until their
+/// deleter is called. The deleter may be called on any thread, does not wait or unwind, and frees the memory as the
+/// [options](DlpackOptions::with_release) say.
 #[must_use]
 pub struct DlpackTensor {
     owner: Option<Arc<Owner>>,
@@ -83,46 +83,44 @@ pub struct DlpackTensor {
 }
 
 impl DlpackTensor {
-    /// Elements in each dimension.
+    /// Returns the number of elements in each dimension.
     pub fn shape(&self) -> &[i64] {
         &self.shape
     }
 
-    /// Where the first element is; null if there is none.
+    /// Returns the address of the first element, or null if there is none.
     pub fn address(&self) -> DevicePtr {
         self.data
     }
 
-    /// The type of an element.
+    /// Returns the type of an element.
     pub fn data_type(&self) -> DLDataType {
         self.dtype
     }
 
-    /// Whose memory it is: what Python's `__dlpack_device__` answers.
+    /// Returns the device, for Python's `__dlpack_device__`.
     pub fn device(&self) -> DLDevice {
         self.device
     }
 
-    /// Of bits (a mask, the values of booleans): how many of the first byte to skip, least significant
-    /// first.
+    /// For bits (a validity bitmap, the values of booleans), returns how many bits of the first byte to skip, beginning with
+    /// the least significant one.
     pub fn bit_offset(&self) -> usize {
         self.bit_offset
     }
 
-    /// The struct of DLPack 1.0 and later, marked read-only.
+    /// Returns the struct of DLPack 1.0 and later, marked read-only.
     ///
-    /// The consumer calls its deleter once; if none does, the memory is never freed.
+    /// The consumer must call its deleter once; otherwise the memory is never freed.
     #[must_use = "the memory is freed by the struct's deleter only"]
     pub fn into_versioned(self) -> *mut DLManagedTensorVersioned {
         self.into_managed()
     }
 
-    /// The struct of DLPack before 1.0.
-    ///
-    /// As [`into_versioned`](Self::into_versioned) otherwise.
+    /// Returns the struct of DLPack before 1.0. Otherwise like [`into_versioned`](Self::into_versioned).
     ///
     /// # Safety
-    /// The consumer writes nothing to the memory. Here it is not told: this struct has no place to say so.
+    /// The consumer does not write to the memory. The struct has no mark that would tell it so.
     #[must_use = "the memory is freed by the struct's deleter only"]
     pub unsafe fn into_unversioned(self) -> *mut DLManagedTensor {
         self.into_managed()
@@ -137,12 +135,12 @@ impl DlpackTensor {
         let tensor = DLTensor {
             data: self.data.as_ptr(),
             device: self.device,
-            // At most as many as types nest.
+            // At most the depth to which types nest.
             ndim: ndim as i32,
             dtype: self.dtype,
             shape,
             strides: shape.wrapping_add(ndim),
-            // PyTorch and others do not look at it.
+            // PyTorch and others ignore it.
             byte_offset: 0,
         };
         let block = Box::new(Block {
@@ -152,7 +150,7 @@ impl DlpackTensor {
             release: self.release,
         });
         let block = Box::into_raw(block);
-        // SAFETY: just made, and nobody else has it.
+        // SAFETY: `block` was just boxed, and nothing else points to it.
         unsafe {
             let managed = &raw mut (*block).tensor;
             T::set_manager_ctx(managed, block.cast());
@@ -172,7 +170,7 @@ impl fmt::Debug for DlpackTensor {
     }
 }
 
-/// What a consumer's pointer points into; `manager_ctx` points to its start.
+/// The memory behind a consumer's pointer. `manager_ctx` points to its start.
 struct Block<T> {
     tensor: T,
     /// Shape, then strides.
@@ -184,14 +182,15 @@ struct Block<T> {
 /// The deleter of all tensors of this crate.
 ///
 /// # Safety
-/// `tensor` is null, or has a `manager_ctx` of [`DlpackTensor::into_managed`] that was not deleted yet.
+/// `tensor` is null, or has a `manager_ctx` of [`DlpackTensor::into_managed`] that has not been deleted.
 unsafe extern "C-unwind" fn delete<T: Managed>(tensor: *mut T) {
     if tensor.is_null() {
         return;
     }
-    // A panic (of an owner's own drop) ends here: nobody could be told.
+    // A panic in the drop of an owner ends here, since a deleter cannot report it.
     let _ = guard::callback("the deleter of a DLPack tensor", || {
-        // SAFETY: the caller's. The struct itself may have been moved; the block has not.
+        // SAFETY: the caller guarantees a `manager_ctx` of `into_managed`, which is a boxed block, and that this is its only
+        // deletion. A consumer may have moved the struct, but not the block.
         let block = unsafe { Box::from_raw(T::manager_ctx(tensor).cast::<Block<T>>()) };
         if let Some(owner) = block.owner {
             let device = owner.device().clone();
@@ -201,17 +200,17 @@ unsafe extern "C-unwind" fn delete<T: Managed>(tensor: *mut T) {
     });
 }
 
-/// Strides, in elements, of a compact row-major tensor. Since version 1.2 they must be there.
+/// The strides, in elements, of a compact row-major tensor. They are mandatory since version 1.2.
 fn strides(shape: &[i64]) -> Vec<i64> {
     let mut strides = vec![1; shape.len()];
     for i in (1..shape.len()).rev() {
-        // Where there are no elements nobody uses them.
+        // Without elements strides have no meaning.
         strides[i - 1] = shape[i].max(1).saturating_mul(strides[i]);
     }
     strides
 }
 
-/// Where a tensor's bytes are.
+/// The bytes of a tensor.
 struct Span<'a> {
     owner: &'a Arc<Owner>,
     base: DevicePtr,
@@ -243,30 +242,31 @@ fn export(
     let Some(span) = span.filter(|span| span.len > 0) else {
         return Ok(tensor);
     };
-    // The header asks for `data` to be aligned to 256 bytes. Without a copy it starts where the first row does.
+    // The header asks for `data` that is aligned to 256 bytes. Without a copy it is where the first row is.
     tensor.data = span.base.offset(span.offset);
-    // SAFETY: a stream given by its number is live (contract of `DlpackStream::from_number`).
+    // SAFETY: the caller of `DlpackStream::from_number` guarantees that a stream given by its handle is live.
     unsafe { order.apply(span.owner) }?;
     tensor.owner = Some(span.owner.clone());
     Ok(tensor)
 }
 
-/// As DLPack has it. Lengths of arrays fit: rows are checked when an array is made.
+/// A dimension.
 fn dim(n: usize) -> Result<i64> {
     i64::try_from(n).map_err(|_| Error::argument(format!("{n} elements are too many for DLPack")))
 }
 
 impl DeviceArray {
-    /// The values of a column as a tensor, without a copy: its rows only, offset included.
+    /// Exports the values of a column as a tensor without copying them. The tensor has exactly the column's rows, whatever its
+    /// offset.
     ///
-    /// | type | goes out as |
+    /// | type | exported as |
     /// | --- | --- |
     /// | integers, floats | themselves |
-    /// | dates, times, timestamps, durations, months | their integers; the unit is not told |
+    /// | dates, times, timestamps, durations, months | their integers, without the unit |
     /// | booleans | the bytes that hold their bits (`uint8`), from [`bit_offset`](DlpackTensor::bit_offset) on |
-    /// | fixed-size lists of these (but booleans) | a further dimension: `[rows, size]` |
+    /// | fixed-size lists of these, except of booleans | a further dimension: `[rows, size]` |
     ///
-    /// Everything else is refused; [`DeviceBuffer::export_dlpack`] takes any buffer under any type.
+    /// Other types are refused. [`DeviceBuffer::export_dlpack`] exports any buffer under any type.
     ///
     /// ```
     /// # use arrow_array::Float32Array;
@@ -278,17 +278,17 @@ impl DeviceArray {
     /// assert_eq!(tensor.shape(), [2]);
     /// let raw = tensor.into_versioned(); // for a consumer: Python's capsule "dltensor_versioned"
     ///
-    /// // SAFETY: the struct was just made, and nobody writes to the memory.
+    /// // SAFETY: the struct was just made, and nothing writes to the memory.
     /// let again = unsafe { DeviceArray::import_dlpack(raw, &device.default_queue()) }?;
     /// assert_eq!(again.len(), 2);
     /// # Ok::<(), arrow_device::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for other types, a column with nulls (unless
-    /// [they are ignored](DlpackOptions::with_nulls_ignored); if nobody has counted them they are counted,
-    /// which reads the mask back), and a stream that the device cannot have; [`Error::NotSupported`] for a device of type
-    /// METAL, OPENCL, VULKAN or WEBGPU, whose tensors hold objects and not addresses; what the device reports.
+    /// Returns [`Error::InvalidArgument`] for other types, for a column with nulls unless
+    /// [they are ignored](DlpackOptions::with_nulls_ignored), and for a stream that the device cannot have;
+    /// [`Error::NotSupported`] for a device of type METAL, OPENCL, VULKAN or WEBGPU, whose tensors hold objects instead of
+    /// addresses; and errors of the device. An unknown null count is computed, which reads the validity bitmap back.
     pub fn export_dlpack(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
         let mut shape = vec![dim(self.len())?];
         let mut levels = vec![self.clone()];
@@ -303,7 +303,7 @@ impl DeviceArray {
         let dtype = element(leaf.data_type()).filter(|_| !bits || shape.len() == 1);
         let Some((dtype, width)) = dtype.and_then(|dtype| Some((dtype, dtype.bytes()?))) else {
             return Err(Error::argument(format!(
-                "{} has no type in DLPack; give out its buffers with DeviceBuffer::export_dlpack",
+                "{} has no type in DLPack; export its buffers with DeviceBuffer::export_dlpack",
                 self.data_type()
             )));
         };
@@ -320,24 +320,24 @@ impl DeviceArray {
         export(leaf.device(), span, dtype, shape, 0, options)
     }
 
-    /// The validity bitmap of a column as a tensor of its bytes (`uint8`), without a copy. The bit of the
-    /// first row is bit [`bit_offset`](DlpackTensor::bit_offset) of the first byte, least significant first;
-    /// 1 says that the row is valid.
+    /// Exports the validity bitmap of a column as a tensor of its bytes (`uint8`) without copying it. The bit of the first
+    /// row is bit [`bit_offset`](DlpackTensor::bit_offset) of the first byte, counted from the least significant one. A 1 means
+    /// that the row is valid.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the column has no validity bitmap: no row is null then.
+    /// Returns [`Error::InvalidArgument`] if the column has no validity bitmap, because no row is null.
     pub fn export_dlpack_validity(&self, options: &DlpackOptions<'_>) -> Result<DlpackTensor> {
         let node = &self.tree().nodes[self.view().node];
         if self.tree().bitmap_of(node).is_none() {
             return Err(Error::argument(format!(
-                "the column of {} has no mask: by it nothing is null",
+                "the column of {} has no validity bitmap: no row is null",
                 self.data_type()
             )));
         }
         self.export_bits(0, self.view().validity_offset, options)
     }
 
-    /// The bytes that hold one bit a row, from bit `first` on.
+    /// Exports the bytes that hold one bit per row, from bit `first` on.
     fn export_bits(
         &self,
         slot: usize,
@@ -361,7 +361,7 @@ impl DeviceArray {
         )
     }
 
-    /// `len` bytes from `offset` of a buffer; `None` if there are none.
+    /// `len` bytes from `offset` of a buffer, or `None` if `len` is 0.
     fn span(&self, slot: usize, offset: usize, len: usize) -> Result<Option<Span<'_>>> {
         if len == 0 {
             return Ok(None);
@@ -393,7 +393,7 @@ fn refuse_nulls(array: &DeviceArray) -> Result<()> {
         return Ok(());
     }
     Err(Error::argument(format!(
-        "{nulls} of {} values of {} are null, which DLPack cannot say; give the mask out with \
+        "{nulls} of {} values of {} are null, which DLPack cannot express; export the validity bitmap with \
          export_dlpack_validity and the values with DlpackOptions::with_nulls_ignored",
         array.len(),
         array.data_type()
@@ -401,7 +401,7 @@ fn refuse_nulls(array: &DeviceArray) -> Result<()> {
 }
 
 impl DeviceBuffer {
-    /// The buffer as a tensor of one dimension, without a copy, under whatever type the consumer is to see.
+    /// Exports the buffer as a tensor of one dimension without copying it, with any element type.
     ///
     /// ```
     /// # use arrow_buffer::Buffer;
@@ -415,8 +415,8 @@ impl DeviceBuffer {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if elements are no whole number of bytes, or the buffer is no whole number
-    /// of elements; otherwise as [`DeviceArray::export_dlpack`].
+    /// Returns [`Error::InvalidArgument`] if an element is not a whole number of bytes, or the buffer not a whole number of
+    /// elements, and otherwise the errors of [`DeviceArray::export_dlpack`].
     pub fn export_dlpack(
         &self,
         dtype: DLDataType,
@@ -425,7 +425,7 @@ impl DeviceBuffer {
         let width = dtype.bytes().filter(|width| self.len() % width == 0);
         let width = width.ok_or_else(|| {
             Error::argument(format!(
-                "{} bytes are no whole number of elements of {dtype:?}",
+                "{} bytes are not a whole number of elements of {dtype:?}",
                 self.len()
             ))
         })?;

@@ -1,4 +1,4 @@
-//! Tensors in.
+//! Imports tensors.
 
 use std::sync::Arc;
 
@@ -17,49 +17,48 @@ use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Kept, Memory, Owner, Ready};
 
 impl DeviceArray {
-    /// Takes over a tensor, without a copy: its elements become the values of a column, of which none is
-    /// null. A tensor of n dimensions becomes fixed-size lists: `[rows, size]`.
+    /// Imports a tensor without copying it. Its elements become the values of a column without nulls. A tensor with more
+    /// dimensions becomes a column of fixed-size lists: `[rows, size]`.
     ///
-    /// `queue` is the one on which the producer has made the memory ready: that whose
-    /// [`dlpack_stream`](Queue::dlpack_stream) it was told. Its device is the tensor's; find it by
-    /// [`DLDevice::id`](super::DLDevice::id). Nothing is waited for. The deleter is called once, also after
-    /// an error, on any thread: when the last array, export or device work that uses the memory is gone.
+    /// `queue` is the queue whose [`dlpack_stream`](Queue::dlpack_stream) was passed to the producer, which has made it wait
+    /// until the memory is ready. Its device is the tensor's; [`DLDevice::id`](super::DLDevice::id) finds it. Nothing is
+    /// waited for. The deleter is called once, on any thread, after the last array, export or device work that uses the
+    /// memory is gone, or after an error.
     ///
-    /// Booleans of DLPack have a byte each: they come as `UInt8`, 0 and 1. Complex numbers, bfloat16 and
-    /// vectors have no Arrow type. Strides must be those of compact rows.
+    /// DLPack's booleans are bytes and become `UInt8`, 0 or 1. Complex numbers, bfloat16 and vectors have no Arrow type. The
+    /// strides must be those of compact rows.
     ///
     /// # Safety
-    /// - `tensor` is null or points to a struct that keeps to DLPack, and is not used by anybody else: the
-    ///   pointers in it are valid for what it says until its deleter is called, which may happen on any
-    ///   thread;
-    /// - what `queue` is given from now on comes after the work that wrote the memory;
-    /// - nobody writes to the memory before the deleter was called, be the tensor marked read-only or not.
+    /// - `tensor` is null, or points to a struct that keeps to DLPack and that nothing else uses. Its pointers are valid for
+    ///   the stated lengths until its deleter is called, which may happen on any thread;
+    /// - work that `queue` is given from now on is ordered after the work that wrote the memory;
+    /// - nothing writes to the memory before the deleter is called, whether or not the tensor is marked read-only.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] with the member's name for a tensor that is malformed, of another major
-    /// version than 1, of another device than the queue's, not compact, or of a type that Arrow has not;
-    /// [`Error::NotSupported`] for a device of type METAL, OPENCL, VULKAN or WEBGPU, whose tensors hold objects and not
-    /// addresses; what the device reports.
+    /// Returns [`Error::InvalidInput`] with the member's name for a tensor that is malformed, of another major version than
+    /// 1, of another device than the queue's, not compact, or of a type that Arrow does not have; [`Error::NotSupported`] for
+    /// a device of type METAL, OPENCL, VULKAN or WEBGPU, whose tensors hold objects instead of addresses; and errors of the
+    /// device.
     pub unsafe fn import_dlpack(
         tensor: *mut DLManagedTensorVersioned,
         queue: &Queue,
     ) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps to the contract of `import`, which is this function's.
         unsafe { import(tensor, queue) }
     }
 
-    /// As [`import_dlpack`](Self::import_dlpack), for the struct of DLPack before 1.0.
+    /// Imports a tensor like [`import_dlpack`](Self::import_dlpack), from the struct of DLPack before 1.0.
     ///
     /// # Safety
-    /// As [`import_dlpack`](Self::import_dlpack).
+    /// The same as for [`import_dlpack`](Self::import_dlpack).
     ///
     /// # Errors
-    /// As [`import_dlpack`](Self::import_dlpack).
+    /// Returns the same errors as [`import_dlpack`](Self::import_dlpack).
     pub unsafe fn import_dlpack_unversioned(
         tensor: *mut DLManagedTensor,
         queue: &Queue,
     ) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps to the contract of `import`, which is this function's.
         unsafe { import(tensor, queue) }
     }
 }
@@ -67,16 +66,16 @@ impl DeviceArray {
 /// A producer's tensor: dropping it calls the deleter.
 struct Foreign<T: Managed>(*mut T, Device);
 
-// SAFETY: only the deleter is called, once, which may happen on any thread (contract of the import).
+// SAFETY: only the deleter is called, which the caller of `import` allows on any thread.
 unsafe impl<T: Managed> Send for Foreign<T> {}
-// SAFETY: as above; nothing is done through a shared reference.
+// SAFETY: nothing is done through a shared reference.
 unsafe impl<T: Managed> Sync for Foreign<T> {}
 
 impl<T: Managed> Drop for Foreign<T> {
     fn drop(&mut self) {
-        // SAFETY: the import saw a struct, of whatever version; it lives until its deleter is called.
+        // SAFETY: the caller of `import` guarantees a struct, of any version, that lives until its deleter is called.
         if let Some(deleter) = unsafe { T::deleter(self.0) } {
-            // SAFETY: this is the one call (contract of the import).
+            // SAFETY: the deleter is the tensor's own, and this drop is its only call.
             self.1.parking("deleter", || unsafe { deleter(self.0) });
         }
     }
@@ -87,27 +86,29 @@ fn invalid<T>(member: impl std::fmt::Display, message: impl Into<String>) -> Res
 }
 
 /// # Safety
-/// As [`DeviceArray::import_dlpack`].
+/// The same as for [`DeviceArray::import_dlpack`].
 unsafe fn import<T: Managed>(tensor: *mut T, queue: &Queue) -> Result<DeviceArray> {
     if tensor.is_null() || !tensor.is_aligned() {
-        return invalid(T::NAME, format!("is not to be followed: {tensor:p}"));
+        return invalid(T::NAME, format!("is null or misaligned: {tensor:p}"));
     }
     let foreign = Foreign(tensor, queue.device().clone());
-    // SAFETY: the caller's: there is a struct.
+    // SAFETY: the caller guarantees that a pointer that is not null points to a struct.
     if let Some(version) = unsafe { T::version(tensor) } {
         let ours = DLPackVersion::CURRENT.major;
         if version.major != ours {
             let (major, minor) = (version.major, version.minor);
             return invalid(
                 "version",
-                format!("is {major}.{minor}; only {ours}.x is known, ask for that (max_version)"),
+                format!(
+                    "is {major}.{minor}; only {ours}.x is supported: request it with max_version"
+                ),
             );
         }
     }
-    // SAFETY: as above, of a version that has a tensor there. A copy of plain members.
+    // SAFETY: the caller guarantees a struct, whose version has this layout. Only plain members are copied.
     let tensor = unsafe { T::tensor(tensor).read() };
     let device = queue.device();
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the tensor's pointers are valid for the stated lengths.
     let flat = unsafe { check(&tensor, device) }?;
     let ready = queue.record()?.map_or(Ready::Now, Ready::Event);
     let memory = Memory::Kept(Kept(Box::new(foreign)));
@@ -120,14 +121,14 @@ unsafe fn import<T: Managed>(tensor: *mut T, queue: &Queue) -> Result<DeviceArra
         rows = outer;
         let field = Arc::new(Field::new_list_field(array.data_type().clone(), true));
         let list = DataType::FixedSizeList(field, size);
-        // SAFETY: lists of one size over values that may be anything; `from_parts` checks that the rows are
-        // there.
+        // SAFETY: fixed-size lists have no offsets, and no validity bitmap is given, so any values are valid. `from_parts`
+        // checks that there are enough.
         array = unsafe { DeviceArray::from_parts(list, rows, Some(0), &[None], &[array]) }?;
     }
     Ok(array)
 }
 
-/// What a tensor holds.
+/// A checked tensor.
 struct Flat {
     data_type: DataType,
     base: DevicePtr,
@@ -136,14 +137,14 @@ struct Flat {
     /// Bytes.
     bytes: usize,
     elements: usize,
-    /// For each dimension but the first: its size, and the product of those before it.
+    /// For each dimension except the first: its size, and the product of the sizes before it.
     lists: Vec<(i32, usize)>,
 }
 
-/// Checks all that can be checked without reading the memory.
+/// Checks everything that can be checked without reading the memory.
 ///
 /// # Safety
-/// Pointers of the tensor that are not null are valid for what it says.
+/// Pointers of the tensor that are not null are valid for the stated lengths.
 unsafe fn check(tensor: &DLTensor, device: &Device) -> Result<Flat> {
     check_device(tensor, device)?;
     let ndim = match usize::try_from(tensor.ndim) {
@@ -153,11 +154,11 @@ unsafe fn check(tensor: &DLTensor, device: &Device) -> Result<Flat> {
             return invalid("dl_tensor.ndim", message);
         }
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `shape` is null or points to `ndim` numbers.
     let shape = unsafe { numbers("dl_tensor.shape", tensor.shape, ndim) }?;
     let strides = match tensor.strides.is_null() {
         true => None,
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `strides` points to `ndim` numbers.
         false => Some(unsafe { numbers("dl_tensor.strides", tensor.strides, ndim) }?),
     };
 
@@ -178,7 +179,10 @@ unsafe fn check(tensor: &DLTensor, device: &Device) -> Result<Flat> {
         };
         if i > 0 {
             let Ok(size) = i32::try_from(n) else {
-                return invalid(member(), format!("is {n}: Arrow's lists have 32 bits"));
+                return invalid(
+                    member(),
+                    format!("is {n}: sizes of Arrow's fixed-size lists have 32 bits"),
+                );
             };
             lists.push((size, elements));
         }
@@ -212,7 +216,10 @@ unsafe fn check(tensor: &DLTensor, device: &Device) -> Result<Flat> {
             );
         }
         if end.is_none() {
-            let message = format!("is {}: past the end of memory", tensor.byte_offset);
+            let message = format!(
+                "is {}: past the end of the address space",
+                tensor.byte_offset
+            );
             return invalid("dl_tensor.byte_offset", message);
         }
         offset = tensor.byte_offset as usize;
@@ -233,31 +240,31 @@ fn check_device(tensor: &DLTensor, device: &Device) -> Result<()> {
     check_addresses(id)?;
     let same_id = match of.device_type {
         ArrowDeviceType::CPU => true,
-        // Some producers name the device.
+        // Some producers name the device all the same.
         t if shares_ids(t) => of.device_id == 0 || i64::from(of.device_id) == id.id,
         _ => i64::from(of.device_id) == id.id,
     };
     if of.device_type == id.device_type && same_id {
         return Ok(());
     }
-    let message = format!("is {}, the queue's is {device}", of.id());
+    let message = format!("is {}, and the queue's is {device}", of.id());
     invalid("dl_tensor.device", message)
 }
 
 /// # Safety
-/// `pointer` is null, or points to `n` numbers that live and stay as they are for as long as they are used.
+/// `pointer` is null, or points to `n` numbers that are live and unchanged for `'a`.
 unsafe fn numbers<'a>(member: &'static str, pointer: *const i64, n: usize) -> Result<&'a [i64]> {
     match n {
         0 => Ok(&[]),
         _ if pointer.is_null() || !pointer.is_aligned() => {
-            invalid(member, format!("is not to be followed: {pointer:p}"))
+            invalid(member, format!("is null or misaligned: {pointer:p}"))
         }
-        // SAFETY: the caller's; it is neither null nor misaligned.
+        // SAFETY: the pointer is aligned and not null, so the caller guarantees `n` numbers.
         _ => Ok(unsafe { std::slice::from_raw_parts(pointer, n) }),
     }
 }
 
-/// Refuses strides of other than compact rows. There are elements, whose number fits.
+/// Refuses strides other than those of compact rows. The number of elements is checked and not 0.
 fn check_strides(shape: &[i64], strides: &[i64]) -> Result<()> {
     let mut compact = 1;
     for (i, (&n, &stride)) in shape.iter().zip(strides).enumerate().rev() {
@@ -265,7 +272,7 @@ fn check_strides(shape: &[i64], strides: &[i64]) -> Result<()> {
             return invalid(
                 format_args!("dl_tensor.strides[{i}]"),
                 format!(
-                    "is {stride}, compact rows have {compact}; make the tensor contiguous first"
+                    "is {stride}, and compact rows have {compact}; make the tensor contiguous first"
                 ),
             );
         }

@@ -1,24 +1,31 @@
-//! Streams: the argument `stream` of `__dlpack__`, on both sides.
+//! The argument `stream` of `__dlpack__`, for exports and imports.
 
 use crate::abi::ArrowDeviceType as T;
 use crate::device::{Counters, Device, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{Owner, check_queue};
 
-/// Where a consumer will use a tensor: what Python passes as `__dlpack__(stream=...)`. The producer makes
-/// that stream wait until the memory is ready.
+/// The stream on which a consumer will use a tensor, as Python passes it in `__dlpack__(stream=...)`. The export makes that
+/// stream wait until the memory is ready.
 ///
 /// | `stream` | CUDA | ROCm | the CPU and others |
 /// | --- | --- | --- | --- |
 /// | `None` | the legacy default stream; for page-locked and managed memory the host waits | the default stream | the host waits, if there is something to wait for |
-/// | -1 | nothing waits | nothing waits | nothing waits; refused for the CPU |
-/// | 0 | refused: it could mean either default stream | the default stream | refused |
-/// | 1, 2 | the legacy and the per-thread default stream | refused | refused |
-/// | above 2 | that stream's handle | that stream's handle | refused |
+/// | -1 | nothing waits | nothing waits | nothing waits; an error for the CPU |
+/// | 0 | an error: it could mean either default stream | the default stream | an error |
+/// | 1, 2 | the legacy and the per-thread default stream | an error | an error |
+/// | above 2 | the stream with that handle | the stream with that handle | an error |
 ///
-/// Which devices can be addressed so is up to their backend
-/// ([`Backend::stream_wait`](crate::device::Backend::stream_wait)). Where it cannot, the host waits for
-/// `None`, and numbers are refused.
+/// The backend makes the stream wait ([`Backend::stream_wait`](crate::device::Backend::stream_wait)). If it does not support
+/// that, the host waits for `None`, and numbers are an error.
+///
+/// ```
+/// use arrow_device::dlpack::{DlpackOptions, DlpackStream};
+/// // SAFETY: 1 is CUDA's legacy default stream, not a handle.
+/// let stream = unsafe { DlpackStream::from_number(Some(1)) };
+/// let options = DlpackOptions::new(stream);
+/// # let _ = options;
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct DlpackStream<'a>(Kind<'a>);
 
@@ -29,17 +36,17 @@ enum Kind<'a> {
 }
 
 impl DlpackStream<'static> {
-    /// `None`: what every device takes.
+    /// `None`, which every device accepts.
     pub const NONE: Self = Self(Kind::Number(None));
 
-    /// -1: the consumer sees to the order itself.
+    /// -1: the consumer orders its work itself.
     pub const NO_SYNC: Self = Self(Kind::Number(Some(-1)));
 
-    /// As Python passes it.
+    /// The stream that Python has passed.
     ///
     /// # Safety
-    /// A number above 2 is the handle of a stream of the exporting device's runtime, which is alive while
-    /// the export is made.
+    /// A number above 2 is the handle of a stream of the exporting device's runtime, which is live until the export has
+    /// returned.
     pub const unsafe fn from_number(number: Option<i64>) -> Self {
         Self(Kind::Number(number))
     }
@@ -51,7 +58,7 @@ impl<'a> DlpackStream<'a> {
         Self(Kind::Queue(queue))
     }
 
-    /// What is to be done on `device`.
+    /// What must wait on `device`.
     pub(super) fn order(self, device: &Device) -> Result<Order<'a>> {
         let number = match self.0 {
             Kind::Number(number) => number,
@@ -65,7 +72,7 @@ impl<'a> DlpackStream<'a> {
         let rocm = matches!(device_type, T::ROCM | T::ROCM_HOST);
         let stream = |n: i64| usize::try_from(n).ok();
         let order = match number {
-            // Consumers on the host read at once what the host can read.
+            // Consumers on the host read memory that the host can read at once.
             None if device_type == T::CUDA => Ok(Order::Default(1)),
             None if device_type == T::ROCM => Ok(Order::Default(0)),
             None => Ok(Order::Host),
@@ -75,13 +82,13 @@ impl<'a> DlpackStream<'a> {
             Some(1 | 2) if rocm => Err("ROCm's default stream is 0 or None"),
             Some(n) if cuda || rocm => match stream(n) {
                 Some(handle) => Ok(Order::Stream(handle)),
-                None => Err("below 0 only -1 has a meaning"),
+                None => Err("the only negative number allowed is -1"),
             },
-            Some(_) => Err("this device has no streams with numbers; pass None or -1"),
+            Some(_) => Err("streams of this device have no numbers; pass None or -1"),
         };
         order.map_err(|why| {
             let number = number.map_or("None".into(), |n| n.to_string());
-            Error::argument(format!("stream {number} of DLPack for {device}: {why}"))
+            Error::argument(format!("DLPack stream {number} for {device}: {why}"))
         })
     }
 }
@@ -93,16 +100,16 @@ pub(super) enum Order<'a> {
     /// This thread.
     Host,
     Queue(&'a Queue),
-    /// A default stream, or this thread where the backend cannot make it wait.
+    /// A default stream, or this thread if the backend cannot make a stream wait.
     Default(usize),
     Stream(usize),
 }
 
 impl Order<'_> {
-    /// Makes what is to wait for the memory do so.
+    /// Makes this wait until the memory is ready.
     ///
     /// # Safety
-    /// A stream is a live one of the owner's device.
+    /// A stream given by its handle is a live stream of the owner's device.
     pub(super) unsafe fn apply(self, owner: &Owner) -> Result<()> {
         let stream = match self {
             Self::Nothing => return Ok(()),
@@ -121,7 +128,8 @@ impl Order<'_> {
         if event.device() != device && !backend.accepts_events_of(event.device().backend()) {
             return event.wait();
         }
-        // SAFETY: the caller's; the owner keeps the event alive, and it is one that the device waits for.
+        // SAFETY: the caller guarantees that the stream is live. The owner keeps the event alive, and the check above ensures
+        // that the device accepts it.
         if unsafe { backend.stream_wait(stream, event.ptr()) }? {
             Counters::add(&device.counters().queue_waits, 1);
             return Ok(());
@@ -131,18 +139,18 @@ impl Order<'_> {
             _ => Err(Error::NotSupported {
                 device: device.id(),
                 operation: "DLPack",
-                reason: "its backend knows no streams by number; pass the stream None".into(),
+                reason: "its backend does not support stream numbers; pass the stream None".into(),
             }),
         }
     }
 }
 
 impl Queue {
-    /// The number to pass as `__dlpack__(stream=...)` to a producer whose tensor is then imported on this
-    /// queue ([`DeviceArray::import_dlpack`](crate::DeviceArray::import_dlpack)); `None` for devices whose
-    /// tensors come without a stream: the CPU, page-locked memory, and all that is neither CUDA nor ROCm.
+    /// Returns the number to pass as `__dlpack__(stream=...)` to a producer whose tensor is then imported on this queue
+    /// ([`DeviceArray::import_dlpack`](crate::DeviceArray::import_dlpack)). Returns `None` for devices whose tensors have no
+    /// stream: the CPU, page-locked memory, and every device that is neither CUDA nor ROCm.
     ///
-    /// A per-thread stream (2) means the calling thread's: call `__dlpack__` and the import on one thread.
+    /// A per-thread stream (2) is that of the calling thread, so call `__dlpack__` and the import on the same thread.
     ///
     /// ```
     /// let queue = arrow_device::Devices::cpu().default_queue();
@@ -151,8 +159,8 @@ impl Queue {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotSupported`] if the device's backend gives its streams no numbers where DLPack wants them:
-    /// without one the producer would make another stream wait.
+    /// Returns [`Error::NotSupported`] if DLPack requires a number and the device's backend has none: the producer would make
+    /// another stream wait.
     pub fn dlpack_stream(&self) -> Result<Option<i64>> {
         let id = self.device().id();
         let default = match id.device_type {
@@ -165,13 +173,13 @@ impl Queue {
             Some(Ok(1 | 2)) if default == 0 => Err(Error::NotSupported {
                 device: id,
                 operation: "DLPack",
-                reason: "of ROCm's default streams it names only the one of handle 0".into(),
+                reason: "DLPack has a number only for the ROCm default stream with handle 0".into(),
             }),
             Some(Ok(handle)) => Ok(Some(handle)),
             _ => Err(Error::NotSupported {
                 device: id,
                 operation: "DLPack",
-                reason: "its backend gives its queues no stream numbers".into(),
+                reason: "its backend has no stream numbers for its queues".into(),
             }),
         }
     }

@@ -1,11 +1,11 @@
-//! Which Arrow type is which DLPack type.
+//! Maps Arrow types to DLPack types and back.
 
 use arrow_schema::{DataType, IntervalUnit};
 
 use super::abi::DLDataType;
 
-/// How values of an Arrow type go out; `None` if consumers have no such type. Times are their integers;
-/// the bits of booleans go out as bytes.
+/// The DLPack type that values of an Arrow type are exported as, or `None` if there is none. Times are exported as integers,
+/// and booleans as the bytes that hold their bits.
 pub(super) fn element(data_type: &DataType) -> Option<DLDataType> {
     use DataType as T;
     let (code, bits) = match data_type {
@@ -29,7 +29,7 @@ pub(super) fn element(data_type: &DataType) -> Option<DLDataType> {
     Some(DLDataType::new(code, bits))
 }
 
-/// The Arrow type of a tensor's elements; `None` if Arrow has none. Booleans of a byte become `UInt8`.
+/// The Arrow type of a tensor's elements, or `None` if there is none. Booleans, which are bytes, become `UInt8`.
 pub(super) fn data_type(element: DLDataType) -> Option<DataType> {
     use DLDataType as D;
     if element.lanes != 1 {

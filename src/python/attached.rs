@@ -1,4 +1,4 @@
-//! With and without the interpreter.
+//! Running code attached to the Python interpreter, and detached from it.
 
 use std::mem::ManuallyDrop;
 #[cfg(unix)]
@@ -13,10 +13,10 @@ use pyo3::{Python, ffi};
 use crate::abi::ArrowDeviceType;
 use crate::stream::{DeviceArrayReader, DeviceRecordBatchReader};
 
-/// A reader that lets go of the interpreter for as long as each `next` takes.
+/// A reader that releases the interpreter (the GIL) during each `next`.
 ///
-/// [`stream_from_python`](super::stream_from_python) answers with one; other readers that wait can be wrapped as well,
-/// a host reader above it for example.
+/// [`stream_from_python`](super::stream_from_python) returns one. Wrap other readers that block, such as a host reader
+/// above it, in the same way.
 #[derive(Debug)]
 pub struct Detached<R>(R);
 
@@ -26,7 +26,7 @@ impl<R> Detached<R> {
         Self(reader)
     }
 
-    /// The reader itself.
+    /// Returns the wrapped reader.
     pub fn into_inner(self) -> R {
         self.0
     }
@@ -69,29 +69,29 @@ impl<R: RecordBatchReader + Send> RecordBatchReader for Detached<R> {
     }
 }
 
-/// What this thread has to do with the interpreter.
+/// How this thread stands to the interpreter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Attached,
     Detached,
-    /// Not there yet, or no more.
+    /// There is none yet, or no longer one.
     NoInterpreter,
-    /// This interpreter does not tell.
+    /// It cannot be found out.
     Unknown,
 }
 
-/// Asked of the interpreter itself: pyo3 only knows what went through it, and `PyGILState_Check` answers 1 whatever is
-/// true once there was a sub-interpreter.
+/// Asks the interpreter itself. pyo3 knows only of attachments made through pyo3, and `PyGILState_Check` always answers 1
+/// once there has been a sub-interpreter.
 fn state() -> State {
-    // SAFETY: may be called at any time.
+    // SAFETY: this function may be called at any time, on any thread.
     if unsafe { ffi::Py_IsInitialized() } == 0 {
         return State::NoInterpreter;
     }
     let Some(current) = current_thread_state() else {
         return State::Unknown;
     };
-    // SAFETY: an interpreter is there; both only look. The current state is that of whichever thread is attached in old
-    // versions, of this thread in new ones.
+    // SAFETY: both only need an interpreter, which there is (checked above). In old versions `current` returns the state of
+    // whichever thread is attached, in new ones that of this thread.
     let (current, own) = unsafe { (current(), ffi::PyGILState_GetThisThreadState()) };
     if !current.is_null() && current == own {
         State::Attached
@@ -102,7 +102,8 @@ fn state() -> State {
 
 type CurrentThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
 
-/// Not in the limited API, which the final module may be built for; CPython has one of the two all the same.
+/// Looks the function up at run time: it is not in the limited API, which the final module may be built for, but every
+/// CPython has one of the two.
 #[cfg(unix)]
 fn current_thread_state() -> Option<CurrentThreadState> {
     static FOUND: OnceLock<Option<CurrentThreadState>> = OnceLock::new();
@@ -111,11 +112,11 @@ fn current_thread_state() -> Option<CurrentThreadState> {
             c"PyThreadState_GetUnchecked",
             c"_PyThreadState_UncheckedGet",
         ];
-        // SAFETY: the names are terminated.
+        // SAFETY: the names are null-terminated.
         let find =
             |name: &std::ffi::CStr| unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
         let found = names.into_iter().map(find).find(|f| !f.is_null())?;
-        // SAFETY: both are `PyThreadState *f(void)`, of CPython 3.13 and of the versions before it.
+        // SAFETY: both functions, of CPython 3.13 and of the versions before it, are declared `PyThreadState *f(void)`.
         Some(unsafe { std::mem::transmute::<*mut std::ffi::c_void, CurrentThreadState>(found) })
     })
 }
@@ -129,49 +130,50 @@ pub(super) fn has_interpreter() -> bool {
     state() != State::NoInterpreter
 }
 
-/// Runs `f`, which may take long, and lets others use the interpreter meanwhile if this thread is attached to it.
+/// Runs `f`, which may take long. If this thread is attached to the interpreter, it is detached meanwhile.
 pub(super) fn detached<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     match state() {
         State::Detached | State::NoInterpreter => f(),
-        // SAFETY: attached, and the token does not leave this line.
+        // SAFETY: `state` has found this thread attached, and the token does not leave this line.
         State::Attached => unsafe { Python::assume_attached() }.detach(f),
         State::Unknown => {
             let _ensured = Ensured::new();
-            // SAFETY: as above.
+            // SAFETY: `Ensured` keeps this thread attached, and the token does not leave this line.
             unsafe { Python::assume_attached() }.detach(f)
         }
     }
 }
 
-/// Attached, whatever was before; pyo3's own way believes its own count, which others do not keep.
+/// Attaches this thread, whatever its state was. pyo3's own way relies on pyo3's count, which others do not keep.
 struct Ensured(ffi::PyGILState_STATE);
 
 impl Ensured {
     fn new() -> Self {
-        // SAFETY: an interpreter is there.
+        // SAFETY: this needs an interpreter; the callers have found one with `state`.
         Self(unsafe { ffi::PyGILState_Ensure() })
     }
 }
 
 impl Drop for Ensured {
     fn drop(&mut self) {
-        // SAFETY: what `PyGILState_Ensure` answered on this thread, once.
+        // SAFETY: this is what `PyGILState_Ensure` returned, released once, and on the same thread, since every `Ensured` is a
+        // local variable.
         unsafe { ffi::PyGILState_Release(self.0) }
     }
 }
 
-/// Runs `f` attached; waits for the interpreter. `None` if there is none.
+/// Runs `f` attached, after waiting for the interpreter. Returns `None` if there is none.
 pub(super) fn attached<T>(f: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     if state() == State::NoInterpreter {
         return None;
     }
     let _ensured = Ensured::new();
-    // SAFETY: attached, and the token does not leave `f`.
+    // SAFETY: `_ensured` keeps this thread attached, and the token's lifetime keeps it within `f`.
     Some(f(unsafe { Python::assume_attached() }))
 }
 
-/// Drops what may need the interpreter for it, on a thread that is attached to it. Does not wait for the interpreter;
-/// leaks the value if there is none any more.
+/// Drops a value whose drop may need the interpreter, on a thread that is attached to it. Does not wait for the
+/// interpreter. Leaks the value if there is no longer one.
 pub(super) fn drop_attached<T: Send + 'static>(value: T) {
     match state() {
         State::Attached => {
@@ -181,12 +183,12 @@ pub(super) fn drop_attached<T: Send + 'static>(value: T) {
         State::NoInterpreter => std::mem::forget(value),
         State::Detached | State::Unknown => match releaser() {
             Some(releaser) => {
-                // The thread never ends, so it takes what it is sent. What it did not take would be dropped here.
+                // The thread never ends, so it receives the value. A refused one must not be dropped on this thread.
                 if let Err(refused) = releaser.send(Box::new(value)) {
                     std::mem::forget(refused);
                 }
             }
-            // No thread can be had: better a wait than a leak.
+            // The thread cannot be started: a wait is better than a leak.
             None => {
                 let _ensured = Ensured::new();
                 drop(value);
@@ -195,32 +197,34 @@ pub(super) fn drop_attached<T: Send + 'static>(value: T) {
     }
 }
 
-/// The exception that is on its way while something is dropped: Python code must not run with it set.
+/// An exception that was being raised when a value is dropped. Python code must not run while it is set.
 struct Pending([*mut ffi::PyObject; 3]);
 
 impl Pending {
-    /// On a thread that is attached.
-    #[allow(deprecated)] // since Python 3.12, whose calls 3.11 does not have
+    /// Must be called on a thread that is attached.
+    #[allow(deprecated)] // since Python 3.12, whose replacements 3.11 does not have
     fn set_aside() -> Self {
         let [mut kind, mut value, mut traceback] = [std::ptr::null_mut(); 3];
-        // SAFETY: attached; the three are written, and owned from here on.
+        // SAFETY: the only caller has found this thread attached. The three pointers are valid for writes; this owns the
+        // references from here on.
         unsafe { ffi::PyErr_Fetch(&mut kind, &mut value, &mut traceback) };
         Self([kind, value, traceback])
     }
 }
 
 impl Drop for Pending {
-    #[allow(deprecated)] // as above
+    #[allow(deprecated)] // since Python 3.12, whose replacements 3.11 does not have
     fn drop(&mut self) {
         let [kind, value, traceback] = self.0;
-        // SAFETY: still attached; what `PyErr_Fetch` gave, given back once. What was raised meanwhile goes.
+        // SAFETY: this thread is still attached, since dropping a value does not change that. The references come from
+        // `PyErr_Fetch` and are given back once. An exception that was raised meanwhile is dropped.
         unsafe { ffi::PyErr_Restore(kind, value, traceback) };
     }
 }
 
 type Releaser = Sender<Box<dyn Send>>;
 
-/// The thread that drops what must be dropped attached: one in each process, forked ones too.
+/// The thread that drops values attached to the interpreter. Each process has one, a forked one too.
 fn releaser() -> Option<Releaser> {
     static RELEASER: Mutex<Option<(u32, Releaser)>> = Mutex::new(None);
     let mut releaser = RELEASER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -232,19 +236,19 @@ fn releaser() -> Option<Releaser> {
             let thread = std::thread::Builder::new().name("arrow-device-python".into());
             let run = move || values.into_iter().for_each(drop_when_attached);
             thread.spawn(run).ok()?;
-            // After a fork: nobody gives the parent's lock back.
+            // After a fork, the parent's sender may hold a lock that no thread here will release.
             std::mem::forget(releaser.replace((process, sender.clone())));
             Some(sender)
         }
     }
 }
 
-/// On a thread that pyo3 knows to be detached.
+/// Must be called on a thread that pyo3 knows to be detached.
 fn drop_when_attached<T>(value: T) {
-    // Forgotten unless the closure runs.
+    // Leaked unless the closure runs.
     let mut value = ManuallyDrop::new(value);
     Python::try_attach(|_| {
-        // SAFETY: the only place that drops it; it is not used afterwards.
+        // SAFETY: the value is dropped only here, once, and not used afterwards.
         unsafe { ManuallyDrop::drop(&mut value) }
     });
 }

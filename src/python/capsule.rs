@@ -1,7 +1,7 @@
-//! Structs in and out of capsules.
+//! Packs structs into capsules and unpacks them.
 //!
-//! A capsule that goes out owns its struct; its destructor drops it, which releases what no consumer moved away. A
-//! struct that comes in is moved out, so that the capsule's own destructor finds it released.
+//! A capsule owns its struct. Its destructor drops the struct, which releases it unless a consumer has moved it out.
+//! Unpacking moves the struct out, so that the capsule's destructor finds it released.
 
 use std::ffi::CStr;
 
@@ -15,7 +15,7 @@ use super::stream::HostStream;
 use crate::abi::c_data::CArray;
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 
-/// A struct of the C interfaces that travels in capsules.
+/// A struct of the C interfaces that capsules carry.
 ///
 /// # Safety
 /// The type is the C struct that capsules of this name carry. `take` moves it out and leaves a released one.
@@ -23,45 +23,45 @@ pub(super) unsafe trait InCapsule: Sized + Send + 'static {
     const NAME: &'static CStr;
 
     /// # Safety
-    /// `source` is valid for reads and writes, aligned, and used by nobody else meanwhile.
+    /// `source` is valid for reads and writes, aligned, and used by nothing else during the call.
     unsafe fn take(source: *mut Self) -> Self;
 }
 
-// SAFETY: the name is the specification's; `from_raw` moves.
+// SAFETY: the specification gives the C struct this name; `from_raw` moves it out.
 unsafe impl InCapsule for FFI_ArrowSchema {
     const NAME: &'static CStr = c"arrow_schema";
 
     unsafe fn take(source: *mut Self) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a valid, aligned struct that nothing else uses.
         unsafe { Self::from_raw(source) }
     }
 }
 
-// SAFETY: as above.
+// SAFETY: the specification gives the C struct this name; `from_raw` moves it out.
 unsafe impl InCapsule for FFI_ArrowDeviceArray {
     const NAME: &'static CStr = c"arrow_device_array";
 
     unsafe fn take(source: *mut Self) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a valid, aligned struct that nothing else uses.
         unsafe { Self::from_raw(source) }
     }
 }
 
-// SAFETY: as above.
+// SAFETY: the specification gives the C struct this name; `from_raw` moves it out.
 unsafe impl InCapsule for FFI_ArrowDeviceArrayStream {
     const NAME: &'static CStr = c"arrow_device_array_stream";
 
     unsafe fn take(source: *mut Self) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a valid, aligned struct that nothing else uses.
         unsafe { Self::from_raw(source) }
     }
 }
 
-/// `ArrowArray`, which is on the CPU.
+/// `ArrowArray`, whose data is on the CPU.
 #[repr(transparent)]
 pub(super) struct HostArray(CArray);
 
-// SAFETY: as for `FFI_ArrowDeviceArray`.
+// SAFETY: the C data interface allows a release on any thread, and nothing else is called.
 unsafe impl Send for HostArray {}
 
 impl HostArray {
@@ -70,32 +70,32 @@ impl HostArray {
     }
 }
 
-// SAFETY: the name is the specification's; the array is replaced by a released one.
+// SAFETY: the specification gives `ArrowArray` this name; `take` leaves a released one.
 unsafe impl InCapsule for HostArray {
     const NAME: &'static CStr = c"arrow_array";
 
     unsafe fn take(source: *mut Self) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a valid, aligned struct that nothing else uses.
         unsafe { std::ptr::replace(source, Self(CArray::empty())) }
     }
 }
 
-// SAFETY: the name is the specification's.
+// SAFETY: the specification gives `ArrowArrayStream` this name; `take` leaves a released one.
 unsafe impl InCapsule for HostStream {
     const NAME: &'static CStr = c"arrow_array_stream";
 
     unsafe fn take(source: *mut Self) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees a valid, aligned struct that nothing else uses.
         unsafe { std::ptr::replace(source, Self::empty()) }
     }
 }
 
-/// A capsule that owns `value`.
+/// Makes a capsule that owns `value`.
 pub(super) fn pack<T: InCapsule>(py: Python<'_>, value: T) -> PyResult<Bound<'_, PyCapsule>> {
     PyCapsule::new_with_value(py, value, T::NAME)
 }
 
-/// Whether this is a capsule of such structs.
+/// Whether this is a capsule with such a struct.
 pub(super) fn holds<T: InCapsule>(object: &Bound<'_, PyAny>) -> bool {
     object
         .cast::<PyCapsule>()
@@ -105,23 +105,25 @@ pub(super) fn holds<T: InCapsule>(object: &Bound<'_, PyAny>) -> bool {
 /// Moves the struct out of a capsule.
 pub(super) fn unpack<T: InCapsule>(object: &Bound<'_, PyAny>) -> PyResult<T> {
     let capsule = capsule_of::<T>(object)?;
-    // Without the one interpreter lock two threads could take at once.
+    // Without the GIL two threads could take the struct at once.
     with_critical_section(object, || {
         let source = pointer::<T>(capsule)?;
-        // SAFETY: a capsule of this name holds a live struct of this type until its destructor runs (the protocol), and
-        // `capsule` is alive; no other consumer takes from it meanwhile (the protocol; this crate's own are kept out).
+        // SAFETY: the protocol requires a capsule of this name to hold a live struct of this type until its destructor runs,
+        // and `capsule` is alive. It also forbids other consumers to take from it; this crate's are kept out by the
+        // critical section.
         Ok(unsafe { T::take(source) })
     })
 }
 
-/// Looks at the struct in a capsule.
+/// Reads the struct in a capsule without moving it out.
 pub(super) fn look<T: InCapsule, R>(
     object: &Bound<'_, PyAny>,
     look: impl FnOnce(&T) -> R,
 ) -> PyResult<R> {
     let capsule = capsule_of::<T>(object)?;
     with_critical_section(object, || {
-        // SAFETY: as in `unpack`.
+        // SAFETY: the protocol requires a capsule of this name to hold a live struct of this type until its destructor runs,
+        // and `capsule` is alive. The critical section keeps this crate's `unpack` out meanwhile.
         Ok(look(unsafe { &*pointer::<T>(capsule)? }))
     })
 }
@@ -139,11 +141,11 @@ fn capsule_of<'a, 'py, T: InCapsule>(
     Ok(capsule)
 }
 
-/// The pointer is not null: no capsule has a null one.
+/// The pointer in a capsule, which is never null.
 fn pointer<T: InCapsule>(capsule: &Bound<'_, PyCapsule>) -> PyResult<*mut T> {
     if !capsule.is_valid_checked(Some(T::NAME)) {
         let name = capsule.name()?.map(|name| {
-            // SAFETY: read at once; nobody renames the capsule meanwhile.
+            // SAFETY: the name is copied at once, within the critical section, so the capsule is not renamed meanwhile.
             unsafe { name.as_cstr() }.to_string_lossy().into_owned()
         });
         return Err(PyValueError::new_err(format!(

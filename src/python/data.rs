@@ -1,4 +1,4 @@
-//! What goes through the functions of this module.
+//! The types that the functions of this module accept.
 
 use std::sync::Arc;
 
@@ -12,24 +12,24 @@ use crate::interchange::schema::{export_field, export_schema, import_field, impo
 use crate::interchange::{ExportOptions, ImportOptions};
 use crate::stream::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};
 
-/// A [`DeviceArray`] or a [`DeviceRecordBatch`].
+/// Data that an array capsule holds: a [`DeviceArray`] or a [`DeviceRecordBatch`].
 pub trait CapsuleArray: sealed::Array {}
 
-/// A [`DeviceRecordBatchStreamReader`] or a [`DeviceArrayStreamReader`].
+/// A reader of a stream capsule: a [`DeviceRecordBatchStreamReader`] or a [`DeviceArrayStreamReader`].
 pub trait CapsuleStream: sealed::Stream {}
 
 pub(super) mod sealed {
     use super::*;
 
     pub trait Array: Sized + Send + Sync {
-        /// What the schema capsule says.
+        /// The type that the schema capsule describes.
         type Type: Send;
         fn data_type(&self) -> DataType;
         fn schema(&self) -> Result<FFI_ArrowSchema>;
         fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray>;
         fn parse(schema: &FFI_ArrowSchema) -> Result<Self::Type>;
         /// # Safety
-        /// As [`DeviceArray::import`].
+        /// The same as for [`DeviceArray::import_with`].
         unsafe fn import(
             array: FFI_ArrowDeviceArray,
             as_type: Self::Type,
@@ -39,7 +39,7 @@ pub(super) mod sealed {
 
     pub trait Stream: Sized + Send {
         /// # Safety
-        /// As [`DeviceRecordBatchStreamReader::from_raw`].
+        /// The same as for [`DeviceRecordBatchStreamReader::new`].
         unsafe fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self>;
     }
 }
@@ -73,7 +73,7 @@ impl sealed::Array for DeviceArray {
         field: FieldRef,
         options: &ImportOptions,
     ) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the array may be imported with these options.
         unsafe { Self::import_as(array, field, options) }
     }
 }
@@ -104,7 +104,7 @@ impl sealed::Array for DeviceRecordBatch {
         schema: SchemaRef,
         options: &ImportOptions,
     ) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the array may be imported with these options.
         unsafe { Self::import_as(array, schema, options) }
     }
 }
@@ -113,7 +113,7 @@ impl CapsuleStream for DeviceRecordBatchStreamReader {}
 
 impl sealed::Stream for DeviceRecordBatchStreamReader {
     unsafe fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the stream's arrays may be imported with these options.
         unsafe { Self::new(stream, options) }
     }
 }
@@ -122,7 +122,7 @@ impl CapsuleStream for DeviceArrayStreamReader {}
 
 impl sealed::Stream for DeviceArrayStreamReader {
     unsafe fn open(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the stream's arrays may be imported with these options.
         unsafe { Self::new(stream, options) }
     }
 }

@@ -1,4 +1,4 @@
-//! Errors as Python exceptions.
+//! Converts errors to Python exceptions.
 
 use arrow_schema::ArrowError;
 use pyo3::PyErr;
@@ -10,10 +10,10 @@ use super::attached::attached;
 use crate::error::Error;
 
 impl From<Error> for PyErr {
-    /// By the errno: `ValueError` for input and arguments that break a rule, `NotImplementedError` for what a device
-    /// cannot do or a device that is not there, `MemoryError`; else `OSError` with the errno of a foreign producer, and
-    /// `RuntimeError` for what this crate's own devices report. The text is the error's. An exception of Python that a
-    /// reader answered with is raised again as it was.
+    /// Chooses the exception by the errno: `ValueError` for invalid input and arguments, `NotImplementedError` for a device
+    /// that is not available or does not support the operation, `MemoryError`; otherwise `OSError` with the errno of a
+    /// foreign producer, or `RuntimeError` for errors of this crate's own devices. The text is the error's. A Python
+    /// exception that a reader returned is raised again unchanged.
     fn from(e: Error) -> Self {
         if let Some(raised) = raised(&e) {
             return raised;

@@ -1,4 +1,4 @@
-//! Out: to capsules.
+//! Exports to capsules.
 
 use arrow_array::RecordBatchReader;
 use pyo3::prelude::*;
@@ -15,16 +15,16 @@ use crate::interchange::ExportOptions;
 use crate::interchange::schema::import_field;
 use crate::stream::export_reader;
 
-/// An array or a batch as the two capsules, `arrow_schema` and `arrow_device_array`, that
-/// `__arrow_c_device_array__(requested_schema=None, **kwargs)` answers with. Nothing is copied.
+/// Exports an array or a batch as two capsules, `arrow_schema` and `arrow_device_array`: the result of
+/// `__arrow_c_device_array__(requested_schema=None, **kwargs)`. Nothing is copied.
 ///
-/// `requested_schema` and `keywords` are the method's arguments. A request for another representation of the same data
-/// gets the data as it is; nothing is converted. pyarrow ignores events: for it, and for other consumers that read on
-/// the host, use [`SyncPolicy::Wait`](crate::SyncPolicy::Wait).
+/// `requested_schema` and `keywords` are the method's arguments. Nothing is converted: a request for another
+/// representation of the same data is answered with the data as it is. pyarrow ignores events. For it, and for other
+/// consumers that read on the host, use [`SyncPolicy::Wait`](crate::SyncPolicy::Wait).
 ///
 /// # Errors
-/// `ValueError` for a requested schema that does not fit the data; `NotImplementedError` for a keyword that is not
-/// None; what [`DeviceArray::export`](crate::DeviceArray::export) fails with.
+/// Raises `ValueError` for a requested schema that does not fit the data, `NotImplementedError` for a keyword that is not
+/// None, and the errors of [`DeviceArray::export`](crate::DeviceArray::export).
 pub fn array_to_python<'py>(
     py: Python<'py>,
     data: &impl CapsuleArray,
@@ -37,18 +37,18 @@ pub fn array_to_python<'py>(
     Ok((pack(py, schema)?, pack(py, array)?))
 }
 
-/// A stream as the capsule `arrow_device_array_stream` that
-/// `__arrow_c_device_stream__(requested_schema=None, **kwargs)` answers with. Nothing is copied.
+/// Exports a stream as the capsule `arrow_device_array_stream`: the result of
+/// `__arrow_c_device_stream__(requested_schema=None, **kwargs)`. Nothing is copied.
 ///
 /// Make the stream with [`FFI_ArrowDeviceArrayStream::new`] or [`export_reader`]. Consumers may call it attached to the
-/// interpreter or not; while the reader works, the interpreter is free. The stream is released if this fails:
-/// [`check_request`](super::check_request) tells before.
+/// interpreter or not; while the reader works, the interpreter is released. If this function fails, the stream is
+/// released. [`check_request`](super::check_request) checks the arguments beforehand.
 ///
-/// A reader that uses Python itself should know that pyo3 takes a thread for attached that was detached by others than
-/// pyo3, within a call from Python (`Python::attach` then attaches nothing); consumers written in C detach so.
+/// A reader that uses Python itself should know that pyo3 considers a thread attached during a call from Python even if
+/// code other than pyo3 has detached it, as consumers written in C do. `Python::attach` then attaches nothing.
 ///
 /// # Errors
-/// As [`array_to_python`]; `ValueError` for a stream that was released.
+/// Raises the same errors as [`array_to_python`], and `ValueError` for a released stream.
 pub fn stream_to_python<'py>(
     py: Python<'py>,
     stream: FFI_ArrowDeviceArrayStream,
@@ -59,12 +59,14 @@ pub fn stream_to_python<'py>(
     pack(py, outgoing(stream, requested_schema)?)
 }
 
-/// A reader of host batches as the capsule `arrow_array_stream` that `__arrow_c_stream__(requested_schema=None)` answers
-/// with: for consumers that do not know of devices, pyarrow among them. A device stream becomes such a reader by
-/// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader). Else as [`stream_to_python`].
+/// Exports a reader of host batches as the capsule `arrow_array_stream`: the result of
+/// `__arrow_c_stream__(requested_schema=None)`, for consumers that do not support devices, such as pyarrow.
+///
+/// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader) makes such a reader of a device stream. Otherwise
+/// this is like [`stream_to_python`].
 ///
 /// # Errors
-/// As [`stream_to_python`].
+/// Raises the same errors as [`stream_to_python`].
 pub fn host_stream_to_python<'py>(
     py: Python<'py>,
     reader: impl RecordBatchReader + Send + 'static,

@@ -1,4 +1,4 @@
-//! In: from capsules, or from objects that have the methods.
+//! Imports from capsules, and from objects that have the methods.
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 use pyo3::exceptions::PyTypeError;
@@ -12,11 +12,11 @@ use super::stream::{self, HostStream};
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 use crate::interchange::{ImportOptions, Validation};
 
-/// Takes over an array or a batch: a [`DeviceArray`](crate::DeviceArray) or a
-/// [`DeviceRecordBatch`](crate::DeviceRecordBatch), as the caller asks. Nothing is copied.
+/// Imports an array or a batch: a [`DeviceArray`](crate::DeviceArray) or a
+/// [`DeviceRecordBatch`](crate::DeviceRecordBatch), whichever the caller asks for. Nothing is copied.
 ///
-/// `object` has `__arrow_c_device_array__`, or else `__arrow_c_array__` (which is on the CPU); or it is the pair of
-/// capsules that one of these answers. Values are checked.
+/// `object` has the method `__arrow_c_device_array__`, or else `__arrow_c_array__` (whose data is on the CPU), or it is the
+/// pair of capsules that one of these returns. Values are checked.
 ///
 /// ```no_run
 /// use arrow_device::python::{array_from_python, pyo3::prelude::*};
@@ -29,21 +29,21 @@ use crate::interchange::{ImportOptions, Validation};
 /// ```
 ///
 /// # Errors
-/// `TypeError` for another object; `ValueError` for capsules of the wrong name, ones that were used before, and data
-/// that breaks a rule; `NotImplementedError` for a device that is not there; what the method raises. The array is
-/// released then, unless it was left in its capsule (a wrong name, a schema that breaks a rule).
+/// Raises `TypeError` for any other object, `ValueError` for capsules that have another name or were used before and for
+/// invalid data, `NotImplementedError` for a device that is not available, and the errors of the method. The array is then
+/// released, except with a wrong name or an invalid schema, which leave it in its capsule.
 pub fn array_from_python<T: CapsuleArray>(object: &Bound<'_, PyAny>) -> PyResult<T> {
-    // SAFETY: values are checked.
+    // SAFETY: with `Validation::Full` nothing is required of the values.
     unsafe { array_from_python_with(object, &checked()) }
 }
 
-/// As [`array_from_python`], with options.
+/// Imports an array or a batch like [`array_from_python`], with options.
 ///
 /// # Safety
-/// Without [`Validation::Full`] the values are valid for their type.
+/// Unless `options` ask for [`Validation::Full`], the values are valid for their type.
 ///
 /// # Errors
-/// As [`array_from_python`].
+/// Raises the same errors as [`array_from_python`].
 pub unsafe fn array_from_python_with<T: CapsuleArray>(
     object: &Bound<'_, PyAny>,
     options: &ImportOptions,
@@ -63,16 +63,17 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
         unpack::<FFI_ArrowDeviceArray>(&array)?
     };
     let array = stream::released_attached(array);
-    // SAFETY: the capsules' producer vouches for the structs, the caller for values that are not checked.
+    // SAFETY: the protocol requires the capsules to hold structs that keep to the interface; the caller guarantees that
+    // values that are not checked are valid.
     let imported = detached(|| unsafe { T::import(array, as_type, options) })?;
     Ok(imported)
 }
 
-/// Takes over a stream: a [`DeviceRecordBatchStreamReader`](crate::DeviceRecordBatchStreamReader) or a
-/// [`DeviceArrayStreamReader`](crate::DeviceArrayStreamReader), as the caller asks.
+/// Imports a stream: a [`DeviceRecordBatchStreamReader`](crate::DeviceRecordBatchStreamReader) or a
+/// [`DeviceArrayStreamReader`](crate::DeviceArrayStreamReader), whichever the caller asks for.
 ///
-/// `object` has `__arrow_c_device_stream__`, or else `__arrow_c_stream__` (which is on the CPU); or it is the capsule
-/// that one of these answers. Values are checked, batch by batch.
+/// `object` has the method `__arrow_c_device_stream__`, or else `__arrow_c_stream__` (whose data is on the CPU), or it is
+/// the capsule that one of these returns. Values are checked, batch by batch.
 ///
 /// ```no_run
 /// use arrow_device::python::{Detached, pyo3::prelude::*, stream_from_python};
@@ -87,19 +88,19 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
 /// ```
 ///
 /// # Errors
-/// As [`array_from_python`]; `OSError` with the errno and text of a producer that fails.
+/// Raises the same errors as [`array_from_python`], and `OSError` with the errno and text of a producer that fails.
 pub fn stream_from_python<S: CapsuleStream>(object: &Bound<'_, PyAny>) -> PyResult<Detached<S>> {
-    // SAFETY: values are checked.
+    // SAFETY: with `Validation::Full` nothing is required of the values.
     unsafe { stream_from_python_with(object, checked()) }
 }
 
-/// As [`stream_from_python`], with options.
+/// Imports a stream like [`stream_from_python`], with options.
 ///
 /// # Safety
-/// As [`array_from_python_with`].
+/// The same as for [`array_from_python_with`].
 ///
 /// # Errors
-/// As [`stream_from_python`].
+/// Raises the same errors as [`stream_from_python`].
 pub unsafe fn stream_from_python_with<S: CapsuleStream>(
     object: &Bound<'_, PyAny>,
     options: ImportOptions,
@@ -112,7 +113,8 @@ pub unsafe fn stream_from_python_with<S: CapsuleStream>(
     } else {
         stream::incoming(unpack(&answer)?)?
     };
-    // SAFETY: as in `array_from_python_with`.
+    // SAFETY: the protocol requires the capsule to hold a stream that keeps to the interface; the caller guarantees that
+    // values that are not checked are valid.
     let reader = unsafe { S::open(stream, options) }?;
     Ok(Detached::new(reader))
 }
@@ -121,7 +123,7 @@ fn checked() -> ImportOptions {
     ImportOptions::default().with_validation(Validation::Full)
 }
 
-/// What the first of the methods that the object has answers; the object itself if it is such an answer.
+/// Calls the first of the methods that the object has. Returns the object itself if it is already such a result.
 fn answer<'py>(
     object: &Bound<'py, PyAny>,
     is_answer: bool,

@@ -1,19 +1,7 @@
-//! Python: the Arrow PyCapsule interface for devices, through [`pyo3`], which is re-exported here.
+//! Exchanges device data with Python objects through the Arrow PyCapsule interface (feature `pyo3`).
 //!
-//! | function | for |
-//! | --- | --- |
-//! | [`array_to_python`] | what `__arrow_c_device_array__` answers |
-//! | [`stream_to_python`] | what `__arrow_c_device_stream__` answers |
-//! | [`host_stream_to_python`] | what `__arrow_c_stream__` answers, for consumers that do not know of devices |
-//! | [`array_from_python`] | taking over an array or a batch from any object that has such a method |
-//! | [`stream_from_python`] | taking over a stream, likewise |
-//!
-//! With the feature `dlpack`, columns also go through `__dlpack__`: `tensor_to_python`, `tensor_from_python` (which copies
-//! memory that the host can read, since others may write to it), `tensor_from_python_shared` (which does not).
-//!
-//! There are no Python classes here: an extension module has its own. The crate `python` of the
-//! repository is a complete one. Whether the module is an extension (`extension-module`,
-//! `PYO3_BUILD_EXTENSION_MODULE`) or a program that embeds Python is the module's choice too.
+//! An extension module written with [`pyo3`], which is re-exported here, calls these functions in the methods of its own
+//! classes:
 //!
 //! ```
 //! use arrow_device::python::pyo3::prelude::*;
@@ -42,25 +30,41 @@
 //! }
 //! ```
 //!
+//! | function | use |
+//! | --- | --- |
+//! | [`array_to_python`] | makes the result of `__arrow_c_device_array__` |
+//! | [`stream_to_python`] | makes the result of `__arrow_c_device_stream__` |
+//! | [`host_stream_to_python`] | makes the result of `__arrow_c_stream__`, for consumers that do not support devices |
+//! | [`array_from_python`] | imports an array or a batch from any object with such a method |
+//! | [`stream_from_python`] | imports a stream from any object with such a method |
+//!
+//! With the feature `dlpack`, columns are also exchanged through `__dlpack__`: `tensor_to_python`, `tensor_from_python`
+//! (which copies memory that the host can read, since others may write to it) and `tensor_from_python_shared` (which never
+//! copies).
+//!
+//! There are no Python classes here: an extension module has its own. The package `python` of the repository is a complete
+//! module. The choice between an extension (`extension-module`, `PYO3_BUILD_EXTENSION_MODULE`) and a program that embeds
+//! Python is also the module's.
+//!
 //! # The interpreter
 //!
-//! While these functions, and the streams that go through them, wait for a device or for a producer, the thread is
-//! detached from the interpreter, so that others may use it; [`Detached`] does that for readers. What else waits
-//! (`to_host`, `to_device`) is the caller's to put into `py.detach`.
+//! While these functions and the streams that they make wait for a device or for a producer, they release the interpreter
+//! (the GIL), so that other threads can use it. [`Detached`] does the same for readers. Other calls that wait, such as
+//! `to_host` and `to_device`, belong in `py.detach`.
 //!
-//! Some producers' releases drop Python objects without attaching to the interpreter first. What came from Python is
-//! therefore released by a thread that is attached: by this one if it is, else, some time later, by a thread that this
-//! module starts for it, so that a release never waits for the interpreter. When the interpreter is gone, or going, such
-//! memory is left alone: leaked, not released; and streams from Python end with an error.
+//! The releases of some producers drop Python objects without attaching to the interpreter first. Data from Python is
+//! therefore released by a thread that is attached: by the current thread if it is, otherwise, somewhat later, by a thread
+//! that this module starts. So a release never waits for the interpreter. Once the interpreter is shutting down, such data
+//! is leaked instead, and streams from Python end with an error.
 //!
 //! # Trust
 //!
-//! A capsule's pointers are trusted, as all of Python trusts them, and so is that one consumer at a time takes from a
-//! capsule. Values are not: they are checked ([`Validation::Full`](crate::Validation::Full)) unless an `unsafe` variant
-//! is asked not to. A stream of this module that is called while another call on it is under way refuses the second call
-//! (`EBUSY`).
+//! The pointers in a capsule are trusted, as everywhere in Python, and so is that one consumer at a time takes from it.
+//! Values are not trusted: they are checked ([`Validation::Full`](crate::Validation::Full)), unless an `unsafe` variant is
+//! told otherwise. If a stream of this module is called while another call on it is under way, the second call fails with
+//! `EBUSY`.
 //!
-//! Source: "The Arrow PyCapsule Interface" of the Arrow format documentation.
+//! The interface is specified in "The Arrow PyCapsule Interface" of the Arrow format documentation.
 
 mod attached;
 mod capsule;

@@ -1,4 +1,4 @@
-//! What a consumer asks for beside the data: a schema, and keywords that do not exist yet.
+//! Checks what a consumer asks for besides the data: a schema, and keywords that do not exist yet.
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, FieldRef};
@@ -10,14 +10,25 @@ use super::capsule;
 use crate::error::Result;
 use crate::interchange::schema::import_field;
 
-/// Whether the arguments of a consumer can be met: those of `__arrow_c_device_array__` and `__arrow_c_device_stream__`, for
-/// data of this type (a struct for batches).
+/// Checks the arguments of `__arrow_c_device_array__` and `__arrow_c_device_stream__` for data of this type (a struct for
+/// batches).
 ///
-/// [`array_to_python`](super::array_to_python) and [`stream_to_python`](super::stream_to_python) ask this themselves. An
-/// object whose stream can be taken once asks before it takes it.
+/// [`array_to_python`](super::array_to_python) and [`stream_to_python`](super::stream_to_python) do this themselves. An
+/// object whose stream can be taken only once checks the arguments before it takes the stream:
+///
+/// ```no_run
+/// use arrow_device::DeviceRecordBatchReader;
+/// use arrow_device::python::pyo3::{prelude::*, types::PyDict};
+/// # fn f(reader: Box<dyn DeviceRecordBatchReader>, schema: Option<&Bound<'_, PyAny>>, kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+/// let fields = reader.schema().fields().clone();
+/// arrow_device::python::check_request(&arrow_schema::DataType::Struct(fields), schema, kwargs)?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
-/// `ValueError` for a requested schema that does not fit the data; `NotImplementedError` for a keyword that is not None.
+/// Raises `ValueError` for a requested schema that does not fit the data, and `NotImplementedError` for a keyword that is
+/// not None.
 pub fn check_request(
     data_type: &DataType,
     requested_schema: Option<&Bound<'_, PyAny>>,
@@ -27,7 +38,7 @@ pub fn check_request(
     check_schema(requested_schema, || Ok(data_type.clone()))
 }
 
-/// Unknown keywords are accepted if they are None.
+/// Accepts unknown keywords only if they are None.
 pub(super) fn check_keywords(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
     let unknown: Vec<String> = keywords
         .into_iter()
@@ -44,8 +55,8 @@ pub(super) fn check_keywords(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<(
     )))
 }
 
-/// A request for another representation of the same data is answered with the data as it is, as the protocol allows:
-/// nothing is converted here. A request for other data is refused.
+/// Accepts a request for another representation of the same data, which is answered with the data as it is, as the protocol
+/// allows. Refuses a request for other data.
 pub(super) fn check_schema(
     requested: Option<&Bound<'_, PyAny>>,
     actual: impl FnOnce() -> Result<DataType>,
@@ -63,7 +74,7 @@ pub(super) fn check_schema(
     }
 }
 
-/// Why two types are not representations of the same data.
+/// Explains why two types are not representations of the same data, if they are not.
 fn difference(actual: &DataType, requested: &DataType, path: &str) -> Option<String> {
     let (a, b) = (values(actual), values(requested));
     if kind(a) != kind(b) {
@@ -92,7 +103,7 @@ fn difference(actual: &DataType, requested: &DataType, path: &str) -> Option<Str
     })
 }
 
-/// Encodings are representations.
+/// The type of the values, without their encoding.
 fn values(mut data_type: &DataType) -> &DataType {
     loop {
         data_type = match data_type {
@@ -103,7 +114,7 @@ fn values(mut data_type: &DataType) -> &DataType {
     }
 }
 
-/// What a value is, whatever its width, unit or encoding.
+/// What a value is, apart from its width and unit.
 fn kind(data_type: &DataType) -> &'static str {
     use DataType::*;
     match data_type {
@@ -130,7 +141,7 @@ fn fields(data_type: &DataType) -> Vec<&FieldRef> {
     match data_type {
         List(item) | LargeList(item) | ListView(item) | LargeListView(item) => vec![item],
         FixedSizeList(item, _) => vec![item],
-        // Whatever its fields are called.
+        // Names of a map's fields do not matter.
         Map(entries, _) => match entries.data_type() {
             Struct(fields) => fields.iter().collect(),
             _ => vec![entries],

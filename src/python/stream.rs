@@ -1,12 +1,11 @@
-//! Streams and arrays between this crate and Python: C streams in front of C streams, which see to the interpreter.
+//! C streams in front of C streams, between this crate and Python. They release and take the interpreter as needed.
 //!
-//! A consumer that keeps the interpreter to itself may believe that nobody else gets at its stream meanwhile. Here the
-//! interpreter is let go of in the middle of a call: a second call that comes then is refused, not run.
+//! A consumer that keeps the interpreter attached may believe that no other thread can call its stream meanwhile. These
+//! streams release the interpreter in the middle of a call, so a second call may come then. It is refused.
 
-use std::cell::UnsafeCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 
@@ -19,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::interchange::ImportOptions;
 use crate::stream::import::Stream;
 
-/// A stream that goes to Python: whoever calls it lets go of the interpreter meanwhile.
+/// A stream for Python. It releases the interpreter while its reader works.
 pub(super) fn outgoing(stream: FFI_ArrowDeviceArrayStream) -> Result<FFI_ArrowDeviceArrayStream> {
     Ok(adapt(DeviceStream {
         stream: checked(stream)?.into_inner(),
@@ -27,7 +26,7 @@ pub(super) fn outgoing(stream: FFI_ArrowDeviceArrayStream) -> Result<FFI_ArrowDe
     }))
 }
 
-/// A stream, and the schema that it gives.
+/// A stream, and its schema.
 pub(super) fn with_schema(
     stream: FFI_ArrowDeviceArrayStream,
 ) -> Result<(FFI_ArrowDeviceArrayStream, ForeignSchema)> {
@@ -36,7 +35,7 @@ pub(super) fn with_schema(
     Ok((stream.into_inner(), schema))
 }
 
-/// A stream from Python: it and its arrays are released as what comes from Python must be.
+/// A stream from Python. It and its arrays are released by a thread that is attached to the interpreter.
 pub(super) fn incoming(stream: FFI_ArrowDeviceArrayStream) -> Result<FFI_ArrowDeviceArrayStream> {
     Ok(adapt(DeviceStream {
         stream: checked(stream)?.into_inner(),
@@ -44,7 +43,7 @@ pub(super) fn incoming(stream: FFI_ArrowDeviceArrayStream) -> Result<FFI_ArrowDe
     }))
 }
 
-/// As [`incoming`], for a stream on the CPU.
+/// Like [`incoming`], for a stream on the CPU.
 pub(super) fn incoming_host(stream: HostStream) -> Result<FFI_ArrowDeviceArrayStream> {
     if stream.release.is_none() {
         return Err(Error::Released("the ArrowArrayStream"));
@@ -52,12 +51,12 @@ pub(super) fn incoming_host(stream: HostStream) -> Result<FFI_ArrowDeviceArraySt
     Ok(adapt(stream))
 }
 
-/// With all its callbacks.
+/// Checks that the stream is not released and has all its callbacks.
 fn checked(stream: FFI_ArrowDeviceArrayStream) -> Result<Stream> {
     Stream::open(stream, ImportOptions::default())
 }
 
-/// The same array, released as what comes from Python must be.
+/// The same array, released by a thread that is attached to the interpreter.
 pub(super) fn released_attached(inner: FFI_ArrowDeviceArray) -> FFI_ArrowDeviceArray {
     if inner.is_released() {
         return inner;
@@ -79,7 +78,8 @@ pub(super) fn released_attached(inner: FFI_ArrowDeviceArray) -> FFI_ArrowDeviceA
 }
 
 unsafe extern "C-unwind" fn release_array(array: *mut CArray) {
-    // SAFETY: the consumer's: a valid array of `released_attached`, released once.
+    // SAFETY: the interface requires the consumer to pass a live array, once. Only `released_attached` installs this
+    // callback, with a boxed array as `private_data`.
     unsafe {
         let inner = Box::from_raw((*array).private_data.cast::<FFI_ArrowDeviceArray>());
         (*array).private_data = ptr::null_mut();
@@ -98,7 +98,7 @@ pub(super) struct HostStream {
     private_data: *mut c_void,
 }
 
-// SAFETY: as for `FFI_ArrowDeviceArrayStream`.
+// SAFETY: the C stream interface allows calls from any thread, one at a time.
 unsafe impl Send for HostStream {}
 
 impl HostStream {
@@ -116,11 +116,12 @@ impl HostStream {
 impl Drop for HostStream {
     fn drop(&mut self) {
         let this = ptr::from_mut(self);
-        // SAFETY: as for `FFI_ArrowDeviceArrayStream`.
+        // SAFETY: `this` is a live struct that nothing else uses, and its `release` is its own callback. A moved or released
+        // struct has none.
         let outcome = unsafe {
             guard::release_once("ArrowArrayStream.release", this, &raw mut (*this).release)
         };
-        // A drop cannot report it. The struct is released all the same.
+        // A drop cannot report a panic of the callback. The struct is released all the same.
         drop(outcome);
     }
 }
@@ -133,17 +134,17 @@ struct DeviceStream {
 /// A C stream whose callbacks may be called.
 ///
 /// # Safety
-/// The methods keep to the C device stream interface, for `out` that is valid for writes and empty.
+/// The methods keep to the C device stream interface if their callers pass an `out` that is valid for writes and empty.
 unsafe trait Source: Send + 'static {
     fn device_type(&self) -> ArrowDeviceType;
     unsafe fn get_schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int;
     unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int;
     unsafe fn get_last_error(&mut self) -> *const c_char;
-    /// It and its arrays are released as what comes from Python must be.
+    /// Whether it and its arrays must be released by a thread that is attached to the interpreter.
     fn is_from_python(&self) -> bool;
 }
 
-// SAFETY: calls go to the producer's own callbacks, on its own struct.
+// SAFETY: each method calls the producer's callback of the same name on the producer's own struct.
 unsafe impl Source for DeviceStream {
     fn device_type(&self) -> ArrowDeviceType {
         self.stream.device_type
@@ -151,7 +152,8 @@ unsafe impl Source for DeviceStream {
 
     unsafe fn get_schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int {
         match self.stream.get_schema {
-            // SAFETY: the producer's callback; `out` is the caller's.
+            // SAFETY: the callback belongs to the live struct that it is called with; the caller guarantees that `out` is
+            // valid for writes and empty.
             Some(get_schema) => unsafe { get_schema(&mut self.stream, out) },
             None => libc::EINVAL,
         }
@@ -159,7 +161,8 @@ unsafe impl Source for DeviceStream {
 
     unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int {
         match self.stream.get_next {
-            // SAFETY: as above.
+            // SAFETY: the callback belongs to the live struct that it is called with; the caller guarantees that `out` is
+            // valid for writes and empty.
             Some(get_next) => unsafe { get_next(&mut self.stream, out) },
             None => libc::EINVAL,
         }
@@ -167,7 +170,7 @@ unsafe impl Source for DeviceStream {
 
     unsafe fn get_last_error(&mut self) -> *const c_char {
         match self.stream.get_last_error {
-            // SAFETY: as above.
+            // SAFETY: the callback belongs to the live struct that it is called with.
             Some(get_last_error) => unsafe { get_last_error(&mut self.stream) },
             None => ptr::null(),
         }
@@ -178,7 +181,8 @@ unsafe impl Source for DeviceStream {
     }
 }
 
-// SAFETY: as above; an `ArrowArray` is put into an `ArrowDeviceArray` on the CPU.
+// SAFETY: each method calls the producer's callback of the same name on the producer's own struct. An `ArrowArray` becomes
+// part of an `ArrowDeviceArray` on the CPU.
 unsafe impl Source for HostStream {
     fn device_type(&self) -> ArrowDeviceType {
         ArrowDeviceType::CPU
@@ -186,21 +190,22 @@ unsafe impl Source for HostStream {
 
     unsafe fn get_schema(&mut self, out: *mut FFI_ArrowSchema) -> c_int {
         match self.get_schema {
-            // SAFETY: the producer's callback, on its own struct; `out` is the caller's.
+            // SAFETY: the callback belongs to the live struct that it is called with; the caller guarantees that `out` is
+            // valid for writes and empty.
             Some(get_schema) => unsafe { get_schema(self, out) },
             None => libc::EINVAL,
         }
     }
 
     unsafe fn get_next(&mut self, out: *mut FFI_ArrowDeviceArray) -> c_int {
-        // Written where it is to be: what the callback leaves when it unwinds is `out`'s owner's.
-        // SAFETY: `out` is the caller's, and empty.
+        // The callback writes into `out`, whose owner releases what is there if the callback unwinds.
+        // SAFETY: the caller guarantees that `out` is valid for writes and empty.
         let array = unsafe {
             FFI_ArrowDeviceArray::from_host(CArray::empty()).write_to(out);
             &raw mut (*out).array
         };
         match self.get_next {
-            // SAFETY: as above; `array` is valid and empty.
+            // SAFETY: the callback belongs to the live struct that it is called with; `array` points into `out`, and is empty.
             Some(get_next) => unsafe { get_next(self, array) },
             None => libc::EINVAL,
         }
@@ -208,7 +213,7 @@ unsafe impl Source for HostStream {
 
     unsafe fn get_last_error(&mut self) -> *const c_char {
         match self.get_last_error {
-            // SAFETY: as above.
+            // SAFETY: the callback belongs to the live struct that it is called with.
             Some(get_last_error) => unsafe { get_last_error(self) },
             None => ptr::null(),
         }
@@ -219,35 +224,23 @@ unsafe impl Source for HostStream {
     }
 }
 
-/// The `private_data` of a stream of [`adapt`].
-struct Adapter<S> {
-    state: AtomicU8,
-    /// Of the one call that is under way.
-    inner: UnsafeCell<Inner<S>>,
-}
+/// What the `private_data` of a stream of [`adapt`] is a share of. Each call holds another share, so that a release
+/// during a call leaves the adapter to that call.
+type Shared<S> = Arc<Mutex<Adapter<S>>>;
 
-struct Inner<S> {
+struct Adapter<S> {
     source: S,
-    /// Of an error that is not the source's own.
+    /// The text of an error that is not the source's own.
     text: Option<CString>,
 }
-
-/// States of an adapter.
-const IDLE: u8 = 0;
-const BUSY: u8 = 1;
-/// The call that is under way frees it at its end.
-const BUSY_AND_RELEASED: u8 = 2;
 
 const IN_USE: &CStr = c"another call on this stream is under way";
 
 fn adapt<S: Source>(source: S) -> FFI_ArrowDeviceArrayStream {
     let device_type = source.device_type();
-    let adapter = Box::new(Adapter {
-        state: AtomicU8::new(IDLE),
-        inner: UnsafeCell::new(Inner { source, text: None }),
-    });
-    // SAFETY: the callbacks below keep to the stream interface for a boxed `Adapter`, whose content is `Send`, because
-    // `Source` does.
+    let shared = Arc::new(Mutex::new(Adapter { source, text: None }));
+    // SAFETY: the callbacks below keep to the stream interface for a share of a `Mutex<Adapter<S>>`, which is `Send` and
+    // `Sync` because `Source` requires `Send`.
     unsafe {
         FFI_ArrowDeviceArrayStream::from_parts(
             device_type,
@@ -255,48 +248,61 @@ fn adapt<S: Source>(source: S) -> FFI_ArrowDeviceArrayStream {
             get_next::<S>,
             get_last_error::<S>,
             release::<S>,
-            Box::into_raw(adapter).cast(),
+            Arc::into_raw(shared).cast_mut().cast(),
         )
     }
 }
 
+/// Calls `body` with the stream's adapter. Answers `released` if the stream is null or released, and `busy` if another
+/// call is under way: on another thread, or on this one, within a call that has released the interpreter.
+///
 /// # Safety
-/// `stream` is null or a stream of [`adapt`] for this `S`.
-unsafe fn adapter<S>(stream: *mut FFI_ArrowDeviceArrayStream) -> Option<NonNull<Adapter<S>>> {
-    // SAFETY: the caller's; a stream that is not released has its adapter.
-    unsafe {
+/// `stream` is null or points to a stream of [`adapt`] for this `S`, which may be released.
+unsafe fn call<S: Source, T>(
+    stream: *mut FFI_ArrowDeviceArrayStream,
+    released: T,
+    busy: T,
+    body: impl FnOnce(&mut Adapter<S>) -> T,
+) -> T {
+    // SAFETY: the caller guarantees that `stream` can be read if it is not null. One that is not released still holds the
+    // share that `adapt` put into its `private_data`, so there is one to count.
+    let shared: Shared<S> = unsafe {
         if stream.is_null() || (*stream).release.is_none() {
-            return None;
+            return released;
         }
-        NonNull::new((*stream).private_data.cast())
+        let share = (*stream).private_data.cast_const().cast();
+        Arc::increment_strong_count(share);
+        Arc::from_raw(share)
+    };
+    let answer = match shared.try_lock() {
+        Ok(mut adapter) => body(&mut adapter),
+        // The producer's panics are caught further in.
+        Err(TryLockError::Poisoned(e)) => body(&mut e.into_inner()),
+        Err(TryLockError::WouldBlock) => busy,
+    };
+    drop_share(shared);
+    answer
+}
+
+/// The last share drops the source.
+fn drop_share<S: Source>(shared: Shared<S>) {
+    let Some(adapter) = Arc::into_inner(shared) else {
+        return;
+    };
+    let adapter = adapter.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let source = adapter.source;
+    if source.is_from_python() {
+        drop_attached(source);
+    } else {
+        // A panic in the reader's drop ends here.
+        let _ = guard::call_foreign("release", || detached(|| drop(source)));
     }
 }
 
-/// The one call of an adapter that is under way.
-struct Call<S: Source>(NonNull<Adapter<S>>);
-
-impl<S: Source> Call<S> {
-    /// # Safety
-    /// As [`adapter`].
-    unsafe fn begin(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<Self, c_int> {
-        // SAFETY: the caller's.
-        let adapter = unsafe { adapter::<S>(stream) }.ok_or(libc::EINVAL)?;
-        // SAFETY: alive while the stream is not released.
-        let state = unsafe { &(*adapter.as_ptr()).state };
-        match state.compare_exchange(IDLE, BUSY, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(_) => Ok(Self(adapter)),
-            Err(_) => Err(libc::EBUSY),
-        }
-    }
-
-    fn inner(&mut self) -> &mut Inner<S> {
-        // SAFETY: this is the only call, and frees the adapter only when it ends.
-        unsafe { &mut *(*self.0.as_ptr()).inner.get() }
-    }
-
-    /// Calls the source without the interpreter; what is caught on the way is EIO, with its text.
+impl<S: Source> Adapter<S> {
+    /// Calls the source without the interpreter. A panic becomes EIO, with its text.
     fn ask(&mut self, operation: &'static str, f: impl FnOnce(&mut S) -> c_int + Send) -> c_int {
-        let Inner { source, text } = self.inner();
+        let Self { source, text } = self;
         *text = None;
         if source.is_from_python() && !has_interpreter() {
             *text = Some(c"the Python interpreter is gone".to_owned());
@@ -309,47 +315,6 @@ impl<S: Source> Call<S> {
     }
 }
 
-impl<S: Source> Drop for Call<S> {
-    fn drop(&mut self) {
-        // SAFETY: alive until this call has ended.
-        let state = unsafe { &(*self.0.as_ptr()).state };
-        if state
-            .compare_exchange(BUSY, IDLE, Ordering::Release, Ordering::Relaxed)
-            .is_err()
-        {
-            // SAFETY: released meanwhile, and left to this call.
-            unsafe { free(self.0) };
-        }
-    }
-}
-
-/// # Safety
-/// Nobody uses the adapter any more.
-unsafe fn free<S: Source>(adapter: NonNull<Adapter<S>>) {
-    // SAFETY: made by `adapt`, freed once.
-    let adapter = unsafe { Box::from_raw(adapter.as_ptr()) };
-    let source = adapter.inner.into_inner().source;
-    if source.is_from_python() {
-        drop_attached(source);
-    } else {
-        // A panic of the reader's drop ends here.
-        let _ = guard::call_foreign("release", || detached(|| drop(source)));
-    }
-}
-
-/// An address that is used for the length of a call.
-struct Out<T>(*mut T);
-
-// SAFETY: the consumer gives a pointer for the length of the call, whatever the thread is attached to meanwhile.
-unsafe impl<T> Send for Out<T> {}
-
-impl<T> Out<T> {
-    /// A method, so that closures capture the whole.
-    fn get(self) -> *mut T {
-        self.0
-    }
-}
-
 unsafe extern "C-unwind" fn get_schema<S: Source>(
     stream: *mut FFI_ArrowDeviceArrayStream,
     out: *mut FFI_ArrowSchema,
@@ -357,26 +322,25 @@ unsafe extern "C-unwind" fn get_schema<S: Source>(
     if out.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: the consumer's: `out` is valid for a write and holds nothing that must be released.
-    unsafe { out.cast::<CSchema>().write(CSchema::empty()) };
-    // SAFETY: the consumer's.
-    let mut call = match unsafe { Call::<S>::begin(stream) } {
-        Ok(call) => call,
-        Err(code) => return code,
+    let out = out.cast::<CSchema>();
+    // SAFETY: the interface requires the consumer to pass an `out` that is valid for writes and holds nothing to release.
+    unsafe { out.write(CSchema::empty()) };
+    let body = |adapter: &mut Adapter<S>| {
+        let mut schema = ForeignSchema::empty();
+        let code = adapter.ask("get_schema", |source| {
+            // SAFETY: `schema` is empty and valid for writes (contract of `Source`).
+            unsafe { source.get_schema(schema.as_mut_ptr()) }
+        });
+        if code == 0 {
+            // SAFETY: `out` is valid for writes for the whole call, and empty since the write above.
+            unsafe { out.write(schema.into_inner()) };
+        } else if adapter.source.is_from_python() {
+            drop_attached(schema);
+        }
+        code
     };
-    let mut schema = ForeignSchema::empty();
-    let to = Out(schema.as_mut_ptr());
-    // SAFETY: ours, and empty.
-    let code = call.ask("get_schema", move |source| unsafe {
-        source.get_schema(to.get())
-    });
-    if code == 0 {
-        // SAFETY: as above.
-        unsafe { out.cast::<CSchema>().write(schema.into_inner()) };
-    } else if call.inner().source.is_from_python() {
-        drop_attached(schema);
-    }
-    code
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `adapt` made.
+    unsafe { call(stream, libc::EINVAL, libc::EBUSY, body) }
 }
 
 unsafe extern "C-unwind" fn get_next<S: Source>(
@@ -386,77 +350,58 @@ unsafe extern "C-unwind" fn get_next<S: Source>(
     if out.is_null() {
         return libc::EINVAL;
     }
-    // SAFETY: as in `get_schema`.
+    // SAFETY: the interface requires the consumer to pass an `out` that is valid for writes and holds nothing to release.
     unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
-    // SAFETY: the consumer's.
-    let mut call = match unsafe { Call::<S>::begin(stream) } {
-        Ok(call) => call,
-        Err(code) => return code,
+    let body = |adapter: &mut Adapter<S>| {
+        let mut array = FFI_ArrowDeviceArray::empty();
+        let code = adapter.ask("get_next", |source| {
+            // SAFETY: `array` is empty and valid for writes (contract of `Source`).
+            unsafe { source.get_next(&mut array) }
+        });
+        if adapter.source.is_from_python() {
+            array = released_attached(array);
+        }
+        if code == 0 {
+            // SAFETY: `out` is valid for writes for the whole call, and empty since the write above.
+            unsafe { array.write_to(out) };
+        }
+        code
     };
-    let mut array = FFI_ArrowDeviceArray::empty();
-    let to = Out(&raw mut array);
-    // SAFETY: ours, and empty.
-    let code = call.ask("get_next", move |source| unsafe {
-        source.get_next(to.get())
-    });
-    if call.inner().source.is_from_python() {
-        array = released_attached(array);
-    }
-    if code == 0 {
-        // SAFETY: as above.
-        unsafe { array.write_to(out) };
-    }
-    code
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `adapt` made.
+    unsafe { call(stream, libc::EINVAL, libc::EBUSY, body) }
 }
 
 unsafe extern "C-unwind" fn get_last_error<S: Source>(
     stream: *mut FFI_ArrowDeviceArrayStream,
 ) -> *const c_char {
-    // SAFETY: the consumer's.
-    let mut call = match unsafe { Call::<S>::begin(stream) } {
-        Ok(call) => call,
-        Err(libc::EBUSY) => return IN_USE.as_ptr(),
-        Err(_) => return ptr::null(),
+    let body = |adapter: &mut Adapter<S>| {
+        let Adapter { source, text } = adapter;
+        if let Some(text) = text {
+            return text.as_ptr();
+        }
+        if source.is_from_python() && !has_interpreter() {
+            return ptr::null();
+        }
+        // SAFETY: the interface allows this call after a failed one, and the consumer keeps to that.
+        guard::call_foreign("get_last_error", || unsafe { source.get_last_error() })
+            .unwrap_or(ptr::null())
     };
-    let Inner { source, text } = call.inner();
-    if let Some(text) = text {
-        return text.as_ptr();
-    }
-    if source.is_from_python() && !has_interpreter() {
-        return ptr::null();
-    }
-    // SAFETY: the source's last operation failed.
-    guard::call_foreign("get_last_error", || unsafe { source.get_last_error() })
-        .unwrap_or(ptr::null())
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `adapt` made.
+    unsafe { call::<S, _>(stream, ptr::null(), IN_USE.as_ptr(), body) }
 }
 
 unsafe extern "C-unwind" fn release<S: Source>(stream: *mut FFI_ArrowDeviceArrayStream) {
-    // SAFETY: the consumer's: a valid stream, released once.
-    let Some(adapter) = (unsafe { adapter::<S>(stream) }) else {
-        return;
-    };
-    // SAFETY: as above.
-    unsafe { FFI_ArrowDeviceArrayStream::mark_released(stream) };
-    // SAFETY: alive: it is freed here, or by the call that is under way once this has told it to.
-    let state = unsafe { &(*adapter.as_ptr()).state };
-    loop {
-        if state
-            .compare_exchange(IDLE, BUSY, Ordering::Acquire, Ordering::Relaxed)
-            .is_ok()
-        {
-            // SAFETY: no call is under way, and none can begin on a released stream.
-            return unsafe { free(adapter) };
-        }
-        let told = state.compare_exchange(
-            BUSY,
-            BUSY_AND_RELEASED,
-            Ordering::Release,
-            Ordering::Relaxed,
-        );
-        if told.is_ok() {
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and to call nothing
+    // on it afterwards. While it is not released, its `private_data` is the share that `adapt` put there.
+    let shared: Shared<S> = unsafe {
+        if stream.is_null() || (*stream).release.is_none() {
             return;
         }
-    }
+        let share = (*stream).private_data.cast_const().cast();
+        FFI_ArrowDeviceArrayStream::mark_released(stream);
+        Arc::from_raw(share)
+    };
+    drop_share(shared);
 }
 
 /// A device stream on the CPU, as a host stream.
@@ -473,7 +418,7 @@ pub(super) fn as_host(stream: FFI_ArrowDeviceArrayStream) -> HostStream {
 /// # Safety
 /// `stream` is null, released, or a stream of [`as_host`].
 unsafe fn behind(stream: *mut HostStream) -> Option<*mut FFI_ArrowDeviceArrayStream> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that `stream` can be read if it is not null.
     unsafe {
         if stream.is_null() || (*stream).release.is_none() {
             return None;
@@ -486,7 +431,8 @@ unsafe extern "C-unwind" fn host_get_schema(
     stream: *mut HostStream,
     out: *mut FFI_ArrowSchema,
 ) -> c_int {
-    // SAFETY: the consumer's; the stream behind it is alive, and one of `adapt`, with all its callbacks.
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `as_host`
+    // made. Until its release the stream behind it lives; the consumer guarantees that `out` is valid for writes.
     unsafe {
         match behind(stream).map(|stream| (stream, (*stream).get_schema)) {
             Some((stream, Some(get_schema))) => get_schema(stream, out),
@@ -500,7 +446,8 @@ unsafe extern "C-unwind" fn host_get_next(stream: *mut HostStream, out: *mut CAr
         return libc::EINVAL;
     }
     let mut array = FFI_ArrowDeviceArray::empty();
-    // SAFETY: as in `host_get_schema`; `out` is valid for a write.
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `as_host`
+    // made, and an `out` that is valid for writes. Until its release the stream behind it lives.
     unsafe {
         out.write(CArray::empty());
         let code = match behind(stream).map(|stream| (stream, (*stream).get_next)) {
@@ -515,7 +462,8 @@ unsafe extern "C-unwind" fn host_get_next(stream: *mut HostStream, out: *mut CAr
 }
 
 unsafe extern "C-unwind" fn host_get_last_error(stream: *mut HostStream) -> *const c_char {
-    // SAFETY: as in `host_get_schema`.
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `as_host`
+    // made. Until its release the stream behind it lives.
     unsafe {
         match behind(stream).map(|stream| (stream, (*stream).get_last_error)) {
             Some((stream, Some(get_last_error))) => get_last_error(stream),
@@ -525,7 +473,8 @@ unsafe extern "C-unwind" fn host_get_last_error(stream: *mut HostStream) -> *con
 }
 
 unsafe extern "C-unwind" fn host_release(stream: *mut HostStream) {
-    // SAFETY: as in `host_get_schema`; released once.
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, which `as_host`
+    // made with a boxed stream as `private_data`. A released stream has nothing behind it, so the box is freed once.
     unsafe {
         if let Some(behind) = behind(stream) {
             (*stream).release = None;

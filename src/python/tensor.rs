@@ -1,7 +1,7 @@
 //! DLPack capsules: `dltensor` and, since version 1.0, `dltensor_versioned`.
 //!
-//! A consumer that takes a capsule's tensor renames the capsule; the destructor of one that still has its name deletes
-//! the tensor.
+//! A consumer that takes the tensor renames the capsule. The destructor deletes the tensor if the capsule still has its
+//! first name.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -27,8 +27,9 @@ const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 const UNVERSIONED: &CStr = c"dltensor";
 const USED_UNVERSIONED: &CStr = c"used_dltensor";
 
-/// The values of a column as what `__dlpack__(stream=None, max_version=None, dl_device=None, copy=None)` answers with;
-/// see [`DeviceArray::export_dlpack`] for what goes out, and [`DlpackStream`] for `stream`. Nothing is copied.
+/// Exports the values of a column as the result of
+/// `__dlpack__(stream=None, max_version=None, dl_device=None, copy=None)`. Nothing is copied. See
+/// [`DeviceArray::export_dlpack`] for the types, and [`DlpackStream`] for `stream`.
 ///
 /// ```
 /// use arrow_device::DeviceArray;
@@ -61,8 +62,8 @@ const USED_UNVERSIONED: &CStr = c"used_dltensor";
 ///   tensor cannot say that it is read-only.
 ///
 /// # Errors
-/// Raises `BufferError` for another device than the column's, and if a copy is asked for; `ValueError` for a column that is no
-/// tensor, booleans, nulls, and a stream that the device cannot have.
+/// Raises `BufferError` if another device than the column's or a copy is asked for, and `ValueError` for types that DLPack
+/// does not have, booleans, nulls, and a stream that the device cannot have.
 pub unsafe fn tensor_to_python<'py>(
     py: Python<'py>,
     column: &DeviceArray,
@@ -73,19 +74,19 @@ pub unsafe fn tensor_to_python<'py>(
 ) -> PyResult<Bound<'py, PyCapsule>> {
     if copy == Some(true) {
         return Err(PyBufferError::new_err(
-            "no copies are made here; bring it elsewhere first",
+            "a copy is not supported; copy the data first",
         ));
     }
     let device = DLDevice::of(column.device().id())?;
     if dl_device.is_some_and(|asked| asked != (device.device_type.value(), device.device_id)) {
         return Err(PyBufferError::new_err(format!(
-            "the data is on {}, and no copies are made here",
+            "the data is on {}, and a copy to another device is not supported",
             column.device()
         )));
     }
     if *column.data_type() == DataType::Boolean {
         return Err(PyValueError::new_err(
-            "booleans have bits, which no tensor has; cast them to UInt8",
+            "Arrow booleans are single bits, which DLPack does not have; cast them to UInt8",
         ));
     }
     let tensor = detached(|| {
@@ -99,14 +100,15 @@ pub unsafe fn tensor_to_python<'py>(
 }
 
 /// # Safety
-/// As [`DlpackTensor::into_unversioned`] if not `versioned`.
+/// If not `versioned`, the consumer does not write to the memory.
 unsafe fn pack(
     py: Python<'_>,
     tensor: DlpackTensor,
     versioned: bool,
 ) -> PyResult<Bound<'_, PyCapsule>> {
-    // SAFETY: the pointers are not null, names are static; the destructor deletes the tensor unless a consumer has
-    // taken it, on whatever thread; without a capsule it is deleted here. Before 1.0 the caller guarantees that nobody writes.
+    // SAFETY: the pointers of `into_versioned` and `into_unversioned` are not null, and the names are static. A destructor
+    // may run on any thread, as the deleter may; it deletes the tensor unless a consumer has taken it. Without a capsule the
+    // tensor is deleted here, once. `into_unversioned` requires that the consumer does not write, which the caller guarantees.
     unsafe {
         if versioned {
             let tensor = tensor.into_versioned();
@@ -127,44 +129,44 @@ unsafe fn pack(
 /// A producer's tensor: dropping it calls the deleter.
 struct Original<T: Managed>(*mut T);
 
-// SAFETY: only the deleter is called, once, which may happen on any thread (DLPack).
+// SAFETY: only the deleter is called, and DLPack allows that on any thread.
 unsafe impl<T: Managed> Send for Original<T> {}
 
 impl<T: Managed> Drop for Original<T> {
     fn drop(&mut self) {
-        // SAFETY: a tensor that was taken from its producer, and lives until its deleter is called.
+        // SAFETY: an `Original` is made of a live tensor that was taken from its producer and lives until its deleter is called.
         if let Some(deleter) = unsafe { T::deleter(self.0) } {
             // A drop cannot report a panic.
-            // SAFETY: this is the one call.
+            // SAFETY: the deleter is the tensor's own, and this drop is its only call.
             let _ = guard::call_foreign("deleter", || unsafe { deleter(self.0) });
         }
     }
 }
 
-/// What [`held`] puts before a tensor.
+/// A tensor in front of a producer's tensor.
 struct Held<T: Managed> {
     tensor: T,
     original: Original<T>,
 }
 
-/// The same tensor, deleted as what comes from Python must be released.
+/// The same tensor, deleted by a thread that is attached to the interpreter.
 ///
 /// # Safety
-/// `original` was taken from its producer.
+/// `original` is a live tensor that was taken from its producer.
 unsafe fn held<T: Managed>(original: *mut T) -> *mut T {
-    // SAFETY: the caller's; of another version nothing more is read.
+    // SAFETY: the caller guarantees a live tensor. All versions have the version at the same place.
     let version = unsafe { T::version(original) };
     if version.is_some_and(|version| version.major != DLPackVersion::CURRENT.major) {
-        // It will be refused, and deleted at once: on this thread, which is attached.
+        // The import refuses it and deletes it at once, on this thread, which is attached.
         return original;
     }
-    // SAFETY: as above: of a version that has a tensor there. A copy of plain members.
+    // SAFETY: the caller guarantees a live tensor, whose version has this layout. Only plain members are copied.
     let tensor = unsafe { T::tensor(original).read() };
     let held = Box::into_raw(Box::new(Held {
         tensor: T::new(tensor, delete_held::<T>),
         original: Original(original),
     }));
-    // SAFETY: just made, and nobody else has it.
+    // SAFETY: `held` was just boxed, and nothing else points to it.
     unsafe {
         let tensor = &raw mut (*held).tensor;
         T::set_manager_ctx(tensor, held.cast());
@@ -173,27 +175,28 @@ unsafe fn held<T: Managed>(original: *mut T) -> *mut T {
 }
 
 /// # Safety
-/// A tensor of [`held`], once.
+/// `tensor` was made by [`held`] and is deleted once.
 unsafe extern "C-unwind" fn delete_held<T: Managed>(tensor: *mut T) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees a tensor of `held`, whose `manager_ctx` is the box; it is freed once.
     let held = unsafe { Box::from_raw(T::manager_ctx(tensor).cast::<Held<T>>()) };
     drop_attached(held.original);
 }
 
 unsafe extern "C" fn delete_versioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: Python calls this on a capsule of `pack`, once.
+    // SAFETY: only `pack` installs this destructor, for a tensor of this type and name. Python calls it once.
     unsafe { delete::<DLManagedTensorVersioned>(capsule, VERSIONED) }
 }
 
 unsafe extern "C" fn delete_unversioned(capsule: *mut ffi::PyObject) {
-    // SAFETY: as above.
+    // SAFETY: only `pack` installs this destructor, for a tensor of this type and name. Python calls it once.
     unsafe { delete::<DLManagedTensor>(capsule, UNVERSIONED) }
 }
 
 /// # Safety
-/// A capsule of [`pack`], of this type and name unless a consumer has taken its tensor; once.
+/// `capsule` was made by [`pack`], with a tensor of this type. It has this name unless a consumer has taken the tensor. This
+/// is called once, by a thread that is attached.
 unsafe fn delete<T: Managed>(capsule: *mut ffi::PyObject, name: &'static CStr) {
-    // SAFETY: the caller's; one of this name still has its tensor.
+    // SAFETY: the caller guarantees a capsule of `pack`. One that still has its name still owns its tensor.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) == 1 {
             let tensor = ffi::PyCapsule_GetPointer(capsule, name.as_ptr());
@@ -202,17 +205,17 @@ unsafe fn delete<T: Managed>(capsule: *mut ffi::PyObject, name: &'static CStr) {
     }
 }
 
-/// Imports a tensor from any object with `__dlpack__` and `__dlpack_device__`; see [`DeviceArray::import_dlpack`] for what
-/// comes in. The object makes the device's default queue wait until the memory is ready.
+/// Imports a tensor from any object with `__dlpack__` and `__dlpack_device__`. The object makes the device's default queue
+/// wait until the memory is ready. See [`DeviceArray::import_dlpack`] for the types.
 ///
 /// Memory that the host can read (the CPU's, page-locked, managed) is copied once, within its device, and the tensor is
-/// deleted after the copy: columns become Rust slices there, and NumPy and PyTorch may write to a tensor that they have
-/// given out, one marked read-only included (it may be a read-only view of an array that is written). Only a tensor that
-/// the producer marks as a copy of its own ([`IS_COPIED`](DLManagedTensorVersioned::IS_COPIED)) is taken over as it is. The
-/// interpreter is not released during the copy, so that Python code does not write meanwhile.
+/// deleted after the copy. Columns become Rust slices there, but NumPy and PyTorch may write to a tensor that they have
+/// exported, even to one marked read-only, which may be a read-only view of an array that is written. Only a tensor that
+/// the producer marks as a copy ([`IS_COPIED`](DLManagedTensorVersioned::IS_COPIED)) is shared. The interpreter is not
+/// released during the copy, so that Python code does not write meanwhile.
 ///
-/// Memory that the host cannot read is never copied: what is written to it later shows in the column's values, and in
-/// nothing that Rust relies on.
+/// Memory that the host cannot read is never copied. What is written to it later changes the column's values, and nothing
+/// that Rust code relies on.
 ///
 /// ```no_run
 /// use arrow_device::python::{pyo3::prelude::*, tensor_from_python};
@@ -224,9 +227,9 @@ unsafe fn delete<T: Managed>(capsule: *mut ffi::PyObject, name: &'static CStr) {
 /// ```
 ///
 /// # Errors
-/// Raises `TypeError` for another object; `NotImplementedError` for a device that is not there, or whose tensors this
-/// crate does not exchange; `ValueError` for a tensor that is malformed, not compact, or of a type that Arrow has not;
-/// `MemoryError` if there is no memory for the copy; and what the methods raise. The tensor is deleted then.
+/// Raises `TypeError` for any other object, `NotImplementedError` for a device that is not available or whose tensors this
+/// crate does not exchange, `ValueError` for a tensor that is malformed, not compact, or of a type that Arrow does not have,
+/// `MemoryError` if there is no memory for the copy, and the errors of the methods. The tensor is then deleted.
 pub fn tensor_from_python(object: &Bound<'_, PyAny>) -> PyResult<DeviceArray> {
     let (array, queue, is_copied) = import(object)?;
     if is_copied || !array.device().is_host_readable() {
@@ -235,29 +238,29 @@ pub fn tensor_from_python(object: &Bound<'_, PyAny>) -> PyResult<DeviceArray> {
     Ok(array.compact_on(&queue)?)
 }
 
-/// As [`tensor_from_python`], but never copies: the column shares the tensor's memory, and keeps it alive.
+/// Imports a tensor like [`tensor_from_python`], but never copies: the column shares the tensor's memory and keeps it alive.
 ///
 /// ```no_run
 /// use arrow_device::python::{pyo3::prelude::*, tensor_from_python_shared};
 /// # fn f(weights: &Bound<'_, PyAny>) -> PyResult<()> {
-/// // SAFETY: the array was made for this call, and nothing else in the program has it.
+/// // SAFETY: the array was made for this call, and nothing else in the program uses it.
 /// let column = unsafe { tensor_from_python_shared(weights) }?;
 /// # Ok(())
 /// # }
 /// ```
 ///
 /// # Safety
-/// Nothing writes to the memory while the column, or anything made from it without a copy, lives. A tensor that is marked
-/// read-only does not say that much.
+/// Nothing writes to the memory while the column, or anything made from it without a copy, lives. A read-only mark does not
+/// guarantee that.
 ///
 /// # Errors
-/// As [`tensor_from_python`].
+/// Raises the same errors as [`tensor_from_python`].
 pub unsafe fn tensor_from_python_shared(object: &Bound<'_, PyAny>) -> PyResult<DeviceArray> {
     Ok(import(object)?.0)
 }
 
-/// The column without a copy, the queue that its memory is ready on, and whether it is a copy of the producer's for us
-/// alone. If it is not, others may write to the memory.
+/// Returns the column, which is not copied, the queue that its memory is ready on, and whether the producer has made the
+/// tensor as a copy for this import alone. If not, others may write to the memory.
 fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
     let py = object.py();
     let Some(of_device) = object.getattr_opt(intern!(py, "__dlpack_device__"))? else {
@@ -278,7 +281,7 @@ fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
     let method = object.getattr(intern!(py, "__dlpack__"))?;
     arguments.set_item("max_version", (1, 0))?;
     let answer = match method.call((), Some(&arguments)) {
-        // Objects from before version 1.0 know no such argument.
+        // Objects from before version 1.0 do not accept this argument.
         Err(e) if e.is_instance_of::<PyTypeError>(py) => {
             arguments.del_item("max_version")?;
             method.call((), Some(&arguments))?
@@ -287,16 +290,16 @@ fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
     };
     let Ok(capsule) = answer.cast::<PyCapsule>() else {
         return Err(PyTypeError::new_err(
-            "__dlpack__ answered something else than a capsule",
+            "__dlpack__ returned an object that is not a capsule",
         ));
     };
     let capsule = capsule.as_borrowed();
     let mut is_copied = false;
     let array = if let Some(tensor) = take(capsule, VERSIONED, USED_VERSIONED)? {
         let tensor = tensor.cast::<DLManagedTensorVersioned>().as_ptr();
-        // SAFETY: the capsule's producer vouches for the tensor, which was taken just now, and has made the queue wait. Its
-        // flags are read only if it is of a version that has them. That nobody writes is seen to by the callers of this
-        // function: by a copy, or by their own contract.
+        // SAFETY: the DLPack protocol requires the producer to export a valid tensor, which `take` has just taken over, and
+        // to make the given stream wait, which is the queue's. The flags are read only if the version has them. That nothing
+        // writes is the callers' part: `tensor_from_python` copies, and `tensor_from_python_shared` requires it.
         unsafe {
             let ours = DLPackVersion::CURRENT.major;
             is_copied = (*tensor).version.major == ours
@@ -305,23 +308,25 @@ fn import(object: &Bound<'_, PyAny>) -> PyResult<(DeviceArray, Queue, bool)> {
         }
     } else if let Some(tensor) = take(capsule, UNVERSIONED, USED_UNVERSIONED)? {
         let tensor = tensor.cast::<DLManagedTensor>().as_ptr();
-        // SAFETY: as above.
+        // SAFETY: the DLPack protocol requires the producer to export a valid tensor, which `take` has just taken over, and
+        // to make the given stream wait, which is the queue's. That nothing writes is the callers' part: `tensor_from_python`
+        // copies, and `tensor_from_python_shared` requires it.
         unsafe { DeviceArray::import_dlpack_unversioned(held(tensor), &queue) }
     } else {
         return Err(PyTypeError::new_err(
-            "__dlpack__ answered a capsule that is no tensor, or was used",
+            "__dlpack__ returned a capsule without a tensor, or one that was used before",
         ));
     };
     Ok((array?, queue, is_copied))
 }
 
-/// The tensor of a capsule of this name, which gets the other one: its destructor leaves the tensor alone then.
+/// Takes the tensor out of a capsule of this name. Renames the capsule, so that its destructor does not delete the tensor.
 fn take(
     capsule: Borrowed<'_, '_, PyCapsule>,
     name: &'static CStr,
     used: &'static CStr,
 ) -> PyResult<Option<NonNull<c_void>>> {
-    // Without the one interpreter lock two threads could take at once.
+    // Without the GIL two threads could take the tensor at once.
     with_critical_section(&capsule, || {
         if !capsule.is_valid_checked(Some(name)) {
             return Ok(None);
@@ -330,7 +335,7 @@ fn take(
         if !pointer.cast::<DLManagedTensorVersioned>().is_aligned() {
             return Err(PyValueError::new_err("the tensor's pointer is misaligned"));
         }
-        // SAFETY: a capsule, attached; the name is static.
+        // SAFETY: this thread is attached, the object is a capsule, and the name is static, as `PyCapsule_SetName` requires.
         let renamed = unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) };
         match renamed {
             0 => Ok(Some(pointer)),

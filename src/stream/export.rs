@@ -1,8 +1,8 @@
-//! Readers out: as `ArrowDeviceArrayStream`.
+//! Exports readers as `ArrowDeviceArrayStream`.
 //!
-//! The stream owns its reader. Every callback catches panics and answers with an errno; the text is
-//! valid until the next call. After an error every further `get_next` answers the same error and
-//! leaves the reader alone; after the end every further one ends again.
+//! The stream owns its reader. Every callback catches panics and returns an errno, whose text is valid until the next
+//! call. After an error every further `get_next` repeats that error and does not call the reader; after the end every
+//! further one reports the end.
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr;
@@ -19,11 +19,11 @@ use crate::interchange::{ExportOptions, SyncPolicy};
 use crate::stream::UploadingReader;
 use crate::stream::reader::{DeviceArrayReader, DeviceRecordBatchReader};
 
-/// A reader of host batches as a device stream: each batch is brought to `device` when the consumer
-/// asks for it, and goes out with an event, so that uploading overlaps with what the consumer does.
+/// Exports a reader of host batches as a device stream. Each batch is uploaded to `device` when the consumer asks for it,
+/// and is exported with its event, so that uploads overlap with the consumer's work.
 ///
 /// # Errors
-/// Names or metadata of the schema that C strings cannot hold.
+/// Returns an error if names or metadata of the schema contain null bytes, which C strings cannot hold.
 pub fn export_reader(
     reader: impl RecordBatchReader + Send + 'static,
     device: &Device,
@@ -33,7 +33,7 @@ pub fn export_reader(
 }
 
 impl FFI_ArrowDeviceArrayStream {
-    /// A stream of record batches, without a copy. Batches may be on several devices of the reader's type.
+    /// Exports a reader of record batches without copying them. Batches may be on several devices of the reader's type.
     ///
     /// A consumer may read the stream on any thread, so the reader is `Send`:
     ///
@@ -49,21 +49,21 @@ impl FFI_ArrowDeviceArrayStream {
     /// ```
     ///
     /// # Errors
-    /// Names or metadata of the schema that C strings cannot hold.
+    /// Returns an error if names or metadata of the schema contain null bytes, which C strings cannot hold.
     pub fn new(
         reader: impl DeviceRecordBatchReader + Send + 'static,
         options: ExportOptions,
     ) -> Result<Self> {
-        // Refused here rather than at every call of a consumer.
+        // An error is better reported here than at every call by a consumer.
         let schema = reader.schema();
         export_schema(&schema)?;
         Ok(Exporter::stream(Batches(reader, options, schema)))
     }
 
-    /// A stream of arrays of any type, without a copy. Arrays may be on several devices of the reader's type.
+    /// Exports a reader of arrays of any type without copying them. Arrays may be on several devices of the reader's type.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Returns the same errors as [`new`](Self::new).
     pub fn new_arrays(
         reader: impl DeviceArrayReader + Send + 'static,
         options: ExportOptions,
@@ -74,7 +74,7 @@ impl FFI_ArrowDeviceArrayStream {
     }
 }
 
-/// What a stream gives out.
+/// The reader behind a stream.
 trait Source: Send {
     fn device_type(&self) -> ArrowDeviceType;
     fn schema(&self) -> Result<FFI_ArrowSchema>;
@@ -158,8 +158,8 @@ impl Exporter {
             state: State::Open,
             text: None,
         });
-        // SAFETY: the callbacks below keep to the stream interface for a boxed `Exporter`, which is
-        // `Send`; `next` refuses arrays of another device type.
+        // SAFETY: the callbacks below keep to the stream interface for a `private_data` that points to a boxed `Exporter`,
+        // which is `Send` because `Source` requires it. `Exporter::next` refuses arrays of another device type.
         unsafe {
             FFI_ArrowDeviceArrayStream::from_parts(
                 device_type,
@@ -178,7 +178,7 @@ impl Exporter {
             State::Ended => return Ok(None),
             State::Failed(e) => return Err(e.clone()),
         }
-        // A reader that panics is not asked again.
+        // A panic is an error like others: the reader is not called again.
         let source = &mut self.source;
         let next = guard::callback("get_next", || source.next().transpose());
         let next = next.and_then(|array| match array {
@@ -193,7 +193,7 @@ impl Exporter {
         next
     }
 
-    /// A stream keeps to one type of device; ids may differ.
+    /// All arrays of a stream are on one type of device. Their device ids may differ.
     fn of_stream(&self, array: FFI_ArrowDeviceArray) -> Result<FFI_ArrowDeviceArray> {
         if array.device_type() == self.device_type {
             return Ok(array);
@@ -206,16 +206,17 @@ impl Exporter {
     }
 }
 
-/// Runs a callback's body; its error becomes an errno, and its text is kept.
+/// Runs the body of a callback. Answers with the errno of its error, and keeps the text.
 ///
 /// # Safety
-/// `stream` is null or a stream of ours that nobody else uses during the call.
+/// `stream` is null or points to a stream of this file, released or not, that no other call uses.
 unsafe fn answer(
     stream: *mut FFI_ArrowDeviceArrayStream,
     operation: &'static str,
     body: impl FnOnce(&mut Exporter) -> Result<()>,
 ) -> c_int {
-    // SAFETY: the caller's; a stream that is not released has its `Exporter`.
+    // SAFETY: the caller guarantees that `stream` can be read if it is not null, and that this is its only call. A stream
+    // that is not released still has the `Exporter` that `Exporter::stream` boxed.
     let exporter = unsafe {
         match stream.as_mut() {
             Some(stream) if !stream.is_released() => &mut *stream.private_data.cast::<Exporter>(),
@@ -226,13 +227,13 @@ unsafe fn answer(
     let Err(e) = guard::callback(operation, || body(exporter)) else {
         return 0;
     };
-    // Errors of other crates are spelled out and dropped by their own code.
-    let told = guard::call_foreign("get_last_error", || {
+    // The `Display` and the drop of another crate's error may panic.
+    let described = guard::call_foreign("get_last_error", || {
         let mut text = e.to_string().into_bytes();
         text.retain(|byte| *byte != 0);
         (CString::new(text).ok(), e.errno())
     });
-    let (text, errno) = told.unwrap_or((None, libc::EIO));
+    let (text, errno) = described.unwrap_or((None, libc::EIO));
     exporter.text = text;
     errno
 }
@@ -242,10 +243,11 @@ unsafe extern "C-unwind" fn get_schema(
     out: *mut FFI_ArrowSchema,
 ) -> c_int {
     if !out.is_null() {
-        // SAFETY: the consumer's: `out` is valid for a write and holds nothing that must be released.
+        // SAFETY: the interface requires an `out` that is valid for writes and holds nothing to release.
         unsafe { out.write(FFI_ArrowSchema::empty()) };
     }
-    // SAFETY: the consumer's.
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, one call at a time,
+    // and an `out` that is null or valid for writes.
     unsafe {
         answer(stream, "get_schema", |exporter| {
             if out.is_null() {
@@ -262,10 +264,11 @@ unsafe extern "C-unwind" fn get_next(
     out: *mut FFI_ArrowDeviceArray,
 ) -> c_int {
     if !out.is_null() {
-        // SAFETY: as in `get_schema`.
+        // SAFETY: the interface requires an `out` that is valid for writes and holds nothing to release.
         unsafe { FFI_ArrowDeviceArray::empty().write_to(out) };
     }
-    // SAFETY: the consumer's.
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, one call at a time,
+    // and an `out` that is null or valid for writes.
     unsafe {
         answer(stream, "get_next", |exporter| {
             if out.is_null() {
@@ -282,7 +285,8 @@ unsafe extern "C-unwind" fn get_next(
 unsafe extern "C-unwind" fn get_last_error(
     stream: *mut FFI_ArrowDeviceArrayStream,
 ) -> *const c_char {
-    // SAFETY: the consumer's; a stream that is not released has its `Exporter`.
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, one call at a time.
+    // A stream that is not released still has the `Exporter` that `Exporter::stream` boxed.
     unsafe {
         match stream.as_ref() {
             Some(stream) if !stream.is_released() => {
@@ -295,7 +299,8 @@ unsafe extern "C-unwind" fn get_last_error(
 }
 
 unsafe extern "C-unwind" fn release(stream: *mut FFI_ArrowDeviceArrayStream) {
-    // SAFETY: the consumer's: a valid stream, released once.
+    // SAFETY: the interface requires the consumer to pass the stream that this callback was read from, and to use it no
+    // more. A stream that is not released still has the `Exporter` that `Exporter::stream` boxed.
     unsafe {
         match stream.as_ref() {
             Some(stream) if !stream.is_released() => {}
@@ -303,7 +308,7 @@ unsafe extern "C-unwind" fn release(stream: *mut FFI_ArrowDeviceArrayStream) {
         }
         let exporter = (*stream).private_data.cast::<Exporter>();
         FFI_ArrowDeviceArrayStream::mark_released(stream);
-        // A panic of the reader's drop ends here.
+        // A panic in the reader's drop ends here.
         let _ = guard::callback("release", || {
             drop(Box::from_raw(exporter));
             Ok(())

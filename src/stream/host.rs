@@ -1,4 +1,4 @@
-//! Device readers as host readers.
+//! Device readers read as host readers.
 
 use std::collections::VecDeque;
 
@@ -12,25 +12,24 @@ use crate::error::{Error, Result};
 use crate::stream::reader::DeviceRecordBatchReader;
 use crate::transfer::{Extent, ToHost};
 
-/// A device stream read as host batches. After an error, or its end, it ends.
+/// Reads a device stream as host batches, made by
+/// [`into_host_reader`](DeviceRecordBatchReader::into_host_reader). It ends after an error.
 ///
-/// While a batch comes down the stream is asked for the next one, whose copies are queued behind: a
-/// stream that takes as long to make a batch as the device takes to copy it loses no time to copies.
-/// Batches and errors come in the stream's order, an error after all batches before it. The stream has
-/// been asked for at most one batch more than were taken, and so two batches at most take up host memory
-/// beside those that the consumer keeps. The copies run on a queue of their own, for each device of the stream's batches.
+/// While a batch is downloaded, the stream is asked for the next one, whose copies are queued behind. A stream that takes as
+/// long to make a batch as the device takes to copy it therefore loses no time to copies. Batches and errors come in the
+/// stream's order. The stream is asked for at most one batch more than were read, so at most two batches use host memory
+/// besides those that the consumer keeps. The copies run on a queue of their own for each device.
 ///
-/// A consumer that must see a batch before its successor is made, or that stops early and wants none
-/// made in vain, reads [without](Self::with_prefetch) that. Nothing is asked for ahead while batches
-/// lie in memory that the host can read.
+/// A consumer that must see a batch before the next one is made, or that may stop early, switches this off with
+/// [`with_prefetch(0)`](Self::with_prefetch). Batches in memory that the host can read are never requested ahead.
 #[derive(Debug)]
 pub struct HostRecordBatchReader<R> {
     reader: R,
     prefetch: usize,
-    /// Batches that the stream gave and the consumer has not, oldest first; an error is the last.
+    /// Batches that were taken from the stream and not yet returned, oldest first. An error is the last.
     coming: VecDeque<Result<Coming>>,
     queues: CopyQueues,
-    /// The stream is not asked any more.
+    /// The stream is not read any more.
     ended: bool,
 }
 
@@ -52,16 +51,16 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
         }
     }
 
-    /// For how many batches more than were taken the stream may be asked: 1 if never said. With 0 each
-    /// is asked for, copied and waited for when the consumer wants it. 2 let a stream overlap whose
-    /// batches are still on their way up ([`UploadingReader`](crate::UploadingReader)) while it makes the
-    /// next; more even out batches that take different times. Each takes up host memory, and all are
-    /// asked for before the first is given out.
+    /// Sets how many batches are downloaded ahead of the consumer: 1 by default.
+    ///
+    /// With 0, each batch is requested, copied and waited for when the consumer reads it. 2 is for a stream whose batches
+    /// are themselves still being uploaded ([`UploadingReader`](crate::UploadingReader)). More even out batches that take
+    /// different times. Each uses host memory, and all are requested before the first is returned.
     ///
     /// ```
     /// # use arrow_device::{DeviceRecordBatchReader, Result};
     /// # use arrow_array::RecordBatchReader;
-    /// fn no_batch_in_vain(stream: impl DeviceRecordBatchReader) -> impl RecordBatchReader {
+    /// fn one_by_one(stream: impl DeviceRecordBatchReader) -> impl RecordBatchReader {
     ///     stream.into_host_reader().with_prefetch(0)
     /// }
     /// ```
@@ -71,14 +70,14 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
         self
     }
 
-    /// Whether the stream is to be asked before a batch is given out.
+    /// Whether to read from the stream before returning a batch.
     fn wants_more(&self) -> bool {
         let next = self.coming.front();
         let worth_it = next.is_none_or(|next| matches!(next, Ok(n) if n.array.event().is_some()));
         !self.ended && self.coming.len() <= self.prefetch && worth_it
     }
 
-    /// Starts a batch on its way.
+    /// Starts a download.
     fn start(&mut self, batch: &DeviceRecordBatch) -> Result<Coming> {
         if batch.schema().fields() != self.reader.schema().fields() {
             return Err(Error::argument(
@@ -98,7 +97,7 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
 pub(super) struct CopyQueues(Vec<Queue>);
 
 impl CopyQueues {
-    /// Its own queue where there is something that copies may overlap with.
+    /// The device's queue for copies: one of its own if there is work that copies may overlap with.
     pub(super) fn of(&mut self, device: &Device, prefetch: usize) -> Result<Queue> {
         if prefetch == 0 || device.is_host_readable() {
             return Ok(device.default_queue());

@@ -1,4 +1,4 @@
-//! C streams in: device readers over an `ArrowDeviceArrayStream`.
+//! Imports C streams: device readers over an `ArrowDeviceArrayStream`.
 
 use std::ffi::{CStr, c_int};
 use std::fmt;
@@ -15,15 +15,15 @@ use crate::interchange::ImportOptions;
 use crate::interchange::schema::{import_field, import_schema};
 use crate::stream::reader::{DeviceArrayReader, DeviceRecordBatchReader};
 
-/// A producer's stream of record batches, whatever device they are on. After an error or its end it
-/// gives nothing more; dropping it releases the stream. Batches may outlive it.
+/// Reads a producer's C stream of record batches, on any device. It ends after an error. Dropping it releases the stream;
+/// batches may outlive it.
 #[derive(Debug)]
 pub struct DeviceRecordBatchStreamReader {
     stream: Stream,
     schema: SchemaRef,
 }
 
-/// A producer's stream of arrays of any type; else as [`DeviceRecordBatchStreamReader`].
+/// Reads a producer's C stream of arrays of any type. Otherwise like [`DeviceRecordBatchStreamReader`].
 #[derive(Debug)]
 pub struct DeviceArrayStreamReader {
     stream: Stream,
@@ -31,33 +31,28 @@ pub struct DeviceArrayStreamReader {
 }
 
 impl DeviceRecordBatchStreamReader {
-    /// Moves the stream out of `stream`, which is released then, and asks for its schema.
+    /// Moves the stream out of `stream`, which is marked released, and reads its schema.
     ///
     /// # Safety
-    /// `stream` points to a struct that keeps to the C device stream interface, and its arrays are
-    /// as [`DeviceArray::import`] asks.
+    /// `stream` is null, or points to a struct that keeps to the C device stream interface and whose arrays meet the safety
+    /// requirements of [`DeviceArray::import`].
     ///
     /// # Errors
-    /// [`Error::Released`]; [`Error::InvalidInput`] for missing callbacks and wrong schemas;
-    /// [`Error::Foreign`] with the producer's errno and text.
+    /// Returns [`Error::Released`] for a released stream, [`Error::InvalidInput`] for missing callbacks and invalid schemas,
+    /// and [`Error::Foreign`] with the producer's errno and text.
     pub unsafe fn from_raw(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<Self> {
-        if stream.is_null() || !stream.is_aligned() {
-            return Err(Error::invalid("stream", "is null or misaligned"));
-        }
-        // SAFETY: the caller's.
-        unsafe {
-            let stream = FFI_ArrowDeviceArrayStream::from_raw(stream);
-            Self::new(stream, ImportOptions::default())
-        }
+        // SAFETY: the caller guarantees that a pointer that is not null points to a stream whose arrays may be imported.
+        unsafe { Self::new(take(stream)?, ImportOptions::default()) }
     }
 
-    /// Takes over a stream.
+    /// Takes over a stream and reads its schema.
     ///
     /// # Safety
-    /// As [`from_raw`](Self::from_raw).
+    /// `stream` keeps to the C device stream interface, and its arrays meet the safety requirements of
+    /// [`DeviceArray::import_with`] with these options.
     ///
     /// # Errors
-    /// As [`from_raw`](Self::from_raw).
+    /// Returns the same errors as [`from_raw`](Self::from_raw).
     pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
         let mut stream = Stream::open(stream, options)?;
         let schema = import_schema(stream.schema()?.as_ref())?;
@@ -66,36 +61,40 @@ impl DeviceRecordBatchStreamReader {
 }
 
 impl DeviceArrayStreamReader {
-    /// As [`DeviceRecordBatchStreamReader::from_raw`].
+    /// Moves the stream out of `stream`, which is marked released, and reads the type of its arrays.
     ///
     /// # Safety
-    /// As [`DeviceRecordBatchStreamReader::from_raw`].
+    /// The same as for [`DeviceRecordBatchStreamReader::from_raw`].
     ///
     /// # Errors
-    /// As [`DeviceRecordBatchStreamReader::from_raw`].
+    /// Returns the same errors as [`DeviceRecordBatchStreamReader::from_raw`].
     pub unsafe fn from_raw(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<Self> {
-        if stream.is_null() || !stream.is_aligned() {
-            return Err(Error::invalid("stream", "is null or misaligned"));
-        }
-        // SAFETY: the caller's.
-        unsafe {
-            let stream = FFI_ArrowDeviceArrayStream::from_raw(stream);
-            Self::new(stream, ImportOptions::default())
-        }
+        // SAFETY: the caller guarantees that a pointer that is not null points to a stream whose arrays may be imported.
+        unsafe { Self::new(take(stream)?, ImportOptions::default()) }
     }
 
-    /// As [`DeviceRecordBatchStreamReader::new`].
+    /// Takes over a stream and reads the type of its arrays.
     ///
     /// # Safety
-    /// As [`DeviceRecordBatchStreamReader::from_raw`].
+    /// The same as for [`DeviceRecordBatchStreamReader::new`].
     ///
     /// # Errors
-    /// As [`DeviceRecordBatchStreamReader::from_raw`].
+    /// Returns the same errors as [`DeviceRecordBatchStreamReader::from_raw`].
     pub unsafe fn new(stream: FFI_ArrowDeviceArrayStream, options: ImportOptions) -> Result<Self> {
         let mut stream = Stream::open(stream, options)?;
         let field = Arc::new(import_field(stream.schema()?.as_ref())?);
         Ok(Self { stream, field })
     }
+}
+
+/// # Safety
+/// `stream` is null or points to a struct that keeps to the C device stream interface, and that nothing else uses.
+unsafe fn take(stream: *mut FFI_ArrowDeviceArrayStream) -> Result<FFI_ArrowDeviceArrayStream> {
+    if stream.is_null() || !stream.is_aligned() {
+        return Err(Error::invalid("stream", "is null or misaligned"));
+    }
+    // SAFETY: the caller guarantees that a pointer that is not null points to a stream.
+    Ok(unsafe { FFI_ArrowDeviceArrayStream::from_raw(stream) })
 }
 
 impl Iterator for DeviceRecordBatchStreamReader {
@@ -104,7 +103,7 @@ impl Iterator for DeviceRecordBatchStreamReader {
     fn next(&mut self) -> Option<Self::Item> {
         let schema = self.schema.clone();
         self.stream.next_with(|array, options| {
-            // SAFETY: the constructor's caller vouches for the stream's arrays.
+            // SAFETY: the caller of the constructor guarantees that the stream's arrays may be imported.
             unsafe { DeviceRecordBatch::import_as(array, schema, options) }
         })
     }
@@ -116,7 +115,7 @@ impl Iterator for DeviceArrayStreamReader {
     fn next(&mut self) -> Option<Self::Item> {
         let field = self.field.clone();
         self.stream.next_with(|array, options| {
-            // SAFETY: the constructor's caller vouches for the stream's arrays.
+            // SAFETY: the caller of the constructor guarantees that the stream's arrays may be imported.
             unsafe { DeviceArray::import_as(array, field, options) }
         })
     }
@@ -181,15 +180,15 @@ impl Stream {
         let to = out.as_mut_ptr();
         let this = &mut self.stream as *mut _;
         if let Some(get_schema) = self.stream.get_schema() {
-            // SAFETY: the constructor's caller vouches for the callbacks; `out` is ours and empty,
-            // and whatever is in it after a failure is released when it is dropped.
+            // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface. `out` is
+            // empty; what a failed call leaves in it is released when it is dropped.
             let code = guard::call_foreign("get_schema", || unsafe { get_schema(this, to) })?;
             self.check("get_schema", code)?;
         }
         Ok(out)
     }
 
-    /// The next array, if there is one, turned into an item. After an error there is none.
+    /// Imports the next array. Returns `None` at the end and after an error.
     fn next_with<T>(
         &mut self,
         import: impl FnOnce(FFI_ArrowDeviceArray, &ImportOptions) -> Result<T>,
@@ -209,7 +208,8 @@ impl Stream {
         let Some(get_next) = self.stream.get_next() else {
             return Ok(None);
         };
-        // SAFETY: as in `schema`.
+        // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface. `out` is empty;
+        // what a failed call leaves in it is released when it is dropped.
         let code = guard::call_foreign("get_next", || unsafe { get_next(this, &mut out) })?;
         self.check("get_next", code)?;
         if out.is_released() {
@@ -226,21 +226,22 @@ impl Stream {
         Ok(Some(out))
     }
 
-    /// The producer's error, with its text, if `code` is one.
+    /// Returns the producer's error with its text, unless `code` is 0.
     fn check(&mut self, operation: &'static str, code: c_int) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
         let this = &mut self.stream as *mut _;
         let text = match self.stream.get_last_error() {
-            // SAFETY: as in `schema`; the last operation failed.
+            // SAFETY: the caller of the reader's constructor guarantees that the stream keeps to the interface, which allows
+            // this call after a failed one.
             Some(get) => guard::call_foreign("get_last_error", || unsafe { get(this) })?,
             None => std::ptr::null(),
         };
         let message = if text.is_null() {
             "the producer gives no text".into()
         } else {
-            // SAFETY: the producer gives a terminated string that is valid until the next call.
+            // SAFETY: the interface requires a null-terminated string that is valid until the next call; it is copied here.
             let text = unsafe { CStr::from_ptr(text) };
             text.to_string_lossy().into_owned().into()
         };

@@ -1,4 +1,4 @@
-//! Device readers.
+//! Readers of device batches and arrays.
 
 use arrow_schema::{FieldRef, SchemaRef};
 
@@ -7,18 +7,17 @@ use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::error::Result;
 use crate::stream::host::HostRecordBatchReader;
 
-/// A stream of batches of one schema on one type of device: [`arrow_array::RecordBatchReader`] for
-/// device memory. Batches may be on several devices of that type. All readers of this crate end after an error.
+/// A reader of batches of one schema on one type of device: [`arrow_array::RecordBatchReader`] for device memory. Batches
+/// may be on several devices of that type. All readers of this crate end after an error.
 pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
-    /// The schema of all batches.
+    /// Returns the schema of all batches.
     fn schema(&self) -> SchemaRef;
 
-    /// The type of device that all batches are on.
+    /// Returns the type of device that all batches are on.
     fn device_type(&self) -> ArrowDeviceType;
 
-    /// The stream as a plain [`RecordBatchReader`](arrow_array::RecordBatchReader): memory that the
-    /// host can read is not copied, other memory is brought down, one batch ahead of the consumer
-    /// ([`HostRecordBatchReader`]).
+    /// Returns the stream as a plain [`RecordBatchReader`](arrow_array::RecordBatchReader). Memory that the host can read is
+    /// not copied; other memory is downloaded, one batch ahead of the consumer ([`HostRecordBatchReader`]).
     ///
     /// ```
     /// # use arrow_array::{RecordBatchIterator, record_batch};
@@ -26,7 +25,7 @@ pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
     /// let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
     /// let reader = RecordBatchIterator::new([Ok(batch.clone())], batch.schema());
     /// let mut stream = export_reader(reader, &Devices::cpu())?;
-    /// // SAFETY: the stream is one of ours.
+    /// // SAFETY: the stream is this crate's.
     /// let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
     /// for back in reader.into_host_reader() {
     ///     assert_eq!(back?, batch);
@@ -41,12 +40,12 @@ pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
     }
 }
 
-/// A stream of arrays of one type, which need not be structs.
+/// A reader of arrays of one type, which may be any type. They are on one type of device.
 pub trait DeviceArrayReader: Iterator<Item = Result<DeviceArray>> {
-    /// The type of all arrays, with name, nullability and metadata.
+    /// Returns the type of all arrays, with name, nullability and metadata.
     fn field(&self) -> FieldRef;
 
-    /// The type of device that all arrays are on.
+    /// Returns the type of device that all arrays are on.
     fn device_type(&self) -> ArrowDeviceType;
 }
 
@@ -97,7 +96,7 @@ impl<T, I: Iterator<Item = Result<T>>> Iterator for UntilError<I> {
     }
 }
 
-/// Any iterator of batches as a [`DeviceRecordBatchReader`]. After an error it ends.
+/// Makes a [`DeviceRecordBatchReader`] of any iterator of batches. It ends after an error.
 #[derive(Debug)]
 pub struct DeviceRecordBatchIterator<I> {
     batches: UntilError<I>,
@@ -106,7 +105,8 @@ pub struct DeviceRecordBatchIterator<I> {
 }
 
 impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchIterator<I> {
-    /// All `batches` are of `schema` and on devices of `device_type`; exports check it.
+    /// Wraps batches that are all of `schema` and on devices of `device_type`. This is not checked here, but where batches
+    /// are exported or staged to the host.
     pub fn new(
         batches: impl IntoIterator<IntoIter = I>,
         schema: SchemaRef,
@@ -140,7 +140,7 @@ impl<I: Iterator<Item = Result<DeviceRecordBatch>>> DeviceRecordBatchReader
     }
 }
 
-/// Any iterator of arrays as a [`DeviceArrayReader`]. After an error it ends.
+/// Makes a [`DeviceArrayReader`] of any iterator of arrays. It ends after an error.
 #[derive(Debug)]
 pub struct DeviceArrayIterator<I> {
     arrays: UntilError<I>,
@@ -149,7 +149,8 @@ pub struct DeviceArrayIterator<I> {
 }
 
 impl<I: Iterator<Item = Result<DeviceArray>>> DeviceArrayIterator<I> {
-    /// All `arrays` are of `field`'s type and on devices of `device_type`; exports check it.
+    /// Wraps arrays that are all of the type of `field` and on devices of `device_type`. This is not checked here, but where
+    /// arrays are exported.
     pub fn new(
         arrays: impl IntoIterator<IntoIter = I>,
         field: FieldRef,

@@ -1,4 +1,4 @@
-//! Host readers as device readers.
+//! Uploads host readers.
 
 use std::collections::VecDeque;
 
@@ -11,26 +11,41 @@ use crate::device::{Device, Queue, SyncEvent};
 use crate::error::Result;
 use crate::stream::reader::DeviceRecordBatchReader;
 
-/// Bytes of uploads under way from which on the oldest is waited for.
+/// Once this many bytes are being uploaded, the oldest upload is waited for.
 const BYTES: usize = 128 << 20;
-/// The same for uploads.
+/// Once there are this many uploads, the oldest is waited for.
 const UPLOADS: usize = 64;
 
-/// A [`RecordBatchReader`] whose batches are brought to a device as they are asked for. An upload
-/// runs on while the next batch is produced.
+/// Uploads the batches of a [`RecordBatchReader`] to a device as they are read. An upload runs while the next batch is
+/// produced.
 ///
-/// A reader that is faster than the device is held up: beyond some 128 MiB under way, or 64 batches,
-/// the oldest upload is waited for. After an error, of the reader or of an upload, it ends.
+/// If the reader is faster than the device, it is held up: once 128 MiB or 64 batches are being uploaded, the next read
+/// waits for the oldest upload. The reader ends after an error, its own or that of an upload.
+///
+/// Each batch is one allocation and one transfer, so many small batches are slow. Join them first, for example with
+/// arrow-rs's `BatchCoalescer` (see `examples/small_batches.rs`).
+///
+/// ```
+/// use arrow_array::{RecordBatchIterator, record_batch};
+/// use arrow_device::{Devices, UploadingReader};
+///
+/// let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
+/// let reader = RecordBatchIterator::new([Ok(batch.clone())], batch.schema());
+/// for on_device in UploadingReader::new(reader, &Devices::cpu()) {
+///     assert_eq!(on_device?.num_rows(), 3);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct UploadingReader<R> {
     reader: R,
     uploads: Uploads,
-    /// The reader is not asked any more.
+    /// The reader is not read any more.
     ended: bool,
 }
 
 impl<R: RecordBatchReader> UploadingReader<R> {
-    /// Uploads on `device`'s default queue.
+    /// Uploads on the default queue of `device`.
     pub fn new(reader: R, device: &Device) -> Self {
         Self::new_on(reader, device.default_queue())
     }
@@ -50,9 +65,9 @@ impl<R: RecordBatchReader> UploadingReader<R> {
 #[derive(Debug)]
 pub(super) struct Uploads {
     queue: Queue,
-    /// When they are done, oldest first, and how many bytes each has.
+    /// The event and the bytes of each upload, oldest first.
     under_way: VecDeque<(SyncEvent, usize)>,
-    /// Of all of them.
+    /// Bytes of all uploads.
     bytes: usize,
 }
 
@@ -69,8 +84,8 @@ impl Uploads {
         self.queue.device()
     }
 
-    /// Forgets uploads that are done; the oldest, which is forgotten too, if there are too many still. An
-    /// upload that failed counts as done: who reads its batch waits for the same event.
+    /// Forgets uploads that are done. If too many are left, forgets the oldest and returns its event. A failed upload
+    /// counts as done: readers of its batch wait for the same event and get the error.
     pub(super) fn oldest_beyond_limit(&mut self) -> Option<SyncEvent> {
         while let Some((event, _)) = self.under_way.front() {
             let waits = matches!(event.is_complete(), Ok(false));
@@ -86,7 +101,7 @@ impl Uploads {
         None
     }
 
-    /// Waits while there are too many.
+    /// Waits until there are few enough uploads.
     fn make_room(&mut self) {
         while let Some(oldest) = self.oldest_beyond_limit() {
             let _ = oldest.wait();

@@ -61,7 +61,7 @@ impl Form for DLManagedTensorVersioned {
         }
     }
     unsafe fn import(this: *mut Self, queue: &Queue) -> Result<DeviceArray> {
-        // SAFETY: the caller guarantees that the tensor is valid and gives it away.
+        // SAFETY: the caller guarantees a tensor that keeps to DLPack and that nothing else uses.
         unsafe { DeviceArray::import_dlpack(this, queue) }
     }
 }
@@ -91,13 +91,13 @@ impl Form for DLManagedTensor {
         }
     }
     unsafe fn import(this: *mut Self, queue: &Queue) -> Result<DeviceArray> {
-        // SAFETY: the caller guarantees that the tensor is valid and gives it away.
+        // SAFETY: the caller guarantees a tensor that keeps to DLPack and that nothing else uses.
         unsafe { DeviceArray::import_dlpack_unversioned(this, queue) }
     }
 }
 
 /// A tensor in a consumer's hands: dropping it calls the deleter.
-pub(crate) struct Held<F: Form>(pub *mut F);
+pub(crate) struct Held<F: Form>(pub(crate) *mut F);
 
 // SAFETY: a deleter may be called on any thread.
 unsafe impl<F: Form> Send for Held<F> {}
@@ -113,13 +113,13 @@ impl<F: Form> Held<F> {
     }
 
     pub(crate) fn shape(&self) -> &[i64] {
-        // SAFETY: the producer's numbers.
+        // SAFETY: the producer guarantees `ndim` numbers until the deleter is called.
         unsafe { std::slice::from_raw_parts(self.tensor().shape, self.tensor().ndim as usize) }
     }
 
     pub(crate) fn strides(&self) -> &[i64] {
         assert!(!self.tensor().strides.is_null(), "1.2 wants strides");
-        // SAFETY: the producer's numbers.
+        // SAFETY: the producer guarantees `ndim` numbers, which are not null, until the deleter is called.
         unsafe { std::slice::from_raw_parts(self.tensor().strides, self.tensor().ndim as usize) }
     }
 
@@ -166,7 +166,7 @@ impl<F: Form> Drop for Held<F> {
 
 /// How often deleters were called.
 #[derive(Clone, Default)]
-pub(crate) struct Calls(pub Arc<AtomicUsize>);
+pub(crate) struct Calls(pub(crate) Arc<AtomicUsize>);
 
 impl Calls {
     pub(crate) fn get(&self) -> usize {

@@ -213,7 +213,7 @@ fn nulls() {
         .export_dlpack_validity(&plain())
         .unwrap_err()
         .to_string();
-    assert!(text.contains("no mask"), "{text}");
+    assert!(text.contains("no validity bitmap"), "{text}");
     let union = support::types::union(arrow_schema::UnionMode::Dense, vec![DataType::Int8]);
     let union = cpu
         .upload_array(&support::array(&union, 4, Nulls::None, 1))

@@ -246,7 +246,7 @@ fn places() {
 
     // Between the numbers: as an import through the C interface, it comes to the host all the same.
     let tensor = numbers::<DLManagedTensor>(vec![0x0101_0101; 5], &calls);
-    // SAFETY: nobody else has the tensor yet.
+    // SAFETY: the tensor was just made, and nothing else has it.
     unsafe {
         (*tensor).tensor_mut().byte_offset = 1;
         *(*tensor).tensor().shape = 4;
@@ -260,7 +260,7 @@ fn places() {
     // Whatever the CPU's id, the flags and the minor version.
     for (id, flags, minor) in [(0, 0, 0), (7, 1, 1), (-1, 2, 3), (0, 3, 99)] {
         let tensor = numbers::<DLManagedTensorVersioned>(vec![5], &calls);
-        // SAFETY: nobody else has the tensor yet.
+        // SAFETY: the tensor was just made, and nothing else has it.
         let form = unsafe { &mut *tensor };
         (
             form.dl_tensor.device.device_id,

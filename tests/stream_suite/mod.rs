@@ -24,15 +24,15 @@ const EVENT: ExportOptions = ExportOptions::new(SyncPolicy::Event);
 
 /// A device on which streams are tested, and what the tests must be able to do with it.
 pub(crate) struct Rig {
-    pub device: Device,
+    pub(crate) device: Device,
     /// They find the device.
-    pub options: ImportOptions,
+    pub(crate) options: ImportOptions,
     /// What was not given back, or done wrong; `None` if nothing. Runs what is queued.
-    pub unclean: Box<dyn Fn() -> Option<String>>,
+    pub(crate) unclean: Box<dyn Fn() -> Option<String>>,
     /// Lets the nth operation from now fail, once.
-    pub fail_nth: Box<dyn Fn(u64)>,
+    pub(crate) fail_nth: Box<dyn Fn(u64)>,
     /// Takes that back; whether it has failed.
-    pub failed: Box<dyn Fn() -> bool>,
+    pub(crate) failed: Box<dyn Fn() -> bool>,
 }
 
 impl Rig {
@@ -281,7 +281,7 @@ fn producers_that_give_no_schema() {
     producer.schema = Box::new(|_| 22);
     producer.text = Some(CString::new("no idea").unwrap());
     let (stream, released) = producer.stream(ArrowDeviceType::CPU);
-    // SAFETY: as in `open`.
+    // SAFETY: the producer keeps to the interface, except in what the import checks.
     let e = unsafe { DeviceRecordBatchStreamReader::new(stream, ImportOptions::default()) };
     assert!(e.unwrap_err().to_string().contains("no idea"));
     assert_eq!(released.load(SeqCst), 1);
@@ -289,7 +289,7 @@ fn producers_that_give_no_schema() {
     let mut producer = Producer::new(&Schema::empty(), end);
     producer.schema = Box::new(|_| 0);
     let (stream, released) = producer.stream(ArrowDeviceType::CPU);
-    // SAFETY: as in `open`.
+    // SAFETY: the producer keeps to the interface, except in what the import checks.
     let e = unsafe { DeviceRecordBatchStreamReader::new(stream, ImportOptions::default()) };
     assert!(e.is_err());
     assert_eq!(released.load(SeqCst), 1);
@@ -302,7 +302,7 @@ fn producers_that_give_no_schema() {
         12
     });
     let (stream, released) = producer.stream(ArrowDeviceType::CPU);
-    // SAFETY: as in `open`.
+    // SAFETY: the producer keeps to the interface, except in what the import checks.
     let e = unsafe { DeviceArrayStreamReader::new(stream, ImportOptions::default()) };
     assert_eq!(e.unwrap_err().errno(), 12);
     assert_eq!(released.load(SeqCst), 1);
@@ -315,7 +315,7 @@ fn producers_that_give_no_schema() {
         0
     });
     let (stream, released) = producer.stream(ArrowDeviceType::CPU);
-    // SAFETY: as in `open`.
+    // SAFETY: the producer keeps to the interface, except in what the import checks.
     let e = unsafe { DeviceRecordBatchStreamReader::new(stream, ImportOptions::default()) };
     assert!(e.is_err());
     assert_eq!(released.load(SeqCst), 1);
@@ -342,7 +342,7 @@ fn released_and_incomplete_streams_are_refused() {
             let member = (&raw mut stream).cast::<u8>().add(8 * (i + 1));
             member.cast::<Option<fn()>>().write(None);
         }
-        // SAFETY: as in `open`.
+        // SAFETY: the producer keeps to the interface, except in what the import checks.
         let e = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }.unwrap_err();
         assert!(e.to_string().contains(&format!("stream.{name}")), "{e}");
         assert_eq!(released.load(SeqCst), 1, "{name}");

@@ -1,6 +1,5 @@
 //! Streams in and out: the suite on simulated devices.
 
-mod coalesce;
 mod devices;
 mod overlap;
 mod rigs;

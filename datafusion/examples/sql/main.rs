@@ -29,7 +29,7 @@ Exit status:
 const FAILED: u8 = 1;
 const NO_DEVICE: u8 = 2;
 
-/// The device's name; `None`: help.
+/// Returns the device's name, or `None` to print the help.
 fn arguments() -> Result<Option<String>, lexopt::Error> {
     let mut device = "sim".to_owned();
     let mut parser = lexopt::Parser::from_env();

@@ -23,17 +23,17 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::physical_plan::{ExecutionPlan, displayable};
 use datafusion::prelude::{SessionConfig, SessionContext};
 
-pub use crate::operator::{double, map};
+pub(crate) use crate::operator::{double, map};
 
-pub type Plan = Arc<dyn ExecutionPlan>;
+pub(crate) type Plan = Arc<dyn ExecutionPlan>;
 
 /// How long anything may take.
-pub const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// A device and its backend.
-pub struct Sim {
-    pub device: Device,
-    pub sim: Arc<SimDevice>,
+pub(crate) struct Sim {
+    pub(crate) device: Device,
+    pub(crate) sim: Arc<SimDevice>,
 }
 
 impl std::ops::Deref for Sim {
@@ -45,16 +45,16 @@ impl std::ops::Deref for Sim {
 }
 
 impl Sim {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(SimConfig::default())
     }
 
     /// Nothing runs until somebody waits for it.
-    pub fn deferred() -> Self {
+    pub(crate) fn deferred() -> Self {
         Self::with(SimConfig::default().with_mode(SimMode::Deferred))
     }
 
-    pub fn with(config: SimConfig) -> Self {
+    pub(crate) fn with(config: SimConfig) -> Self {
         let sim = SimDevice::new(config).unwrap();
         let device = Device::new(sim.clone()).unwrap();
         Self { device, sim }
@@ -62,13 +62,13 @@ impl Sim {
 
     /// Everything was dropped: waits until all of it has gone, and checks that nothing was done wrong.
     #[track_caller]
-    pub fn assert_done(&self) {
+    pub(crate) fn assert_done(&self) {
         self.assert_left(0);
     }
 
     /// As `assert_done`, with this many device allocations left.
     #[track_caller]
-    pub fn assert_left(&self, allocations: usize) {
+    pub(crate) fn assert_left(&self, allocations: usize) {
         let end = Instant::now() + LONG;
         loop {
             let failed = self.device.synchronize().is_err();
@@ -91,7 +91,7 @@ impl Sim {
 
 /// Waits for what another thread does.
 #[track_caller]
-pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let end = Instant::now() + LONG;
     while !happened() {
         assert!(Instant::now() < end, "never happened: {what}");
@@ -100,7 +100,7 @@ pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
 }
 
 /// a and b are numbers, s is text.
-pub fn schema() -> SchemaRef {
+pub(crate) fn schema() -> SchemaRef {
     Arc::new(Schema::new(vec![
         Field::new("a", DataType::Int64, false),
         Field::new("b", DataType::Int64, false),
@@ -109,7 +109,7 @@ pub fn schema() -> SchemaRef {
 }
 
 /// Rows from `first`: a counts, b is a % 10, s is the text of a; none for every seventh.
-pub fn rows(first: i64, rows: usize) -> RecordBatch {
+pub(crate) fn rows(first: i64, rows: usize) -> RecordBatch {
     let a = first..first + rows as i64;
     let texts: StringArray = a
         .clone()
@@ -124,12 +124,12 @@ pub fn rows(first: i64, rows: usize) -> RecordBatch {
 }
 
 /// One column of numbers from `first`, and no other.
-pub fn numbers(first: i64, rows: usize) -> RecordBatch {
+pub(crate) fn numbers(first: i64, rows: usize) -> RecordBatch {
     self::rows(first, rows).project(&[0]).unwrap()
 }
 
 /// A device table of these partitions.
-pub fn device_table(device: &Device, partitions: &[Vec<RecordBatch>]) -> Arc<DeviceTable> {
+pub(crate) fn device_table(device: &Device, partitions: &[Vec<RecordBatch>]) -> Arc<DeviceTable> {
     let up = |batch: &RecordBatch| device.upload(batch).unwrap();
     let partitions = partitions.iter().map(|p| p.iter().map(up).collect());
     let partitions = partitions.collect::<Vec<Vec<_>>>();
@@ -141,7 +141,7 @@ pub fn device_table(device: &Device, partitions: &[Vec<RecordBatch>]) -> Arc<Dev
     Arc::new(DeviceTable::from_batches(schema, device.clone(), partitions).unwrap())
 }
 
-pub fn host_table(partitions: &[Vec<RecordBatch>]) -> Arc<MemTable> {
+pub(crate) fn host_table(partitions: &[Vec<RecordBatch>]) -> Arc<MemTable> {
     let schema = partitions
         .iter()
         .flatten()
@@ -150,14 +150,19 @@ pub fn host_table(partitions: &[Vec<RecordBatch>]) -> Arc<MemTable> {
     Arc::new(MemTable::try_new(schema, partitions.to_vec()).unwrap())
 }
 
+/// Rows of the sessions' batches. [`rows`] and [`numbers`] make batches of 16, which uploads do not join.
+const BATCH_SIZE: usize = 32;
+
 /// A session with `DeviceTransitions`.
-pub fn session() -> SessionContext {
+pub(crate) fn session() -> SessionContext {
     session_with(1, 0)
 }
 
 /// The same with a rule that puts `doubles` device operators above each device scan.
-pub fn session_with(target_partitions: usize, doubles: usize) -> SessionContext {
-    let config = SessionConfig::new().with_target_partitions(target_partitions);
+pub(crate) fn session_with(target_partitions: usize, doubles: usize) -> SessionContext {
+    let config = SessionConfig::new()
+        .with_target_partitions(target_partitions)
+        .with_batch_size(BATCH_SIZE);
     let state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features()
@@ -167,45 +172,45 @@ pub fn session_with(target_partitions: usize, doubles: usize) -> SessionContext 
 }
 
 /// A session that knows nothing of devices.
-pub fn session_without_rule(target_partitions: usize) -> SessionContext {
+pub(crate) fn session_without_rule(target_partitions: usize) -> SessionContext {
     let config = SessionConfig::new().with_target_partitions(target_partitions);
     SessionContext::new_with_config(config)
 }
 
-pub fn register(ctx: &SessionContext, name: &str, table: Arc<dyn TableProvider>) {
+pub(crate) fn register(ctx: &SessionContext, name: &str, table: Arc<dyn TableProvider>) {
     ctx.register_table(name, table).unwrap();
 }
 
 /// A session with one table "t".
-pub fn over(table: Arc<dyn TableProvider>) -> SessionContext {
+pub(crate) fn over(table: Arc<dyn TableProvider>) -> SessionContext {
     let ctx = session();
     register(&ctx, "t", table);
     ctx
 }
 
-pub async fn plan(ctx: &SessionContext, sql: &str) -> Plan {
+pub(crate) async fn plan(ctx: &SessionContext, sql: &str) -> Plan {
     let frame = ctx.sql(sql).await.unwrap();
     frame.create_physical_plan().await.unwrap()
 }
 
 /// The plan of a table's scan.
-pub async fn scan(table: Arc<dyn TableProvider>) -> Plan {
+pub(crate) async fn scan(table: Arc<dyn TableProvider>) -> Plan {
     let state = SessionContext::new().state();
     table.scan(&state, None, &[], None).await.unwrap()
 }
 
 /// What the rule makes of a plan.
-pub fn with_transitions(plan: Plan) -> Plan {
+pub(crate) fn with_transitions(plan: Plan) -> Plan {
     let config = ConfigOptions::default();
     DeviceTransitions.optimize(plan, &config).unwrap()
 }
 
-pub async fn query(ctx: &SessionContext, sql: &str) -> Result<Vec<RecordBatch>> {
+pub(crate) async fn query(ctx: &SessionContext, sql: &str) -> Result<Vec<RecordBatch>> {
     ctx.sql(sql).await?.collect().await
 }
 
 /// The only column of numbers, in the order of the batches.
-pub fn numbers_of(batches: &[RecordBatch]) -> Vec<i64> {
+pub(crate) fn numbers_of(batches: &[RecordBatch]) -> Vec<i64> {
     let mut found = Vec::new();
     for batch in batches {
         let column = batch.column(0).as_any().downcast_ref::<Int64Array>();
@@ -214,17 +219,17 @@ pub fn numbers_of(batches: &[RecordBatch]) -> Vec<i64> {
     found
 }
 
-pub fn sorted(mut numbers: Vec<i64>) -> Vec<i64> {
+pub(crate) fn sorted(mut numbers: Vec<i64>) -> Vec<i64> {
     numbers.sort_unstable();
     numbers
 }
 
-pub async fn numbers_in(ctx: &SessionContext, sql: &str) -> Vec<i64> {
+pub(crate) async fn numbers_in(ctx: &SessionContext, sql: &str) -> Vec<i64> {
     numbers_of(&query(ctx, sql).await.unwrap())
 }
 
 /// A plan as text, its devices called `A`, `B`, ... in the order given.
-pub fn text(plan: &Plan, devices: &[&Device]) -> String {
+pub(crate) fn text(plan: &Plan, devices: &[&Device]) -> String {
     let mut text = displayable(plan.as_ref()).indent(false).to_string();
     // The longest ids first: one may begin like another.
     let mut names: Vec<_> = (b'A'..).zip(devices).collect();
@@ -239,7 +244,7 @@ pub fn text(plan: &Plan, devices: &[&Device]) -> String {
 }
 
 #[track_caller]
-pub fn assert_plan(plan: &Plan, devices: &[&Device], expected: &str) {
+pub(crate) fn assert_plan(plan: &Plan, devices: &[&Device], expected: &str) {
     let lines = expected.trim_matches('\n').lines();
     let indent = expected
         .lines()
@@ -257,7 +262,7 @@ pub fn assert_plan(plan: &Plan, devices: &[&Device], expected: &str) {
 
 /// This crate's error in another, its deepest.
 #[track_caller]
-pub fn ours(e: &DataFusionError) -> arrow_device::Error {
+pub(crate) fn ours(e: &DataFusionError) -> arrow_device::Error {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);
     let mut found = None;
     while let Some(e) = source {
@@ -296,15 +301,15 @@ impl PhysicalOptimizerRule for DoubleScans {
 }
 
 /// A reader that uploads what a closure gives, and counts how often it was asked.
-pub struct Reader {
+pub(crate) struct Reader {
     device: Device,
     schema: SchemaRef,
     next: Box<dyn FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send>,
-    pub asked: Arc<AtomicUsize>,
+    pub(crate) asked: Arc<AtomicUsize>,
 }
 
 impl Reader {
-    pub fn new(
+    pub(crate) fn new(
         device: &Device,
         schema: SchemaRef,
         next: impl FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + 'static,
@@ -339,7 +344,7 @@ impl DeviceRecordBatchReader for Reader {
 }
 
 /// A table of one partition of such readers, and how often they were asked.
-pub fn reader_table(
+pub(crate) fn reader_table(
     device: &Device,
     next: impl Fn(usize) -> Option<arrow_device::Result<RecordBatch>> + Clone + Send + Sync + 'static,
 ) -> (Arc<DeviceTable>, Arc<AtomicUsize>) {
@@ -366,10 +371,10 @@ impl Drop for Dropped {
 }
 
 /// More batches than any test reads: one that should be stopped fails, and does not hang.
-pub const MANY: usize = 100_000;
+pub(crate) const MANY: usize = 100_000;
 
 /// A table of an endless reader, how often it was asked, and whether it was let go.
-pub fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
+pub(crate) fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
     let (asked, gone) = (
         Arc::new(AtomicUsize::new(0)),
         Arc::new(AtomicBool::new(false)),
@@ -390,8 +395,16 @@ pub fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool
     (Arc::new(table), asked, gone)
 }
 
-/// A table on the host whose only partition gives what a closure gives, and how often it was asked.
-pub fn host_stream(
+/// A table of numbers on the host whose only partition consists of what a closure returns, and how often it was asked.
+pub(crate) fn host_stream(
+    next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
+) -> (Arc<StreamingTable>, Arc<AtomicUsize>) {
+    host_stream_of(numbers(0, 1).schema(), next)
+}
+
+/// The same with another schema.
+pub(crate) fn host_stream_of(
+    schema: SchemaRef,
     next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
 ) -> (Arc<StreamingTable>, Arc<AtomicUsize>) {
     type Next = dyn Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync;
@@ -417,14 +430,14 @@ pub fn host_stream(
         }
     }
 
-    let (schema, asked) = (numbers(0, 1).schema(), Arc::new(AtomicUsize::new(0)));
+    let asked = Arc::new(AtomicUsize::new(0));
     let partition = Partition(schema.clone(), Arc::new(next), asked.clone());
     let table = StreamingTable::try_new(schema, vec![Arc::new(partition)]).unwrap();
     (Arc::new(table), asked)
 }
 
 /// A metric of the nodes of this name, all partitions together; `None` if no node has it.
-pub fn metric(plan: &Plan, node: &str, metric: &str) -> Option<usize> {
+pub(crate) fn metric(plan: &Plan, node: &str, metric: &str) -> Option<usize> {
     let mut sum = None;
     plan.apply(|plan| {
         if plan.name() == node {

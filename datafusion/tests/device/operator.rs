@@ -70,11 +70,11 @@ impl MapExec {
 }
 
 /// A node that doubles.
-pub fn double(child: Plan, device: &Device) -> Plan {
+pub(crate) fn double(child: Plan, device: &Device) -> Plan {
     map(vec![child], device, |n| Ok(n * 2))
 }
 
-pub fn map(children: Vec<Plan>, device: &Device, kernel: Kernel) -> Plan {
+pub(crate) fn map(children: Vec<Plan>, device: &Device, kernel: Kernel) -> Plan {
     let map = MapExec::new(children, device, kernel);
     Arc::new(DeviceExec::new(Arc::new(map)))
 }

@@ -21,16 +21,16 @@ use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable}
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
-pub const PARTITIONS: usize = 3;
-pub const ROWS: i64 = 300;
+pub(crate) const PARTITIONS: usize = 3;
+pub(crate) const ROWS: i64 = 300;
 
-pub fn sim(mode: SimMode) -> (Device, Arc<SimDevice>) {
+pub(crate) fn sim(mode: SimMode) -> (Device, Arc<SimDevice>) {
     let sim = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
     (Device::new(sim.clone()).unwrap(), sim)
 }
 
 /// Columns of all types that the kernels take, with and without nulls, and one that they do not.
-pub fn batch(number: i64) -> RecordBatch {
+pub(crate) fn batch(number: i64) -> RecordBatch {
     let ids = number * ROWS..(number + 1) * ROWS;
     let floats = [
         0.0,
@@ -94,7 +94,7 @@ pub fn batch(number: i64) -> RecordBatch {
 }
 
 /// What each partition has of the batches: all of one, a slice that begins inside a byte of the masks, no rows.
-pub fn cut<T>(number: i64, whole: T, slice: impl Fn(&T, usize, usize) -> T) -> T {
+pub(crate) fn cut<T>(number: i64, whole: T, slice: impl Fn(&T, usize, usize) -> T) -> T {
     match number % 4 {
         1 => slice(&whole, 3, 201),
         2 => slice(&whole, 17, 0),
@@ -103,15 +103,19 @@ pub fn cut<T>(number: i64, whole: T, slice: impl Fn(&T, usize, usize) -> T) -> T
     }
 }
 
-pub struct Tables {
-    pub host: SessionContext,
-    pub device: SessionContext,
+pub(crate) struct Tables {
+    pub(crate) host: SessionContext,
+    pub(crate) device: SessionContext,
     /// The device's table without any rule.
-    pub bare: SessionContext,
+    pub(crate) bare: SessionContext,
 }
 
 /// As many partitions as the table has.
-pub fn session(table: Arc<dyn TableProvider>, partitions: usize, plugin: bool) -> SessionContext {
+pub(crate) fn session(
+    table: Arc<dyn TableProvider>,
+    partitions: usize,
+    plugin: bool,
+) -> SessionContext {
     let config = SessionConfig::new().with_target_partitions(partitions);
     let mut state = SessionStateBuilder::new()
         .with_config(config)
@@ -127,7 +131,7 @@ pub fn session(table: Arc<dyn TableProvider>, partitions: usize, plugin: bool) -
 }
 
 impl Tables {
-    pub fn new(device: &Device, partitions: usize) -> Self {
+    pub(crate) fn new(device: &Device, partitions: usize) -> Self {
         let numbers = |p: usize| (0..5).map(move |i| (p * 5 + i) as i64);
         let host = |p| numbers(p).map(|n| cut(n, batch(n), RecordBatch::slice));
         let host: Vec<Vec<_>> = (0..partitions).map(|p| host(p).collect()).collect();
@@ -150,17 +154,20 @@ impl Tables {
     }
 }
 
-pub async fn plan(context: &SessionContext, sql: &str) -> Arc<dyn ExecutionPlan> {
+pub(crate) async fn plan(context: &SessionContext, sql: &str) -> Arc<dyn ExecutionPlan> {
     let frame = context.sql(sql).await.expect(sql);
     frame.create_physical_plan().await.expect(sql)
 }
 
-pub fn text(plan: &Arc<dyn ExecutionPlan>) -> String {
+pub(crate) fn text(plan: &Arc<dyn ExecutionPlan>) -> String {
     displayable(&**plan).indent(false).to_string()
 }
 
 /// Partition by partition: each one's rows, in their order.
-pub async fn rows(context: &SessionContext, plan: Arc<dyn ExecutionPlan>) -> Vec<RecordBatch> {
+pub(crate) async fn rows(
+    context: &SessionContext,
+    plan: Arc<dyn ExecutionPlan>,
+) -> Vec<RecordBatch> {
     let schema = plan.schema();
     let partitions = collect_partitioned(plan, context.task_ctx()).await.unwrap();
     let one = |batches: Vec<_>| concat_batches(&schema, &batches).unwrap();
@@ -168,7 +175,7 @@ pub async fn rows(context: &SessionContext, plan: Arc<dyn ExecutionPlan>) -> Vec
 }
 
 /// The buffers: `==` of arrays would do for values, but says nothing of a NaN's bits.
-pub fn same(found: &RecordBatch, expected: &RecordBatch) -> bool {
+pub(crate) fn same(found: &RecordBatch, expected: &RecordBatch) -> bool {
     let bits = |batch: &RecordBatch| -> Vec<Vec<Option<u64>>> {
         let float = |column: &ArrayRef| {
             let floats = column.as_any().downcast_ref::<Float64Array>();
@@ -180,7 +187,7 @@ pub fn same(found: &RecordBatch, expected: &RecordBatch) -> bool {
 }
 
 /// On the device, and the same; without any rule the same, too. How many rows.
-pub async fn check(tables: &Tables, sql: &str) -> usize {
+pub(crate) async fn check(tables: &Tables, sql: &str) -> usize {
     let device = plan(&tables.device, sql).await;
     let shown = text(&device);
     assert!(shown.contains("DeviceFilterExec"), "{sql}\n{shown}");
@@ -199,7 +206,7 @@ pub async fn check(tables: &Tables, sql: &str) -> usize {
 
 /// Everything was dropped: waits until it has gone.
 #[track_caller]
-pub fn assert_done(device: &Device, sim: &SimDevice) {
+pub(crate) fn assert_done(device: &Device, sim: &SimDevice) {
     let end = Instant::now() + Duration::from_secs(10);
     loop {
         device.synchronize().unwrap();
@@ -216,7 +223,7 @@ pub fn assert_done(device: &Device, sim: &SimDevice) {
 }
 
 /// A table of one partition, batch by batch as asked for; how many were. After the last one it says nothing more.
-pub fn endless(device: &Device, batches: usize) -> (SessionContext, Arc<AtomicUsize>) {
+pub(crate) fn endless(device: &Device, batches: usize) -> (SessionContext, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let up = device.upload(&batch(0)).unwrap();
     let (schema, device_type) = (up.schema().clone(), device.id().device_type);

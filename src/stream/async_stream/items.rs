@@ -12,12 +12,12 @@ use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
 use crate::error::Result;
 
-/// A batch of an async device stream, with what its producer tells of it.
+/// A batch of an async device stream with its metadata.
 #[derive(Clone, Debug)]
 pub struct AsyncBatch {
     /// The batch.
     pub batch: DeviceRecordBatch,
-    /// Key-value metadata of the `on_next_task` call that announced it; mostly empty.
+    /// Key-value metadata of the `on_next_task` call that announced the batch; usually empty.
     pub metadata: HashMap<String, String>,
 }
 
@@ -29,22 +29,22 @@ impl From<DeviceRecordBatch> for AsyncBatch {
     }
 }
 
-/// A stream of batches of one schema on one type of device: arrow-rs's [`RecordBatchStream`] for device
-/// memory. Batches may be on several devices of that type. All streams of this crate end after an error.
+/// A stream of batches of one schema on one type of device: arrow-rs's [`RecordBatchStream`] for device memory. Batches may
+/// be on several devices of that type. All streams of this crate end after an error.
 ///
 /// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
 pub trait DeviceRecordBatchStream: Stream<Item = Result<Self::Batch>> {
-    /// [`DeviceRecordBatch`], or [`AsyncBatch`] where metadata comes along.
+    /// [`DeviceRecordBatch`], or [`AsyncBatch`] if batches have metadata.
     type Batch: Into<AsyncBatch>;
 
-    /// The schema of all batches.
+    /// Returns the schema of all batches.
     fn schema(&self) -> SchemaRef;
 
-    /// The type of device that all batches are on.
+    /// Returns the type of device that all batches are on.
     fn device_type(&self) -> ArrowDeviceType;
 
-    /// The stream as arrow-rs's [`RecordBatchStream`]: memory that the host can read is not copied, other
-    /// memory is brought down, one batch ahead of the consumer. No poll waits. Metadata of batches is dropped.
+    /// Returns the stream as arrow-rs's [`RecordBatchStream`]. Memory that the host can read is not copied; other memory
+    /// is downloaded, one batch ahead of the consumer. Polling never blocks. Metadata of batches is dropped.
     ///
     /// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
     fn into_host_stream(self) -> HostRecordBatchStream<Self>
@@ -54,8 +54,7 @@ pub trait DeviceRecordBatchStream: Stream<Item = Result<Self::Batch>> {
         HostRecordBatchStream::new(self)
     }
 
-    /// The stream as a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader), which makes the thread
-    /// that reads it wait.
+    /// Returns the stream as a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader), whose reads block the thread.
     fn into_blocking_reader(self) -> BlockingReader<Self>
     where
         Self: Sized,
@@ -76,18 +75,18 @@ impl<S: DeviceRecordBatchStream + ?Sized> DeviceRecordBatchStream for Pin<Box<S>
     }
 }
 
-/// Any stream of batches as a [`DeviceRecordBatchStream`]. After an error it ends.
+/// Makes a [`DeviceRecordBatchStream`] of any stream of batches. It ends after an error.
 #[derive(Debug)]
 pub struct DeviceRecordBatchStreamAdapter<S> {
     schema: SchemaRef,
     device_type: ArrowDeviceType,
-    /// In memory of its own, so that this can be moved. `None` after its end or an error.
+    /// Boxed, so that this can be moved. `None` after its end or an error.
     stream: Option<Pin<Box<S>>>,
 }
 
 impl<S: Stream> DeviceRecordBatchStreamAdapter<S> {
-    /// All batches of `stream` are of `schema` and on devices of `device_type`;
-    /// [`produce`](super::produce) checks it.
+    /// Wraps a stream whose batches are all of `schema` and on devices of `device_type`. This is not checked here, but
+    /// where batches are exported ([`produce`](super::produce)) or staged to the host.
     pub fn new(schema: SchemaRef, device_type: ArrowDeviceType, stream: S) -> Self {
         Self {
             schema,
@@ -113,7 +112,7 @@ impl<B, S: Stream<Item = Result<B>>> Stream for DeviceRecordBatchStreamAdapter<S
 
     fn size_hint(&self) -> (usize, Option<usize>) {
         match &self.stream {
-            // An error may end it before.
+            // An error may end it earlier.
             Some(stream) => (0, stream.size_hint().1),
             None => (0, Some(0)),
         }

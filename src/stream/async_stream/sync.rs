@@ -1,4 +1,4 @@
-//! Locks of the state that two sides race for: std's, without poison (nothing under them panics).
+//! Locks of the state that two sides race for: those of std, without poisoning, since nothing panics while they are held.
 
 use std::sync::{self, PoisonError};
 
@@ -34,7 +34,7 @@ impl Condvar {
     }
 }
 
-/// What no other living thread has.
+/// A number that no other living thread has.
 pub(crate) type ThreadKey = usize;
 
 pub(crate) fn this_thread() -> ThreadKey {

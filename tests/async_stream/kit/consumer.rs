@@ -236,7 +236,7 @@ impl FakeConsumer {
     /// As `request`.
     pub(crate) fn cancel(&self) {
         let producer = self.producer();
-        // SAFETY: as in `request`.
+        // SAFETY: the struct lives until the release and the last task's extraction.
         unsafe { (*producer).cancel().unwrap()(producer) };
     }
 

@@ -226,7 +226,7 @@ pub(crate) unsafe fn decode(metadata: *const std::ffi::c_char) -> Option<HashMap
     }
     // SAFETY: starts with a count.
     let n = unsafe { metadata.cast::<i32>().read_unaligned() };
-    // SAFETY: starts with a count.
+    // SAFETY: the count has 4 bytes.
     let mut at = unsafe { metadata.cast::<u8>().add(4) };
     let mut out = HashMap::new();
     for _ in 0..n {

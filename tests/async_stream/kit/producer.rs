@@ -22,10 +22,10 @@ type Extract = Box<dyn FnOnce(*mut FFI_ArrowDeviceArray) -> c_int + Send>;
 type Hook = Arc<dyn Fn(&FakeProducer, i64) + Send + Sync>;
 
 /// What the producer keeps for a task.
-pub(super) struct TaskState {
+pub(crate) struct TaskState {
     body: Mutex<Option<Extract>>,
-    pub calls: AtomicUsize,
-    pub with_null: AtomicUsize,
+    pub(crate) calls: AtomicUsize,
+    pub(crate) with_null: AtomicUsize,
     log: Arc<Mutex<Vec<&'static str>>>,
 }
 

@@ -8,8 +8,8 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 
 /// A schema whose releases are counted.
 pub(crate) struct CountedSchema {
-    pub c: FFI_ArrowSchema,
-    pub releases: Arc<AtomicUsize>,
+    pub(crate) c: FFI_ArrowSchema,
+    pub(crate) releases: Arc<AtomicUsize>,
 }
 
 type SchemaRelease = unsafe extern "C" fn(*mut FFI_ArrowSchema);

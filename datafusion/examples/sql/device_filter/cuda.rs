@@ -1,7 +1,6 @@
-//! The kernels of CUDA devices: PTX, which the driver compiles for its device.
+//! The kernels for CUDA devices, in PTX, which the driver compiles for its device.
 //!
-//! **Unproven:** the text assembles, but no GPU has run it yet, and no test does. What the tests go through are the
-//! simulated device's.
+//! **Unproven:** the PTX assembles, but no GPU has run it yet. The tests run the kernels of the simulated device.
 
 use arrow_device::cuda::cudarc::driver::{CudaFunction, DriverError, LaunchConfig, PushKernelArg};
 use arrow_device::cuda::cudarc::nvrtc::Ptx;
@@ -31,7 +30,7 @@ impl Kernels {
         })
     }
 
-    /// As the simulated device's.
+    /// Does the same as the simulated device's kernel.
     pub(crate) fn compare(
         &self,
         queue: &Queue,
@@ -46,13 +45,13 @@ impl Kernels {
         launch.arg(&kind).arg(&values).arg(&mask).arg(&column.bit);
         launch.arg(&column.rows).arg(&orderings);
         launch.arg(&condition.literal).arg(&passing);
-        // SAFETY: these are the kernel's parameters. It reads `rows` rows and their bits, which are lent to the queue, and
-        // writes as many bytes of `passing`, which is lent to be written.
+        // SAFETY: the arguments are the kernel's parameters. It reads `rows` rows and their bits, which are lent to the queue,
+        // and writes as many bytes of `passing`, which is lent for writing.
         let launched = unsafe { launch.launch(threads(column.rows)) };
         launched.map(drop).map_err(|e| failed(queue.device(), e))
     }
 
-    /// As the simulated device's.
+    /// Does the same as the simulated device's kernel.
     pub(crate) fn select(
         &self,
         queue: &Queue,
@@ -70,13 +69,13 @@ impl Kernels {
             block_dim: (1, 1, 1),
             shared_mem_bytes: 0,
         };
-        // SAFETY: these are the kernel's parameters, and it is one thread. It reads a byte for each row, and writes at most as
-        // many numbers to `picked` and one to `counts`, which are lent to be written and have room.
+        // SAFETY: the arguments are the kernel's parameters, and it runs as one thread. It reads a byte for each row, and writes
+        // at most as many numbers to `picked` and one to `counts`, which are lent for writing and are large enough.
         let launched = unsafe { launch.launch(one) };
         launched.map(drop).map_err(|e| failed(queue.device(), e))
     }
 
-    /// As the simulated device's.
+    /// Does the same as the simulated device's kernel.
     #[expect(clippy::too_many_arguments)]
     pub(crate) fn gather(
         &self,
@@ -97,15 +96,15 @@ impl Kernels {
         launch.arg(&kind).arg(&values).arg(&mask).arg(&column.bit);
         launch.arg(&picked).arg(&count).arg(&nulls);
         launch.arg(&out).arg(&out_mask);
-        // SAFETY: these are the kernel's parameters. It reads rows of the column, which is lent to the queue, at the numbers
-        // that `select` wrote, and writes as many rows and their bits at most as the column has, and a count: to buffers
-        // that are lent to be written and have room.
+        // SAFETY: the arguments are the kernel's parameters. It reads rows of the column, which is lent to the queue, at the
+        // numbers that `select` has written. It writes at most as many rows and bits as the column has, and a count, to buffers
+        // that are lent for writing and are large enough.
         let launched = unsafe { launch.launch(threads(column.rows.div_ceil(8))) };
         launched.map(drop).map_err(|e| failed(queue.device(), e))
     }
 }
 
-/// Kind, values and mask.
+/// Kind, values and validity bitmap.
 fn arguments(column: Column) -> (u32, u64, u64) {
     let kind = match column.kind {
         Kind::Int32 => 0,
@@ -119,7 +118,7 @@ fn number(address: DevicePtr) -> u64 {
     address.address() as u64
 }
 
-/// The kernels go on where the grid ends.
+/// The kernels loop over rows beyond the grid.
 fn threads(n: usize) -> LaunchConfig {
     LaunchConfig::for_num_elems(u32::try_from(n).unwrap_or(u32::MAX))
 }

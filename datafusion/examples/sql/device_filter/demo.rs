@@ -1,4 +1,4 @@
-//! A table on a device, and SQL over it.
+//! A table on a device, and SQL queries over it.
 
 use std::sync::Arc;
 
@@ -19,18 +19,18 @@ use super::PushFilterToDevice;
 const PARTITIONS: usize = 2;
 const BATCHES: i64 = 16;
 const ROWS: i64 = 10_000;
-/// Of a result that are printed.
+/// The most rows of a result that are printed.
 const SHOWN: usize = 5;
 
 const QUERIES: [&str; 4] = [
     "SELECT id, price FROM orders WHERE price > 4990 AND quantity <= 3",
     "SELECT count(*), sum(quantity) FROM orders WHERE price < 2500.5 AND id >= 100000",
     "SELECT id, price FROM orders WHERE quantity <> 7 AND price >= 10 ORDER BY price DESC, id LIMIT 5",
-    // Text has no fixed width: the filter stays with DataFusion.
+    // Text has no fixed width, so DataFusion's own filter runs.
     "SELECT item FROM orders WHERE id = 123456",
 ];
 
-/// Orders: a price is null now and then, and never in the order of the ids.
+/// Orders. Some prices are null, and prices are not in the order of the ids.
 fn batch(number: i64) -> Result<RecordBatch> {
     let ids = number * ROWS..(number + 1) * ROWS;
     let price = |id| (id % 11 != 3).then_some((id * 7919 % 50_000) as f64 / 10.0);
@@ -45,7 +45,7 @@ fn batch(number: i64) -> Result<RecordBatch> {
     ])?)
 }
 
-/// A session with `orders`, with the plugin or as DataFusion is.
+/// A session with the table `orders`, with the plugin or without it.
 fn session(orders: Arc<dyn TableProvider>, plugin: bool) -> Result<SessionContext> {
     let config = SessionConfig::new().with_target_partitions(PARTITIONS);
     let mut state = SessionStateBuilder::new()
@@ -65,7 +65,7 @@ async fn plan(context: &SessionContext, sql: &str) -> Result<Arc<dyn ExecutionPl
     context.sql(sql).await?.create_physical_plan().await
 }
 
-/// Partition by partition, in order: as one batch.
+/// All partitions, in order, as one batch.
 async fn collect(plan: Arc<dyn ExecutionPlan>, context: &SessionContext) -> Result<RecordBatch> {
     let schema = plan.schema();
     let batches = collect_partitioned(plan, context.task_ctx())
@@ -74,12 +74,12 @@ async fn collect(plan: Arc<dyn ExecutionPlan>, context: &SessionContext) -> Resu
     Ok(concat_batches(&schema, &batches)?)
 }
 
-/// Runs some queries over a table on `device`, and prints what becomes of them. Whether their results are DataFusion's
-/// own over the same table on the host.
+/// Runs queries over a table on `device` and prints their plans and results. Returns whether the results are those of
+/// DataFusion over the same table on the host.
 ///
 /// # Errors
-/// What a query ends with.
-pub async fn run(device: &Device) -> Result<bool> {
+/// Returns the error of a query.
+pub(crate) async fn run(device: &Device) -> Result<bool> {
     let numbers = (0..PARTITIONS as i64).map(|i| i * BATCHES..(i + 1) * BATCHES);
     let on_host: Vec<Vec<_>> = numbers
         .map(|n| n.map(batch).collect())
@@ -110,7 +110,7 @@ pub async fn run(device: &Device) -> Result<bool> {
         let expected = collect(plan(&host, sql).await?, &host).await?;
         let same = result == expected;
         all_same &= same;
-        println!("What its operators on the device did:");
+        println!("Metrics of the operators:");
         let measured = DisplayableExecutionPlan::with_metrics(&*plan_after);
         let measured = measured.indent(false).to_string();
         for line in measured.lines().filter(|line| line.contains("device=")) {

@@ -1,4 +1,4 @@
-//! The operator: it keeps the rows that pass, and some columns of them, without a way to the host for any value.
+//! The operator: keeps the rows that pass, and some of their columns. No value is copied to the host.
 
 use std::fmt;
 use std::future::ready;
@@ -16,22 +16,22 @@ use futures::{StreamExt, TryStreamExt};
 
 use super::kernels::{Filter, Kernels};
 
-/// A filter with a projection, on a device.
+/// A filter with a projection on a device.
 #[derive(Clone, Debug)]
-pub struct DeviceFilterExec {
-    /// DataFusion's node, in whose place this one is: what it says of itself holds here too.
+pub(crate) struct DeviceFilterExec {
+    /// DataFusion's node, which this one replaces and whose properties it has.
     host: FilterExec,
     device: Device,
     filter: Arc<Filter>,
 }
 
 impl DeviceFilterExec {
-    /// `None` if the kernels cannot do what `host` does: another predicate than comparisons of columns with literals,
-    /// columns without a fixed width, a device without kernels.
+    /// Returns `None` if the kernels do not support what `host` does: a predicate other than comparisons of columns with
+    /// literals, columns without a fixed width, or a device without kernels.
     ///
     /// # Errors
-    /// What the device says to its kernels.
-    pub fn in_place_of(host: &FilterExec, device: &Device) -> Result<Option<Self>> {
+    /// Returns an error if the device cannot load the kernels.
+    pub(crate) fn in_place_of(host: &FilterExec, device: &Device) -> Result<Option<Self>> {
         let Some(kernels) = Kernels::of(device).map_err(to_datafusion)? else {
             return Ok(None);
         };
@@ -101,8 +101,8 @@ impl DevicePlan for DeviceFilterExec {
         let output = input
             .try_filter(|batch| ready(batch.num_rows() > 0))
             .map(move |batch| batch.and_then(|batch| filter.launch(&batch, &queue)))
-            // How many rows pass is known once the kernels have run. The task waits for that, not its thread, and the next
-            // batch's kernels are queued meanwhile.
+            // The number of rows that pass is known once the kernels have run. The task waits for it without blocking its
+            // thread, and the next batch's kernels are queued meanwhile.
             .map(|launched| async { launched?.finish().await })
             .buffered(2)
             .try_filter(|batch| ready(batch.num_rows() > 0));
@@ -114,7 +114,7 @@ impl DevicePlan for DeviceFilterExec {
     }
 }
 
-/// The first `rows` rows; the rest is not asked for.
+/// The first `rows` rows of a stream. The rest is not read.
 fn first(rows: usize, stream: SendableDeviceStream) -> SendableDeviceStream {
     let (schema, device_type) = (stream.schema(), stream.device_type());
     let output = futures::stream::try_unfold((stream, rows), async |(mut stream, left)| {

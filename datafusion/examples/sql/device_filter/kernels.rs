@@ -1,4 +1,4 @@
-//! Columns in and out of kernels. Nothing here waits: the queue does.
+//! Passes columns to kernels and takes their results. The queue waits, and nothing here blocks.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::column::Column;
 use super::predicate::{Condition, Kind, conditions};
 use super::sim;
 
-/// Those of a device.
+/// The kernels of a device.
 #[derive(Clone, Debug)]
 pub(crate) enum Kernels {
     Sim,
@@ -25,7 +25,7 @@ pub(crate) enum Kernels {
 }
 
 impl Kernels {
-    /// `None` for a device that has none here.
+    /// Returns `None` for a device without kernels in this example.
     pub(crate) fn of(device: &Device) -> Result<Option<Self>> {
         if sim::is_queue(&device.default_queue()) {
             return Ok(Some(Self::Sim));
@@ -42,9 +42,9 @@ impl Kernels {
 #[derive(Debug)]
 pub(crate) struct Filter {
     conditions: Arc<[Condition]>,
-    /// Which columns to keep, in this order.
+    /// The columns to keep, in this order.
     columns: Vec<usize>,
-    /// Theirs.
+    /// The schema of these columns.
     schema: SchemaRef,
     kernels: Kernels,
 }
@@ -68,8 +68,8 @@ impl Filter {
         })
     }
 
-    /// Queues the kernels for a batch that is not empty: each condition marks the rows that fail it, the rows that are left are counted
-    /// and numbered, and each column's are gathered.
+    /// Queues the kernels for a batch that is not empty. Each condition marks the rows that fail it, the remaining rows are
+    /// counted and numbered, and the values of each column are gathered.
     pub(crate) fn launch(&self, batch: &DeviceRecordBatch, queue: &Queue) -> Result<Launched> {
         let rows = batch.num_rows();
         let allocate = |bytes| DeviceBufferMut::allocate(queue, bytes);
@@ -84,7 +84,7 @@ impl Filter {
             })?;
         }
         let mut picked = allocate(rows * size_of::<i64>())?;
-        // The rows that pass, then each column's nulls among them.
+        // The number of rows that pass, then the number of nulls among them for each column.
         let mut counts = allocate((1 + self.columns.len()) * size_of::<i64>())?;
         counts.fill(0)?;
         match &self.kernels {
@@ -95,7 +95,7 @@ impl Filter {
         let mut columns = Vec::new();
         for (i, column) in self.columns.iter().enumerate() {
             let column = batch.column(*column)?;
-            // There is room for all rows, since nobody knows yet how many pass.
+            // Large enough for all rows, since the number that pass is not known yet.
             let width = Kind::of(column.data_type()).map_or(0, Kind::width);
             let mut values = allocate(rows * width)?;
             let mut mask = allocate(rows.div_ceil(8))?;
@@ -136,12 +136,12 @@ impl Filter {
 pub(crate) struct Launched {
     schema: SchemaRef,
     counts: DeviceArray,
-    /// Values and mask.
+    /// Values and validity bitmap.
     columns: Vec<(DeviceBuffer, DeviceBuffer)>,
 }
 
 impl Launched {
-    /// The batch, once its number of rows has come to the host: the one thing that has to.
+    /// The batch, once its number of rows has been copied to the host. Nothing else has to be.
     pub(crate) async fn finish(self) -> Result<DeviceRecordBatch> {
         let device = self.counts.device().clone();
         let counts = download(self.counts).await?;
@@ -158,7 +158,7 @@ impl Launched {
             let mask = (nulls > 0).then_some(mask);
             let buffers = [mask, Some(values)];
             let nulls = Some(nulls);
-            // SAFETY: every bit pattern is a value of the types of `Kind`, and `gather` counted the nulls in the bits
+            // SAFETY: every bit pattern is a valid value of the types of `Kind`, and `gather` has counted the nulls in the bits
             // that it wrote for these rows.
             let column = unsafe { DeviceArray::from_parts(data_type, rows, nulls, &buffers, &[]) };
             columns.push(column?);
@@ -167,14 +167,14 @@ impl Launched {
     }
 }
 
-/// Numbers of the device, for a task.
+/// Copies numbers from the device to the host, for a task.
 async fn download(numbers: DeviceArray) -> Result<Vec<i64>> {
     let schema = Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]));
     let device_type = numbers.device().id().device_type;
     let batch = DeviceRecordBatch::try_new(schema.clone(), &[numbers])?;
     let batch = stream::iter([Ok(batch)]);
     let stream = DeviceRecordBatchStreamAdapter::new(schema, device_type, batch);
-    // There is only one batch, so that there is nothing to be ahead of.
+    // There is only one batch, so a prefetch would do nothing.
     let mut host = stream.into_host_stream().with_prefetch(0);
     let batch = host.next().await.transpose()?;
     Ok(batch.map_or_else(Vec::new, |batch| {

@@ -1,8 +1,8 @@
-//! A DataFusion plugin, worked out: `WHERE` on a device.
+//! A complete DataFusion plugin: `WHERE` on a device.
 //!
-//! `DeviceFilterExec` filters batches where they are, [`PushFilterToDevice`] puts it in the place of DataFusion's own
-//! filter in the plans of ordinary SQL, and the rule `DeviceTransitions` sees to what moves between the host
-//! and the device. A session takes both rules, in this order:
+//! `DeviceFilterExec` filters batches on their device. [`PushFilterToDevice`] replaces DataFusion's own filter with it in the
+//! plans of ordinary SQL. The rule `DeviceTransitions` inserts the uploads and downloads. A session takes both rules, in this
+//! order:
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -16,12 +16,12 @@
 //! # let _ = state;
 //! ```
 //!
-//! | file | what to read it for |
+//! | file | shows |
 //! | --- | --- |
 //! | `filter.rs` | an operator on a device |
-//! | `rule.rs` | a rule that puts it into plans |
-//! | `predicate.rs` | from DataFusion's expressions to what a kernel takes |
-//! | `column.rs`, `kernels.rs` | giving columns to kernels, and taking columns from them |
+//! | `rule.rs` | a rule that inserts it into plans |
+//! | `predicate.rs` | how DataFusion's expressions become arguments of a kernel |
+//! | `column.rs`, `kernels.rs` | how kernels read columns and make new ones |
 //! | `sim.rs`, `cuda.rs`, `filter.ptx` | the kernels |
 //! | `demo.rs` | a session, a table on a device, a query |
 
@@ -35,13 +35,13 @@ mod predicate;
 mod rule;
 mod sim;
 
-pub use demo::run;
-pub use rule::PushFilterToDevice;
+pub(crate) use demo::run;
+pub(crate) use rule::PushFilterToDevice;
 
-/// Whether there are kernels for this device: without them the rule leaves plans as they are.
+/// Returns whether there are kernels for this device. Without them the rule does not change plans.
 ///
 /// # Errors
-/// What the device says to its kernels.
-pub fn has_kernels(device: &arrow_device::Device) -> arrow_device::Result<bool> {
+/// Returns an error if the device cannot load the kernels.
+pub(crate) fn has_kernels(device: &arrow_device::Device) -> arrow_device::Result<bool> {
     Ok(kernels::Kernels::of(device)?.is_some())
 }

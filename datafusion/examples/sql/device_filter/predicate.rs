@@ -1,4 +1,4 @@
-//! What the device can decide: `column <op> literal AND ...`.
+//! The predicates that the kernels support: `column <op> literal AND ...`.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column, Literal};
 use datafusion::physical_expr::{PhysicalExpr, split_conjunction};
 
-/// How the values of a column look to the kernels.
+/// How the kernels interpret the values of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Int32,
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// `None` for a column that the kernels do not move: text, say, whose rows have no fixed width.
+    /// Returns `None` for types that the kernels do not support, such as text, whose rows have no fixed width.
     pub(crate) fn of(data_type: &DataType) -> Option<Self> {
         match data_type {
             DataType::Int32 | DataType::Date32 => Some(Self::Int32),
@@ -36,17 +36,17 @@ impl Kind {
     }
 }
 
-/// Rows pass if the column is not null and compares so with the literal.
+/// A row passes if the column is not null and its comparison with the literal has one of these results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Condition {
     pub(crate) column: usize,
-    /// Which orderings pass: 1 for less, 2 for equal, 4 for greater.
+    /// The results that pass: 1 for less, 2 for equal, 4 for greater.
     pub(crate) passing: u8,
-    /// Integers compare as they are, floats by their [`float_key`].
+    /// The literal: an integer itself, or the [`float_key`] of a float.
     pub(crate) literal: i64,
 }
 
-/// An integer that orders floats as DataFusion does: both zeros are equal, NaNs are beyond the infinities.
+/// An integer that orders floats as DataFusion does: both zeros are equal, and NaNs are beyond the infinities.
 pub(crate) fn float_key(value: f64) -> i64 {
     let bits = if value == 0.0 {
         0
@@ -56,7 +56,7 @@ pub(crate) fn float_key(value: f64) -> i64 {
     bits ^ ((bits >> 63) & i64::MAX)
 }
 
-/// A predicate as conditions that must all hold; `None` if it is not made of them.
+/// Returns a predicate as conditions that must all hold, or `None` if it has another form.
 pub(crate) fn conditions(
     predicate: &Arc<dyn PhysicalExpr>,
     schema: &Schema,
@@ -89,7 +89,7 @@ fn condition(part: &Arc<dyn PhysicalExpr>, schema: &Schema) -> Option<Condition>
         _ => return None,
     };
     let value = literal.downcast_ref::<Literal>()?.value();
-    // DataFusion has seen to it; a kernel would not notice.
+    // DataFusion has ensured this; a kernel could not detect it.
     if value.data_type() != *schema.field(column.index()).data_type() {
         return None;
     }

@@ -1,4 +1,4 @@
-//! The rule that puts the operator into plans.
+//! The rule that inserts the operator into plans.
 
 use std::sync::Arc;
 
@@ -14,11 +14,10 @@ use datafusion::physical_plan::{ExecutionPlan, Partitioning, replace_children_if
 
 use super::filter::DeviceFilterExec;
 
-/// Puts a [`DeviceFilterExec`] in the place of DataFusion's filter where its rows come from a device. What the
-/// kernels cannot do stays with DataFusion. `DeviceTransitions` belongs behind it, which takes away the way down that
-/// was between the two.
+/// Replaces DataFusion's filter with a [`DeviceFilterExec`] if its rows come from a device. Filters that the kernels do not
+/// support stay with DataFusion. `DeviceTransitions` must follow, to remove the download between the two.
 #[derive(Debug)]
-pub struct PushFilterToDevice;
+pub(crate) struct PushFilterToDevice;
 
 impl PhysicalOptimizerRule for PushFilterToDevice {
     fn optimize(
@@ -42,8 +41,8 @@ fn replace(node: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn Execution
     let Some(filter) = node.downcast_ref::<FilterExec>() else {
         return Ok(Transformed::no(node));
     };
-    // DataFusion spreads the batches of few partitions over all its tasks, so that they share a filter's work. That comes
-    // after the device's. (Not with a limit, which is each partition's own.)
+    // DataFusion distributes the batches of few partitions over all its tasks, so that they share a filter's work. That
+    // belongs after the device's filter, except with a limit, which holds for each partition.
     let spread = filter.input().downcast_ref::<RepartitionExec>();
     let replaced = match spread.filter(|spread| is_round_robin(spread)) {
         Some(spread) if filter.fetch().is_none() => {
@@ -65,7 +64,7 @@ fn is_round_robin(spread: &RepartitionExec) -> bool {
     matches!(spread.partitioning(), Partitioning::RoundRobinBatch(_))
 }
 
-/// The node that does the same on the device where the rows come from.
+/// The node that does the same on the device that the rows come from.
 fn on_device(filter: &FilterExec) -> Result<Option<Arc<dyn ExecutionPlan>>> {
     let Some(device) = comes_from(filter.input()) else {
         return Ok(None);
@@ -74,7 +73,7 @@ fn on_device(filter: &FilterExec) -> Result<Option<Arc<dyn ExecutionPlan>>> {
     Ok(plan.map(|plan| Arc::new(DeviceExec::new(Arc::new(plan))) as _))
 }
 
-/// The device whose batches `plan` gives, itself or by bringing them down.
+/// The device whose batches `plan` returns or downloads.
 fn comes_from(plan: &Arc<dyn ExecutionPlan>) -> Option<&Device> {
     let down = plan.downcast_ref::<DeviceToHostExec>();
     let below = down.map_or(plan, DeviceToHostExec::input);

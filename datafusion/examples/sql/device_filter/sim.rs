@@ -12,7 +12,7 @@ fn sim(queue: &Queue) -> Option<&SimQueue> {
     queue.raw().as_any().downcast_ref()
 }
 
-/// Whether these kernels run there.
+/// Whether these kernels run on this device.
 pub(crate) fn is_queue(queue: &Queue) -> bool {
     sim(queue).is_some()
 }
@@ -24,7 +24,7 @@ unsafe fn launch(
     kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
 ) -> Result<()> {
     let queue = sim(queue).expect("asked by Kernels::of");
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that the kernel writes only buffers that are not frozen yet.
     unsafe { queue.launch(kernel) }
 }
 
@@ -45,13 +45,13 @@ pub(crate) fn compare(
         let valid = valid(memory, column)?;
         let passing = memory.slice_mut::<u8>(passing, column.rows)?;
         for (row, passes) in passing.iter_mut().enumerate() {
-            // -1, 0 or 1, as the bits of `passing` are.
+            // -1, 0 or 1, in the order of the bits of `passing`.
             let ordering = keys[row].cmp(&condition.literal) as i8 + 1;
             *passes &= u8::from(valid[row]) & (condition.passing >> ordering);
         }
         Ok(())
     };
-    // SAFETY: it writes `passing`, which is lent to be written.
+    // SAFETY: the kernel writes `passing`, which is lent for writing and so not frozen.
     unsafe { launch(queue, kernel) }
 }
 
@@ -75,7 +75,7 @@ fn valid(memory: &SimMemory<'_>, column: Column) -> Result<Vec<bool>, String> {
         .collect())
 }
 
-/// The numbers of the rows that pass, in their order, and how many.
+/// Writes the numbers of the rows that pass, in their order, and how many there are.
 pub(crate) fn select(
     queue: &Queue,
     passing: &DeviceBufferMut,
@@ -91,11 +91,11 @@ pub(crate) fn select(
         memory.write(counts, &[numbers.len() as i64])?;
         memory.write(picked, &numbers)
     };
-    // SAFETY: it writes `picked` and `counts`, which are lent to be written.
+    // SAFETY: the kernel writes `picked` and `counts`, which are lent for writing and so not frozen.
     unsafe { launch(queue, kernel) }
 }
 
-/// The picked rows of column `i` of the result: values, mask, and how many are null.
+/// Writes the picked rows of column `i` of the result: values, validity bitmap, and the number of nulls.
 pub(crate) fn gather(
     queue: &Queue,
     column: Column,
@@ -124,11 +124,11 @@ pub(crate) fn gather(
         memory.write(mask, &bits)?;
         memory.write(counts.offset((1 + i) * size_of::<i64>()), &[nulls])
     };
-    // SAFETY: it writes `counts`, `values` and `mask`, which are lent to be written.
+    // SAFETY: the kernel writes `counts`, `values` and `mask`, which are lent for writing and so not frozen.
     unsafe { launch(queue, kernel) }
 }
 
-/// Values are moved as the bits that they are.
+/// Values are copied as bits, whatever their type.
 fn take<T: ArrowNativeType>(
     memory: &mut SimMemory<'_>,
     column: Column,

@@ -16,17 +16,17 @@ use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::stream::DeviceRecordBatchReader;
 
-/// A stream as a [`DeviceRecordBatchReader`]: the thread that asks for a batch waits for it.
+/// Makes a [`DeviceRecordBatchReader`] of a stream. Reading a batch blocks the thread until there is one.
 ///
-/// | thread that asks | what happens |
+/// | thread that reads | what happens |
 /// | --- | --- |
-/// | one of the program's own, or one in `tokio::task::spawn_blocking` | it polls the stream, and sleeps between polls |
+/// | one of the program's own, or one in `tokio::task::spawn_blocking` | it polls the stream and sleeps between polls |
 /// | a worker of a multi-threaded Tokio runtime, or one in its `block_on` | the same, within [`tokio::task::block_in_place`]: other threads take over the worker's tasks, the stream's producer among them |
 /// | the thread of a current-thread Tokio runtime, or one in a `LocalSet` | [`Error::InvalidArgument`], and the stream is dropped: no other thread could run the tasks that the batch may depend on; read in `spawn_blocking` instead |
-/// | a thread of another executor | as one of the program's own; if no other thread can run the stream's producer, the read waits for ever |
+/// | a thread of another executor | the same as for a thread of the program's own; if no other thread can run the stream's producer, the read never returns |
 ///
-/// Tokio reports the third case by a panic, which is caught: a panic hook sees it, and with `panic = "abort"` it ends the process.
-/// A stream that needs a current Tokio runtime in its polls needs it on the reader's thread.
+/// Tokio reports the third case by a panic, which is caught: a panic hook sees it, and with `panic = "abort"` it ends the
+/// process. If the stream's polls need a current Tokio runtime, the reading thread must have one.
 ///
 /// ```
 /// use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
@@ -56,7 +56,7 @@ pub struct BlockingReader<S> {
 }
 
 impl<S: DeviceRecordBatchStream> BlockingReader<S> {
-    /// Reads `stream`.
+    /// Makes a reader of `stream`.
     pub fn new(stream: S) -> Self {
         Self {
             schema: stream.schema(),
@@ -90,28 +90,29 @@ impl<S: DeviceRecordBatchStream> DeviceRecordBatchReader for BlockingReader<S> {
     }
 }
 
-/// Runs what makes this thread wait, where that holds up no task of a Tokio runtime.
+/// Runs `wait`, which blocks this thread, where that holds up no task of a Tokio runtime.
 ///
-/// On a worker two things would never come otherwise: what only this worker may run (the task that it woke last), and the
-/// wake-up of a source that is pending because the task's cooperative budget is spent, which comes when the task yields.
+/// On a worker thread two things would otherwise never happen: the task that this worker woke last would not run, since no
+/// other worker may run it; and a source that is pending because the task's cooperative budget is spent would not be woken,
+/// since that happens when the task yields.
 fn waiting<T>(wait: impl FnOnce() -> T) -> Result<T> {
     let mut wait = Some(wait);
     let run = || block_in_place(|| wait.take().map(|wait| wait()));
-    // Unwind safety: of a panic in `wait` nothing is used again here, it goes on.
+    // Unwind safety: a panic in `wait` is resumed, and nothing that it touched is used here.
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(Some(result)) => Ok(result),
         Err(panic) if wait.is_none() => resume_unwind(panic),
-        // Tokio has not run it.
+        // Tokio has not run `wait`.
         _ => Err(Error::argument(
-            "a reader that waits was read on the only thread that runs a Tokio runtime's tasks: read it in \
+            "a blocking reader was read on the only thread that runs a Tokio runtime's tasks: read it in \
              tokio::task::spawn_blocking, or on a multi-threaded runtime",
         )),
     }
 }
 
-/// Polls until there is a result; the thread sleeps in between.
+/// Polls until there is a result. The thread sleeps between polls.
 fn block_on<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
-    /// Others may park this thread within the poll, and take the token: so there is a flag.
+    /// The flag is needed because code within the poll may park this thread and consume the unpark token.
     struct Unpark(Thread, AtomicBool);
 
     impl Wake for Unpark {

@@ -16,16 +16,17 @@ use crate::error::{Error, Result};
 use crate::stream::host::CopyQueues;
 use crate::transfer::{Arriving, Extent};
 
-/// A device stream read as host batches: [`HostRecordBatchReader`](crate::HostRecordBatchReader) for tasks. Batches come
-/// down one ahead of the consumer; no poll waits, neither for copies nor for lengths that hide on the device.
-/// After an error, or its end, it ends.
+/// Reads a device stream as host batches: [`HostRecordBatchReader`](crate::HostRecordBatchReader) for tasks.
+///
+/// Batches are downloaded one ahead of the consumer. Polling never blocks, neither for copies nor for sizes that are stored
+/// in device memory. The stream ends after an error.
 #[derive(Debug)]
 pub struct HostRecordBatchStream<S> {
-    /// `None` once it is not asked any more.
+    /// `None` after its end or an error.
     stream: Option<Pin<Box<S>>>,
     schema: SchemaRef,
     prefetch: usize,
-    /// Batches that the stream gave and the consumer has not, oldest first; an error is the last.
+    /// Batches that were taken from the stream and not yet returned, oldest first. An error is the last.
     coming: VecDeque<Result<Coming>>,
     queues: CopyQueues,
 }
@@ -35,7 +36,7 @@ pub struct HostRecordBatchStream<S> {
 struct Coming {
     schema: SchemaRef,
     array: Arriving,
-    /// Once it is there.
+    /// The array, once it has arrived.
     arrived: Option<Result<DeviceArray>>,
 }
 
@@ -50,7 +51,7 @@ impl Coming {
 }
 
 impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
-    /// Reads `stream`.
+    /// Makes a host stream of `stream`.
     pub fn new(stream: S) -> Self {
         Self {
             schema: stream.schema(),
@@ -61,7 +62,7 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
         }
     }
 
-    /// For how many batches more than were taken the stream may be asked; see
+    /// Sets how many batches are downloaded ahead of the consumer; see
     /// [`HostRecordBatchReader::with_prefetch`](crate::HostRecordBatchReader::with_prefetch).
     #[must_use]
     pub fn with_prefetch(mut self, batches: usize) -> Self {
@@ -69,7 +70,7 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
         self
     }
 
-    /// Takes from the stream what it has and what is wanted.
+    /// Takes batches from the stream until there are enough, or it is pending.
     fn fill(&mut self, cx: &mut Context<'_>) {
         while self.coming.len() <= self.prefetch && self.worth_it() {
             let Some(stream) = &mut self.stream else {
@@ -92,7 +93,7 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
         }
     }
 
-    /// Nothing is gained by being ahead of batches that need no copy.
+    /// Batches that need no copy gain nothing from a prefetch.
     fn worth_it(&self) -> bool {
         let next = self.coming.front();
         next.is_none_or(|next| matches!(next, Ok(next) if !next.array.is_in_place()))
@@ -119,7 +120,7 @@ impl<S: DeviceRecordBatchStream> Stream for HostRecordBatchStream<S> {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
         loop {
-            // What was asked for starts before more is: its copies overlap with that.
+            // Batches at hand start first, so that their copies overlap with the making of the next one.
             for coming in this.coming.iter_mut().flatten() {
                 coming.drive(cx);
             }

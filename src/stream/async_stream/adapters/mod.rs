@@ -1,4 +1,4 @@
-//! To and from other streams and readers.
+//! Adapters to and from other streams and readers.
 
 mod blocking;
 mod host;

@@ -15,9 +15,9 @@ use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::stream::DeviceRecordBatchReader;
 
-/// A reader as a stream: a thread of its own asks for batches, so that a reader which waits (a foreign
-/// stream's `get_next`) holds up no task. The thread ends with the reader, after an error, or at the next batch
-/// once the stream was dropped.
+/// Makes a stream of a reader. A thread of its own reads, so that a reader that blocks, such as a foreign stream's
+/// `get_next`, holds up no task. The thread ends with the reader, after an error, or at the next batch after the stream has
+/// been dropped.
 #[derive(Debug)]
 pub struct ReaderStream {
     batches: Receiver<Result<DeviceRecordBatch>>,
@@ -26,21 +26,21 @@ pub struct ReaderStream {
     device_type: ArrowDeviceType,
 }
 
-/// Who waits for a batch.
+/// The waker of the task that waits for a batch.
 type Task = Arc<Mutex<Option<Waker>>>;
 
 impl ReaderStream {
-    /// Starts the thread, which reads until `depth` batches (at least 1) wait here and it has one more.
+    /// Starts the thread. It reads until `depth` batches (at least 1) wait in the stream and it holds one more.
     ///
     /// # Errors
-    /// [`Error::Arrow`] with an [`IoError`](arrow_schema::ArrowError::IoError) if the system gives no thread.
+    /// [`Error::Arrow`] with an [`IoError`](arrow_schema::ArrowError::IoError) if the thread cannot be started.
     pub fn spawn(
         reader: impl DeviceRecordBatchReader + Send + 'static,
         depth: usize,
     ) -> Result<Self> {
         let (schema, device_type) = (reader.schema(), reader.device_type());
         let task = Task::default();
-        // With no room a batch would be waited for before the task is woken.
+        // A channel without room would block the thread before it wakes the task.
         let (sender, batches) = sync_channel(depth.clamp(1, 1 << 16));
         let to_wake = task.clone();
         let read = move || {
@@ -50,23 +50,23 @@ impl ReaderStream {
                 let next = next.unwrap_or_else(|e| Some(Err(e)));
                 let Some(batch) = next else { break };
                 let over = batch.is_err();
-                // Nobody listens any more: what comes back goes here.
+                // If the stream was dropped, the batch comes back and is dropped here.
                 let sent = guard::call_foreign("dropping a batch", || sender.send(batch).is_ok());
                 wake(&to_wake);
                 if over || !matches!(sent, Ok(true)) {
                     break;
                 }
             }
-            // It may panic as well.
+            // A reader's drop may panic, too.
             let _ = guard::call_foreign("dropping a reader", || drop(reader));
-            // The end is there to be seen before the task looks.
+            // Closed first, so that the task that is woken sees the end.
             drop(sender);
             wake(&to_wake);
         };
         let thread = thread::Builder::new().name("arrow-device reader".into());
         thread.spawn(read).map_err(|e| {
             Error::from(arrow_schema::ArrowError::IoError(
-                format!("no thread for a reader: {e}"),
+                format!("the thread of a reader could not be started: {e}"),
                 e,
             ))
         })?;
@@ -82,14 +82,14 @@ impl ReaderStream {
 fn wake(task: &Task) {
     let waker = task.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(waker) = waker {
-        // A panic of it is its own.
+        // A waker may panic, which must not end this thread early.
         let _ = guard::call_foreign("waking a task", || waker.wake());
     }
 }
 
 impl Drop for ReaderStream {
     fn drop(&mut self) {
-        // The thread may live on for long.
+        // The thread, which may outlive the stream by far, must not keep the task.
         let task = self
             .task
             .lock()
@@ -119,7 +119,7 @@ impl Stream for ReaderStream {
         let old = task.replace(new);
         drop(task);
         drop(old);
-        // What came before the waker was there.
+        // A batch may have come before the waker was registered.
         self.batches
             .try_recv()
             .map_or_else(next, |b| Poll::Ready(Some(b)))

@@ -15,22 +15,23 @@ use crate::device::{Completion, Device, Queue};
 use crate::error::{Error, Result};
 use crate::stream::upload::Uploads;
 
-/// A stream of host batches that are brought to a device: [`UploadingReader`](crate::UploadingReader) for
-/// tasks. A stream that is faster than the device is held up without a wait in a poll: beyond some 128 MiB under way,
-/// or 64 batches, the task waits for the oldest upload. A single batch that needs more staging memory than that
-/// waits within the poll. After an error, of the stream or of an upload, it ends.
+/// Uploads the batches of a host stream to a device: [`UploadingReader`](crate::UploadingReader) for tasks.
+///
+/// If the stream is faster than the device, it is held up once 128 MiB or 64 batches are being uploaded: the stream is
+/// pending until the oldest upload is done. Polling does not block, except to upload a single batch that needs more staging
+/// memory than that. The stream ends after an error, its own or that of an upload.
 #[derive(Debug)]
 pub struct UploadingStream<S> {
     /// `None` after its end or an error.
     stream: Option<Pin<Box<S>>>,
     schema: SchemaRef,
     uploads: Uploads,
-    /// For the oldest upload.
+    /// The wait for the oldest upload.
     wait: Option<Completion>,
 }
 
 impl<S: RecordBatchStream> UploadingStream<S> {
-    /// Uploads on `device`'s default queue.
+    /// Uploads on the default queue of `device`.
     pub fn new(stream: S, device: &Device) -> Self {
         let schema = stream.schema().clone();
         Self::new_on(schema, stream, device.default_queue())
@@ -42,7 +43,7 @@ where
     S: Stream<Item = std::result::Result<RecordBatch, E>>,
     E: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    /// Uploads on `queue` what any stream of batches of `schema` gives.
+    /// Uploads the batches of any stream on `queue`. All of them must be of `schema`.
     ///
     /// ```
     /// # use arrow_array::RecordBatch;
@@ -68,7 +69,7 @@ where
     }
 }
 
-/// The error that it was: one of ours, of arrow-rs, or of another crate.
+/// Unwraps an error of this crate or of arrow-rs, and wraps one of another crate.
 fn error_of(e: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
     let e = e.into().downcast::<ArrowError>();
     Error::from(e.map_or_else(ArrowError::ExternalError, |e| *e))
@@ -87,7 +88,7 @@ where
             return Poll::Ready(None);
         };
         loop {
-            // An upload that failed is done: who reads its batch waits for the same event.
+            // A failed upload counts as done: readers of its batch wait for the same event and get the error.
             if Completion::poll_all(&mut this.wait, cx).is_pending() {
                 return Poll::Pending;
             }

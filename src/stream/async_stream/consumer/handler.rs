@@ -9,82 +9,16 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use arrow_schema::ffi::FFI_ArrowSchema;
 
 use super::inbox::{Inbox, Opening, Reception, Violation};
-use super::stream::Opened;
+use super::shared::{Opened, Producer, Shared};
 use super::task::Task;
-use crate::abi::{
-    FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask, ForeignSchema,
-    ProducerCancel, ProducerRequest, guard,
-};
-use crate::error::{Error, Result};
-use crate::interchange::schema::{decode_metadata, import_schema};
+use crate::abi::{FFI_ArrowAsyncDeviceStreamHandler, FFI_ArrowAsyncTask, ForeignSchema, guard};
+use crate::error::Error;
+use crate::interchange::schema::decode_metadata;
 
-/// What the handler and the stream share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) inbox: Inbox<Opened, Task, Error, Producer>,
-    /// Tasks that are requested at first: at least 1.
-    queue_depth: i64,
-    /// The handler's memory, if it is ours.
-    memory: AtomicPtr<MaybeUninit<FFI_ArrowAsyncDeviceStreamHandler>>,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let memory = *self.memory.get_mut();
-        if !memory.is_null() {
-            // SAFETY: `into_raw` made it, and the handler in it was released: it held a share of this.
-            drop(unsafe { Box::from_raw(memory) });
-        }
-    }
-}
-
-/// Producers add up what is requested, some without care: this much, and 1 for each task, never overflows.
+/// Producers add up what is requested, some without a check. This many, and one more for each task, never overflow.
 const MAX_DEPTH: usize = 1 << 31;
 
-/// A producer's own struct with its callbacks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Producer {
-    this: *mut FFI_ArrowAsyncProducer,
-    request: ProducerRequest,
-    cancel: ProducerCancel,
-}
-
-// SAFETY: the interface lets a consumer call its producer on any thread.
-unsafe impl Send for Producer {}
-
-impl Producer {
-    /// # Safety
-    /// `this` is null or the producer of a handler whose `on_schema` is being called.
-    unsafe fn of(this: *mut FFI_ArrowAsyncProducer) -> Result<Self> {
-        if this.is_null() || !this.is_aligned() {
-            return Err(Error::invalid("handler.producer", "is null or misaligned"));
-        }
-        // SAFETY: the caller's.
-        let (request, cancel) = unsafe { ((*this).request(), (*this).cancel()) };
-        let missing = |name: &'static str| move || Error::invalid(name, "is null");
-        Ok(Self {
-            this,
-            request: request.ok_or_else(missing("producer.request"))?,
-            cancel: cancel.ok_or_else(missing("producer.cancel"))?,
-        })
-    }
-
-    /// # Safety
-    /// The producer has not called the handler's release, or waits in it for this call.
-    pub(super) unsafe fn request(self, n: i64) -> Result<()> {
-        // SAFETY: the caller's; the producer vouches for its callback.
-        guard::call_foreign("request", || unsafe { (self.request)(self.this, n) })
-    }
-
-    /// # Safety
-    /// As [`request`](Self::request).
-    pub(super) unsafe fn cancel(self) -> Result<()> {
-        // SAFETY: as in `request`.
-        guard::call_foreign("cancel", || unsafe { (self.cancel)(self.this) })
-    }
-}
-
-/// The consumer's struct for a producer. Given to none it ends its stream with an error when dropped.
+/// The consumer's struct for a producer. Dropping it without giving it to a producer ends its stream with an error.
 #[derive(Debug)]
 pub struct AsyncStreamHandler {
     handler: FFI_ArrowAsyncDeviceStreamHandler,
@@ -99,8 +33,8 @@ impl AsyncStreamHandler {
             memory: AtomicPtr::new(ptr::null_mut()),
         });
         let private = Arc::into_raw(shared.clone()).cast_mut().cast();
-        // SAFETY: the callbacks below keep to the interface for a share of `Shared`, which they read
-        // from the struct that they are called with.
+        // SAFETY: the callbacks below keep to the interface for a handler whose `private_data` is a share of `Shared`, which
+        // `Arc::into_raw` just made. Their release gives that share back.
         let handler = unsafe {
             FFI_ArrowAsyncDeviceStreamHandler::from_parts(
                 on_schema,
@@ -117,18 +51,18 @@ impl AsyncStreamHandler {
         (this, shared)
     }
 
-    /// The struct itself, for [`produce`](crate::async_stream::produce) or for memory of the caller's own,
-    /// which must stay where it is until the producer has released it.
+    /// Returns the struct itself: for [`produce`](crate::async_stream::produce), or for memory of the caller's own,
+    /// which must stay where it is until the producer has released the handler.
     pub fn into_ffi(self) -> FFI_ArrowAsyncDeviceStreamHandler {
         self.handler
     }
 
-    /// The struct in memory of its own, for a C producer. The memory lives until the producer has called
-    /// `release` and the stream was dropped; a producer does not touch a handler after its release.
-    /// Given to no producer it leaks. A producer in Rust moves it out
-    /// ([`FFI_ArrowAsyncDeviceStreamHandler::from_raw`]) or calls it where it is
-    /// ([`produce_at`](crate::async_stream::produce_at)); it does not drop it in place, which would touch it after the
-    /// release.
+    /// Moves the struct into memory of its own, for a C producer. The memory is freed once the producer has called
+    /// `release` and the stream has been dropped. If no producer gets the handler, it leaks.
+    ///
+    /// A producer in Rust moves the handler out ([`FFI_ArrowAsyncDeviceStreamHandler::from_raw`]) or calls it where it is
+    /// ([`produce_at`](crate::async_stream::produce_at)). It must not drop the handler in place, which would touch the
+    /// memory after the release.
     pub fn into_raw(self) -> *mut FFI_ArrowAsyncDeviceStreamHandler {
         let memory = Box::into_raw(Box::new(MaybeUninit::new(self.handler)));
         self.shared.memory.store(memory, Ordering::Release);
@@ -155,17 +89,18 @@ impl From<Violation> for Error {
     }
 }
 
-/// Runs a callback's body; nothing unwinds out of it.
+/// Runs the body of a callback and returns its errno. Nothing unwinds out of it.
 ///
 /// # Safety
-/// `this` is null or a handler of ours that is not called elsewhere meanwhile.
+/// `this` is null or points to a handler of this crate, released or not, that no other call uses.
 unsafe fn answer(
     this: *mut FFI_ArrowAsyncDeviceStreamHandler,
     operation: &'static str,
     body: impl FnOnce(&Shared) -> c_int,
 ) -> c_int {
-    // A share for the call: the producer may release from within a request.
-    // SAFETY: the caller's; a handler that is not released has its share.
+    // SAFETY: the caller guarantees that `this` can be read if it is not null. A handler that is not released holds a share
+    // in its `private_data`. A second one is counted for the call, because the producer may release the handler from
+    // within a request.
     let shared = unsafe {
         match this.as_ref() {
             Some(handler) if !handler.is_released() => {
@@ -181,7 +116,7 @@ unsafe fn answer(
     answer.unwrap_or(libc::EIO)
 }
 
-/// What is left in it if it is the last is foreign, and may unwind.
+/// The last share drops arrays and tasks of the producer, whose releases may unwind.
 fn drop_share(operation: &'static str, shared: Arc<Shared>) {
     let _ = guard::callback(operation, || {
         drop(shared);
@@ -189,7 +124,7 @@ fn drop_share(operation: &'static str, shared: Arc<Shared>) {
     });
 }
 
-/// The stream ends with `e`.
+/// Ends the stream with `e` and returns its errno.
 fn refuse(shared: &Shared, e: Error) -> c_int {
     let errno = e.errno();
     shared.inbox.refuse(e);
@@ -200,15 +135,17 @@ unsafe extern "C-unwind" fn on_schema(
     this: *mut FFI_ArrowAsyncDeviceStreamHandler,
     schema: *mut FFI_ArrowSchema,
 ) -> c_int {
-    // Taken at once, so that it is released whatever comes.
+    // Taken first, so that it is released whatever happens.
     let taken = (!schema.is_null() && schema.is_aligned())
-        // SAFETY: the producer's: a valid schema, which it gives away.
+        // SAFETY: the interface requires the producer to pass a valid schema, which the consumer takes over.
         .then(|| unsafe { ForeignSchema::from_raw(schema) });
-    // SAFETY: the producer's, and the members are read as the interface says.
+    // SAFETY: the interface requires the producer to pass the handler that this callback was read from, one call at a time,
+    // and to have set its `producer`, which lives until the release.
     unsafe {
         answer(this, "on_schema", |shared| {
-            let producer = Producer::of((*this).producer());
-            match producer.and_then(|producer| Ok((producer, Opened::new(producer.this, taken)?))) {
+            let opened = Producer::of((*this).producer())
+                .and_then(|producer| Ok((producer, Opened::new(producer, taken)?)));
+            match opened {
                 Ok((producer, opened)) => open(shared, producer, opened),
                 Err(e) => refuse(shared, e),
             }
@@ -223,7 +160,7 @@ fn open(shared: &Shared, producer: Producer, opened: Opened) -> c_int {
         Opening::Refused => return libc::EINVAL,
         Opening::Request => {}
     }
-    // SAFETY: within `on_schema`: the producer lives.
+    // SAFETY: `on_schema` is being called, so the producer has not released the handler before this call.
     let requested = unsafe { producer.request(shared.queue_depth) };
     let wanted = inbox.opened(producer, opened);
     match requested {
@@ -233,45 +170,24 @@ fn open(shared: &Shared, producer: Producer, opened: Opened) -> c_int {
     }
 }
 
-impl Opened {
-    /// # Safety
-    /// `producer` is the producer of a handler whose `on_schema` is being called.
-    unsafe fn new(
-        producer: *mut FFI_ArrowAsyncProducer,
-        schema: Option<ForeignSchema>,
-    ) -> Result<Self> {
-        let schema = schema.ok_or_else(|| Error::invalid("schema", "is null or misaligned"))?;
-        // SAFETY: the caller's; metadata is null or encoded as the interface says.
-        let (device_type, metadata) = unsafe {
-            let metadata = decode_metadata((*producer).additional_metadata());
-            ((*producer).device_type(), metadata)
-        };
-        Ok(Self {
-            schema: import_schema(schema.as_ref())?,
-            device_type,
-            metadata: metadata.map_err(|e| Error::invalid("producer.additional_metadata", e))?,
-        })
-    }
-}
-
 unsafe extern "C-unwind" fn on_next_task(
     this: *mut FFI_ArrowAsyncDeviceStreamHandler,
     task: *mut FFI_ArrowAsyncTask,
     metadata: *const c_char,
 ) -> c_int {
-    if !task.is_null() && !task.is_aligned() {
-        // SAFETY: the producer's.
-        let refuse_it = |s: &_| refuse(s, Error::invalid("task", "is misaligned"));
-        // SAFETY: the producer's.
-        return unsafe { answer(this, "on_next_task", refuse_it) };
-    }
-    // Taken at once, so that it is extracted whatever comes.
-    // SAFETY: the producer's: a valid task, of which this is the only copy that is used.
-    let task = (!task.is_null()).then(|| unsafe { Task::new(FFI_ArrowAsyncTask::from_raw(task)) });
-    // SAFETY: the producer's; metadata is null or encoded as the interface says.
+    let is_misaligned = !task.is_aligned();
+    // Taken first, so that it is extracted whatever happens.
+    // SAFETY: the interface requires the producer to pass null or a valid task, and to use no other copy of it.
+    let task = (!task.is_null() && !is_misaligned)
+        .then(|| unsafe { Task::new(FFI_ArrowAsyncTask::from_raw(task)) });
+    // SAFETY: the interface requires the producer to pass the handler that this callback was read from, one call at a time,
+    // and metadata that is null or encoded as the specification says.
     unsafe {
         answer(this, "on_next_task", |shared| {
             let task = match task {
+                None if is_misaligned => {
+                    return refuse(shared, Error::invalid("task", "is misaligned"));
+                }
                 None => None,
                 Some(task) if !task.can_be_extracted() => {
                     return refuse(shared, Error::invalid("task.extract_data", "is null"));
@@ -281,16 +197,10 @@ unsafe extern "C-unwind" fn on_next_task(
                     Err(e) => return refuse(shared, Error::invalid("on_next_task.metadata", e)),
                 },
             };
+            // A task that is not taken is dropped here, which extracts it with null.
             match shared.inbox.task(task) {
-                Reception::Taken => 0,
-                Reception::Unwanted(task) => {
-                    drop(task);
-                    0
-                }
-                Reception::Refused(task) => {
-                    drop(task);
-                    libc::EINVAL
-                }
+                Reception::Taken | Reception::Unwanted(_) => 0,
+                Reception::Refused(_) => libc::EINVAL,
             }
         })
     }
@@ -302,8 +212,8 @@ unsafe extern "C-unwind" fn on_error(
     message: *const c_char,
     metadata: *const c_char,
 ) {
-    // SAFETY: the producer's; the text is null or ends with a null byte, metadata is null or encoded as the
-    // interface says.
+    // SAFETY: the interface requires the producer to pass the handler that this callback was read from, one call at a time,
+    // a message that is null or null-terminated, and metadata that is null or encoded as the specification says.
     unsafe {
         answer(this, "on_error", |shared| {
             let mut text = match message.is_null() {
@@ -325,7 +235,8 @@ unsafe extern "C-unwind" fn on_error(
 }
 
 unsafe extern "C-unwind" fn release(this: *mut FFI_ArrowAsyncDeviceStreamHandler) {
-    // SAFETY: the producer's: a valid handler, released once.
+    // SAFETY: the interface requires the producer to pass the handler that this callback was read from, and to use it no
+    // more. While it is not released, its `private_data` is the share that `AsyncStreamHandler::new` put there.
     let shared = unsafe {
         match this.as_ref() {
             Some(handler) if !handler.is_released() => {}
@@ -335,7 +246,7 @@ unsafe extern "C-unwind" fn release(this: *mut FFI_ArrowAsyncDeviceStreamHandler
         FFI_ArrowAsyncDeviceStreamHandler::mark_released(this);
         Arc::from_raw(shared)
     };
-    // The struct is not touched from here on: it may be the share's.
+    // From here on the struct is not touched, since the share may own its memory.
     let _ = guard::callback("release", || {
         shared.inbox.release();
         Ok(())

@@ -1,7 +1,7 @@
-//! What a producer has given and the consumer has not taken yet: the state that both sides race for.
+//! What a producer has sent and the consumer has not taken yet: the state that both sides race for.
 //!
-//! Generic over what it holds, and free of pointers and callbacks, so that a model checker can run it.
-//! Nothing foreign is called, dropped or woken under the lock.
+//! It is generic over what it holds and free of pointers and callbacks, so that a model checker can run it. No foreign
+//! code is called, dropped or woken under the lock.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -18,27 +18,27 @@ pub(crate) enum Violation {
     BeforeSchema,
     /// A task or an end after the end.
     AfterEnd,
-    /// A task that was not asked for.
+    /// A task that was not requested.
     Unrequested,
     /// The handler was released before the end.
     Released,
 }
 
-/// What `on_schema` is answered, and what it must do before.
+/// What `on_schema` does and answers.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Opening {
     /// Request the first tasks, then [`Inbox::opened`].
     Request,
-    /// Nobody wants the stream any more.
+    /// The consumer has dropped the stream.
     Abandoned,
     Refused,
 }
 
-/// What `on_next_task` is answered. A task that was not taken is given back, to be extracted with null.
+/// What `on_next_task` answers. A task that was not taken is returned, to be extracted with null.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Reception<T> {
     Taken,
-    /// Nobody wants it; that is no fault of the producer's.
+    /// The consumer has dropped the stream, which is not the producer's fault.
     Unwanted(Option<T>),
     Refused(Option<T>),
 }
@@ -47,7 +47,7 @@ pub(crate) enum Reception<T> {
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Next<T, E> {
     Task(T),
-    /// Only once; [`Ended`](Self::Ended) from then on.
+    /// Returned once; [`Ended`](Self::Ended) follows.
     Failed(E),
     Ended,
 }
@@ -67,17 +67,17 @@ struct State<S, T, E, P> {
     /// Until the consumer takes it.
     schema: Option<S>,
     tasks: VecDeque<T>,
-    /// What was asked for and has not come.
+    /// How many tasks are requested and have not come.
     wanted: u64,
     end: End<E>,
     /// From the return of `on_schema` until the release.
     producer: Option<P>,
-    /// The producer has told an end or an error: it is about to release.
+    /// The producer has reported the end or an error, and is about to release the handler.
     finished: bool,
     released: bool,
     /// The thread that is in a call of the producer.
     calling: Option<ThreadKey>,
-    /// The consumer is gone.
+    /// The consumer has dropped the stream.
     abandoned: bool,
     waker: Option<Waker>,
 }
@@ -87,7 +87,7 @@ enum End<E> {
     Open,
     Ended,
     Failed(E),
-    /// The consumer knows.
+    /// The consumer has been told.
     Seen,
 }
 
@@ -116,7 +116,7 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
         self.state.lock()
     }
 
-    /// Ends the stream with an error, unless it has ended: what a producer does after that changes nothing.
+    /// Ends the stream with an error, unless it has ended. What a producer does after the end changes nothing.
     fn fail(mut state: MutexGuard<'_, State<S, T, E, P>>, e: E) {
         let unused = match state.end {
             End::Open if !state.abandoned => {
@@ -139,7 +139,7 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
 
     // The producer's calls.
 
-    /// `on_schema`; the first `wanted` tasks are about to be requested.
+    /// `on_schema`, which is about to request the first `wanted` tasks.
     pub(crate) fn open(&self, wanted: u64) -> Opening {
         let mut state = self.lock();
         if state.abandoned {
@@ -155,8 +155,8 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
         Opening::Request
     }
 
-    /// After the request of [`open`](Self::open), which may have done anything. `false`: nobody wants the
-    /// stream any more.
+    /// Called after the request of [`open`](Self::open), during which anything may have happened. Returns false if the
+    /// consumer has dropped the stream.
     pub(crate) fn opened(&self, producer: P, schema: S) -> bool {
         let mut state = self.lock();
         state.calling = None;
@@ -213,13 +213,13 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
         Self::fail(state, e);
     }
 
-    /// A call of the producer's that breaks the interface, or one of it that failed.
+    /// A call by the producer that breaks the interface, or a call of the producer that failed.
     pub(crate) fn refuse(&self, e: E) {
         Self::fail(self.lock(), e);
     }
 
-    /// `release`: the producer is not called any more when this returns. Waits for a call of it on another
-    /// thread; within such a call on this thread it returns at once.
+    /// `release`: the producer is not called any more once this has returned. Waits for a call of the producer on another
+    /// thread. Within such a call on this thread it returns at once.
     pub(crate) fn release(&self) {
         let mut state = self.lock();
         state.producer = None;
@@ -242,7 +242,7 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
         if let Some(schema) = state.schema.take() {
             return Poll::Ready(Ok(schema));
         }
-        // While `on_schema` runs its answer decides.
+        // While `on_schema` runs, its answer decides.
         if state.calling.is_none() {
             if let End::Failed(e) = Self::see(&mut state.end) {
                 return Poll::Ready(Err(e));
@@ -256,7 +256,7 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
 
     /// The next item, once there is a schema.
     pub(crate) fn poll_next(&self, waker: &Waker) -> Poll<Next<T, E>> {
-        // Often there is something: no clone then.
+        // If there is an item, which is frequent, the waker is not cloned.
         let next = self.next();
         if next.is_ready() {
             return next;
@@ -298,7 +298,7 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
         }
     }
 
-    /// Requests one more task with `request`, if the producer is still there to ask.
+    /// Requests one more task with `request`, unless the stream has ended or the handler is released.
     pub(crate) fn request_one(&self, request: impl FnOnce(P)) {
         let mut state = self.lock();
         let (Some(producer), End::Open) = (state.producer, &state.end) else {
@@ -308,8 +308,8 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
         self.call(state, || request(producer));
     }
 
-    /// Nobody takes anything any more. `cancel` tells the producer, if it is still there and has told no
-    /// end; what was queued is given back, to be extracted with null.
+    /// The consumer drops the stream. Cancels the producer with `cancel`, unless it has reported an end or released the
+    /// handler. Returns what was queued, to be extracted with null.
     pub(crate) fn abandon(&self, cancel: impl FnOnce(P)) -> Abandoned<S, T, E> {
         let mut state = self.lock();
         state.abandoned = true;
@@ -330,7 +330,7 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
     fn call(&self, mut state: MutexGuard<'_, State<S, T, E, P>>, call: impl FnOnce()) {
         state.calling = Some(this_thread());
         drop(state);
-        // Also if it unwinds.
+        // Dropped if `call` unwinds, too.
         let returned = Returned(self);
         call();
         drop(returned);

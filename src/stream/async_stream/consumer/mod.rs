@@ -1,7 +1,8 @@
-//! The consumer: a handler for a producer, and the stream that comes of it.
+//! The consumer: a handler for a producer, and the stream that it fills.
 
 mod handler;
 mod inbox;
+mod shared;
 mod stream;
 mod task;
 

@@ -1,4 +1,4 @@
-//! The stream that a handler's calls become.
+//! The stream that a handler fills.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -9,8 +9,9 @@ use arrow_schema::SchemaRef;
 use futures_core::Stream;
 use futures_core::stream::FusedStream;
 
-use super::handler::{AsyncStreamHandler, Producer, Shared};
+use super::handler::AsyncStreamHandler;
 use super::inbox::Next;
+use super::shared::{Opened, Producer, Shared};
 use super::task::Task;
 use crate::abi::ArrowDeviceType;
 use crate::async_stream::{AsyncBatch, DeviceRecordBatchStream};
@@ -18,15 +19,7 @@ use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::interchange::{Checking, ImportOptions};
 
-/// What `on_schema` tells.
-#[derive(Debug)]
-pub(super) struct Opened {
-    pub(super) schema: SchemaRef,
-    pub(super) device_type: ArrowDeviceType,
-    pub(super) metadata: HashMap<String, String>,
-}
-
-/// The taking end of a handler. Dropping it cancels.
+/// The receiving end of a handler. Dropping it cancels the stream.
 #[derive(Debug)]
 struct Consumer {
     shared: Arc<Shared>,
@@ -35,15 +28,15 @@ struct Consumer {
 
 impl Drop for Consumer {
     fn drop(&mut self) {
-        // SAFETY: the inbox calls this only while the handler is not released.
+        // SAFETY: `Inbox::abandon` calls this only before the handler's release has returned to the producer.
         let cancel = |producer: Producer| _ = unsafe { producer.cancel() };
         // Dropping what was queued extracts it with null.
         drop(self.shared.inbox.abandon(cancel));
     }
 }
 
-/// A stream whose producer has not told the schema yet. Dropping it cancels: `on_schema` is answered with
-/// `ECANCELED`.
+/// A future of a stream, which is ready once the producer has sent the schema. Dropping it cancels the stream:
+/// `on_schema` is answered with `ECANCELED`.
 #[must_use = "dropping it cancels the stream"]
 #[derive(Debug)]
 pub struct Opening {
@@ -56,7 +49,7 @@ impl Future for Opening {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(consumer) = &self.consumer else {
-            return Poll::Ready(Err(Error::argument("the stream was opened already")));
+            return Poll::Ready(Err(Error::argument("the stream has already been opened")));
         };
         let opened = ready!(consumer.shared.inbox.poll_schema(cx.waker()));
         let consumer = self.consumer.take();
@@ -68,12 +61,12 @@ impl Future for Opening {
     }
 }
 
-/// A producer's async device stream: batches with their metadata, in order. After an error or its end it
-/// gives nothing more; dropping it cancels. Batches may outlive it.
+/// A producer's async device stream: batches with their metadata, in order. It ends after an error. Dropping it cancels
+/// it; batches may outlive it.
 ///
-/// Batches come with the event after which they may be read, as everywhere; nothing waits for it here but
-/// [`Validation::Full`](crate::Validation::Full), and a root with a mask that nobody has counted: for these the task
-/// waits, and for the copies of what is checked.
+/// A batch carries the event after which it may be read. The stream itself waits for that event in two cases only: for
+/// [`Validation::Full`](crate::Validation::Full), and for a root array whose validity bitmap has no known null count. The
+/// task is then woken once the checked data has been copied to the host.
 #[derive(Debug)]
 pub struct AsyncDeviceRecordBatchStream {
     /// `None` once it has ended.
@@ -84,11 +77,11 @@ pub struct AsyncDeviceRecordBatchStream {
 }
 
 impl AsyncDeviceRecordBatchStream {
-    /// A handler for a producer, and the stream that it fills. At first `queue_depth` batches are requested (at
-    /// least 1), then one for each that is taken: at most so many wait here.
+    /// Makes a handler for a producer, and the stream that it fills. The stream first requests `queue_depth` batches (at
+    /// least 1), then one for each batch that is taken from it, so at most `queue_depth` batches wait in it.
     ///
-    /// A producer's `release` of the handler waits for a `request` or `cancel` that another thread is in, since the
-    /// producer is not called any more once it has returned: a producer must not hold a lock around it that those take.
+    /// The producer is not called any more once its call of the handler's `release` has returned. So `release` waits for a
+    /// `request` or `cancel` that another thread is in. A producer must not hold a lock around `release` that those take.
     ///
     /// ```
     /// # use arrow_array::record_batch;
@@ -118,8 +111,8 @@ impl AsyncDeviceRecordBatchStream {
     /// ```
     ///
     /// # Safety
-    /// Whoever is given the handler keeps to the async device stream interface, and its arrays are as
-    /// [`DeviceArray::import`](crate::DeviceArray::import) asks.
+    /// The producer that is given the handler keeps to the async device stream interface, and its arrays meet the safety
+    /// requirements of [`DeviceArray::import`](crate::DeviceArray::import).
     pub unsafe fn handler(
         queue_depth: usize,
         options: ImportOptions,
@@ -129,27 +122,27 @@ impl AsyncDeviceRecordBatchStream {
         (handler, Opening { consumer })
     }
 
-    /// The schema of all batches.
+    /// Returns the schema of all batches.
     pub fn schema(&self) -> SchemaRef {
         self.opened.schema.clone()
     }
 
-    /// The type of device that all batches are on.
+    /// Returns the type of device that all batches are on.
     pub fn device_type(&self) -> ArrowDeviceType {
         self.opened.device_type
     }
 
-    /// What the producer tells of the whole stream.
+    /// Returns the producer's metadata of the whole stream (`ArrowAsyncProducer.additional_metadata`).
     pub fn metadata(&self) -> &HashMap<String, String> {
         &self.opened.metadata
     }
 
-    /// The batches without their metadata.
+    /// Returns the batches without their metadata.
     pub fn into_batches(self) -> Batches {
         Batches(self)
     }
 
-    /// The stream ends with `e`: the producer is told, and what is queued goes.
+    /// Ends the stream with `e`: the producer is cancelled, and queued batches are dropped.
     fn fail(&mut self, e: Error) -> Poll<Option<Result<AsyncBatch>>> {
         self.consumer = None;
         Poll::Ready(Some(Err(e)))
@@ -160,18 +153,18 @@ impl Consumer {
     fn extract(&self, task: Task, opened: &Opened) -> Result<(Checking, AsyncBatch)> {
         let inbox = &self.shared.inbox;
         let (array, metadata) = task.extract(opened.device_type).map_err(|e| match e {
-            // The producer may have told more by `on_error`.
+            // `on_error` may have reported more.
             Error::AsyncProducer { .. } => inbox.take_error().unwrap_or(e),
             e => e,
         })?;
         inbox.request_one(|producer| {
-            // SAFETY: the inbox calls this only while the handler is not released.
+            // SAFETY: `Inbox::request_one` calls this only before the handler's release has returned to the producer.
             if let Err(e) = unsafe { producer.request(1) } {
                 inbox.refuse(e);
             }
         });
         let (schema, options) = (opened.schema.clone(), &self.options);
-        // SAFETY: the caller of `handler` vouches for the stream's arrays.
+        // SAFETY: the caller of `handler` guarantees that the producer's arrays may be imported.
         let batch = unsafe { DeviceRecordBatch::import_unread(array, schema, options) }?;
         Ok((Checking::new(options), AsyncBatch { batch, metadata }))
     }
@@ -234,7 +227,7 @@ impl DeviceRecordBatchStream for AsyncDeviceRecordBatchStream {
 pub struct Batches(AsyncDeviceRecordBatchStream);
 
 impl Batches {
-    /// As [`AsyncDeviceRecordBatchStream::metadata`].
+    /// Returns the producer's metadata of the whole stream, like [`AsyncDeviceRecordBatchStream::metadata`].
     pub fn metadata(&self) -> &HashMap<String, String> {
         self.0.metadata()
     }

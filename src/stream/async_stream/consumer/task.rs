@@ -1,4 +1,4 @@
-//! A task that a producer has handed over.
+//! A task that a producer has sent.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::{mem, ptr};
 use crate::abi::{ArrowDeviceType, FFI_ArrowAsyncTask, FFI_ArrowDeviceArray, guard};
 use crate::error::{Error, Result};
 
-/// A task, which is extracted exactly once: with null when it is dropped.
+/// A task, which is extracted exactly once: when it is dropped, with null.
 #[derive(Debug)]
 pub(crate) struct Task {
     task: FFI_ArrowAsyncTask,
@@ -16,7 +16,7 @@ pub(crate) struct Task {
 
 impl Task {
     /// # Safety
-    /// `task` keeps to the interface and was not extracted.
+    /// `task` keeps to the interface and has not been extracted.
     pub(super) unsafe fn new(task: FFI_ArrowAsyncTask) -> Self {
         Self {
             task,
@@ -33,13 +33,13 @@ impl Task {
         !self.task.is_empty()
     }
 
-    /// The array and what came with it.
+    /// Returns the array and its metadata.
     pub(super) fn extract(
         mut self,
         declared: ArrowDeviceType,
     ) -> Result<(FFI_ArrowDeviceArray, HashMap<String, String>)> {
         let mut out = FFI_ArrowDeviceArray::empty();
-        // Whatever is in `out` after a failure is released when it is dropped.
+        // What a failed call leaves in `out` is released when it is dropped.
         let errno = self.call(&raw mut out)?;
         if errno != 0 {
             return Err(Error::AsyncProducer {
@@ -49,7 +49,7 @@ impl Task {
             });
         }
         if out.is_released() {
-            return Err(Error::invalid("extract_data", "gives no array"));
+            return Err(Error::invalid("extract_data", "returned no array"));
         }
         if out.device_type() != declared {
             let what = format!("is {} in a stream of {declared}", out.device_type());
@@ -59,11 +59,12 @@ impl Task {
     }
 
     fn call(&mut self, out: *mut FFI_ArrowDeviceArray) -> Result<i32> {
-        // Not again, whatever happens.
+        // Taken out, so that there is no second call.
         let mut task = mem::replace(&mut self.task, FFI_ArrowAsyncTask::empty());
         match task.extract_data() {
             Some(extract) => guard::call_foreign("extract_data", || {
-                // SAFETY: `new`'s caller; this is the one call, and `out` is null or an empty struct.
+                // SAFETY: the caller of `new` guarantees a task that was not extracted. This is its only extraction, and `out` is
+                // null or points to an empty struct.
                 unsafe { extract(&raw mut task, out) }
             }),
             None => Ok(0),
@@ -73,7 +74,7 @@ impl Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        // Nobody wants the array. An error cannot be told.
+        // A drop cannot report an error.
         let _ = self.call(ptr::null_mut());
     }
 }

@@ -1,6 +1,6 @@
-//! What a consumer has asked for: the state that its calls and the producer's task race for.
+//! What a consumer has requested: the state that its calls and the producer's task race for.
 //!
-//! As `Inbox`, free of pointers and callbacks.
+//! Like `Inbox`, it is free of pointers and callbacks, so that a model checker can run it.
 
 use std::task::Waker;
 
@@ -9,9 +9,9 @@ use crate::stream::async_stream::sync::Mutex;
 /// What the producer's task does next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Turn {
-    /// Produce; whether a batch may be handed over.
+    /// Produce. The flag says whether a batch may be sent.
     Produce(bool),
-    /// A request asked for this many.
+    /// The consumer has requested this many, which is not at least 1.
     Invalid(i64),
     Cancelled,
 }
@@ -24,10 +24,10 @@ struct State {
     wanted: i64,
     invalid: Option<i64>,
     cancelled: bool,
-    /// The handler was released, or will be next.
+    /// The handler is released, or is about to be.
     closed: bool,
     waker: Option<Waker>,
-    /// Calls of the consumer that are waking the task.
+    /// How many calls of the consumer are waking the task.
     waking: usize,
 }
 
@@ -68,18 +68,18 @@ impl Demand {
         };
         state.waking += 1;
         drop(state);
-        // Also if the waker panics.
+        // Dropped if the waker panics, too.
         let woken = Woken(self);
         waker.wake();
         drop(woken);
     }
 
-    /// What to do next, without a waker.
+    /// Returns what to do next. Registers no waker.
     pub(crate) fn turn(&self) -> Turn {
         self.0.lock().turn()
     }
 
-    /// Registers the task to wake at a change; answers what to do next, as it is after that.
+    /// Registers the waker for the next change, then returns what to do next.
     pub(crate) fn turn_or_wake(&self, waker: &Waker) -> Turn {
         let new = waker.clone();
         let mut state = self.0.lock();
@@ -90,18 +90,17 @@ impl Demand {
         turn
     }
 
-    /// One batch is handed over.
+    /// One batch is about to be sent.
     pub(crate) fn take_one(&self) {
         self.0.lock().wanted -= 1;
     }
 
-    /// Whether a call of the consumer is waking the task at this moment. After [`close`](Self::close) none
-    /// begins.
+    /// Whether a call of the consumer is waking the task now. After [`close`](Self::close) none begins.
     pub(crate) fn is_waking(&self) -> bool {
         self.0.lock().waking > 0
     }
 
-    /// The consumer's calls change nothing any more.
+    /// From now on the consumer's calls change nothing.
     pub(crate) fn close(&self) {
         let mut state = self.0.lock();
         state.closed = true;

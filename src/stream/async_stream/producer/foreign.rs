@@ -1,4 +1,4 @@
-//! Calls of a foreign handler.
+//! Calls of a consumer's handler.
 
 use std::ffi::{CString, c_int};
 use std::ptr;
@@ -12,7 +12,7 @@ use crate::abi::{
 use crate::error::{Error, Result};
 use crate::interchange::schema::encode_metadata;
 
-/// A handler with all its callbacks, released once: when this is dropped at the latest.
+/// A handler with all its callbacks. It is released once, when this is dropped.
 #[derive(Debug)]
 pub(super) struct ForeignHandler {
     place: Place,
@@ -24,9 +24,9 @@ pub(super) struct ForeignHandler {
 /// Where the struct is. Dropping it releases the handler.
 #[derive(Debug)]
 enum Place {
-    /// In memory of its own, from a `Box`: consumers may note the address that they are called with.
+    /// In memory from a `Box`, since a consumer may store the address that it is called with.
     Own(*mut FFI_ArrowAsyncDeviceStreamHandler),
-    /// Where the consumer put it. Not touched after its release.
+    /// In the consumer's memory, which is not touched after the release.
     Consumers(*mut FFI_ArrowAsyncDeviceStreamHandler, HandlerRelease),
 }
 
@@ -34,7 +34,7 @@ enum Place {
 unsafe impl Send for ForeignHandler {}
 
 impl ForeignHandler {
-    /// Takes a handler over.
+    /// Takes over a handler.
     ///
     /// # Errors
     /// [`Error::Released`]; [`Error::InvalidInput`] for missing callbacks. The handler is released then.
@@ -43,39 +43,39 @@ impl ForeignHandler {
             return Err(Error::Released("the ArrowAsyncDeviceStreamHandler"));
         }
         let place = Place::Own(Box::into_raw(Box::new(handler)));
-        // SAFETY: a valid struct of ours.
+        // SAFETY: the struct was just boxed, nothing else points to it, and it is not released.
         unsafe { Self::new(place) }
     }
 
     /// Uses the handler at `this`.
     ///
     /// # Safety
-    /// `this` is null or points to a handler that nobody else uses, and that stays there until it is released.
+    /// `this` is null or points to a handler that nothing else uses, and that stays there until it is released.
     ///
     /// # Errors
-    /// As [`own`](Self::own).
+    /// The same as for [`own`](Self::own).
     pub(super) unsafe fn at(this: *mut FFI_ArrowAsyncDeviceStreamHandler) -> Result<Self> {
         if this.is_null() || !this.is_aligned() {
             return Err(Error::invalid("handler", "is null or misaligned"));
         }
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that a pointer that is not null points to a handler.
         match unsafe { (*this).release() } {
-            // SAFETY: the caller's.
+            // SAFETY: the caller guarantees that the handler is used by nothing else and stays there until its release.
             Some(release) => unsafe { Self::new(Place::Consumers(this, release)) },
             None => Err(Error::Released("the ArrowAsyncDeviceStreamHandler")),
         }
     }
 
     /// # Safety
-    /// The struct at `place` is valid and not released.
+    /// The struct at `place` is valid, not released and used by nothing else.
     unsafe fn new(place: Place) -> Result<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that the struct at `place` is valid.
         let handler = unsafe { &*place.this() };
         let missing = |name: &'static str| move || Error::invalid(name, "is null");
         let on_schema = handler.on_schema();
         let on_next_task = handler.on_next_task();
         let on_error = handler.on_error();
-        // What returns early drops `place`.
+        // An early return drops `place`, which releases the handler.
         Ok(Self {
             on_schema: on_schema.ok_or_else(missing("handler.on_schema"))?,
             on_next_task: on_next_task.ok_or_else(missing("handler.on_next_task"))?,
@@ -92,22 +92,23 @@ impl ForeignHandler {
     /// `producer` is valid until the handler is released.
     pub(super) unsafe fn set_producer(&mut self, producer: *mut FFI_ArrowAsyncProducer) {
         let this = self.this();
-        // SAFETY: a valid struct (`own`, or `at`'s caller); the caller's.
+        // SAFETY: `new` requires a valid struct, which stays valid until this releases it. The caller guarantees that
+        // `producer` lives as long.
         unsafe { (*this).set_producer(producer) };
     }
 
-    /// The consumer's answer; `EIO` if it panics or throws.
+    /// Returns the consumer's answer, or `EIO` if it panics.
     pub(super) fn on_schema(&mut self, schema: FFI_ArrowSchema) -> c_int {
         let this = self.this();
-        // What the consumer leaves is released when this is dropped.
+        // Released when it is dropped, unless the consumer has moved it out.
         let mut schema = schema;
         let call = self.on_schema;
-        // SAFETY: the handler's own callback; the consumer moves the schema out.
+        // SAFETY: the callback is the handler's own, which is not released, and `schema` lives during the call.
         let answer = guard::call_foreign("on_schema", || unsafe { call(this, &raw mut schema) });
         answer.unwrap_or(libc::EIO)
     }
 
-    /// As [`on_schema`](Self::on_schema). Without a task: the end.
+    /// Returns the consumer's answer, like [`on_schema`](Self::on_schema). No task means the end.
     pub(super) fn on_next_task(
         &mut self,
         task: Option<FFI_ArrowAsyncTask>,
@@ -115,20 +116,20 @@ impl ForeignHandler {
     ) -> c_int {
         let (this, call) = (self.this(), self.on_next_task);
         let metadata = metadata.map_or(ptr::null(), |m| m.as_ptr().cast());
-        // Never dropped: the consumer has what is in it.
+        // The struct has no drop: its content is the consumer's from here on.
         let mut task = task;
         let task = task.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        // SAFETY: the handler's own callback; task and metadata live during the call.
+        // SAFETY: the callback is the handler's own, which is not released. Task and metadata live during the call.
         let answer = guard::call_foreign("on_next_task", || unsafe { call(this, task, metadata) });
         answer.unwrap_or(libc::EIO)
     }
 
     pub(super) fn on_error(&mut self, e: &Error) {
         let (this, call) = (self.this(), self.on_error);
-        // Errors of other crates are spelled out by their own code.
+        // The `Display` of another crate's error may panic.
         let told = guard::call_foreign("on_error", || {
             let (text, metadata) = match e {
-                // As the producer told it.
+                // As the first producer reported it.
                 Error::AsyncProducer {
                     message, metadata, ..
                 } => (message.to_string(), encode_metadata(metadata)),
@@ -141,8 +142,8 @@ impl ForeignHandler {
         let (text, metadata, errno) = told.unwrap_or((None, None, libc::EIO));
         let text = text.as_ref().map_or(ptr::null(), |text| text.as_ptr());
         let metadata = metadata.as_ref().map_or(ptr::null(), |m| m.as_ptr().cast());
-        // SAFETY: the handler's own callback; text and metadata live during the call. A panic of it has
-        // nowhere to go: the release follows.
+        // SAFETY: the callback is the handler's own, which is not released. Text and metadata live during the call.
+        // A panic cannot be reported: only the release follows.
         let _ = guard::call_foreign("on_error", || unsafe { call(this, errno, text, metadata) });
     }
 
@@ -163,10 +164,10 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         match self {
-            // SAFETY: `own` made it; its drop releases the handler.
+            // SAFETY: `ForeignHandler::own` made the pointer from a box, which only this drops. That releases the handler.
             Self::Own(this) => drop(unsafe { Box::from_raw(*this) }),
             Self::Consumers(this, release) => {
-                // SAFETY: the handler's own callback, once: `self` is gone after this.
+                // SAFETY: the callback is the handler's own, which is not released; this is its only call, in a drop.
                 let _ = guard::call_foreign("release", || unsafe { release(*this) });
             }
         }

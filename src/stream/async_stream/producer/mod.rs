@@ -1,4 +1,4 @@
-//! The producer: a task that fills a foreign handler.
+//! The producer: a task that fills a consumer's handler.
 
 mod demand;
 mod foreign;

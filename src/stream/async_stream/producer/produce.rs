@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::interchange::schema::{encode_metadata, export_schema};
 use crate::interchange::{ExportOptions, Exporting};
 
-/// Batches that one poll hands over at most, so that other tasks get their turn.
+/// The most batches that one poll sends, so that other tasks get their turn.
 const BUDGET: usize = 32;
 
 /// How a stream is produced.
@@ -29,13 +29,13 @@ pub struct ProduceOptions {
 }
 
 impl ProduceOptions {
-    /// Batches go out with these options; no metadata.
+    /// Exports batches with these options, and sends no metadata of the stream.
     pub fn new(export: ExportOptions) -> Self {
         let metadata = HashMap::new();
         Self { export, metadata }
     }
 
-    /// What the consumer is told of the whole stream (`ArrowAsyncProducer.additional_metadata`).
+    /// Sets the metadata of the whole stream (`ArrowAsyncProducer.additional_metadata`).
     #[must_use]
     pub fn with_metadata(mut self, metadata: HashMap<String, String>) -> Self {
         self.metadata = metadata;
@@ -43,11 +43,11 @@ impl ProduceOptions {
     }
 }
 
-/// How a stream ended that had no error.
+/// How a stream without an error ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// The consumer has all batches.
+    /// All batches have been sent.
     Completed,
     /// The consumer cancelled.
     Cancelled,
@@ -58,22 +58,24 @@ pub enum Outcome {
     },
 }
 
-/// Fills a consumer's handler from `stream`. Nothing happens until the future is polled, anywhere; all calls of the
-/// handler are made by its polls. It never waits: neither for the consumer's requests nor, with
-/// [`SyncPolicy::Event`](crate::SyncPolicy::Event), for the device; what must be waited for wakes the task.
+/// Sends the batches of `stream` to a consumer's handler.
 ///
-/// One batch is taken from `stream` and exported ahead of the consumer's requests, so that the end is told as soon as
-/// it is reached. Dropping the future before its end tells the consumer an error (`ECANCELED`) and releases the handler at
-/// once, which waits for a call of the consumer's that is under way on another thread.
+/// Nothing happens until the future is polled, on any thread; only its polls call the handler. A poll never blocks,
+/// neither for the consumer's requests nor, with [`SyncPolicy::Event`](crate::SyncPolicy::Event), for the device: both
+/// wake the task.
 ///
-/// A consumer's requests wake the task. With a waker that polls at once, on the thread that wakes it, the handler would be
-/// called within its own request: executors do not do that.
+/// One batch is taken from `stream` and exported ahead of the consumer's requests, so that the consumer learns of the end
+/// as soon as it is reached. Dropping the future before its end reports an error (`ECANCELED`) to the consumer and releases
+/// the handler at once, which waits for a call by the consumer that is under way on another thread.
 ///
-/// A task that the consumer refuses and does not extract is not taken back, since it may be extracted later: it leaks.
+/// A consumer's request wakes the task. The waker must not poll the task on the thread that wakes it, as no executor does:
+/// the handler would then be called within its own request.
+///
+/// A task that the consumer refuses and does not extract leaks, since the consumer may still extract it later.
 ///
 /// # Errors
-/// Of the future: the stream's error, or that of an export, which the consumer was told; [`Error::Released`] and
-/// [`Error::InvalidInput`] for a handler that cannot be called.
+/// The future returns the error of the stream or of an export, which it has reported to the consumer, and
+/// [`Error::Released`] or [`Error::InvalidInput`] for a handler that cannot be called.
 ///
 /// ```
 /// # use arrow_array::record_batch;
@@ -97,17 +99,17 @@ pub fn produce<S: DeviceRecordBatchStream>(
     Produce::new(stream, ForeignHandler::own(handler), options)
 }
 
-/// As [`produce`], for a handler that stays where the consumer put it.
+/// Sends batches like [`produce`], to a handler that stays where the consumer put it.
 ///
 /// # Safety
-/// `handler` is null, or points to a handler that keeps to the async device stream interface, that nobody else gives to
-/// a producer, and that stays valid until its release callback is called.
+/// `handler` is null, or points to a handler that keeps to the async device stream interface, that no other producer is
+/// given, and that stays valid until its release callback is called.
 pub unsafe fn produce_at<S: DeviceRecordBatchStream>(
     stream: S,
     handler: *mut FFI_ArrowAsyncDeviceStreamHandler,
     options: ProduceOptions,
 ) -> Produce<S> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that no other producer uses the handler and that it is valid until its release.
     let handler = unsafe { ForeignHandler::at(handler) };
     Produce::new(stream, handler, options)
 }
@@ -115,7 +117,7 @@ pub unsafe fn produce_at<S: DeviceRecordBatchStream>(
 /// The future of [`produce`].
 #[must_use = "a stream is produced only while its future is polled"]
 pub struct Produce<S> {
-    /// In memory of its own, so that this can be moved. `None` after the end.
+    /// Boxed, so that this can be moved. `None` after the end.
     stream: Option<Pin<Box<S>>>,
     /// `None` after its release.
     handler: Option<ForeignHandler>,
@@ -128,14 +130,14 @@ pub struct Produce<S> {
 
 /// What comes next.
 enum Stage {
-    /// It cannot be produced at all.
+    /// Nothing can be produced.
     Failed(Error),
     Schema(FFI_ArrowSchema),
     /// The stream's next batch.
     Next,
     Exporting(Exporting, Metadata),
-    /// The consumer's request.
-    HandOver(FFI_ArrowDeviceArray, Metadata),
+    /// An exported batch waits for the consumer's request.
+    Send(FFI_ArrowDeviceArray, Metadata),
     /// The handler's release.
     Release(Result<Outcome>),
     Over,
@@ -154,7 +156,7 @@ impl<S: DeviceRecordBatchStream> Produce<S> {
         let shared = Shared::new(device_type, metadata);
         let handler = match handler {
             Ok(mut handler) => {
-                // SAFETY: this holds a share until after the release.
+                // SAFETY: `shared`, which `Produce` keeps until after the release, holds the producer's struct.
                 unsafe { handler.set_producer(shared.as_producer()) };
                 Some(handler)
             }
@@ -178,12 +180,12 @@ impl<S: DeviceRecordBatchStream> Produce<S> {
         }
     }
 
-    /// One step; `None` if there is more to do.
+    /// Does one step. Returns `None` if there is more to do.
     fn step(&mut self, wanted: bool, cx: &mut Context<'_>) -> Poll<Result<Option<Outcome>>> {
         let (Some(handler), Some(stream)) = (&mut self.handler, &mut self.stream) else {
             return Poll::Ready(Err(match std::mem::replace(&mut self.stage, Stage::Over) {
                 Stage::Failed(e) => e,
-                _ => Error::argument("the stream was produced already"),
+                _ => Error::argument("the future has already returned a result"),
             }));
         };
         match &mut self.stage {
@@ -207,15 +209,15 @@ impl<S: DeviceRecordBatchStream> Produce<S> {
             }
             Stage::Exporting(exporting, metadata) => {
                 let array = ready!(exporting.poll(cx))?;
-                self.stage = Stage::HandOver(array, metadata.take());
+                self.stage = Stage::Send(array, metadata.take());
             }
-            Stage::HandOver(..) if !wanted => return Poll::Pending,
+            Stage::Send(..) if !wanted => return Poll::Pending,
             stage => match std::mem::replace(stage, Stage::Next) {
                 Stage::Schema(schema) => {
                     let answer = handler.on_schema(schema);
                     return Poll::Ready(Ok(refused(answer)));
                 }
-                Stage::HandOver(array, metadata) => {
+                Stage::Send(array, metadata) => {
                     self.shared.demand.take_one();
                     let task = self.shared.task(array);
                     let answer = handler.on_next_task(Some(task), metadata.as_deref());
@@ -229,19 +231,19 @@ impl<S: DeviceRecordBatchStream> Produce<S> {
     }
 }
 
-/// What the consumer's answer ends, if it does.
+/// The outcome, if the consumer's answer ends the stream.
 fn refused(answer: i32) -> Option<Outcome> {
     (answer != 0).then_some(Outcome::Refused { errno: answer })
 }
 
 impl<S> Produce<S> {
-    /// The consumer is told an error, if there is one; only the release follows.
+    /// Reports an error, if there is one, to the consumer. Only the release follows.
     fn end(&mut self, result: Result<Outcome>) {
         self.shared.demand.close();
         if let (Some(handler), Err(e)) = (&mut self.handler, &result) {
             handler.on_error(e);
         }
-        // Before what may panic: the consumer is told nothing twice.
+        // Set before the stream is dropped, which may panic: the consumer is told nothing twice.
         self.stage = Stage::Release(result);
         self.stream = None;
     }
@@ -252,8 +254,8 @@ impl<S> Produce<S> {
         }
     }
 
-    /// The result, after the release. A consumer's release waits for its own calls of the producer; one that wakes this
-    /// task may need what this thread holds, so it is let go first.
+    /// Releases the handler and returns the result. A consumer's release waits for its own calls of the producer. One that
+    /// is waking this task may need a lock that this thread holds, so the release comes after it.
     fn poll_release(&mut self, cx: &mut Context<'_>) -> Poll<Result<Outcome>> {
         if self.shared.demand.is_waking() {
             cx.waker().wake_by_ref();
@@ -262,14 +264,16 @@ impl<S> Produce<S> {
         self.release();
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Release(result) => Poll::Ready(result),
-            _ => Poll::Ready(Err(Error::argument("the stream was produced already"))),
+            _ => Poll::Ready(Err(Error::argument(
+                "the future has already returned a result",
+            ))),
         }
     }
 }
 
-/// What an invalid request is told.
+/// The error that answers an invalid request.
 fn invalid(n: i64) -> Error {
-    Error::argument(format!("request({n}): at least one batch is asked for"))
+    Error::argument(format!("request({n}): the number must be at least 1"))
 }
 
 impl<S: DeviceRecordBatchStream> Future for Produce<S> {
@@ -300,7 +304,7 @@ impl<S: DeviceRecordBatchStream> Future for Produce<S> {
                 }
                 Poll::Ready(Ok(Some(outcome))) => this.end(Ok(outcome)),
                 Poll::Ready(Err(e)) => this.end(Err(e)),
-                // What the consumer did meanwhile is not missed.
+                // A call by the consumer meanwhile is not missed.
                 Poll::Pending if this.shared.demand.turn_or_wake(cx.waker()) == turn => {
                     return Poll::Pending;
                 }

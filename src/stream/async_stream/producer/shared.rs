@@ -1,4 +1,4 @@
-//! What the consumer calls: the producer's struct, and tasks.
+//! The structs that the consumer calls: the producer's own, and tasks.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -9,8 +9,8 @@ use crate::abi::{
     ArrowDeviceType, FFI_ArrowAsyncProducer, FFI_ArrowAsyncTask, FFI_ArrowDeviceArray, guard,
 };
 
-/// The producer's struct with what it leads to. It lives until the handler is released and the last task
-/// is extracted: some consumers (Arrow C++) call `request` for tasks that they take after the release.
+/// The producer's struct and what it points to. It lives until the handler is released and the last task is extracted,
+/// since some consumers (Arrow C++) call `request` for tasks that they take after the release.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) demand: Demand,
@@ -19,15 +19,16 @@ pub(super) struct Shared {
     _metadata: Option<Vec<u8>>,
 }
 
-// SAFETY: consumers only read `ffi`, whose pointers are to this struct and its metadata.
+// SAFETY: `ffi`, which is not `Sync` for its pointers, is only read; they point to this struct and its metadata, which do
+// not change.
 unsafe impl Sync for Shared {}
 
 impl Shared {
     pub(super) fn new(device_type: ArrowDeviceType, metadata: Option<Vec<u8>>) -> Arc<Self> {
         Arc::new_cyclic(|this: &Weak<Self>| {
             let encoded = metadata.as_ref().map_or(ptr::null(), |m| m.as_ptr().cast());
-            // SAFETY: the callbacks below keep to the interface for a live `Shared`; the metadata is encoded
-            // as it says, and its bytes stay where they are.
+            // SAFETY: the callbacks below keep to the interface for a `private_data` that points to a live `Shared`, as this
+            // one does. The metadata is encoded as the specification says, and its bytes do not move with the vector.
             let ffi = unsafe {
                 FFI_ArrowAsyncProducer::from_parts(
                     device_type,
@@ -45,19 +46,19 @@ impl Shared {
         })
     }
 
-    /// For `handler.producer`: only to be read.
+    /// The pointer for `handler.producer`, through which nothing is written.
     pub(super) fn as_producer(self: &Arc<Self>) -> *mut FFI_ArrowAsyncProducer {
-        // SAFETY: within the `Arc`'s allocation.
+        // SAFETY: `Arc::as_ptr` points to a live `Shared`, of which this takes a member's address.
         unsafe { (&raw const (*Arc::as_ptr(self)).ffi).cast_mut() }
     }
 
-    /// A task that hands `array` over.
+    /// A task that moves `array` to the consumer.
     pub(super) fn task(self: &Arc<Self>, array: FFI_ArrowDeviceArray) -> FFI_ArrowAsyncTask {
         let task = Box::new(Task {
             array,
             _producer: self.clone(),
         });
-        // SAFETY: `extract_data` keeps to the interface for a boxed `Task`.
+        // SAFETY: `extract_data` keeps to the interface for a task whose `private_data` is a boxed `Task`.
         unsafe { FFI_ArrowAsyncTask::from_parts(extract_data, Box::into_raw(task).cast()) }
     }
 }
@@ -71,7 +72,8 @@ struct Task {
 /// # Safety
 /// `producer` is null or the struct of a live [`Shared`].
 unsafe fn shared<'a>(producer: *mut FFI_ArrowAsyncProducer) -> Option<&'a Shared> {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees that a pointer that is not null points to the struct of a live `Shared`, to which its
+    // `private_data` points.
     unsafe {
         producer
             .as_ref()
@@ -80,7 +82,8 @@ unsafe fn shared<'a>(producer: *mut FFI_ArrowAsyncProducer) -> Option<&'a Shared
 }
 
 unsafe extern "C-unwind" fn request(producer: *mut FFI_ArrowAsyncProducer, n: i64) {
-    // SAFETY: the consumer's.
+    // SAFETY: the interface lets the consumer pass the struct until the release and for tasks after it; `Shared` lives as
+    // long.
     if let Some(shared) = unsafe { shared(producer) } {
         // A waker may panic.
         let _ = guard::callback("request", || {
@@ -91,7 +94,7 @@ unsafe extern "C-unwind" fn request(producer: *mut FFI_ArrowAsyncProducer, n: i6
 }
 
 unsafe extern "C-unwind" fn cancel(producer: *mut FFI_ArrowAsyncProducer) {
-    // SAFETY: the consumer's.
+    // SAFETY: the interface lets the consumer pass the struct until the release, and `Shared` lives longer.
     if let Some(shared) = unsafe { shared(producer) } {
         let _ = guard::callback("cancel", || {
             shared.demand.cancel();
@@ -104,8 +107,8 @@ unsafe extern "C-unwind" fn extract_data(
     task: *mut FFI_ArrowAsyncTask,
     out: *mut FFI_ArrowDeviceArray,
 ) -> c_int {
-    // SAFETY: the consumer's: null or a task of ours, extracted once. What is in it is taken out, so that a
-    // second call through the same struct finds nothing.
+    // SAFETY: the interface requires the consumer to pass a task of this producer, valid for reads and writes. Its content
+    // is moved out, so that a second call through the same struct finds nothing.
     let task = unsafe {
         if task.is_null() {
             return libc::EINVAL;
@@ -115,25 +118,19 @@ unsafe extern "C-unwind" fn extract_data(
     if task.is_empty() {
         return libc::EINVAL;
     }
-    // SAFETY: `Shared::task` made it, and this is the one call.
+    // SAFETY: `Shared::task` made the pointer from a box, and the interface allows one extraction.
     let Task { array, _producer } = *unsafe { Box::from_raw(task.private_data().cast::<Task>()) };
     if !out.is_null() {
-        // SAFETY: the consumer's: `out` is valid for a write and holds nothing that must be released.
+        // SAFETY: the interface requires an `out` that is null or valid for writes, and holds nothing to release.
         unsafe { array.write_to(out) };
-        return drop_producer(_producer);
+    } else {
+        let _ = guard::callback("extract_data", || {
+            drop(array);
+            Ok(())
+        });
     }
-    let released = guard::callback("extract_data", || {
-        drop(array);
-        Ok(())
-    });
-    // An array that cannot be released is let go of all the same.
-    drop(released);
-    drop_producer(_producer)
-}
-
-fn drop_producer(producer: Arc<Shared>) -> c_int {
     let _ = guard::callback("extract_data", || {
-        drop(producer);
+        drop(_producer);
         Ok(())
     });
     0
