@@ -2,14 +2,14 @@
 
 use arrow_schema::DataType;
 
-use crate::data::build::root_node;
-use crate::data::hidden::int;
-use crate::data::tree::{Node, NullCount, Slot, Tree, View};
+use crate::data::gather::{Request, int};
+use crate::data::tree::{Node, Tree, View};
 use crate::error::{Error, Result};
+use crate::transfer::plan::Source;
 use crate::transfer::planner::{Need, Planner};
 
 impl Planner<'_> {
-    /// The children of a cut array: its run ends are read first.
+    /// Adds the children of a sliced array. Its run ends are read first.
     pub(super) fn runs(&mut self, node: usize, view: View) -> Result<()> {
         let run_ends = self.tree.child(view, 0);
         let width = run_end_width(self.tree, run_ends);
@@ -20,15 +20,21 @@ impl Planner<'_> {
         let address = slot.address().offset(run_ends.offset * width);
         let bytes = run_ends.length * width;
         if self.readable {
-            // SAFETY: the buffer has `offset + length` run ends, and is ready (`plan` waited).
+            // SAFETY: the buffer has `offset + length` run ends, which was checked when the array was made; the host can
+            // read it (`readable`), and it is ready (`plan_with` waited).
             let ends = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
             return self.cut_runs(node, view, ends);
         }
-        self.wait_for(node, view, Need::Runs, &[(address, bytes)]);
+        let request = Request {
+            address,
+            bytes,
+            on_host: false,
+        };
+        self.wait_for(node, view, Need::Runs, &[request]);
         Ok(())
     }
 
-    /// The runs that hold a view's rows; `bytes` are all run ends.
+    /// Adds the runs that hold a view's rows; `bytes` are all run ends.
     pub(super) fn cut_runs(&mut self, node: usize, view: View, bytes: &[u8]) -> Result<()> {
         let tree = self.tree;
         let (run_ends, values) = (tree.child(view, 0), tree.child(view, 1));
@@ -54,20 +60,17 @@ impl Planner<'_> {
             cut.extend_from_slice(&end.to_ne_bytes()[..width]);
         }
         self.begin_children(node, 2);
-        let first_slot = self.plan.slots.len();
-        self.plan.slots.push(Slot::absent());
-        self.plan.slots.push(Slot::new(self.nothing, 0, Some(0), 0));
-        self.plan.nodes.push(Node {
+        let first_slot = self.draft.buffers.len();
+        let ends = match cut.is_empty() {
+            true => self.nothing,
+            false => self.draft.ready(&cut),
+        };
+        self.draft.buffers.extend([Source::ABSENT, ends]);
+        let layout = *tree.layout(run_ends.node);
+        self.draft.nodes.push(Node {
             padded: true,
-            length: runs.len(),
-            parent: node as u32,
-            first_child: 0,
-            first_slot: first_slot as u32,
-            ..root_node(*tree.layout(run_ends.node), 0, 2, NullCount::known(0))
+            ..Node::new(layout, runs.len(), node, first_slot, 2)
         });
-        if !cut.is_empty() {
-            self.ready(first_slot + 1, &cut);
-        }
         let values = View {
             offset: values.offset + runs.start,
             length: runs.len(),
@@ -78,7 +81,7 @@ impl Planner<'_> {
     }
 }
 
-/// Bytes of one run end.
+/// The bytes of one run end.
 fn run_end_width(tree: &Tree, run_ends: View) -> usize {
     match tree.data_type(run_ends.node) {
         DataType::Int16 => 2,
