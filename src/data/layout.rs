@@ -57,11 +57,13 @@ pub(crate) struct Layout {
     n_children: u32,
 }
 
+/// Values of `width` bytes, aligned to their size.
 const fn fixed(width: u8) -> BufferKind {
-    BufferKind::Fixed {
-        width: width as u32,
-        align: width,
-    }
+    aligned(width as u32, width)
+}
+
+const fn aligned(width: u32, align: u8) -> BufferKind {
+    BufferKind::Fixed { width, align }
 }
 
 impl Layout {
@@ -94,31 +96,14 @@ impl Layout {
             | T::Duration(_)
             | T::Decimal64(_, _) => Self::new(&[Validity, fixed(8)]),
             // Two 32-bit numbers.
-            T::Interval(IntervalUnit::DayTime) => {
-                Self::new(&[Validity, BufferKind::Fixed { width: 8, align: 4 }])
-            }
-            T::Interval(IntervalUnit::MonthDayNano) => Self::new(&[
-                Validity,
-                BufferKind::Fixed {
-                    width: 16,
-                    align: 8,
-                },
-            ]),
+            T::Interval(IntervalUnit::DayTime) => Self::new(&[Validity, aligned(8, 4)]),
+            T::Interval(IntervalUnit::MonthDayNano) => Self::new(&[Validity, aligned(16, 8)]),
             T::Decimal128(_, _) => Self::new(&[Validity, fixed(16)]),
-            T::Decimal256(_, _) => Self::new(&[
-                Validity,
-                BufferKind::Fixed {
-                    width: 32,
-                    align: 16,
-                },
-            ]),
-            T::FixedSizeBinary(width) => Self::new(&[
-                Validity,
-                BufferKind::Fixed {
-                    width: u32::try_from(*width).unwrap_or(0),
-                    align: 1,
-                },
-            ]),
+            T::Decimal256(_, _) => Self::new(&[Validity, aligned(32, 16)]),
+            T::FixedSizeBinary(width) => {
+                let width = u32::try_from(*width).unwrap_or(0);
+                Self::new(&[Validity, aligned(width, 1)])
+            }
             T::Binary | T::Utf8 => Self::new(&[Validity, offsets32, Bytes]),
             T::LargeBinary | T::LargeUtf8 => Self::new(&[Validity, offsets64, Bytes]),
             T::BinaryView | T::Utf8View => Self {

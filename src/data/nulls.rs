@@ -28,6 +28,7 @@ impl DeviceArray {
     }
 
     /// Returns the number of nulls in the array's own validity bitmap, which is read if necessary.
+    #[cfg(feature = "dlpack")]
     pub(crate) fn count_own_nulls(&self) -> Result<usize> {
         if self.null_count().is_none() {
             NullCounting::start(self, vec![self.view()])?.finish(self)?;

@@ -161,6 +161,7 @@ impl Draft {
         let mut at = 0usize;
         // One element takes the room of the other: the list stays where it is.
         const { assert!(size_of::<Source>() == size_of::<Placed>()) };
+        let mut fits = true;
         let place = |source: Source| {
             let mut placed = Placed {
                 src: source.base.offset(source.offset),
@@ -169,41 +170,39 @@ impl Draft {
                 content: source.content,
             };
             if source.bytes == 0 {
-                return Ok(placed);
+                return placed;
             }
             if isize::try_from(source.bytes).is_err() {
-                return Err(too_large());
+                fits = false;
+                return placed;
             }
-            let mut piece = placed.piece();
-            let alone = match source.content {
-                Content::Fixed(fix) => {
-                    piece.fix = notes.fixes[fix as usize];
-                    true
-                }
-                Content::Run(_) | Content::Brought => false,
-                _ => true,
+            let region = match source.content {
+                Content::Fixed(_) => placed.noted(&notes).map_or(0, |piece| piece.region()),
+                _ => source.bytes.next_multiple_of(ALIGNMENT),
             };
-            if share && alone {
-                match places.entry((placed.src, placed.bytes, piece.fix)) {
+            if share && !matches!(source.content, Content::Run(_) | Content::Brought) {
+                let fix = placed.noted(&notes).map(|piece| piece.fix);
+                match places.entry((placed.src, placed.bytes, fix)) {
                     Entry::Occupied(place) => {
                         (placed.dst, placed.content) = (*place.get(), Content::Brought);
-                        return Ok(placed);
+                        return placed;
                     }
                     Entry::Vacant(place) => _ = place.insert(at),
                 }
             }
-            // Neither exceeds `isize::MAX` and a block, so this does not overflow.
-            let end = at + piece.region();
-            if isize::try_from(end).is_err() {
-                return Err(too_large());
-            }
             placed.dst = at;
-            at = end;
-            Ok(placed)
+            // Neither exceeds `isize::MAX` and a block, so this does not overflow.
+            let end = at + region;
+            match isize::try_from(end) {
+                Ok(_) => at = end,
+                Err(_) => fits = false,
+            }
+            placed
         };
-        let buffers = (self.buffers.into_iter())
-            .map(place)
-            .collect::<Result<Vec<_>>>()?;
+        let buffers = self.buffers.into_iter().map(place).collect();
+        if !fits {
+            return Err(Error::argument("the rows do not fit in memory"));
+        }
         Ok(Plan {
             nodes: self.nodes,
             buffers,
@@ -269,7 +268,7 @@ impl Plan {
     #[inline(always)]
     pub(crate) fn each(&self, mut work: impl FnMut(Piece) -> Result<()>) -> Result<()> {
         for buffer in self.buffers.iter().filter(|buffer| buffer.bytes > 0) {
-            if buffer.content == Content::Plain {
+            if matches!(buffer.content, Content::Plain) {
                 work(buffer.piece())?;
             } else if let Some(piece) = buffer.noted(&self.notes) {
                 work(piece)?;
@@ -282,14 +281,13 @@ impl Plan {
     pub(crate) fn place(self, base: DevicePtr) -> (Vec<Node>, Vec<Slot>) {
         // As in `lay_out`, the list stays where it is.
         const { assert!(size_of::<Placed>() == size_of::<Slot>()) };
-        let slot = |buffer: Placed| match buffer.content {
-            Content::Absent => Slot::absent(),
-            _ => Slot::new(base, buffer.dst, Some(buffer.bytes), 0),
+        let slot = |buffer: Placed| {
+            let base = match buffer.content {
+                Content::Absent => DevicePtr::NULL,
+                _ => base,
+            };
+            Slot::new(base, buffer.dst, Some(buffer.bytes), 0)
         };
         (self.nodes, self.buffers.into_iter().map(slot).collect())
     }
-}
-
-fn too_large() -> Error {
-    Error::argument("the rows do not fit in memory")
 }

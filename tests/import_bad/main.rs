@@ -94,7 +94,7 @@ fn streamed(foreign: &mut Foreign, options: &ImportOptions) -> Result<DeviceArra
     });
     let schema = field.clone();
     producer.schema = Box::new(move |out| {
-        // SAFETY: as above.
+        // SAFETY: `out` is the consumer's, for writing.
         unsafe { out.write(FFI_ArrowSchema::try_from(schema.as_ref()).unwrap()) };
         0
     });

@@ -19,7 +19,7 @@ pub fn field(data_type: &DataType) -> Arc<Field> {
 }
 
 pub fn import(exported: FFI_ArrowDeviceArray, data_type: &DataType, place: &Place) -> DeviceArray {
-    // SAFETY: of an export.
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
     unsafe { DeviceArray::import_as(exported, field(data_type), &place.options) }.unwrap()
 }
 
