@@ -176,13 +176,12 @@ impl Draft {
                 fits = false;
                 return placed;
             }
-            let region = match source.content {
-                Content::Fixed(_) => placed.noted(&notes).map_or(0, |piece| piece.region()),
-                _ => source.bytes.next_multiple_of(ALIGNMENT),
-            };
+            let mut piece = placed.piece();
+            if let Content::Fixed(fix) = source.content {
+                piece.fix = notes.fixes[fix as usize];
+            }
             if share && !matches!(source.content, Content::Run(_) | Content::Brought) {
-                let fix = placed.noted(&notes).map(|piece| piece.fix);
-                match places.entry((placed.src, placed.bytes, fix)) {
+                match places.entry((placed.src, placed.bytes, piece.fix)) {
                     Entry::Occupied(place) => {
                         (placed.dst, placed.content) = (*place.get(), Content::Brought);
                         return placed;
@@ -192,7 +191,7 @@ impl Draft {
             }
             placed.dst = at;
             // Neither exceeds `isize::MAX` and a block, so this does not overflow.
-            let end = at + region;
+            let end = at + piece.region();
             match isize::try_from(end) {
                 Ok(_) => at = end,
                 Err(_) => fits = false,
