@@ -1,7 +1,8 @@
-//! What a transfer moves: which bytes of which buffers, and what the host must change in them.
+//! What a transfer moves: which bytes of which buffers, and what the host must change.
 //!
-//! A plan follows from the layout, and from a few numbers that are read from the source: one read for each level of
-//! offsets in a sliced nested array, all columns together, and none if the array is whole and its sizes are known.
+//! A plan is made from the layout alone, and from a few numbers read from the source: one read for
+//! each level of offsets in a cut nested array, all columns together, and none for what is uncut and
+//! known. Every buffer starts at a multiple of 64 bytes of one slab and is padded to 64 with zeros.
 
 mod ranges;
 mod runs;
@@ -13,36 +14,36 @@ use crate::data::DeviceArray;
 use crate::data::gather::{Answers, Request, gather};
 use crate::data::layout::{BufferKind, Nesting};
 use crate::data::nulls::count_bits;
-use crate::data::sizes::Sizes;
+use crate::data::sizes::check_size;
 use crate::data::tree::{Node, NullCount, Slot, Tree, View};
-use crate::device::DevicePtr;
+use crate::device::{AddressClass, DevicePtr};
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
-use crate::transfer::plan::{Content, Draft, Plan, Source};
+use crate::transfer::plan::{PLAIN, Plan, SLAB, WHOLE};
 
-/// How much of an array a transfer moves.
+/// What of an array a transfer moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Extent {
-    /// Its rows. If the host cannot read the array, the offsets of whole arrays stay as they are, and nulls are
-    /// not counted.
+    /// Its rows. Where the host cannot read the array, offsets of what is whole stay as they are, and
+    /// nulls uncounted.
     Rows,
-    /// Its rows, always with offsets from 0 and known null counts.
+    /// Its rows, with offsets from 0 and known null counts, whatever that takes.
     Compact,
-    /// All that safe calls can reach from it. [`DeviceArray::child`] returns the whole child of a list, list view,
-    /// union or run-end encoded array, however few of the child's rows its own rows refer to.
+    /// All that safe calls can reach from it. A list, list view, union or run-end encoded array gives
+    /// its child whole ([`DeviceArray::child`]), however few of the child's rows its own rows refer to.
     Reachable,
 }
 
 struct Planner<'a> {
     tree: &'a Tree,
     extent: Extent,
-    /// Whether the host can read the source, which is ready then.
+    /// The host can read the source, which is ready.
     readable: bool,
-    /// A buffer without bytes. It may be absent, but Arrow C++ takes a null address for CPU memory: on a device
-    /// it has an address.
-    nothing: Source,
-    draft: Draft,
-    /// Nodes whose children are still to be planned, with their rows in the source.
+    /// What stands for a buffer without bytes. It may be null, but Arrow C++ takes null for the CPU's
+    /// memory: on a device it is the slab.
+    nothing: DevicePtr,
+    plan: Plan,
+    /// Nodes whose children are still to be planned, with their rows of the source.
     parents: Vec<(usize, View)>,
     waiting: Vec<Waiting>,
     requests: Vec<Request>,
@@ -52,34 +53,37 @@ struct Planner<'a> {
 struct Waiting {
     node: usize,
     view: View,
-    /// The first of its requests.
+    /// First of its requests.
     request: usize,
     need: Need,
 }
 
 #[derive(Clone, Copy)]
 enum Need {
-    /// The first and the last offset.
+    /// First and last offset.
     Ends,
+    /// The last offset of an array that starts at its buffers' start.
+    Last,
     /// All run ends.
     Runs,
-    /// Sizes of buffers.
-    Sizes(Sizes),
+    /// The lengths of the variadic buffers.
+    Sizes,
 }
 
-/// Plans the transfer of an array's rows to a slab on the host or on a device. If the host can read the source, this
-/// waits until it is ready.
+/// Plans the transfer of an array's rows to a slab on the host or on a device. Where the source is
+/// host-readable this waits until it is ready.
 pub(crate) fn plan(array: &DeviceArray, extent: Extent, to_device: bool) -> Result<Plan> {
     // SAFETY: the requests of `plan_with` lie in the tree's memory (see there), to which nobody writes: imports and
     // constructors demand it.
     let read = |tree: &_, requests: &[_]| unsafe { gather(tree, requests) }.map(Some);
     let plan = plan_with(array, extent, to_device, read)?;
-    plan.ok_or_else(|| Error::argument("the plan lacks numbers from the source"))
+    plan.ok_or_else(|| Error::argument("a plan without its numbers"))
 }
 
-/// As [`plan`], with numbers that `read` returns. It is asked for elements of the rows' buffers, the sizes of which
-/// were checked when the array was made, so that each request lies in the tree's memory. If it returns `None` there
-/// is no plan; a later call starts over, with the same requests except for what became known meanwhile.
+/// As [`plan`], where `read` gets the numbers: requests for rows inside their node's buffers, whose sizes
+/// the import checked or arrow-rs vouches for, so that each lies in the tree's memory. If it has no answer
+/// there is no plan either; to make one later is to start over. The requests are the same ones then, less
+/// what became known meanwhile.
 pub(crate) fn plan_with<A: Borrow<Answers>>(
     array: &DeviceArray,
     extent: Extent,
@@ -95,18 +99,15 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
         tree,
         extent,
         readable,
-        nothing: match to_device {
-            true => Source::EMPTY,
-            false => Source::ABSENT,
-        },
-        draft: Draft::default(),
+        nothing: if to_device { SLAB } else { DevicePtr::NULL },
+        plan: Plan::default(),
         parents: Vec::new(),
         waiting: Vec::new(),
         requests: Vec::new(),
     };
     if array.view().node == 0 {
-        planner.draft.nodes.reserve(tree.nodes.len());
-        planner.draft.buffers.reserve(tree.slots.len());
+        planner.plan.nodes.reserve(tree.nodes.len());
+        planner.plan.slots.reserve(tree.slots.len());
     }
     planner.node(array.view(), array.null_count(), 0)?;
     let mut next = 0;
@@ -127,15 +128,16 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
         }
     }
     if tree.nodes.iter().any(|node| node.padded) {
-        planner.draft.join();
+        planner.plan.join();
     }
-    // A producer may name the same memory for any number of nodes.
-    planner.draft.lay_out(extent == Extent::Reachable).map(Some)
+    // A producer may name the same memory for as many nodes as there may be.
+    planner.plan.lay_out(extent == Extent::Reachable)?;
+    Ok(Some(planner.plan))
 }
 
 impl<'a> Planner<'a> {
-    /// Adds a node and those of its buffers that follow from its type. Its children come later, because siblings
-    /// are next to each other. `nulls` is the null count, if more is known than the source's node says.
+    /// Adds a node with what its type tells of its buffers. Its children come later: siblings stand
+    /// side by side. `nulls`: the null count, where more is known of it than the source's node tells.
     #[inline(always)]
     fn sibling(
         &mut self,
@@ -147,8 +149,8 @@ impl<'a> Planner<'a> {
         let tree = self.tree;
         let layout = &source.layout;
         let slots = tree.slots(view.node);
-        let node = self.draft.nodes.len();
-        let first_slot = self.draft.buffers.len();
+        let node = self.plan.nodes.len();
+        let first_slot = self.plan.slots.len();
         let mut kinds = layout.buffers();
         let mut rest = slots;
         let mut nulls = nulls;
@@ -156,38 +158,48 @@ impl<'a> Planner<'a> {
             (kinds, rest) = (others, buffers);
             if bitmap.is_null() {
                 nulls = Some(0);
-                self.draft.buffers.push(Source::ABSENT);
+                self.plan.slots.push(Slot::absent());
             } else {
                 nulls = self.validity(view, bitmap, nulls);
             }
         } else {
-            nulls = match layout.is_null_type() {
-                true => Some(view.length),
-                false => Some(0),
-            };
+            nulls = Some(if layout.is_null_type() {
+                view.length
+            } else {
+                0
+            });
         }
-        self.draft.nodes.push(Node {
+        self.plan.nodes.push(Node {
+            length: view.length,
+            layout: *layout,
+            cut: false,
             // Once the transfer is done.
             padded: true,
+            offset: 0,
+            validity_offset: 0,
             nulls: NullCount::from(nulls),
-            ..Node::new(*layout, view.length, parent, first_slot, slots.len())
+            parent: parent as u32,
+            first_child: 0,
+            n_children: 0,
+            first_slot: first_slot as u32,
+            n_slots: slots.len() as u32,
         });
-        let content = as_it_is(source, view);
+        let plain = plain(source, view);
         let mut kinds = kinds.iter();
         for source in rest {
             match kinds.next() {
-                Some(BufferKind::Fixed { width, .. }) if view.length > 0 && !source.is_null() => {
+                Some(_) if view.length == 0 || source.is_null() => self.nothing(),
+                Some(BufferKind::Fixed { width, .. }) => {
                     let width = *width as usize;
                     // `lay_out` refuses what does not fit.
                     let bytes = view.length.saturating_mul(width);
-                    let buffer = Source::of(source, view.offset * width, bytes, content);
-                    self.draft.buffers.push(buffer);
+                    let from = source.offset + view.offset * width;
+                    let slot = Slot::new(source.base, from, Some(bytes), plain);
+                    self.plan.slots.push(slot);
                 }
-                Some(BufferKind::Bits) if view.length > 0 && !source.is_null() => {
-                    self.bits(view, source, view.offset, false);
-                }
+                Some(BufferKind::Bits) => self.bits(view, source, view.offset, false),
                 // Offsets and what they point to are filled in below or later.
-                _ => self.draft.buffers.push(self.nothing),
+                _ => self.nothing(),
             }
         }
         if source.n_children > 0 {
@@ -202,12 +214,18 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// As [`sibling`](Self::sibling), for callers where speed does not matter.
+    /// Adds a slot without bytes, or one that is filled in later.
+    fn nothing(&mut self) {
+        let slot = Slot::new(self.nothing, 0, Some(0), PLAIN);
+        self.plan.slots.push(slot);
+    }
+
+    /// As [`sibling`](Self::sibling), where speed does not matter.
     fn node(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
         self.sibling(&self.tree.nodes[view.node], view, nulls, parent)
     }
 
-    /// Adds the children of a node whose siblings are there; for lists and maps the offsets too.
+    /// The children of a node, whose siblings are there; of lists and maps the offsets too.
     fn descend(&mut self, node: usize, view: View) -> Result<()> {
         let tree = self.tree;
         let layout = tree.layout(view.node);
@@ -247,27 +265,27 @@ impl<'a> Planner<'a> {
                     self.node(child, None, node)?;
                 }
                 if nesting == Nesting::Runs {
-                    // All runs are there, so the rows keep their offset.
-                    self.draft.nodes[node].offset = view.offset;
+                    // The rows that all the runs are of.
+                    self.plan.nodes[node].offset = view.offset;
                 }
                 Ok(())
             }
         }
     }
 
-    /// Whether the children that a view's rows refer to are moved whole.
+    /// Whether the children that a view's rows refer to go along whole.
     fn is_whole(&self, view: View) -> bool {
         self.extent == Extent::Reachable || self.tree.is_uncut(view)
     }
 
-    /// Says that the next `n` nodes are the children of `node`.
+    /// The next `n` nodes are the children of `node`.
     fn begin_children(&mut self, node: usize, n: usize) {
-        let first = self.draft.nodes.len();
-        self.draft.nodes[node].first_child = first as u32;
-        self.draft.nodes[node].n_children = n as u32;
+        let first = self.plan.nodes.len();
+        self.plan.nodes[node].first_child = first as u32;
+        self.plan.nodes[node].n_children = n as u32;
     }
 
-    /// Adds the validity bitmap of the next node; returns its null count.
+    /// Adds the slot of the next node's validity bitmap; answers its null count.
     #[inline(never)]
     fn validity(&mut self, view: View, bitmap: &Slot, nulls: Option<usize>) -> Option<usize> {
         let nulls = nulls.or_else(|| self.tree.null_count(view)).or_else(|| {
@@ -282,7 +300,7 @@ impl<'a> Planner<'a> {
             })
         });
         if nulls == Some(0) || view.length == 0 {
-            self.draft.buffers.push(Source::ABSENT);
+            self.plan.slots.push(Slot::absent());
         } else {
             let counts = nulls.is_none() && self.extent == Extent::Compact;
             self.bits(view, bitmap, view.validity_offset, counts);
@@ -290,63 +308,87 @@ impl<'a> Planner<'a> {
         nulls
     }
 
-    /// Adds the bits of a view's rows, the first of which is bit `first` of `source`. With `counts` they are the
+    /// Adds the bits of a view's rows, of which the first is bit `first` of `source`. `counts`: they are the
     /// validity bitmap of the next node, whose nulls are to be counted in it.
     #[inline(never)]
     fn bits(&mut self, view: View, source: &Slot, first: usize, counts: bool) {
         let node = &self.tree.nodes[view.node];
         let (skip, bits) = (first % 8, view.length);
-        let mut content = as_it_is(node, view);
-        if counts || (content == Content::Plain && (skip > 0 || bits % 8 > 0)) {
-            let next = self.draft.nodes.len() as u32 + 1;
-            content = self.draft.fix(Fix::Bits {
+        let owner = if counts || (plain(node, view) == PLAIN && (skip > 0 || bits % 8 > 0)) {
+            let next = self.plan.nodes.len() as u32 + 1;
+            self.plan.fix(Fix::Bits {
                 skip: skip as u8,
                 bits,
                 counts: NonZeroU32::new(next).filter(|_| counts),
-            });
-        }
-        let buffer = Source::of(source, first / 8, bits.div_ceil(8), content);
-        self.draft.buffers.push(buffer);
+            })
+        } else {
+            plain(node, view)
+        };
+        let from = source.offset + first / 8;
+        let slot = Slot::new(source.base, from, Some(bits.div_ceil(8)), owner);
+        self.plan.slots.push(slot);
     }
 
-    /// Has the node wait for the answers to these requests.
-    fn wait_for(&mut self, node: usize, view: View, need: Need, requests: &[Request]) {
+    /// Bytes that have no source.
+    fn ready(&mut self, slot: usize, bytes: &[u8]) {
+        let fix = self.plan.fix(Fix::Ready(self.plan.ready.len()));
+        self.plan.ready.extend_from_slice(bytes);
+        self.plan.slots[slot] = Slot::new(SLAB, 0, Some(bytes.len()), fix);
+    }
+
+    fn wait_for(&mut self, node: usize, view: View, need: Need, requests: &[(DevicePtr, usize)]) {
         self.waiting.push(Waiting {
             node,
             view,
             request: self.requests.len(),
             need,
         });
-        self.requests.extend(requests);
+        self.requests
+            .extend(requests.iter().map(|&(address, bytes)| Request {
+                address,
+                bytes,
+                on_host: false,
+            }));
     }
 
-    /// Adds the data buffers of a view array: all, or those that the rows refer to if the host can read the views.
+    /// View types: all variadic buffers, or those that the rows refer to where the host can look.
     fn variadic(&mut self, node: usize, view: View) -> Result<()> {
         let tree = self.tree;
-        if let Some(sizes) = Sizes::of(tree, view.node) {
-            self.wait_for(node, view, Need::Sizes(sizes), &[sizes.request]);
+        let slots = tree.slots(view.node);
+        let (variadic, sizes) = (&slots[2..slots.len() - 1], &slots[slots.len() - 1]);
+        if variadic.iter().any(|slot| slot.bytes().is_none()) {
+            self.wait_for(
+                node,
+                view,
+                Need::Sizes,
+                &[(sizes.address(), variadic.len() * 8)],
+            );
+            let request = self.requests.last_mut().expect("just pushed");
+            let class = tree
+                .device
+                .backend()
+                .classify(request.address, request.bytes);
+            request.on_host = class == AddressClass::Host;
             return Ok(());
         }
-        let slots = tree.slots(view.node);
-        let variadic = &slots[2..slots.len() - 1];
         let used = self.readable.then(|| {
             // SAFETY: the host can read the views (`readable`), which are ready (`plan_with` waited); that there are
             // `offset + length` of them was checked when the array was made.
             unsafe { referenced(slots[1].address(), view, variadic.len()) }
         });
-        let content = as_it_is(&tree.nodes[view.node], view);
-        let first = self.draft.nodes[node].first_slot as usize + 2;
+        let owner = plain(&tree.nodes[view.node], view);
+        let first = self.plan.nodes[node].first_slot as usize + 2;
         for (i, source) in variadic.iter().enumerate() {
             let bytes = source.bytes().unwrap_or(0);
             let wanted = used.as_ref().is_none_or(|used| used[i]);
             if wanted && bytes > 0 && view.length > 0 {
-                self.draft.buffers[first + i] = Source::of(source, 0, bytes, content);
+                self.plan.slots[first + i] =
+                    Slot::new(source.base, source.offset, Some(bytes), owner);
             }
         }
         Ok(())
     }
 
-    /// Goes on with a node whose numbers are there.
     fn resume(&mut self, waiting: &Waiting, answers: &Answers) -> Result<()> {
         let Waiting {
             node,
@@ -354,43 +396,49 @@ impl<'a> Planner<'a> {
             request,
             need,
         } = *waiting;
+        let tree = self.tree;
+        let width = match tree.layout(view.node).buffers().get(1) {
+            Some(BufferKind::Offsets { width }) => usize::from(*width),
+            _ => 8,
+        };
         match need {
             Need::Ends => {
-                let width = self.offset_width(view);
                 let first = answers.int(request, 0, width);
                 let last = answers.int(request + 1, 0, width);
                 self.range(node, view, width, first, last)
             }
+            Need::Last => {
+                let slot = &tree.slots(view.node)[2];
+                let last = answers.int(request, 0, width);
+                let at = || tree.buffer_path(view.node, 2);
+                let bytes = check_size(tree, slot.address(), last, at)?;
+                slot.set_bytes(bytes);
+                self.whole_range(node, view, width, Err(bytes))
+            }
             Need::Runs => self.cut_runs(node, view, answers.bytes(request)),
-            Need::Sizes(sizes) => {
-                sizes.set(self.tree, answers.bytes(request))?;
-                match self.tree.layout(view.node).variadic {
-                    true => self.variadic(node, view),
-                    false => self.offsets(node, view, self.offset_width(view)),
+            Need::Sizes => {
+                let slots = tree.slots(view.node);
+                for (k, slot) in slots[2..slots.len() - 1].iter().enumerate() {
+                    let at = || tree.buffer_path(view.node, 2 + k);
+                    let bytes = answers.int(request, k, 8);
+                    slot.set_bytes(check_size(tree, slot.address(), bytes, at)?);
                 }
+                self.variadic(node, view)
             }
         }
     }
+}
 
-    /// The bytes of an offset, where there is one more than rows.
-    fn offset_width(&self, view: View) -> usize {
-        match self.tree.layout(view.node).buffers().get(1) {
-            Some(BufferKind::Offsets { width }) => usize::from(*width),
-            _ => 0,
-        }
+/// The owner of slots that need nothing done: of a view that is all of a node, and of others.
+fn plain(node: &Node, view: View) -> u32 {
+    let uncut = !node.cut && view.offset == 0 && node.offset == 0 && view.length == node.length;
+    match node.padded && uncut {
+        true => WHOLE,
+        false => PLAIN,
     }
 }
 
-/// The content of buffers whose bytes need no change.
-fn as_it_is(node: &Node, view: View) -> Content {
-    let whole = !node.cut && view.offset == 0 && node.offset == 0 && view.length == node.length;
-    match node.padded && whole {
-        true => Content::Padded,
-        false => Content::Plain,
-    }
-}
-
-/// Returns which of `n` data buffers a view's rows refer to. Rows that are null may refer to any.
+/// Which of `n` variadic buffers a view's rows refer to. Rows that are null may refer to any.
 ///
 /// # Safety
 /// `views` is readable host memory for `offset + length` views of 16 bytes.
@@ -403,7 +451,7 @@ unsafe fn referenced(views: DevicePtr, view: View, n: usize) -> Vec<bool> {
     for row in view.offset..view.offset + view.length {
         // SAFETY: the caller guarantees `offset + length` readable views, and `row` is one of them.
         let value = unsafe { first.add(row).read_unaligned() };
-        // The length is in the low 32 bits; if it is over 12, the buffer's index is in the third 32 bits.
+        // Length in the low 32 bits; if it is over 12, the buffer's index in the third.
         if value as u32 > 12 {
             if let Some(used) = used.get_mut((value >> 64) as u32 as usize) {
                 *used = true;

@@ -1,16 +1,15 @@
 //! Binary, text, list and map arrays.
 
-use crate::data::gather::Request;
-use crate::data::sizes::{Sizes, check_size};
+use crate::data::sizes::check_size;
 use crate::data::tree::{Slot, View};
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
-use crate::transfer::plan::{Content, Source};
-use crate::transfer::planner::{Extent, Need, Planner, as_it_is};
+use crate::transfer::plan::{PLAIN, SLAB};
+use crate::transfer::planner::{Extent, Need, Planner, plain};
 
 impl Planner<'_> {
-    /// Adds offsets and what they point to. The ends of the range are read first, unless they are known.
+    /// Binary, text, lists and maps: the ends of the range, where they are not known.
     pub(super) fn offsets(&mut self, node: usize, view: View, width: usize) -> Result<()> {
         let tree = self.tree;
         let slots = tree.slots(view.node);
@@ -18,21 +17,22 @@ impl Planner<'_> {
         let reachable = nested && self.extent == Extent::Reachable;
         if view.length == 0 {
             if reachable {
-                self.no_offsets(node, width);
+                let slot = self.plan.nodes[node].first_slot as usize;
+                self.ready(slot + 1, &[0; 8][..width]);
                 return self.only_child(node, tree.child(view, 0));
             }
             return self.range(node, view, width, 0, 0);
         }
         if slots[1].is_null() {
             let path = tree.buffer_path(view.node, 1);
-            return Err(Error::invalid(path, "is null, but the array has rows"));
+            return Err(Error::invalid(path, "is null but has rows"));
         }
         if reachable {
-            return self.whole_range(node, view, width);
+            return self.whole_range(node, view, width, Ok(tree.child(view, 0)));
         }
         let at = |row: usize| slots[1].address().offset(row * width);
         let (first, last) = (at(view.offset), at(view.offset + view.length));
-        // Buffers of arrow-rs arrays may be longer than their rows need, so the offsets themselves are read.
+        // Buffers of arrow-rs arrays may be longer than their rows need, so those are always asked.
         if self.readable {
             // SAFETY: there are `offset + length + 1` offsets, which was checked when the array was made; the host can read
             // them (`readable`), and they are ready (`plan_with` waited).
@@ -40,46 +40,39 @@ impl Planner<'_> {
             return self.range(node, view, width, first, last);
         }
         if tree.is_uncut(view) && self.extent != Extent::Compact {
-            if let Some(sizes) = Sizes::of(tree, view.node) {
-                self.wait_for(node, view, Need::Sizes(sizes), &[sizes.request]);
-                return Ok(());
+            if nested {
+                let child = tree.child(view, 0);
+                return self.whole_range(node, view, width, Ok(child));
             }
-            return self.whole_range(node, view, width);
+            if let Some(bytes) = slots[2].bytes() {
+                return self.whole_range(node, view, width, Err(bytes));
+            }
+            self.wait_for(node, view, Need::Last, &[(last, width)]);
+        } else {
+            self.wait_for(node, view, Need::Ends, &[(first, width), (last, width)]);
         }
-        let request = |address| Request {
-            address,
-            bytes: width,
-            on_host: false,
-        };
-        self.wait_for(node, view, Need::Ends, &[first, last].map(request));
         Ok(())
     }
 
-    /// Adds offsets as they are, and all that they can point to: all rows of a child, or all bytes.
-    fn whole_range(&mut self, node: usize, view: View, width: usize) -> Result<()> {
-        let tree = self.tree;
-        let slots = tree.slots(view.node);
-        let content = as_it_is(&tree.nodes[view.node], view);
-        self.offsets_from(node, view, width, content);
-        if tree.nodes[view.node].n_children > 0 {
-            return self.only_child(node, tree.child(view, 0));
-        }
-        self.bytes(node, view, &slots[2], 0, slots[2].bytes().unwrap_or(0));
-        Ok(())
-    }
-
-    /// Adds the offsets of a view's rows, and the one after them.
-    fn offsets_from(&mut self, node: usize, view: View, width: usize, content: Content) {
-        let slot = self.draft.nodes[node].first_slot as usize;
-        let source = &self.tree.slots(view.node)[1];
+    /// Offsets as they are, and all that they can point to: a child's rows, or bytes.
+    pub(super) fn whole_range(
+        &mut self,
+        node: usize,
+        view: View,
+        width: usize,
+        target: Result<View, usize>,
+    ) -> Result<()> {
+        let slots = self.tree.slots(view.node);
+        let slot = self.plan.nodes[node].first_slot as usize;
         let bytes = (view.length + 1) * width;
-        self.draft.buffers[slot + 1] = Source::of(source, view.offset * width, bytes, content);
-    }
-
-    /// Adds the single offset of an array without rows.
-    fn no_offsets(&mut self, node: usize, width: usize) {
-        let slot = self.draft.nodes[node].first_slot as usize;
-        self.draft.buffers[slot + 1] = self.draft.ready(&[0; 8][..width]);
+        let from = slots[1].offset + view.offset * width;
+        let owner = plain(&self.tree.nodes[view.node], view);
+        self.plan.slots[slot + 1] = Slot::new(slots[1].base, from, Some(bytes), owner);
+        match target {
+            Ok(child) => self.only_child(node, child)?,
+            Err(bytes) => self.bytes(slot + 2, view, &slots[2], 0, bytes),
+        }
+        Ok(())
     }
 
     fn only_child(&mut self, node: usize, child: View) -> Result<()> {
@@ -87,7 +80,7 @@ impl Planner<'_> {
         self.node(child, None, node)
     }
 
-    /// Adds offsets that start at 0, and what lies between `first` and `last`.
+    /// Offsets from 0, and what lies between `first` and `last`.
     pub(super) fn range(
         &mut self,
         node: usize,
@@ -98,6 +91,7 @@ impl Planner<'_> {
     ) -> Result<()> {
         let tree = self.tree;
         let slots = tree.slots(view.node);
+        let slot = self.plan.nodes[node].first_slot as usize;
         let nested = tree.nodes[view.node].n_children > 0;
         if first < 0 || last < first {
             return Err(Error::invalid(
@@ -106,16 +100,18 @@ impl Planner<'_> {
             ));
         }
         if view.length == 0 {
-            self.no_offsets(node, width);
+            self.ready(slot + 1, &[0; 8][..width]);
         } else {
-            let content = match first {
-                0 => as_it_is(&tree.nodes[view.node], view),
-                base => self.draft.fix(Fix::Offsets {
+            let bytes = (view.length + 1) * width;
+            let from = slots[1].offset + view.offset * width;
+            let owner = match first {
+                0 => plain(&tree.nodes[view.node], view),
+                base => self.plan.fix(Fix::Offsets {
                     width: width as u8,
                     base,
                 }),
             };
-            self.offsets_from(node, view, width, content);
+            self.plan.slots[slot + 1] = Slot::new(slots[1].base, from, Some(bytes), owner);
         }
         if nested {
             let child = tree.child(view, 0);
@@ -149,32 +145,31 @@ impl Planner<'_> {
             Some(_) => {}
         }
         let (first, bytes) = (first as usize, (last - first) as usize);
-        self.bytes(node, view, &slots[2], first, bytes);
+        self.bytes(slot + 2, view, &slots[2], first, bytes);
         Ok(())
     }
 
-    /// Adds what offsets point to: `bytes` bytes from byte `first` on. If there are none, the buffer is there all the
-    /// same: some consumers do not accept a null pointer.
-    fn bytes(&mut self, node: usize, view: View, source: &Slot, first: usize, bytes: usize) {
-        let content = match source.bytes() {
-            Some(all) if all == bytes => as_it_is(&self.tree.nodes[view.node], view),
-            _ => Content::Plain,
+    /// What offsets point to: `bytes` bytes from byte `first` on. Where that is nothing the slot is
+    /// there all the same: some consumers take a null pointer amiss.
+    fn bytes(&mut self, slot: usize, view: View, source: &Slot, first: usize, bytes: usize) {
+        let owner = match source.bytes() {
+            Some(all) if all == bytes => plain(&self.tree.nodes[view.node], view),
+            _ => PLAIN,
         };
-        let slot = self.draft.nodes[node].first_slot as usize;
-        self.draft.buffers[slot + 2] = match bytes {
-            0 => Source::EMPTY,
-            _ => Source::of(source, first, bytes, content),
+        self.plan.slots[slot] = match bytes {
+            0 => Slot::new(SLAB, 0, Some(0), PLAIN),
+            _ => Slot::new(source.base, source.offset + first, Some(bytes), owner),
         };
     }
 }
 
-/// Reads an offset of `width` bytes.
+/// An offset of `width` bytes.
 ///
 /// # Safety
 /// There are `width` bytes (4 or 8) of readable host memory at `at`; it need not be aligned.
 unsafe fn offset(at: DevicePtr, width: usize) -> i64 {
     let at = at.as_ptr().cast_const();
-    // SAFETY: the caller guarantees `width` readable bytes at `at`, and unaligned reads need no alignment.
+    // SAFETY: the caller guarantees `width` readable bytes at `at`; unaligned reads need no more.
     unsafe {
         match width {
             4 => i64::from(at.cast::<i32>().read_unaligned()),

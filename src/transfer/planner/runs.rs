@@ -2,14 +2,13 @@
 
 use arrow_schema::DataType;
 
-use crate::data::gather::{Request, int};
-use crate::data::tree::{Node, Tree, View};
+use crate::data::gather::int;
+use crate::data::tree::{Node, Slot, Tree, View};
 use crate::error::{Error, Result};
-use crate::transfer::plan::Source;
 use crate::transfer::planner::{Need, Planner};
 
 impl Planner<'_> {
-    /// Adds the children of a sliced array. Its run ends are read first.
+    /// The children of a cut array: its run ends are read first.
     pub(super) fn runs(&mut self, node: usize, view: View) -> Result<()> {
         let run_ends = self.tree.child(view, 0);
         let width = run_end_width(self.tree, run_ends);
@@ -25,16 +24,11 @@ impl Planner<'_> {
             let ends = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
             return self.cut_runs(node, view, ends);
         }
-        let request = Request {
-            address,
-            bytes,
-            on_host: false,
-        };
-        self.wait_for(node, view, Need::Runs, &[request]);
+        self.wait_for(node, view, Need::Runs, &[(address, bytes)]);
         Ok(())
     }
 
-    /// Adds the runs that hold a view's rows; `bytes` are all run ends.
+    /// The runs that hold a view's rows; `bytes` are all run ends.
     pub(super) fn cut_runs(&mut self, node: usize, view: View, bytes: &[u8]) -> Result<()> {
         let tree = self.tree;
         let (run_ends, values) = (tree.child(view, 0), tree.child(view, 1));
@@ -60,17 +54,16 @@ impl Planner<'_> {
             cut.extend_from_slice(&end.to_ne_bytes()[..width]);
         }
         self.begin_children(node, 2);
-        let first_slot = self.draft.buffers.len();
-        let ends = match cut.is_empty() {
-            true => self.nothing,
-            false => self.draft.ready(&cut),
-        };
-        self.draft.buffers.extend([Source::ABSENT, ends]);
-        let layout = *tree.layout(run_ends.node);
-        self.draft.nodes.push(Node {
+        let first_slot = self.plan.slots.len();
+        self.plan.slots.push(Slot::absent());
+        self.plan.slots.push(Slot::new(self.nothing, 0, Some(0), 0));
+        self.plan.nodes.push(Node {
             padded: true,
-            ..Node::new(layout, runs.len(), node, first_slot, 2)
+            ..Node::new(*tree.layout(run_ends.node), runs.len(), node, first_slot, 2)
         });
+        if !cut.is_empty() {
+            self.ready(first_slot + 1, &cut);
+        }
         let values = View {
             offset: values.offset + runs.start,
             length: runs.len(),
@@ -81,7 +74,7 @@ impl Planner<'_> {
     }
 }
 
-/// The bytes of one run end.
+/// Bytes of one run end.
 fn run_end_width(tree: &Tree, run_ends: View) -> usize {
     match tree.data_type(run_ends.node) {
         DataType::Int16 => 2,
