@@ -39,7 +39,7 @@ fn check(place: &Place, sync: SyncPolicy, most_export: usize) {
         let options = ExportOptions::new(sync);
         // Pools are warm after the first.
         let exported = batch.export_array(&options).unwrap();
-        // SAFETY: of an export.
+        // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
         let imported = unsafe {
             DeviceRecordBatch::import_as(exported, batch.schema().clone(), &place.options)
         };
@@ -51,7 +51,7 @@ fn check(place: &Place, sync: SyncPolicy, most_export: usize) {
             place.sim.is_none() || sync == SyncPolicy::Wait
         );
         let schema = batch.schema().clone();
-        // SAFETY: both come from an export.
+        // SAFETY: array and type come from one export of this crate.
         let (imported, n) =
             count(|| unsafe { DeviceRecordBatch::import_as(exported, schema, &place.options) });
         let imported = imported.unwrap();
@@ -122,7 +122,7 @@ fn to_arrow_arrays() {
             });
             let options = ImportOptions::default();
             let (ours, n) = count(|| {
-                // SAFETY: arrow-rs made it of a batch of this schema.
+                // SAFETY: arrow-rs made the struct of a batch of this schema.
                 let batch = unsafe { DeviceRecordBatch::import_as(ours, schema.clone(), &options) };
                 batch.unwrap().to_host().unwrap()
             });

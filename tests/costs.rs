@@ -245,7 +245,7 @@ fn exports_again() {
             let array = up.export_array(&ExportOptions::new(sync)).unwrap();
             let schema = up.schema().clone();
             drop(up);
-            // SAFETY: of an export.
+            // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
             let imported =
                 unsafe { DeviceRecordBatch::import_as(array, schema, &place.options) }.unwrap();
             let before = place.device.stats();

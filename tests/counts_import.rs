@@ -40,7 +40,7 @@ fn three_hundred_strings() {
             let exported = up
                 .export_array(&ExportOptions::new(SyncPolicy::Event))
                 .unwrap();
-            // SAFETY: of our export.
+            // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
             unsafe { DeviceRecordBatch::import_as(exported, up.schema().clone(), &place.options) }
                 .unwrap()
         };

@@ -229,7 +229,7 @@ fn every_problem_says_what_to_do() {
     );
     assert_eq!(
         texts[1],
-        "invalid input at array.children[0].buffers[0]: cuDF, rule 3: not known to be padded to 64 bytes with zeros; compact() mends it"
+        "invalid input at array.children[0].buffers[0]: cuDF, rule 3: not known to be padded to 64 bytes with zeros; compact() fixes it"
     );
     assert!(texts[2].ends_with("cast to a timestamp in milliseconds"));
     assert!(texts[3].contains("not supported by cuDF"));

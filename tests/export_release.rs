@@ -177,7 +177,7 @@ fn siblings_on_many_threads() {
             let mut exported = up.export_array(&EVENT).unwrap();
             drop(up);
             let root = c(&mut exported).array;
-            // SAFETY: our own export; each child is moved once.
+            // SAFETY: the struct is one of the export's, which is not released yet, and is moved once.
             let children: Vec<_> = unsafe {
                 (0..64)
                     .map(|i| Moved(take(*root.children.add(i))))
@@ -262,7 +262,7 @@ fn an_owner_of_two_columns() {
     }
     let mut exported = batch.export_array(&EVENT).unwrap();
     drop(batch);
-    // SAFETY: our own export; each struct is moved once.
+    // SAFETY: the struct is one of the export's, which is not released yet, and is moved once.
     let last = unsafe {
         let root = &raw mut c(&mut exported).array;
         Moved(take(*(*root).children.add(2)))

@@ -214,7 +214,7 @@ fn imports_with_offsets() {
         let import = || {
             let part = part.as_ref().unwrap();
             let (array, schema) = part.export(SyncPolicy::Event).unwrap();
-            // SAFETY: of our export.
+            // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
             unsafe { DeviceArray::import(array, &schema) }.unwrap()
         };
         let expected = array.slice(31, 20);

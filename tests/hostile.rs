@@ -119,7 +119,7 @@ fn types_that_grow_by_sharing_are_refused() {
     foreign.assert_released("array");
     let schema = Arc::new(Schema::new(vec![shared.clone()]));
     let mut foreign = Foreign::new(&ints().to_data(), &Devices::cpu());
-    // SAFETY: the type is refused.
+    // SAFETY: the type is refused before anything is read of the struct.
     refused(unsafe { DeviceRecordBatch::import_as(foreign.take(), schema, &options) }.map(drop));
     foreign.assert_released("batch");
     let data = ArrayData::builder(shared.data_type().clone()).len(0);
@@ -217,7 +217,7 @@ fn many_children_cost_what_they_are() {
     // SAFETY: the same C struct; what it points to outlives the import.
     let array = unsafe { FFI_ArrowDeviceArray::from_raw((&raw mut array).cast()) };
     let (batch, allocated, _) = bytes(|| {
-        // SAFETY: the same C struct; what it points to outlives the import.
+        // SAFETY: the struct complies with the interface: it was built above, and what it points to outlives the import.
         unsafe { DeviceRecordBatch::import_as(array, schema, &ImportOptions::default()) }.unwrap()
     });
     // A node and two slots each.

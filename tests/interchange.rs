@@ -53,7 +53,7 @@ fn through(array: &DeviceArray, options: &ImportOptions, export: &ExportOptions)
         true,
     ));
     let exported = array.export_array(export).unwrap();
-    // SAFETY: both come from an export.
+    // SAFETY: array and type come from one export of this crate.
     unsafe { DeviceArray::import_as(exported, field, options) }.unwrap()
 }
 
@@ -128,7 +128,7 @@ fn batches_and_slices() {
                 let (array, _) = slice.export(SyncPolicy::Event).unwrap();
                 assert_eq!(array.array().offset(), 0);
                 assert_eq!(array.array().null_count(), 0);
-                // SAFETY: both come from an export.
+                // SAFETY: array and type come from one export of this crate.
                 let again =
                     unsafe { DeviceRecordBatch::import_as(array, up.schema().clone(), &options) }
                         .unwrap();
@@ -160,7 +160,7 @@ fn arrow_takes_ours_and_we_take_arrows() {
             drop(up);
             let exported = exported.into_array().unwrap();
             let data_type = data_type.clone();
-            // SAFETY: of an export.
+            // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
             let data = unsafe { arrow_array::ffi::from_ffi_and_data_type(exported, data_type) }
                 .expect(&context);
             assert_same(&array, &make_array(data), &context);
@@ -170,7 +170,7 @@ fn arrow_takes_ours_and_we_take_arrows() {
                 array.data_type().clone(),
                 true,
             ));
-            // SAFETY: of arrow-rs.
+            // SAFETY: arrow-rs exported the struct from an array of this type.
             let ours = unsafe { DeviceArray::import_as(theirs, field, &ImportOptions::default()) }
                 .unwrap();
             assert_same(&array, &ours.to_host().unwrap(), &context);

@@ -58,7 +58,7 @@ fn out_and_in() {
                 options().with_release(ReleasePolicy::Synchronize),
             ] {
                 let exported = up.export_array(&export).unwrap();
-                // SAFETY: of an export.
+                // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
                 let again =
                     unsafe { DeviceArray::import_as(exported, field(&data_type), &place.options) }
                         .unwrap();
@@ -68,7 +68,7 @@ fn out_and_in() {
                     .unwrap()
                     .export_array(&export)
                     .unwrap();
-                // SAFETY: the array comes from an export of this crate.
+                // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
                 let slice =
                     unsafe { DeviceArray::import_as(slice, field(&data_type), &place.options) }
                         .unwrap();
@@ -92,12 +92,12 @@ fn with_arrow() {
         let up = place.device.upload_array(&array).unwrap();
         let (exported, schema) = up.export(SyncPolicy::Event).unwrap();
         drop(up);
-        // SAFETY: of an export.
+        // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
         let data =
             unsafe { arrow_array::ffi::from_ffi(exported.into_array().unwrap(), &schema) }.unwrap();
         assert_same(&array, &make_array(data), &data_type);
         let theirs = FFI_ArrowDeviceArray::new_cpu(&array.to_data());
-        // SAFETY: of arrow-rs.
+        // SAFETY: arrow-rs exported the struct from an array of this type.
         let ours =
             unsafe { DeviceArray::import_as(theirs, field(&data_type), &place.options) }.unwrap();
         assert_same(&array, &ours.to_host().unwrap(), &data_type);
@@ -126,7 +126,7 @@ fn children_outlive_their_parent() {
             // Grandchildren and a dictionary, out of children that go before them.
             let mut deeper = vec![];
             for child in &mut moved {
-                // SAFETY: our own export; each struct is moved once.
+                // SAFETY: the children are this export's, which is not released yet; each struct is moved once.
                 unsafe {
                     for i in 0..child.0.n_children as usize {
                         deeper.push(Moved(take(*child.0.children.add(i))));
@@ -188,7 +188,7 @@ fn batches() {
     let up = place.device.upload(&batch).unwrap().slice(1, 4).unwrap();
     let exported = up.export_array(&options()).unwrap();
     let schema = up.schema().clone();
-    // SAFETY: of an export.
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
     let again = unsafe { DeviceRecordBatch::import_as(exported, schema, &place.options) }.unwrap();
     let moved = thread::spawn(move || again.to_host().unwrap())
         .join()
@@ -261,7 +261,7 @@ fn copies() {
         .unwrap();
     let array = DeviceArray::from_host(data.clone()).unwrap();
     let exported = array.export_array(&options()).unwrap();
-    // SAFETY: of an export.
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
     let again =
         unsafe { DeviceArray::import_as(exported, field(&DataType::Int32), &place.options) }
             .unwrap();

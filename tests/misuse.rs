@@ -319,7 +319,7 @@ fn null_counts_are_those_of_the_bitmap() {
             "in a compact batch",
         );
         let exact = batch.export(SyncPolicy::Event).unwrap();
-        // SAFETY: both come from `export`.
+        // SAFETY: array and type come from one export of this crate.
         let again = unsafe { DeviceRecordBatch::import(exact.0, &exact.1) }.unwrap();
         assert_eq!(again.column(0).unwrap().null_count(), Some(1));
         check(&again.column(0).unwrap(), "exported");

@@ -78,7 +78,7 @@ unsafe impl Backend for Mute {
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
-        // SAFETY: the event is live, as this method's contract asks, and the simulated device's.
+        // SAFETY: the caller guarantees a live event of this device, which is the simulated device's.
         unsafe { self.sim.wait_event(event) }
     }
 

@@ -122,7 +122,7 @@ fn imports() {
                 expected = expected.slice(offset, rows);
                 at = failure_free(at.slice(offset, rows))?;
                 let exported = failure_free(at.export_array(&ExportOptions::new(SyncPolicy::Event)))?;
-                // SAFETY: of an export.
+                // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
                 let again = unsafe { DeviceArray::import_as(exported, foreign.field(), &place.options) };
                 let again = failure_free(again)?;
                 for down in [at.to_host(), again.to_host(), again.compact().and_then(|a| a.to_host())] {

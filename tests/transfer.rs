@@ -350,7 +350,7 @@ fn struct_data_with_offsets() {
         .into_builder()
         .data_type(fixed)
         .child_data(vec![whole.to_data()]);
-    // SAFETY: the upload refuses the array, which is what is tested; nothing else reads it.
+    // SAFETY: the array is only wrapped, which refuses it: its child is too short.
     let fixed = unsafe { fixed.build_unchecked() };
 
     let mut devices = vec![Devices::cpu()];

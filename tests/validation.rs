@@ -312,7 +312,7 @@ fn bad_first_text() -> ArrayData {
     let texts = unsafe { texts.build_unchecked() };
     let lists = ArrayData::builder(list(DataType::Utf8)).len(2);
     let lists = lists.add_buffer(offsets()).add_child_data(texts);
-    // SAFETY: never used as an arrow array.
+    // SAFETY: the array is only exported and validated, never read as an arrow array.
     unsafe { lists.build_unchecked() }
 }
 

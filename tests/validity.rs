@@ -70,7 +70,7 @@ fn through(array: &DeviceArray, export: &ExportOptions, options: &ImportOptions)
 
 fn batch_through(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
     let exported = batch.export_array(&EXACT).unwrap();
-    // SAFETY: the array comes from an export, and the type is its own.
+    // SAFETY: the array comes from an export, and the schema is its own.
     unsafe { DeviceRecordBatch::import_as(exported, batch.schema().clone(), options) }.unwrap()
 }
 
@@ -199,7 +199,7 @@ fn in_batches_and_nested() {
             let item = Arc::new(Field::new("item", data_type, true));
             let lists_host = FixedSizeListArray::new(item.clone(), 4, Arc::new(rows_host), None);
             let of_four = DataType::FixedSizeList(item, 4);
-            // SAFETY: no row is null, and the children have as many.
+            // SAFETY: no row is null, and the child has four times as many rows.
             let lists_up = unsafe {
                 DeviceArray::from_parts(
                     of_four,

@@ -1,4 +1,4 @@
-//! What kernels get of an array: values, offsets and validity, ordered and checked by type.
+//! Kernel access: loans of an array's values, offsets and validity bitmap, ordered on a queue and checked by type.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner, check_queue};
 
 impl DeviceArray {
-    /// The validity bitmap of exactly these rows, without a copy, to be given to another array or to a
-    /// kernel. `None` if the array has none, and so no nulls of its own.
+    /// Returns the validity bitmap of exactly these rows, without a copy, for another array or a kernel. Returns
+    /// `None` if the array has no bitmap, and so no nulls of its own.
     ///
-    /// Arrays of the types null, union and run-end encoded never have one; nulls of a dictionary's values, and
-    /// of a child's parent, are in the bitmaps of those.
+    /// Null, union and run-end encoded arrays never have one. The nulls of a dictionary's values are in the bitmap
+    /// of the values, and those of a struct are not in the bitmaps of its children.
     pub fn validity(&self) -> Option<Validity> {
         let (tree, view) = (self.tree(), self.view());
         let slot = tree.bitmap_of(&tree.nodes[view.node])?;
-        // The length of a bitmap follows from the rows, which were checked when the array was made.
+        // The buffer has these bits: its length was checked against the rows when the array was made.
         let needed = (view.validity_offset + view.length).div_ceil(8);
         let owner = tree.owner(slot).clone();
         let bytes = slot.bytes().unwrap_or(needed);
@@ -35,13 +35,13 @@ impl DeviceArray {
         })
     }
 
-    /// An array with the rows of this one, null where this one is, and with new `values`: what a kernel of one
-    /// input returns. The validity bitmap is shared, not copied, also where this array is a slice.
+    /// Returns an array with new `values` and with the nulls of this array: the result of a kernel with one input.
+    /// The validity bitmap is shared, not copied, even if this array is a slice.
     ///
-    /// `data_type` is any type that [`from_values`](Self::from_values) takes, `values` has the value of this
-    /// array's first row at its start.
+    /// `data_type` is any type that [`from_values`](Self::from_values) accepts. `values` starts with the value of
+    /// this array's first row.
     ///
-    /// An export may have to copy the bitmap if this array starts within a byte of it: see
+    /// An export may have to copy the bitmap if this array starts within a byte of it; see
     /// [`export`](Self::export).
     ///
     /// ```
@@ -61,8 +61,8 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// As [`from_values`](Self::from_values); [`Error::InvalidArgument`] also if this array is of a type that
-    /// has nulls but no validity bitmap (null, union, run-end encoded).
+    /// As [`from_values`](Self::from_values). Also returns [`Error::InvalidArgument`] if this array's type has no
+    /// validity bitmap (null, union, run-end encoded).
     pub fn with_values(&self, data_type: DataType, values: DeviceBuffer) -> Result<Self> {
         if !self.tree().layout(self.view().node).has_validity() {
             return Err(Error::argument(format!(
@@ -75,8 +75,11 @@ impl DeviceArray {
 }
 
 impl DeviceArray {
-    /// The values of an array with fixed-width values of the native type `T` (`i64` serves `Int64`,
-    /// `Timestamp`, `Duration`, ...; dictionaries give their keys).
+    /// Lends the values of a fixed-width array to work on `queue`; for a dictionary, its keys. `T` is the native
+    /// type, for example `i64` for `Int64`, `Timestamp(_, _)` and `Duration(_)`.
+    ///
+    /// The queue waits until the memory is ready, and dropping the loan records the use; this thread does not
+    /// wait. Nothing is copied.
     ///
     /// ```
     /// # use arrow_array::{ArrayRef, Int64Array};
@@ -93,7 +96,8 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for another type, misaligned values, or a queue of another device.
+    /// Returns [`Error::InvalidArgument`] if the array has another type, if the values are misaligned or if the
+    /// queue belongs to another device.
     pub fn values_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<DeviceSlice<'_, T>> {
         if !is_native::<T>(self.data_type()) {
             return Err(Error::argument(format!(
@@ -105,15 +109,15 @@ impl DeviceArray {
         self.elements_on(queue, 1, 0)
     }
 
-    /// The offsets of binary, text, list and map arrays (rows + 1 of them), of list views and of
-    /// dense unions (one a row). `T` is `i32` or `i64` as the type says.
+    /// Lends the offsets of a binary, text, list or map array (one more than rows), of a list view or of a dense
+    /// union (one for each row). `T` is `i32` or `i64`, depending on the type.
     ///
     /// # Errors
     /// As [`values_on`](Self::values_on).
     pub fn offsets_on<T: ArrowNativeType>(&self, queue: &Queue) -> Result<DeviceSlice<'_, T>> {
         use DataType as D;
         let width = offset_width::<T>()?;
-        // Bytes of an offset, where there is one more than rows.
+        // The width in bytes of offsets of which there is one more than rows.
         let second = match self.tree().layout(self.view().node).buffers().get(1) {
             Some(BufferKind::Offsets { width }) => *width,
             _ => 0,
@@ -129,7 +133,7 @@ impl DeviceArray {
         }
     }
 
-    /// The sizes of list views.
+    /// Lends the sizes of a list view, in elements. `T` is `i32` or `i64`, depending on the type.
     ///
     /// # Errors
     /// As [`values_on`](Self::values_on).
@@ -144,7 +148,7 @@ impl DeviceArray {
         }
     }
 
-    /// The type ids of unions.
+    /// Lends the type ids of a union.
     ///
     /// # Errors
     /// As [`values_on`](Self::values_on).
@@ -155,11 +159,12 @@ impl DeviceArray {
         }
     }
 
-    /// The validity bitmap: a set bit is a value, an unset one a null. `None` if the array has no bitmap, and
-    /// so no nulls of its own. [`validity`](Self::validity) is the same to keep, or to give to another array.
+    /// Lends the validity bitmap: a set bit marks a value, an unset bit a null. Returns `None` if the array has no
+    /// bitmap, and so no nulls of its own. [`validity`](Self::validity) returns the same bits to keep, or to pass
+    /// to another array.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a queue of another device.
+    /// Returns [`Error::InvalidArgument`] if the queue belongs to another device.
     pub fn validity_on(&self, queue: &Queue) -> Result<Option<DeviceBits<'_>>> {
         let (tree, view) = (self.tree(), self.view());
         if tree.bitmap_of(&tree.nodes[view.node]).is_none() {
@@ -168,7 +173,7 @@ impl DeviceArray {
         self.bits_on(queue, 0, view.validity_offset).map(Some)
     }
 
-    /// The values of a boolean array.
+    /// Lends the values of a boolean array, one bit for each row.
     ///
     /// # Errors
     /// As [`values_on`](Self::values_on).
@@ -185,7 +190,7 @@ impl DeviceArray {
         Ok(DeviceBits::new(owner, queue, address, bit_offset, len))
     }
 
-    /// One element of `T` per row, and `extra` more, of a slot.
+    /// Lends one element of `T` for each row, and `extra` more, of buffer `slot`.
     fn elements_on<T>(
         &self,
         queue: &Queue,
@@ -195,7 +200,7 @@ impl DeviceArray {
         let (owner, base) = self.lend(queue, slot)?;
         let slot = &self.tree().slots(self.view().node)[slot];
         let (mut address, mut len) = (base, 0);
-        // Sizes were checked when the array was made: rows fit the buffer. Only the one offset of no
+        // The rows fit the buffer, which was checked when the array was made. Only the single offset of an array without
         // rows may be missing.
         let needed = (self.offset() + self.len() + extra).saturating_mul(size_of::<T>());
         if !base.is_null() && slot.bytes().is_none_or(|bytes| bytes >= needed) {
@@ -232,7 +237,7 @@ impl DeviceArray {
     }
 }
 
-/// Bytes of an offset or size of the native type `T`, `i32` or `i64`.
+/// Returns the width in bytes of offsets or sizes of the native type `T`, `i32` or `i64`.
 fn offset_width<T: ArrowNativeType>() -> Result<usize> {
     use std::any::TypeId;
     let of = TypeId::of::<T>();
@@ -245,7 +250,7 @@ fn offset_width<T: ArrowNativeType>() -> Result<usize> {
     )))
 }
 
-/// Whether the values of `data_type` are of the native type `T`.
+/// Returns whether `T` is the native type of the values of `data_type`.
 fn is_native<T: ArrowNativeType>(data_type: &DataType) -> bool {
     use DataType as D;
     use std::any::TypeId;

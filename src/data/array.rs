@@ -1,4 +1,4 @@
-//! [`DeviceArray`].
+//! [`DeviceArray`]: its properties, slices and readiness. See `build` for how one is made.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,19 +6,25 @@ use std::sync::Arc;
 
 use arrow_schema::{DataType, FieldRef};
 
-use crate::data::build::{Builder, root_node};
-use crate::data::layout::{BufferKind, Layout, Nesting, check_rows, check_type};
-use crate::data::tree::{Node, NullCount, Tree, View};
-use crate::data::validity::Validity;
+use crate::data::tree::{NullCount, Tree, View};
 use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner};
 
-/// An Arrow array of any type in the memory of a device: type, length, offset, null count, buffers,
-/// children. Immutable; clones and slices share the memory.
+/// An Arrow array of any type in the memory of a device. Immutable; clones and slices share the memory.
 ///
-/// Offset and length are in rows and stay as the C interface has them; no offset is folded into a
-/// pointer. It is not an [`arrow_array::Array`]: that trait reads memory on the host.
+/// It consists of a type, a length, an offset, a null count, buffers and children, as in the C data interface.
+/// Offset and length are in rows; no offset is folded into a pointer. It is not an [`arrow_array::Array`]: that
+/// trait reads memory on the host.
+///
+/// ```
+/// use arrow_array::Int32Array;
+/// use arrow_device::Devices;
+/// let array = Devices::cpu().upload_array(&Int32Array::from(vec![Some(1), None, Some(3)]))?;
+/// let tail = array.slice(1, 2)?; // shares the memory
+/// assert_eq!((tail.len(), tail.offset(), array.null_count()), (2, 1, Some(1)));
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct DeviceArray {
     tree: Arc<Tree>,
@@ -44,11 +50,11 @@ impl DeviceArray {
         }
     }
 
-    /// The same array under this field: its name, nullability and metadata (extension types) go
-    /// along with exports.
+    /// Returns the same array with this field, whose name, nullability and metadata (extension types) are
+    /// exported with it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the field is of another type.
+    /// Returns [`Error::InvalidArgument`] if the field has another type.
     pub fn with_field(self, field: FieldRef) -> Result<Self> {
         if field.data_type() != self.data_type() {
             return Err(Error::argument(format!(
@@ -64,236 +70,57 @@ impl DeviceArray {
         })
     }
 
-    /// An array of a type whose every bit pattern is a value (integers, floats, decimals, dates,
-    /// times, intervals, booleans, fixed-size binary) from its buffers, at offset 0.
-    ///
-    /// `validity` says which rows are null, `None` that none is: for the nulls of an input pass its
-    /// [`validity`](Self::validity), or use [`with_values`](Self::with_values). How many are null is known
-    /// only if the validity knows it; otherwise it is counted by what needs the number.
-    ///
-    /// Nothing is copied. An export may have to copy the bitmap if it starts within a byte: see
-    /// [`export`](Self::export).
-    ///
-    /// ```
-    /// use arrow_buffer::Buffer;
-    /// use arrow_device::{DeviceArray, DeviceBuffer};
-    /// use arrow_schema::DataType;
-    /// let values = DeviceBuffer::from(Buffer::from_vec(vec![1i32, 2, 3]));
-    /// let array = DeviceArray::from_values(DataType::Int32, 3, values, None)?;
-    /// assert_eq!(array.to_host()?.len(), 3);
-    /// # Ok::<(), arrow_device::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] for another type, a validity of another number of rows, values that are too
-    /// short, and buffers of two devices.
-    pub fn from_values(
-        data_type: DataType,
-        length: usize,
-        values: DeviceBuffer,
-        validity: Option<Validity>,
-    ) -> Result<Self> {
-        let layout = Layout::of(&data_type);
-        let plain = layout.nesting == Nesting::Leaf && !layout.variadic;
-        if !plain || layout.buffers().len() != 2 {
-            return Err(Error::argument(format!(
-                "{data_type} has other buffers than values; use DeviceArray::from_parts"
-            )));
-        }
-        let (bitmap, bit_offset, nulls) = match validity {
-            Some(validity) if validity.len() != length => {
-                return Err(Error::argument(format!(
-                    "{data_type}: a validity of {} rows for {length} rows",
-                    validity.len()
-                )));
-            }
-            Some(validity) => {
-                let (buffer, bit_offset, nulls) = validity.into_parts();
-                (Some(buffer), bit_offset, nulls)
-            }
-            None => (None, 0, Some(0)),
-        };
-        let buffers = [bitmap, Some(values)];
-        // SAFETY: every bit pattern is a value of these types. A null count that is known is that of an array
-        // with these rows of the bitmap, which counted it or was vouched for.
-        unsafe { Self::assemble(data_type, length, nulls, bit_offset, &buffers, &[]) }
-    }
-
-    /// An array of any type from buffers, in the order of the C data interface, and children (a
-    /// dictionary's values are its child), at offset 0: a validity bitmap starts at bit 0 of its buffer. For
-    /// view types, `buffers` are bitmap, views and all out-of-line buffers. A buffer of no bytes may be `None`.
-    ///
-    /// `nulls` is the number of rows that the bitmap says are null, or `None` if it is not known. It is not
-    /// checked but against the number of rows: exports state it, and arrow-rs relies on it.
-    ///
-    /// # Safety
-    /// - The values must be valid for the type once the buffers are ready: offsets ascend and lie
-    ///   inside, text is UTF-8, keys, type ids, views and run ends point to something. Sizes that the
-    ///   type tells are checked.
-    /// - `nulls`, if it is given, is the number of unset bits among the first `length` of the bitmap.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] if counts, lengths, types or devices do not fit.
-    pub unsafe fn from_parts(
-        data_type: DataType,
-        length: usize,
-        nulls: Option<usize>,
-        buffers: &[Option<DeviceBuffer>],
-        children: &[DeviceArray],
-    ) -> Result<Self> {
-        // SAFETY: the caller guarantees values and null count (see `# Safety`); the bitmap starts at bit 0.
-        unsafe { Self::assemble(data_type, length, nulls, 0, buffers, children) }
-    }
-
-    /// As [`from_parts`](Self::from_parts), for a validity bitmap that starts at bit `bit_offset` of its
-    /// buffer.
-    ///
-    /// # Safety
-    /// As [`from_parts`](Self::from_parts), for the bits from `bit_offset` on.
-    unsafe fn assemble(
-        data_type: DataType,
-        length: usize,
-        nulls: Option<usize>,
-        bit_offset: usize,
-        buffers: &[Option<DeviceBuffer>],
-        children: &[DeviceArray],
-    ) -> Result<Self> {
-        check_type(&data_type)?;
-        check_rows(length)?;
-        let layout = Layout::of(&data_type);
-        let wrong = |what: String| Err(Error::argument(format!("{data_type}: {what}")));
-        let kinds = layout.buffers();
-        let fits = if layout.variadic {
-            buffers.len() >= kinds.len()
-        } else {
-            buffers.len() == kinds.len()
-        };
-        if !fits || children.len() != layout.n_children() {
-            return wrong(format!(
-                "{} buffers and {} children given, {} and {} needed",
-                buffers.len(),
-                children.len(),
-                kinds.len(),
-                layout.n_children()
-            ));
-        }
-        let device = buffers.iter().flatten().map(DeviceBuffer::device);
-        let device = device
-            .chain(children.iter().map(DeviceArray::device))
-            .next();
-        let Some(device) = device.cloned() else {
-            return wrong("no buffer tells the device".into());
-        };
-        let mut builder = Builder::new(device);
-        for (kind, buffer) in kinds.iter().zip(buffers) {
-            let is_mask = *kind == BufferKind::Validity;
-            let rows = if is_mask {
-                bit_offset.saturating_add(length)
-            } else {
-                length
-            };
-            let needed = match (kind.bytes(rows), buffer) {
-                (_, None) if is_mask => 0,
-                (Some(bytes), _) if length > 0 => bytes?,
-                _ => 0,
-            };
-            let there = buffer.as_ref().map_or(0, DeviceBuffer::len);
-            if there < needed {
-                return wrong(format!(
-                    "a buffer has {there} bytes where {length} rows need {needed}"
-                ));
-            }
-        }
-        let has_mask = layout.has_validity() && buffers[0].is_some();
-        match nulls {
-            Some(n) if n > length || (n > 0 && !has_mask && data_type != DataType::Null) => {
-                return wrong(format!("{n} nulls in {length} rows"));
-            }
-            _ => {}
-        }
-        for (i, child) in children.iter().enumerate() {
-            let expected = crate::data::layout::child_type(&data_type, i);
-            if expected != Some(child.data_type()) {
-                return wrong(format!("child {i} is of type {}", child.data_type()));
-            }
-            let needed = match layout.nesting {
-                Nesting::RowByRow => length,
-                Nesting::Times(n) => length
-                    .checked_mul(n as usize)
-                    .ok_or_else(|| Error::argument("too many rows"))?,
-                _ => 0,
-            };
-            if child.len() < needed {
-                return wrong(format!(
-                    "child {i} has {} rows, {needed} needed",
-                    child.len()
-                ));
-            }
-        }
-        for buffer in buffers {
-            builder.buffer(buffer.as_ref())?;
-        }
-        if layout.variadic {
-            builder.buffer(None)?;
-        }
-        let n_slots = builder.slots.len();
-        builder.nodes.push(Node {
-            validity_offset: bit_offset,
-            ..root_node(layout, length, n_slots, NullCount::from(nulls))
-        });
-        builder.children(0, children)?;
-        Ok(Self::from_tree(Arc::new(builder.finish(data_type))))
-    }
-
-    /// The device whose memory the array is in.
+    /// Returns the device whose memory holds the array.
     pub fn device(&self) -> &Device {
         &self.tree.device
     }
 
-    /// The array's type.
+    /// Returns the array's type.
     pub fn data_type(&self) -> &DataType {
         self.tree.data_type(self.view.node)
     }
 
-    /// Name, nullability and metadata (extension types), where the array came with them.
+    /// Returns the array's field, with name, nullability and metadata (extension types), if it came with one.
     pub fn field(&self) -> Option<&FieldRef> {
         self.field.as_ref()
     }
 
-    /// How many rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.view.length
     }
 
-    /// Whether there are none.
+    /// Returns whether the array has no rows.
     pub fn is_empty(&self) -> bool {
         self.view.length == 0
     }
 
-    /// Rows to skip from the start of the buffers.
+    /// Returns the number of rows to skip from the start of the buffers.
     pub fn offset(&self) -> usize {
         self.view.offset
     }
 
     /// Returns the number of nulls in the array's own validity bitmap, or `None` if it is not known yet.
-    /// Never reads device memory. A number that is known was counted, or an `unsafe` import vouched for it.
+    /// Never reads device memory. A known number was counted, or the caller of an `unsafe` function guaranteed it.
     pub fn null_count(&self) -> Option<usize> {
-        // Others may have counted the same rows.
+        // Another array of the same rows may have counted them.
         let counted = || self.tree.null_count(self.view);
         self.nulls.get().or_else(counted)
     }
 
-    /// How many buffers there are, in the order of the C data interface, without a view type's
-    /// buffer of lengths.
+    /// Returns the number of buffers, in the order of the C data interface. A view type's buffer of sizes does
+    /// not count.
     pub fn num_buffers(&self) -> usize {
         let slots = self.tree.slots(self.view.node).len();
         slots - usize::from(self.tree.layout(self.view.node).variadic)
     }
 
-    /// Buffer `i` as the array has it in memory, which is not cut to the rows of a slice: row 0 is at
-    /// [`offset`](Self::offset), and in a validity bitmap maybe elsewhere; [`validity`](Self::validity) has the
-    /// bitmap of exactly these rows. `None` if the buffer is not there, or while its length is known on the
-    /// device only.
+    /// Returns buffer `i` as it is in memory, not cut to the rows of a slice: row 0 is element
+    /// [`offset`](Self::offset) of it. A validity bitmap may start elsewhere; [`validity`](Self::validity) returns
+    /// the bitmap of exactly these rows.
+    ///
+    /// Returns `None` if the array has no such buffer, or if its size is stored in device memory and not known yet
+    /// (see [`resolve_sizes`](Self::resolve_sizes)).
     pub fn buffer(&self, i: usize) -> Option<DeviceBuffer> {
         if i >= self.num_buffers() {
             return None;
@@ -311,19 +138,19 @@ impl DeviceArray {
         ))
     }
 
-    /// How many children; a dictionary's values are one.
+    /// Returns the number of children; a dictionary's values are one.
     pub fn num_children(&self) -> usize {
         self.tree.nodes[self.view.node].n_children as usize
     }
 
-    /// Child `i`: of structs, sparse unions and fixed-size lists the rows that belong to this array,
-    /// else the whole child.
+    /// Returns child `i`: for structs, sparse unions and fixed-size lists the rows that belong to this array,
+    /// otherwise the whole child.
     pub fn child(&self, i: usize) -> Option<Self> {
         (i < self.num_children())
             .then(|| Self::from_view(self.tree.clone(), self.tree.child(self.view, i)))
     }
 
-    /// A dictionary's values.
+    /// Returns a dictionary's values, or `None` for any other type.
     pub fn dictionary(&self) -> Option<Self> {
         match self.data_type() {
             DataType::Dictionary(_, _) => self.child(0),
@@ -331,10 +158,10 @@ impl DeviceArray {
         }
     }
 
-    /// `length` rows from `offset`, without a copy.
+    /// Returns `length` rows from row `offset` on, without a copy.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if they do not lie inside.
+    /// Returns [`Error::InvalidArgument`] if the array does not have these rows.
     pub fn slice(&self, offset: usize, length: usize) -> Result<Self> {
         if offset
             .checked_add(length)
@@ -365,7 +192,10 @@ impl DeviceArray {
         })
     }
 
-    /// Whether the array's memory may be read now. Never waits.
+    /// Returns whether the array's memory may be read now. Never waits.
+    ///
+    /// # Errors
+    /// Returns the errors that the device reports.
     pub fn is_ready(&self) -> Result<bool> {
         for owner in self.owners().iter() {
             if let Some(event) = owner.ready() {
@@ -377,13 +207,20 @@ impl DeviceArray {
         Ok(true)
     }
 
-    /// Makes this thread wait until the array's memory may be read.
+    /// Blocks this thread until the array's memory may be read.
+    ///
+    /// # Errors
+    /// Returns the errors that the device reports.
     pub fn wait(&self) -> Result<()> {
         self.owners().iter().try_for_each(|owner| owner.wait_host())
     }
 
-    /// An event after which the array's memory may be read, to be [notified](SyncEvent::notify) of;
-    /// `None` if it may be now. Several events become one: the default queue waits for them.
+    /// Returns an event after which the array's memory may be read, for example for
+    /// [`notify`](SyncEvent::notify), or `None` if it may be read now. Several events become one: the default
+    /// queue waits for them. Does not block.
+    ///
+    /// # Errors
+    /// Returns the errors that the device reports.
     pub fn ready_event(&self) -> Result<Option<SyncEvent>> {
         let mut one: Option<SyncEvent> = None;
         let mut queue = None;
@@ -412,7 +249,7 @@ impl DeviceArray {
         }
     }
 
-    /// The owners of this array's own buffers and its descendants'.
+    /// The owners of the array's buffers and of its descendants'.
     pub(crate) fn owners(&self) -> Cow<'_, [Arc<Owner>]> {
         let all = self.tree.owners.as_slice();
         if self.view.node == 0 || all.len() == 1 {
@@ -432,10 +269,13 @@ impl DeviceArray {
         self.view
     }
 
-    /// Keeps the number of nulls that were counted in this array's bitmap.
-    pub(crate) fn set_null_count(&self, nulls: usize) {
-        self.nulls.set(nulls);
-        self.tree.keep_null_count(self.view, nulls);
+    /// Keeps the number of nulls that were counted in the bitmap of `view`, where it is this array's or that of a
+    /// whole node.
+    pub(crate) fn keep_null_count(&self, view: View, nulls: usize) {
+        if view == self.view {
+            self.nulls.set(nulls);
+        }
+        self.tree.keep_null_count(view, nulls);
     }
 }
 

@@ -1,4 +1,4 @@
-//! [`DeviceRecordBatch`].
+//! [`DeviceRecordBatch`]: a schema and columns of equal length.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,12 +11,22 @@ use crate::data::layout::check_rows;
 use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
 
-/// A record batch in the memory of a device: a schema, and columns of equal length. Immutable;
-/// clones, slices and projections share the memory.
+/// A record batch in the memory of a device: a schema, and columns of equal length. Immutable; clones, slices and
+/// projections share the memory.
 ///
-/// It is a struct array without nulls ("Record batches" of the specification) with the schema beside
-/// it. No [`arrow_array::RecordBatch`] ever holds a device address; [`to_host`](Self::to_host) makes
-/// one from it.
+/// It is a struct array without nulls, as the C data interface represents record batches, together with its
+/// schema. An [`arrow_array::RecordBatch`] never holds a device address; [`to_host`](Self::to_host) copies the
+/// rows to host memory if necessary.
+///
+/// ```
+/// use arrow_array::record_batch;
+/// use arrow_device::Devices;
+/// let batch = record_batch!(("id", Int64, [1, 2, 3]), ("name", Utf8, ["a", "b", "c"]))?;
+/// let on_device = Devices::cpu().upload(&batch)?;
+/// assert_eq!(on_device.column_by_name("name")?.len(), 3);
+/// assert_eq!(on_device.project(&[0])?.slice(1, 2)?.to_host()?, batch.project(&[0])?.slice(1, 2));
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct DeviceRecordBatch {
     schema: SchemaRef,
@@ -24,21 +34,22 @@ pub struct DeviceRecordBatch {
 }
 
 impl DeviceRecordBatch {
-    /// `array` is a struct of the schema's fields without nulls: its makers see to it.
+    /// `array` must be a struct of the schema's fields without nulls.
     pub(crate) fn from_struct(schema: SchemaRef, array: DeviceArray) -> Self {
         Self { schema, array }
     }
 
-    /// A batch of these columns, which may come from several batches and carry events of their own.
+    /// Makes a batch of these columns, which may come from several batches and have events of their own. Nothing
+    /// is copied.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if number, types, lengths or devices of the columns do not fit, if
-    /// a column that cannot be null is known to hold nulls, or if there is no column (see
+    /// Returns [`Error::InvalidArgument`] if the number, types, lengths or devices of the columns do not fit
+    /// together, if a column whose field is not nullable is known to have nulls, or if there is no column (see
     /// [`try_new_empty`](Self::try_new_empty)).
     pub fn try_new(schema: SchemaRef, columns: &[DeviceArray]) -> Result<Self> {
         let Some(first) = columns.first() else {
             return Err(Error::argument(
-                "a batch without columns does not tell its device; use try_new_empty",
+                "the device of a batch without columns is unknown; use try_new_empty",
             ));
         };
         if schema.fields().len() != columns.len() {
@@ -66,7 +77,7 @@ impl DeviceRecordBatch {
                 return wrong(format!("has {} rows, not {}", column.len(), first.len()));
             }
             if !field.is_nullable() && column.null_count().is_some_and(|n| n > 0) {
-                return wrong("holds nulls, which its field forbids".into());
+                return wrong("has nulls, but its field is not nullable".into());
             }
         }
         let root = DataType::Struct(schema.fields().clone());
@@ -77,7 +88,10 @@ impl DeviceRecordBatch {
         })
     }
 
-    /// A batch of `rows` rows and no columns.
+    /// Makes a batch of `rows` rows and no columns.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if the schema has fields, or for more than `i64::MAX` rows.
     pub fn try_new_empty(device: &Device, metadata: Schema, rows: usize) -> Result<Self> {
         if !metadata.fields().is_empty() {
             return Err(Error::argument(
@@ -93,40 +107,40 @@ impl DeviceRecordBatch {
         })
     }
 
-    /// The device whose memory the batch is in.
+    /// Returns the device whose memory holds the batch.
     pub fn device(&self) -> &Device {
         self.array.device()
     }
 
-    /// The schema.
+    /// Returns the schema.
     pub fn schema(&self) -> &SchemaRef {
         &self.schema
     }
 
-    /// How many rows.
+    /// Returns the number of rows.
     pub fn num_rows(&self) -> usize {
         self.array.len()
     }
 
-    /// How many columns.
+    /// Returns the number of columns.
     pub fn num_columns(&self) -> usize {
         self.schema.fields().len()
     }
 
-    /// Column `i`.
+    /// Returns column `i`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such column.
+    /// Returns [`Error::InvalidArgument`] if there is no such column.
     pub fn column(&self, i: usize) -> Result<DeviceArray> {
         self.array
             .child(i)
             .ok_or_else(|| Error::argument(format!("no column {i} of {}", self.num_columns())))
     }
 
-    /// The first column of this name.
+    /// Returns the first column with this name.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such column.
+    /// Returns [`Error::InvalidArgument`] if there is no such column.
     pub fn column_by_name(&self, name: &str) -> Result<DeviceArray> {
         let found = self.schema.fields().iter().position(|f| f.name() == name);
         match found {
@@ -135,15 +149,15 @@ impl DeviceRecordBatch {
         }
     }
 
-    /// All columns.
+    /// Returns all columns.
     pub fn columns(&self) -> impl ExactSizeIterator<Item = DeviceArray> + '_ {
         (0..self.num_columns()).map(|i| self.column(i).expect("i is below the number of columns"))
     }
 
-    /// `length` rows from `offset`, without a copy.
+    /// Returns `length` rows from row `offset` on, without a copy.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if they do not lie inside.
+    /// Returns [`Error::InvalidArgument`] if the batch does not have these rows.
     pub fn slice(&self, offset: usize, length: usize) -> Result<Self> {
         Ok(Self {
             schema: self.schema.clone(),
@@ -151,10 +165,10 @@ impl DeviceRecordBatch {
         })
     }
 
-    /// The columns at `indices`, in that order, without a copy.
+    /// Returns the columns at `indices`, in that order, without a copy.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if there is no such column.
+    /// Returns [`Error::InvalidArgument`] if there is no such column.
     pub fn project(&self, indices: &[usize]) -> Result<Self> {
         let columns: Vec<_> = indices
             .iter()
@@ -171,22 +185,32 @@ impl DeviceRecordBatch {
         Self::try_new(Arc::new(schema), &columns)
     }
 
-    /// Whether the batch's memory may be read now. Never waits.
+    /// Returns whether the batch's memory may be read now. Never waits.
+    ///
+    /// # Errors
+    /// Returns the errors that the device reports.
     pub fn is_ready(&self) -> Result<bool> {
         self.array.is_ready()
     }
 
-    /// Makes this thread wait until the batch's memory may be read.
+    /// Blocks this thread until the batch's memory may be read.
+    ///
+    /// # Errors
+    /// Returns the errors that the device reports.
     pub fn wait(&self) -> Result<()> {
         self.array.wait()
     }
 
-    /// An event after which the batch's memory may be read; see [`DeviceArray::ready_event`].
+    /// Returns an event after which the batch's memory may be read, or `None` if it may be read now; see
+    /// [`DeviceArray::ready_event`].
+    ///
+    /// # Errors
+    /// Returns the errors that the device reports.
     pub fn ready_event(&self) -> Result<Option<SyncEvent>> {
         self.array.ready_event()
     }
 
-    /// The batch as a struct array.
+    /// Returns the batch as a struct array.
     pub fn as_struct(&self) -> &DeviceArray {
         &self.array
     }
@@ -195,10 +219,11 @@ impl DeviceRecordBatch {
 impl TryFrom<DeviceArray> for DeviceRecordBatch {
     type Error = Error;
 
-    /// A struct array without nulls as a batch; its field's metadata becomes the schema's.
+    /// Makes a batch of a struct array without nulls; the metadata of its field becomes the schema's.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] for another type, and for structs that hold or may hold nulls.
+    /// Returns [`Error::InvalidInput`] for any other type, and for a struct that has nulls or whose null count is
+    /// not known.
     fn try_from(array: DeviceArray) -> Result<Self> {
         let DataType::Struct(fields) = array.data_type() else {
             return Err(Error::invalid(
@@ -212,12 +237,7 @@ impl TryFrom<DeviceArray> for DeviceRecordBatch {
                 "is not known yet; call resolve_null_counts first",
             ));
         }
-        if array.null_count() != Some(0) {
-            return Err(Error::invalid(
-                "array.null_count",
-                "the rows of a record batch cannot be null; import it as an array",
-            ));
-        }
+        check_no_nulls(&array)?;
         let metadata = array
             .field()
             .map(|f| f.metadata().clone())
@@ -227,6 +247,17 @@ impl TryFrom<DeviceArray> for DeviceRecordBatch {
             schema: Arc::new(schema),
             array,
         })
+    }
+}
+
+/// Refuses a struct that cannot be a batch because its rows may be null.
+pub(crate) fn check_no_nulls(array: &DeviceArray) -> Result<()> {
+    match array.null_count() {
+        Some(0) => Ok(()),
+        _ => Err(Error::invalid(
+            "array.null_count",
+            "the rows of a record batch cannot be null; import it as an array",
+        )),
     }
 }
 

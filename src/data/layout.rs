@@ -1,15 +1,15 @@
-//! Which buffers and children a type has and how long they are, from the type alone: nothing here
-//! reads a buffer. Source: "Physical Memory Layout" of the columnar format, and "Buffers" of the C
-//! data interface. A new Arrow type is one entry in [`Layout::of`].
+//! Which buffers and children a type has, and how long they are, from the type alone: nothing here reads a
+//! buffer. Sources: "Physical Memory Layout" of the columnar format, and "Buffers" of the C data interface. A new
+//! Arrow type is one entry in [`Layout::of`].
 
 use arrow_schema::{DataType, IntervalUnit, UnionMode};
 
 use crate::error::{Error, Result};
 
-/// Deepest nesting of types that is accepted.
+/// The deepest nesting of types that is accepted.
 pub(crate) const MAX_DEPTH: usize = 64;
 
-/// Most nodes of a type, the root included. Types may share their children, and grow by each use.
+/// The most nodes that a type may have, including the root. Types may share their children; each use counts.
 pub(crate) const MAX_NODES: usize = 1 << 18;
 
 /// What one buffer holds.
@@ -21,26 +21,26 @@ pub(crate) enum BufferKind {
     Bits,
     /// `width` bytes per element, aligned to `align` bytes when typed.
     Fixed { width: u32, align: u8 },
-    /// One `i32` or `i64` per element and one more; `width` bytes each.
+    /// One `i32` or `i64` per element, and one more; each has `width` bytes.
     Offsets { width: u8 },
-    /// Bytes that the last offset counts.
+    /// Bytes; the last offset is their number.
     Bytes,
 }
 
-/// How an array's rows lie in its children.
+/// Which rows of its children an array's rows refer to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Nesting {
     /// No children.
     Leaf,
-    /// Child row = row (struct, sparse union).
+    /// The same rows (struct, sparse union).
     RowByRow,
-    /// Child rows = row times this many (fixed-size list).
+    /// This many rows for each row (fixed-size list).
     Times(u32),
-    /// Child rows between two offsets (list, map).
+    /// The rows between two offsets (list, map).
     Ranges,
-    /// Any child rows (list view, dense union).
+    /// Any rows (list view, dense union).
     Anywhere,
-    /// The dictionary: any of its rows.
+    /// Any rows of the dictionary.
     Dictionary,
     /// Run ends and values.
     Runs,
@@ -51,17 +51,19 @@ pub(crate) enum Nesting {
 pub(crate) struct Layout {
     buffers: [BufferKind; 3],
     n_buffers: u8,
-    /// Further buffers of out-of-line bytes follow, and in the C interface one of their lengths.
+    /// Any number of data buffers follow, and in the C data interface a buffer of their sizes.
     pub(crate) variadic: bool,
     pub(crate) nesting: Nesting,
     n_children: u32,
 }
 
+/// Values of `width` bytes, aligned to their size.
 const fn fixed(width: u8) -> BufferKind {
-    BufferKind::Fixed {
-        width: width as u32,
-        align: width,
-    }
+    aligned(width as u32, width)
+}
+
+const fn aligned(width: u32, align: u8) -> BufferKind {
+    BufferKind::Fixed { width, align }
 }
 
 impl Layout {
@@ -94,31 +96,14 @@ impl Layout {
             | T::Duration(_)
             | T::Decimal64(_, _) => Self::new(&[Validity, fixed(8)]),
             // Two 32-bit numbers.
-            T::Interval(IntervalUnit::DayTime) => {
-                Self::new(&[Validity, BufferKind::Fixed { width: 8, align: 4 }])
-            }
-            T::Interval(IntervalUnit::MonthDayNano) => Self::new(&[
-                Validity,
-                BufferKind::Fixed {
-                    width: 16,
-                    align: 8,
-                },
-            ]),
+            T::Interval(IntervalUnit::DayTime) => Self::new(&[Validity, aligned(8, 4)]),
+            T::Interval(IntervalUnit::MonthDayNano) => Self::new(&[Validity, aligned(16, 8)]),
             T::Decimal128(_, _) => Self::new(&[Validity, fixed(16)]),
-            T::Decimal256(_, _) => Self::new(&[
-                Validity,
-                BufferKind::Fixed {
-                    width: 32,
-                    align: 16,
-                },
-            ]),
-            T::FixedSizeBinary(width) => Self::new(&[
-                Validity,
-                BufferKind::Fixed {
-                    width: u32::try_from(*width).unwrap_or(0),
-                    align: 1,
-                },
-            ]),
+            T::Decimal256(_, _) => Self::new(&[Validity, aligned(32, 16)]),
+            T::FixedSizeBinary(width) => {
+                let width = u32::try_from(*width).unwrap_or(0);
+                Self::new(&[Validity, aligned(width, 1)])
+            }
             T::Binary | T::Utf8 => Self::new(&[Validity, offsets32, Bytes]),
             T::LargeBinary | T::LargeUtf8 => Self::new(&[Validity, offsets64, Bytes]),
             T::BinaryView | T::Utf8View => Self {
@@ -173,18 +158,18 @@ impl Layout {
     fn nested(self, nesting: Nesting, n_children: usize) -> Self {
         Self {
             nesting,
-            // No type has more: a union has 128, a struct's fields lie in one allocation of pointers.
+            // No type has more: a union has at most 128, and a struct's fields are one allocation of pointers.
             n_children: u32::try_from(n_children).unwrap_or(u32::MAX),
             ..self
         }
     }
 
-    /// The buffers in the order of the C data interface, variadic ones apart.
+    /// The buffers in the order of the C data interface, without data buffers of view types.
     pub(crate) fn buffers(&self) -> &[BufferKind] {
         &self.buffers[..usize::from(self.n_buffers)]
     }
 
-    /// Whether all rows are null by the type.
+    /// Whether the type says that all rows are null.
     pub(crate) fn is_null_type(&self) -> bool {
         self.n_buffers == 0 && matches!(self.nesting, Nesting::Leaf)
     }
@@ -199,10 +184,10 @@ impl Layout {
 }
 
 impl BufferKind {
-    /// How many bytes `rows` rows from the buffer's start take; `None` where the data decides.
+    /// The bytes that `rows` rows from the buffer's start take; `None` if they depend on the data.
     ///
     /// # Errors
-    /// If the number of bytes does not fit.
+    /// If the number of bytes does not fit in memory.
     pub(crate) fn bytes(self, rows: usize) -> Option<Result<usize>> {
         let bytes = match self {
             Self::Validity | Self::Bits => Some(rows.div_ceil(8)),
@@ -217,7 +202,7 @@ impl BufferKind {
         Some(fits.ok_or_else(|| Error::argument(format!("{rows} rows do not fit in memory"))))
     }
 
-    /// The alignment, in bytes, that typed access asks for.
+    /// The alignment in bytes that typed access requires.
     pub(crate) fn align(self) -> usize {
         match self {
             Self::Validity | Self::Bits | Self::Bytes => 1,
@@ -227,7 +212,7 @@ impl BufferKind {
     }
 }
 
-/// Whether the type has a mask; as [`Layout::has_validity`], for less.
+/// Whether the type has a validity bitmap; cheaper than [`Layout::has_validity`].
 pub(crate) fn has_validity(data_type: &DataType) -> bool {
     use DataType as T;
     !matches!(data_type, T::Null | T::Union(_, _) | T::RunEndEncoded(_, _))
@@ -263,7 +248,7 @@ pub(crate) fn child_field(data_type: &DataType, i: usize) -> Option<&arrow_schem
     }
 }
 
-/// Refuses numbers of rows that the C interface cannot express.
+/// Refuses numbers of rows that the C data interface cannot express.
 pub(crate) fn check_rows(rows: usize) -> Result<()> {
     match i64::try_from(rows) {
         Ok(_) => Ok(()),
@@ -271,13 +256,13 @@ pub(crate) fn check_rows(rows: usize) -> Result<()> {
     }
 }
 
-/// Refuses types that no array can have: negative sizes, run ends or keys of a wrong type, maps
-/// whose entries are not a struct of two, nesting deeper than [`MAX_DEPTH`], more than [`MAX_NODES`].
+/// Refuses types that no array can have: negative sizes, run ends or keys of a wrong type, maps whose entries are
+/// not a struct of two fields, nesting deeper than [`MAX_DEPTH`], more than [`MAX_NODES`] nodes.
 pub(crate) fn check_type(data_type: &DataType) -> Result<()> {
     check(data_type, 0, &mut 0)
 }
 
-/// `nodes`: how many were seen.
+/// `nodes` is the number of nodes seen so far.
 fn check(data_type: &DataType, depth: usize, nodes: &mut usize) -> Result<()> {
     if depth > MAX_DEPTH {
         return Err(Error::invalid("schema", TOO_DEEP));
@@ -297,13 +282,13 @@ fn check(data_type: &DataType, depth: usize, nodes: &mut usize) -> Result<()> {
     Ok(())
 }
 
-/// What [`check_type`] answers beyond [`MAX_DEPTH`].
+/// The message for types that exceed [`MAX_DEPTH`].
 pub(crate) const TOO_DEEP: &str = "types nest deeper than 64 levels";
 
-/// What [`check_type`] answers beyond [`MAX_NODES`].
+/// The message for types that exceed [`MAX_NODES`].
 pub(crate) const TOO_MANY: &str = "more than 2^18 fields, those of nested types included";
 
-/// Why no array can have this type, its descendants apart.
+/// Returns why no array can have this type; its descendants are not looked at.
 pub(crate) fn fault(data_type: &DataType) -> Option<&'static str> {
     use DataType as T;
     match data_type {

@@ -1,4 +1,4 @@
-//! Loans: buffers lent to the work of one queue.
+//! Loans: buffers lent to work on one queue.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -7,21 +7,13 @@ use std::sync::Arc;
 use crate::device::{DevicePtr, Queue};
 use crate::memory::Owner;
 
-/// The rows of one buffer, lent to the work of one queue: the queue waits until the memory is
-/// ready, and dropping the loan records the use, so that the memory outlives the work. Queue the
-/// kernel while the loan lives.
+/// The rows of one buffer, lent to work on one queue.
 ///
-/// The loan borrows the array, which cannot be dropped meanwhile:
+/// The queue waits until the memory is ready, and dropping the loan records the use, so that the memory outlives
+/// the work. Enqueue the kernel while the loan is alive. See [`DeviceArray::values_on`].
 ///
-/// ```compile_fail,E0505
-/// # fn use_after_drop(array: arrow_device::DeviceArray, queue: &arrow_device::Queue) -> arrow_device::Result<()> {
-/// let ids = array.values_on::<i64>(queue)?;
-/// drop(array); // does not compile: `ids` is used below
-/// println!("{:?}", ids.address());
-/// # Ok(())
-/// # }
-/// ```
-#[must_use = "dropping the loan says that the work that uses the values was queued"]
+/// [`DeviceArray::values_on`]: crate::DeviceArray::values_on
+#[must_use = "dropping the loan records that all work on the values has been enqueued"]
 pub struct DeviceSlice<'a, T> {
     pub(super) owner: Option<&'a Arc<Owner>>,
     pub(super) queue: Queue,
@@ -31,17 +23,17 @@ pub struct DeviceSlice<'a, T> {
 }
 
 impl<T> DeviceSlice<'_, T> {
-    /// The address of the first element, the array's offset included. Null if there is none.
+    /// Returns the address of the first row's element, or null if there are no elements.
     pub fn address(&self) -> DevicePtr {
         self.address
     }
 
-    /// How many elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -78,10 +70,10 @@ impl<T> fmt::Debug for DeviceSlice<'_, T> {
     }
 }
 
-/// A bitmap lent to the work of one queue: the bit of row `i` is bit `bit_offset + i`, least
-/// significant bit first.
+/// A bitmap lent to work on one queue: the bit of row `i` is bit `bit_offset + i`, least significant bit first. See
+/// [`DeviceSlice`] for the rules of a loan.
 #[derive(Debug)]
-#[must_use = "dropping the loan says that the work that uses the bits was queued"]
+#[must_use = "dropping the loan records that all work on the bits has been enqueued"]
 pub struct DeviceBits<'a> {
     bytes: DeviceSlice<'a, u8>,
     bit_offset: usize,
@@ -89,8 +81,8 @@ pub struct DeviceBits<'a> {
 }
 
 impl<'a> DeviceBits<'a> {
-    /// `len` bits from bit `bit_offset` of the bitmap at `address`. `queue` waits for `owner`, whose memory it
-    /// is, already.
+    /// `len` bits from bit `bit_offset` of the bitmap at `address`, in memory of `owner`, for which `queue` already
+    /// waits.
     pub(crate) fn new(
         owner: Option<&'a Arc<Owner>>,
         queue: &Queue,
@@ -111,22 +103,22 @@ impl<'a> DeviceBits<'a> {
         }
     }
 
-    /// The address of the bitmap's first byte.
+    /// Returns the address of the bitmap's first byte.
     pub fn address(&self) -> DevicePtr {
         self.bytes.address
     }
 
-    /// Bits to skip.
+    /// Returns the number of bits before the first row's.
     pub fn bit_offset(&self) -> usize {
         self.bit_offset
     }
 
-    /// How many bits (rows).
+    /// Returns the number of bits, which is the number of rows.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bits.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,14 +1,16 @@
-//! Arrays and batches in device memory.
+//! Arrays and record batches in device memory.
 
 mod access;
 mod array;
-mod batch;
+pub(crate) mod batch;
 pub(crate) mod build;
-pub(crate) mod hidden;
+pub(crate) mod gather;
 pub(crate) mod host;
 pub(crate) mod layout;
 mod loan;
+pub(crate) mod nulls;
 pub(crate) mod parts;
+pub(crate) mod sizes;
 pub(crate) mod tree;
 mod validity;
 

@@ -1,14 +1,14 @@
-//! [`Parts`]: an array and its descendants as they stand in C structs.
+//! [`Parts`]: an array and its descendants as they are laid out in C structs.
 
 use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
 use crate::data::build::Builder;
-use crate::data::tree::{Node, NullCount, Slot, Tree, View};
+use crate::data::tree::{Node, NullCount, Tree, View};
 use crate::error::Result;
 use crate::memory::DeviceBuffer;
 
-/// A node and its descendants, level by level, each with the number of its first child.
+/// A node and its descendants, level by level, each with the position of its first child.
 fn below(tree: &Tree, node: usize) -> Vec<(u32, u32)> {
     let mut order = vec![(node as u32, 1)];
     let mut i = 0;
@@ -21,8 +21,8 @@ fn below(tree: &Tree, node: usize) -> Vec<(u32, u32)> {
     order
 }
 
-/// The rows of child `i` as they stand in a C struct: pushed down from a batch's root, which has no
-/// offset there; else all of the child's.
+/// The rows of child `i` in a C struct. The root of a batch has no offset there: its rows are pushed down to its
+/// children. Otherwise they are all rows of the child.
 #[inline]
 pub(crate) fn part(tree: &Tree, view: View, i: usize, batch_root: bool) -> View {
     if batch_root {
@@ -31,27 +31,27 @@ pub(crate) fn part(tree: &Tree, view: View, i: usize, batch_root: bool) -> View 
     tree.whole(tree.nodes[view.node].first_child as usize + i)
 }
 
-/// What was found in the validity bitmap of a part.
+/// What was found in the validity bitmap of a part, and what replaces it.
 #[derive(Clone, Default)]
 pub(crate) struct Counted {
     pub(crate) nulls: Option<usize>,
-    /// A bitmap in its place whose bits start where the values' offset says.
+    /// A bitmap in its place that starts at the bit that the values' offset says.
     pub(crate) bitmap: Option<DeviceBuffer>,
 }
 
-/// An array's parts, itself first, parents before children and siblings side by side.
+/// An array and its descendants: parents before children, and siblings next to each other.
 pub(crate) struct Parts<'a> {
     tree: &'a Tree,
     root: View,
     nulls: Option<usize>,
     as_batch: bool,
-    /// The node of each part and the part that its first child is; empty if the parts are the tree's
-    /// nodes as they stand.
+    /// The node of each part, and the part that is its first child; empty if the parts are exactly the tree's
+    /// nodes.
     order: Vec<(u32, u32)>,
 }
 
 impl<'a> Parts<'a> {
-    /// `as_batch`: the root goes out at offset 0, its rows pushed down to its children.
+    /// With `as_batch` the root is exported at offset 0, and its rows are pushed down to its children.
     #[inline]
     pub(crate) fn of(array: &'a DeviceArray, as_batch: bool) -> Self {
         let (tree, root) = (&**array.tree(), array.view());
@@ -85,8 +85,8 @@ impl<'a> Parts<'a> {
         self.as_batch
     }
 
-    /// The node of part `i` and its rows: all of the node's, but for the root and the children of a
-    /// batch's.
+    /// The node of part `i` and its rows: all rows of the node, except for the root and the children of a batch's
+    /// root.
     pub(crate) fn get(&self, i: usize) -> (&'a Node, View) {
         let index = self.order.get(i).map_or(i, |(node, _)| *node as usize);
         let node = &self.tree.nodes[index];
@@ -99,7 +99,7 @@ impl<'a> Parts<'a> {
         if i == 0 {
             view = self.root;
         } else if self.as_batch && node.parent as usize == self.root.node {
-            // As `Tree::child` has it for structs.
+            // As `Tree::child` for structs.
             view.offset += self.root.offset;
             view.validity_offset += self.root.offset;
             view.length = self.root.length;
@@ -107,7 +107,7 @@ impl<'a> Parts<'a> {
         view
     }
 
-    /// Visits every part: its number, its node, its rows, and which part its first child is.
+    /// Visits every part with its number, its node, its rows and the number of its first child.
     #[inline(always)]
     pub(crate) fn each(&self, mut visit: impl FnMut(usize, &'a Node, View, usize)) {
         if self.order.is_empty() {
@@ -123,12 +123,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// All of them.
-    pub(crate) fn views(&self) -> Vec<View> {
-        (0..self.len()).map(|i| self.get(i).1).collect()
-    }
-
-    /// The nulls of part `i` by its bitmap, if they are known without reading it.
+    /// The number of nulls in the bitmap of part `i`, if it is known without reading the bitmap.
     #[inline(always)]
     pub(crate) fn null_count(&self, i: usize, node: &Node, view: View) -> Option<usize> {
         match i {
@@ -138,7 +133,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// The parts as a tree of their own, of type `root`. `counted` is of each part.
+    /// Makes a tree of type `root` of the parts. `counted` has an element for each part.
     pub(crate) fn rebuild(&self, root: &DataType, counted: &[Counted]) -> Result<Tree> {
         let mut builder = Builder::new(self.tree.device.clone());
         let mut parents = vec![0; self.len()];
@@ -148,15 +143,7 @@ impl<'a> Parts<'a> {
             if self.as_batch && i == 0 {
                 (view.offset, view.validity_offset) = (0, 0);
             }
-            let first_slot = builder.slots.len();
-            for slot in self.tree.slots_of(node) {
-                let owner = match slot.is_null() {
-                    true => 0,
-                    false => builder.owner(self.tree.owner(slot))?,
-                };
-                let slot = Slot::new(slot.base, slot.offset, slot.bytes(), owner);
-                builder.slots.push(slot);
-            }
+            let first_slot = builder.slots_of(self.tree, node)?;
             if let Some(bitmap) = &counted.bitmap {
                 builder.buffer(Some(bitmap))?;
                 builder.slots.swap_remove(first_slot);
@@ -168,17 +155,14 @@ impl<'a> Parts<'a> {
             }
             builder.nodes.push(Node {
                 length: view.length,
-                layout: node.layout,
                 cut: node.cut || !node.is_all(view),
-                padded: node.padded,
                 offset: view.offset,
                 validity_offset: view.validity_offset,
                 nulls: NullCount::from(nulls),
                 parent: parents[i],
                 first_child,
-                n_children: node.n_children,
                 first_slot: first_slot as u32,
-                n_slots: node.n_slots,
+                ..*node
             });
         }
         Ok(builder.finish(root.clone()))

@@ -1,4 +1,4 @@
-//! The flat form of an array and all its descendants: three allocations, whatever its width.
+//! The flat form of an array and all its descendants: three allocations, however many columns there are.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
@@ -9,8 +9,8 @@ use crate::data::layout::{Layout, Nesting, child_field, child_type};
 use crate::device::{Device, DevicePtr};
 use crate::memory::Owner;
 
-/// An array with its descendants. Nodes stand parent before child, and the children of a node
-/// stand side by side; a dictionary's values count as its child.
+/// An array with its descendants. A parent comes before its children, which are next to each other; a
+/// dictionary's values count as its child.
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) device: Device,
@@ -34,15 +34,15 @@ pub(crate) struct Node {
     pub(crate) length: usize,
     /// Of the node's type.
     pub(crate) layout: Layout,
-    /// The buffers hold rows behind these: the node is a slice of another tree's.
+    /// The buffers hold more rows after these: the node is a slice of another tree's node.
     pub(crate) cut: bool,
-    /// A transfer wrote the buffers, for this node or for one that it is a slice of: they are padded
-    /// to 64 bytes with zeros, the bits behind the last one included.
+    /// A transfer wrote the buffers, for this node or for one that it is a slice of: they are padded to 64 bytes
+    /// with zeros, and so are the bits after the last row.
     pub(crate) padded: bool,
     /// Rows to skip in all buffers but the validity bitmap.
     pub(crate) offset: usize,
-    /// Bits to skip in the validity bitmap. It differs from `offset` where values and bitmap come from
-    /// different arrays ([`Validity`](crate::Validity)), and in arrow-rs arrays in host memory.
+    /// Bits to skip in the validity bitmap. It differs from `offset` where values and bitmap come from different
+    /// arrays ([`Validity`](crate::Validity)), and in arrow-rs arrays in host memory.
     pub(crate) validity_offset: usize,
     pub(crate) nulls: NullCount,
     pub(crate) parent: u32,
@@ -52,19 +52,20 @@ pub(crate) struct Node {
     pub(crate) n_slots: u32,
 }
 
-/// One buffer: base and offset in bytes, as in `DeviceBuffer`.
+/// One buffer: base, offset in bytes and length in bytes, as in `DeviceBuffer`.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) base: DevicePtr,
     pub(crate) offset: usize,
     /// Index into the owners.
     pub(crate) owner: u32,
+    /// -1 while it is unknown.
     bytes: AtomicI64,
 }
 
-/// A number of nulls, or -1 while it is unknown. A known one was counted in the validity bitmap, or an
-/// `unsafe` call vouched for it (an import, [`DeviceArray::from_parts`]): exports state it, and what is
-/// `unsafe` relies on it. Safe code cannot set one.
+/// A number of nulls, or -1 while it is unknown. A known one was counted in the validity bitmap, or the caller
+/// of an `unsafe` function guaranteed it (an import, [`DeviceArray::from_parts`]): exports state it, and
+/// `unsafe` code relies on it. Safe code cannot set one.
 ///
 /// [`DeviceArray::from_parts`]: crate::DeviceArray::from_parts
 #[derive(Debug)]
@@ -101,6 +102,37 @@ impl Clone for NullCount {
 }
 
 impl Node {
+    /// A node of `length` rows at offset 0, over `n_slots` slots from `first_slot`, with neither nulls nor
+    /// children.
+    #[inline(always)]
+    pub(crate) fn new(
+        layout: Layout,
+        length: usize,
+        parent: usize,
+        first_slot: usize,
+        n_slots: usize,
+    ) -> Self {
+        Self {
+            length,
+            layout,
+            cut: false,
+            padded: false,
+            offset: 0,
+            validity_offset: 0,
+            nulls: NullCount::known(0),
+            parent: parent as u32,
+            first_child: 0,
+            n_children: 0,
+            first_slot: first_slot as u32,
+            n_slots: n_slots as u32,
+        }
+    }
+
+    /// Room for a child of the node at `parent`, which is filled in later.
+    pub(crate) fn placeholder(parent: usize) -> Self {
+        Self::new(Layout::NONE, 0, parent, 0, 0)
+    }
+
     /// Whether it is known that no row is null.
     #[inline(always)]
     pub(crate) fn has_no_nulls(&self) -> bool {
@@ -126,7 +158,7 @@ impl Node {
 }
 
 impl Slot {
-    /// A buffer of `bytes` bytes; `None` if only the data knows.
+    /// A buffer of `bytes` bytes; `None` if the size is stored in device memory.
     pub(crate) fn new(base: DevicePtr, offset: usize, bytes: Option<usize>, owner: u32) -> Self {
         Self {
             base,
@@ -136,7 +168,7 @@ impl Slot {
         }
     }
 
-    /// A buffer that is not there.
+    /// A missing buffer.
     pub(crate) fn absent() -> Self {
         Self::new(DevicePtr::NULL, 0, Some(0), 0)
     }
@@ -149,7 +181,7 @@ impl Slot {
         self.base.is_null()
     }
 
-    /// Its length in bytes, if known.
+    /// Its length in bytes, if it is known.
     pub(crate) fn bytes(&self) -> Option<usize> {
         usize::try_from(self.bytes.load(Relaxed)).ok()
     }
@@ -168,8 +200,8 @@ impl Owners {
     }
 }
 
-/// A part of a tree: a node with the rows of it that count.
-#[derive(Clone, Copy, Debug)]
+/// A range of a node's rows.
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct View {
     pub(crate) node: usize,
     /// Rows to skip, the node's own offset included.
@@ -179,7 +211,7 @@ pub(crate) struct View {
 }
 
 impl Tree {
-    /// The type of a node, found on the way from the root.
+    /// The type of a node, which is looked up from the root on.
     pub(crate) fn data_type(&self, node: usize) -> &DataType {
         if node == 0 {
             return &self.root;
@@ -216,7 +248,7 @@ impl Tree {
         &self.owners.as_slice()[slot.owner as usize]
     }
 
-    /// Marks the owners that a node and its descendants lie in.
+    /// Marks the owners whose memory a node and its descendants use.
     pub(crate) fn mark_owners(&self, node: usize, used: &mut [bool]) {
         for slot in self.slots(node).iter().filter(|slot| !slot.is_null()) {
             used[slot.owner as usize] = true;
@@ -239,7 +271,7 @@ impl Tree {
         !node.cut && view.offset == 0 && node.offset == 0 && view.length == node.length
     }
 
-    /// The rows of child `i` that belong to a view where the type alone tells; else all.
+    /// The rows of child `i` that belong to a view, where the type alone determines them; otherwise all rows.
     #[inline]
     pub(crate) fn child(&self, view: View, i: usize) -> View {
         let node = self.nodes[view.node].first_child as usize + i;
@@ -260,7 +292,7 @@ impl Tree {
         }
     }
 
-    /// The nulls of a view by its own bitmap, if they are known without reading it.
+    /// The number of nulls in a view's own bitmap, if it is known without reading the bitmap.
     pub(crate) fn null_count(&self, view: View) -> Option<usize> {
         self.null_count_of(&self.nodes[view.node], view)
     }
@@ -279,12 +311,32 @@ impl Tree {
         }
     }
 
-    /// Keeps the nulls that were counted in a view, if it is all of its node.
+    /// Keeps the nulls that were counted in a view, if the view is all of its node.
     pub(crate) fn keep_null_count(&self, view: View, nulls: usize) {
         let node = &self.nodes[view.node];
         if node.is_all(view) {
             node.nulls.set(nulls);
         }
+    }
+
+    /// The path of a node from the root, for errors.
+    pub(crate) fn path(&self, node: usize) -> String {
+        if node == 0 {
+            return "array".into();
+        }
+        let parent = self.nodes[node].parent as usize;
+        let mut path = self.path(parent);
+        if matches!(self.data_type(parent), DataType::Dictionary(_, _)) {
+            path.push_str(".dictionary");
+        } else {
+            let position = node - self.nodes[parent].first_child as usize;
+            path.push_str(&format!(".children[{position}]"));
+        }
+        path
+    }
+
+    pub(crate) fn buffer_path(&self, node: usize, buffer: usize) -> String {
+        format!("{}.buffers[{buffer}]", self.path(node))
     }
 
     /// The slot of a node's validity bitmap, if it has one.
@@ -295,8 +347,8 @@ impl Tree {
 }
 
 impl View {
-    /// How many bytes behind the bitmap's start an export says that the bitmap starts: the C data interface
-    /// has one offset for all buffers. `None` if that is no whole number of bytes, or before the start.
+    /// The distance in bytes from the bitmap's start to the address that an export states for it: the C data
+    /// interface has one offset for all buffers. `None` if that is not a whole number of bytes, or is negative.
     #[inline]
     pub(crate) fn bitmap_shift(self) -> Option<usize> {
         let bits = self.validity_offset.checked_sub(self.offset)?;

@@ -1,16 +1,16 @@
-//! [`Validity`].
+//! [`Validity`]: the bitmap that says which rows are null.
 
 use crate::data::loan::DeviceBits;
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, check_queue};
 
-/// A validity bitmap in device memory: it says which rows of an array are null. The bit of row `i` is bit
-/// `bit_offset + i` of the buffer, least significant bit first; a set bit is a value, an unset one a null.
+/// A validity bitmap in device memory, which says which rows of an array are null. The bit of row `i` is bit
+/// `bit_offset + i` of the buffer, least significant bit first; a set bit marks a value, an unset bit a null.
 ///
-/// It is to device memory what arrow-rs's [`NullBuffer`](arrow_buffer::NullBuffer) is to host memory. A
-/// column returns its own, slices included ([`DeviceArray::validity`]), and the result of a kernel takes it
-/// ([`DeviceArray::from_values`], [`DeviceArray::with_values`]). Clones and slices share the memory; nothing
+/// It corresponds to arrow-rs's [`NullBuffer`](arrow_buffer::NullBuffer) for host memory.
+/// [`DeviceArray::validity`] returns that of a column or slice, and [`DeviceArray::from_values`] and
+/// [`DeviceArray::with_values`] accept one for the result of a kernel. Clones and slices share the memory; nothing
 /// is copied.
 ///
 /// [`DeviceArray::validity`]: crate::DeviceArray::validity
@@ -47,16 +47,16 @@ pub struct Validity {
     pub(super) bit_offset: usize,
     /// Rows.
     pub(super) len: usize,
-    /// The number of nulls where an array knew it that has these rows.
+    /// The number of nulls, known only from an array that has these rows and knows it.
     pub(super) nulls: Option<usize>,
 }
 
 impl Validity {
-    /// The bitmap of `len` rows from bit `bit_offset` of `buffer`. How many of them are null is not known:
-    /// nothing is read.
+    /// Makes the bitmap of `len` rows from bit `bit_offset` of `buffer`. Nothing is read, so the number of nulls is
+    /// not known.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if the buffer has fewer than `bit_offset + len` bits.
+    /// Returns [`Error::InvalidArgument`] if the buffer has fewer than `bit_offset + len` bits.
     pub fn new(buffer: DeviceBuffer, bit_offset: usize, len: usize) -> Result<Self> {
         let end = bit_offset.checked_add(len);
         if end.is_none_or(|end| end.div_ceil(8) > buffer.len()) {
@@ -73,41 +73,41 @@ impl Validity {
         })
     }
 
-    /// The device whose memory the bitmap is in.
+    /// Returns the device whose memory holds the bitmap.
     pub fn device(&self) -> &Device {
         self.buffer.device()
     }
 
-    /// The buffer that holds the bits, with those before the first row and behind the last one.
+    /// Returns the whole buffer, which also holds any bits before the first row and after the last one.
     pub fn buffer(&self) -> &DeviceBuffer {
         &self.buffer
     }
 
-    /// The bit of the first row in the buffer.
+    /// Returns the position of the first row's bit in the buffer.
     pub fn bit_offset(&self) -> usize {
         self.bit_offset
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no rows.
+    /// Returns whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the number of nulls, or `None` if it is not known. It is known where the bitmap comes from an
-    /// array that knows it. Never reads device memory.
+    /// Returns the number of nulls, or `None` if it is not known. It is known if the bitmap comes from an array
+    /// that knows it. Never reads device memory.
     pub fn null_count(&self) -> Option<usize> {
         self.nulls
     }
 
-    /// The bitmap of `len` rows from row `offset` on, without a copy.
+    /// Returns the bitmap of `len` rows from row `offset` on, without a copy.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if they do not lie inside.
+    /// Returns [`Error::InvalidArgument`] if the bitmap does not have these rows.
     pub fn slice(&self, offset: usize, len: usize) -> Result<Self> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::argument(format!(
@@ -128,23 +128,23 @@ impl Validity {
         })
     }
 
-    /// Lends the bitmap to work on `queue`, as [`DeviceArray::validity_on`](crate::DeviceArray::validity_on) does: the queue waits until the
-    /// memory is ready, and dropping the loan records the use.
+    /// Lends the bitmap to work on `queue`, as [`DeviceArray::validity_on`](crate::DeviceArray::validity_on) does:
+    /// the queue waits until the memory is ready, and dropping the loan records the use.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a queue of another device; what the device reports.
+    /// Returns [`Error::InvalidArgument`] if the queue belongs to another device, and the errors that the device
+    /// reports.
     pub fn on(&self, queue: &Queue) -> Result<DeviceBits<'_>> {
         check_queue(queue, self.device())?;
         let owner = self.buffer.owner();
         owner.wait_on(queue)?;
-        let address = self.buffer.address();
-        let (bit_offset, len) = (self.bit_offset, self.len);
+        let (address, bit_offset) = (self.buffer.address(), self.bit_offset);
         Ok(DeviceBits::new(
             Some(owner),
             queue,
             address,
             bit_offset,
-            len,
+            self.len,
         ))
     }
 

@@ -11,7 +11,6 @@ use super::stream::{DlpackStream, Order};
 use super::types::element;
 use crate::abi::guard;
 use crate::data::DeviceArray;
-use crate::data::hidden::null_counts;
 use crate::device::{Device, DevicePtr};
 use crate::error::{Error, Result};
 use crate::interchange::ReleasePolicy;
@@ -385,10 +384,7 @@ impl DeviceArray {
 }
 
 fn refuse_nulls(array: &DeviceArray) -> Result<()> {
-    let nulls = match array.null_count() {
-        Some(nulls) => nulls,
-        None => null_counts(array, vec![array.view()])?.into_iter().sum(),
-    };
+    let nulls = array.count_own_nulls()?;
     if nulls == 0 {
         return Ok(());
     }

@@ -1,12 +1,10 @@
-//! The one block of memory behind an exported array: structs, pointer lists, owners, event.
+//! The single block of memory behind an exported array: structs, pointer lists, owners, event.
 //!
-//! Every node of the array has a release callback of its own. Where there are several owners a node
-//! lets go of those of its own buffers when it is released; one owner of all, the block and the event go
-//! with the last node. So a consumer may move
-//! children out of their parent and release everything in any order, on any thread.
+//! Every node of the array has its own release callback. If there are several owners, a node drops those of its own
+//! buffers when it is released; a single owner, the block and the event are dropped with the last node. So a consumer
+//! may move children out of their parent and release everything in any order, on any thread.
 //!
-//! Layout: [`Header`], owners, nodes, child structs, pointer lists, owner indices, lengths of variadic
-//! buffers.
+//! Layout: [`Header`], child structs, [`NodeData`], pointer lists, sizes of data buffers, owners, owner indices.
 
 use std::alloc::{self, Layout as Memory};
 use std::ffi::c_void;
@@ -17,57 +15,57 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::abi::c_data::CArray;
 use crate::abi::guard::{self, ReleaseFn};
+use crate::data::DeviceArray;
 use crate::data::layout::Nesting;
 use crate::data::parts::Parts;
 use crate::data::tree::{Node, Slot, Tree, View};
-use crate::data::{DeviceArray, hidden};
 use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
-use crate::interchange::export::ReleasePolicy;
+use crate::interchange::release::ReleasePolicy;
 use crate::memory::{HostSlab, Owner};
 
-/// Start of the block.
+/// The start of the block.
 struct Header {
-    /// Nodes not yet released.
+    /// The number of nodes that are not released yet.
     nodes: AtomicUsize,
     memory: Memory,
     policy: ReleasePolicy,
-    /// The owner of all buffers, if there is only one: it goes with the last node.
+    /// The owner of all buffers, if there is only one. It is dropped with the last node.
     owner: Option<Arc<Owner>>,
     /// Keeps the event in `sync_event`.
     event: Option<EventKeeper>,
-    /// Lengths of variadic buffers, where the device needs them in memory of its own choosing.
+    /// The sizes of data buffers, if the host cannot read the device's memory.
     sizes: Option<HostSlab>,
-    /// Whose work may read the lengths, if there are any.
+    /// The device whose work may read `sizes`.
     device: Option<Device>,
 }
 
 /// What keeps an exported event alive.
 pub(crate) enum EventKeeper {
-    /// It is of this crate's making.
+    /// This crate made the event.
     Own(#[allow(dead_code)] SyncEvent),
-    /// It is part of what this owner holds.
+    /// The event is part of what this owner holds.
     Owner(Arc<Owner>),
 }
 
 /// One of several owners.
 struct OwnerEntry {
     owner: ManuallyDrop<Arc<Owner>>,
-    /// Entries of unreleased nodes that name this owner.
+    /// How many entries of unreleased nodes name this owner.
     uses: AtomicUsize,
 }
 
-/// A node's `private_data`: one for each node, or one for all if there is one owner.
+/// A node's `private_data`: one for each node, or one for all nodes if there is a single owner.
 struct NodeData {
     header: *mut Header,
     owners: *mut OwnerEntry,
-    /// Indices into `owners`; none if there is one owner.
+    /// Indices into `owners`; none if there is a single owner.
     used: *const u32,
     n_used: u32,
 }
 
-/// Whether the lengths of a view array's variadic buffers are known; else the producer's own list of
-/// them is handed on.
+/// Whether the sizes of a view array's data buffers are known; otherwise the producer's own list of them is passed
+/// on.
 #[cold]
 fn knows_sizes(slots: &[Slot]) -> bool {
     slots[2..slots.len() - 1]
@@ -75,14 +73,14 @@ fn knows_sizes(slots: &[Slot]) -> bool {
         .all(|s| s.bytes().is_some())
 }
 
-/// Where the parts of the block lie. All are aligned to 8 bytes.
+/// The layout of the block. All parts are aligned to 8 bytes.
 struct Block {
-    /// Bytes. 64 bits hold any sum of counts of 32 bits times sizes of structs.
+    /// The bytes so far. 64 bits hold any sum of 32-bit counts times sizes of structs.
     bytes: u64,
 }
 
 impl Block {
-    /// Room for `n` of `T` at the end: the offset in bytes.
+    /// Adds room for `n` elements of `T`; returns its offset in bytes.
     fn extend<T>(&mut self, n: usize) -> usize {
         const { assert!(align_of::<T>() <= 8) };
         let at = self.bytes;
@@ -91,21 +89,12 @@ impl Block {
     }
 }
 
-/// What is done about null counts that are unknown.
-pub(crate) enum Nulls {
-    AllowUnknown,
-    /// They are counted, with one host wait.
-    Count,
-    /// They were: one for each part.
-    #[cfg_attr(not(feature = "async"), allow(dead_code))]
-    Counted(Vec<usize>),
-}
-
-/// Builds the C struct of an array. `as_batch`: see [`Parts`].
+/// Builds the C struct of an array. For `as_batch` see [`Parts`]. `counted` has the null counts of parts that the array
+/// itself does not know, or is empty; other unknown ones are stated as -1.
 pub(crate) fn build(
     array: &DeviceArray,
     as_batch: bool,
-    null_counts: Nulls,
+    counted: &[Option<usize>],
     event: Option<EventKeeper>,
     policy: ReleasePolicy,
 ) -> Result<CArray> {
@@ -114,27 +103,20 @@ pub(crate) fn build(
     let parts = Parts::of(array, as_batch);
     let n = parts.len();
 
-    // Buffers, children and lengths of variadic buffers.
+    // Buffers, children and sizes of data buffers.
     let (mut n_buffers, mut n_children, mut n_sizes) = (0, 0, 0);
-    let (mut unknown_nulls, mut states_sizes) = (false, false);
-    parts.each(|i, node, view, _| {
+    let mut states_sizes = false;
+    parts.each(|_, node, _, _| {
         n_buffers += node.n_slots as usize;
-        // A dictionary's values need no entry; it is spare then.
+        // A dictionary's values need no entry, which is left over then.
         n_children += node.n_children as usize;
-        unknown_nulls |= parts.null_count(i, node, view).is_none();
         if node.layout.variadic {
-            // Room whether they are known or not: another thread may find them out meanwhile. One
-            // more, so that the list is there even if it is empty.
+            // Room whether they are known or not: another thread may find them out meanwhile. One more, so that the list
+            // exists even if it is empty.
             n_sizes += node.n_slots as usize - 2;
             states_sizes |= knows_sizes(tree.slots_of(node));
         }
     });
-    let counted = match null_counts {
-        Nulls::Counted(counts) => Some(counts),
-        Nulls::Count if unknown_nulls => Some(hidden::null_counts(array, parts.views())?),
-        Nulls::Count | Nulls::AllowUnknown => None,
-    };
-
     let owners = tree.owners.as_slice();
     let single = owners.len() == 1;
     let (n_data, n_used) = if single { (1, 0) } else { (n, n_buffers) };
@@ -151,12 +133,12 @@ pub(crate) fn build(
     let memory = Memory::from_size_align(bytes, 8)
         .map_err(|_| Error::argument("the array has too many children to export"))?;
 
-    // A device whose memory the host cannot read gets the lengths where it reads host memory best.
+    // If the host cannot read the device's memory, the sizes are in the host memory that the device reads fastest.
     let mut slab = None;
     if states_sizes && !device.is_host_readable() {
         slab = Some(device.host_slab(n_sizes * 8)?);
     }
-    // SAFETY: the layout has the size of `Header` at least.
+    // SAFETY: the layout is not empty: it has room for a `Header` at least.
     let block =
         NonNull::new(unsafe { alloc::alloc(memory) }).ok_or_else(|| Error::OutOfMemory {
             device: device.id(),
@@ -164,9 +146,8 @@ pub(crate) fn build(
             bytes: memory.size(),
         })?;
     let base = block.as_ptr();
-    // SAFETY: here and in `Writer`, all parts lie in the block at offsets that `extend` gave, with
-    // the alignment and the number of elements that were counted; each element is written before it
-    // is read. Everything is reached by raw pointers from `base`.
+    // SAFETY: each part lies in the block at the offset that `extend` returned, with the alignment and the number of
+    // elements that were counted above; each element is written before it is read. All pointers are derived from `base`.
     let (header, mut writer) = unsafe {
         let header = base.cast::<Header>();
         let entries = base.add(at_owners).cast::<OwnerEntry>();
@@ -207,25 +188,27 @@ pub(crate) fn build(
     };
     parts.each(|i, node, view, first_child| {
         let null_count = parts.null_count(i, node, view).map_or(-1, |n| n as i64);
-        // SAFETY: the nodes come in the order in which they were counted, each once.
+        // SAFETY: `Parts::each` visits the nodes in the order in which they were counted, each once.
         unsafe { writer.node(i, node, view, null_count, first_child) };
     });
-    for (i, nulls) in counted.iter().flatten().enumerate() {
-        // SAFETY: there is a count for each node.
-        unsafe { writer.set_nulls(i, *nulls) };
+    for (i, nulls) in counted.iter().enumerate() {
+        if let Some(nulls) = nulls {
+            // SAFETY: `counted` has one element for each part, and all parts were written above.
+            unsafe { writer.set_nulls(i, *nulls) };
+        }
     }
     if as_batch {
-        // SAFETY: node 0 is a struct, whose one buffer is a mask.
+        // SAFETY: node 0 was written above.
         unsafe {
             writer.set_nulls(0, 0);
             (*writer.structs).offset = 0;
         }
     }
-    // SAFETY: the header and the owners' entries lie in the block, which nobody else has yet. Node 0
-    // was written, and is moved out once: the block never looks at it again.
+    // SAFETY: the header and the owners' entries lie in the block, to which only this function has access yet; the
+    // entries were written above. Node 0 was written, and is moved out once: nothing reads it in the block again.
     unsafe {
         if !single {
-            // Owners that no buffer lies in (arrays without buffers) go at once.
+            // Owners of no buffer (of arrays without buffers) are dropped at once.
             for k in 0..owners.len() {
                 let entry = writer.owners.add(k);
                 if *(*entry).uses.get_mut() == 0 {
@@ -249,7 +232,7 @@ pub(crate) fn build(
 struct Writer<'a> {
     tree: &'a Tree,
     parts: &'a Parts<'a>,
-    /// There is one owner, and one `NodeData`.
+    /// Whether there is a single owner, and a single `NodeData`.
     single: bool,
     header: *mut Header,
     owners: *mut OwnerEntry,
@@ -264,10 +247,10 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes node `i`, whose children, if there are any, are the nodes from `first_child` on.
+    /// Writes node `i`. Its children are the nodes from `first_child` on.
     ///
     /// # Safety
-    /// Nodes are written in order, each once, and are those that were counted.
+    /// Nodes are written in order, each once, and are those that `build` counted.
     #[inline(always)]
     unsafe fn node(
         &mut self,
@@ -279,7 +262,8 @@ impl Writer<'_> {
     ) {
         let layout = &node.layout;
         let slots = self.tree.slots_of(node);
-        // SAFETY: see `build`.
+        // SAFETY: the pointers of `Writer` are into the block that `build` laid out, with room for the structs, buffers,
+        // children, sizes and owner indices of all nodes. The caller guarantees that the nodes are those, each once.
         unsafe {
             let buffers = self.buffers;
             for (k, slot) in slots.iter().enumerate() {
@@ -304,18 +288,16 @@ impl Writer<'_> {
             array.write(CArray {
                 length: view.length as i64,
                 null_count,
-                // Without rows an offset means nothing, but consumers add it to buffers of no bytes.
-                offset: if view.length == 0 {
-                    0
-                } else {
-                    view.offset as i64
+                // Without rows an offset has no meaning, but consumers add it to the addresses of empty buffers.
+                offset: match view.length {
+                    0 => 0,
+                    _ => view.offset as i64,
                 },
                 n_buffers: slots.len() as i64,
                 n_children: 0,
-                buffers: if slots.is_empty() {
-                    ptr::null_mut()
-                } else {
-                    buffers
+                buffers: match slots.is_empty() {
+                    true => ptr::null_mut(),
+                    false => buffers,
                 },
                 children: ptr::null_mut(),
                 dictionary: ptr::null_mut(),
@@ -333,26 +315,27 @@ impl Writer<'_> {
         }
     }
 
-    /// Has the bitmap start where the values' offset says. Where no whole number of bytes lies between, its bits
-    /// do not matter: [`export`](super::export::export) has moved the others.
+    /// Makes the bitmap start at the bit that the values' offset says. If there is no whole number of bytes between, its
+    /// bits do not matter: the export has moved the others ([`Bitmaps`](crate::transfer::Bitmaps)).
     ///
     /// # Safety
-    /// `buffers` are the addresses of the node's slots, as they go out.
+    /// `buffers` is the node's list of buffers, which may be written.
     #[cold]
     unsafe fn shift_bitmap(&self, node: &Node, view: View, buffers: *mut *const c_void) {
         let bitmap = self.tree.bitmap_of(node);
         if let (Some(slot), Some(bytes)) = (bitmap, view.bitmap_shift()) {
-            // SAFETY: the caller guarantees the slots; a node with a bitmap has it first.
+            // SAFETY: the caller guarantees the list, and a node with a bitmap has at least that buffer, the first one.
             unsafe { buffers.write(slot.address().offset(bytes).as_ptr().cast_const()) };
         }
     }
 
-    /// Sets the null count of node `i`; without nulls its mask, the first buffer, goes too.
+    /// Sets the null count of node `i`. If there are no nulls, its validity bitmap, the first buffer, is left out.
     ///
     /// # Safety
     /// Node `i` was written.
     unsafe fn set_nulls(&self, i: usize, nulls: usize) {
-        // SAFETY: the caller's. Nodes that are a mask's have a first buffer.
+        // SAFETY: the caller guarantees that struct `i` and its list of buffers were written. A node whose type has a
+        // validity bitmap has a first buffer.
         unsafe {
             let array = self.structs.add(i);
             (*array).null_count = nulls as i64;
@@ -363,12 +346,15 @@ impl Writer<'_> {
         }
     }
 
+    /// Lists the `n` children of `array`, which are the structs from `first` on.
+    ///
     /// # Safety
-    /// As [`node`](Self::node): there is room for the `n` children.
+    /// `array` was written; the `n` children are some of those that `build` counted, and are listed once.
     #[inline(never)]
     unsafe fn list_children(&mut self, array: *mut CArray, first: *mut CArray, n: usize) {
         let children = self.children;
-        // SAFETY: the caller's.
+        // SAFETY: the block has room for the children that `build` counted, and the caller guarantees that these are some of
+        // them; their structs are in the block too.
         unsafe {
             for k in 0..n {
                 children.add(k).write(first.add(k));
@@ -379,14 +365,15 @@ impl Writer<'_> {
         }
     }
 
-    /// Lists the lengths of a node's variadic buffers.
+    /// Lists the sizes of a node's data buffers.
     ///
     /// # Safety
-    /// As [`node`](Self::node): there is room for them.
+    /// `build` counted the sizes of these slots, and they are listed once; `buffers` is the node's list of buffers,
+    /// which may be written.
     #[cold]
     unsafe fn list_sizes(&mut self, slots: &[Slot], buffers: *mut *const c_void) {
         let variadic = &slots[2..slots.len() - 1];
-        // SAFETY: the caller's.
+        // SAFETY: the caller guarantees that `build` made room for these sizes, and that there is a pointer for each slot.
         unsafe {
             for (k, slot) in variadic.iter().enumerate() {
                 let bytes = slot.bytes().map_or(0, |n| n as i64);
@@ -397,15 +384,16 @@ impl Writer<'_> {
         }
     }
 
-    /// Lists the owners of a node's buffers, where there are several.
+    /// Lists the owners of a node's buffers, if there are several owners.
     ///
     /// # Safety
-    /// As [`node`](Self::node); `buffers` are the addresses of `slots`, as they go out.
+    /// `build` counted these slots, and they are listed once; `buffers` has the exported address of each.
     #[inline(never)]
     unsafe fn uses(&mut self, slots: &[Slot], buffers: *const *const c_void) -> NodeData {
         let used = self.used;
         let mut n_used = 0;
-        // SAFETY: the caller's; there is room for an index for each slot.
+        // SAFETY: the caller guarantees an address for each slot. `build` made room for an index for each slot, and wrote an
+        // entry for each owner, to which nobody else has access yet.
         unsafe {
             for (k, slot) in slots.iter().enumerate() {
                 let known = n_used > 0 && *used.add(n_used - 1) == slot.owner;
@@ -427,14 +415,15 @@ impl Writer<'_> {
     }
 }
 
-/// The release callback of every exported node. Nothing unwinds from it: all that runs code of others
-/// (owners, events, children that a consumer put in) does so under a guard of its own.
+/// The release callback of every exported node. It never unwinds: all code of others (owners, events, children that a
+/// consumer put in) runs under a guard of its own.
 ///
 /// # Safety
-/// `array` is a struct that [`build`] made, or a bitwise move of one, as the C data interface says.
+/// `array` is null, or a struct that [`build`] made or a bitwise move of one, as the C data interface demands; it is
+/// not used at the same time elsewhere.
 unsafe extern "C-unwind" fn release(array: *mut CArray) {
-    // SAFETY: the consumer gives a valid struct; the block lives as long as one node of it is not
-    // counted off, and those released here are counted off at the end.
+    // SAFETY: the caller guarantees a valid struct. The block lives as long as not all of its nodes are counted as
+    // released, and those released here are counted last.
     unsafe {
         if array.is_null() || (*array).release.is_none() {
             return;
@@ -450,10 +439,10 @@ unsafe extern "C-unwind" fn release(array: *mut CArray) {
 /// Frees the block after its last node.
 ///
 /// # Safety
-/// All nodes of the block at `header` are released, and nobody uses it any more.
+/// All nodes of the block at `header` are released, and nothing uses it any more.
 unsafe fn free(header: *mut Header) {
-    // SAFETY: the caller's; `build` wrote the header and allocated the block with this layout. What
-    // the header owns is moved out, once.
+    // SAFETY: `build` wrote the header, and allocated the block with this layout. The caller guarantees that nothing uses
+    // the block any more. What the header owns is moved out once, before the block is freed.
     unsafe {
         let (memory, policy) = ((*header).memory, (*header).policy);
         let owner = (*header).owner.take();
@@ -477,7 +466,7 @@ fn let_go_rest(
     device: Option<Device>,
     sizes: Option<HostSlab>,
 ) {
-    // An error here is a panic of a backend's; a release cannot report it.
+    // An error here is a panic in a backend, which a release cannot report.
     let _ = guard::call_foreign("release", || match event {
         Some(EventKeeper::Owner(owner)) => policy.let_go(owner),
         Some(EventKeeper::Own(event)) => drop(event),
@@ -489,13 +478,15 @@ fn let_go_rest(
     });
 }
 
-/// Releases a node and those of its descendants that are in the same block. Answers how many.
+/// Releases a node and its descendants. Returns how many of them are in the block at `header`.
 ///
 /// # Safety
-/// `array` is a node of the block at `header` that is not released; its children are valid, or were
-/// moved out and are marked released. The block outlives the call.
+/// `array` is a node of the block at `header` that is not released; its children are valid, or were moved out and are
+/// marked released. The block outlives the call.
 unsafe fn release_part(array: *mut CArray, header: *mut Header) -> usize {
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees an unreleased node, so its `private_data`, its lists and the entries that it names were
+    // written by `build`, and are in the block, which outlives the call. The node that brings `uses` to 0 is the only one
+    // that takes the owner.
     unsafe {
         (*array).release = None;
         let data = (*array).private_data.cast::<NodeData>();
@@ -516,14 +507,14 @@ unsafe fn release_part(array: *mut CArray, header: *mut Header) -> usize {
     }
 }
 
-/// Releases a child. Answers how many nodes of the block at `header` that were.
+/// Releases a child. Returns how many nodes of the block at `header` that released.
 ///
 /// # Safety
-/// `child` is null or a valid struct; else as [`release_part`].
+/// `child` is null or a valid struct, released or not. The block outlives the call.
 #[inline]
 unsafe fn release_child(child: *mut CArray, header: *mut Header) -> usize {
-    // SAFETY: the caller's. A child that was moved out has no release. One with this release is of
-    // this crate's making, and then has `NodeData`.
+    // SAFETY: the caller guarantees a valid struct. A child that was moved out has no release callback. Only `build` makes
+    // structs with this one, and they have `NodeData`; if its header is this block's, the child is one of its nodes.
     unsafe {
         if child.is_null() {
             return 0;
@@ -536,7 +527,7 @@ unsafe fn release_child(child: *mut CArray, header: *mut Header) -> usize {
         if ours {
             return release_part(child, header);
         }
-        // An error here is a panic that the callee caught already.
+        // An error here is a panic that the callee has caught already.
         let _ = CArray::release(child);
         0
     }

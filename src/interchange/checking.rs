@@ -1,21 +1,23 @@
-//! What an import checks by reading the memory, driven by a task that polls.
+//! The checks of an import that read the memory, as a task polls them.
 
 use std::task::{Context, Poll, ready};
 
 use crate::data::DeviceRecordBatch;
-use crate::data::hidden::{NullCheck, NullCounting};
+use crate::data::batch::check_no_nulls;
 use crate::data::host::unwrap;
+use crate::data::nulls::NullCounting;
 use crate::device::Completion;
 use crate::error::Result;
+use crate::interchange::import::nulls_to_count;
 use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::validate::validate_full;
 use crate::transfer::{Arriving, Extent};
 
-/// Checks a batch after [`DeviceRecordBatch::import_unread`], with no wait in a poll.
+/// Checks a batch after [`DeviceRecordBatch::import_unread`]. A poll never blocks.
 #[derive(Debug)]
 pub(crate) struct Checking {
     validation: Validation,
-    /// What the task waits for before the next step.
+    /// What the next step has to wait for.
     wait: Option<Completion>,
     stage: Stage,
 }
@@ -25,10 +27,7 @@ enum Stage {
     Start,
     /// The memory is ready.
     Ready,
-    NullCheck(NullCheck),
-    /// The root's null count, which only its mask tells.
-    Root,
-    RootCount(NullCounting),
+    Nulls(NullCounting),
     Rows,
     /// All values that safe calls can reach, on their way.
     Values(Box<Arriving>),
@@ -43,7 +42,7 @@ impl Checking {
         }
     }
 
-    /// `Ok` once `batch`, always the same one, is good. Not polled again after that.
+    /// Returns `Ok` once `batch`, the same one in every poll, has passed. Must not be polled again after that.
     pub(crate) fn poll(
         &mut self,
         batch: &DeviceRecordBatch,
@@ -55,36 +54,27 @@ impl Checking {
             let array = batch.as_struct();
             let next = match std::mem::replace(&mut self.stage, Stage::Rows) {
                 Stage::Start => {
-                    // Most batches have nothing to be read.
+                    // Nothing is read of most batches.
                     if full || array.null_count().is_none() {
                         self.wait = array.ready_event()?.map(Completion::of);
                     }
                     Stage::Ready
                 }
-                Stage::Ready if full => {
-                    let check = NullCheck::start(array.tree())?;
-                    self.wait = check.event().cloned().map(Completion::of);
-                    Stage::NullCheck(check)
-                }
-                Stage::Ready => Stage::Root,
-                Stage::NullCheck(mut check) => {
-                    check.waited();
-                    check.finish(array.tree())?;
-                    Stage::Root
-                }
-                Stage::Root if array.null_count().is_none() => {
-                    let counting = NullCounting::start(array, vec![array.view()])?;
-                    self.wait = counting.event().cloned().map(Completion::of);
-                    Stage::RootCount(counting)
-                }
-                Stage::Root => Stage::Rows,
-                Stage::RootCount(mut counting) => {
-                    counting.waited();
+                Stage::Ready => match nulls_to_count(array, self.validation) {
+                    views if views.is_empty() => Stage::Rows,
+                    views => {
+                        let counting = NullCounting::start(array, views)?;
+                        self.wait = counting.bitmaps.event().cloned().map(Completion::of);
+                        Stage::Nulls(counting)
+                    }
+                },
+                Stage::Nulls(mut counting) => {
+                    counting.bitmaps.waited();
                     counting.finish(array)?;
                     Stage::Rows
                 }
                 Stage::Rows => {
-                    batch.check_rows()?;
+                    check_no_nulls(array)?;
                     if !full {
                         return Poll::Ready(Ok(()));
                     }

@@ -1,6 +1,6 @@
-//! What cuDF asks of a batch beyond the C device data interface.
+//! What cuDF requires of a batch beyond the C device data interface.
 //!
-//! Sources: cuDF's `from_arrow_device`, its issues, and producers that met these rules before.
+//! Sources: cuDF's `from_arrow_device`, its issues, and other producers that had to meet these rules.
 
 use std::fmt::Write;
 
@@ -13,34 +13,35 @@ use crate::data::parts::part;
 use crate::data::tree::{Tree, View};
 use crate::error::Error;
 
-/// What keeps cuDF from reading an export of this batch as it is: one [`Error::InvalidInput`] for
-/// each rule and place, with the path of the place (`array.children[2].buffers[1]`; the batch is
-/// `array`, its columns are `children`), the rule, and what to do. Empty if cuDF takes the batch.
+/// Reports what cuDF would reject in an export of this batch: one [`Error::InvalidInput`] for each rule and place, with
+/// the path of the place (`array.children[2].buffers[1]`; the batch is `array`, its columns are `children`), the rule,
+/// and what to do. Returns an empty list if cuDF accepts the batch.
 ///
-/// Nothing is read, copied or waited for. The batch may be on any device: rule 1 is one of many.
+/// Nothing is read, copied or waited for. The batch may be on any device; that it is on another one than CUDA is
+/// reported too (rule 1).
 ///
-/// | rule | what cuDF asks for | otherwise |
+/// | rule | what cuDF requires | otherwise |
 /// | --- | --- | --- |
 /// | 1 | memory of the device types CUDA, CUDA_HOST, CUDA_MANAGED | [`to_device`](DeviceRecordBatch::to_device) |
-/// | 2 | known null counts: it takes -1 for "no nulls" | `compact()`; exports count too, unless told to [`AllowUnknown`](crate::NullCounts::AllowUnknown) |
-/// | 3 | masks and boolean values aligned to 4 bytes, in memory padded to 64 bytes with zeros; values and offsets aligned to their size (16 bytes for `Decimal128`) | `compact()` |
-/// | 4 | values of every column that has rows | they are missing |
-/// | 5 | offsets of every text and list column that has rows, 32 bits wide for lists | cast; else they are missing |
+/// | 2 | known null counts: it takes -1 for "no nulls" | `compact()`; exports count too, except with [`AllowUnknown`](crate::NullCounts::AllowUnknown) |
+/// | 3 | validity bitmaps and boolean values aligned to 4 bytes, in memory padded to 64 bytes with zeros; values and offsets aligned to their size (16 bytes for `Decimal128`) | `compact()` |
+/// | 4 | values of every column that has rows | no remedy: the values are missing |
+/// | 5 | offsets of every text and list column that has rows, 32 bits wide for lists | cast; no remedy if the offsets are missing |
 /// | 6 | signed dictionary keys | cast |
 /// | 7 | cuDF 26.08 or later for `Utf8View` | cast, for an older one |
-/// | types | null, boolean, integers, `Float32`, `Float64`, `Date32`, timestamps, durations, `Utf8`, `LargeUtf8`, `List`, `Struct`, dictionaries, `Decimal32`, `Decimal64`, `Decimal128`, at any depth | cast where the text says so; else not supported |
+/// | types | null, boolean, integers, `Float32`, `Float64`, `Date32`, timestamps, durations, `Utf8`, `LargeUtf8`, `List`, `Struct`, dictionaries, `Decimal32`, `Decimal64`, `Decimal128`, at any depth | cast if the text says so; otherwise not supported |
 /// | lengths | offset + length + 1 of every array fits 32 bits | slices of fewer rows, then `compact()` |
 ///
-/// - Padding (3) is that of the memory, not of the rows: transfers, [`compact`] and their slices keep
-///   to it. Of other memory (foreign, a kernel's, parts of buffers) nobody knows, and it is reported
-///   although it may be fine. The rows of a slice need not end with the mask: cuDF honours offset and length.
-/// - Nor is a bitmap reported that an export [has to copy](crate::DeviceArray::export): the copy keeps to the rules.
-/// - That counts which are known are right (2), and that a mask is there where they say nulls, is
-///   what imports and constructors see to.
-/// - A batch goes out at offset 0, without a mask, with columns of one length, `reserved` zero and an
-///   event that was recorded: nothing to check (1, 4).
-/// - Arrays of no rows, and null arrays, may lack all buffers (8).
-/// - Not reported: dictionaries whose values are not sorted need cuDF 26.04, repeated ones 26.10.
+/// - Padding (3) is a property of the memory, not of the rows: transfers, [`compact`] and slices of their results have
+///   it. Whether other memory has it (foreign memory, a kernel's, parts of buffers) is not known, and it is reported
+///   although it may be fine. The bitmap may have more rows than a slice: cuDF respects offset and length.
+/// - A bitmap that an export [has to copy](crate::DeviceArray::export) is not reported: the copy complies with the rules.
+/// - Imports and constructors already make sure that known null counts are correct (2), and that there is a validity
+///   bitmap if they say that there are nulls.
+/// - Exports always have offset 0 and no validity bitmap at the root, columns of one length, zeros in `reserved`, and an
+///   event that was recorded.
+/// - Arrays without rows, and null arrays, may lack all buffers.
+/// - Not reported: dictionaries whose values are not sorted need cuDF 26.04, and those with repeated values 26.10.
 ///
 /// [`compact`]: DeviceRecordBatch::compact
 ///
@@ -79,11 +80,11 @@ pub fn check_for_cudf(batch: &DeviceRecordBatch) -> Vec<Error> {
     check.problems
 }
 
-const COMPACT: &str = "compact() mends it";
+const COMPACT: &str = "compact() fixes it";
 
 struct Check<'a> {
     tree: &'a Tree,
-    /// Of the array that is looked at.
+    /// The path of the array that is checked.
     path: String,
     problems: Vec<Error>,
 }
@@ -95,7 +96,7 @@ impl Check<'_> {
         self.problems.push(Error::invalid(path, message));
     }
 
-    /// The children as they stand in the C struct.
+    /// Checks the children as they are in the C struct.
     fn children(&mut self, view: View, batch_root: bool) {
         let dictionary = self.tree.layout(view.node).nesting == Nesting::Dictionary;
         for i in 0..self.tree.nodes[view.node].n_children as usize {
@@ -115,7 +116,7 @@ impl Check<'_> {
         let tree = self.tree;
         let data_type = tree.data_type(view.node);
         match refusal(data_type) {
-            // What it is made of does not matter then, but its children's types do.
+            // Its buffers do not matter then, but its children's types do.
             Some((rule, remedy)) => self.report(rule, "", format!("{data_type}: {remedy}")),
             None => {
                 self.length(view);
@@ -179,7 +180,7 @@ impl Check<'_> {
             // Bits are read as 32-bit words.
             let bits = matches!(kind, BufferKind::Validity | BufferKind::Bits);
             let align = if bits { 4 } else { kind.align() };
-            // An export has the bitmap start where the values' offset says, or writes another.
+            // An export states the address of the bit that the values' offset says, or writes another bitmap.
             let shift = match kind {
                 BufferKind::Validity => view.bitmap_shift(),
                 _ => Some(0),
@@ -197,7 +198,7 @@ impl Check<'_> {
     }
 }
 
-/// Why cuDF does not take a type, its children's apart: the rule, and what to do.
+/// Returns the rule by which cuDF rejects a type, and what to do. Types of children are not looked at.
 fn refusal(data_type: &DataType) -> Option<(&'static str, &'static str)> {
     use DataType as T;
     let remedy = match data_type {

@@ -1,8 +1,7 @@
-//! [`DeviceArray`] and [`DeviceRecordBatch`] out: as `ArrowDeviceArray`.
+//! Export of [`DeviceArray`] and [`DeviceRecordBatch`] as `ArrowDeviceArray`.
 //!
-//! Ownership: the consumer owns what it is given and releases it, once, on any thread. The memory
-//! stays alive until then, and where children were moved out until the last of them is released.
-//! Release never waits.
+//! Ownership: the consumer owns the struct and releases it once, on any thread. The memory stays alive until then;
+//! if children were moved out, until the last of them is released. Release never waits.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,137 +11,23 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{Device, SyncEvent};
+use crate::device::SyncEvent;
 use crate::error::Result;
-use crate::interchange::arena::{self, EventKeeper, Nulls};
+use crate::interchange::arena::{self, EventKeeper};
+use crate::interchange::options::{ExportOptions, SyncPolicy};
 use crate::interchange::schema::{export_field, export_schema};
 use crate::memory::Owner;
-use crate::transfer::{Realigning, is_misaligned};
-
-/// What happens to the events that guard exported memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum SyncPolicy {
-    /// The consumer gets an event to wait for; nothing waits here. One event that guards everything
-    /// is handed on as it is; several become one.
-    Event,
-    /// This thread waits until the memory is ready; the consumer gets no event.
-    Wait,
-}
-
-/// What is done with null counts that nobody has counted yet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum NullCounts {
-    /// They are counted: the masks are read back together, with one host wait. Some consumers (cuDF)
-    /// take -1 for "no nulls".
-    #[default]
-    Exact,
-    /// They go out as -1.
-    AllowUnknown,
-}
-
-/// What a consumer's release may rely on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum ReleasePolicy {
-    /// A consumer that releases says that its device work on the memory is done, or ordered before
-    /// this crate's.
-    #[default]
-    Ordered,
-    /// For consumers that do not keep to this: a thread of the device waits for all its work first.
-    /// The release itself still returns at once.
-    Synchronize,
-}
-
-impl ReleasePolicy {
-    /// Lets go of memory that a consumer has released. Never waits, and never unwinds: what the
-    /// owner's drop throws is kept.
-    pub(crate) fn let_go(self, owner: Arc<Owner>) {
-        if self.waits_for(owner.device()) {
-            let device = owner.device().clone();
-            device.parking("release", || self.let_go_after(&device, owner));
-        } else if let Some(owner) = Arc::into_inner(owner) {
-            // Nothing happens while somebody else holds it.
-            let device = owner.device().clone();
-            device.parking("release", || drop(owner));
-        }
-    }
-
-    /// Lets go of what work of `device` may still read. Never waits.
-    pub(super) fn let_go_after<T: Send + 'static>(self, device: &Device, kept: T) {
-        if !self.waits_for(device) {
-            return drop(kept);
-        }
-        let settled = device.clone();
-        device.reaper().later(move || {
-            settled.settle();
-            drop(kept);
-        });
-    }
-
-    /// Work of a synchronous device has completed already.
-    fn waits_for(self, device: &Device) -> bool {
-        self == Self::Synchronize && !device.is_synchronous()
-    }
-}
-
-/// How an export is done.
-///
-/// ```
-/// use arrow_device::{ExportOptions, NullCounts, SyncPolicy};
-/// let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct ExportOptions {
-    pub(super) sync: SyncPolicy,
-    pub(super) null_counts: NullCounts,
-    pub(super) release: ReleasePolicy,
-}
-
-impl ExportOptions {
-    /// With this policy for events; exact null counts, ordered release.
-    pub const fn new(sync: SyncPolicy) -> Self {
-        Self {
-            sync,
-            null_counts: NullCounts::Exact,
-            release: ReleasePolicy::Ordered,
-        }
-    }
-
-    /// What is done with unknown null counts.
-    #[must_use]
-    pub const fn with_null_counts(mut self, null_counts: NullCounts) -> Self {
-        self.null_counts = null_counts;
-        self
-    }
-
-    pub(super) fn nulls(&self) -> Nulls {
-        match self.null_counts {
-            NullCounts::Exact => Nulls::Count,
-            NullCounts::AllowUnknown => Nulls::AllowUnknown,
-        }
-    }
-
-    /// What release relies on.
-    #[must_use]
-    pub const fn with_release(mut self, release: ReleasePolicy) -> Self {
-        self.release = release;
-        self
-    }
-}
+use crate::transfer::{Bitmaps, Resolved};
 
 impl DeviceArray {
-    /// The array and its type as C structs, without a copy, except of validity bitmaps whose rows start at
-    /// another bit of a byte than those of the values.
+    /// Exports the array and its type as C structs, without copying, except for some validity bitmaps.
     ///
-    /// The C data interface has one offset for all buffers. An array with a [`Validity`](crate::Validity) of
-    /// other rows than its values have (a result that shares the bitmap of a slice, say) is exported as it is if
-    /// a whole number of bytes lies between both starts. Otherwise its bitmap is copied, one bit for each of the
-    /// array's rows, each time that it is exported: all such bitmaps come to the host with one read and one host
-    /// wait, together with those that must be counted, and go to one fresh allocation on the device. Copies
-    /// are counted ([`TransferStats`](crate::TransferStats)), and so are the nulls in them.
-    /// [`compact`](Self::compact) makes an array that needs none.
+    /// The C data interface has one offset for all buffers. If the array has a [`Validity`](crate::Validity) that
+    /// starts at another row than its values do (for example because it shares the bitmap of a slice), it is exported
+    /// as it is if there is a whole number of bytes between the two starts. Otherwise each export copies the bitmap,
+    /// one bit for each row: all such bitmaps are copied to the host with one read and one host wait, together with
+    /// those in which nulls must be counted, and from there to one fresh allocation on the device. The copies are
+    /// counted in [`TransferStats`](crate::TransferStats). [`compact`](Self::compact) makes an array that needs none.
     ///
     /// ```
     /// # use arrow_array::Int32Array;
@@ -156,8 +41,8 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// What the device reports while events are merged or nulls counted; names or metadata that C
-    /// strings cannot hold.
+    /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) for a name or metadata that a C string cannot hold,
+    /// and the errors that the device reports while events are merged or nulls are counted.
     pub fn export(&self, sync: SyncPolicy) -> Result<(FFI_ArrowDeviceArray, FFI_ArrowSchema)> {
         let schema = match self.field() {
             Some(field) => export_field(field)?,
@@ -166,18 +51,18 @@ impl DeviceArray {
         Ok((self.export_array(&ExportOptions::new(sync))?, schema))
     }
 
-    /// The array alone, for consumers that know its type.
+    /// Exports the array without its type, for consumers that know the type.
     ///
     /// # Errors
     /// As [`export`](Self::export).
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        export(self, options, false, options.nulls())
+        export(self, options, false)
     }
 }
 
 impl DeviceRecordBatch {
-    /// The batch and its schema as C structs, without a copy: a struct array at offset 0 without a
-    /// mask. The schema's metadata goes along.
+    /// Exports the batch and its schema as C structs: a struct array at offset 0, without a validity bitmap. The
+    /// schema's metadata is exported too. Copies nothing, except as [`DeviceArray::export`] says.
     ///
     /// # Errors
     /// As [`DeviceArray::export`].
@@ -186,32 +71,40 @@ impl DeviceRecordBatch {
         Ok((self.export_array(&ExportOptions::new(sync))?, schema))
     }
 
-    /// The batch alone, for consumers that know its schema: at most two heap allocations, whatever
-    /// the number of columns.
+    /// Exports the batch without its schema, for consumers that know the schema. Takes at most two heap allocations,
+    /// whatever the number of columns.
     ///
     /// # Errors
     /// As [`DeviceArray::export`].
     pub fn export_array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {
-        export(self.as_struct(), options, true, options.nulls())
+        export(self.as_struct(), options, true)
     }
 }
 
-/// `as_batch`: the root goes out at offset 0 and without a mask; its rows are its children's.
-pub(super) fn export(
+/// With `as_batch` the root is exported at offset 0 and without a validity bitmap; its rows are its children's.
+fn export(
     array: &DeviceArray,
     options: &ExportOptions,
     as_batch: bool,
-    nulls: Nulls,
 ) -> Result<FFI_ArrowDeviceArray> {
-    let moved;
-    let array = match is_misaligned(array, as_batch) {
-        false => array,
-        true => {
-            let count = options.null_counts == NullCounts::Exact;
-            moved = Realigning::start(array, as_batch, count)?.finish(array)?;
-            &moved
-        }
-    };
+    let count = options.counts_nulls();
+    if !Bitmaps::needed(array, as_batch, count) {
+        return export_resolved(array, options, as_batch, &[]);
+    }
+    match Bitmaps::start(array, as_batch, count)?.finish(array)? {
+        Resolved::Counted(nulls) => export_resolved(array, options, as_batch, &nulls),
+        Resolved::Moved(moved) => export_resolved(&moved, options, as_batch, &[]),
+    }
+}
+
+/// Exports an array whose bitmaps need not be read any more. `nulls` are the counted nulls of its parts, if there
+/// are any.
+pub(super) fn export_resolved(
+    array: &DeviceArray,
+    options: &ExportOptions,
+    as_batch: bool,
+    nulls: &[Option<usize>],
+) -> Result<FFI_ArrowDeviceArray> {
     let event = Handover::of(array, options.sync)?;
     let id = array.device().id();
     let sync_event = event.pointer();
@@ -224,12 +117,12 @@ pub(super) fn export(
     })
 }
 
-/// The event that goes out.
+/// The event that is exported.
 enum Handover {
     None,
-    /// An owner's own, which lives as long as the owner.
+    /// The event of an owner, which lives as long as the owner.
     Existing(Arc<Owner>),
-    /// A new one; the arena holds it.
+    /// A new event, which the arena keeps alive.
     Merged(SyncEvent),
 }
 
@@ -266,7 +159,7 @@ impl Handover {
             [] => Ok(Self::None),
             [one] if own(one) => Ok(Self::Existing(Arc::clone(one))),
             many => {
-                // An event of another device is waited for, by the queue or else here.
+                // The queue waits for events of other devices too, or else this thread does.
                 let queue = device.default_queue();
                 for owner in many {
                     owner.wait_on(&queue)?;

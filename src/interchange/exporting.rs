@@ -1,25 +1,23 @@
-//! An export driven by a task that polls.
+//! An export that a task polls.
 
 use std::task::{Context, Poll, ready};
 
 use crate::abi::FFI_ArrowDeviceArray;
-use crate::data::hidden::NullCounting;
-use crate::data::parts::Parts;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::Completion;
 use crate::error::Result;
-use crate::interchange::arena::Nulls;
-use crate::interchange::export::{ExportOptions, NullCounts, SyncPolicy, export};
-use crate::transfer::{Realigning, is_misaligned};
+use crate::interchange::export::export_resolved;
+use crate::interchange::options::{ExportOptions, SyncPolicy};
+use crate::transfer::{Bitmaps, Resolved};
 
-/// Exports a batch as [`DeviceRecordBatch::export_array`] does, with no wait in a poll: the task waits for
-/// the memory ([`SyncPolicy::Wait`]) and for bitmaps whose nulls must be counted, or that must be moved.
+/// Exports a batch as [`DeviceRecordBatch::export_array`] does. A poll never blocks: the task waits for the memory
+/// ([`SyncPolicy::Wait`]), and for validity bitmaps that must be read.
 #[derive(Debug)]
 pub(crate) struct Exporting {
-    /// The batch, as a struct.
+    /// The batch as a struct.
     array: DeviceArray,
     options: ExportOptions,
-    /// What the task waits for before the next step.
+    /// What the next step has to wait for.
     wait: Option<Completion>,
     stage: Stage,
 }
@@ -28,8 +26,7 @@ pub(crate) struct Exporting {
 enum Stage {
     Start,
     Ready,
-    Realigning(Realigning),
-    Counting(NullCounting),
+    Bitmaps(Bitmaps),
 }
 
 impl Exporting {
@@ -42,70 +39,46 @@ impl Exporting {
         }
     }
 
-    /// Whether nulls must be counted, and that may take a wait.
-    fn counts(&self, parts: &Parts<'_>) -> bool {
-        if self.array.device().is_synchronous() {
-            return false;
-        }
-        let unknown = |i| {
-            let (node, view) = parts.get(i);
-            parts.null_count(i, node, view).is_none()
-        };
-        self.options.null_counts == NullCounts::Exact && (0..parts.len()).any(unknown)
-    }
-
-    /// Whether the export reads bitmaps where they are, so that they must be ready.
-    fn host_reads_bitmaps(&self) -> bool {
-        let array = &self.array;
-        if array.device().is_synchronous() || !array.device().is_host_readable() {
-            return false;
-        }
-        self.counts(&Parts::of(array, true)) || is_misaligned(array, true)
-    }
-
-    /// The C struct. Not polled again after that.
+    /// Returns the C struct. Must not be polled again after that.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<FFI_ArrowDeviceArray>> {
+        let count = self.options.counts_nulls();
         loop {
             ready!(Completion::poll_all(&mut self.wait, cx))?;
             let array = &self.array;
             match std::mem::replace(&mut self.stage, Stage::Ready) {
                 Stage::Start => {
-                    if self.options.sync == SyncPolicy::Wait || self.host_reads_bitmaps() {
+                    // Bitmaps that the host reads in place must be ready.
+                    let in_place = array.device().is_host_readable();
+                    if self.options.sync == SyncPolicy::Wait
+                        || (in_place && Bitmaps::needed(array, true, count))
+                    {
                         self.wait = array.ready_event()?.map(Completion::of);
                     }
                 }
-                Stage::Ready if is_misaligned(array, true) => {
-                    let count = self.options.null_counts == NullCounts::Exact;
-                    let realigning = Realigning::start(array, true, count)?;
-                    self.wait = realigning.event().cloned().map(Completion::of);
-                    self.stage = Stage::Realigning(realigning);
-                }
-                Stage::Realigning(mut realigning) => {
-                    realigning.waited();
-                    self.array = realigning.finish(array)?;
-                    self.stage = Stage::Start;
+                Stage::Ready if Bitmaps::needed(array, true, count) => {
+                    let bitmaps = Bitmaps::start(array, true, count)?;
+                    self.wait = bitmaps.reading.event().cloned().map(Completion::of);
+                    self.stage = Stage::Bitmaps(bitmaps);
                 }
                 Stage::Ready => {
-                    let views = {
-                        let parts = Parts::of(array, true);
-                        self.counts(&parts).then(|| parts.views())
-                    };
-                    let Some(views) = views else {
-                        return Poll::Ready(export(
-                            array,
-                            &self.options,
-                            true,
-                            self.options.nulls(),
-                        ));
-                    };
-                    let counting = NullCounting::start(array, views)?;
-                    self.wait = counting.event().cloned().map(Completion::of);
-                    self.stage = Stage::Counting(counting);
+                    return Poll::Ready(export_resolved(array, &self.options, true, &[]));
                 }
-                Stage::Counting(mut counting) => {
-                    counting.waited();
-                    let nulls = Nulls::Counted(counting.finish(array)?);
-                    return Poll::Ready(export(array, &self.options, true, nulls));
+                Stage::Bitmaps(mut bitmaps) => {
+                    bitmaps.reading.waited();
+                    match bitmaps.finish(array)? {
+                        Resolved::Counted(nulls) => {
+                            return Poll::Ready(export_resolved(
+                                array,
+                                &self.options,
+                                true,
+                                &nulls,
+                            ));
+                        }
+                        Resolved::Moved(moved) => {
+                            self.array = moved;
+                            self.stage = Stage::Start;
+                        }
+                    }
                 }
             }
         }

@@ -1,8 +1,8 @@
-//! C structs in: [`DeviceArray`] and [`DeviceRecordBatch`] from an `ArrowDeviceArray`.
+//! Import of an `ArrowDeviceArray` as [`DeviceArray`] or [`DeviceRecordBatch`].
 //!
-//! Ownership: an import consumes the array and borrows the schema, whatever its outcome. After an
-//! error the array has been released, once. After success it is released when the last buffer,
-//! array, export or device work that uses its memory is gone.
+//! Ownership: an import consumes the array and borrows the schema, whatever its outcome. After an error the array has
+//! been released, once. After success it is released when the last buffer, array, export or device work that uses its
+//! memory has ended.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use arrow_schema::{DataType, FieldRef, SchemaRef};
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::abi::c_data::CArray;
-use crate::data::build::placeholder;
-use crate::data::hidden;
+use crate::data::batch::check_no_nulls;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
-use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
+use crate::data::nulls::{NullCounting, with_bitmaps};
+use crate::data::tree::{Node, NullCount, Owners, Slot, Tree, View};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr};
 use crate::error::{Error, Result};
@@ -25,19 +25,18 @@ use crate::interchange::validate::validate_full;
 use crate::memory::{Memory, Owner, Ready};
 
 impl DeviceArray {
-    /// Takes over a foreign array of any type. Nothing is copied, read or waited for; null counts
-    /// and lengths that only the device knows stay unknown until asked for.
+    /// Imports a foreign array of any type. Nothing is copied, no buffer is read, and nothing waits. Null counts that
+    /// the producer does not state, and sizes that are stored in device memory, stay unknown until they are needed.
     ///
     /// # Safety
-    /// - `array` and `schema` keep to the C device data interface: pointers that are not null are
-    ///   valid for what the structs say, and the event, if any, is of the device's type;
-    /// - the values are valid for their type, and null counts are right ([`Validation::Full`] checks
-    ///   both);
+    /// - `array` and `schema` comply with the C device data interface: pointers that are not null are valid for what
+    ///   the structs say, and the event, if there is one, has the type that belongs to the device;
+    /// - the values are valid for their type, and null counts are correct ([`Validation::Full`] checks both);
     /// - nobody writes to the memory before it is released.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] with the field's path, [`Error::Released`],
-    /// [`Error::DeviceNotAvailable`]. The array is released then.
+    /// Returns [`Error::InvalidInput`] with the path of the faulty field, [`Error::Released`] for a released array,
+    /// and [`Error::DeviceNotAvailable`] if there is no backend for the device. The array is released then.
     pub unsafe fn import(array: FFI_ArrowDeviceArray, schema: &FFI_ArrowSchema) -> Result<Self> {
         // SAFETY: the caller guarantees what `import_with` asks for: the two have the same contract.
         unsafe { Self::import_with(array, schema, &ImportOptions::default()) }
@@ -57,7 +56,7 @@ impl DeviceArray {
         unsafe { Self::import_as(array, field, options) }
     }
 
-    /// As [`import`](Self::import), for a type that is known already.
+    /// As [`import`](Self::import), for a type that is known.
     ///
     /// # Safety
     /// As [`import`](Self::import).
@@ -69,11 +68,9 @@ impl DeviceArray {
         check_type(field.data_type())?;
         // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type above.
         let tree = unsafe { import(array, field.data_type().clone(), options) }?;
-        if options.validation == Validation::Full {
-            hidden::check_null_counts(&tree)?;
-        }
         let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
         if options.validation == Validation::Full {
+            NullCounting::start(&array, with_bitmaps(array.tree()))?.finish(&array)?;
             validate_full(&array.reachable_data()?)?;
         }
         Ok(array)
@@ -81,14 +78,15 @@ impl DeviceArray {
 }
 
 impl DeviceRecordBatch {
-    /// Takes over a foreign struct array as a batch: see [`DeviceArray::import`]. An offset of the
-    /// root becomes its columns'.
+    /// Imports a foreign struct array as a batch; see [`DeviceArray::import`]. An offset of the struct is applied to
+    /// its columns.
     ///
     /// # Safety
     /// As [`DeviceArray::import`].
     ///
     /// # Errors
-    /// Also for another type than a struct, and for a root that holds nulls.
+    /// As [`DeviceArray::import`]. Also returns [`Error::InvalidInput`] for any type but a struct, and for a struct that
+    /// has nulls. If the producer does not state the struct's null count, its validity bitmap is read, which waits.
     pub unsafe fn import(array: FFI_ArrowDeviceArray, schema: &FFI_ArrowSchema) -> Result<Self> {
         // SAFETY: the caller guarantees what `import_with` asks for: the two have the same contract.
         unsafe { Self::import_with(array, schema, &ImportOptions::default()) }
@@ -108,8 +106,8 @@ impl DeviceRecordBatch {
         unsafe { Self::import_as(array, schema, options) }
     }
 
-    /// As [`import`](Self::import), for a schema that is known already: at most four heap
-    /// allocations, whatever the number of columns.
+    /// As [`import`](Self::import), for a schema that is known. Takes at most four heap allocations, whatever the
+    /// number of columns.
     ///
     /// # Safety
     /// As [`DeviceArray::import`].
@@ -120,12 +118,19 @@ impl DeviceRecordBatch {
     ) -> Result<Self> {
         // SAFETY: the caller keeps to the contract of `DeviceArray::import`, which `import_unread` asks for.
         let batch = unsafe { Self::import_unread(array, schema, options) }?;
-        batch.read_import(options)?;
+        let array = batch.as_struct();
+        let views = nulls_to_count(array, options.validation);
+        if !views.is_empty() {
+            NullCounting::start(array, views)?.finish(array)?;
+        }
+        check_no_nulls(array)?;
+        if options.validation == Validation::Full {
+            validate_full(&array.reachable_data()?)?;
+        }
         Ok(batch)
     }
 
-    /// As [`import_as`](Self::import_as), which then [reads](Self::read_import) the memory if it must: here
-    /// nothing waits.
+    /// As [`import_as`](Self::import_as), but without the checks that read the memory. Does not wait.
     ///
     /// # Safety
     /// As [`DeviceArray::import`].
@@ -141,37 +146,19 @@ impl DeviceRecordBatch {
         let array = DeviceArray::from_tree(Arc::new(tree));
         Ok(Self::from_struct(schema, array))
     }
+}
 
-    /// Refuses rows that are null.
-    pub(super) fn check_rows(&self) -> Result<()> {
-        match self.as_struct().null_count() {
-            Some(0) => Ok(()),
-            _ => Err(Error::invalid(
-                "array.null_count",
-                "the rows of a record batch cannot be null; import it as an array",
-            )),
-        }
-    }
-
-    /// What an import checks by reading the memory.
-    fn read_import(&self, options: &ImportOptions) -> Result<()> {
-        let array = self.as_struct();
-        if options.validation == Validation::Full {
-            hidden::check_null_counts(array.tree())?;
-        }
-        if array.null_count().is_none() {
-            // A validity bitmap without a count: only its bits tell.
-            hidden::null_counts(array, vec![array.view()])?;
-        }
-        self.check_rows()?;
-        if options.validation == Validation::Full {
-            validate_full(&array.reachable_data()?)?;
-        }
-        Ok(())
+/// The rows whose nulls an import of a batch has to count: all, to check the counts that are stated, or those of the
+/// root if only its bitmap tells.
+pub(super) fn nulls_to_count(array: &DeviceArray, validation: Validation) -> Vec<View> {
+    match validation {
+        Validation::Full => with_bitmaps(array.tree()),
+        Validation::Structure if array.null_count().is_none() => vec![array.view()],
+        Validation::Structure => Vec::new(),
     }
 }
 
-/// Checks a foreign array against its type and takes it over.
+/// Checks a foreign array against its type, and imports it.
 ///
 /// # Safety
 /// As [`DeviceArray::import`]; `data_type` passed [`check_type`].
@@ -194,8 +181,8 @@ unsafe fn import(
     }
     let ready = match event {
         Some(event) => {
-            // SAFETY: the caller's array keeps to the interface: its `sync_event` points to an event of the device's
-            // type (contract of the import).
+            // SAFETY: the caller guarantees that `sync_event` points to an event of the type that belongs to the device
+            // (`DeviceArray::import`).
             let check = unsafe { device.backend().check_event(event) };
             check.map_err(|e| Error::invalid("sync_event", e.to_string()))?;
             Ready::Foreign(event)
@@ -208,14 +195,13 @@ unsafe fn import(
         slots: Vec::new(),
         count: (1, 0),
     };
-    // SAFETY: the caller guarantees that the root is a valid struct as far as its members say (contract of the
-    // import).
+    // SAFETY: the caller guarantees that the struct complies with the interface (`DeviceArray::import`).
     unsafe { importer.check(&array.array, &data_type, 0, &Path::Root("array")) }?;
     let (nodes, slots) = importer.count;
     importer.nodes.reserve_exact(nodes);
     importer.slots.reserve_exact(slots);
-    importer.nodes.push(placeholder(0));
-    // SAFETY: as above, and `check` has seen every pointer that is followed.
+    importer.nodes.push(Node::placeholder(0));
+    // SAFETY: `check` accepted the struct for this type.
     unsafe { importer.fill(0, &array.array, &data_type) };
     let Importer { nodes, slots, .. } = importer;
     let owner = Owner::new(device.clone(), Memory::Foreign(array), ready);
@@ -232,18 +218,18 @@ struct Importer<'a> {
     device: &'a Device,
     nodes: Vec<Node>,
     slots: Vec<Slot>,
-    /// How many nodes and slots there will be.
+    /// How many nodes and slots there will be in all.
     count: (usize, usize),
 }
 
-/// Most buffers of an array and its descendants. Structs may share one list of them.
+/// The most buffers that an array and its descendants may have. Structs may share one list of them.
 const MAX_BUFFERS: usize = 1 << 22;
 
 impl Importer<'_> {
-    /// Checks a struct and its descendants. Nothing of a buffer is read.
+    /// Checks a struct and its descendants. Reads no buffer.
     ///
     /// # Safety
-    /// `array` is a valid `ArrowArray` as far as its members say.
+    /// `array` complies with the C data interface: pointers that are not null are valid for what it says.
     unsafe fn check(
         &mut self,
         array: &CArray,
@@ -295,11 +281,12 @@ impl Importer<'_> {
             path.usable("buffers", array.buffers)?;
         }
         let n_buffers = array.n_buffers as usize;
-        // SAFETY: the producer vouches for `n_buffers` pointers.
+        // SAFETY: `buffers` is usable (checked above if there are any) and, as the caller guarantees, has `n_buffers`
+        // pointers; `i` is below that.
         let buffer = |i: usize| DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
 
-        let masked = layout.has_validity() && !buffer(0).is_null();
-        if array.null_count > 0 && !masked && *data_type != DataType::Null {
+        let has_bitmap = layout.has_validity() && !buffer(0).is_null();
+        if array.null_count > 0 && !has_bitmap && *data_type != DataType::Null {
             return path.error(
                 "null_count",
                 format!("is {}, but there is no validity bitmap", array.null_count),
@@ -332,7 +319,7 @@ impl Importer<'_> {
                     "is null: the lengths of the variadic buffers are missing",
                 );
             }
-            // They may be in host memory, whatever the device.
+            // The sizes may be in host memory, whatever the device.
             let bytes = (n_buffers - expected) * 8;
             if self.class(sizes, bytes) != AddressClass::Host {
                 self.accessible(sizes, bytes, n_buffers - 1, path)?;
@@ -364,10 +351,11 @@ impl Importer<'_> {
             (true, false) => {
                 let values = child_type(data_type, 0).unwrap_or(&DataType::Null);
                 path.usable("dictionary", array.dictionary)?;
-                // SAFETY: the producer vouches for a dictionary that is not null.
-                let dictionary = unsafe { &*array.dictionary };
-                // SAFETY: as above.
-                return unsafe { self.check(dictionary, values, 0, &Path::Dictionary(path)) };
+                // SAFETY: the dictionary is usable; the caller guarantees that it is a struct that complies with the
+                // interface, which is what `check` asks for.
+                return unsafe {
+                    self.check(&*array.dictionary, values, 0, &Path::Dictionary(path))
+                };
             }
             (false, true) => {}
         }
@@ -385,22 +373,20 @@ impl Importer<'_> {
         };
         let mut needed = if length == 0 { 0 } else { needed };
         for i in 0..n_children {
-            // SAFETY: the producer vouches for `n_children` pointers.
+            // SAFETY: `children` is usable and, as the caller guarantees, has `n_children` pointers; `i` is below that.
             let child = unsafe { *array.children.add(i) };
-            if child.is_null() || !child.is_aligned() {
-                path.usable(&format!("children[{i}]"), child)?;
-            }
-            // SAFETY: as above, for a child that is not null.
-            let child = unsafe { &*child };
             let of_type = child_type(data_type, i).unwrap_or(&DataType::Null);
             let path = Path::Child(path, i);
-            // SAFETY: as above.
+            path.usable("", child)?;
+            // SAFETY: the child is usable; the caller guarantees that it is a struct that complies with the interface.
+            let child = unsafe { &*child };
+            // SAFETY: as above: the caller's guarantee covers all descendants.
             unsafe { self.check(child, of_type, needed, &path) }?;
             if layout.nesting == Nesting::Runs && i == 0 {
                 if child.null_count > 0 {
                     return path.error("null_count", "run ends cannot be null");
                 }
-                // There is a value for each run.
+                // Each run needs a value.
                 needed = child.length as usize;
             }
         }
@@ -437,75 +423,62 @@ impl Importer<'_> {
         }
     }
 
-    /// Writes a checked struct and its descendants into the tree.
+    /// Adds a checked struct and its descendants to the tree.
     ///
     /// # Safety
-    /// `check` accepted the struct.
+    /// `check` accepted the struct for this type.
     unsafe fn fill(&mut self, node: usize, array: &CArray, data_type: &DataType) {
         let layout = Layout::of(data_type);
         let length = array.length as usize;
-        // Rows before the first of none may not even be there.
-        let offset = if length == 0 {
-            0
-        } else {
-            array.offset as usize
+        // Without rows there need not be any before them either.
+        let offset = match length {
+            0 => 0,
+            _ => array.offset as usize,
         };
         let n_buffers = array.n_buffers as usize;
         let first_slot = self.slots.len();
         let fixed = layout.buffers().len();
         for i in 0..n_buffers {
-            // SAFETY: `check` saw `n_buffers` pointers.
+            // SAFETY: `check` accepted a list of `n_buffers` pointers (contract), and `i` is below that.
             let address = DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
             let bytes = match layout.buffers().get(i) {
+                // The size of a data buffer is looked up even if the buffer is null.
+                None if i + 1 < n_buffers => None,
                 _ if address.is_null() => Some(0),
-                _ if length == 0 && i < fixed => Some(0),
+                None => Some((n_buffers - 1 - fixed) * 8),
+                Some(_) if length == 0 => Some(0),
                 Some(kind) => kind.bytes(offset + length).and_then(Result::ok),
-                None if i + 1 == n_buffers => Some((n_buffers - 1 - fixed) * 8),
-                None => None,
-            };
-            // A variadic buffer's length is asked for even if it is null.
-            let bytes = if i >= fixed && i + 1 < n_buffers {
-                None
-            } else {
-                bytes
             };
             self.slots.push(Slot::new(address, 0, bytes, 0));
         }
-        let masked = layout.has_validity() && !self.slots[first_slot].is_null();
+        let has_bitmap = layout.has_validity() && !self.slots[first_slot].is_null();
         let nulls = match array.null_count {
             _ if *data_type == DataType::Null => Some(length),
-            _ if !masked || length == 0 => Some(0),
+            _ if !has_bitmap || length == 0 => Some(0),
             n => usize::try_from(n).ok(),
         };
         let first_child = self.nodes.len();
-        let parent = self.nodes[node].parent;
+        let parent = self.nodes[node].parent as usize;
         self.nodes[node] = Node {
-            length,
-            layout,
-            cut: false,
-            padded: false,
             offset,
             validity_offset: offset,
             nulls: NullCount::from(nulls),
-            parent,
             first_child: first_child as u32,
             n_children: layout.n_children() as u32,
-            first_slot: first_slot as u32,
-            n_slots: n_buffers as u32,
+            ..Node::new(layout, length, parent, first_slot, n_buffers)
         };
         self.nodes
-            .extend((0..layout.n_children()).map(|_| placeholder(node)));
+            .extend((0..layout.n_children()).map(|_| Node::placeholder(node)));
         for i in 0..layout.n_children() {
-            // SAFETY: `check` saw every child and dictionary that the type has.
+            // SAFETY: `check` accepted every child, or the dictionary, that the type has (contract).
             let child = unsafe {
-                if layout.nesting == Nesting::Dictionary {
-                    &*array.dictionary
-                } else {
-                    &**array.children.add(i)
+                match layout.nesting {
+                    Nesting::Dictionary => &*array.dictionary,
+                    _ => &**array.children.add(i),
                 }
             };
             let of_type = child_type(data_type, i).unwrap_or(&DataType::Null);
-            // SAFETY: as above.
+            // SAFETY: `check` accepted this child for this type.
             unsafe { self.fill(first_child + i, child, of_type) };
         }
     }

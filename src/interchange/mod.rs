@@ -1,4 +1,4 @@
-//! C structs in and out; the ownership rules in one place.
+//! Import and export of the C structs, and the rules of their ownership.
 
 mod arena;
 #[cfg(feature = "async")]
@@ -10,13 +10,14 @@ mod exporting;
 mod import;
 mod options;
 mod path;
+mod release;
 pub(crate) mod schema;
 pub(crate) mod validate;
 
 #[cfg(feature = "async")]
 pub(crate) use checking::Checking;
 pub use cudf::check_for_cudf;
-pub use export::{ExportOptions, NullCounts, ReleasePolicy, SyncPolicy};
 #[cfg(feature = "async")]
 pub(crate) use exporting::Exporting;
-pub use options::{ImportOptions, Validation};
+pub use options::{ExportOptions, ImportOptions, NullCounts, SyncPolicy, Validation};
+pub use release::ReleasePolicy;

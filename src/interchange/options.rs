@@ -1,21 +1,24 @@
-//! How an import is done.
+//! Options of imports and exports.
 
 use crate::device::Devices;
+use crate::interchange::release::ReleasePolicy;
 
-/// How much of foreign data is checked.
+/// How much of foreign data an import checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Validation {
-    /// Everything that can be checked without reading a buffer: pointers, counts, lengths, offsets,
-    /// flags, nesting, whose memory it is. Values are trusted.
+    /// Everything that can be checked without reading a buffer: pointers, counts, lengths, offsets, flags, nesting,
+    /// and whether the device can use the memory. Values are trusted.
     #[default]
     Structure,
-    /// Values too: offsets, keys, type ids, views, run ends, UTF-8, null counts. All values are checked
-    /// that any safe call can reach afterwards, not only those of the array's rows: a list's child, for
-    /// one, is checked whole. This waits for the data. Where the host can read the memory it is checked in
-    /// place. Elsewhere it is copied to the host first: validity bitmaps, then all buffers. Nodes that name
-    /// the same bytes share one copy of them; buffers that overlap otherwise are copied one by one, and
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) is returned if there is no memory for them.
+    /// Values too: offsets, keys, type ids, views, run ends, UTF-8 and null counts. All values that safe calls can
+    /// reach afterwards are checked, not only those of the array's rows: a list's child, for example, is checked
+    /// whole.
+    ///
+    /// This waits for the data. If the host can read the memory, it is checked in place. Otherwise it is copied to
+    /// the host first: validity bitmaps, then all buffers. Buffers that name the same bytes share one copy of them;
+    /// buffers that overlap otherwise are copied one by one, and the import returns
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no memory for them.
     Full,
 }
 
@@ -34,14 +37,14 @@ pub struct ImportOptions {
 }
 
 impl ImportOptions {
-    /// Where the device is looked up; [`Devices::global`] otherwise.
+    /// Sets where the array's device is looked up. The default is [`Devices::global`].
     #[must_use]
     pub fn with_devices(mut self, devices: Devices) -> Self {
         self.devices = Some(devices);
         self
     }
 
-    /// How much is checked; [`Validation::Structure`] otherwise.
+    /// Sets how much is checked. The default is [`Validation::Structure`].
     #[must_use]
     pub fn with_validation(mut self, validation: Validation) -> Self {
         self.validation = validation;
@@ -50,5 +53,71 @@ impl ImportOptions {
 
     pub(super) fn devices(&self) -> &Devices {
         self.devices.as_ref().unwrap_or(Devices::global())
+    }
+}
+
+/// What an export does with the events that guard the memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SyncPolicy {
+    /// The consumer gets an event to wait for; the export does not wait. A single event that guards everything is
+    /// passed on as it is; several become one.
+    Event,
+    /// The export blocks this thread until the memory is ready; the consumer gets no event.
+    Wait,
+}
+
+/// What an export does with null counts that are not known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum NullCounts {
+    /// Counts them: the validity bitmaps are copied to the host together, with one host wait. Some consumers (cuDF)
+    /// take -1 for "no nulls".
+    #[default]
+    Exact,
+    /// States them as -1.
+    AllowUnknown,
+}
+
+/// How an export is done.
+///
+/// ```
+/// use arrow_device::{ExportOptions, NullCounts, SyncPolicy};
+/// let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct ExportOptions {
+    pub(super) sync: SyncPolicy,
+    pub(super) null_counts: NullCounts,
+    pub(super) release: ReleasePolicy,
+}
+
+impl ExportOptions {
+    /// Makes options with this policy for events, [`NullCounts::Exact`] and [`ReleasePolicy::Ordered`].
+    pub const fn new(sync: SyncPolicy) -> Self {
+        Self {
+            sync,
+            null_counts: NullCounts::Exact,
+            release: ReleasePolicy::Ordered,
+        }
+    }
+
+    /// Sets what is done with unknown null counts.
+    #[must_use]
+    pub const fn with_null_counts(mut self, null_counts: NullCounts) -> Self {
+        self.null_counts = null_counts;
+        self
+    }
+
+    /// Sets what may be concluded from the consumer's release.
+    #[must_use]
+    pub const fn with_release(mut self, release: ReleasePolicy) -> Self {
+        self.release = release;
+        self
+    }
+
+    /// Whether all null counts are stated.
+    pub(super) fn counts_nulls(&self) -> bool {
+        self.null_counts == NullCounts::Exact
     }
 }

@@ -1,12 +1,12 @@
-//! [`Path`].
+//! [`Path`]: where in a foreign struct a check is.
 
 use std::borrow::Cow;
 
 use crate::error::{Error, Result};
 
-/// Where in a foreign struct and its descendants a check stands; spelled out only for errors.
+/// A place in a foreign struct and its descendants, which is written out only for errors.
 pub(super) enum Path<'a> {
-    /// Under this name.
+    /// The root, under this name.
     Root(&'static str),
     Child(&'a Path<'a>, usize),
     Dictionary(&'a Path<'a>),
@@ -21,7 +21,7 @@ impl Path<'_> {
         }
     }
 
-    /// Refuses a member of the struct; the struct itself if `member` is empty.
+    /// Returns an error that names a member of the struct, or the struct itself if `member` is empty.
     pub(super) fn error<T>(
         &self,
         member: &str,
@@ -35,7 +35,7 @@ impl Path<'_> {
         Err(Error::invalid(path, message))
     }
 
-    /// Refuses pointers of the C structs that cannot be followed.
+    /// Refuses pointers that cannot be followed.
     pub(super) fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
         if pointer.is_null() {
             return self.error(member, "is null");

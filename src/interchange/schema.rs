@@ -1,12 +1,11 @@
-//! Fields and schemas from and to `ArrowSchema`.
+//! Import and export of fields and schemas as `ArrowSchema`.
 //!
-//! **Import** is one walk of our own that checks each member before it reads it and builds the field
-//! as it goes, because arrow-rs's getters assert, unwrap, and index by a negative count; arrow-rs
-//! parses the formats without children. **Export** goes through arrow-rs after a check for what it
-//! panics on, and then sets a flag that it loses.
+//! **Import** is a walk that checks each member before it reads it, and builds the field as it goes: arrow-rs's getters
+//! assert, unwrap, and index by a negative count. arrow-rs parses the formats without children. **Export** uses arrow-rs
+//! after a check for what it panics on, and then sets a flag that it loses.
 //!
-//! What cannot be kept, for want of a place in arrow-rs's types: name, metadata and flags of a
-//! dictionary's values; keys that metadata repeats (the last one counts).
+//! Lost, because arrow-rs's types have no place for it: name, metadata and flags of a dictionary's values, and keys that
+//! metadata repeats (the last one counts).
 
 mod metadata;
 
@@ -35,14 +34,14 @@ pub(crate) use metadata::{decode_metadata, encode_metadata};
 
 /// Checks a schema and builds its root as a field.
 ///
-/// Reads every string, pointer list and child that the struct declares. That they are there is the
-/// contract of the C data interface; everything else is checked.
+/// Reads every string, pointer list and child that the struct declares. The C data interface demands that they exist;
+/// everything else is checked.
 ///
 /// # Errors
 /// [`Error::InvalidInput`] with the path of the member that is malformed.
 pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
-    // SAFETY: both types are the C struct (size and alignment asserted, members tested where
-    // `CSchema` is defined). The reference is shared: nothing is moved or released.
+    // SAFETY: both types are the C struct: size and alignment are asserted, and the members tested, where `CSchema` is
+    // defined. The reference is shared, so nothing is moved or released through it.
     let schema = unsafe { &*ptr::from_ref(schema).cast::<CSchema>() };
     let mut walk = Walk {
         fields_left: MAX_NODES,
@@ -51,10 +50,10 @@ pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
     walk.field(schema, &Path::Root("schema"), 0)
 }
 
-/// Checks the schema of a batch, a struct, and builds it; metadata of the root is the schema's.
+/// Checks the schema of a batch, a struct, and builds it. The struct's metadata becomes the schema's.
 ///
 /// # Errors
-/// As [`import_field`]; also if the root is no struct.
+/// As [`import_field`]; also if the root is not a struct.
 pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
     let root = import_field(schema)?;
     match root.data_type() {
@@ -69,20 +68,20 @@ pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
     }
 }
 
-/// Most bytes of all names, formats and metadata of a schema: fields may share long ones.
+/// The most bytes that all names, formats and metadata of a schema may have. Fields may share long ones.
 const MAX_TEXT: usize = 1 << 28;
 const TOO_MUCH_TEXT: &str = "more than 2^28 bytes of names, formats and metadata";
 
-/// Fields may share their children, and all of them are built anew for each use: what is built is bounded.
+/// Fields may share their children, which are built anew for each use, so both are bounded.
 struct Walk {
-    /// How many fields there may still be.
+    /// How many more fields there may be.
     fields_left: usize,
-    /// How many bytes of text, metadata as it is encoded.
+    /// How many more bytes of text there may be, including encoded metadata.
     text: Budget,
 }
 
 impl Walk {
-    /// Accounts for `bytes` bytes of text.
+    /// Charges `bytes` bytes of text.
     fn spend(&mut self, bytes: usize, path: &Path<'_>, member: &str) -> Result<()> {
         self.text
             .spend(bytes)
@@ -106,8 +105,8 @@ impl Walk {
         let name = text(schema, schema.name, path, "name")?.unwrap_or("");
         self.spend(format.len(), path, "format")?;
         self.spend(name.len(), path, "name")?;
-        // SAFETY: metadata of a live schema is null or encoded as the interface says, and lives as long
-        // as the schema does: the producer's part of the C data interface.
+        // SAFETY: the C data interface demands that the metadata of a schema that is not released is null or encoded as it
+        // says, and lives as long as the schema, which is borrowed here.
         let metadata = match unsafe { decode_within(schema.metadata, &mut self.text) } {
             Ok(metadata) => metadata,
             Err(message) => return path.error("metadata", message),
@@ -213,8 +212,8 @@ impl Walk {
         }
         (0..n)
             .map(|i| {
-                // SAFETY: `children` is not null, is aligned, and has `n_children` pointers: the
-                // producer's part of the C data interface.
+                // SAFETY: `children` is neither null nor misaligned (checked above), and the C data interface demands that it
+                // has `n_children` pointers; `i` is below that.
                 let child = unsafe { *schema.children.add(i) };
                 self.step(child, &Path::Child(path, i), depth).map(Arc::new)
             })
@@ -225,13 +224,13 @@ impl Walk {
         if schema.is_null() || !schema.is_aligned() {
             return path.error("", "a null or misaligned pointer");
         }
-        // SAFETY: neither null nor misaligned; that it is a schema, which lives as long as its
-        // parent does and which nobody writes meanwhile, is the producer's part of the interface.
+        // SAFETY: the pointer is neither null nor misaligned (checked above). The C data interface demands that it points to
+        // a schema that lives as long as its parent, which is borrowed here, and that nobody writes meanwhile.
         self.field(unsafe { &*schema }, path, depth + 1)
     }
 }
 
-/// `text`, a member of `schema`; `None` if it is null.
+/// Returns the string `text`, a member of `schema`, or `None` if it is null.
 fn text<'a>(
     _schema: &'a CSchema,
     text: *const c_char,
@@ -241,17 +240,17 @@ fn text<'a>(
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: a string of a live schema is null-terminated and lives as long as the schema
-    // does: the producer's part of the C data interface.
+    // SAFETY: the C data interface demands that a string of a schema that is not released ends with a null byte and lives
+    // as long as the schema, which the result borrows.
     match unsafe { CStr::from_ptr(text) }.to_str() {
         Ok(text) => Ok(Some(text)),
         Err(e) => path.error(member, format!("not UTF-8: {e}")),
     }
 }
 
-/// A format without children, as arrow-rs reads it.
+/// Parses a format without children with arrow-rs.
 fn leaf(schema: &CSchema, path: &Path<'_>) -> Result<DataType> {
-    // A copy without children, dictionary and metadata: arrow-rs cannot reach them.
+    // A copy without children, dictionary and metadata, so that arrow-rs does not follow them.
     let leaf = CSchema {
         format: schema.format,
         ..CSchema::empty()
@@ -278,7 +277,7 @@ fn leaf(schema: &CSchema, path: &Path<'_>) -> Result<DataType> {
     }
 }
 
-/// The text of arrow-rs's error without the prefix that names its kind.
+/// Returns the text of an arrow-rs error without the prefix that names its kind.
 fn text_of(e: ArrowError) -> String {
     match e {
         ArrowError::CDataInterface(text) | ArrowError::InvalidArgumentError(text) => text,
@@ -286,11 +285,11 @@ fn text_of(e: ArrowError) -> String {
     }
 }
 
-/// `field` as a C struct.
+/// Exports `field` as a C struct.
 ///
 /// # Errors
-/// [`Error::InvalidInput`] with the path, if no array can have the type or if the C struct cannot
-/// express it: NUL in a name or time zone, a type without a format.
+/// [`Error::InvalidInput`] with the path, if no array can have the type or the C struct cannot express it: a NUL in a
+/// name or time zone, or a type without a format.
 pub(crate) fn export_field(field: &Field) -> Result<FFI_ArrowSchema> {
     let mut path = "schema".to_owned();
     check_text(&path, ".name", field.name())?;
@@ -299,7 +298,7 @@ pub(crate) fn export_field(field: &Field) -> Result<FFI_ArrowSchema> {
     })
 }
 
-/// `schema` as a C struct: a struct without a name, with the schema's metadata.
+/// Exports `schema` as a C struct: a struct without a name, with the schema's metadata.
 ///
 /// # Errors
 /// As [`export_field`].
@@ -320,8 +319,7 @@ fn export(
     let schema = call_foreign("exporting a schema", convert)?
         .map_err(|e| Error::invalid("schema", text_of(e)))?;
     let mut schema = CSchema::from_arrow(schema);
-    // SAFETY: arrow-rs built `schema` and its descendants from `data_type` just now, and nothing
-    // else knows of them.
+    // SAFETY: arrow-rs has just built `schema` and its descendants from `data_type`, and nothing else refers to them.
     unsafe { flag_sorted_maps(&raw mut schema, data_type) };
     Ok(schema.into_arrow())
 }
@@ -365,21 +363,22 @@ fn check_texts(data_type: &DataType, path: &mut String) -> Result<()> {
 /// `schema` was built from `data_type`, is alive, and nothing else uses it or its descendants.
 unsafe fn flag_sorted_maps(schema: *mut CSchema, data_type: &DataType) {
     if let DataType::Map(_, true) = data_type {
-        // SAFETY: the caller's `schema` is alive and not used elsewhere.
+        // SAFETY: the caller guarantees that `schema` is alive and not used elsewhere.
         unsafe { (*schema).flags |= Flags::MAP_KEYS_SORTED.bits() };
     }
     for i in 0..Layout::of(data_type).n_children() {
         let Some(child_type) = child_type(data_type, i) else {
             continue;
         };
-        // SAFETY: built from `data_type`, so it has this child or this dictionary.
+        // SAFETY: the caller guarantees that `schema` was built from `data_type`, so it has this child or a dictionary.
         let child = unsafe {
             match data_type {
                 DataType::Dictionary(_, _) => (*schema).dictionary,
                 _ => *(*schema).children.add(i),
             }
         };
-        // SAFETY: a descendant of the caller's schema, built from the type's child.
+        // SAFETY: `child` is a descendant of the caller's schema and was built from `child_type`; the caller guarantees that
+        // it is alive and not used elsewhere.
         unsafe { flag_sorted_maps(child, child_type) };
     }
 }

@@ -1,19 +1,18 @@
-//! The values of arrays that nobody vouches for.
+//! Full validation: checks all values of an array that may be invalid.
 //!
-//! arrow-rs checks most values (`ArrayData::validate_values`). This walk does the rest: it checks
-//! everything that arrow-rs relies on before it looks at values (`ArrayData::validate` would, but
-//! see below), and what arrow-rs leaves out.
+//! arrow-rs checks most values (`ArrayData::validate_values`). This walk checks what arrow-rs relies on before it looks
+//! at values, and what it does not check.
 //!
 //! Not used, and why:
-//! - `ArrayData::validate` asks for mask bytes for `offset + len` rows, though a mask has an offset of
-//!   its own, and so refuses valid data; it takes a struct's or fixed-size list's child that is
-//!   `offset` rows too short, on which arrow-rs panics later; it panics on list views whose offset
-//!   and size overflow. It also runs once more for every level above.
-//! - `ArrayData::validate_nulls` expands a fixed-size list's mask in memory, to any size, from the
-//!   wrong row if the list has an offset.
+//! - `ArrayData::validate` requires a validity bitmap with bits for `offset + len` rows, although a bitmap has its own
+//!   offset, and so rejects valid data. It accepts a struct's or fixed-size list's child that is `offset` rows too short,
+//!   on which arrow-rs panics later. It panics on list views whose offset and size overflow. It runs once more for every
+//!   level above.
+//! - `ArrayData::validate_nulls` expands a fixed-size list's bitmap in memory, to any size, and from the wrong row if the
+//!   list has an offset.
 //!
-//! Not checked, since arrow-rs does not rely on it: whether decimals fit their precision and times
-//! their day, the order of dense unions' offsets, sorted keys of maps.
+//! Not checked, because arrow-rs does not rely on it: whether decimals fit their precision and times their day, the
+//! order of a dense union's offsets, and whether a map's keys are sorted.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -26,15 +25,14 @@ use crate::abi::guard::call_foreign;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::error::{Error, Result};
 
-/// Checks that `data`, in host memory, is a valid array with valid descendants, from buffer sizes to
-/// UTF-8. Nothing is assumed but that buffers have the bytes that they say.
+/// Checks that `data`, in host memory, is a valid array with valid descendants, from buffer sizes to UTF-8. The only
+/// assumption is that buffers have the bytes that they claim.
 ///
-/// Rules are arrow-rs's: strings, views and offsets under nulls count too, since safe calls reach
-/// them; keys of dictionaries under nulls do not.
+/// The rules are those of arrow-rs: strings, views and offsets of null rows are checked too, because safe calls reach
+/// them; dictionary keys of null rows are not.
 ///
 /// # Errors
-/// [`Error::InvalidInput`] with the path below `array` and arrow-rs's text where it is arrow-rs that
-/// refuses.
+/// [`Error::InvalidInput`] with the path, and with arrow-rs's text if arrow-rs rejects the data.
 pub(crate) fn validate_full(data: &ArrayData) -> Result<()> {
     // Bounds the depth of everything below.
     check_type(data.data_type())?;
@@ -55,12 +53,12 @@ impl Walk {
 
     fn node(&mut self, data: &ArrayData) -> Result<()> {
         let layout = Layout::of(data.data_type());
-        // Rows of the buffers up to the last one in use.
+        // The rows that the buffers need.
         let rows = match data.offset().checked_add(data.len()) {
             Some(rows) if isize::try_from(rows).is_ok() => rows,
             _ => return self.refuse(".length", "offset and length overflow"),
         };
-        self.mask(data, &layout)?;
+        self.bitmap(data, &layout)?;
         self.buffers(data, &layout, rows)?;
         self.shape(data, &layout, rows)?;
         self.first_offset(data, &layout)?;
@@ -83,12 +81,12 @@ impl Walk {
         };
     }
 
-    fn mask(&self, data: &ArrayData, layout: &Layout) -> Result<()> {
+    fn bitmap(&self, data: &ArrayData, layout: &Layout) -> Result<()> {
         let Some(nulls) = data.nulls() else {
             return Ok(());
         };
         if !layout.has_validity() {
-            return self.refuse("", format!("{} has no validity", data.data_type()));
+            return self.refuse("", format!("{} has no validity bitmap", data.data_type()));
         }
         if nulls.len() != data.len() {
             let message = format!("{} bits for {} rows", nulls.len(), data.len());
@@ -102,17 +100,17 @@ impl Walk {
         Ok(())
     }
 
-    /// Number, length and alignment of all buffers but the mask.
+    /// Checks number, length and alignment of all buffers except the validity bitmap.
     fn buffers(&self, data: &ArrayData, layout: &Layout, rows: usize) -> Result<()> {
-        let mask = usize::from(layout.has_validity());
-        let kinds = &layout.buffers()[mask..];
+        let first = usize::from(layout.has_validity());
+        let kinds = &layout.buffers()[first..];
         let buffers = data.buffers();
         if buffers.len() < kinds.len() || (buffers.len() > kinds.len() && !layout.variadic) {
-            let (n, expected) = (buffers.len() + mask, kinds.len() + mask);
+            let (n, expected) = (buffers.len() + first, kinds.len() + first);
             return self.refuse(".n_buffers", format!("{n}; the type has {expected}"));
         }
         for (i, (kind, buffer)) in kinds.iter().zip(buffers).enumerate() {
-            let at = |message: String| self.refuse(&format!(".buffers[{}]", i + mask), message);
+            let at = |message: String| self.refuse(&format!(".buffers[{}]", i + first), message);
             let no_offsets =
                 data.is_empty() && buffer.is_empty() && matches!(kind, BufferKind::Offsets { .. });
             let needed = match kind.bytes(rows) {
@@ -124,7 +122,7 @@ impl Walk {
             if buffer.len() < needed {
                 return at(format!("{} bytes; {needed} are needed", buffer.len()));
             }
-            // A slice of a buffer may be empty and misaligned, and arrow-rs panics on that too.
+            // An empty slice of a buffer may be misaligned, and arrow-rs panics on that too.
             if !no_offsets && buffer.as_ptr().align_offset(kind.align()) != 0 {
                 return at(format!("not aligned to {} bytes", kind.align()));
             }
@@ -132,7 +130,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Number, types and lengths of the children.
+    /// Checks number, types and lengths of the children.
     fn shape(&self, data: &ArrayData, layout: &Layout, rows: usize) -> Result<()> {
         let children = data.child_data();
         if children.len() != layout.n_children() {
@@ -175,7 +173,7 @@ impl Walk {
         Ok(())
     }
 
-    /// The one offset that `validate_values` skips; the others it compares with those before.
+    /// Checks the first offset, which `validate_values` skips; it compares the others with those before.
     fn first_offset(&self, data: &ArrayData, layout: &Layout) -> Result<()> {
         let Some(BufferKind::Offsets { width }) = layout.buffers().get(1).copied() else {
             return Ok(());
@@ -184,7 +182,7 @@ impl Walk {
             [child] => child.len(),
             _ => data.buffers()[1].len(),
         };
-        // Long enough, unless there are no offsets at all: checked before.
+        // The buffer is long enough, unless there are no offsets: `buffers` has checked that.
         let width = usize::from(width);
         let start = data.offset() * width;
         let first = match data.buffers()[0].get(start..start + width) {
@@ -214,7 +212,7 @@ impl Walk {
 
     fn list_view<T: ArrowNativeType>(&self, data: &ArrayData) -> Result<()> {
         let rows = data.child_data()[0].len();
-        // At least `len` elements each, and aligned: checked before.
+        // There are at least `len` elements of each, aligned: `buffers` has checked that.
         let data = whole_elements(data);
         let offsets = &data.buffer::<T>(0)[..data.len()];
         let sizes = &data.buffer::<T>(1)[..data.len()];
@@ -235,7 +233,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Children that must not have nulls have none, but under nulls of a struct or fixed-size list.
+    /// Checks that children that must not have nulls have none, except in null rows of a struct or fixed-size list.
     fn nullability(&self, data: &ArrayData) -> Result<()> {
         let children = data.child_data();
         match data.data_type() {
@@ -246,7 +244,7 @@ impl Walk {
                 Ok(())
             }
             DataType::FixedSizeList(field, size) => {
-                // Not negative: the type has been checked.
+                // Not negative: `check_type` accepted the type.
                 let size = usize::try_from(*size).unwrap_or(0);
                 self.required(data, field, 0, &children[0], size)
             }
@@ -272,7 +270,8 @@ impl Walk {
         }
     }
 
-    /// Row `i` of `data` has `times` rows of `child`, which has at least that many: checked before.
+    /// Checks a child whose field may not be nullable. Row `i` of `data` has `times` rows of `child`, which `shape` has
+    /// found long enough.
     fn required(
         &self,
         data: &ArrayData,
@@ -285,16 +284,16 @@ impl Walk {
             return Ok(());
         };
         let nulls = nulls.slice(data.offset() * times, data.len() * times);
-        let hidden = |row: usize| data.is_null(row / times);
-        if nulls.null_count() == 0 || (0..nulls.len()).all(|j| nulls.is_valid(j) || hidden(j)) {
+        let under_null = |row: usize| data.is_null(row / times);
+        if nulls.null_count() == 0 || (0..nulls.len()).all(|j| nulls.is_valid(j) || under_null(j)) {
             return Ok(());
         }
         self.refuse(&format!(".children[{i}]"), unexpected(field))
     }
 }
 
-/// `data` without bytes after the last whole element of a buffer, on which arrow-rs panics although
-/// padding is legal.
+/// Returns `data` without bytes after the last whole element of a buffer: arrow-rs panics on them although padding is
+/// legal.
 fn whole_elements(data: &ArrayData) -> Cow<'_, ArrayData> {
     let layout = Layout::of(data.data_type());
     let kinds = &layout.buffers()[usize::from(layout.has_validity())..];
@@ -322,8 +321,8 @@ fn whole_elements(data: &ArrayData) -> Cow<'_, ArrayData> {
         .into_builder()
         .buffers(whole)
         .child_data(children);
-    // SAFETY: nothing is assumed of the values: the result is only validated. No buffer, mask or
-    // child is shorter than `data` says, as checked before.
+    // SAFETY: the result is only validated, which assumes nothing about values; `bitmap`, `buffers` and `shape` have checked
+    // that no buffer or child is shorter than `data` says, and only bytes after the last whole element were cut.
     Cow::Owned(unsafe { builder.build_unchecked() })
 }
 

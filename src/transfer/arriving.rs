@@ -1,24 +1,23 @@
-//! An array on its way to the host, driven by a task that polls.
+//! A download that a task polls.
 
 use std::task::{Context, Poll, ready};
 
 use crate::data::DeviceArray;
-use crate::data::hidden::{Answers, Gathering, Request};
+use crate::data::gather::{Answers, Gathering, Request};
 use crate::device::{Completion, Queue};
 use crate::error::{Error, Result};
 use crate::transfer::ToHost;
 use crate::transfer::download::Download;
 use crate::transfer::planner::{Extent, plan_with};
 
-/// Brings an array, or what can be reached from it, to the host as [`DeviceArray::to_host`] does, with no
-/// wait in a poll: lengths that
-/// hide on the device, and the copies, are waited for by the task.
+/// Copies an array, or what can be reached from it, to the host as [`DeviceArray::to_host`] does. A poll never
+/// blocks: the task waits for sizes that are stored in device memory, and for the copies.
 #[derive(Debug)]
 pub(crate) struct Arriving {
     array: DeviceArray,
     extent: Extent,
     queue: Queue,
-    /// What the task waits for before the next step.
+    /// What the next step has to wait for.
     wait: Option<Completion>,
     stage: Stage,
 }
@@ -26,13 +25,13 @@ pub(crate) struct Arriving {
 #[derive(Debug)]
 enum Stage {
     Start,
-    /// Reads of lengths that are done, and one that may be under way.
-    Lengths(Vec<Read<Answers>>, Option<Read<Gathering>>),
+    /// Reads of sizes and offsets that are done, and one that may still be running.
+    Reading(Vec<Read<Answers>>, Option<Read<Gathering>>),
     Copies(ToHost),
     Over,
 }
 
-/// What was asked for, and what came of it.
+/// What was asked for, and the answers.
 type Read<T> = (Vec<Request>, T);
 
 impl Arriving {
@@ -46,12 +45,12 @@ impl Arriving {
         }
     }
 
-    /// Whether the host reads the memory where it is, so that nothing is gained by an early start.
+    /// Whether the host reads the memory in place, so that nothing is gained by an early start.
     pub(crate) fn is_in_place(&self) -> bool {
         self.array.device().is_host_readable()
     }
 
-    /// The array in memory that the host can read, and which is ready. Not polled again after that.
+    /// Returns the array in memory that the host can read and that is ready. Must not be polled again after that.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<DeviceArray>> {
         loop {
             ready!(Completion::poll_all(&mut self.wait, cx))?;
@@ -61,7 +60,7 @@ impl Arriving {
                     self.stage = self.copies(None);
                 }
                 Stage::Start => self.plan(Vec::new())?,
-                Stage::Lengths(mut answers, reading) => {
+                Stage::Reading(mut answers, reading) => {
                     if let Some((requests, mut reading)) = reading {
                         reading.waited();
                         answers.push((requests, reading.finish()?));
@@ -75,7 +74,7 @@ impl Arriving {
                     return Poll::Ready(to_host.finish());
                 }
                 Stage::Over => {
-                    return Poll::Ready(Err(Error::argument("an array that has arrived")));
+                    return Poll::Ready(Err(Error::argument("the download is over")));
                 }
             }
         }
@@ -86,7 +85,7 @@ impl Arriving {
         Stage::Copies(ToHost { array, download })
     }
 
-    /// Plans with the lengths that are known; the copies start, or a read of the next lengths does.
+    /// Plans with the numbers that are known; starts the copies, or else a read of the next numbers.
     fn plan(&mut self, answers: Vec<Read<Answers>>) -> Result<()> {
         let (array, queue) = (&self.array, &self.queue);
         let (mut reading, mut unready) = (None, false);
@@ -95,11 +94,12 @@ impl Arriving {
                 return Ok(Some(answers));
             }
             if requests.iter().any(|request| request.on_host) && !array.is_ready()? {
-                // The host reads these itself.
+                // The host reads these in place.
                 unready = true;
                 return Ok(None);
             }
-            // SAFETY: `plan_with` asks for what lies in the tree's memory, to which nobody writes.
+            // SAFETY: the requests of `plan_with` lie in the tree's memory (see there), to which nobody writes: imports and
+            // constructors demand it.
             let started = unsafe { Gathering::start(tree, requests, Some(queue)) }?;
             reading = Some((requests.to_vec(), started));
             Ok(None)
@@ -112,11 +112,11 @@ impl Arriving {
             }
             (None, Some(reading)) => {
                 let event = reading.1.event().cloned();
-                (event, Stage::Lengths(answers, Some(reading)))
+                (event, Stage::Reading(answers, Some(reading)))
             }
             (None, None) => {
                 let event = if unready { array.ready_event()? } else { None };
-                (event, Stage::Lengths(answers, None))
+                (event, Stage::Reading(answers, None))
             }
         };
         self.wait = event.map(Completion::of);

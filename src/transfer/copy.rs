@@ -1,25 +1,25 @@
-//! Device memory to device memory: plain bytes straight, what must be mended by way of the host.
+//! Device memory to device memory: unchanged bytes directly, the others through the host.
 
 use crate::data::DeviceArray;
-use crate::data::hidden::count_bits;
+use crate::data::nulls::count_bits;
 use crate::data::tree::Tree;
 use crate::device::{
     ALIGNMENT, CopyKind, CopyOp, Counters, DeviceId, DevicePtr, Devices, LARGE, Queue, copy_large,
 };
 use crate::error::Result;
 use crate::memory::{DeviceBufferMut, HostSlab, Memory, Owner, Ready, read_back};
-use crate::transfer::fix::{Fix, Piece, mend, pack};
+use crate::transfer::fix::{Fix, Piece, fix_in_place, pack};
 use crate::transfer::plan::Plan;
 use crate::transfer::planner::{Extent, plan};
 use crate::transfer::upload::{keep_until, result, tree};
 
-/// Most bytes that are in the host's hands at a time.
+/// The most bytes that are on the host at a time.
 const STAGED: usize = 16 << 20;
 
-/// Copies an array's rows to fresh memory of `queue`'s device, which is the array's own or reaches
-/// it: one allocation, one fill for the padding, one list of copies. What must be mended comes to the
-/// host first, with one list and one wait for each [`STAGED`] bytes; for all but the last of those
-/// there is a list and a wait on the way back too.
+/// Copies an array's rows to fresh memory of `queue`'s device, which is the array's own or reaches it: one
+/// allocation, one fill for the padding, one list of copies. Bytes that the host must change are copied to it
+/// first, with one list and one wait for each [`STAGED`] bytes; all but the last of those also take a list and a
+/// wait on the way back.
 pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<Tree> {
     let to_host = queue.device().id() == DeviceId::CPU;
     let plan = plan(array, extent, !to_host)?;
@@ -35,8 +35,8 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result
     for (i, group) in groups.iter().enumerate() {
         let (staging, ups) = on_host(array, group, &plan, base, queue)?;
         if i + 1 < groups.len() {
-            // SAFETY: sources lie in the staging slab, destinations in the device slab, which is
-            // freed in the queue's order.
+            // SAFETY: sources lie in the staging slab, which `read_back` keeps; destinations lie in the device slab,
+            // which is freed in the queue's order, and have the room that the plan gave them.
             unsafe { read_back(queue, &[], &ups, staging) }?;
         } else {
             copies.extend(ups);
@@ -51,14 +51,15 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result
             owner.wait_on(queue)?;
         }
     }
-    // SAFETY: sources lie in memory of the array's owners and in the staging slab, which are kept
-    // until the copies are done; the device slab has room for every piece.
+    // SAFETY: sources lie in memory of the array's owners and in the staging slab, both of which `keep_until` keeps
+    // until the copies are done; the device slab has `plan.device_bytes()` bytes, which is room for every piece, and is
+    // freed in the queue's order.
     unsafe { queue.copy(&copies) }?;
     let event = keep_until(queue, queue.record(), (array.clone(), staged))?;
     Ok(result(array, plan, slab, event))
 }
 
-/// The host's own memory, which it packs itself.
+/// As [`copy`], to host memory, which this thread packs itself.
 fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     let cpu = Devices::cpu();
     let mut slab = cpu.host_slab(plan.bytes)?;
@@ -66,7 +67,7 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     let bytes = &mut slab[..];
     plan.each(|piece| {
         let region = &mut bytes[piece.dst..][..piece.region()];
-        // SAFETY: the array is the CPU's too, and `plan` waited for it; the slab is fresh.
+        // SAFETY: the host can read the array, which is on the CPU too, and `plan` waited for it; the slab is fresh memory.
         unsafe {
             match plan.bytes >= LARGE {
                 true => pack_large(piece, &plan.ready, region),
@@ -80,21 +81,22 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     Ok(tree(array, plan, base, owner))
 }
 
-/// As [`pack`] for a whole region, past the caches.
+/// As [`pack`] for a whole region, bypassing the caches.
 ///
 /// # Safety
-/// As `pack`'s.
+/// As [`pack`].
 #[inline(never)]
 unsafe fn pack_large(piece: Piece, ready: &[u8], region: &mut [u8]) {
     let done = piece.straight() / ALIGNMENT * ALIGNMENT;
-    // SAFETY: the caller's; so many bytes are the source's as they stand, and the region is longer.
+    // SAFETY: the caller guarantees a readable source of the piece's length, which does not overlap the region; `done` is
+    // at most that length, and the region is at least as long.
     unsafe {
         copy_large(piece.src.as_ptr().cast(), region.as_mut_ptr(), done);
         pack(&piece, ready, done, &mut region[done..]);
     }
 }
 
-/// The copies to a slab at `base` of all that goes straight, and the rest in groups for the host.
+/// Returns the direct copies to a slab at `base`, and the other pieces in groups for the host.
 fn divide(plan: &Plan, base: DevicePtr) -> (Vec<CopyOp>, Vec<Vec<Piece>>) {
     let mut copies = Vec::new();
     let mut groups: Vec<Vec<Piece>> = Vec::new();
@@ -125,7 +127,7 @@ fn divide(plan: &Plan, base: DevicePtr) -> (Vec<CopyOp>, Vec<Vec<Piece>>) {
     (copies, groups)
 }
 
-/// Mends pieces in staging memory; with the copies that take them to a slab at `base`.
+/// Makes the results of pieces in staging memory; returns it with the copies from there to a slab at `base`.
 fn on_host(
     array: &DeviceArray,
     pieces: &[Piece],
@@ -163,7 +165,8 @@ fn on_host(
         } else {
             from.default_queue()
         };
-        // SAFETY: the plan's sources lie in the array's buffers, and the slab has room for all.
+        // SAFETY: the plan's sources lie in the array's buffers, which the array's owners keep alive; the slab has room for
+        // the region of each piece, which is at least its source's bytes.
         staging = unsafe { read_back(&queue, &array.owners(), &downs, staging) }?;
     }
     let mut regions = &mut staging[..];
@@ -171,17 +174,17 @@ fn on_host(
         let (region, rest) = regions.split_at_mut(piece.region());
         regions = rest;
         if readable {
-            // SAFETY: the host can read the array's memory, and `plan` waited for it.
+            // SAFETY: the host can read the array's memory, and `plan` waited for it; the staging slab is fresh memory.
             unsafe { pack(piece, &plan.ready, 0, region) };
         } else {
-            mend(piece, &plan.ready, region);
+            fix_in_place(piece, &plan.ready, region);
         }
         Counters::add(&to.counters().host_copied_bytes, piece.dst_bytes);
         if let Fix::Bits {
             counts: Some(next), ..
         } = piece.fix
         {
-            // Parts of a mask follow each other; the bits behind the last row are zero.
+            // Parts of a bitmap follow each other; the bits after the last row are zero.
             let ones = count_bits(region, 0, piece.dst_bytes * 8);
             let node = &plan.nodes[next.get() as usize - 1];
             let nulls = node.nulls.get().unwrap_or(node.length);

@@ -1,31 +1,29 @@
-//! A device's memory to the host: one list of copies, one host wait, one slab.
+//! Device memory to host memory: one list of copies, one host wait, one slab.
 
 use crate::data::DeviceArray;
 use crate::data::tree::Tree;
 use crate::device::{CopyKind, CopyOp, Counters, Devices, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{Memory, Owner, Reading, Ready};
-use crate::transfer::fix::{Fix, mend};
+use crate::transfer::fix::{Fix, fix_in_place};
 use crate::transfer::plan::Plan;
 use crate::transfer::planner::{Extent, plan};
 use crate::transfer::upload::tree;
 
-/// An array's rows on their way to the CPU. All its buffers share one slab of the source device's
-/// pool.
+/// A download of an array's rows. All buffers share one slab of the source device's pool.
 #[derive(Debug)]
 pub(crate) struct Download {
     plan: Plan,
-    /// Into the slab, from the array.
     reading: Reading<DeviceArray>,
 }
 
 impl Download {
-    /// Queues the copies. Waits only for lengths that hide on the device.
+    /// Queues the copies. Waits only for sizes that are stored in device memory.
     pub(crate) fn start(array: &DeviceArray, extent: Extent, queue: &Queue) -> Result<Self> {
         Self::of(plan(array, extent, false)?, array, queue)
     }
 
-    /// As [`start`](Self::start), for a plan that was made. Waits for nothing.
+    /// As [`start`](Self::start), for a plan that was made already. Does not wait.
     pub(super) fn of(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Self> {
         let slab = array.device().host_slab(plan.bytes)?;
         let base = slab.as_device_ptr();
@@ -39,24 +37,25 @@ impl Download {
                 kind: CopyKind::DeviceToHost,
             })
             .collect();
-        // SAFETY: the plan's sources lie in the array's buffers, its destinations in the slab.
+        // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of its
+        // owners; its destinations lie in the slab, which has `plan.bytes` bytes.
         let reading =
             unsafe { Reading::start(queue, &array.owners(), &copies, slab, array.clone()) }?;
         Ok(Self { plan, reading })
     }
 
-    /// When the copies are done; `None` if there are none.
+    /// Returns the event after which the copies are done, or `None` if there are none.
     pub(crate) fn event(&self) -> Option<&SyncEvent> {
         self.reading.event()
     }
 
-    /// The event was waited for: [`finish`](Self::finish) does not wait again.
+    /// Says that the event was waited for: [`finish`](Self::finish) does not wait again.
     #[cfg(feature = "async")]
     pub(crate) fn waited(&mut self) {
         self.reading.waited();
     }
 
-    /// Waits for the copies, and mends what came.
+    /// Waits for the copies, and applies the fixes.
     pub(crate) fn finish(self) -> Result<Tree> {
         let (mut slab, array) = self.reading.finish()?;
         let base = slab.as_device_ptr();
@@ -66,7 +65,7 @@ impl Download {
                 Counters::add(copied, piece.dst_bytes);
             }
             let region = &mut slab[piece.dst..][..piece.region()];
-            mend(&piece, &self.plan.ready, region);
+            fix_in_place(&piece, &self.plan.ready, region);
         }
         let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
         Ok(tree(&array, self.plan, base, owner))

@@ -1,5 +1,5 @@
-//! Bit shifts and offset rebasing on the host: while packing for an upload, in place after a
-//! download.
+//! What the host changes in transferred bytes: bit shifts and offset rebasing, while packing for an upload or in
+//! place after a download.
 
 use std::num::NonZeroU32;
 
@@ -11,33 +11,33 @@ pub(crate) struct Piece {
     pub(crate) src: DevicePtr,
     /// Byte offset in the slab.
     pub(crate) dst: usize,
-    /// Bytes that the result has.
+    /// The length in bytes of the result.
     pub(crate) dst_bytes: usize,
     pub(crate) fix: Fix,
 }
 
-/// What the host does to a piece on its way.
+/// What the host changes in a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Fix {
     None,
-    /// `bits` bits start at bit `skip` of the source. `counts`: they are a mask, and the nulls of the
-    /// node before this one are to be counted in it.
+    /// The result is `bits` bits from bit `skip` of the source. With `counts` they are the validity bitmap of the
+    /// node before the one of this number, and its nulls are to be counted in it.
     Bits {
         skip: u8,
         bits: usize,
         counts: Option<NonZeroU32>,
     },
-    /// `base`, which is not 0, is taken from every offset of `width` bytes.
+    /// `base`, which is not 0, is subtracted from every offset of `width` bytes.
     Offsets {
         width: u8,
         base: i64,
     },
-    /// There is no source: the plan has the bytes from here on.
+    /// There is no source: the bytes are in the plan's `ready`, from this byte on.
     Ready(usize),
 }
 
 impl Piece {
-    /// Bytes to read.
+    /// The length in bytes of the source.
     #[inline]
     pub(crate) fn src_bytes(&self) -> usize {
         match self.fix {
@@ -47,7 +47,7 @@ impl Piece {
         }
     }
 
-    /// Bytes that the piece takes in the slab.
+    /// The bytes that the piece takes in the slab.
     #[inline]
     pub(crate) fn region(&self) -> usize {
         let bytes = match self.fix {
@@ -57,21 +57,21 @@ impl Piece {
         bytes.next_multiple_of(ALIGNMENT)
     }
 
-    /// Whether the source's bytes are the result's.
+    /// Whether the result is the source's bytes.
     pub(crate) fn is_plain(&self) -> bool {
         match self.fix {
             Fix::None => true,
-            // But for the bits behind the last row.
+            // Except for the bits after the last row.
             Fix::Bits { skip, .. } => skip == 0,
             Fix::Offsets { .. } | Fix::Ready(_) => false,
         }
     }
 
-    /// How many leading bytes of the result are the source's as they stand. The host sees to the rest.
+    /// How many leading bytes of the result are the same as those of the source. The host makes the rest.
     pub(crate) fn straight(&self) -> usize {
         match self.fix {
             Fix::None => self.dst_bytes,
-            // The bits behind the last row must become zero.
+            // The bits after the last row must become zero.
             Fix::Bits {
                 skip: 0,
                 bits,
@@ -81,8 +81,8 @@ impl Piece {
         }
     }
 
-    /// Bytes `start..start + bytes` of the result as a piece of their own. Both are multiples of 64,
-    /// but where the piece ends; where it is bits, `start` may be any.
+    /// Bytes `start..start + bytes` of the result as a piece of their own. Both are multiples of 64, except at the
+    /// end of the piece; `start` is arbitrary in a piece of bits.
     pub(crate) fn part(&self, start: usize, bytes: usize) -> Self {
         let fix = match self.fix {
             Fix::Bits { skip, bits, counts } => Fix::Bits {
@@ -102,8 +102,8 @@ impl Piece {
     }
 }
 
-/// Copies `bits` bits that start at bit `skip` (0 to 7) of `src` to the start of `dst`; the rest of
-/// the last byte is zero. Goes upwards, so that `dst` may be `src`.
+/// Copies the `bits` bits from bit `skip` (0 to 7) of `src` to the start of `dst`, and zeroes the rest of the last
+/// byte. Goes upwards, so that `dst` may be `src`.
 ///
 /// # Safety
 /// `src` is readable for `(skip + bits)` bits, `dst` writable for `bits` bits, both rounded up to
@@ -112,13 +112,14 @@ unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: u8, bits: usize) {
     let bytes = bits.div_ceil(8);
     let source_bytes = (usize::from(skip) + bits).div_ceil(8);
     if skip == 0 {
-        // SAFETY: `bytes` bytes of each, by the caller's contract.
+        // SAFETY: the caller guarantees `bits` bits, which is `bytes` bytes, of either; `copy` permits overlap.
         unsafe { std::ptr::copy(src, dst, bytes) };
     } else {
         let mut i = 0;
         // Words, as long as the byte that follows in the source is there.
         while i + 8 < source_bytes {
-            // SAFETY: `i + 9` bytes of the source are there, so there are `i + 8` of the result.
+            // SAFETY: `i + 9 <= source_bytes`, which the caller guarantees; the result has at least one byte less, so
+            // `i + 8` of its bytes are writable.
             unsafe {
                 let low = u64::from_le(src.add(i).cast::<u64>().read_unaligned()) >> skip;
                 let high = u64::from(*src.add(i + 8)) << (64 - u32::from(skip));
@@ -128,8 +129,8 @@ unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: u8, bits: usize) {
             i += 8;
         }
         while i < bytes {
-            // SAFETY: `i` is below `bytes`, which is at most `source_bytes`, and what is read after
-            // `i` is below that.
+            // SAFETY: `i < bytes <= source_bytes`, and byte `i + 1` is read only if it is below `source_bytes`: the caller
+            // guarantees so many bytes of either.
             unsafe {
                 let low = *src.add(i) >> skip;
                 let high = if i + 1 < source_bytes {
@@ -143,15 +144,15 @@ unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: u8, bits: usize) {
         }
     }
     if bits % 8 != 0 {
-        // SAFETY: `bits` is not 0, so there is a last byte.
+        // SAFETY: `bits` is not 0, so byte `bytes - 1` is one of the result's, which the caller guarantees.
         unsafe { *dst.add(bytes - 1) &= (1 << (bits % 8)) - 1 };
     }
 }
 
-/// Takes `base` from every offset of `width` bytes (4 or 8). Offsets that do not ascend wrap: they
-/// were wrong before, and nothing is read through them.
+/// Subtracts `base` from every offset of `width` bytes (4 or 8). Invalid offsets may wrap; they stay invalid, and
+/// nothing is read through them.
 fn rebase(offsets: &mut [u8], width: u8, base: i64) {
-    // Arrays of bytes, since they need not be aligned; the compiler makes vectors of them.
+    // As arrays of bytes, since they need not be aligned; the compiler vectorises this.
     if width == 4 {
         for offset in offsets.chunks_exact_mut(4) {
             let value = i32::from_ne_bytes([offset[0], offset[1], offset[2], offset[3]]);
@@ -167,11 +168,11 @@ fn rebase(offsets: &mut [u8], width: u8, base: i64) {
     }
 }
 
-/// Zeroes the padding of a piece's region from `start` on; answers how many bytes come before it.
+/// Zeroes the padding of a piece's region from `start` on; returns how many bytes come before it.
 #[inline]
 fn pad(piece: &Piece, start: usize, out: &mut [u8]) -> usize {
     let there = piece.dst_bytes.saturating_sub(start).min(out.len());
-    // From the start of the last block on that has bytes, mostly one: no length to look at.
+    // From the start of the last block that has bytes; mostly it is the only one, of constant size.
     let last = there / ALIGNMENT * ALIGNMENT;
     if let Some((block, rest)) = out[last..].split_first_chunk_mut::<ALIGNMENT>() {
         *block = [0; ALIGNMENT];
@@ -182,33 +183,33 @@ fn pad(piece: &Piece, start: usize, out: &mut [u8]) -> usize {
     there
 }
 
-/// Writes bytes `start..start + out.len()` of a piece's region, padding included, from its source in
-/// host memory or from the plan's `ready` bytes. `start` and the length of `out` are multiples of 64.
+/// Writes bytes `start..start + out.len()` of a piece's region, with its padding, from its source in host memory or
+/// from the plan's `ready` bytes. `start` and the length of `out` are multiples of 64.
 ///
 /// # Safety
-/// The piece's source is readable host memory for its length, and not `out`.
+/// The piece's source is readable host memory for its length, and does not overlap `out`.
 #[inline]
 pub(crate) unsafe fn pack(piece: &Piece, ready: &[u8], start: usize, out: &mut [u8]) {
     if !matches!(piece.fix, Fix::None) {
-        // SAFETY: the caller's.
-        return unsafe { pack_mended(*piece, ready, start, out) };
+        // SAFETY: the caller keeps to the contract of `pack`, which is that of `pack_fixed`.
+        return unsafe { pack_fixed(*piece, ready, start, out) };
     }
     let there = pad(piece, start, out);
     let src = piece.src.as_ptr().cast::<u8>().cast_const();
-    // SAFETY: `there` is what `out` has room for, `start + there` at most the piece's length; the rest
-    // is the caller's.
+    // SAFETY: the caller guarantees a readable source of the piece's length, which does not overlap `out`; `pad` returns
+    // at most the length of `out`, and `start + there` is at most the piece's length.
     unsafe {
         src.wrapping_add(start)
             .copy_to_nonoverlapping(out.as_mut_ptr(), there)
     };
 }
 
-/// As [`pack`], for what must be mended.
+/// As [`pack`], for pieces with a fix.
 ///
 /// # Safety
-/// As `pack`'s.
+/// As [`pack`].
 #[inline(never)]
-unsafe fn pack_mended(piece: Piece, ready: &[u8], start: usize, out: &mut [u8]) {
+unsafe fn pack_fixed(piece: Piece, ready: &[u8], start: usize, out: &mut [u8]) {
     let there = pad(&piece, start, out);
     let out = &mut out[..there];
     let src = piece.src.as_ptr().cast::<u8>().cast_const();
@@ -218,12 +219,12 @@ unsafe fn pack_mended(piece: Piece, ready: &[u8], start: usize, out: &mut [u8]) 
         Fix::Ready(at) => out.copy_from_slice(&ready[at + start..][..out.len()]),
         Fix::Bits { skip, bits, .. } => {
             let bits = (bits - start * 8).min(out.len() * 8);
-            // SAFETY: the source is readable for `skip + bits` bits of the whole piece, `out` for the
-            // result's bytes, and they do not overlap.
+            // SAFETY: the caller guarantees a source of `skip + bits` bits of the whole piece, from `start` bytes less, which
+            // does not overlap `out`; `bits` is at most what `out` holds.
             unsafe { shift_bits(src, out.as_mut_ptr(), skip, bits) }
         }
         Fix::None | Fix::Offsets { .. } => {
-            // SAFETY: the source is as long as the result.
+            // SAFETY: the caller guarantees a source of the piece's length, and `start + out.len()` is at most that (`pad`).
             out.copy_from_slice(unsafe { std::slice::from_raw_parts(src, out.len()) });
             if let Fix::Offsets { width, base } = piece.fix {
                 rebase(out, width, base);
@@ -232,16 +233,17 @@ unsafe fn pack_mended(piece: Piece, ready: &[u8], start: usize, out: &mut [u8]) 
     }
 }
 
-/// Turns a piece's raw bytes, copied to the start of `region`, into what they should be, and zeroes
-/// the padding.
-pub(crate) fn mend(piece: &Piece, ready: &[u8], region: &mut [u8]) {
+/// Applies a piece's fix to the bytes of its source, which were copied to the start of `region`, and zeroes the
+/// padding.
+pub(crate) fn fix_in_place(piece: &Piece, ready: &[u8], region: &mut [u8]) {
     let out = &mut region[..piece.dst_bytes];
     match piece.fix {
         Fix::None => {}
         Fix::Ready(at) => out.copy_from_slice(&ready[at..][..piece.dst_bytes]),
         Fix::Bits { skip, bits, .. } => {
             let ptr = region.as_mut_ptr();
-            // SAFETY: the region holds the piece's source bytes, and the result is no longer.
+            // SAFETY: the region holds the piece's source (`Piece::region`), which is `skip + bits` bits, and the result is
+            // not longer.
             unsafe { shift_bits(ptr, ptr, skip, bits) };
         }
         Fix::Offsets { width, base } => rebase(out, width, base),
@@ -271,7 +273,7 @@ mod tests {
         };
         let mut out = vec![0xAA; piece.region()];
         for (i, part) in out.chunks_mut(step).enumerate() {
-            // SAFETY: the callers' sources are as long as the piece says.
+            // SAFETY: every caller passes a source that is as long as its piece says, and `out` is fresh.
             unsafe { pack(&piece, b"0123456789", i * step, part) };
         }
         out
@@ -279,7 +281,7 @@ mod tests {
 
     #[test]
     fn bits_from_any_bit() {
-        // No byte more than the bits need: Miri sees reads behind them.
+        // No byte more than the bits need: Miri detects reads past them.
         for skip in 0..8u8 {
             let few = if cfg!(miri) { 7 } else { 1 };
             for bits in (1..150).step_by(few).chain([511, 512, 513, 520]) {
@@ -299,7 +301,7 @@ mod tests {
                     dst_bytes: bits.div_ceil(8),
                     fix,
                 };
-                mend(&piece, &[], &mut region);
+                fix_in_place(&piece, &[], &mut region);
                 assert_eq!(all, region, "in place: {skip}, {bits}");
                 for i in 0..all.len() * 8 {
                     let expected = i < bits && bit(&from, usize::from(skip) + i);

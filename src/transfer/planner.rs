@@ -1,4 +1,4 @@
-//! What a transfer moves: which bytes of which buffers, and what must be mended.
+//! What a transfer moves: which bytes of which buffers, and what the host must change.
 //!
 //! A plan is made from the layout alone, and from a few numbers read from the source: one read for
 //! each level of offsets in a cut nested array, all columns together, and none for what is uncut and
@@ -11,8 +11,10 @@ use std::borrow::Borrow;
 use std::num::NonZeroU32;
 
 use crate::data::DeviceArray;
-use crate::data::hidden::{Answers, Request, check_size, count_bits, gather};
+use crate::data::gather::{Answers, Request, gather};
 use crate::data::layout::{BufferKind, Nesting};
+use crate::data::nulls::count_bits;
+use crate::data::sizes::check_size;
 use crate::data::tree::{Node, NullCount, Slot, Tree, View};
 use crate::device::{AddressClass, DevicePtr};
 use crate::error::{Error, Result};
@@ -71,7 +73,8 @@ enum Need {
 /// Plans the transfer of an array's rows to a slab on the host or on a device. Where the source is
 /// host-readable this waits until it is ready.
 pub(crate) fn plan(array: &DeviceArray, extent: Extent, to_device: bool) -> Result<Plan> {
-    // SAFETY: `plan_with` asks for what lies in the tree's memory, to which nobody writes.
+    // SAFETY: the requests of `plan_with` lie in the tree's memory (see there), to which nobody writes: imports and
+    // constructors demand it.
     let read = |tree: &_, requests: &[_]| unsafe { gather(tree, requests) }.map(Some);
     let plan = plan_with(array, extent, to_device, read)?;
     plan.ok_or_else(|| Error::argument("a plan without its numbers"))
@@ -151,13 +154,13 @@ impl<'a> Planner<'a> {
         let mut kinds = layout.buffers();
         let mut rest = slots;
         let mut nulls = nulls;
-        if let ([BufferKind::Validity, others @ ..], [mask, buffers @ ..]) = (kinds, slots) {
+        if let ([BufferKind::Validity, others @ ..], [bitmap, buffers @ ..]) = (kinds, slots) {
             (kinds, rest) = (others, buffers);
-            if mask.is_null() {
+            if bitmap.is_null() {
                 nulls = Some(0);
                 self.plan.slots.push(Slot::absent());
             } else {
-                nulls = self.validity(view, mask, nulls);
+                nulls = self.validity(view, bitmap, nulls);
             }
         } else {
             nulls = Some(if layout.is_null_type() {
@@ -284,22 +287,23 @@ impl<'a> Planner<'a> {
 
     /// Adds the slot of the next node's validity bitmap; answers its null count.
     #[inline(never)]
-    fn validity(&mut self, view: View, mask: &Slot, nulls: Option<usize>) -> Option<usize> {
+    fn validity(&mut self, view: View, bitmap: &Slot, nulls: Option<usize>) -> Option<usize> {
         let nulls = nulls.or_else(|| self.tree.null_count(view)).or_else(|| {
             let (skip, bits) = (view.validity_offset % 8, view.length);
-            let src = mask.address().offset(view.validity_offset / 8);
+            let src = bitmap.address().offset(view.validity_offset / 8);
             let bytes = (skip + bits).div_ceil(8);
             self.readable.then(|| {
-                // SAFETY: a validity bitmap has one bit for each row of its node; it is ready (`plan_with` waited).
-                let mask = unsafe { std::slice::from_raw_parts(src.as_ptr().cast(), bytes) };
-                bits - count_bits(mask, skip, bits)
+                // SAFETY: the bitmap has one bit for each row of its node, which was checked when the node was made; the
+                // host can read it (`readable`), and it is ready (`plan_with` waited).
+                let bitmap = unsafe { std::slice::from_raw_parts(src.as_ptr().cast(), bytes) };
+                bits - count_bits(bitmap, skip, bits)
             })
         });
         if nulls == Some(0) || view.length == 0 {
             self.plan.slots.push(Slot::absent());
         } else {
             let counts = nulls.is_none() && self.extent == Extent::Compact;
-            self.bits(view, mask, view.validity_offset, counts);
+            self.bits(view, bitmap, view.validity_offset, counts);
         }
         nulls
     }
@@ -368,7 +372,8 @@ impl<'a> Planner<'a> {
             return Ok(());
         }
         let used = self.readable.then(|| {
-            // SAFETY: the views are ready host memory with `offset + length` rows.
+            // SAFETY: the host can read the views (`readable`), which are ready (`plan_with` waited); that there are
+            // `offset + length` of them was checked when the array was made.
             unsafe { referenced(slots[1].address(), view, variadic.len()) }
         });
         let owner = plain(&tree.nodes[view.node], view);

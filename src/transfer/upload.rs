@@ -1,5 +1,5 @@
-//! Host memory to a device: one allocation, one list of copies, no wait. Large batches that must be
-//! staged go in several lists, and beyond some of them the oldest is waited for: the ring bounds memory.
+//! Host memory to device memory: one allocation, one list of copies, no wait. Large batches that must be staged take
+//! several lists; beyond a number of them the oldest is waited for, which bounds the staging memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use crate::transfer::fix::{Piece, pack};
 use crate::transfer::plan::Plan;
 use crate::transfer::planner::{Extent, plan};
 
-/// Bytes of one staging slab.
+/// The bytes of one staging slab.
 const CHUNK: usize = 4 << 20;
-/// Pieces of at least this many bytes are copied straight from where they are, if the device can.
+/// Pieces of at least this many bytes are copied directly from where they are, if the device can do that.
 const DIRECT: usize = 1 << 20;
-/// Staged bytes after which the copies so far are given to the queue.
+/// The staged bytes after which the copies so far are queued.
 const RING: usize = 64 << 20;
-/// How many such lists may be under way before this thread waits for the oldest.
+/// How many such lists may be running before this thread waits for the oldest.
 const RING_LISTS: usize = 2;
 
-/// Copies an array's rows from ready, host-readable memory to `queue`'s device. The source is kept
-/// until the copies have completed.
+/// Copies an array's rows from host-readable memory to `queue`'s device. The source is kept alive until the copies
+/// have completed.
 pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
     let plan = plan(array, Extent::Rows, true)?;
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
@@ -40,15 +40,15 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
     let submitted = plan
         .each(|piece| stage.piece(&piece, &plan.ready))
         .and_then(|()| stage.submit());
-    // Earlier lists may read the source even after an error.
-    // Whoever sees the source go finds the slabs in their pool.
+    // Earlier lists may read the source even after an error. The slabs are returned to their pool before the source is
+    // dropped.
     let sources = (std::mem::take(&mut stage.slabs), array.clone());
     let event = keep_until(queue, submitted, sources)?;
     Ok(result(array, plan, slab, event))
 }
 
-/// Keeps `sources` until `event`, recorded on `queue`; if that failed, until all work of the queue
-/// so far is done.
+/// Keeps `sources` until `event`, which was recorded on `queue`; if that failed, until all work that the queue has
+/// been given is done.
 pub(crate) fn keep_until<T: Send + 'static>(
     queue: &Queue,
     event: Result<Option<SyncEvent>>,
@@ -65,7 +65,7 @@ pub(crate) fn keep_until<T: Send + 'static>(
     event
 }
 
-/// The tree over a filled slab.
+/// The tree over a device slab that is filled once `event` has completed.
 pub(crate) fn result(
     array: &DeviceArray,
     plan: Plan,
@@ -79,7 +79,7 @@ pub(crate) fn result(
     tree(array, plan, base, owner)
 }
 
-/// The tree that a plan makes of a slab at `base`, which holds all that was planned.
+/// The tree that a plan makes of a slab at `base`, which is filled or will be.
 pub(crate) fn tree(array: &DeviceArray, plan: Plan, base: DevicePtr, owner: Owner) -> Tree {
     let (nodes, slots) = plan.place(base);
     Tree {
@@ -96,14 +96,14 @@ struct Stage<'a> {
     queue: &'a Queue,
     /// The device slab.
     base: DevicePtr,
-    /// Bytes of the device slab not yet covered.
+    /// Bytes of the device slab that no copy covers yet.
     left: usize,
     open: Option<Open>,
     copies: Vec<CopyOp>,
     slabs: Vec<HostSlab>,
     /// Bytes in `slabs`.
     staged: usize,
-    /// Events of the lists under way.
+    /// The events of the lists that are running.
     lists: VecDeque<SyncEvent>,
 }
 
@@ -112,7 +112,7 @@ struct Open {
     slab: HostSlab,
     /// Bytes in use.
     used: usize,
-    /// First byte that no copy covers yet, and where it goes in the device slab.
+    /// The first byte that no copy covers yet, and its place in the device slab.
     from: usize,
     dst: usize,
 }
@@ -134,12 +134,11 @@ impl Stage<'_> {
             if open.from == open.used {
                 open.dst = piece.dst + done;
             }
-            // Regions, chunks and what is left are multiples of 64, and so is every part.
+            // Regions, chunks and what is left are multiples of 64 bytes, and so is every part.
             let room = &mut open.slab[open.used..];
             let part = room.len().min(region - done);
             let full = part == room.len();
-            // SAFETY: the source is ready, host-readable memory (`upload`'s contract), and the slab
-            // ours alone.
+            // SAFETY: the host can read the source, which `plan` waited for; nobody else uses the slab.
             unsafe { pack(piece, ready, done, &mut room[..part]) };
             open.used += part;
             done += part;
@@ -154,7 +153,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Begins a staging slab: a full one, or one for all that is left.
+    /// Begins a staging slab of full size, or of the size of what is left.
     #[inline(never)]
     fn open(&mut self) -> Result<&mut Open> {
         let slab = self.queue.device().host_slab(CHUNK.min(self.left))?;
@@ -166,8 +165,8 @@ impl Stage<'_> {
         }))
     }
 
-    /// Copies the whole blocks of a large piece straight from where they are, if the device can.
-    /// Answers how many bytes; the rest, with its padding, is packed.
+    /// Adds a copy of the whole 64-byte blocks of a large piece directly from where they are, if the device can do
+    /// that. Returns how many bytes that is; the rest is packed with its padding.
     fn direct(&mut self, piece: &Piece) -> usize {
         let bytes = piece.straight() / ALIGNMENT * ALIGNMENT;
         let backend = self.queue.device().backend();
@@ -185,7 +184,7 @@ impl Stage<'_> {
         bytes
     }
 
-    /// Adds the copy of what was packed since the last.
+    /// Adds a copy of what was packed since the last one.
     fn cut(&mut self) {
         if let Some(open) = self.open.as_mut().filter(|open| open.from < open.used) {
             self.copies.push(CopyOp {
@@ -198,7 +197,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Ends the slab being packed.
+    /// Ends the slab that is being packed.
     fn close(&mut self) {
         self.cut();
         if let Some(open) = self.open.take() {
@@ -209,19 +208,12 @@ impl Stage<'_> {
         }
     }
 
-    /// Gives the copies so far to the queue and lets go of their slabs once they are done.
+    /// Queues the copies so far; their slabs are dropped once they are done.
     fn flush(&mut self) -> Result<()> {
         let event = self.submit()?;
         let slabs = std::mem::take(&mut self.slabs);
         self.staged = 0;
-        if let Some(event) = event {
-            let done = vec![event.clone()];
-            self.queue
-                .device()
-                .reaper()
-                .after(done, move || drop(slabs));
-            self.lists.push_back(event);
-        }
+        self.lists.extend(keep_until(self.queue, Ok(event), slabs)?);
         if self.lists.len() > RING_LISTS {
             if let Some(oldest) = self.lists.pop_front() {
                 oldest.wait()?;
@@ -230,12 +222,12 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Gives all copies so far to the queue.
+    /// Queues all copies so far.
     fn submit(&mut self) -> Result<Option<SyncEvent>> {
         self.close();
         let copies = std::mem::take(&mut self.copies);
-        // SAFETY: sources are slabs and the array's own buffers, which the caller keeps until the
-        // copies are done; destinations lie in the device slab.
+        // SAFETY: sources are staging slabs and the array's own buffers, which `flush` and `upload` keep until the copies
+        // are done; destinations lie in the device slab, where the plan gave each piece its room.
         unsafe { self.queue.copy(&copies) }?;
         self.queue.record()
     }

@@ -98,7 +98,7 @@ fn oddities_are_accepted() {
         let imported = foreign.import(&place.options).unwrap();
         assert_same(&empty_texts, &imported.to_host().unwrap(), "empty texts");
         let again = imported.export_array(&event()).unwrap();
-        // SAFETY: of our export.
+        // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
         let again =
             unsafe { arrow_device::DeviceArray::import_as(again, foreign.field(), &place.options) };
         assert_same(
@@ -178,7 +178,7 @@ fn variants_are_accepted() {
                     let part = imported.slice(offset, rows).unwrap();
                     assert_same(&expected, &part.to_host().expect(&context), &context);
                     let exported = part.export_array(&event()).unwrap();
-                    // SAFETY: of our export.
+                    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
                     let again =
                         unsafe { DeviceArray::import_as(exported, foreign.field(), options) };
                     let again = again.expect(&context);

@@ -76,7 +76,7 @@ fn hidden_lengths_cases() {
         let data_type = structure(vec![("n", DataType::Int32), ("s", DataType::Utf8)]);
         let builder = ArrayData::builder(data_type).len(2);
         let ints = Int32Array::from(vec![1, 2]).to_data();
-        // SAFETY: never used as an arrow array.
+        // SAFETY: the array is only exported and imported, never read as an arrow array.
         let data = unsafe { builder.child_data(vec![ints, child]).build_unchecked() };
         let mut foreign = Foreign::new(&data, &place.device);
         let batch = foreign.import_batch(&place.options).unwrap();
@@ -294,7 +294,7 @@ fn full_validation_looks_everywhere_cases() {
     // SAFETY: never used as an arrow array.
     let child = unsafe { child.build_unchecked() };
     let lists = ArrayData::builder(list(DataType::Utf8)).len(2);
-    // SAFETY: never used as an arrow array.
+    // SAFETY: the array is only exported and imported, never read as an arrow array.
     let lists = unsafe {
         lists
             .add_buffer(offsets())

@@ -53,13 +53,13 @@ impl Producer {
             s: *mut FFI_ArrowDeviceArrayStream,
             out: *mut FFI_ArrowDeviceArray,
         ) -> c_int {
-            // SAFETY: called for a stream of this producer.
+            // SAFETY: called for a stream of this producer, which is not released yet.
             unsafe { ((*(*s).private_data().cast::<Producer>()).next)(out) }
         }
         unsafe extern "C-unwind" fn get_last_error(
             s: *mut FFI_ArrowDeviceArrayStream,
         ) -> *const c_char {
-            // SAFETY: called for a stream of this producer.
+            // SAFETY: called for a stream of this producer, which is not released yet.
             let producer = unsafe { &*(*s).private_data().cast::<Producer>() };
             producer
                 .text
@@ -67,7 +67,7 @@ impl Producer {
                 .map_or(std::ptr::null(), |t| t.as_ptr())
         }
         unsafe extern "C-unwind" fn release(s: *mut FFI_ArrowDeviceArrayStream) {
-            // SAFETY: called for a stream of this producer; released once.
+            // SAFETY: called for a stream of this producer, once: `release` is null afterwards.
             unsafe {
                 let producer = Box::from_raw((*s).private_data().cast::<Producer>());
                 producer.released.fetch_add(1, SeqCst);

@@ -119,8 +119,8 @@ impl Foreign {
     }
 
     /// Drops something with the root.
-    pub(crate) fn keep(&mut self, owner: impl std::any::Any + Send) {
-        // SAFETY: the root's node, which lives as long as `self`.
+    pub fn keep(&mut self, owner: impl std::any::Any + Send) {
+        // SAFETY: `private_data` of the root is its `Private`, which lives as long as `self`.
         let root = unsafe { &*self.device_array.array.private_data.cast::<Private>() };
         root.memory.lock().unwrap().push(Box::new(owner));
     }
@@ -213,7 +213,7 @@ impl Foreign {
                 }
             };
         }
-        // SAFETY: structs and lists of ours; the path names what is there.
+        // SAFETY: `at` points to a struct that lives as long as `self`, which is borrowed mutably.
         unsafe { &mut *at }
     }
 
@@ -233,7 +233,7 @@ impl Foreign {
     pub(crate) fn buffer(&mut self, path: &[usize], i: usize) -> *const c_void {
         let array = self.at(path);
         assert!((i as i64) < array.n_buffers);
-        // SAFETY: the list has `n_buffers` pointers.
+        // SAFETY: the list has `n_buffers` pointers, and `i` is below that.
         unsafe { *array.buffers.add(i) }
     }
 
@@ -301,7 +301,7 @@ impl Foreign {
             let private = (***s).private_data.cast::<Private>();
             (*private).releases.load(Ordering::Acquire) == 0
         });
-        // SAFETY: structs and nodes live as long as `self`.
+        // SAFETY: the struct lives as long as `self`, which is borrowed mutably.
         unsafe { &mut **lost.unwrap() }
     }
 
@@ -359,7 +359,7 @@ impl Drop for Foreign {
             drop(unsafe { Box::from_raw(child) });
         }
         for node in self.nodes.drain(..) {
-            // SAFETY: made by `Box::into_raw`; nobody holds the array any more.
+            // SAFETY: made by `Box::into_raw`; nobody holds the array any more, and each node is dropped once.
             drop(unsafe { Box::from_raw(node) });
         }
     }

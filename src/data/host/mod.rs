@@ -1,4 +1,4 @@
-//! Between arrow-rs arrays in host memory and trees, without copying values.
+//! Conversion between arrow-rs data in host memory and trees, without copying values.
 
 mod unwrap;
 mod wrap;

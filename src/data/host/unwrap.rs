@@ -1,5 +1,5 @@
-//! Trees in memory that the host can read as arrays of arrow-rs. The types of most columns are built
-//! straight from their buffers; the rest by way of [`ArrayData`], which costs some allocations more.
+//! Trees in memory that the host can read, as arrow-rs arrays. Arrays of most types are built directly from their
+//! buffers; the others are built from [`ArrayData`], which costs more allocations.
 
 use std::sync::Arc;
 
@@ -14,22 +14,22 @@ use arrow_schema::{DataType, Schema, UnionMode};
 
 use crate::abi::guard;
 use crate::data::array::DeviceArray;
-use crate::data::hidden::read_sizes;
 use crate::data::layout::{BufferKind, Nesting, child_type};
+use crate::data::sizes::read_sizes;
 use crate::data::tree::{Slot, Tree, View};
 use crate::device::Counters;
 use crate::error::{Error, Result};
 use crate::memory::{HostSlab, host_buffer};
 
-/// The rows of a view in host-readable memory as arrow data. Waits until the memory is ready; copies
-/// only values that are not aligned as arrow-rs asks, and counts those.
+/// The rows of an array in host-readable memory as `ArrayData`. Waits until the memory is ready. Copies only values
+/// that are not aligned as arrow-rs requires, and counts those.
 pub(crate) fn unwrap(array: &DeviceArray) -> Result<ArrayData> {
     make_ready(array)?;
     Part::root(array).data()
 }
 
-/// As [`unwrap`], as an array. arrow-rs panics on some data, which must not cross into C or kill a
-/// caller who imported it.
+/// As [`unwrap`], but returns an array. arrow-rs panics on some data; the guard turns that into an error, so that
+/// data from outside cannot end the program.
 pub(crate) fn to_array(array: &DeviceArray) -> Result<ArrayRef> {
     make_ready(array)?;
     guard::callback("building an arrow array", || Part::root(array).array())
@@ -46,7 +46,7 @@ pub(crate) fn to_batch(schema: &Arc<Schema>, array: &DeviceArray) -> Result<Reco
     })
 }
 
-/// Waits for the memory.
+/// Waits until the host may read the memory.
 fn make_ready(array: &DeviceArray) -> Result<()> {
     let device = array.device();
     if !device.is_host_readable() {
@@ -59,7 +59,7 @@ fn make_ready(array: &DeviceArray) -> Result<()> {
     array.wait()
 }
 
-/// Rows of a node of a tree that is ready and that the host can read.
+/// Rows of a node. The memory is ready, and the host can read it.
 struct Part<'a> {
     tree: &'a Tree,
     view: View,
@@ -78,7 +78,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The rows of child `i` that belong to these.
+    /// The rows of child `i` that belong to these rows.
     fn child(&self, i: usize) -> Self {
         let view = self.tree.child(self.view, i);
         Self {
@@ -93,7 +93,7 @@ impl<'a> Part<'a> {
         self.tree.nodes[self.view.node].n_children as usize
     }
 
-    /// All children.
+    /// All children as arrays.
     fn arrays(&self) -> Result<Vec<ArrayRef>> {
         let mut arrays = Vec::with_capacity(self.n_children());
         for i in 0..self.n_children() {
@@ -102,7 +102,7 @@ impl<'a> Part<'a> {
         Ok(arrays)
     }
 
-    /// May panic, as arrow-rs does.
+    /// The rows as an array. May panic, as arrow-rs does.
     fn array(&self) -> Result<ArrayRef> {
         use DataType as T;
         if self.view.length == 0 {
@@ -111,7 +111,7 @@ impl<'a> Part<'a> {
         macro_rules! primitive {
             ($t:ty) => {{
                 let mut array = PrimitiveArray::<$t>::try_new(self.typed(1)?, self.nulls()?)?;
-                // With a time zone, precision or scale of its own.
+                // The type has a time zone, precision or scale.
                 if array.data_type() != self.data_type {
                     array = array.with_data_type(self.data_type.clone());
                 }
@@ -121,9 +121,10 @@ impl<'a> Part<'a> {
         macro_rules! bytes {
             ($t:ty) => {{
                 let (offsets, values, nulls) = (self.typed(1)?, self.all(2)?, self.nulls()?);
-                // SAFETY: there is an offset for each row and one more, and the values are as long
-                // as the last says; that they are valid is what `unsafe` imports promise,
-                // `Validation::Full` checks and arrow-rs arrays bring along.
+                // SAFETY: the array needs one more offset than rows, ascending offsets inside the values, and valid
+                // UTF-8 for text. `rows` takes the offsets of all rows and one more. The rest is guaranteed by whoever
+                // made the array: the caller of an `unsafe` import or constructor (or `Validation::Full`, which checks
+                // it), or arrow-rs.
                 let array = unsafe {
                     let offsets = OffsetBuffer::new_unchecked(offsets);
                     GenericByteArray::<$t>::new_unchecked(offsets, values, nulls)
@@ -137,7 +138,9 @@ impl<'a> Part<'a> {
                 let buffers = 2..self.slots.len() - 1;
                 let buffers = buffers.map(|i| self.all(i)).collect::<Result<Arc<[_]>>>()?;
                 let make = GenericByteViewArray::<$t>::new_unchecked;
-                // SAFETY: there is a view for each row; the rest as for offsets.
+                // SAFETY: the array needs views that point into its buffers, and valid UTF-8 for text: guaranteed by
+                // whoever made the array, the caller of an `unsafe` function, `Validation::Full` or arrow-rs. `all` takes
+                // every data buffer.
                 let array = unsafe { make(views, buffers, nulls) };
                 Ok(Arc::new(array))
             }};
@@ -146,7 +149,8 @@ impl<'a> Part<'a> {
             ($t:ty) => {{
                 let keys = PrimitiveArray::<$t>::try_new(self.typed(1)?, self.nulls()?)?;
                 let values = self.child(0).array()?;
-                // SAFETY: that keys lie inside is promised or checked, as for offsets.
+                // SAFETY: keys must refer to values that exist: guaranteed by whoever made the array, the caller of an
+                // `unsafe` function, `Validation::Full` or arrow-rs.
                 let array = unsafe { DictionaryArray::new_unchecked(keys, values) };
                 Ok(Arc::new(array))
             }};
@@ -175,7 +179,7 @@ impl<'a> Part<'a> {
                     nulls,
                     self.view.length,
                 );
-                // Nulls that a field forbids do not show in `ArrayData`.
+                // `ArrayData` accepts nulls of a field that is not nullable.
                 array.map_or_else(|_| self.other(), |array| Ok(Arc::new(array)))
             }
             T::Dictionary(keys, _) => {
@@ -188,7 +192,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// An array of any type.
+    /// The rows as an array of any type.
     #[cold]
     fn other(&self) -> Result<ArrayRef> {
         Ok(make_array(self.data()?))
@@ -199,13 +203,13 @@ impl<'a> Part<'a> {
         let layout = tree.layout(view.node);
         let is_union = matches!(self.data_type, DataType::Union(_, _));
         let sparse = matches!(self.data_type, DataType::Union(_, UnionMode::Sparse));
-        // Struct rows are pushed down to the children, so that the struct itself starts at 0.
+        // A struct's rows are pushed down to its children, so that the struct itself starts at 0.
         let pushed = matches!(layout.nesting, Nesting::RowByRow | Nesting::Times(_)) && !is_union;
         let mut buffers = Vec::with_capacity(self.slots.len());
         for (i, kind) in layout.buffers().iter().enumerate() {
             let bytes = match kind.bytes(view.offset + view.length) {
                 _ if *kind == BufferKind::Validity => continue,
-                // No rows may come without the one offset.
+                // An array without rows may lack its single offset.
                 Some(bytes) if view.length == 0 => bytes?.min(self.bytes(i)?),
                 Some(bytes) => bytes?,
                 None => self.bytes(i)?,
@@ -218,7 +222,7 @@ impl<'a> Part<'a> {
             }
         }
         if sparse && view.offset > 0 && view.length > 0 {
-            // Type ids are cut here, since arrow-rs would cut the children too.
+            // Type ids are cut here; with an offset arrow-rs would cut the children too.
             buffers[0] = buffers[0].slice_with_length(view.offset, view.length);
         }
         let children = (0..self.n_children()).map(|i| self.child(i).data());
@@ -232,12 +236,13 @@ impl<'a> Part<'a> {
             .nulls(self.nulls()?)
             .buffers(buffers)
             .child_data(children.collect::<Result<Vec<_>>>()?);
-        // SAFETY: buffers have the lengths that the type asks for; that the values are valid is what
-        // `unsafe` imports promise, `Validation::Full` checks and arrow-rs arrays bring along.
+        // SAFETY: the data must be valid for its type. Buffers have the lengths that the type requires (`buffer`); that
+        // the values are valid is guaranteed by whoever made the array: the caller of an `unsafe` import or constructor
+        // (or `Validation::Full`, which checks it), or arrow-rs.
         Ok(unsafe { builder.build_unchecked() })
     }
 
-    /// The mask, if a row is null.
+    /// The validity bitmap, if a row is null.
     fn nulls(&self) -> Result<Option<NullBuffer>> {
         let view = self.view;
         let node = &self.tree.nodes[view.node];
@@ -245,24 +250,25 @@ impl<'a> Part<'a> {
         if known == Some(0) || self.tree.bitmap_of(node).is_none() {
             return Ok(None);
         }
-        // All of it: arrow-rs counts from the data's offset, which may be the larger one.
+        // The whole buffer: arrow-rs counts rows from the data's offset, which may be larger than the bitmap's.
         let needed = (view.validity_offset + view.length).div_ceil(8);
         let buffer = self.buffer(0, 0, self.slots[0].bytes().unwrap_or(needed), 1)?;
         let bits = BooleanBuffer::new(buffer, view.validity_offset, view.length);
         let nulls = match known {
-            // SAFETY: the number was counted in these bits, or an `unsafe` call vouched for it (`NullCount`).
+            // SAFETY: a known number was counted in these bits, or guaranteed by the caller of an `unsafe` function
+            // (see `NullCount`).
             Some(nulls) => unsafe { NullBuffer::new_unchecked(bits, nulls) },
             None => NullBuffer::new(bits),
         };
         Ok(Some(nulls).filter(|nulls| nulls.null_count() > 0))
     }
 
-    /// The values of buffer `i` that belong to the rows.
+    /// The values in buffer `i` of these rows.
     fn typed<T: arrow_buffer::ArrowNativeType>(&self, i: usize) -> Result<ScalarBuffer<T>> {
         Ok(ScalarBuffer::from(self.rows(i)?))
     }
 
-    /// The bytes of buffer `i`, of fixed width or offsets, that belong to the rows.
+    /// The bytes in buffer `i`, of fixed-width values or offsets, of these rows.
     fn rows(&self, i: usize) -> Result<Buffer> {
         let kind = self.tree.layout(self.view.node).buffers()[i];
         let end = kind.bytes(self.view.offset + self.view.length);
@@ -275,22 +281,22 @@ impl<'a> Part<'a> {
         self.buffer(i, start, end - start, kind.align())
     }
 
-    /// The bits of buffer `i` that belong to the rows.
+    /// The bits in buffer `i` of these rows.
     fn bits(&self, i: usize) -> Result<BooleanBuffer> {
         let View { offset, length, .. } = self.view;
         Ok(BooleanBuffer::new(self.rows(i)?, offset, length))
     }
 
-    /// All of buffer `i`, whose length the data decides.
+    /// All of buffer `i`, whose size depends on the data.
     fn all(&self, i: usize) -> Result<Buffer> {
         self.buffer(i, 0, self.bytes(i)?, 1)
     }
 
-    /// How long buffer `i` is, in bytes.
+    /// The size of buffer `i` in bytes.
     fn bytes(&self, i: usize) -> Result<usize> {
         let known = self.slots[i].bytes();
         if known.is_none() {
-            // SAFETY: the memory is ready (`make_ready`).
+            // SAFETY: the host can read the memory, and it is ready: `make_ready` checked both before there was a `Part`.
             unsafe { read_sizes(self.tree, self.view.node) }?;
         }
         Ok(known.or(self.slots[i].bytes()).unwrap_or(0))
@@ -308,8 +314,9 @@ impl<'a> Part<'a> {
             return Err(Error::invalid(path, what));
         }
         let address = slot.address().offset(start);
-        // SAFETY: the host can read the device's memory and it is ready; the slot has at least
-        // `start + bytes` bytes: checked where its length is known, else promised by its producer.
+        // SAFETY: the host can read the memory, and it is ready (`make_ready`). The buffer has at least `start + bytes`
+        // bytes: where the type determines its size, import and constructors checked it; elsewhere `bytes` is its size as
+        // its producer states it (contract of the import). The owner keeps the memory alive.
         let buffer = unsafe { host_buffer(self.tree.owner(slot), address, bytes) };
         if address.address() % align == 0 {
             return Ok(buffer);

@@ -1,5 +1,6 @@
-//! Host memory of arrow-rs as trees. Arrays are read in place, one by one: [`ArrayData`] of them would
-//! cost some allocations for each.
+//! Arrow-rs data in host memory as trees, without copying values. There are two walks: one over [`ArrayData`],
+//! and one over arrays, which does not convert them to [`ArrayData`] because that costs allocations for each
+//! column.
 
 use std::slice;
 use std::sync::Arc;
@@ -12,10 +13,9 @@ use arrow_array::{
 };
 use arrow_buffer::{Buffer, NullBuffer};
 use arrow_data::ArrayData;
-use arrow_schema::DataType;
+use arrow_schema::{DataType, UnionFields};
 
 use crate::data::array::DeviceArray;
-use crate::data::build::root_node;
 use crate::data::layout::{Layout, Nesting, check_type, child_type, has_validity};
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::device::{DevicePtr, Devices};
@@ -23,29 +23,27 @@ use crate::error::{Error, Result};
 use crate::memory::{Kept, Memory, Owner, Ready};
 
 impl DeviceArray {
-    /// Arrow data in host memory as an array of the CPU, without a copy.
+    /// Makes an array on the CPU device of Arrow data in host memory, without a copy.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] if a child has fewer rows than its parent's offset and length ask.
+    /// Returns [`Error::InvalidArgument`] if a child has fewer rows than its parent's offset and length require.
     pub fn from_host(data: ArrayData) -> Result<Self> {
         Ok(Self::from_tree(Arc::new(wrap_data(data)?)))
     }
 }
 
-/// Arrow data as a tree of the CPU; the tree holds the data.
+/// Arrow data as a tree of the CPU; the tree keeps the data alive.
 pub(crate) fn wrap_data(data: ArrayData) -> Result<Tree> {
     check_type(data.data_type())?;
     let root = data.data_type().clone();
     let mut wrapper = Wrapper::default();
     wrapper.data(&data, 0, 0)?;
     wrapper.descend()?;
-    let Wrapper { nodes, slots, .. } = wrapper;
-    // `ArrayData` moves, the buffers that the slots point to do not.
-    let memory = Memory::Kept(Kept(Box::new(data)));
-    Ok(tree(root, nodes, slots, memory))
+    wrapper.kept.push(data);
+    Ok(wrapper.finish(root, &[]))
 }
 
-/// The columns of a batch as a tree of the CPU: some allocations, whatever their number.
+/// The columns of a batch as a tree of the CPU, with a constant number of allocations.
 pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<Tree> {
     let fields = batch.schema_ref().fields();
     let root = DataType::Struct(fields.clone());
@@ -55,36 +53,23 @@ pub(crate) fn wrap_batch(batch: &RecordBatch) -> Result<Tree> {
     }
     let mut wrapper = Wrapper {
         nodes: Vec::with_capacity(room),
-        // Mask, offsets, values; or mask, views, lengths: out-of-line buffers make it grow.
+        // Bitmap, offsets, values; or bitmap, views, sizes: data buffers of views make it grow.
         slots: Vec::with_capacity(3 * room),
         later: Vec::with_capacity(room - 1 - fields.len()),
+        kept: Vec::new(),
     };
-    wrapper.root(&root, batch.num_rows());
-    let (nodes, slots, memory) =
-        if wrapper.children(0, Children::Arrays(batch.columns()), batch.num_rows())?
-            && wrapper.descend()?
-        {
-            let Wrapper { nodes, slots, .. } = wrapper;
-            (nodes, slots, Memory::Arrow(batch.columns().to_vec()))
-        } else {
-            foreign(batch, &root)?
-        };
-    Ok(tree(root, nodes, slots, memory))
-}
-
-/// As [`wrap_batch`], for arrays that are not arrow-rs's own: only they know where their memory is.
-#[cold]
-fn foreign(batch: &RecordBatch, root: &DataType) -> Result<(Vec<Node>, Vec<Slot>, Memory)> {
-    let columns: Vec<_> = batch.columns().iter().map(|c| c.to_data()).collect();
-    let mut wrapper = Wrapper::default();
-    wrapper.root(root, batch.num_rows());
-    wrapper.children(0, Children::Data(&columns), batch.num_rows())?;
+    let layout = Layout::of(&root);
+    wrapper.slots.push(Slot::absent());
+    wrapper.nodes.push(Node {
+        n_children: layout.n_children() as u32,
+        ..Node::new(layout, batch.num_rows(), 0, 0, 1)
+    });
+    wrapper.children(0, Children::Arrays(batch.columns()), batch.num_rows())?;
     wrapper.descend()?;
-    let Wrapper { nodes, slots, .. } = wrapper;
-    Ok((nodes, slots, Memory::Kept(Kept(Box::new(columns)))))
+    Ok(wrapper.finish(root, batch.columns()))
 }
 
-/// How many nodes a column has; checks nested types on the way.
+/// Returns how many nodes a column has. Checks nested types on the way.
 fn nodes(data_type: &DataType, column: &dyn Array) -> Result<usize> {
     fn count(data_type: &DataType) -> usize {
         let children = 0..Layout::of(data_type).n_children();
@@ -104,8 +89,8 @@ fn nodes(data_type: &DataType, column: &dyn Array) -> Result<usize> {
     Ok(count(data_type))
 }
 
-/// Whether two types that arrow-rs takes for the same have the same children in the same order: it
-/// lets those of unions differ.
+/// Whether two types that arrow-rs considers equal have the same children in the same order: it lets those of
+/// unions differ.
 fn same_children(a: &DataType, b: &DataType) -> bool {
     let ids = |data_type: &DataType| match data_type {
         DataType::Union(fields, _) => fields.iter().map(|(id, _)| id).collect(),
@@ -116,36 +101,23 @@ fn same_children(a: &DataType, b: &DataType) -> bool {
         (a, b) => a == b,
     };
     let n = Layout::of(a).n_children();
-    // Types are mostly the same in memory.
+    // Types are mostly one and the same object.
     a == b || (n > 0 && n == Layout::of(b).n_children() && ids(a) == ids(b) && (0..n).all(child))
 }
 
-fn tree(root: DataType, nodes: Vec<Node>, slots: Vec<Slot>, memory: Memory) -> Tree {
-    let device = Devices::cpu();
-    let owner = Owner::new(device.clone(), memory, Ready::Now);
-    Tree {
-        device,
-        root,
-        nodes,
-        slots,
-        owners: Owners::One(Arc::new(owner)),
-    }
-}
-
 /// Where a node's children come from.
-#[derive(Clone, Copy)]
 enum Children<'a> {
     None,
     Arrays(&'a [ArrayRef]),
     Entries(&'a StructArray),
-    Union(&'a UnionArray),
+    Union(&'a UnionArray, &'a UnionFields),
     Runs {
         ends_type: &'a DataType,
         ends: &'a Buffer,
         runs: usize,
         values: &'a ArrayRef,
     },
-    Data(&'a [ArrayData]),
+    Data(Vec<ArrayData>),
 }
 
 /// Makes nodes and slots, level by level.
@@ -153,64 +125,69 @@ enum Children<'a> {
 struct Wrapper<'a> {
     nodes: Vec<Node>,
     slots: Vec<Slot>,
-    /// Nodes whose children come later, with where those come from and how many rows they need.
+    /// Nodes whose children come later, where those come from, and how many rows each must have.
     later: Vec<(usize, Children<'a>, usize)>,
+    /// Keeps alive the buffers of slots that came from `ArrayData`.
+    kept: Vec<ArrayData>,
 }
 
-/// What a node needs beside its buffers.
-struct Head<'a> {
-    data_type: &'a DataType,
+/// What a node needs besides its buffers.
+struct Head<'h, 'a> {
+    data_type: &'h DataType,
     length: usize,
-    /// Rows to skip in all buffers but the mask.
+    /// Rows to skip in all buffers but the validity bitmap.
     offset: usize,
-    nulls: Option<&'a NullBuffer>,
+    nulls: Option<&'h NullBuffer>,
     children: Children<'a>,
 }
 
 impl<'a> Wrapper<'a> {
-    fn root(&mut self, root: &DataType, rows: usize) {
-        let layout = Layout::of(root);
-        self.slots.push(Slot::absent());
-        self.nodes.push(Node {
-            n_children: layout.n_children() as u32,
-            ..root_node(layout, rows, 1, NullCount::known(0))
-        });
-    }
-
-    /// Adds all descendants. `false`: one is not an array of arrow-rs's own.
-    fn descend(&mut self) -> Result<bool> {
+    /// Adds all descendants.
+    fn descend(&mut self) -> Result<()> {
         let mut i = 0;
-        while let Some(&(node, children, needed)) = self.later.get(i) {
+        while let Some((node, children, needed)) = self.later.get_mut(i) {
+            let (node, needed) = (*node, *needed);
+            let children = std::mem::replace(children, Children::None);
+            self.children(node, children, needed)?;
             i += 1;
-            if !self.children(node, children, needed)? {
-                return Ok(false);
-            }
         }
-        Ok(true)
+        Ok(())
     }
 
-    /// Adds the children of a node, which have at least `needed` rows. `false` as above.
-    fn children(&mut self, node: usize, children: Children<'a>, needed: usize) -> Result<bool> {
+    /// The tree, which keeps `columns` and the `ArrayData` alive.
+    fn finish(self, root: DataType, columns: &[ArrayRef]) -> Tree {
+        let columns = columns.to_vec();
+        let memory = match self.kept.is_empty() {
+            true => Memory::Arrow(columns),
+            // `ArrayData` moves, the buffers that the slots point to do not.
+            false => Memory::Kept(Kept(Box::new((self.kept, columns)))),
+        };
+        let device = Devices::cpu();
+        let owner = Owner::new(device.clone(), memory, Ready::Now);
+        Tree {
+            device,
+            root,
+            nodes: self.nodes,
+            slots: self.slots,
+            owners: Owners::One(Arc::new(owner)),
+        }
+    }
+
+    /// Adds the children of a node, each of which must have at least `needed` rows.
+    fn children(&mut self, node: usize, children: Children<'a>, needed: usize) -> Result<()> {
         self.nodes[node].first_child = self.nodes.len() as u32;
         match children {
             Children::None => {}
             Children::Arrays(arrays) => {
                 for array in arrays {
-                    // `ArrayRef` is an `Array` too, of calls through two tables.
-                    if !self.array(&**array, node, needed)? {
-                        return Ok(false);
-                    }
+                    // `ArrayRef` is an `Array` too, but its calls go through two tables.
+                    self.array(&**array, node, needed)?;
                 }
             }
-            Children::Entries(entries) => return self.array(entries, node, needed),
-            Children::Union(array) => {
-                let DataType::Union(fields, _) = array.data_type() else {
-                    return Ok(false);
-                };
+            Children::Entries(entries) => self.array(entries, node, needed)?,
+            Children::Union(array, fields) => {
                 for (id, _) in fields.iter() {
-                    if !self.array(&**array.child(id), node, needed)? {
-                        return Ok(false);
-                    }
+                    self.array(&**array.child(id), node, needed)?;
                 }
             }
             Children::Runs {
@@ -219,64 +196,80 @@ impl<'a> Wrapper<'a> {
                 runs,
                 values,
             } => {
-                let (length, first_slot) = (runs, self.slots.len());
-                self.mask(ends_type, None);
+                let first_slot = self.slots.len();
+                self.bitmap(ends_type, None);
                 self.slot(ends);
                 let head = Head {
                     data_type: ends_type,
-                    length,
+                    length: runs,
                     offset: 0,
                     nulls: None,
                     children: Children::None,
                 };
                 self.node(head, first_slot, node, needed)?;
-                return self.array(&**values, node, needed);
+                self.array(&**values, node, needed)?;
             }
             Children::Data(children) => {
-                for child in children {
+                for child in &children {
                     self.data(child, node, needed)?;
                 }
             }
         }
-        Ok(true)
+        Ok(())
     }
 
-    fn data(&mut self, data: &'a ArrayData, parent: usize, needed: usize) -> Result<()> {
+    /// Adds a node for `ArrayData`.
+    fn data(&mut self, data: &ArrayData, parent: usize, needed: usize) -> Result<()> {
+        let first_slot = self.slots.len();
+        self.bitmap(data.data_type(), data.nulls());
+        for buffer in data.buffers() {
+            self.slot(buffer);
+        }
         let head = Head {
             data_type: data.data_type(),
             length: data.len(),
             offset: row_offset(data)?,
             nulls: data.nulls(),
-            children: Children::Data(data.child_data()),
+            children: Children::Data(data.child_data().to_vec()),
         };
-        let first_slot = self.slots.len();
-        self.mask(head.data_type, head.nulls);
-        for buffer in data.buffers() {
-            self.slot(buffer);
-        }
         self.node(head, first_slot, parent, needed)
     }
 
-    /// `false`: it is not an array of arrow-rs's own.
-    fn array(&mut self, array: &'a dyn Array, parent: usize, needed: usize) -> Result<bool> {
+    /// Adds a node for an array of a type that arrow-rs does not define: only it knows where its memory is.
+    #[cold]
+    fn foreign(&mut self, array: &dyn Array, parent: usize, needed: usize) -> Result<()> {
+        let data = array.to_data();
+        self.data(&data, parent, needed)?;
+        self.kept.push(data);
+        Ok(())
+    }
+
+    /// Adds a node for an array.
+    fn array(&mut self, array: &'a dyn Array, parent: usize, needed: usize) -> Result<()> {
         use DataType as T;
         let data_type = array.data_type();
         let mut head = Head {
             data_type,
             length: array.len(),
             offset: 0,
-            // A mask without nulls is none, as in `ArrayData`.
+            // A bitmap without nulls is left out, as in `ArrayData`.
             nulls: array.nulls().filter(|nulls| nulls.null_count() > 0),
             children: Children::None,
         };
         let first_slot = self.slots.len();
-        self.mask(data_type, head.nulls);
+        self.bitmap(data_type, head.nulls);
         let any = array.as_any();
+        macro_rules! foreign {
+            () => {{
+                self.slots.truncate(first_slot);
+                return self.foreign(array, parent, needed);
+            }};
+        }
         macro_rules! own {
             ($t:ty) => {
                 match any.downcast_ref::<$t>() {
                     Some(array) => array,
-                    None => return Ok(false),
+                    None => foreign!(),
                 }
             };
         }
@@ -364,32 +357,31 @@ impl<'a> Wrapper<'a> {
                 self.slot(array.offsets().inner().inner());
                 head.children = Children::Entries(array.entries());
             }
-            T::Union(_, _) => {
+            T::Union(fields, _) => {
                 let array = own!(UnionArray);
                 self.slot(array.type_ids().inner());
                 array.offsets().iter().for_each(|offsets| self.slot(offsets.inner()));
-                head.children = Children::Union(array);
+                head.children = Children::Union(array, fields);
             }
             T::Dictionary(keys, _) => {
                 downcast_integer! {
                     &**keys => (dictionary),
-                    _ => return Ok(false),
+                    _ => foreign!(),
                 }
             }
             T::RunEndEncoded(ends, _) => {
                 downcast_run_end_index! {
                     ends.data_type() => (runs, ends),
-                    _ => return Ok(false),
+                    _ => foreign!(),
                 }
             }
-            _ => return Ok(false),
+            _ => foreign!(),
         }
-        self.node(head, first_slot, parent, needed)?;
-        Ok(true)
+        self.node(head, first_slot, parent, needed)
     }
 
     #[inline(always)]
-    fn mask(&mut self, data_type: &DataType, nulls: Option<&NullBuffer>) {
+    fn bitmap(&mut self, data_type: &DataType, nulls: Option<&NullBuffer>) {
         if has_validity(data_type) {
             match nulls {
                 Some(nulls) => self.slot(nulls.buffer()),
@@ -404,11 +396,11 @@ impl<'a> Wrapper<'a> {
         self.slots.push(Slot::new(base, 0, Some(buffer.len()), 0));
     }
 
-    /// The node over the slots from `first_slot`.
+    /// Adds the node over the slots from `first_slot` on.
     #[inline(always)]
     fn node(
         &mut self,
-        head: Head<'a>,
+        head: Head<'_, 'a>,
         first_slot: usize,
         parent: usize,
         rows_needed: usize,
@@ -429,37 +421,36 @@ impl<'a> Wrapper<'a> {
         }
         let n_children = layout.n_children();
         if n_children > 0 {
-            let needed = match (children, layout.nesting) {
-                // `row_offset` has looked at the rows.
+            let needed = match (&children, layout.nesting) {
+                // `row_offset` has checked the rows.
                 (Children::Data(_), _) => 0,
                 (_, Nesting::RowByRow) => length,
-                // Or more than there can be.
+                // Saturated, it is more rows than there can be.
                 (_, Nesting::Times(n)) => length.saturating_mul(n as usize),
                 _ => 0,
             };
             self.later.push((self.nodes.len(), children, needed));
         }
         self.nodes.push(Node {
-            length,
-            layout,
-            cut: false,
-            padded: false,
             offset,
             validity_offset: nulls.map_or(offset, NullBuffer::offset),
             nulls: NullCount::known(nulls.map_or(0, NullBuffer::null_count)),
-            parent: parent as u32,
-            first_child: 0,
             n_children: n_children as u32,
-            first_slot: first_slot as u32,
-            n_slots: (self.slots.len() - first_slot) as u32,
+            ..Node::new(
+                layout,
+                length,
+                parent,
+                first_slot,
+                self.slots.len() - first_slot,
+            )
         });
         Ok(())
     }
 }
 
-/// Rows to skip in buffers and children, which must have the rows then: arrow-rs checks only that
-/// children are as long as their parent, whatever its offset. A struct's children may have been cut
-/// already (`ArrayData::slice`) while its offset was left.
+/// Returns the rows to skip in buffers and children, after checking that the children have these rows: arrow-rs
+/// only checks that children are as long as their parent, whatever its offset. `ArrayData::slice` cuts a struct's
+/// children and leaves its offset.
 fn row_offset(data: &ArrayData) -> Result<usize> {
     let times = match Layout::of(data.data_type()).nesting {
         Nesting::RowByRow => 1,

@@ -1,5 +1,5 @@
-//! Key-value metadata as the C data interface encodes it ("ArrowSchema.metadata" of the specification):
-//! counts are native `int32_t`, unaligned; neither keys nor values end with a null byte.
+//! Key-value metadata in the encoding of the C data interface ("ArrowSchema.metadata" in the specification): counts are
+//! native `int32_t`, unaligned; neither keys nor values end with a null byte.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,14 +8,14 @@ use std::ffi::c_char;
 #[cfg(feature = "async")]
 use crate::error::{Error, Result};
 
-/// Longest encoded metadata, in bytes. The encoding does not tell its length.
+/// The longest encoded metadata, in bytes. The encoding does not state its length.
 #[cfg(feature = "async")]
 const MAX_METADATA: usize = i32::MAX as usize;
 
-/// How many bytes may still be read.
+/// How many more bytes may be read.
 pub(super) struct Budget {
     left: usize,
-    /// The error when there are more.
+    /// The message if there are more.
     exceeded: &'static str,
 }
 
@@ -33,24 +33,24 @@ impl Budget {
     }
 }
 
-/// Reads metadata; null has none. Keys that repeat: the last one counts.
+/// Decodes metadata; a null pointer means that there is none. If keys repeat, the last one counts.
 ///
 /// # Safety
 /// `metadata` is null or points to metadata, with all the bytes that the counts in it announce.
 ///
 /// # Errors
-/// What is wrong with it: negative counts, too many bytes, not UTF-8.
+/// A message for negative counts, too many bytes, and text that is not UTF-8.
 #[cfg(feature = "async")]
 pub(crate) unsafe fn decode_metadata(
     metadata: *const c_char,
 ) -> std::result::Result<HashMap<String, String>, Cow<'static, str>> {
     let mut budget = Budget::new(MAX_METADATA, "longer than 2^31 - 1 bytes");
-    // SAFETY: this function's contract is the same.
+    // SAFETY: the caller guarantees what `decode_within` requires, which is the same.
     unsafe { decode_within(metadata, &mut budget) }
 }
 
-/// As `decode_metadata`, for at most the bytes of `budget`. Every byte is charged before it is read, also
-/// those of keys that repeat, of which the result has only one.
+/// As `decode_metadata`, for at most the bytes of `budget`. Every byte is charged before it is read, including those of
+/// keys that repeat, of which the result has only one.
 ///
 /// # Safety
 /// `metadata` is null or points to metadata, with all the bytes that the counts in it announce.
@@ -67,7 +67,7 @@ pub(super) unsafe fn decode_within(
         read: 0,
         budget,
     };
-    // Grows entry by entry: a wrong count must not allocate.
+    // The map grows entry by entry, so that a wrong count does not allocate.
     for _ in 0..reader.count()? {
         let key = reader.text()?;
         decoded.insert(key, reader.text()?);
@@ -76,9 +76,9 @@ pub(super) unsafe fn decode_within(
 }
 
 struct Reader<'a> {
-    /// As `decode_within`'s caller promised.
+    /// Points to metadata, as the caller of `decode_within` guarantees.
     start: *const u8,
-    /// Bytes.
+    /// The bytes read so far.
     read: usize,
     budget: &'a mut Budget,
 }
@@ -86,8 +86,8 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn bytes(&mut self, n: usize) -> std::result::Result<&[u8], Cow<'static, str>> {
         self.budget.spend(n)?;
-        // SAFETY: `decode_within`'s caller vouches that all the bytes that the counts announce are
-        // there. No sum overflows: the budget is smaller than `isize::MAX`.
+        // SAFETY: the caller of `decode_within` guarantees all the bytes that the counts announce, and `n` is such a count or
+        // the size of one. No sum overflows, because the budget is smaller than `isize::MAX`.
         let bytes = unsafe { std::slice::from_raw_parts(self.start.add(self.read), n) };
         self.read += n;
         Ok(bytes)
@@ -108,7 +108,7 @@ impl Reader<'_> {
     }
 }
 
-/// Encodes metadata, in the order of its keys; `None` if there is none.
+/// Encodes metadata in the order of its keys; returns `None` if there is none.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] if it is longer than 2^31 - 1 bytes.
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     fn back(encoded: &[u8]) -> std::result::Result<HashMap<String, String>, Cow<'static, str>> {
-        // SAFETY: the tests give whole encodings.
+        // SAFETY: every test passes all the bytes that its counts announce before the first fault.
         unsafe { decode_metadata(encoded.as_ptr().cast()) }
     }
 
@@ -152,7 +152,7 @@ mod tests {
         let encoded = encode_metadata(&metadata).unwrap().unwrap();
         assert_eq!(back(&encoded).unwrap(), metadata);
         assert_eq!(encode_metadata(&HashMap::new()).unwrap(), None);
-        // SAFETY: null is allowed.
+        // SAFETY: null means that there is no metadata.
         let none = unsafe { decode_metadata(std::ptr::null()) };
         assert!(none.unwrap().is_empty());
     }

@@ -1,6 +1,6 @@
 //! Binary, text, list and map arrays.
 
-use crate::data::hidden::check_size;
+use crate::data::sizes::check_size;
 use crate::data::tree::{Slot, View};
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
@@ -34,7 +34,8 @@ impl Planner<'_> {
         let (first, last) = (at(view.offset), at(view.offset + view.length));
         // Buffers of arrow-rs arrays may be longer than their rows need, so those are always asked.
         if self.readable {
-            // SAFETY: offsets are there for `offset + length + 1` rows, and ready (`plan_with` waited).
+            // SAFETY: there are `offset + length + 1` offsets, which was checked when the array was made; the host can read
+            // them (`readable`), and they are ready (`plan_with` waited).
             let (first, last) = unsafe { (offset(first, width), offset(last, width)) };
             return self.range(node, view, width, first, last);
         }

@@ -2,9 +2,8 @@
 
 use arrow_schema::DataType;
 
-use crate::data::build::root_node;
-use crate::data::hidden::int;
-use crate::data::tree::{Node, NullCount, Slot, Tree, View};
+use crate::data::gather::int;
+use crate::data::tree::{Node, Slot, Tree, View};
 use crate::error::{Error, Result};
 use crate::transfer::planner::{Need, Planner};
 
@@ -20,7 +19,8 @@ impl Planner<'_> {
         let address = slot.address().offset(run_ends.offset * width);
         let bytes = run_ends.length * width;
         if self.readable {
-            // SAFETY: the buffer has `offset + length` run ends, and is ready (`plan` waited).
+            // SAFETY: the buffer has `offset + length` run ends, which was checked when the array was made; the host can
+            // read it (`readable`), and it is ready (`plan_with` waited).
             let ends = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
             return self.cut_runs(node, view, ends);
         }
@@ -59,11 +59,7 @@ impl Planner<'_> {
         self.plan.slots.push(Slot::new(self.nothing, 0, Some(0), 0));
         self.plan.nodes.push(Node {
             padded: true,
-            length: runs.len(),
-            parent: node as u32,
-            first_child: 0,
-            first_slot: first_slot as u32,
-            ..root_node(*tree.layout(run_ends.node), 0, 2, NullCount::known(0))
+            ..Node::new(*tree.layout(run_ends.node), runs.len(), node, first_slot, 2)
         });
         if !cut.is_empty() {
             self.ready(first_slot + 1, &cut);

@@ -144,7 +144,7 @@ impl Deref for Foreign {
 
 impl DerefMut for Foreign {
     fn deref_mut(&mut self) -> &mut CSchema {
-        // SAFETY: as above.
+        // SAFETY: made by `new`, alive until drop, and borrowed mutably.
         unsafe { &mut *self.schema }
     }
 }

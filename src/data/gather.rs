@@ -1,0 +1,181 @@
+//! Small reads of device memory: sizes, ends of ranges, validity bitmaps. All that one step needs is read
+//! with one list of copies and one host wait.
+
+use std::sync::Arc;
+
+use crate::data::tree::Tree;
+use crate::device::{CopyKind, CopyOp, DevicePtr, Queue};
+use crate::error::{Error, Result};
+use crate::memory::{HostSlab, Owner, Reading};
+
+/// A small piece of an array's memory.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Request {
+    pub(crate) address: DevicePtr,
+    pub(crate) bytes: usize,
+    /// Whether the memory is ordinary host memory, whatever device the array is on.
+    pub(crate) on_host: bool,
+}
+
+/// The answers to a list of requests.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    /// Address and number of bytes of each answer, in the slab or in the owners' memory.
+    places: Vec<(DevicePtr, usize)>,
+    /// What was copied from the device.
+    _slab: Option<HostSlab>,
+    _owners: Vec<Arc<Owner>>,
+}
+
+impl Answers {
+    /// Returns the bytes of request `i`, which may start at any address.
+    pub(crate) fn bytes(&self, i: usize) -> &[u8] {
+        let (at, bytes) = self.places[i];
+        if bytes == 0 {
+            return &[];
+        }
+        // SAFETY: the bytes lie in the slab, into which all copies have completed and to which only this
+        // struct has access, or in host memory of the owners, whose events `Gathering::start` waited for and to
+        // which nobody writes (its contract). `self` keeps both alive.
+        unsafe { std::slice::from_raw_parts(at.as_ptr().cast(), bytes) }
+    }
+
+    /// Returns integer `k` of `width` bytes in the answer to request `i`.
+    pub(crate) fn int(&self, i: usize, k: usize, width: usize) -> i64 {
+        int(&self.bytes(i)[k * width..], width)
+    }
+}
+
+/// Returns the little-endian signed integer of `width` bytes at the start of `bytes`.
+pub(crate) fn int(bytes: &[u8], width: usize) -> i64 {
+    let mut wide = [0; 8];
+    wide[..width].copy_from_slice(&bytes[..width]);
+    // Shifting up and down again extends the sign.
+    let shift = 64 - 8 * width as u32;
+    (i64::from_ne_bytes(wide) << shift) >> shift
+}
+
+/// A list of requests whose copies may still be running.
+#[derive(Debug)]
+pub(crate) struct Gathering {
+    places: Vec<(DevicePtr, usize)>,
+    owners: Vec<Arc<Owner>>,
+    /// `None` if the host reads all of it in place.
+    copies: Option<Reading<Vec<Arc<Owner>>>>,
+}
+
+/// Reads all `requests` of a tree: one list of copies, one host wait.
+///
+/// # Safety
+/// As [`Gathering::start`].
+pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers> {
+    // SAFETY: the caller keeps to the contract of `Gathering::start`.
+    unsafe { Gathering::start(tree, requests, None) }?.finish()
+}
+
+impl Gathering {
+    /// Queues the copies on `queue`, or on the device's default queue. Memory that the host can read is not
+    /// copied; the call waits only for that. No byte is copied twice, however many requests name it: a producer
+    /// may list the same memory any number of times.
+    ///
+    /// # Safety
+    /// Each request lies in the tree's memory (or, `on_host`, in host memory that the tree's owners keep alive)
+    /// for its whole length, and nobody writes to it before the owners release it.
+    pub(crate) unsafe fn start(
+        tree: &Tree,
+        requests: &[Request],
+        queue: Option<&Queue>,
+    ) -> Result<Self> {
+        let device = &tree.device;
+        let owners = tree.owners.as_slice();
+        let in_place = |r: &Request| r.on_host || device.is_host_readable() || r.bytes == 0;
+        if requests.iter().any(|r| r.bytes > 0 && in_place(r)) {
+            owners.iter().try_for_each(|owner| owner.wait_host())?;
+        }
+        let mut gathering = Self {
+            places: requests.iter().map(|r| (r.address, r.bytes)).collect(),
+            owners: owners.to_vec(),
+            copies: None,
+        };
+        let mut order: Vec<_> = (0..requests.len())
+            .filter(|&i| !in_place(&requests[i]))
+            .collect();
+        if order.is_empty() {
+            return Ok(gathering);
+        }
+        order.sort_unstable_by_key(|&i| requests[i].address);
+        let too_many = || Error::argument("too many bytes to read back");
+        // The source, the bytes and the first byte in the slab of each copy; the latter of each request too, in the
+        // same order.
+        let mut copies: Vec<(DevicePtr, usize, usize)> = Vec::with_capacity(order.len());
+        let mut starts = Vec::with_capacity(order.len());
+        let mut total = 0usize;
+        for &i in &order {
+            let Request { address, bytes, .. } = requests[i];
+            let start = match copies.last_mut() {
+                // Two requests that share a byte lie in one allocation.
+                Some((src, all, start)) if address.address() - src.address() < *all => {
+                    let skip = address.address() - src.address();
+                    *all = skip.checked_add(bytes).ok_or_else(too_many)?.max(*all);
+                    *start + skip
+                }
+                _ => {
+                    copies.push((address, bytes, total));
+                    total
+                }
+            };
+            starts.push(start);
+            total = start
+                .checked_add(bytes)
+                .and_then(|end| end.checked_next_multiple_of(8))
+                .ok_or_else(too_many)?
+                .max(total);
+        }
+        let slab = device.host_slab(total)?;
+        let to = slab.as_device_ptr();
+        for (i, start) in order.into_iter().zip(starts) {
+            gathering.places[i].0 = to.offset(start);
+        }
+        let copies: Vec<_> = (copies.into_iter())
+            .map(|(src, bytes, start)| CopyOp {
+                src,
+                dst: to.offset(start),
+                bytes,
+                kind: CopyKind::DeviceToHost,
+            })
+            .collect();
+        let queue = queue.map_or_else(|| device.default_queue(), Queue::clone);
+        // SAFETY: each source is a union of overlapping requests, which lie in memory of the tree's owners (this
+        // function's contract); the slab has room for each copy, and the reading keeps slab and owners alive.
+        let reading = unsafe { Reading::start(&queue, owners, &copies, slab, owners.to_vec()) }?;
+        gathering.copies = Some(reading);
+        Ok(gathering)
+    }
+
+    /// Returns the event after which the answers are there, or `None` if they are there already.
+    #[cfg(feature = "async")]
+    pub(crate) fn event(&self) -> Option<&crate::device::SyncEvent> {
+        self.copies.as_ref()?.event()
+    }
+
+    /// Says that the event was waited for: [`finish`](Self::finish) does not wait again.
+    #[cfg(feature = "async")]
+    pub(crate) fn waited(&mut self) {
+        if let Some(reading) = &mut self.copies {
+            reading.waited();
+        }
+    }
+
+    /// Waits for the copies, if there are any: one host wait.
+    pub(crate) fn finish(self) -> Result<Answers> {
+        let slab = match self.copies {
+            Some(reading) => Some(reading.finish()?.0),
+            None => None,
+        };
+        Ok(Answers {
+            places: self.places,
+            _slab: slab,
+            _owners: self.owners,
+        })
+    }
+}

@@ -1,0 +1,113 @@
+//! Null counts that are not known yet: they are counted in the validity bitmaps, all of an array's together.
+
+use crate::data::array::DeviceArray;
+use crate::data::gather::{Answers, Gathering, Request};
+use crate::data::parts::Parts;
+use crate::data::tree::{Tree, View};
+use crate::error::{Error, Result};
+
+impl DeviceArray {
+    /// Counts the nulls of this array and of its descendants where they are not known yet, and returns those of
+    /// the array's own validity bitmap. All bitmaps that are needed are copied to the host together, with one
+    /// host wait; where the host can read them, nothing is copied.
+    ///
+    /// # Errors
+    /// Returns the errors that the device reports.
+    pub fn resolve_null_counts(&self) -> Result<usize> {
+        let parts = Parts::of(self, false);
+        let mut unknown = Vec::new();
+        parts.each(|i, node, view, _| {
+            if parts.null_count(i, node, view).is_none() {
+                unknown.push(view);
+            }
+        });
+        if !unknown.is_empty() {
+            NullCounting::start(self, unknown)?.finish(self)?;
+        }
+        Ok(self.null_count().unwrap_or(0))
+    }
+
+    /// Returns the number of nulls in the array's own validity bitmap, which is read if necessary.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn count_own_nulls(&self) -> Result<usize> {
+        if self.null_count().is_none() {
+            NullCounting::start(self, vec![self.view()])?.finish(self)?;
+        }
+        Ok(self.null_count().unwrap_or(0))
+    }
+}
+
+/// Null counts whose bitmaps are being read.
+#[derive(Debug)]
+pub(crate) struct NullCounting {
+    views: Vec<View>,
+    pub(crate) bitmaps: Gathering,
+}
+
+impl NullCounting {
+    /// Starts to read the validity bitmaps of `views`, each of which has one. Waits only where the host reads
+    /// them in place.
+    pub(crate) fn start(array: &DeviceArray, views: Vec<View>) -> Result<Self> {
+        let bitmaps = read_bitmaps(array.tree(), views.iter())?;
+        Ok(Self { views, bitmaps })
+    }
+
+    /// Waits for the bitmaps (one host wait) and keeps the null counts of `array`, the one of
+    /// [`start`](Self::start), and of all rows of its nodes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidInput`] if a node came with another null count.
+    pub(crate) fn finish(self, array: &DeviceArray) -> Result<()> {
+        let bitmaps = self.bitmaps.finish()?;
+        for (i, view) in self.views.iter().enumerate() {
+            let counted = nulls_of(&bitmaps, i, view);
+            let node = &array.tree().nodes[view.node];
+            match node.nulls.get() {
+                Some(stated) if node.is_all(*view) && stated != counted => {
+                    return Err(Error::invalid(
+                        format!("{}.null_count", array.tree().path(view.node)),
+                        format!("is {stated}, but the validity bitmap has {counted} nulls"),
+                    ));
+                }
+                _ => array.keep_null_count(*view, counted),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rows of all nodes that have a validity bitmap, to check their null counts.
+pub(crate) fn with_bitmaps(tree: &Tree) -> Vec<View> {
+    let nodes = tree.nodes.iter().enumerate();
+    let with = nodes.filter(|(_, node)| node.length > 0 && tree.bitmap_of(node).is_some());
+    with.map(|(i, node)| node.whole(i)).collect()
+}
+
+/// Starts to read the bytes that hold the validity bits of `views`, each of which has a bitmap; see
+/// [`Gathering::start`].
+pub(crate) fn read_bitmaps<'a>(
+    tree: &Tree,
+    views: impl Iterator<Item = &'a View>,
+) -> Result<Gathering> {
+    let request = |view: &View| Request {
+        address: tree.slots(view.node)[0]
+            .address()
+            .offset(view.validity_offset / 8),
+        bytes: (view.validity_offset % 8 + view.length).div_ceil(8),
+        on_host: false,
+    };
+    let requests: Vec<_> = views.map(request).collect();
+    // SAFETY: a bitmap has one bit for each row of its node, which was checked when the node was made, and views lie
+    // inside their node. Nobody writes to an array's memory: imports and constructors demand it.
+    unsafe { Gathering::start(tree, &requests, None) }
+}
+
+/// Returns the nulls of `view`, whose bits are answer `i`; see [`read_bitmaps`].
+pub(crate) fn nulls_of(bitmaps: &Answers, i: usize, view: &View) -> usize {
+    view.length - count_bits(bitmaps.bytes(i), view.validity_offset % 8, view.length)
+}
+
+/// Returns how many of the `bits` bits from bit `first` are set.
+pub(crate) fn count_bits(bytes: &[u8], first: usize, bits: usize) -> usize {
+    arrow_buffer::bit_chunk_iterator::UnalignedBitChunk::new(bytes, first, bits).count_ones()
+}

@@ -1,0 +1,161 @@
+//! Sizes stored in device memory: the bytes of text and binary values, which only the last offset tells, and
+//! those of a view array's data buffers. They stay unknown until something needs them; then all that an array
+//! lacks are read together.
+
+use crate::data::array::DeviceArray;
+use crate::data::gather::{Request, gather, int};
+use crate::data::layout::BufferKind;
+use crate::data::tree::Tree;
+use crate::device::{AddressClass, DeviceId, DevicePtr};
+use crate::error::{Error, Result};
+
+impl DeviceArray {
+    /// Finds out the sizes of this array's buffers, and of its descendants', that are stored in device memory.
+    /// They are read together, with one host wait, and kept: [`buffer`](Self::buffer) returns such buffers
+    /// afterwards.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidInput`] with the buffer's path if a size is impossible, and the errors that the
+    /// device reports.
+    pub fn resolve_sizes(&self) -> Result<()> {
+        let tree = self.tree();
+        let mut unknown = Vec::new();
+        unknown_sizes(tree, self.view().node, &mut unknown);
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let requests: Vec<_> = unknown.iter().map(|sizes| sizes.request).collect();
+        // SAFETY: the requests of `Sizes::of` lie in the tree's memory; nobody writes to an array's memory (contract
+        // of the import).
+        let answers = unsafe { gather(tree, &requests) }?;
+        let mut unknown = unknown.iter().enumerate();
+        unknown.try_for_each(|(i, sizes)| sizes.set(tree, answers.bytes(i)))
+    }
+}
+
+/// Finds out the unknown sizes of a node's own buffers.
+///
+/// # Safety
+/// The host can read the tree's memory, and it is ready.
+pub(crate) unsafe fn read_sizes(tree: &Tree, node: usize) -> Result<()> {
+    let Some(sizes) = Sizes::of(tree, node) else {
+        return Ok(());
+    };
+    let Request { address, bytes, .. } = sizes.request;
+    // SAFETY: the caller guarantees that the host can read the memory and that it is ready; the request lies in it
+    // (`Sizes::of`).
+    let stored = unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) };
+    sizes.set(tree, stored)
+}
+
+/// Returns `bytes`, a size in bytes of the buffer at `address`, unless it is negative or more than the device
+/// has there.
+pub(crate) fn check_size(
+    tree: &Tree,
+    address: DevicePtr,
+    bytes: i64,
+    path: impl Fn() -> String,
+) -> Result<usize> {
+    let refuse = |what: String| Err(Error::invalid(path(), what));
+    // The end must lie inside the address space too.
+    let end = |n: usize| isize::try_from(address.address().saturating_add(n));
+    let size = usize::try_from(bytes).ok();
+    let Some(size) = size.filter(|n| isize::try_from(*n).is_ok() && end(*n).is_ok()) else {
+        return refuse(format!("has a length of {bytes} bytes"));
+    };
+    if size == 0 {
+        return Ok(0);
+    }
+    if address.is_null() {
+        return refuse(format!("is null but {size} bytes long"));
+    }
+    let (device, backend) = (&tree.device, tree.device.backend());
+    let class = match device.id() {
+        DeviceId::CPU => AddressClass::HostAccessible,
+        _ => backend.classify(address, size),
+    };
+    if matches!(class, AddressClass::Host | AddressClass::Inaccessible) {
+        let why = backend.explain(address, size);
+        let why = why.map_or_else(String::new, |why| format!(": {why}"));
+        return refuse(format!(
+            "claims {size} bytes at {address:?}, which {device} does not have{why}"
+        ));
+    }
+    Ok(size)
+}
+
+/// Where the sizes of a node's buffers from number 2 on are stored.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    pub(crate) request: Request,
+    node: usize,
+    /// Bytes of each integer.
+    width: usize,
+}
+
+impl Sizes {
+    /// Returns `None` if the node has no unknown sizes. The request lies in the tree's memory: the import checked
+    /// that there are `offset + length + 1` offsets, and one size for each data buffer.
+    pub(crate) fn of(tree: &Tree, node: usize) -> Option<Self> {
+        let n = &tree.nodes[node];
+        let slots = tree.slots(node);
+        if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *n.layout.buffers() {
+            let width = usize::from(width);
+            if slots[2].bytes().is_some() {
+                return None;
+            }
+            if slots[1].is_null() || n.length == 0 {
+                slots[2].set_bytes(0);
+                return None;
+            }
+            let request = Request {
+                address: slots[1].address().offset((n.offset + n.length) * width),
+                bytes: width,
+                on_host: false,
+            };
+            return Some(Self {
+                request,
+                node,
+                width,
+            });
+        }
+        let [_, _, data @ .., sizes] = slots else {
+            return None;
+        };
+        if !n.layout.variadic || data.iter().all(|slot| slot.bytes().is_some()) {
+            return None;
+        }
+        let (address, bytes) = (sizes.address(), data.len() * 8);
+        let class = tree.device.backend().classify(address, bytes);
+        let request = Request {
+            address,
+            bytes,
+            on_host: class == AddressClass::Host,
+        };
+        Some(Self {
+            request,
+            node,
+            width: 8,
+        })
+    }
+
+    /// Keeps the sizes, from the bytes that were asked for.
+    pub(crate) fn set(&self, tree: &Tree, stored: &[u8]) -> Result<()> {
+        let slots = &tree.slots(self.node)[2..];
+        for (k, (slot, bytes)) in slots.iter().zip(stored.chunks(self.width)).enumerate() {
+            let at = || tree.buffer_path(self.node, 2 + k);
+            let bytes = int(bytes, self.width);
+            slot.set_bytes(check_size(tree, slot.address(), bytes, at)?);
+        }
+        Ok(())
+    }
+}
+
+/// Lists all unknown sizes of a node and its descendants.
+fn unknown_sizes(tree: &Tree, node: usize, unknown: &mut Vec<Sizes>) {
+    unknown.extend(Sizes::of(tree, node));
+    let n = &tree.nodes[node];
+    for child in 0..n.n_children {
+        unknown_sizes(tree, (n.first_child + child) as usize, unknown);
+    }
+}
