@@ -12,6 +12,17 @@ use crate::memory::Owner;
 /// The queue waits until the memory is ready, and dropping the loan records the use, so that the memory outlives
 /// the work. Enqueue the kernel while the loan is alive. See [`DeviceArray::values_on`].
 ///
+/// The loan borrows the array, which cannot be dropped meanwhile:
+///
+/// ```compile_fail,E0505
+/// # fn use_after_drop(array: arrow_device::DeviceArray, queue: &arrow_device::Queue) -> arrow_device::Result<()> {
+/// let ids = array.values_on::<i64>(queue)?;
+/// drop(array); // does not compile: `ids` is used below
+/// println!("{:?}", ids.address());
+/// # Ok(())
+/// # }
+/// ```
+///
 /// [`DeviceArray::values_on`]: crate::DeviceArray::values_on
 #[must_use = "dropping the loan records that all work on the values has been enqueued"]
 pub struct DeviceSlice<'a, T> {

@@ -43,7 +43,7 @@ type Slot = Arc<OnceLock<Result<Device>>>;
 const KEPT_REASONS: usize = 64;
 
 impl Devices {
-    /// Makes an empty set. The CPU is always there.
+    /// Creates a set that contains only the CPU.
     pub fn new() -> Self {
         Self::default()
     }
@@ -80,8 +80,8 @@ impl Devices {
         added.then_some(()).ok_or_else(taken)
     }
 
-    /// Registers how devices of a type are made from their id. Devices that were made before stay as they are. The factory
-    /// must not ask this set for the id that it is making.
+    /// Registers a factory, which makes a device of this type from its id. Devices and errors that are kept already stay. The
+    /// factory must not request the id that it is making from this set, which would deadlock.
     ///
     /// The device that the factory returns must have this type and the requested id, because imports rely on it to reach the
     /// memory of that device. Otherwise it is dropped, and [`get`](Self::get) returns [`Error::DeviceNotAvailable`] with both
@@ -107,14 +107,14 @@ impl Devices {
     /// Returns the device of this type and id. Any id of the CPU's type is the CPU.
     ///
     /// # Errors
-    /// Returns [`Error::DeviceNotAvailable`] with what is missing.
+    /// Returns [`Error::DeviceNotAvailable`] with what is missing, or the error of the factory.
     pub fn get(&self, id: DeviceId) -> Result<Device> {
         if id.device_type == ArrowDeviceType::CPU {
             return Ok(Self::cpu());
         }
         let factory = lock(&self.0.factories).get(&id.device_type).cloned();
         let Some(factory) = factory else {
-            // Not kept: a factory or a device may be registered later.
+            // The error is not kept: a factory or a device may be registered later.
             return self.known(id).unwrap_or_else(|| Err(no_backend(id)));
         };
         let slot = lock(&self.0.devices).entry(id).or_default().clone();
@@ -134,7 +134,7 @@ impl Devices {
         match made {
             Ok(_) => {}
             Err(Error::DeviceNotAvailable { .. }) if self.reasons() <= KEPT_REASONS => {}
-            // The failure may pass, or there are too many reasons to keep: the next request tries again.
+            // The error may be temporary, or one of too many: the next request tries again.
             Err(_) => {
                 let mut devices = lock(&self.0.devices);
                 let known = devices.get(&id);
@@ -148,12 +148,11 @@ impl Devices {
 
     /// Returns the device of this type and id, or why there is none, if that is known without asking a factory.
     pub(super) fn known(&self, id: DeviceId) -> Option<Result<Device>> {
-        let slot = self.devices().get(&id).cloned()?;
+        let slot = lock(&self.0.devices).get(&id).cloned()?;
         slot.get().cloned()
     }
 
-    /// As [`get`](Self::get); page-locked memory whose backend is missing is then served as plain
-    /// host memory if nothing needs to be waited for.
+    /// As [`get`](Self::get), but page-locked memory without a backend is plain host memory if there is nothing to wait for.
     pub(crate) fn get_for_import(&self, id: DeviceId, has_event: bool) -> Result<Device> {
         let missing = match self.get(id) {
             Err(e) => e,
@@ -169,25 +168,18 @@ impl Devices {
         page_locked_without_backend(id)
     }
 
-    fn devices(&self) -> std::sync::MutexGuard<'_, HashMap<DeviceId, Slot>> {
-        self.0
-            .devices
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns how many reasons are kept.
     fn reasons(&self) -> usize {
-        let devices = self.devices();
+        let devices = lock(&self.0.devices);
         let made = devices.values().filter_map(|slot| slot.get());
         made.filter(|made| made.is_err()).count()
     }
 }
 
-/// Returns a device for page-locked memory as plain host memory: one for an id as long as anything uses it. Ids come from
-/// producers, so none may cost memory for ever.
+/// Returns a device for page-locked memory as plain host memory: the same one for an id as long as it is used. Ids come from
+/// producers, so an unused one must not take memory for ever.
 fn page_locked_without_backend(id: DeviceId) -> Result<Device> {
-    // Not in the set: `get` continues to say that the backend is missing.
+    // Not in a set of devices, where `get` must keep returning that the backend is missing.
     static PAGE_LOCKED: Mutex<Option<PageLocked>> = Mutex::new(None);
     let mut known = lock(&PAGE_LOCKED);
     let PageLocked { devices, used } = known.get_or_insert_with(PageLocked::default);
