@@ -83,7 +83,7 @@ mod theirs {
 
     /// `struct ArrowDeviceArrayStream`
     #[repr(C)]
-    pub struct DeviceArrayStream {
+    pub(crate) struct DeviceArrayStream {
         device_type: i32,
         get_schema: Option<unsafe extern "C" fn(*mut Self, *mut Schema) -> c_int>,
         get_next: Option<unsafe extern "C" fn(*mut Self, *mut DeviceArray) -> c_int>,
@@ -95,7 +95,7 @@ mod theirs {
     /// How many streams, schemas and arrays are not released yet.
     static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-    pub fn live_objects() -> usize {
+    pub(crate) fn live_objects() -> usize {
         LIVE.load(Ordering::SeqCst)
     }
 
@@ -108,7 +108,7 @@ mod theirs {
 
     impl DeviceArrayStream {
         /// Creates a stream of `batches` batches with one column of four numbers, of which the second is null.
-        pub fn numbers(batches: i32) -> Self {
+        pub(crate) fn numbers(batches: i32) -> Self {
             LIVE.fetch_add(1, Ordering::SeqCst);
             let producer = Producer {
                 batches,

@@ -25,7 +25,7 @@ const ROWS: usize = 100_000;
 const SKIPPED: usize = 3;
 
 /// The result of [`run`].
-pub struct Report {
+pub(crate) struct Report {
     pub rows: usize,
     /// How many products are null.
     pub nulls: usize,
@@ -36,7 +36,7 @@ pub struct Report {
 }
 
 /// Creates a batch of four columns. Price and quantity are null in different rows.
-pub fn orders(rows: usize) -> Result<RecordBatch> {
+pub(crate) fn orders(rows: usize) -> Result<RecordBatch> {
     let numbers = 0..rows as i64;
     let id: Int64Array = numbers.clone().map(Some).collect();
     let item: StringArray = numbers.clone().map(|i| Some(format!("item {i}"))).collect();
@@ -57,7 +57,7 @@ pub fn orders(rows: usize) -> Result<RecordBatch> {
 
 /// Loads the kernel into a device. cudarc has `Ptx` behind its feature `nvrtc`, which loads no library by itself; a program
 /// enables it in its own dependency on cudarc.
-pub fn load(device: &Device) -> Result<CudaFunction> {
+pub(crate) fn load(device: &Device) -> Result<CudaFunction> {
     let module = device
         .as_cuda()?
         .cuda_context()?
@@ -66,7 +66,7 @@ pub fn load(device: &Device) -> Result<CudaFunction> {
 }
 
 /// Computes `a * b` on the device, null where either is null. The host does not wait; the queue does.
-pub fn product(
+pub(crate) fn product(
     kernel: &CudaFunction,
     a: &DeviceArray,
     b: &DeviceArray,
@@ -113,7 +113,7 @@ pub fn product(
 }
 
 /// Uploads a batch, runs the kernel on it, exports and imports the result, and downloads it.
-pub fn run(device: &Device) -> Result<Report> {
+pub(crate) fn run(device: &Device) -> Result<Report> {
     let batch = orders(ROWS + SKIPPED)?;
     let kernel = load(device)?;
     let before = device.stats();
@@ -159,7 +159,7 @@ pub fn run(device: &Device) -> Result<Report> {
 }
 
 /// Compares the result with the CPU's own. Returns how many products are null.
-pub fn check(orders: &RecordBatch, back: &RecordBatch) -> Result<usize> {
+pub(crate) fn check(orders: &RecordBatch, back: &RecordBatch) -> Result<usize> {
     let floats = |name: &str| {
         let column = orders.column_by_name(name).ok_or("no such column")?;
         Ok::<_, Box<dyn Error>>(column.as_primitive::<Float64Type>())

@@ -17,7 +17,7 @@ use arrow_device::{
 };
 use arrow_schema::ArrowError;
 
-pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 /// What the producer's error says.
 const PLANNED: &str = "this stream is to fail here";
@@ -28,7 +28,7 @@ const KEPT: usize = 32;
 
 /// Device batches of all threads, so that a batch is dropped by another thread than the one that read it.
 #[derive(Default)]
-pub struct Kept(Mutex<VecDeque<DeviceRecordBatch>>);
+pub(crate) struct Kept(Mutex<VecDeque<DeviceRecordBatch>>);
 
 impl Kept {
     fn swap(&self, batch: DeviceRecordBatch) -> Option<DeviceRecordBatch> {
@@ -43,7 +43,7 @@ impl Kept {
 
 /// How many streams of each kind there were.
 #[derive(Clone, Copy, Default)]
-pub struct Totals {
+pub(crate) struct Totals {
     whole: u64,
     closed: u64,
     failed: u64,
@@ -82,7 +82,7 @@ impl fmt::Display for Totals {
 }
 
 /// One thread's.
-pub struct Worker<'a> {
+pub(crate) struct Worker<'a> {
     device: &'a Device,
     kept: &'a Kept,
     random: u64,
@@ -91,7 +91,7 @@ pub struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    pub fn new(device: &'a Device, seed: u64, kept: &'a Kept) -> Result<Self> {
+    pub(crate) fn new(device: &'a Device, seed: u64, kept: &'a Kept) -> Result<Self> {
         let rows = [0, 1, 7, 64, 1000, 20_000];
         Ok(Self {
             device,
@@ -116,7 +116,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Streams once; how many batches came back.
-    pub fn stream(&mut self) -> Result<u64> {
+    pub(crate) fn stream(&mut self) -> Result<u64> {
         let sim = self.device.backend().as_any().is::<SimDevice>();
         match self.below(100) {
             0..60 => self.whole(),
@@ -288,7 +288,7 @@ fn batch(rows: usize) -> Result<RecordBatch> {
 }
 
 /// Waits until the device has nothing left to do, and checks that nothing of it is in use.
-pub fn check_clean(device: &Device) -> Result<()> {
+pub(crate) fn check_clean(device: &Device) -> Result<()> {
     let drop_errors = device.stats().drop_errors;
     if drop_errors > 0 {
         let last = device.take_drop_error().map(|e| e.to_string());

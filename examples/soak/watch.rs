@@ -55,13 +55,13 @@ fn mib(bytes: u64) -> String {
 }
 
 /// Samples of one run.
-pub struct Watch {
+pub(crate) struct Watch {
     start: Sample,
     samples: Vec<Sample>,
 }
 
 impl Watch {
-    pub fn start() -> Result<Self> {
+    pub(crate) fn start() -> Result<Self> {
         let start = Sample::take(0.0)?;
         println!("At the start: {start}.");
         Ok(Self {
@@ -70,18 +70,18 @@ impl Watch {
         })
     }
 
-    pub fn sample(&mut self, at: f64) -> Result<()> {
+    pub(crate) fn sample(&mut self, at: f64) -> Result<()> {
         self.samples.push(Sample::take(at)?);
         Ok(())
     }
 
     /// The last sample.
-    pub fn last(&self) -> impl fmt::Display {
+    pub(crate) fn last(&self) -> impl fmt::Display {
         *self.samples.last().unwrap_or(&self.start)
     }
 
     /// Compares the last two fifths of the run with the second: the median of the memory, and the most files and threads.
-    pub fn check_level(&self) -> Result<()> {
+    pub(crate) fn check_level(&self) -> Result<()> {
         let part = |from: f64, to: f64| -> Result<Vec<Sample>> {
             let within = self.samples.iter().filter(|s| (from..to).contains(&s.at));
             let part: Vec<Sample> = within.copied().collect();
@@ -129,7 +129,7 @@ impl Watch {
 
     /// All files that were opened are closed, and all threads have ended that end when they are idle: those of the device that was
     /// there at the start stay.
-    pub fn check_end(&self) -> Result<()> {
+    pub(crate) fn check_end(&self) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(20);
         // The device's worker, and a runtime's.
         let threads = self.start.threads + 2;

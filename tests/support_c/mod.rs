@@ -119,7 +119,7 @@ impl Foreign {
     }
 
     /// Drops something with the root.
-    pub fn keep(&mut self, owner: impl std::any::Any + Send) {
+    pub(crate) fn keep(&mut self, owner: impl std::any::Any + Send) {
         // SAFETY: `private_data` of the root is its `Private`, which lives as long as `self`.
         let root = unsafe { &*self.device_array.array.private_data.cast::<Private>() };
         root.memory.lock().unwrap().push(Box::new(owner));
