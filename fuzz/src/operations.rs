@@ -79,7 +79,7 @@ pub(crate) fn generated(input: &mut Input<'_>, data_type: &DataType) -> Option<A
     let (rows, seed) = (usize::from(input.u8()), u64::from(input.u16()));
     let nulls = [Nulls::Some, Nulls::None, Nulls::All][input.choice(3)];
     let (offset, less) = (usize::from(input.u8()).min(rows), usize::from(input.u8()));
-    if items(data_type, rows as u64 + 20) > 20_000 {
+    if items(data_type, rows as u64) > 100_000 {
         return None;
     }
     // Not every type is one that the generator can make.
@@ -87,13 +87,14 @@ pub(crate) fn generated(input: &mut Input<'_>, data_type: &DataType) -> Option<A
     Some(array.slice(offset, (rows - offset).saturating_sub(less)))
 }
 
-/// At least as many values as an array of so many rows has.
+/// At least as many values as the generator makes for so many rows: any child may be a slice of a longer one.
 fn items(data_type: &DataType, rows: u64) -> u64 {
+    let rows = rows.saturating_add(20);
     let times = match data_type {
         DataType::FixedSizeList(_, n) => u64::from(n.unsigned_abs()),
         DataType::Struct(_) | DataType::Union(_, _) => 1,
         DataType::FixedSizeBinary(_) => 1,
-        _ => 2,
+        _ => 4,
     };
     let below = kinds::children(data_type)
         .into_iter()
