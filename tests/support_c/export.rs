@@ -18,7 +18,11 @@ pub(crate) fn field(data_type: &DataType) -> Arc<Field> {
     Arc::new(Field::new("f", data_type.clone(), true))
 }
 
-pub(crate) fn import(exported: FFI_ArrowDeviceArray, data_type: &DataType, place: &Place) -> DeviceArray {
+pub(crate) fn import(
+    exported: FFI_ArrowDeviceArray,
+    data_type: &DataType,
+    place: &Place,
+) -> DeviceArray {
     // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
     unsafe { DeviceArray::import_as(exported, field(data_type), &place.options) }.unwrap()
 }

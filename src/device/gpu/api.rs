@@ -186,7 +186,8 @@ impl CopyAttributes {
 /// them, or none: the types are those of the vendors' headers, compared by eye.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyList {
-    /// `cuMemcpyBatchAsync_v2` of CUDA 13.
+    /// `cuMemcpyBatchAsync_v2` of CUDA 13. HIP has no such function.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     Plain(
         unsafe extern "C" fn(
             *mut *mut c_void,

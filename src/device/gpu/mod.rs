@@ -30,18 +30,20 @@ mod runtime;
 mod shared;
 
 pub(crate) use self::api::{
-    Answer, Api, Call, Code, CopyList, Failed, HostFunction, PoolProps, RawEvent, RawPool,
-    RawStream, check_alike,
+    Answer, Api, Call, Code, CopyList, HostFunction, PoolProps, RawEvent, RawPool, RawStream,
+    check_alike,
 };
 pub(crate) use self::backend::Gpu;
 pub(crate) use self::context::EventCell;
 pub(crate) use self::library::{
-    Library, absent, absent_after, called, device_count, either, find, find_call, functions, load,
-    number_of, text,
+    Library, absent, called, device_count, either, find, find_call, functions, load, number_of,
+    text,
 };
 pub(crate) use self::queue::GpuQueue;
 pub(crate) use self::runtime::{Before, Memory, Peer, PointerKind, Runtime};
 pub(crate) use self::shared::Shared;
+#[cfg(feature = "cuda")]
+pub(crate) use self::{api::Failed, library::absent_after};
 
 /// Most bytes of page-locked memory that a device takes for staging and for downloads, unless its
 /// configuration says otherwise.
