@@ -136,6 +136,7 @@
 //! | `pyo3` | no | `python`: the Arrow PyCapsule interface for devices |
 //!
 //! The crate has no compute kernels.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]

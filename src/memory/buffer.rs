@@ -25,6 +25,20 @@ use crate::memory::{Kept, Memory, Owner, Ready};
 /// assert_eq!(last.into_host()?.typed_data::<i32>(), [3]);
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
+///
+/// Device memory can neither be indexed nor borrowed as a slice:
+///
+/// ```compile_fail,E0608
+/// # fn first_byte(buffer: arrow_device::DeviceBuffer) -> u8 {
+/// buffer[0] // does not compile
+/// # }
+/// ```
+///
+/// ```compile_fail,E0308
+/// # fn bytes(buffer: &arrow_device::DeviceBuffer) -> &[u8] {
+/// buffer // does not compile
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct DeviceBuffer {
     owner: Arc<Owner>,
