@@ -278,7 +278,7 @@ fn damaged_red_zones_are_found() {
         assert_eq!(device.report().violations.len(), before + 1);
         assert_eq!(device.report().violations.len(), before + 1, "repaired");
     }
-    // SAFETY: as above.
+    // SAFETY: inside the mapping; no work is running.
     unsafe { mapping.engine(offset + 100).write(0) };
     free(&queue, memory, 100).unwrap();
     device.synchronize().unwrap();
