@@ -428,16 +428,25 @@ fn dlpack_deleter() {
     let up = place.device.upload_array(&ints(10)).unwrap();
     let tensor = up.export_dlpack(&DlpackOptions::new(DlpackStream::NONE).with_nulls_ignored());
     let tensor = tensor.unwrap().into_versioned();
-    // SAFETY: a live tensor, which nobody else uses. Its own context leaks.
-    unsafe {
+    // SAFETY: a live tensor, which nobody else uses.
+    let own = unsafe {
+        let own = ((*tensor).manager_ctx, (*tensor).deleter);
         (*tensor).manager_ctx = Box::into_raw(Box::new(thrown.clone())).cast();
         (*tensor).deleter = Some(deleter);
-    }
+        own
+    };
     let queue = place.device.default_queue();
     // SAFETY: a tensor of this crate's, which is imported once.
     drop(unsafe { DeviceArray::import_dlpack(tensor, &queue) }.unwrap());
     assert_thrown(dropped_error(&place.device), "deleter");
     assert_eq!(thrown.count(), 1);
+    // SAFETY: `deleter` left the tensor as it was, and its importer does not use it any more; with its own context and
+    // deleter again, it is deleted once.
+    unsafe {
+        (*tensor).manager_ctx = own.0;
+        (*tensor).deleter = own.1;
+        own.1.unwrap()(tensor);
+    }
 }
 
 /// A reader of ours that throws, behind an exported stream: the consumer gets an errno and a text.
