@@ -25,7 +25,7 @@ const RING_LISTS: usize = 2;
 /// Copies an array's rows from host-readable memory to `queue`'s device. The source is kept alive until the copies
 /// have completed.
 pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
-    let plan = plan(array, Extent::Rows, true)?;
+    let plan = plan(array, Extent::Rows, true, None)?;
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let mut stage = Stage {
         queue,
