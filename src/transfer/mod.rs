@@ -43,8 +43,9 @@ use crate::transfer::to_slab::ToSlab;
 
 impl Device {
     /// Copies a batch to this device: one allocation and one list of copies, which may run after this call returns. On
-    /// the CPU device nothing is copied. Small buffers are packed into staging memory; beyond about 128 MiB of it the
-    /// call waits for the oldest copies.
+    /// the CPU device nothing is copied. Buffers are packed into staging memory, except page-locked ones of 1 MiB or more, which
+    /// are copied from where they are (see [`HostSlab`](crate::HostSlab)). Beyond about 128 MiB of staging memory the call waits
+    /// for the oldest copies.
     ///
     /// ```
     /// # use arrow_device::{Devices, Error};
