@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow_schema::{DataType, FieldRef};
 
 use crate::data::tree::{NullCount, Tree, View};
-use crate::device::{Device, SyncEvent};
+use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner};
 
@@ -222,6 +222,15 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn ready_event(&self) -> Result<Option<SyncEvent>> {
+        self.merged_event(|| self.device().default_queue())
+    }
+
+    /// As [`ready_event`](Self::ready_event), but several events become one on `queue`, a queue of the array's device.
+    pub(crate) fn ready_event_on(&self, queue: &Queue) -> Result<Option<SyncEvent>> {
+        self.merged_event(|| queue.clone())
+    }
+
+    fn merged_event(&self, of: impl Fn() -> Queue) -> Result<Option<SyncEvent>> {
         let mut one: Option<SyncEvent> = None;
         let mut queue = None;
         for owner in self.owners().iter() {
@@ -233,7 +242,7 @@ impl DeviceArray {
                 (Some(own), None) if queue.is_none() => one = Some(own.clone()),
                 (Some(own), Some(seen)) if own.as_ptr() == seen.as_ptr() => {}
                 _ => {
-                    let queue = queue.get_or_insert_with(|| self.device().default_queue());
+                    let queue = queue.get_or_insert_with(&of);
                     owner.wait_on(queue)?;
                 }
             }

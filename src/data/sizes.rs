@@ -6,18 +6,34 @@ use crate::data::array::DeviceArray;
 use crate::data::gather::{Request, gather, int};
 use crate::data::layout::BufferKind;
 use crate::data::tree::Tree;
-use crate::device::{AddressClass, DeviceId, DevicePtr};
+use crate::device::{AddressClass, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
+use crate::memory::check_queue;
 
 impl DeviceArray {
-    /// Finds out the sizes of this array's buffers, and of its descendants', that are stored in device memory.
-    /// They are read together, with one host wait, and kept: [`buffer`](Self::buffer) returns such buffers
-    /// afterwards.
+    /// Reads the sizes of this array's buffers, and of its descendants', that are stored in device memory and not
+    /// known yet. They are copied to the host together, on the device's default queue, with one host wait, and
+    /// kept: [`buffer`](Self::buffer) returns such buffers afterwards. Where the host can read them, nothing is
+    /// copied.
     ///
     /// # Errors
     /// Returns [`Error::InvalidInput`] with the buffer's path if a size is impossible, and the errors that the
     /// device reports.
     pub fn resolve_sizes(&self) -> Result<()> {
+        self.read_unknown_sizes(None)
+    }
+
+    /// As [`resolve_sizes`](Self::resolve_sizes), on a queue of the array's device.
+    ///
+    /// # Errors
+    /// As [`resolve_sizes`](Self::resolve_sizes). Also returns [`Error::InvalidArgument`] if the queue belongs to
+    /// another device.
+    pub fn resolve_sizes_on(&self, queue: &Queue) -> Result<()> {
+        check_queue(queue, self.device())?;
+        self.read_unknown_sizes(Some(queue))
+    }
+
+    fn read_unknown_sizes(&self, queue: Option<&Queue>) -> Result<()> {
         let tree = self.tree();
         let mut unknown = Vec::new();
         unknown_sizes(tree, self.view().node, &mut unknown);
@@ -27,7 +43,7 @@ impl DeviceArray {
         let requests: Vec<_> = unknown.iter().map(|sizes| sizes.request).collect();
         // SAFETY: the requests of `Sizes::of` lie in the tree's memory; nobody writes to an array's memory (contract
         // of the import).
-        let answers = unsafe { gather(tree, &requests) }?;
+        let answers = unsafe { gather(tree, &requests, queue) }?;
         let mut unknown = unknown.iter().enumerate();
         unknown.try_for_each(|(i, sizes)| sizes.set(tree, answers.bytes(i)))
     }

@@ -187,7 +187,8 @@ impl Owner {
             _ => false,
         };
         if !whole {
-            let why = "the buffer is not all of an allocation on the device";
+            let why = "the buffer is not all of an allocation on the device; copy it, or call \
+                       DeviceBufferMut::shrink_to_fit after truncate";
             return Err(Error::argument(why));
         }
         self.hand_over(queue)?;

@@ -6,11 +6,10 @@ use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
 
 use crate::data::DeviceRecordBatch;
-use crate::data::host::to_batch;
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
 use crate::stream::reader::DeviceRecordBatchReader;
-use crate::transfer::{Extent, ToHost};
+use crate::transfer::Download;
 
 /// Reads a device stream as host batches, made by
 /// [`into_host_reader`](DeviceRecordBatchReader::into_host_reader). It ends after an error.
@@ -27,17 +26,10 @@ pub struct HostRecordBatchReader<R> {
     reader: R,
     prefetch: usize,
     /// Batches that were taken from the stream and not yet returned, oldest first. An error is the last.
-    coming: VecDeque<Result<Coming>>,
+    coming: VecDeque<Result<Download<RecordBatch>>>,
     queues: CopyQueues,
     /// The stream is not read any more.
     ended: bool,
-}
-
-/// A batch on its way to the host.
-#[derive(Debug)]
-struct Coming {
-    schema: SchemaRef,
-    array: ToHost,
 }
 
 impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
@@ -73,22 +65,19 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
     /// Whether to read from the stream before returning a batch.
     fn wants_more(&self) -> bool {
         let next = self.coming.front();
-        let worth_it = next.is_none_or(|next| matches!(next, Ok(n) if n.array.event().is_some()));
+        let worth_it = next.is_none_or(|next| matches!(next, Ok(n) if n.is_waiting()));
         !self.ended && self.coming.len() <= self.prefetch && worth_it
     }
 
     /// Starts a download.
-    fn start(&mut self, batch: &DeviceRecordBatch) -> Result<Coming> {
+    fn start(&mut self, batch: &DeviceRecordBatch) -> Result<Download<RecordBatch>> {
         if batch.schema().fields() != self.reader.schema().fields() {
             return Err(Error::argument(
                 "a batch's schema differs from its stream's",
             ));
         }
         let queue = self.queues.of(batch.device(), self.prefetch)?;
-        Ok(Coming {
-            schema: batch.schema().clone(),
-            array: batch.as_struct().start_to_host(Extent::Rows, &queue)?,
-        })
+        Download::queued(batch, queue)
     }
 }
 
@@ -111,12 +100,6 @@ impl CopyQueues {
     }
 }
 
-impl Coming {
-    fn finish(self) -> Result<RecordBatch> {
-        to_batch(&self.schema, &self.array.finish()?)
-    }
-}
-
 impl<R: DeviceRecordBatchReader> Iterator for HostRecordBatchReader<R> {
     type Item = Result<RecordBatch, ArrowError>;
 
@@ -132,7 +115,7 @@ impl<R: DeviceRecordBatchReader> Iterator for HostRecordBatchReader<R> {
             self.ended = coming.is_err();
             self.coming.push_back(coming);
         }
-        let batch = self.coming.pop_front()?.and_then(Coming::finish);
+        let batch = self.coming.pop_front()?.and_then(Download::wait);
         if batch.is_err() {
             self.ended = true;
             self.coming.clear();

@@ -22,7 +22,8 @@ const STAGED: usize = 16 << 20;
 /// wait on the way back.
 pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<Tree> {
     let to_host = queue.device().id() == DeviceId::CPU;
-    let plan = plan(array, extent, !to_host)?;
+    let reads_on = Some(queue).filter(|queue| queue.device() == array.device());
+    let plan = plan(array, extent, !to_host, reads_on)?;
     if to_host {
         return pack_all(array, plan);
     }
