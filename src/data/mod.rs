@@ -8,6 +8,8 @@ pub(crate) mod gather;
 pub(crate) mod host;
 pub(crate) mod layout;
 mod loan;
+mod memory_size;
+mod nested;
 pub(crate) mod nulls;
 pub(crate) mod parts;
 pub(crate) mod sizes;

@@ -79,14 +79,14 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
 
     /// Starts a download.
     fn start(&mut self, batch: &DeviceRecordBatch) -> Result<Coming> {
-        if batch.schema().fields() != self.reader.schema().fields() {
+        if batch.schema_ref().fields() != self.reader.schema().fields() {
             return Err(Error::argument(
                 "a batch's schema differs from its stream's",
             ));
         }
         let queue = self.queues.of(batch.device(), self.prefetch)?;
         Ok(Coming {
-            schema: batch.schema().clone(),
+            schema: batch.schema(),
             array: batch.as_struct().start_to_host(Extent::Rows, &queue)?,
         })
     }

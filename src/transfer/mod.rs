@@ -20,6 +20,7 @@ mod download;
 mod fix;
 mod plan;
 mod planner;
+mod row_bytes;
 mod upload;
 
 use std::borrow::Cow;
@@ -275,7 +276,7 @@ impl DeviceRecordBatch {
     /// As [`DeviceArray::to_host`].
     pub fn to_host(&self) -> Result<RecordBatch> {
         to_batch(
-            self.schema(),
+            self.schema_ref(),
             &*self.as_struct().to_host_memory(Extent::Rows)?,
         )
     }
@@ -294,7 +295,7 @@ impl DeviceRecordBatch {
     /// As [`to_device`](Self::to_device).
     pub fn to_device_on(&self, queue: &Queue) -> Result<Self> {
         let array = self.as_struct().to_device_on(queue)?;
-        Ok(Self::from_struct(self.schema().clone(), array))
+        Ok(Self::from_struct(self.schema(), array))
     }
 
     /// Copies exactly these rows to one fresh allocation on the same device; see [`DeviceArray::compact`].
@@ -311,6 +312,6 @@ impl DeviceRecordBatch {
     /// As [`DeviceArray::compact_on`].
     pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
         let array = self.as_struct().compact_on(queue)?;
-        Ok(Self::from_struct(self.schema().clone(), array))
+        Ok(Self::from_struct(self.schema(), array))
     }
 }

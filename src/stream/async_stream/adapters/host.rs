@@ -100,14 +100,14 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
     }
 
     fn start(&mut self, batch: DeviceRecordBatch) -> Result<Coming> {
-        if batch.schema().fields() != self.schema.fields() {
+        if batch.schema_ref().fields() != self.schema.fields() {
             return Err(Error::argument(
                 "a batch's schema differs from its stream's",
             ));
         }
         let queue = self.queues.of(batch.device(), self.prefetch)?;
         Ok(Coming {
-            schema: batch.schema().clone(),
+            schema: batch.schema(),
             array: Arriving::new(batch.as_struct().clone(), Extent::Rows, queue),
             arrived: None,
         })
