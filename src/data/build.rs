@@ -94,7 +94,8 @@ impl DeviceArray {
             }
             None => (None, 0, Some(0)),
         };
-        let mut buffers = vec![bitmap];
+        let mut buffers = Vec::with_capacity(1 + others.len());
+        buffers.push(bitmap);
         buffers.extend_from_slice(others);
         // SAFETY: the caller guarantees the values (see `# Safety`). A `Validity` knows a null count only from an array
         // that has these rows of the bitmap and knows it (`Validity::nulls`); without a bitmap there are no nulls.

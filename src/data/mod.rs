@@ -20,3 +20,13 @@ pub use array::DeviceArray;
 pub use batch::DeviceRecordBatch;
 pub use loan::{DeviceBits, DeviceSlice};
 pub use validity::Validity;
+
+/// A panic in foreign code leaves these types as they were: they are immutable except for caches of single numbers.
+const _: () = {
+    use std::panic::{RefUnwindSafe, UnwindSafe};
+    const fn check<T: UnwindSafe + RefUnwindSafe>() {}
+    check::<DeviceArray>();
+    check::<DeviceRecordBatch>();
+    check::<Validity>();
+    check::<crate::memory::DeviceBuffer>();
+};
