@@ -71,7 +71,7 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
 
     /// Starts a download.
     fn start(&mut self, batch: &DeviceRecordBatch) -> Result<Download<RecordBatch>> {
-        if batch.schema().fields() != self.reader.schema().fields() {
+        if batch.schema_ref().fields() != self.reader.schema().fields() {
             return Err(Error::argument(
                 "a batch's schema differs from its stream's",
             ));

@@ -68,7 +68,7 @@ impl Download<RecordBatch> {
     pub(crate) fn lazy(batch: &DeviceRecordBatch, queue: Queue) -> Self {
         Self {
             arriving: Arriving::new(batch.as_struct().clone(), Extent::Rows, queue),
-            target: Target::Batch(batch.schema().clone(), identity),
+            target: Target::Batch(batch.schema(), identity),
         }
     }
 
@@ -76,7 +76,7 @@ impl Download<RecordBatch> {
     pub(crate) fn queued(batch: &DeviceRecordBatch, queue: Queue) -> Result<Self> {
         Ok(Self {
             arriving: Arriving::queued(batch.as_struct().clone(), Extent::Rows, queue)?,
-            target: Target::Batch(batch.schema().clone(), identity),
+            target: Target::Batch(batch.schema(), identity),
         })
     }
 }

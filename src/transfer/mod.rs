@@ -19,6 +19,8 @@ mod download;
 mod fix;
 mod plan;
 mod planner;
+
+mod row_bytes;
 mod to_slab;
 mod upload;
 
@@ -310,7 +312,7 @@ impl DeviceRecordBatch {
     /// As [`DeviceArray::to_host_on`].
     pub fn to_host_on(&self, queue: &Queue) -> Result<RecordBatch> {
         let host = self.as_struct().to_host_memory(Extent::Rows, queue)?;
-        to_batch(self.schema(), &host)
+        to_batch(self.schema_ref(), &host)
     }
 
     /// Starts to copy the batch's rows to the host without blocking; see [`DeviceArray::start_to_host`] and [`Download`].
@@ -344,7 +346,7 @@ impl DeviceRecordBatch {
     /// As [`to_device`](Self::to_device).
     pub fn to_device_on(&self, queue: &Queue) -> Result<Self> {
         let array = self.as_struct().to_device_on(queue)?;
-        Ok(Self::from_struct(self.schema().clone(), array))
+        Ok(Self::from_struct(self.schema(), array))
     }
 
     /// Copies exactly these rows to one fresh allocation on the same device; see [`DeviceArray::compact`].
@@ -361,6 +363,6 @@ impl DeviceRecordBatch {
     /// As [`DeviceArray::compact_on`].
     pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
         let array = self.as_struct().compact_on(queue)?;
-        Ok(Self::from_struct(self.schema().clone(), array))
+        Ok(Self::from_struct(self.schema(), array))
     }
 }

@@ -418,7 +418,7 @@ impl<'a> Planner<'a> {
                 let last = answers.int(request, 0, width);
                 let at = || tree.buffer_path(view.node, 2);
                 let bytes = check_size(tree, slot.address(), last, at)?;
-                slot.set_bytes(bytes);
+                tree.keep_bytes(view.node, 2, bytes);
                 self.whole_range(node, view, width, Err(bytes))
             }
             Need::Runs => self.cut_runs(node, view, answers.bytes(request)),
@@ -427,7 +427,8 @@ impl<'a> Planner<'a> {
                 for (k, slot) in slots[2..slots.len() - 1].iter().enumerate() {
                     let at = || tree.buffer_path(view.node, 2 + k);
                     let bytes = answers.int(request, k, 8);
-                    slot.set_bytes(check_size(tree, slot.address(), bytes, at)?);
+                    let bytes = check_size(tree, slot.address(), bytes, at)?;
+                    tree.keep_bytes(view.node, 2 + k, bytes);
                 }
                 self.variadic(node, view)
             }

@@ -41,7 +41,7 @@ impl ToSlab {
         // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of its
         // owners; its destinations lie in the slab, which has `plan.bytes` bytes.
         let reading =
-            unsafe { Reading::start(queue, &array.owners(), &copies, slab, array.clone()) }?;
+            unsafe { Reading::start(queue, array.owners(), &copies, slab, array.clone()) }?;
         Ok(Self { plan, reading })
     }
 

@@ -23,7 +23,7 @@
 //! let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(4, Default::default()) };
 //!
 //! // The producer, usually a C library, sends its batches to the handler.
-//! let (schema, device_type) = (batch.schema().clone(), batch.device().id().device_type);
+//! let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
 //! let batches = futures::stream::iter([Ok(batch)]);
 //! let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
 //! let options = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event));

@@ -98,7 +98,7 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
     }
 
     fn start(&mut self, batch: DeviceRecordBatch) -> Result<Coming> {
-        if batch.schema().fields() != self.schema.fields() {
+        if batch.schema_ref().fields() != self.schema.fields() {
             return Err(Error::argument(
                 "a batch's schema differs from its stream's",
             ));
