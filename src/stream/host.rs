@@ -1,19 +1,18 @@
-//! Device readers read as host readers.
+//! Device streams read as host streams.
 
 use std::collections::VecDeque;
 
-use arrow_array::{RecordBatch, RecordBatchReader};
-use arrow_schema::{ArrowError, SchemaRef};
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchReader};
+use arrow_schema::{ArrowError, FieldRef, SchemaRef};
 
-use crate::data::DeviceRecordBatch;
-use crate::data::host::to_batch;
+use crate::data::host::{to_array, to_batch};
+use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
-use crate::stream::reader::DeviceRecordBatchReader;
 use crate::transfer::{Extent, ToHost};
 
 /// Reads a device stream as host batches, made by
-/// [`into_host_reader`](DeviceRecordBatchReader::into_host_reader). It ends after an error.
+/// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader). It ends after an error.
 ///
 /// While a batch is downloaded, the stream is asked for the next one, whose copies are queued behind. A stream that takes as
 /// long to make a batch as the device takes to copy it therefore loses no time to copies. Batches and errors come in the
@@ -25,29 +24,16 @@ use crate::transfer::{Extent, ToHost};
 #[derive(Debug)]
 pub struct HostRecordBatchReader<R> {
     reader: R,
-    prefetch: usize,
-    /// Batches that were taken from the stream and not yet returned, oldest first. An error is the last.
-    coming: VecDeque<Result<Coming>>,
-    queues: CopyQueues,
-    /// The stream is not read any more.
-    ended: bool,
-}
-
-/// A batch on its way to the host.
-#[derive(Debug)]
-struct Coming {
     schema: SchemaRef,
-    array: ToHost,
+    downloads: Downloads<SchemaRef>,
 }
 
-impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
-    pub(super) fn new(reader: R) -> Self {
+impl<R> HostRecordBatchReader<R> {
+    pub(super) fn new(reader: R, schema: SchemaRef) -> Self {
         Self {
             reader,
-            prefetch: 1,
-            coming: VecDeque::new(),
-            queues: CopyQueues::default(),
-            ended: false,
+            schema,
+            downloads: Downloads::default(),
         }
     }
 
@@ -66,33 +52,150 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
     /// ```
     #[must_use]
     pub fn with_prefetch(mut self, batches: usize) -> Self {
-        self.prefetch = batches;
+        self.downloads.prefetch = batches;
         self
-    }
-
-    /// Whether to read from the stream before returning a batch.
-    fn wants_more(&self) -> bool {
-        let next = self.coming.front();
-        let worth_it = next.is_none_or(|next| matches!(next, Ok(n) if n.array.event().is_some()));
-        !self.ended && self.coming.len() <= self.prefetch && worth_it
-    }
-
-    /// Starts a download.
-    fn start(&mut self, batch: &DeviceRecordBatch) -> Result<Coming> {
-        if batch.schema().fields() != self.reader.schema().fields() {
-            return Err(Error::argument(
-                "a batch's schema differs from its stream's",
-            ));
-        }
-        let queue = self.queues.of(batch.device(), self.prefetch)?;
-        Ok(Coming {
-            schema: batch.schema().clone(),
-            array: batch.as_struct().start_to_host(Extent::Rows, &queue)?,
-        })
     }
 }
 
-/// Queues for copies to the host, one for each device, made when the first of its batches is copied.
+impl<R: Iterator<Item = Result<DeviceRecordBatch>>> Iterator for HostRecordBatchReader<R> {
+    type Item = Result<RecordBatch, ArrowError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let fields = self.schema.fields();
+        let check = |batch: DeviceRecordBatch| {
+            if batch.schema().fields() != fields {
+                return Err(Error::argument(
+                    "a batch's schema differs from its stream's",
+                ));
+            }
+            Ok((batch.schema().clone(), batch.as_struct().clone()))
+        };
+        let finish = |schema: SchemaRef, array: DeviceArray| to_batch(&schema, &array);
+        let next = self.downloads.next(&mut self.reader, check, finish)?;
+        Some(next.map_err(Error::into))
+    }
+}
+
+impl<R: Iterator<Item = Result<DeviceRecordBatch>>> RecordBatchReader for HostRecordBatchReader<R> {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+}
+
+/// Reads a device stream of arrays as host arrays, made by
+/// [`into_host_reader`](crate::DeviceArrayReader::into_host_reader). It ends after an error, and reads ahead like
+/// [`HostRecordBatchReader`].
+#[derive(Debug)]
+pub struct HostArrayReader<R> {
+    reader: R,
+    field: FieldRef,
+    downloads: Downloads<()>,
+}
+
+impl<R> HostArrayReader<R> {
+    pub(super) fn new(reader: R, field: FieldRef) -> Self {
+        Self {
+            reader,
+            field,
+            downloads: Downloads::default(),
+        }
+    }
+
+    /// Returns the type of all arrays, with name, nullability and metadata.
+    pub fn field(&self) -> FieldRef {
+        self.field.clone()
+    }
+
+    /// Sets how many arrays are downloaded ahead of the consumer: 1 by default. See
+    /// [`HostRecordBatchReader::with_prefetch`].
+    #[must_use]
+    pub fn with_prefetch(mut self, arrays: usize) -> Self {
+        self.downloads.prefetch = arrays;
+        self
+    }
+}
+
+impl<R: Iterator<Item = Result<DeviceArray>>> Iterator for HostArrayReader<R> {
+    type Item = Result<ArrayRef>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let expected = self.field.data_type();
+        let check = |array: DeviceArray| {
+            if array.data_type() != expected {
+                let got = array.data_type();
+                return Err(Error::argument(format!(
+                    "an array of type {got} in a stream of {expected}"
+                )));
+            }
+            Ok(((), array))
+        };
+        let finish = |(), array: DeviceArray| to_array(&array);
+        self.downloads.next(&mut self.reader, check, finish)
+    }
+}
+
+/// Downloads that were started and not yet returned.
+#[derive(Debug)]
+struct Downloads<M> {
+    /// How many there are ahead of the one that the consumer reads.
+    prefetch: usize,
+    /// Oldest first, each with what is needed to return it. An error is the last.
+    started: VecDeque<Result<(M, ToHost)>>,
+    queues: CopyQueues,
+    /// The stream is not read any more.
+    ended: bool,
+}
+
+impl<M> Default for Downloads<M> {
+    fn default() -> Self {
+        Self {
+            prefetch: 1,
+            started: VecDeque::new(),
+            queues: CopyQueues::default(),
+            ended: false,
+        }
+    }
+}
+
+impl<M> Downloads<M> {
+    /// Starts downloads of what `stream` returns and `check` accepts. Then waits for the oldest, and `finish`es it.
+    fn next<T, H>(
+        &mut self,
+        stream: &mut impl Iterator<Item = Result<T>>,
+        check: impl Fn(T) -> Result<(M, DeviceArray)>,
+        finish: impl FnOnce(M, DeviceArray) -> Result<H>,
+    ) -> Option<Result<H>> {
+        while self.wants_more() {
+            let Some(item) = stream.next() else {
+                self.ended = true;
+                break;
+            };
+            let started = item.and_then(|item| {
+                let (meta, array) = check(item)?;
+                let queue = self.queues.of(array.device(), self.prefetch)?;
+                Ok((meta, array.start_to_host(Extent::Rows, &queue)?))
+            });
+            self.ended = started.is_err();
+            self.started.push_back(started);
+        }
+        let oldest = self.started.pop_front()?;
+        let next = oldest.and_then(|(meta, array)| finish(meta, array.finish()?));
+        if next.is_err() {
+            self.ended = true;
+            self.started.clear();
+        }
+        Some(next)
+    }
+
+    /// Whether to read from the stream before returning the oldest. What needs no copy gains nothing from it.
+    fn wants_more(&self) -> bool {
+        let oldest = self.started.front();
+        let worth_it = oldest.is_none_or(|o| matches!(o, Ok((_, a)) if a.event().is_some()));
+        !self.ended && self.started.len() <= self.prefetch && worth_it
+    }
+}
+
+/// Queues for copies to the host, one for each device, made when the first copy is.
 #[derive(Debug, Default)]
 pub(super) struct CopyQueues(Vec<Queue>);
 
@@ -108,41 +211,5 @@ impl CopyQueues {
         let queue = device.new_queue()?;
         self.0.push(queue.clone());
         Ok(queue)
-    }
-}
-
-impl Coming {
-    fn finish(self) -> Result<RecordBatch> {
-        to_batch(&self.schema, &self.array.finish()?)
-    }
-}
-
-impl<R: DeviceRecordBatchReader> Iterator for HostRecordBatchReader<R> {
-    type Item = Result<RecordBatch, ArrowError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        while self.wants_more() {
-            let coming = match self.reader.next() {
-                Some(batch) => batch.and_then(|batch| self.start(&batch)),
-                None => {
-                    self.ended = true;
-                    break;
-                }
-            };
-            self.ended = coming.is_err();
-            self.coming.push_back(coming);
-        }
-        let batch = self.coming.pop_front()?.and_then(Coming::finish);
-        if batch.is_err() {
-            self.ended = true;
-            self.coming.clear();
-        }
-        Some(batch.map_err(Error::into))
-    }
-}
-
-impl<R: DeviceRecordBatchReader> RecordBatchReader for HostRecordBatchReader<R> {
-    fn schema(&self) -> SchemaRef {
-        self.reader.schema()
     }
 }

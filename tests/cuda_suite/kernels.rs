@@ -144,7 +144,7 @@ fn upload_kernel_download_again_and_again() {
     everywhere(|place| {
         for memory in MEMORIES {
             let device = place.open(memory);
-            let kernel = example::load(&device).unwrap();
+            let kernel = example::load(&device, "product_f64").unwrap();
             let (up, work) = (device.new_queue().unwrap(), device.new_queue().unwrap());
             let check = |round: usize, rows: usize, total: DeviceArray| {
                 let [a, b] = inputs(round, rows);

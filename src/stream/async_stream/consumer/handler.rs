@@ -70,6 +70,12 @@ impl AsyncStreamHandler {
     }
 }
 
+impl From<AsyncStreamHandler> for FFI_ArrowAsyncDeviceStreamHandler {
+    fn from(handler: AsyncStreamHandler) -> Self {
+        handler.into_ffi()
+    }
+}
+
 impl From<Violation> for Error {
     fn from(violation: Violation) -> Self {
         let (path, message) = match violation {
