@@ -32,6 +32,16 @@ fn the_kernels_of_the_example() {
 }
 
 #[test]
+fn the_guide_shows_the_example() {
+    let functions = [
+        ("fn double(column: ", 15),
+        ("fn product(a: ", 20),
+        ("fn above(column: ", 30),
+    ];
+    kernel_suite::check_guide(include_str!("../examples/sim_kernel.rs"), &functions);
+}
+
+#[test]
 fn only_a_simulated_devices_queue_is_one() {
     let e = Devices::cpu()
         .default_queue()

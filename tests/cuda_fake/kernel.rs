@@ -159,6 +159,19 @@ fn the_kernels_of_the_example() {
     }
 }
 
+#[test]
+fn the_guide_shows_the_example() {
+    let work = include_str!("../../examples/cuda_kernel/work.rs");
+    // What rustfmt breaks before the first parameter.
+    let work = work.replace("(\n    kernel: ", "(kernel: ");
+    let functions = [
+        ("fn double(kernel: ", 15),
+        ("fn product(kernel: ", 20),
+        ("fn above(kernel: ", 30),
+    ];
+    kernel_suite::check_guide(&work, &functions);
+}
+
 /// The check of the example itself notices what is wrong.
 #[test]
 fn differences_are_found() {

@@ -68,3 +68,31 @@ pub(crate) fn check_costs(device: &Device, kernels: &Kernels<'_>) {
     assert_eq!(cost(&|| (kernels.product)(&column, &column)), (2, 0, 0));
     assert_eq!(cost(&|| (kernels.above)(&column, 0.0)), (2, 1, 1));
 }
+
+/// The guide shows these functions of `source`, up to line breaks, in at most so many lines each.
+pub(crate) fn check_guide(source: &str, functions: &[(&str, usize)]) {
+    let guide = include_str!("../../docs/guide/kernels.md");
+    for (signature, lines) in functions {
+        let [ours, shown] = [source, guide].map(|text| {
+            let start = text
+                .find(signature)
+                .unwrap_or_else(|| panic!("no `{signature}`"));
+            let text = &text[start..];
+            &text[..text.find("\n}\n").unwrap()]
+        });
+        let code = |text: &str| {
+            let lines = text
+                .lines()
+                .map(|line| line.split("//").next().unwrap_or(line));
+            let text: String = lines.flat_map(str::split_whitespace).collect();
+            text.replace(",)", ")").replace(",]", "]")
+        };
+        assert_eq!(
+            code(ours),
+            code(shown),
+            "the guide shows another {signature}"
+        );
+        let shown = shown.lines().count() + 1;
+        assert!(shown <= *lines, "{signature}: {shown} lines in the guide");
+    }
+}
