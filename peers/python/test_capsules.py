@@ -362,7 +362,7 @@ class BadInput(Balanced):
         table = pa.table({"a": [1, 2]})
         for stream in (table, table.to_reader(), ad.Stream(table)):
             for of_one in (ad.Batch, ad.Array):
-                with self.assertRaisesRegex(TypeError, type(stream).__name__ + ".*import it as a stream, with Stream"):
+                with self.assertRaisesRegex(TypeError, type(stream).__name__ + ".*is a stream.*use Stream"):
                     of_one(stream)
         with self.assertRaisesRegex(TypeError, "Array.*a single array or batch"):
             ad.Stream(ad.Array(pa.array([1])))

@@ -46,7 +46,7 @@ fn name_stream(object: &Bound<'_, PyAny>, e: PyErr) -> PyErr {
     if is_array || !(has("__arrow_c_device_stream__") || has("__arrow_c_stream__")) {
         return e;
     }
-    PyTypeError::new_err(format!("{}, with Stream(...)", e.value(object.py())))
+    PyTypeError::new_err(format!("{}: use Stream", e.value(object.py())))
 }
 
 /// Returns the device's counters since it was opened.

@@ -54,7 +54,7 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
     options: &ImportOptions,
 ) -> PyResult<T> {
     let is_pair = object.is_instance_of::<PyTuple>();
-    let other = (STREAM, "a stream of batches: import it as a stream");
+    let other = (STREAM, "a stream, not a single array or batch");
     let answer = answer(object, is_pair, ARRAY, other)?;
     let Ok((schema, array)) = answer.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
         return Err(PyTypeError::new_err(format!(
@@ -111,7 +111,7 @@ pub unsafe fn stream_from_python_with<S: CapsuleStream>(
     object: &Bound<'_, PyAny>,
     options: ImportOptions,
 ) -> PyResult<Detached<S>> {
-    let other = (ARRAY, "a single array or batch: import it as one");
+    let other = (ARRAY, "a single array or batch, not a stream");
     let is_capsule = holds::<FFI_ArrowDeviceArrayStream>(object) || holds::<HostStream>(object);
     let answer = answer(object, is_capsule, STREAM, other)?;
     let stream = if holds::<HostStream>(&answer) {
