@@ -196,6 +196,31 @@ pub(crate) fn run(device: &Device) -> Result<Report> {
     })
 }
 
+/// Runs the other two kernels on a slice of a column, and compares their results with the CPU's own.
+pub(crate) fn double_and_filter(device: &Device) -> Result<()> {
+    const LIMIT: f64 = -980.0;
+    let orders = orders(100)?;
+    let queue = device.new_queue()?;
+    let price = device.upload(&orders)?.column_by_name("price")?;
+    let price = price.slice(SKIPPED, 90)?;
+    let doubled = double(&load(device, "double_f64")?, &price, &queue)?;
+    let large = above(&load(device, "above_f64")?, &price, LIMIT, &queue)?;
+
+    let price = orders.column_by_name("price").ok_or("no such column")?;
+    let price = price.slice(SKIPPED, 90);
+    let price = price.as_primitive::<Float64Type>();
+    let expected: Float64Array = price.iter().map(|price| Some(2.0 * price?)).collect();
+    if doubled.to_host()?.as_primitive::<Float64Type>() != &expected {
+        return Err("the doubled prices are wrong".into());
+    }
+    let kept = price.iter().flatten().filter(|price| *price > LIMIT);
+    let expected = Float64Array::from_iter_values(kept);
+    if large.to_host()?.as_primitive::<Float64Type>() != &expected {
+        return Err("the prices above the limit are wrong".into());
+    }
+    Ok(())
+}
+
 /// Compares the result with the CPU's own. Returns how many products are null.
 pub(crate) fn check(orders: &RecordBatch, back: &RecordBatch) -> Result<usize> {
     let floats = |name: &str| {

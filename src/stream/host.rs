@@ -14,10 +14,10 @@ use crate::transfer::{Extent, ToHost};
 /// Reads a device stream as host batches, made by
 /// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader). It ends after an error.
 ///
-/// While a batch is downloaded, the stream is asked for the next one, whose copies are queued behind. A stream that takes as
-/// long to make a batch as the device takes to copy it therefore loses no time to copies. Batches and errors come in the
-/// stream's order. The stream is asked for at most one batch more than were read, so at most two batches use host memory
-/// besides those that the consumer keeps. The copies run on a queue of their own for each device.
+/// The reader requests one batch ahead: while a batch is being downloaded, the stream makes the next one, whose copies are
+/// queued behind. If making a batch takes as long as copying one, the copies therefore cost no time. Batches and errors keep
+/// the stream's order. At most two batches use host memory, besides those that the consumer keeps. The copies run on a queue
+/// of their own for each device.
 ///
 /// A consumer that must see a batch before the next one is made, or that may stop early, switches this off with
 /// [`with_prefetch(0)`](Self::with_prefetch). Batches in memory that the host can read are never requested ahead.
@@ -39,9 +39,9 @@ impl<R> HostRecordBatchReader<R> {
 
     /// Sets how many batches are downloaded ahead of the consumer: 1 by default.
     ///
-    /// With 0, each batch is requested, copied and waited for when the consumer reads it. 2 is for a stream whose batches
-    /// are themselves still being uploaded ([`UploadingReader`](crate::UploadingReader)). More even out batches that take
-    /// different times. Each uses host memory, and all are requested before the first is returned.
+    /// With 0, each batch is requested, copied and waited for when the consumer reads it. 2 suits a stream whose batches are
+    /// still being uploaded ([`UploadingReader`](crate::UploadingReader)), and more suit a stream whose batches take very
+    /// different times. Each batch ahead uses host memory, and all are requested before the first is returned.
     ///
     /// ```
     /// # use arrow_device::{DeviceRecordBatchReader, Result};

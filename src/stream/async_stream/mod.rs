@@ -63,7 +63,7 @@
 //!
 //! # Waiting
 //!
-//! Polling never blocks, except to upload a single batch of more than 128 MiB: a device that has finished wakes the task. A
+//! Polling never blocks, except to upload a single batch of more than 128 MiB. A device that has finished wakes the task. A
 //! batch may be returned before the device has filled it; it carries the event to wait for. All streams end after an error.
 
 mod adapters;
