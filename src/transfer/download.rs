@@ -54,6 +54,14 @@ impl Download<ArrayRef> {
         let target = Target::Array(identity);
         Ok(Self { arriving, target })
     }
+
+    /// As [`queued`](Download::<RecordBatch>::queued), for an array.
+    pub(crate) fn queued(array: DeviceArray, queue: Queue) -> Result<Self> {
+        Ok(Self {
+            arriving: Arriving::queued(array, Extent::Rows, queue)?,
+            target: Target::Array(identity),
+        })
+    }
 }
 
 impl Download<RecordBatch> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::device::sim::{SimMemory, SimQueue};
+use arrow_device::device::sim::SimMemory;
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Queue,
 };
@@ -28,7 +28,7 @@ fn launch(
     queue: &Queue,
     kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
 ) -> arrow_device::Result<()> {
-    let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+    let sim = queue.as_sim().unwrap();
     // SAFETY: the kernels of these tests write only buffers that are not frozen yet.
     unsafe { sim.launch(kernel) }
 }

@@ -25,7 +25,10 @@
 //! - **[Failures](Faults)** can be injected, and [`SimDevice::report`] counts leaks, double frees, host memory that is freed
 //!   under a copy, and similar errors.
 //!
-//! [Kernels](SimQueue::launch) are closures that run on a queue with a view of device memory.
+//! [Kernels](SimQueue::launch) are closures that run on a queue with a view of device memory. [`Queue::as_sim`] returns what
+//! launches them.
+//!
+//! [`Queue::as_sim`]: crate::Queue::as_sim
 //!
 //! # The event type
 //!

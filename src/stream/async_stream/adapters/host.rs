@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::stream::host::CopyQueues;
 use crate::transfer::Download;
 
-/// Reads a device stream as host batches: [`HostRecordBatchReader`](crate::HostRecordBatchReader) for tasks.
+/// Reads a device stream as host batches: the asynchronous [`HostRecordBatchReader`](crate::HostRecordBatchReader).
 ///
 /// Batches are downloaded one ahead of the consumer. Polling never blocks, neither for copies nor for sizes that are stored
 /// in device memory. The stream ends after an error.

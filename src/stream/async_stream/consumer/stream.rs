@@ -95,7 +95,7 @@ impl AsyncDeviceRecordBatchStream {
     /// let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
     /// let batches = futures::stream::iter([Ok(batch)]);
     /// let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
-    /// let producing = produce(batches, handler.into_ffi(), ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)));
+    /// let producing = produce(batches, handler, ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)));
     /// let consuming = async {
     ///     let mut stream = opening.await?;
     ///     while let Some(batch) = stream.next().await {
