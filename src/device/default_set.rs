@@ -1,9 +1,9 @@
 //! The process's default set of devices: the backends that this build has.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use crate::abi::ArrowDeviceType;
-use crate::device::{Device, DeviceId, Devices};
+use crate::device::{Device, DeviceId, Devices, lock};
 use crate::error::{Error, Result};
 
 impl Devices {
@@ -81,7 +81,7 @@ impl Devices {
     fn open_simulated(number: i64) -> Result<Device> {
         // One call at a time, so that a number has one device.
         static OPENING: Mutex<()> = Mutex::new(());
-        let _one = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&OPENING);
         let id = DeviceId::new(ArrowDeviceType::EXT_DEV, number);
         if let Some(Ok(device)) = Self::global().known(id) {
             return Ok(device);

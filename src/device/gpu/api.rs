@@ -260,7 +260,7 @@ type AllocateWith = unsafe extern "C" fn(*mut usize, usize, c_uint) -> Code;
 /// A function that the library calls in a stream's order. It must not call the library.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// A vendor's library, by what CUDA and HIP have alike. All but the first functions work in the current context.
+/// A vendor's library, by what CUDA and HIP have alike. All but the first functions of [`Calls`] work in the current context.
 pub(crate) struct Api {
     pub(crate) vendor: &'static str,
     /// What a user can do about streams and memory of another context.
@@ -274,6 +274,30 @@ pub(crate) struct Api {
     pub(crate) pointer: &'static str,
     pub(crate) copy: &'static str,
 
+    /// The flags of events without timing.
+    pub(crate) event_flags: c_uint,
+    /// The flags of page-locked memory that serves all devices, and is not write-combined, since the host reads it.
+    pub(crate) host_flags: c_uint,
+    /// `None` for HIP, which has no device type for managed memory.
+    pub(crate) allocate_managed: Option<Call<AllocateWith>>,
+    /// `None` in older libraries, as is the next.
+    pub(crate) copy_list: Option<Call<CopyList>>,
+    #[allow(clippy::type_complexity)] // a function of C's
+    pub(crate) launch_host:
+        Option<Call<unsafe extern "C" fn(RawStream, Option<HostFunction>, *mut c_void) -> Code>>,
+    pub(crate) calls: Calls,
+}
+
+impl Deref for Api {
+    type Target = Calls;
+
+    fn deref(&self) -> &Calls {
+        &self.calls
+    }
+}
+
+/// The functions that both libraries have, under two names: [`functions`](super::library::functions) says which is which.
+pub(crate) struct Calls {
     pub(crate) device_count: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
     pub(crate) version: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
     pub(crate) exchange_capture_mode: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
@@ -285,8 +309,6 @@ pub(crate) struct Api {
     pub(crate) query_stream: Call<OnStream>,
     pub(crate) is_capturing: Call<unsafe extern "C" fn(RawStream, *mut c_int) -> Code>,
     pub(crate) wait: Call<unsafe extern "C" fn(RawStream, RawEvent, c_uint) -> Code>,
-    /// The flags of events without timing.
-    pub(crate) event_flags: c_uint,
     pub(crate) create_event: Call<unsafe extern "C" fn(*mut RawEvent, c_uint) -> Code>,
     pub(crate) destroy_event: Call<OnEvent>,
     pub(crate) record: Call<unsafe extern "C" fn(RawEvent, RawStream) -> Code>,
@@ -301,17 +323,8 @@ pub(crate) struct Api {
     pub(crate) free_in_order: Call<unsafe extern "C" fn(*mut c_void, RawStream) -> Code>,
     pub(crate) allocate_device: Call<Allocate>,
     pub(crate) free_device: Call<Free>,
-    /// The flags of page-locked memory that serves all devices, and is not write-combined, since the host reads it.
-    pub(crate) host_flags: c_uint,
     pub(crate) allocate_host: Call<AllocateWith>,
     pub(crate) free_host: Call<Free>,
-    /// `None` for HIP, which has no device type for managed memory.
-    pub(crate) allocate_managed: Option<Call<AllocateWith>>,
-    /// `None` in older libraries, as is the next.
-    pub(crate) copy_list: Option<Call<CopyList>>,
-    #[allow(clippy::type_complexity)] // a function of C's
-    pub(crate) launch_host:
-        Option<Call<unsafe extern "C" fn(RawStream, Option<HostFunction>, *mut c_void) -> Code>>,
     pub(crate) fill: Call<unsafe extern "C" fn(*mut c_void, c_uchar, usize, RawStream) -> Code>,
 }
 

@@ -4,13 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::mem::take;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::api::{Answer, RawStream};
 use super::context::{Context, Current, EventCell};
 use super::runtime::{Meaning, Memory};
 use crate::device::backend::DevicePtr;
+use crate::device::lock;
 use crate::device::order::{Asked, Place, Round, new_queue_id};
 use crate::error::Result;
 
@@ -64,10 +65,6 @@ impl Blocks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns a block of at least `bytes` bytes, for work on `queue` from now on.
     pub(super) fn take(
         &self,
@@ -95,13 +92,13 @@ impl Blocks {
                 allocated => (allocated?, bytes),
             },
         };
-        self.lock().live.insert(ptr.address(), bytes);
+        lock(&self.state).live.insert(ptr.address(), bytes);
         Ok(ptr)
     }
 
     /// Takes the smallest idle block that fits, at most twice as large, that `queue` may use without a wait.
     fn reuse(&self, current: &Current<'_>, queue: u64, bytes: usize) -> Option<Idle> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let most = bytes.saturating_mul(2);
         let fits = |idle: &Idle| (bytes..=most).contains(&idle.bytes);
         let smallest = |(_, idle): &(usize, &Idle)| idle.bytes;
@@ -129,7 +126,7 @@ impl Blocks {
         after: Box<EventCell>,
         place: Place,
     ) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         // Adopted memory is not in the map.
         let bytes = state.live.remove(&ptr.address()).unwrap_or(bytes);
         let idle = Idle {
@@ -153,7 +150,7 @@ impl Blocks {
 
     /// Forgets a block that does not belong to the device any more.
     pub(crate) fn forget(&self, ptr: DevicePtr) {
-        self.lock().live.remove(&ptr.address());
+        lock(&self.state).live.remove(&ptr.address());
     }
 
     /// Takes back memory that anything may still use.
@@ -165,7 +162,7 @@ impl Blocks {
 
     /// Frees idle blocks that nothing uses any more, on this thread.
     fn free_idle(&self, context: &Context, current: &Current<'_>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let all = take(&mut state.idle);
         let (done, rest): (Vec<_>, Vec<_>) = all
             .into_iter()
@@ -182,7 +179,7 @@ impl Blocks {
     /// Hands all idle blocks to the thread that frees.
     pub(super) fn clear(&self, context: &Arc<Context>) {
         let idle = {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.idle_bytes = 0;
             take(&mut state.idle)
         };
@@ -279,7 +276,7 @@ type Key = (usize, Kind);
 static HEAPS: Mutex<BTreeMap<Key, Heap>> = Mutex::new(BTreeMap::new());
 
 fn heaps() -> MutexGuard<'static, BTreeMap<Key, Heap>> {
-    HEAPS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&HEAPS)
 }
 
 /// Frees something once it may be freed, on a thread of its own.

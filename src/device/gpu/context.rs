@@ -6,14 +6,14 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::api::{Answer, Api, Code, Failed, RELAXED, RawEvent, RawPool, RawStream};
 use super::jobs::{self, Job};
 use super::runtime::{Before, Meaning, Runtime};
-use crate::device::DeviceId;
 use crate::device::backend::{EventPtr, device_error};
+use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
 
 /// More idle events than this are destroyed.
@@ -267,7 +267,7 @@ impl Context {
 
     /// Returns an event to be recorded.
     pub(super) fn event(&self, current: &Current<'_>) -> Result<Box<EventCell>> {
-        let idle = self.idle_events().pop();
+        let idle = lock(&self.events).pop();
         if let Some(cell) = idle {
             return Ok(cell);
         }
@@ -280,7 +280,7 @@ impl Context {
         if cell.given.is_some() {
             return;
         }
-        let mut idle = self.idle_events();
+        let mut idle = lock(&self.events);
         if idle.len() < IDLE_EVENTS {
             idle.push(cell);
             return;
@@ -294,11 +294,6 @@ impl Context {
             // SAFETY: the event is from `event`, and no cell but this one has it. Queued waits for it stay.
             unsafe { current.destroy_event(cell.raw) };
         }
-    }
-
-    #[allow(clippy::vec_box)]
-    fn idle_events(&self) -> MutexGuard<'_, Vec<Box<EventCell>>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Identifies this context to `jobs`. Several of these may share one of the library's.
@@ -368,8 +363,7 @@ impl Drop for Context {
             // Nothing has waited for them.
             let _ = self.settle();
         }
-        let events = self.events.get_mut();
-        let events = std::mem::take(events.unwrap_or_else(PoisonError::into_inner));
+        let events = std::mem::take(&mut *lock(&self.events));
         for cell in &events {
             self.destroy_event(cell);
         }

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int};
+use std::mem::ManuallyDrop;
 
 use super::api::{Answer, Api, Code, Failed};
 use crate::abi::ArrowDeviceType;
@@ -126,14 +127,17 @@ macro_rules! find_call {
 }
 pub(crate) use find_call;
 
-/// Declares a struct of a library's functions, by their symbols; the `optional` ones may be missing. The types are
-/// compared with those of `bindings`, a module in scope, whose functions have the ABI `$abi` and return `$their_code`:
-/// where a type differs from theirs, theirs stands after `as`. A literal is the name for errors, if that is not the
-/// symbol.
+/// Finds a library's functions by their symbols: the `shared` ones are the members of [`Calls`](super::api::Calls), and for
+/// the others a struct is declared; the `optional` ones may be missing. The types are compared with those of `bindings`, a
+/// module in scope, whose functions have the ABI `$abi` and return `$their_code`: where a type differs from theirs, theirs
+/// stands after `as`. A literal is the name for errors, if that is not the symbol.
 macro_rules! functions {
     (
         $(#[$meta:meta])*
         $vis:vis struct $functions:ident: $abi:tt, $code:ty as $their_code:ty, $out_of_memory:literal;
+        shared {
+            $($call:ident = $symbol:ident $($symbol_text:literal)? ($($shared_arg:ident: $shared_type:ty $(as $shared_theirs:ty)?),*);)*
+        }
         required {
             $($name:ident $($text:literal)? ($($arg:ident: $type:ty $(as $theirs:ty)?),*) $(-> $answer:ty)?;)*
         }
@@ -149,12 +153,24 @@ macro_rules! functions {
         }
 
         impl $functions {
-            /// Finds the functions; an error is the name of a required one that is missing.
+            /// Finds the functions; an error is the name of one that is missing.
             ///
             /// # Safety
             /// `library` is the vendor's, and stays loaded for as long as the functions are called.
-            unsafe fn find(library: &libloading::Library) -> Result<Self, &'static str> {
-                Ok(Self {
+            unsafe fn find(
+                library: &libloading::Library,
+            ) -> Result<(Self, $crate::device::gpu::Calls), &'static str> {
+                let calls = $crate::device::gpu::Calls {
+                    $($call: {
+                        type Function = unsafe extern "C" fn($($shared_type),*) -> $code;
+                        // SAFETY: the caller guarantees that the library is the vendor's (see `# Safety`), so its functions
+                        // have the types of the vendor's bindings, with which these are compared below.
+                        let found = unsafe { find_call!(library, $out_of_memory, $symbol $($symbol_text)?) };
+                        let found: Result<Call<Function>, _> = found;
+                        found.map_err(|_| stringify!($symbol))?
+                    },)*
+                };
+                let own = Self {
                     // SAFETY: the caller guarantees that the library is the vendor's (see `# Safety`), so its functions
                     // have the types of the vendor's bindings, with which these are compared below.
                     $($name: unsafe { find_call!(library, $out_of_memory, $name $($text)?) }
@@ -162,11 +178,14 @@ macro_rules! functions {
                     // SAFETY: the caller guarantees that the library is the vendor's (see `# Safety`), so its functions
                     // have the types of the vendor's bindings, with which these are compared below.
                     $($maybe: unsafe { find_call!(library, $out_of_memory, $maybe) }.ok(),)*
-                })
+                };
+                Ok((own, calls))
             }
         }
 
         const _: () = {
+            $(let _: unsafe extern $abi fn($(either!($shared_type $(, $shared_theirs)?)),*)
+                -> $their_code = bindings::$symbol;)*
             $(let _: unsafe extern $abi fn($(either!($type $(, $theirs)?)),*)
                 -> either!($their_code $(, $answer)?) = bindings::$name;)*
             $(let _: unsafe extern $abi fn($(either!($maybe_type $(, $maybe_theirs)?)),*)
@@ -176,17 +195,19 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// Returns the first library that can be opened and passes the check. An error is the reason of the last one that could be
+/// Returns the first library that can be opened and passes the check. All that are opened stay loaded, even if they are refused:
+/// they may have started threads. An error is the reason of the last one that could be
 /// opened and did not, or `advice` and why the first one could not be opened.
 pub(crate) fn load<T>(
     names: &[&str],
     advice: &str,
-    check: impl Fn(libloading::Library) -> Result<T, String>,
+    check: impl Fn(ManuallyDrop<libloading::Library>) -> Result<T, String>,
 ) -> Result<T, String> {
     let mut why = None;
     for name in names {
         // SAFETY: the names are those of GPU vendors' libraries, whose initialisers may run on any thread.
-        match unsafe { libloading::Library::new(*name) }.map(&check) {
+        let library = unsafe { libloading::Library::new(*name) };
+        match library.map(ManuallyDrop::new).map(&check) {
             Ok(Ok(loaded)) => return Ok(loaded),
             // A library that is there says more than one that is not.
             Ok(Err(text)) => why = Some(text),

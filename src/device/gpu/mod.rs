@@ -30,8 +30,8 @@ mod runtime;
 mod shared;
 
 pub(crate) use self::api::{
-    Answer, Api, Call, Code, CopyList, HostFunction, PoolProps, RawEvent, RawPool, RawStream,
-    check_alike,
+    Answer, Api, Call, Calls, Code, CopyList, HostFunction, PoolProps, RawEvent, RawPool,
+    RawStream, check_alike,
 };
 pub(crate) use self::backend::Gpu;
 pub(crate) use self::context::EventCell;

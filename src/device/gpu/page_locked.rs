@@ -1,12 +1,13 @@
 //! Page-locked memory for staging and downloads, within a limit, and whether other memory is page-locked.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::blocks::{self, After, Waste, scrap};
 use super::context::Context;
 use super::runtime::Memory;
 use crate::device::backend::DevicePtr;
+use crate::device::lock;
 use crate::error::{Error, Result};
 
 /// Pieces of up to `SMALL` bytes may take `RESERVE` bytes beyond the limit: the view lengths of an export should lie where the
@@ -34,10 +35,6 @@ struct Held {
     /// Address to length in bytes.
     ranges: BTreeMap<usize, usize>,
     bytes: usize,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl PageLocked {

@@ -25,7 +25,9 @@ use self::device::Rocm;
 use self::library::Hip;
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{EventPtr, RawQueue};
-use crate::device::gpu::{self, EventCell, Gpu, GpuQueue, RawEvent, RawStream, Shared, number_of};
+use crate::device::gpu::{
+    self, EventCell, Gpu, GpuQueue, Library, RawEvent, RawStream, Shared, number_of,
+};
 use crate::device::{DeviceId, Devices};
 use crate::error::Result;
 
@@ -137,7 +139,7 @@ impl Drop for GivenEvent {
     fn drop(&mut self) {
         // HIP destroys events whatever device is current; an error has no place to go.
         // SAFETY: the caller of `adopt_event` gave the event to this crate, and nothing uses it any more.
-        let destroy = || unsafe { (self.hip.hipEventDestroy)(self.event) };
+        let destroy = || unsafe { (self.hip.api().destroy_event)(self.event) };
         self.hip.quietly(destroy);
     }
 }

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::state::Core;
-use super::{INVALID_ACCESS, SimError, lock};
-use crate::device::{CopyKind, CopyOp, DevicePtr, LARGE, copy_large};
+use super::{INVALID_ACCESS, SimError};
+use crate::device::{CopyKind, CopyOp, DevicePtr, LARGE, copy_large, lock};
 
 /// The addresses of all simulated devices.
 static DEVICES: Mutex<Vec<(Range<usize>, Weak<Core>)>> = Mutex::new(Vec::new());

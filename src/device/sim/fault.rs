@@ -2,8 +2,8 @@
 
 use std::sync::Mutex;
 
-use super::{INJECTED, lock};
-use crate::device::{DeviceId, device_error};
+use super::INJECTED;
+use crate::device::{DeviceId, device_error, lock};
 use crate::error::{Error, Result};
 
 /// An operation of a simulated device that can be made to fail.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use super::event::{Events, Point};
 use super::fault::Faults;
 use super::memory::{Allocator, Mapping};
-use super::{SimConfig, SimError, lock};
-use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr};
+use super::{SimConfig, SimError};
+use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr, lock};
 use crate::error::{Error, Result};
 
 /// What a device, its queues and its worker share.
@@ -312,7 +312,7 @@ pub(super) struct QueueState {
     pub(super) completed: u64,
     pub(super) wakers: Wakers,
     /// When the first operation may run, if copies are slowed down.
-    pub(super) due: Cell<Option<std::time::Instant>>,
+    pub(super) due: Cell<Option<Instant>>,
     /// The handle was dropped; the queue is forgotten once its work is done.
     pub(super) dropped: bool,
 }
