@@ -97,7 +97,7 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
     fill(&mut slab, 6);
     let locked = slab.into_buffer();
     let (there, event) = (OnDevice::new(all)?, Event::new()?);
-    // SAFETY: blocks of `all` bytes, used by one copy at a time, which is waited for. Here and below.
+    // SAFETY: both blocks have `all` bytes, and one copy at a time uses them; `copy` waits for it.
     let raw_up = || unsafe { copy(&probe.stream, &event, there.address(), at(&locked), all) };
 
     let batch = over(&locked, 8)?;
@@ -260,7 +260,8 @@ impl<'a> Small<'a> {
         let locked = packed.address();
         let mut ways = vec![
             side("this crate", || upload(probe, self.batch)),
-            // SAFETY: blocks of at least as many bytes, used by one copy at a time. Here and below.
+            // SAFETY: source and destination have at least as many bytes, and one copy at a time
+            // uses them; `copy` waits for it.
             side(format!("raw({})", size(sent)), || unsafe {
                 copy(stream, event, there.address(), locked, sent)
             }),
@@ -284,7 +285,8 @@ impl<'a> Small<'a> {
                 // SAFETY: the pieces lie in blocks of at least as many bytes, and one copy at a time uses them.
                 unsafe { batch.copy(&pieces, stream) }?;
                 let seconds = self.finish(start)?;
-                // SAFETY: just allocated, freed once.
+                // SAFETY: the block was allocated from this pool above, and is freed once, after
+                // its uses in the stream's order.
                 unsafe { pool.free(block, stream) }?;
                 stream.wait()?;
                 Ok(seconds)
@@ -335,12 +337,14 @@ impl<'a> Small<'a> {
         for buffer in &self.buffers {
             let block = pool.allocate(buffer.len(), stream)?;
             blocks.push(block);
-            // SAFETY: the block was allocated in this stream's order; the buffer lives on.
+            // SAFETY: the block was allocated in this stream's order with as many bytes; the buffer
+            // lives until the wait.
             unsafe { stream.copy(block, at(buffer), buffer.len()) }?;
         }
         let seconds = self.finish(start)?;
         for block in blocks {
-            // SAFETY: allocated above, freed once.
+            // SAFETY: the block was allocated from this pool above, and is freed once, after its
+            // uses in the stream's order.
             unsafe { pool.free(block, stream) }?;
         }
         stream.wait()?;
@@ -352,7 +356,7 @@ impl<'a> Small<'a> {
         let mut blocks = Vec::with_capacity(self.buffers.len());
         for buffer in &self.buffers {
             let block = OnDevice::new(buffer.len())?;
-            // SAFETY: the call reads the buffer before it returns.
+            // SAFETY: the block has as many bytes, and the call reads the buffer before it returns.
             let code = unsafe {
                 sys::cuMemcpyHtoD_v2(block.address(), buffer.as_ptr().cast(), buffer.len())
             };

@@ -256,7 +256,8 @@ pub(crate) unsafe extern "C" fn peers_sim_record(
 /// `queue` is live; the event is one of its device.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn peers_sim_queue_wait(queue: &PeersQueue, on: *mut c_void) -> c_int {
-    // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+    // SAFETY: the caller guarantees that the event is live and of this device, which is what the
+    // simulated device requires.
     answer(|| Ok(unsafe { queue.queue.wait(event(on)?) }?))
 }
 
@@ -282,7 +283,8 @@ pub(crate) unsafe extern "C" fn peers_sim_queue_finish(queue: &PeersQueue) -> c_
 /// `sim` is live; the event is one of its own.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn peers_sim_wait(sim: &PeersSim, on: *mut c_void) -> c_int {
-    // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+    // SAFETY: the caller guarantees that the event is live and of this device, which is what the
+    // simulated device requires.
     answer(|| Ok(unsafe { sim.sim.wait_event(event(on)?) }?))
 }
 
@@ -291,7 +293,8 @@ pub(crate) unsafe extern "C" fn peers_sim_wait(sim: &PeersSim, on: *mut c_void) 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn peers_sim_event_drop(sim: &PeersSim, on: *mut c_void) -> c_int {
     answer(|| {
-        // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+        // SAFETY: the caller guarantees that the event is live and of this device, which is what
+        // the simulated device requires.
         unsafe { sim.sim.release_event(event(on)?) };
         Ok(())
     })

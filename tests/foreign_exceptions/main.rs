@@ -86,13 +86,15 @@ fn rigged(array: FFI_ArrowDeviceArray, throw: Throw) -> (FFI_ArrowDeviceArray, A
             unsafe extern "C" fn(*mut CArray),
         >(release)
     });
-    // SAFETY: the C struct, whose release is above.
+    // SAFETY: `outer` has the layout of `struct ArrowDeviceArray`, is an export with the release
+    // above, and has no other owner.
     let outer = unsafe { FFI_ArrowDeviceArray::from_raw((&raw mut outer).cast()) };
     (outer, released)
 }
 
 fn import(array: FFI_ArrowDeviceArray, place: &Place) -> DeviceArray {
-    // SAFETY: an export of ours, rigged or not.
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
+    // is the exported one.
     unsafe { DeviceArray::import_as(array, field(&DataType::Int32), &place.options) }.unwrap()
 }
 
@@ -462,7 +464,8 @@ fn exported_streams() {
     let (next, text) = (stream.get_next().unwrap(), stream.get_last_error().unwrap());
     let mut out = FFI_ArrowDeviceArray::empty();
     for _ in 0..2 {
-        // SAFETY: our own stream's callbacks.
+        // SAFETY: the callbacks are those of a live stream of this crate, and `out` is memory for
+        // one struct.
         let (code, text) = unsafe {
             let code = next(&raw mut stream, &raw mut out);
             (code, CStr::from_ptr(text(&raw mut stream)))

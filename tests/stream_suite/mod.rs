@@ -119,7 +119,7 @@ fn arrays_of_every_type() {
             let device_type = device.id().device_type;
             let up = DeviceArrayIterator::new(up, field.clone(), device_type);
             let stream = FFI_ArrowDeviceArrayStream::new_arrays(up, EVENT).unwrap();
-            // SAFETY: a stream of ours.
+            // SAFETY: this crate exported the stream, and this is its only owner.
             let reader = unsafe { DeviceArrayStreamReader::new(stream, options.clone()) }.unwrap();
             assert_eq!(*reader.field(), *field);
             let back: Vec<_> = reader.map(|a| a.unwrap()).collect();
@@ -324,10 +324,10 @@ fn producers_that_give_no_schema() {
 #[test]
 fn released_and_incomplete_streams_are_refused() {
     let mut stream = FFI_ArrowDeviceArrayStream::empty();
-    // SAFETY: an empty stream is released.
+    // SAFETY: an empty stream is a valid struct, which is released.
     let e = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }.unwrap_err();
     assert!(matches!(e, Error::Released(_)));
-    // SAFETY: null is refused.
+    // SAFETY: null is refused before it is followed.
     let e = unsafe { DeviceArrayStreamReader::from_raw(std::ptr::null_mut()) };
     assert!(e.is_err());
     // Each callback missing in turn: the members lie behind `device_type`, 8 bytes each.
@@ -462,10 +462,10 @@ fn our_streams_end_again_and_again() {
     assert_eq!(Arc::strong_count(&held), 1);
     // A null `out` is an error, not a crash.
     let null = std::ptr::null_mut();
-    // SAFETY: null is refused.
+    // SAFETY: null is refused before it is followed.
     let code = unsafe { consumer.0.get_next().unwrap()(&mut consumer.0, null) };
     assert_eq!(code, libc::EINVAL);
-    // SAFETY: null is refused.
+    // SAFETY: null is refused before it is followed.
     let code = unsafe { consumer.0.get_schema().unwrap()(&mut consumer.0, std::ptr::null_mut()) };
     assert_eq!(code, libc::EINVAL);
 }
@@ -517,7 +517,7 @@ fn every_failure_in_a_stream_is_an_error_and_leaks_nothing() {
             let run = || -> Result<usize, Error> {
                 let reader = UploadingReader::new(reader(&batches), device);
                 let stream = FFI_ArrowDeviceArrayStream::new(reader, EVENT)?;
-                // SAFETY: a stream of ours.
+                // SAFETY: this crate exported the stream, and this is its only owner.
                 let reader =
                     unsafe { DeviceRecordBatchStreamReader::new(stream, options.clone()) }?;
                 let mut rows = 0;
