@@ -53,8 +53,8 @@ impl Mute {
     }
 }
 
-// SAFETY: every method passes its call on to the simulated device, or answers with a default of the
-// trait.
+// SAFETY: every method passes its call on to the simulated device, except `notify_event`, which drops
+// the waker.
 unsafe impl Backend for Mute {
     fn id(&self) -> DeviceId {
         self.sim.id()

@@ -160,7 +160,7 @@ impl Stream {
 
     /// Makes this thread wait for all of it.
     pub(crate) fn wait(&self) -> Res<()> {
-        // SAFETY: the stream is live: `self` owns it, or it was lent by a queue that is.
+        // SAFETY: the stream is live: `self` owns it, or a queue that lives as long lent it.
         check("cuStreamSynchronize", unsafe {
             sys::cuStreamSynchronize(self.raw)
         })
