@@ -25,7 +25,7 @@ pub(super) struct Mapping {
 
 // SAFETY: the mappings live until `Drop`; `Mapping` itself never reads or writes them.
 unsafe impl Send for Mapping {}
-// SAFETY: the mappings live until `Drop`; the addresses are read-only, and the allocator's lock guards what lies there.
+// SAFETY: the mappings live until `Drop`, and the fields do not change; the allocator's lock guards the memory.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -86,22 +86,22 @@ impl Mapping {
         Err("simulated devices need Linux (memfd_create)".into())
     }
 
-    /// The addresses that users see.
+    /// Returns the addresses that users see.
     pub(super) fn range(&self) -> Range<usize> {
         self.device.addr()..self.device.addr() + self.bytes
     }
 
-    /// The address that users see for a byte offset within the device.
+    /// Returns the address that users see for a byte offset within the device.
     pub(super) fn device(&self, offset: usize) -> *mut u8 {
         self.device.wrapping_add(offset)
     }
 
-    /// The address through which the engine reads and writes the same byte.
+    /// Returns the address through which the engine reads and writes that byte.
     pub(super) fn engine(&self, offset: usize) -> *mut u8 {
         self.engine.wrapping_add(offset)
     }
 
-    /// The byte offset of an address that users see.
+    /// Returns the byte offset of an address that users see, or `None` for another address.
     pub(super) fn offset(&self, address: usize) -> Option<usize> {
         self.range()
             .contains(&address)
@@ -111,8 +111,8 @@ impl Mapping {
     /// Sets a range of byte offsets.
     fn set(&self, range: Range<usize>, byte: u8) {
         debug_assert!(range.start <= range.end && range.end <= self.bytes);
-        // SAFETY: the allocator passes ranges inside the mapping that no allocation is being used
-        // through: not yet handed out, freed, or red zones.
+        // SAFETY: the allocator passes ranges inside the mapping that nothing else uses: memory that is not handed out yet,
+        // freed memory, or red zones.
         unsafe {
             self.engine(range.start)
                 .write_bytes(byte, range.end - range.start)
@@ -121,7 +121,7 @@ impl Mapping {
 
     /// Whether all bytes of a red zone are intact.
     fn intact(&self, zone: Range<usize>) -> bool {
-        // SAFETY: inside the mapping (see `set`); nothing writes to a red zone but `set`.
+        // SAFETY: the range is inside the mapping, like those of `set`; only `set` writes to a red zone, with the allocator locked.
         let bytes =
             unsafe { std::slice::from_raw_parts(self.engine(zone.start), zone.end - zone.start) };
         bytes.iter().all(|byte| *byte == RED_ZONE)
@@ -183,7 +183,7 @@ impl Allocator {
         }
     }
 
-    /// The byte offset of fresh, poisoned memory; `None` if there is none.
+    /// Allocates memory, which is poisoned. Returns its byte offset, or `None` if there is not enough.
     pub(super) fn allocate(&mut self, mapping: &Mapping, bytes: usize) -> Option<usize> {
         let block = block_bytes(bytes)?;
         let (start, length) = loop {
@@ -222,7 +222,7 @@ impl Allocator {
         }
     }
 
-    /// Poisons and quarantines an allocation. Answers whether its red zones were intact.
+    /// Poisons and quarantines an allocation. Returns whether its red zones were intact.
     pub(super) fn finish_free(&mut self, mapping: &Mapping, offset: usize) -> bool {
         let Some(Allocation { bytes, .. }) = self.live.remove(&offset) else {
             return true;
@@ -257,8 +257,7 @@ impl Allocator {
         self.unused.insert(start, length);
     }
 
-    /// Whether `bytes` bytes from `offset` lie in one allocation whose free has not run.
-    /// The error says why not.
+    /// Checks that `bytes` bytes from `offset` lie in one allocation whose free has not run. The error says why not.
     pub(super) fn check(&self, offset: usize, bytes: usize) -> Result<(), String> {
         let before = self.live.range(..=offset).next_back();
         let (start, allocation) = before.ok_or("not allocated, or freed")?;
@@ -276,13 +275,13 @@ impl Allocator {
         }
     }
 
-    /// As [`check`](Self::check), and its owner has not freed it either.
+    /// Returns whether [`check`](Self::check) succeeds and the allocation's owner has not freed it either.
     pub(super) fn owned(&self, offset: usize, bytes: usize) -> bool {
         let before = self.live.range(..=offset).next_back();
         self.check(offset, bytes).is_ok() && before.is_some_and(|(_, a)| !a.freeing)
     }
 
-    /// Offsets of allocations with a damaged red zone, which is repaired.
+    /// Repairs damaged red zones. Returns the byte offsets of their allocations.
     pub(super) fn damaged(&mut self, mapping: &Mapping) -> Vec<usize> {
         let mut damaged = Vec::new();
         for (offset, allocation) in &self.live {
@@ -296,13 +295,13 @@ impl Allocator {
         damaged
     }
 
-    /// Count and bytes of allocations that their owners have not freed.
+    /// Returns the number and the bytes of allocations that their owners have not freed.
     pub(super) fn owned_total(&self) -> (usize, usize) {
         let owned = self.live.values().filter(|a| !a.freeing);
         owned.fold((0, 0), |(count, bytes), a| (count + 1, bytes + a.bytes))
     }
 
-    /// Count of allocations whose free waits in a queue.
+    /// Returns the number of allocations whose free waits in a queue.
     pub(super) fn freeing(&self) -> usize {
         self.live.values().filter(|a| a.freeing).count()
     }
