@@ -56,7 +56,8 @@ pub(crate) fn run(probe: &Probe) -> Res<()> {
     let title = "both at once, on two streams; the rate counts both";
     print(probe, title, most, 2, |bytes| {
         let start = Instant::now();
-        // SAFETY: all blocks have `most` bytes, the two copies share nothing, and both are waited for.
+        // SAFETY: all blocks have `most` bytes, the two copies share nothing, and both are waited
+        // for.
         unsafe {
             probe.stream.copy(there.address(), host, bytes)?;
             probe.second.copy(other, back.address(), bytes)?;

@@ -133,7 +133,8 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
             side("memcpy, 1 thread", || memcpy(1)),
             side("memcpy, 4 threads", || memcpy(4)),
             side("memcpy, 8 threads", || memcpy(8)),
-            // SAFETY: `memory` and the device block have `all` bytes, and one copy at a time uses them.
+            // SAFETY: `memory` and the device block have `all` bytes, and one copy at a time uses
+            // them.
             side("the driver, from ordinary", || unsafe {
                 copy(&probe.stream, &event, there.address(), at(&memory), all)
             }),
@@ -270,7 +271,8 @@ impl<'a> Small<'a> {
                 for (buffer, offset) in self.buffers.iter().zip(&self.offsets) {
                     packed.bytes_mut()[*offset..][..buffer.len()].copy_from_slice(buffer);
                 }
-                // SAFETY: both blocks have at least as many bytes, and one copy at a time uses them.
+                // SAFETY: both blocks have at least as many bytes, and one copy at a time uses
+                // them.
                 unsafe { stream.copy(there.address(), locked, self.packed) }?;
                 self.finish(start)
             }),
@@ -282,7 +284,8 @@ impl<'a> Small<'a> {
                 let start = Instant::now();
                 let block = pool.allocate(self.packed, stream)?;
                 // The list's places are in another block, of the same size.
-                // SAFETY: the pieces lie in blocks of at least as many bytes, and one copy at a time uses them.
+                // SAFETY: the pieces lie in blocks of at least as many bytes, and one copy at a
+                // time uses them.
                 unsafe { batch.copy(&pieces, stream) }?;
                 let seconds = self.finish(start)?;
                 // SAFETY: the block was allocated from this pool above, and is freed once, after

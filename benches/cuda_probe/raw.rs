@@ -177,7 +177,8 @@ impl Stream {
     /// # Safety
     /// Both ranges are valid until the stream has run the copy, and nothing else uses them.
     pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: usize) -> Res<()> {
-        // SAFETY: the caller guarantees that both ranges are valid until the stream has run the copy (see `# Safety`).
+        // SAFETY: the caller guarantees that both ranges are valid until the stream has run the
+        // copy (see `# Safety`).
         let code = unsafe { sys::cuMemcpyAsync(dst, src, bytes, self.raw) };
         check("cuMemcpyAsync", code)
     }
@@ -185,7 +186,8 @@ impl Stream {
     /// # Safety
     /// As [`copy`](Self::copy).
     pub(crate) unsafe fn fill(&self, dst: u64, byte: u8, bytes: usize) -> Res<()> {
-        // SAFETY: the caller guarantees that the range is valid until the stream has filled it (see `# Safety`).
+        // SAFETY: the caller guarantees that the range is valid until the stream has filled it (see
+        // `# Safety`).
         let code = unsafe { sys::cuMemsetD8Async(dst, byte, bytes, self.raw) };
         check("cuMemsetD8Async", code)
     }
@@ -240,7 +242,8 @@ impl Pool {
     /// # Safety
     /// From `allocate`, freed once.
     pub(crate) unsafe fn free(&self, address: u64, stream: &Stream) -> Res<()> {
-        // SAFETY: the caller guarantees that the address was allocated by this pool and is freed once (see `# Safety`).
+        // SAFETY: the caller guarantees that the address was allocated by this pool and is freed
+        // once (see `# Safety`).
         check("cuMemFreeAsync", unsafe {
             sys::cuMemFreeAsync(address, stream.raw)
         })
@@ -254,8 +257,8 @@ impl Drop for Pool {
     }
 }
 
-/// The driver's call that runs a list of copies. By name: its parameters depend on the driver, and the
-/// bindings may lack it.
+/// The driver's call that runs a list of copies. By name: its parameters depend on the driver, and
+/// the bindings may lack it.
 pub(crate) struct Batch {
     call: BatchCall,
     _library: Library,

@@ -8,7 +8,8 @@ pub fn silence_panics() {
     panic::set_hook(Box::new(|_| ()));
 }
 
-/// Runs `f`. If it panics, returns the panic's text; what `f` borrowed must then not be used any more.
+/// Runs `f`. If it panics, returns the panic's text; what `f` borrowed must then not be used any
+/// more.
 pub fn catch<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     panic::catch_unwind(AssertUnwindSafe(f)).map_err(|payload| text(payload.as_ref()))
 }

@@ -112,8 +112,8 @@ impl Copy {
         let source = match from {
             Place::Device => Source::Device(pointer(src)),
             Place::Pageable if eager => {
-                // SAFETY: this is host memory, and the caller of the driver function guarantees that it
-                // is readable during the call.
+                // SAFETY: this is host memory, and the caller of the driver function guarantees
+                // that it is readable during the call.
                 let now =
                     unsafe { std::slice::from_raw_parts(pointer(src).as_ptr().cast(), bytes) };
                 Source::Bytes(now.to_vec())
@@ -163,8 +163,8 @@ impl Copy {
         };
         // SAFETY: device addresses have just been checked, and the engine runs nothing else. The
         // caller of the driver function guarantees that host memory lives until the copy has run
-        // (page-locked memory that is freed earlier is a violation, and stays). `new` has checked that
-        // the ranges do not overlap.
+        // (page-locked memory that is freed earlier is a violation, and stays). `new` has checked
+        // that the ranges do not overlap.
         unsafe { std::ptr::copy(from, to, bytes) };
         Ok(())
     }
@@ -211,8 +211,8 @@ pub(crate) fn fill(
         Place::Managed | Place::Locked => {
             let host = Some(start..start + bytes);
             engine.launch(&lane.queue, host, move |_| {
-                // SAFETY: the bytes lie in page-locked or managed memory, which is not freed while this
-                // work is queued.
+                // SAFETY: the bytes lie in page-locked or managed memory, which is not freed while
+                // this work is queued.
                 unsafe { to.as_ptr().cast::<u8>().write_bytes(byte, bytes) };
                 Ok(())
             })

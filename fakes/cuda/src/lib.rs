@@ -2,8 +2,8 @@
 //!
 //! A test loads `libcuda_fake.so`, which cargo puts beside it; from then on `libcuda.so` is this
 //! library, by its SONAME. (Its plain file name may find an older copy, which an earlier
-//! `cargo build` has left one folder up.) It is stricter than a driver: what a real one might accept
-//! is recorded as a violation, and appears in the report.
+//! `cargo build` has left one folder up.) It is stricter than a driver: what a real one might
+//! accept is recorded as a violation, and appears in the report.
 //!
 //! # Engines
 //!
@@ -27,18 +27,19 @@
 //! | `u64 fake_cuda_live(i32 ordinal, const char *what)` | Returns how many there are of `device`, `pinned`, `managed`, `registered`, `events`, `streams`, `pools`, `contexts`, `pending` (queued operations). |
 //! | `i32 fake_cuda_drain(i32 ordinal)` | Runs all that is queued, and waits for it; returns 0, or the code with which the engine has failed. For the end of tests on lazy engines. |
 //!
-//! Environment variables, read once: `FAKE_CUDA_INIT` is what `cuInit` returns, and `FAKE_CUDA_COUNT`
-//! the number of devices (256 by default); with `FAKE_CUDA_TRACE`, calls and what they return are
-//! written to stderr.
+//! Environment variables, read once: `FAKE_CUDA_INIT` is what `cuInit` returns, and
+//! `FAKE_CUDA_COUNT` the number of devices (256 by default); with `FAKE_CUDA_TRACE`, calls and what
+//! they return are written to stderr.
 //!
 //! # How it runs work
 //!
 //! All work of a stream becomes operations of a queue of the simulated device, which checks each
-//! access to device memory when it runs. An engine runs one operation at a time: a host function that
-//! blocks holds up all streams of its group. On a lazy engine nothing runs until a call waits for it.
+//! access to device memory when it runs. An engine runs one operation at a time: a host function
+//! that blocks holds up all streams of its group. On a lazy engine nothing runs until a call waits
+//! for it.
 //!
-//! A failed engine returns its code from every call, but still records frees and destroys, so that a
-//! report shows what was not freed.
+//! A failed engine returns its code from every call, but still records frees and destroys, so that
+//! a report shows what was not freed.
 #![allow(non_snake_case)] // the names of the driver's functions
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]

@@ -57,8 +57,8 @@ pub(crate) fn within<T>(
     impl Drop for Pushed<'_> {
         fn drop(&mut self) {
             let mut popped = null_mut();
-            // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed below: no call
-            // in between leaves the stack otherwise.
+            // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed below:
+            // no call in between leaves the stack otherwise.
             let _ = unsafe { self.0.cuCtxPopCurrent_v2(&mut popped) };
         }
     }

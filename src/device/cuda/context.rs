@@ -74,7 +74,8 @@ impl Cuda {
         code == 0 && value != 0
     }
 
-    /// Returns the primary context of another device, for copies out of its memory. It is kept as long as this one.
+    /// Returns the primary context of another device, for copies out of its memory. It is kept as
+    /// long as this one.
     pub(super) fn primary_of(&self, ordinal: c_int) -> Answer<CUcontext> {
         let mut others = lock(&self.others);
         if let Some((_, _, raw)) = others.iter().find(|(of, ..)| *of == ordinal) {

@@ -1,8 +1,8 @@
 //! The driver library, loaded at run time.
 //!
-//! Handles and constants are cudarc's. Its functions are not used: they panic if the library or a function is missing, and
-//! read a return code that is newer than the bindings as a value of an enum, which is undefined behaviour. Here codes are
-//! integers, and what is missing is an error.
+//! Handles and constants are cudarc's. Its functions are not used: they panic if the library or a
+//! function is missing, and read a return code that is newer than the bindings as a value of an
+//! enum, which is undefined behaviour. Here codes are integers, and what is missing is an error.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::mem::{ManuallyDrop, offset_of};
@@ -20,11 +20,12 @@ use crate::device::gpu::{
     RawStream, called, check_alike, either, find_call, functions, load,
 };
 
-/// Whether nothing that was queued before runs any more, and every later call fails. Some codes also stand for the loss of
-/// another context.
+/// Whether nothing that was queued before runs any more, and every later call fails. Some codes
+/// also stand for the loss of another context.
 fn is_lost(code: Code) -> bool {
-    // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; MPS client terminated; illegal
-    // address to launch failure, with "context is destroyed" in between; tensor memory leak; external device.
+    // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; MPS
+    // client terminated; illegal address to launch failure, with "context is destroyed" in between;
+    // tensor memory leak; external device.
     matches!(
         code,
         46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 808 | 911
@@ -151,7 +152,8 @@ impl Library for Driver {
 
     fn text(&self, code: Code) -> String {
         let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
-        // SAFETY: each function writes a static text, or leaves the pointer null or makes it so for an unknown code.
+        // SAFETY: each function writes a static text, or leaves the pointer null or makes it so for
+        // an unknown code.
         unsafe {
             (self.cuGetErrorName)(code, &raw mut name);
             (self.cuGetErrorString)(code, &raw mut text);
@@ -206,8 +208,8 @@ impl Driver {
         }
         if pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed above, or put in its place by
-            // cudarc.
+            // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed above,
+            // or put in its place by cudarc.
             unsafe { (self.cuCtxPopCurrent_v2)(&raw mut popped) };
         }
     }
@@ -222,7 +224,8 @@ fn api(driver: &Functions, calls: Calls, library: &libloading::Library) -> Api {
         out_of_memory: "cuMemcpyBatchAsync (CUDA_ERROR_OUT_OF_MEMORY, code 2)",
         function,
     };
-    // SAFETY: the library is the driver; the types are those of its header, of the versions that `CopyList` names.
+    // SAFETY: the library is the driver; the types are those of its header, of the versions that
+    // `CopyList` names.
     let copy_list = unsafe {
         match library.get(b"cuMemcpyBatchAsync_v2\0") {
             Ok(function) => Some(CopyList::Plain(*function)),

@@ -1,11 +1,13 @@
-//! What CUDA's driver and HIP's runtime have alike: handles, codes, and the functions that do the same under two names.
+//! What CUDA's driver and HIP's runtime have alike: handles, codes, and the functions that do the
+//! same under two names.
 
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
 use std::ops::Deref;
 
 use crate::device::backend::{CopyOp, DevicePtr};
 
-/// What a call returns: the vendor's enum as an integer, for a library may return codes that its bindings do not have.
+/// What a call returns: the vendor's enum as an integer, for a library may return codes that its
+/// bindings do not have.
 pub(crate) type Code = c_int;
 
 /// Codes that mean the same in both.
@@ -30,8 +32,8 @@ pub(super) const RELEASE_THRESHOLD: c_int = 4;
 pub(crate) struct Failed {
     /// The call's name.
     pub(crate) call: &'static str,
-    /// The name with that of the code for "out of memory", for [`Error::OutOfMemory`](crate::Error::OutOfMemory), which
-    /// has no other place for it.
+    /// The name with that of the code for "out of memory", for
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), which has no other place for it.
     pub(crate) out_of_memory: &'static str,
     pub(crate) code: Code,
 }
@@ -94,7 +96,8 @@ impl RawStream {
     /// The default stream that all threads share, of whichever context is current.
     pub(crate) const LEGACY: Self = Self(std::ptr::null_mut());
 
-    /// Whether it stands for a default stream (0 and 1: the legacy one) of whichever context is current.
+    /// Whether it stands for a default stream (0 and 1: the legacy one) of whichever context is
+    /// current.
     pub(crate) fn is_default(self) -> bool {
         self.0.addr() <= 2
     }
@@ -151,8 +154,8 @@ impl PoolProps {
     }
 }
 
-/// Compares a vendor's bindings with what is assumed to be alike: the constants above, and the layout of [`PoolProps`] (size,
-/// alignment, offset of the location).
+/// Compares a vendor's bindings with what is assumed to be alike: the constants above, and the
+/// layout of [`PoolProps`] (size, alignment, offset of the location).
 pub(crate) const fn check_alike(
     [relaxed, not_captured, threshold, pinned, on_device]: [c_int; 5],
     [size, align, location]: [usize; 3],
@@ -163,7 +166,8 @@ pub(crate) const fn check_alike(
     assert!(location == std::mem::offset_of!(PoolProps, location_type));
 }
 
-/// `CUmemcpyAttributes` and `hipMemcpyAttributes`: what is asked of the copies of a list. Not all bindings have them.
+/// `CUmemcpyAttributes` and `hipMemcpyAttributes`: what is asked of the copies of a list. Not all
+/// bindings have them.
 #[repr(C)]
 pub(crate) struct CopyAttributes {
     source_access_order: c_uint,
@@ -182,8 +186,9 @@ impl CopyAttributes {
     };
 }
 
-/// The function that runs a list of copies. Its parameters depend on the library's version, and bindings have only one of
-/// them, or none: the types are those of the vendors' headers, compared by eye.
+/// The function that runs a list of copies. Its parameters depend on the library's version, and
+/// bindings have only one of them, or none: the types are those of the vendors' headers, compared
+/// by eye.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyList {
     /// `cuMemcpyBatchAsync_v2` of CUDA 13. HIP has no such function.
@@ -200,7 +205,8 @@ pub(crate) enum CopyList {
             RawStream,
         ) -> Code,
     ),
-    /// `cuMemcpyBatchAsync` of CUDA 12.8 and `hipMemcpyBatchAsync` of HIP 7.1, which also say which copy they refused.
+    /// `cuMemcpyBatchAsync` of CUDA 12.8 and `hipMemcpyBatchAsync` of HIP 7.1, which also say which
+    /// copy they refused.
     WithIndex(
         unsafe extern "C" fn(
             *mut *mut c_void,
@@ -220,8 +226,8 @@ impl CopyList {
     /// Gives a stream a list of copies, whose sources are to be read in the stream's order.
     ///
     /// # Safety
-    /// All memory lives until the copies are done; the stream is live, of the current context, and not the legacy default
-    /// one.
+    /// All memory lives until the copies are done; the stream is live, of the current context, and
+    /// not the legacy default one.
     pub(super) unsafe fn call(self, copies: &[CopyOp], stream: RawStream) -> Code {
         let addresses = |of: fn(&CopyOp) -> DevicePtr| -> Vec<_> {
             copies.iter().map(|copy| of(copy).as_ptr()).collect()
@@ -234,8 +240,9 @@ impl CopyList {
         let (dst, src, count) = (dst.as_mut_ptr(), src.as_mut_ptr(), sizes.len());
         let sizes = sizes.as_mut_ptr();
         let mut refused = usize::MAX;
-        // SAFETY: the three lists have `count` members, there is one set of attributes, and all live during the call; the
-        // caller guarantees that memory and stream are live (see `# Safety`).
+        // SAFETY: the three lists have `count` members, there is one set of attributes, and all
+        // live during the call; the caller guarantees that memory and stream are live (see
+        // `# Safety`).
         unsafe {
             match self {
                 Self::Plain(f) => f(dst, src, sizes, count, attributes, first, 1, stream),
@@ -260,7 +267,8 @@ type AllocateWith = unsafe extern "C" fn(*mut usize, usize, c_uint) -> Code;
 /// A function that the library calls in a stream's order. It must not call the library.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// A vendor's library, by what CUDA and HIP have alike. All but the first functions of [`Calls`] work in the current context.
+/// A vendor's library, by what CUDA and HIP have alike. All but the first functions of [`Calls`]
+/// work in the current context.
 pub(crate) struct Api {
     pub(crate) vendor: &'static str,
     /// What a user can do about streams and memory of another context.
@@ -276,7 +284,8 @@ pub(crate) struct Api {
 
     /// The flags of events without timing.
     pub(crate) event_flags: c_uint,
-    /// The flags of page-locked memory that serves all devices, and is not write-combined, since the host reads it.
+    /// The flags of page-locked memory that serves all devices, and is not write-combined, since
+    /// the host reads it.
     pub(crate) host_flags: c_uint,
     /// `None` for HIP, which has no device type for managed memory.
     pub(crate) allocate_managed: Option<Call<AllocateWith>>,
@@ -296,7 +305,8 @@ impl Deref for Api {
     }
 }
 
-/// The functions that both libraries have, under two names: [`functions`](super::library::functions) says which is which.
+/// The functions that both libraries have, under two names:
+/// [`functions`](super::library::functions) says which is which.
 pub(crate) struct Calls {
     pub(crate) device_count: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
     pub(crate) version: Call<unsafe extern "C" fn(*mut c_int) -> Code>,

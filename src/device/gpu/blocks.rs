@@ -1,6 +1,6 @@
-//! Memory that a library allocates slowly and frees only after waiting for the device: page-locked and managed memory, and
-//! device memory where there are no pools. Blocks are kept for reuse; the excess is freed on a thread of its own, and so is
-//! everything else that cannot be freed at once.
+//! Memory that a library allocates slowly and frees only after waiting for the device: page-locked
+//! and managed memory, and device memory where there are no pools. Blocks are kept for reuse; the
+//! excess is freed on a thread of its own, and so is everything else that cannot be freed at once.
 
 use std::collections::BTreeMap;
 use std::mem::take;
@@ -96,7 +96,8 @@ impl Blocks {
         Ok(ptr)
     }
 
-    /// Takes the smallest idle block that fits, at most twice as large, that `queue` may use without a wait.
+    /// Takes the smallest idle block that fits, at most twice as large, that `queue` may use
+    /// without a wait.
     fn reuse(&self, current: &Current<'_>, queue: u64, bytes: usize) -> Option<Idle> {
         let mut state = lock(&self.state);
         let most = bytes.saturating_mul(2);
@@ -206,8 +207,8 @@ fn is_done(current: &Current<'_>, event: &EventCell) -> bool {
 /// Frees memory; may wait for the device.
 fn free(memory: Memory, ptr: DevicePtr, current: &Current<'_>) -> Answer {
     // A failed device keeps its memory until its context is released; the error has no place to go.
-    // SAFETY: callers pass memory that `allocate` returned for this kind, that was taken out of the books, and whose uses
-    // have completed.
+    // SAFETY: callers pass memory that `allocate` returned for this kind, that was taken out of the
+    // books, and whose uses have completed.
     unsafe { current.free(memory, ptr) }
 }
 
@@ -227,19 +228,22 @@ pub(super) trait FreesInOrder: Send + Sync {
     /// Returns the queue's number.
     fn id(&self) -> u64;
 
-    /// Tries again to free what could not be freed before; returns whether it succeeded, or never will.
+    /// Tries again to free what could not be freed before; returns whether it succeeded, or never
+    /// will.
     ///
     /// # Safety
     /// As [`RawQueue::free`](crate::device::RawQueue::free).
     unsafe fn try_free(&self, base: DevicePtr, bytes: usize) -> bool;
 }
 
-/// What is freed on a thread of its own, because the library may wait for the device, or refuses for now.
+/// What is freed on a thread of its own, because the library may wait for the device, or refuses
+/// for now.
 pub(super) enum Waste {
     Memory(Memory, DevicePtr),
     /// Our own stream.
     Stream(RawStream),
-    /// Memory whose queue frees it in its order, once that is allowed: the queue's stream is being captured.
+    /// Memory whose queue frees it in its order, once that is allowed: the queue's stream is being
+    /// captured.
     OfQueue {
         queue: Arc<dyn FreesInOrder>,
         base: DevicePtr,
@@ -262,15 +266,16 @@ struct Heap {
     running: bool,
 }
 
-/// What the items of a heap wait for. Waiting for everything may take long, and must not hold up other items.
+/// What the items of a heap wait for. Waiting for everything may take long, and must not hold up
+/// other items.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Events,
     Everything,
 }
 
-/// A heap's context, by its address, and kind. Each context has its own thread, since the library may block it because of
-/// that device. A context lives as long as it has items here.
+/// A heap's context, by its address, and kind. Each context has its own thread, since the library
+/// may block it because of that device. A context lives as long as it has items here.
 type Key = (usize, Kind);
 
 static HEAPS: Mutex<BTreeMap<Key, Heap>> = Mutex::new(BTreeMap::new());
@@ -314,8 +319,8 @@ fn add(kind: Kind, items: Vec<Scrap>) {
     }
 }
 
-/// Takes the items that a heap has got since the last call. If there are none and `idle` is true, removes the heap and
-/// returns `None`: its thread must end.
+/// Takes the items that a heap has got since the last call. If there are none and `idle` is true,
+/// removes the heap and returns `None`: its thread must end.
 fn next_items(key: Key, idle: bool) -> Option<Vec<Scrap>> {
     let mut heaps = heaps();
     let items = heaps.get_mut(&key).map(|heap| take(&mut heap.items));
@@ -341,8 +346,9 @@ fn settle_all(key: Key) {
     }
 }
 
-/// Frees what is ready, asks again about the rest, and ends when nothing is left. Of the events of a queue, and of what the
-/// library would refuse for the same reason, only the first is tried again.
+/// Frees what is ready, asks again about the rest, and ends when nothing is left. Of the events of
+/// a queue, and of what the library would refuse for the same reason, only the first is tried
+/// again.
 fn free_all(key: Key) {
     let mut pause = Duration::from_micros(50);
     let (mut asked, mut ready) = (Asked::default(), Asked::default());
@@ -438,13 +444,15 @@ impl Scrap {
             }
             Waste::Stream(stream) => {
                 if let Ok(current) = context.enter_even_if_failed() {
-                    // SAFETY: the stream was created by its queue, whose drop handed it over: nothing uses it any more.
+                    // SAFETY: the stream was created by its queue, whose drop handed it over:
+                    // nothing uses it any more.
                     unsafe { current.destroy_stream(*stream) };
                 }
                 true
             }
-            // SAFETY: the memory comes from `RawQueue::free`, whose caller guarantees that it was allocated on this device,
-            // is freed once, and that the queue's stream has waited for its uses.
+            // SAFETY: the memory comes from `RawQueue::free`, whose caller guarantees that it was
+            // allocated on this device, is freed once, and that the queue's stream has waited for
+            // its uses.
             Waste::OfQueue { queue, base, bytes } => unsafe { queue.try_free(*base, *bytes) },
         }
     }

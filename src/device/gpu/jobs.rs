@@ -18,8 +18,8 @@ pub(super) enum Job {
     },
 }
 
-/// Jobs under way, by number, with the address of their context; `None` while one runs. After a failure the library calls
-/// none of them.
+/// Jobs under way, by number, with the address of their context; `None` while one runs. After a
+/// failure the library calls none of them.
 static JOBS: Mutex<BTreeMap<u64, (usize, Option<Job>)>> = Mutex::new(BTreeMap::new());
 /// Signalled when a job has run.
 static RAN: Condvar = Condvar::new();
@@ -59,12 +59,14 @@ pub(super) fn forget(number: *mut c_void) {
 /// Runs a job. The library calls this, and must not be called from here.
 ///
 /// # Safety
-/// `number` is from [`add`], and the job's memory is host memory that is valid now; a copy's ranges do not overlap.
+/// `number` is from [`add`], and the job's memory is host memory that is valid now; a copy's ranges
+/// do not overlap.
 pub(super) unsafe extern "C" fn run(number: *mut c_void) {
     let number = number.addr() as u64;
     let job = jobs().get_mut(&number).and_then(|(_, job)| job.take());
     match job {
-        // SAFETY: the memory is valid host memory until this has run, and the ranges do not overlap (see `# Safety`).
+        // SAFETY: the memory is valid host memory until this has run, and the ranges do not overlap
+        // (see `# Safety`).
         Some(Job::Copy(copies)) => unsafe { copy_on_host(&copies) },
         // SAFETY: the memory is valid host memory until this has run (see `# Safety`).
         Some(Job::Fill { dst, byte, bytes }) => unsafe {

@@ -1,5 +1,6 @@
-//! What GPU libraries share: a backend over streams, events, pools and page-locked memory. CUDA's driver and HIP's runtime
-//! have most calls alike ([`Api`]); each vendor adds those that differ ([`Runtime`]).
+//! What GPU libraries share: a backend over streams, events, pools and page-locked memory. CUDA's
+//! driver and HIP's runtime have most calls alike ([`Api`]); each vendor adds those that differ
+//! ([`Runtime`]).
 //!
 //! | file | contents |
 //! | --- | --- |

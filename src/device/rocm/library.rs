@@ -1,8 +1,9 @@
 //! The HIP runtime's library, loaded at run time.
 //!
-//! Types and constants are hip-runtime-sys's, with two exceptions: it makes enums of the error and of the memory type. A
-//! code that is newer than the bindings would be no value of the enum, which is undefined behaviour, and HIP 6 has given its
-//! memory types other numbers. Here both are integers.
+//! Types and constants are hip-runtime-sys's, with two exceptions: it makes enums of the error and
+//! of the memory type. A code that is newer than the bindings would be no value of the enum, which
+//! is undefined behaviour, and HIP 6 has given its memory types other numbers. Here both are
+//! integers.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::mem::{ManuallyDrop, offset_of};
@@ -20,11 +21,11 @@ use crate::device::gpu::{
     RawPool, RawStream, called, check_alike, either, find_call, functions, load,
 };
 
-/// Whether nothing that was queued before runs any more, and every later call fails. Some codes also stand for the loss of
-/// another device.
+/// Whether nothing that was queued before runs any more, and every later call fails. Some codes
+/// also stand for the loss of another device.
 fn is_lost(code: Code) -> bool {
-    // Invalid context; uncorrectable ECC; illegal address; launch timeout; context is destroyed; assert; launch failure;
-    // HSA's own errors.
+    // Invalid context; uncorrectable ECC; illegal address; launch timeout; context is destroyed;
+    // assert; launch failure; HSA's own errors.
     matches!(code, 201 | 214 | 700 | 702 | 709 | 710 | 719 | 1052 | 1053)
 }
 
@@ -83,7 +84,8 @@ const _: () = {
 };
 
 functions! {
-    /// The functions that only HIP has, or has otherwise than CUDA. All required ones are in HIP 5.2.
+    /// The functions that only HIP has, or has otherwise than CUDA. All required ones are in HIP
+    /// 5.2.
     pub(super) struct Functions: "C", Code as hipError_t, "hipErrorOutOfMemory";
     shared {
         device_count = hipGetDeviceCount(count: *mut c_int);
@@ -187,8 +189,8 @@ const NAMES: &[&str] = if cfg!(windows) {
     ]
 };
 
-/// Returns the name of the library that the process has loaded already, if it has one: another one beside it would not know
-/// its memory, streams and events.
+/// Returns the name of the library that the process has loaded already, if it has one: another one
+/// beside it would not know its memory, streams and events.
 fn loaded() -> Option<&'static str> {
     #[cfg(all(unix, not(target_os = "aix")))]
     for &name in NAMES {
@@ -229,14 +231,15 @@ impl Hip {
         load(names, advice, Self::check)
     }
 
-    /// Returns the runtime, or why it cannot be used. It initialises itself: without a device, `hipInit` of 5.2 returns
-    /// "invalid device".
+    /// Returns the runtime, or why it cannot be used. It initialises itself: without a device,
+    /// `hipInit` of 5.2 returns "invalid device".
     fn check(library: ManuallyDrop<libloading::Library>) -> Result<Self, String> {
         // SAFETY: libraries of these names are the HIP runtime, and this one stays loaded.
         let (functions, calls) = unsafe { Functions::find(&library) }.map_err(|name| {
             format!("the HIP runtime has no {name}: it is older than 5.2, update ROCm")
         })?;
-        // SAFETY: the library is the HIP runtime, and stays loaded; the type is that of the header of 7.14.
+        // SAFETY: the library is the HIP runtime, and stays loaded; the type is that of the header
+        // of 7.14.
         let stream_device =
             unsafe { find_call!(library, "hipErrorOutOfMemory", hipStreamGetDevice) };
         Ok(Self {
@@ -247,8 +250,9 @@ impl Hip {
         })
     }
 
-    /// Clears the thread's last error if calls of this crate have left it, that is, if there was none `before` them. Their
-    /// errors are returned otherwise, and the program would take the last error for its own.
+    /// Clears the thread's last error if calls of this crate have left it, that is, if there was
+    /// none `before` them. Their errors are returned otherwise, and the program would take the last
+    /// error for its own.
     pub(super) fn forget_error(&self, before: Code) {
         // SAFETY: the functions have no arguments.
         unsafe {
@@ -270,9 +274,10 @@ impl Hip {
 
 /// The functions for the engine that CUDA and HIP share.
 fn api(hip: &Functions, calls: Calls, library: &libloading::Library) -> Api {
-    // AMD's tests of the function differ on whether it takes attributes: a runtime that refuses them is given single
-    // copies.
-    // SAFETY: the library is the HIP runtime; the type is that of its header, of the version that `CopyList` names.
+    // AMD's tests of the function differ on whether it takes attributes: a runtime that refuses
+    // them is given single copies.
+    // SAFETY: the library is the HIP runtime; the type is that of its header, of the version that
+    // `CopyList` names.
     let copy_list = unsafe { find_call!(library, "hipErrorOutOfMemory", hipMemcpyBatchAsync) };
     Api {
         vendor: "ROCm",
@@ -283,7 +288,8 @@ fn api(hip: &Functions, calls: Calls, library: &libloading::Library) -> Api {
         stream_of: "hipStreamGetDevice",
         pointer: hip.hipPointerGetAttributes.name,
         copy: hip.hipMemcpyAsync.name,
-        // Host memory that is not coherent is visible to the host after an event only if the event says so.
+        // Host memory that is not coherent is visible to the host after an event only if the event
+        // says so.
         event_flags: bindings::hipEventDisableTiming | bindings::hipEventReleaseToSystem,
         // Visible to the host without an event.
         host_flags: bindings::hipHostMallocPortable | bindings::hipHostMallocCoherent,

@@ -11,8 +11,8 @@ pub(super) fn kind(version: i32, address: usize, found: &PointerAttributes) -> P
         mapped: found.device_pointer.addr() == address,
     };
     let device = PointerKind::Device(found.device, None);
-    // HIP_VERSION: major * 10,000,000 + minor * 100,000 + patch. Arrays are no linear memory, "unified" is
-    // not used, and what has another number has come later.
+    // HIP_VERSION: major * 10,000,000 + minor * 100,000 + patch. Arrays are no linear memory,
+    // "unified" is not used, and what has another number has come later.
     let kind = match (version / 10_000_000, found.memory_type) {
         (..=5, 0) => host,
         (..=5, 1) => device,

@@ -7,10 +7,10 @@ use crate::device::EventPtr;
 
 /// What `sync_event` of an array on a simulated device points to.
 ///
-/// The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. This is the type of
-/// simulated devices. It only identifies an event: the device that recorded it looks it up by its address
-/// and knows whether it has completed. Only that device's calls accept it, and only until it is released;
-/// foreign code must neither write to it nor free it.
+/// The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. This is the
+/// type of simulated devices. It only identifies an event: the device that recorded it looks it up
+/// by its address and knows whether it has completed. Only that device's calls accept it, and only
+/// until it is released; foreign code must neither write to it nor free it.
 #[derive(Debug)]
 #[repr(C)]
 pub struct SimEvent {
@@ -66,7 +66,8 @@ impl Events {
         };
         let event = match recycled {
             Some(old) => {
-                // SAFETY: a pooled event is a leaked box, of which nothing has been used since its release.
+                // SAFETY: a pooled event is a leaked box, of which nothing has been used since its
+                // release.
                 unsafe { old.write(event) };
                 old
             }
@@ -87,7 +88,8 @@ impl Events {
         let Some((event, _)) = self.live.remove(&event.as_ptr().addr()) else {
             return false;
         };
-        // SAFETY: the event was live, so it is a leaked box of `record`'s; its user has just released it.
+        // SAFETY: the event was live, so it is a leaked box of `record`'s; its user has just
+        // released it.
         unsafe { (*event.as_ptr()).magic = 0 };
         self.pool.push_back(event);
         true

@@ -12,11 +12,11 @@ use crate::device::DevicePtr;
 
 /// A simulated device's memory, as a kernel sees it.
 ///
-/// Every access is checked against the live allocations. A failed access returns an error and makes the device fail, whether
-/// or not the kernel returns that error.
+/// Every access is checked against the live allocations. A failed access returns an error and makes
+/// the device fail, whether or not the kernel returns that error.
 ///
-/// Views borrow the `SimMemory`, so there is no other view beside one that writes. [`in_out`](Self::in_out) returns several
-/// views to read and one to write.
+/// Views borrow the `SimMemory`, so there is no other view beside one that writes.
+/// [`in_out`](Self::in_out) returns several views to read and one to write.
 pub struct SimMemory<'a> {
     core: &'a Core,
     /// The first failed access.
@@ -56,8 +56,9 @@ impl SimMemory<'_> {
         elements: usize,
     ) -> Result<&mut [T], String> {
         let start = self.start::<T>(ptr, elements)?;
-        // SAFETY: `start` has checked address, length and alignment; any bits are a valid `ArrowNativeType`. Only the engine
-        // writes device memory, and it is running this kernel; `self` is borrowed exclusively, so there is no other view.
+        // SAFETY: `start` has checked address, length and alignment; any bits are a valid
+        // `ArrowNativeType`. Only the engine writes device memory, and it is running this kernel;
+        // `self` is borrowed exclusively, so there is no other view.
         Ok(unsafe { std::slice::from_raw_parts_mut(start, elements) })
     }
 
@@ -71,8 +72,8 @@ impl SimMemory<'_> {
         Ok(())
     }
 
-    /// Returns several views to read and one to write, each of an address and a number of elements. The one to write must
-    /// not overlap the others.
+    /// Returns several views to read and one to write, each of an address and a number of elements.
+    /// The one to write must not overlap the others.
     #[allow(clippy::type_complexity)] // an array of views and a view
     pub fn in_out<A: ArrowNativeType, B: ArrowNativeType, const N: usize>(
         &mut self,
@@ -93,14 +94,16 @@ impl SimMemory<'_> {
                 ));
             }
         }
-        // SAFETY: `start` has checked address, length and alignment; any bits are a valid `ArrowNativeType`. `self` is
-        // borrowed exclusively, and the views to read do not overlap this one, as was just checked.
+        // SAFETY: `start` has checked address, length and alignment; any bits are a valid
+        // `ArrowNativeType`. `self` is borrowed exclusively, and the views to read do not overlap
+        // this one, as was just checked.
         Ok((views, unsafe {
             std::slice::from_raw_parts_mut(start, output.1)
         }))
     }
 
-    /// Returns where the engine finds `elements` elements from `ptr`; dangling and aligned if there are none.
+    /// Returns where the engine finds `elements` elements from `ptr`; dangling and aligned if there
+    /// are none.
     fn start<T>(&self, ptr: DevicePtr, elements: usize) -> Result<*mut T, String> {
         if elements == 0 {
             return Ok(std::ptr::dangling_mut());

@@ -12,7 +12,8 @@ const RED_ZONE: u8 = 0xFB;
 /// Alignment of an allocation and least length of a red zone, in bytes.
 const UNIT: usize = 64;
 
-/// One memory file mapped twice: at addresses that the host cannot touch, and at addresses for the engine.
+/// One memory file mapped twice: at addresses that the host cannot touch, and at addresses for the
+/// engine.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))] // never made there
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -25,7 +26,8 @@ pub(super) struct Mapping {
 
 // SAFETY: the mappings live until `Drop`; `Mapping` itself never reads or writes them.
 unsafe impl Send for Mapping {}
-// SAFETY: the mappings live until `Drop`, and the fields do not change; the allocator's lock guards the memory.
+// SAFETY: the mappings live until `Drop`, and the fields do not change; the allocator's lock guards
+// the memory.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -111,8 +113,8 @@ impl Mapping {
     /// Sets a range of byte offsets.
     fn set(&self, range: Range<usize>, byte: u8) {
         debug_assert!(range.start <= range.end && range.end <= self.bytes);
-        // SAFETY: the allocator passes ranges inside the mapping that nothing else uses: memory that is not handed out yet,
-        // freed memory, or red zones.
+        // SAFETY: the allocator passes ranges inside the mapping that nothing else uses: memory
+        // that is not handed out yet, freed memory, or red zones.
         unsafe {
             self.engine(range.start)
                 .write_bytes(byte, range.end - range.start)
@@ -121,7 +123,8 @@ impl Mapping {
 
     /// Whether all bytes of a red zone are intact.
     fn intact(&self, zone: Range<usize>) -> bool {
-        // SAFETY: the range is inside the mapping, like those of `set`; only `set` writes to a red zone, with the allocator locked.
+        // SAFETY: the range is inside the mapping, like those of `set`; only `set` writes to a red
+        // zone, with the allocator locked.
         let bytes =
             unsafe { std::slice::from_raw_parts(self.engine(zone.start), zone.end - zone.start) };
         bytes.iter().all(|byte| *byte == RED_ZONE)
@@ -132,7 +135,8 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         #[cfg(target_os = "linux")]
         for start in [self.device, self.engine] {
-            // SAFETY: mapped in `new` with this length; every user of the addresses holds this value's owner.
+            // SAFETY: mapped in `new` with this length; every user of the addresses holds this
+            // value's owner.
             unsafe { libc::munmap(start.cast(), self.bytes) };
         }
     }
@@ -183,7 +187,8 @@ impl Allocator {
         }
     }
 
-    /// Allocates memory, which is poisoned. Returns its byte offset, or `None` if there is not enough.
+    /// Allocates memory, which is poisoned. Returns its byte offset, or `None` if there is not
+    /// enough.
     pub(super) fn allocate(&mut self, mapping: &Mapping, bytes: usize) -> Option<usize> {
         let block = block_bytes(bytes)?;
         let (start, length) = loop {
@@ -257,7 +262,8 @@ impl Allocator {
         self.unused.insert(start, length);
     }
 
-    /// Checks that `bytes` bytes from `offset` lie in one allocation whose free has not run. The error says why not.
+    /// Checks that `bytes` bytes from `offset` lie in one allocation whose free has not run. The
+    /// error says why not.
     pub(super) fn check(&self, offset: usize, bytes: usize) -> Result<(), String> {
         let before = self.live.range(..=offset).next_back();
         let (start, allocation) = before.ok_or("not allocated, or freed")?;
@@ -275,7 +281,8 @@ impl Allocator {
         }
     }
 
-    /// Returns whether [`check`](Self::check) succeeds and the allocation's owner has not freed it either.
+    /// Returns whether [`check`](Self::check) succeeds and the allocation's owner has not freed it
+    /// either.
     pub(super) fn owned(&self, offset: usize, bytes: usize) -> bool {
         let before = self.live.range(..=offset).next_back();
         self.check(offset, bytes).is_ok() && before.is_some_and(|(_, a)| !a.freeing)

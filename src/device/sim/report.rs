@@ -60,8 +60,8 @@ impl SimDevice {
         }
     }
 
-    /// Checks the red zones around all allocations. Repairs damage and adds it to the violations of the
-    /// [report](Self::report).
+    /// Checks the red zones around all allocations. Repairs damage and adds it to the violations of
+    /// the [report](Self::report).
     pub fn check(&self) {
         let core = self.core();
         let mut state = core.state();

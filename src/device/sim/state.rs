@@ -18,7 +18,8 @@ use crate::error::{Error, Result};
 
 /// What a device, its queues and its worker share.
 ///
-/// Locks are taken in this order: `engine`, `state`. Wakers are called and closures dropped while neither is held.
+/// Locks are taken in this order: `engine`, `state`. Wakers are called and closures dropped while
+/// neither is held.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) id: DeviceId,
@@ -77,7 +78,8 @@ impl Core {
         lock(&self.state)
     }
 
-    /// Returns where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch them.
+    /// Returns where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch
+    /// them.
     pub(super) fn locate(&self, ptr: DevicePtr, bytes: usize) -> Result<*mut u8, String> {
         let check = match self.mapping.offset(ptr.address()) {
             None => Err("not an address of this device".into()),
@@ -99,7 +101,8 @@ impl State {
         self.error.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether a queue has reached a position. Queues are forgotten only when all of their work is done.
+    /// Whether a queue has reached a position. Queues are forgotten only when all of their work is
+    /// done.
     pub(super) fn reached(&self, point: Point) -> bool {
         let queue = self.queues.get(&point.queue);
         queue.is_none_or(|queue| queue.completed >= point.position)
@@ -145,7 +148,8 @@ impl State {
         }
     }
 
-    /// Returns a queue whose first operation can run, preferring those after `last`, or else when to look again.
+    /// Returns a queue whose first operation can run, preferring those after `last`, or else when
+    /// to look again.
     pub(super) fn pick(&self, last: u64, rate: Option<u64>) -> Pick {
         let mut again: Option<Instant> = None;
         let later = self.queues.range(last.saturating_add(1)..);
@@ -317,8 +321,8 @@ pub(super) struct QueueState {
     pub(super) dropped: bool,
 }
 
-/// Wakers by the position that they wait for, and by what [`Waker::will_wake`] compares. Neither adding one nor
-/// taking out those that are ready looks at the others.
+/// Wakers by the position that they wait for, and by what [`Waker::will_wake`] compares. Neither
+/// adding one nor taking out those that are ready looks at the others.
 #[derive(Debug, Default)]
 pub(super) struct Wakers {
     waiting: BTreeMap<(u64, usize, usize), Waker>,
