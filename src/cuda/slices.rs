@@ -7,6 +7,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, DeviceRepr};
 
 use super::{CudaDevice, CudaMemory};
+use crate::abi::guard;
 use crate::device::cuda::let_go;
 use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
@@ -145,21 +146,17 @@ impl DeviceBuffer {
                 slice
             };
             // cudarc panics if it cannot create events.
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(upgrade))
+            guard::call_foreign("CudaStream::upgrade_device_ptr", upgrade)
         };
         let slice = plain_device(&device)
-            .and_then(|cuda| cuda.with_current("CudaStream::upgrade_device_ptr", upgrade));
+            .and_then(|cuda| cuda.with_current("CudaStream::upgrade_device_ptr", upgrade)?);
         match slice {
-            Ok(Ok(slice)) => Ok(slice),
-            failed => {
+            Ok(slice) => Ok(slice),
+            Err(e) => {
                 let bytes = len * size_of::<T>();
                 // SAFETY: `surrender` took the memory from its only holder, with `bytes` bytes, and
                 // no slice has it.
                 unsafe { queue.free(base, bytes) };
-                let e = match failed {
-                    Err(e) => e,
-                    _ => Error::argument("cudarc could not create the slice's events"),
-                };
                 let empty = DeviceBufferMut::allocate(&queue, 0).and_then(DeviceBufferMut::freeze);
                 Err((
                     empty.unwrap_or_else(|_| arrow_buffer::Buffer::default().into()),

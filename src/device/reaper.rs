@@ -10,12 +10,12 @@
 
 use std::collections::HashMap;
 use std::mem::take;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
+use crate::abi::guard;
 use crate::device::backend::Notify;
 use crate::device::order::{Asked, Round};
 use crate::device::{Device, SyncEvent, lock};
@@ -256,10 +256,7 @@ impl Item {
 /// Runs an action, outside all locks. [`ReaperOf::push`] keeps its panics, but the action may also
 /// drop the device, which may panic.
 fn run_action(action: Box<dyn FnOnce() + Send>) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(action)) {
-        // Dropping the payload could panic.
-        std::mem::forget(payload);
-    }
+    let _ = guard::call_foreign("release", action);
 }
 
 impl<'a> ReaperOf<'a> {
@@ -299,7 +296,7 @@ impl Reaper {
                 .name("arrow-device reaper".into())
                 .spawn(move || {
                     // Backends do not panic. If one does, the next item starts a new thread.
-                    if catch_unwind(AssertUnwindSafe(|| shared.run())).is_err() {
+                    if guard::call_foreign("reaper", || shared.run()).is_err() {
                         shared.lock().running = false;
                     }
                 })

@@ -1,13 +1,12 @@
 //! Kernels: closures that run on a queue with a view of the device's memory.
 
-use std::any::Any;
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use arrow_buffer::ArrowNativeType;
 
 use super::state::Core;
 use super::{INVALID_ACCESS, KERNEL, SimError};
+use crate::abi::guard;
 use crate::device::DevicePtr;
 
 /// A simulated device's memory, as a kernel sees it.
@@ -137,7 +136,7 @@ pub(super) fn run(
         core,
         fault: RefCell::new(None),
     };
-    let result = catch_unwind(AssertUnwindSafe(|| kernel(&mut memory)));
+    let result = guard::call_foreign("kernel", || kernel(&mut memory));
     let error = |code, message| SimError {
         operation: "kernel",
         code,
@@ -147,15 +146,7 @@ pub(super) fn run(
         return Err(error(INVALID_ACCESS, message));
     }
     match result {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(message)) => Err(error(KERNEL, message)),
-        Err(panic) => Err(error(KERNEL, format!("panicked: {}", text(&*panic)))),
-    }
-}
-
-fn text(panic: &(dyn Any + Send)) -> &str {
-    match panic.downcast_ref::<&str>() {
-        Some(text) => text,
-        None => panic.downcast_ref::<String>().map_or("(no text)", |s| s),
+        Ok(done) => done.map_err(|message| error(KERNEL, message)),
+        Err(panic) => Err(error(KERNEL, panic.to_string())),
     }
 }

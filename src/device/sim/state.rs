@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
 use std::thread::JoinHandle;
@@ -13,6 +12,7 @@ use super::event::{Events, Point};
 use super::fault::Faults;
 use super::memory::{Allocator, Mapping};
 use super::{SimConfig, SimError};
+use crate::abi::guard;
 use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr, lock};
 use crate::error::{Error, Result};
 
@@ -198,9 +198,9 @@ impl After {
     pub(super) fn finish(self) {
         for waker in self.wakers {
             // A waker that panics must not end the worker.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            let _ = guard::call_foreign("waker", || waker.wake());
         }
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(self.garbage)));
+        let _ = guard::call_foreign("kernel", || drop(self.garbage));
     }
 }
 
