@@ -31,8 +31,8 @@ pub(crate) fn callback<R>(operation: &'static str, f: impl FnOnce() -> Result<R>
 }
 
 /// Calls a struct's release callback, if it has one, and marks the struct released even if the
-/// callback did not: a panic may have cut it short, and a second call could free twice where none
-/// only leaks.
+/// callback did not: a panic may have cut it short, and a second call could free twice, while a
+/// missing one only leaks.
 ///
 /// # Safety
 /// `slot` points to the `release` member of the struct at `this`; both are valid for reads and

@@ -1,8 +1,7 @@
 //! What the C structs have in common: they are moved between Rust and foreign memory, and released
 //! once.
 //!
-//! Both macros implement ordinary methods for a struct; they stand here so that each method stands
-//! once.
+//! Both macros implement ordinary methods for a struct, so that each method is written once.
 
 /// Implements moving for a struct that has `empty()`. The named member is the callback, which is
 /// null in a struct that was released or moved away; the text completes the safety rules of

@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn large_slabs_are_zero_and_serve_again() {
         let device = Device::new(Arc::new(HostBackend::new(DeviceId::CPU))).unwrap();
-        // As if batches of this size were downloaded again and again. Pages that nobody touches
+        // As if batches of this size were downloaded again and again. Pages that are not touched
         // cost nothing.
         let bytes = if cfg!(miri) { 100_000 } else { 512 << 20 };
         let mut first = None;

@@ -72,7 +72,8 @@ impl SyncEvent {
         self.as_ref().wait()
     }
 
-    /// As [`wait`](Self::wait), but not counted: for threads that block nobody.
+    /// As [`wait`](Self::wait), but not counted: for background threads, which hold up no other
+    /// work.
     pub(crate) fn wait_uncounted(&self) -> Result<()> {
         // SAFETY: the event lives as long as `self`, and is of this device.
         unsafe { self.device().backend().wait_event(self.0.ptr) }

@@ -162,7 +162,7 @@ impl DeviceRecordBatch {
 }
 
 /// The rows whose nulls an import of a batch has to count: all, to check the counts that are
-/// stated, or those of the root if only its bitmap tells.
+/// stated, or those of the root if its count is not stated.
 pub(super) fn nulls_to_count(array: &DeviceArray, validation: Validation) -> Vec<View> {
     match validation {
         Validation::Full => with_bitmaps(array.tree()),

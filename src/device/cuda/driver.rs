@@ -48,7 +48,7 @@ const _: () = check_alike(
 );
 
 functions! {
-    /// The functions that only CUDA has, or has otherwise than HIP.
+    /// The functions that only CUDA has, or that differ from HIP's.
     pub(super) struct Functions: "Rust", Code as CUresult, "CUDA_ERROR_OUT_OF_MEMORY";
     shared {
         device_count = cuDeviceGetCount(count: *mut c_int);

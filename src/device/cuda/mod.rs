@@ -6,7 +6,7 @@
 //! | `config.rs` | how a device is opened |
 //! | `driver.rs` | the driver library, loaded at run time |
 //! | `context.rs` | a device's context |
-//! | `runtime.rs` | what the driver does otherwise than HIP, for [`gpu`](super::gpu) |
+//! | `runtime.rs` | what CUDA does differently from HIP, for [`gpu`](super::gpu) |
 
 mod config;
 mod context;
@@ -39,8 +39,8 @@ pub struct CudaDevice {
     shared: Shared,
     cuda: Arc<Cuda>,
     memory: CudaMemory,
-    /// cudarc's handle of the primary context, once it was asked for. Its stream makes cudarc order
-    /// slices between streams, which it does from the first new stream on.
+    /// cudarc's handle of the primary context, once `cuda_context` has made it. Its stream makes
+    /// cudarc order slices between streams, which it does from the first new stream on.
     cudarc: OnceLock<(Arc<CudaContext>, Arc<CudaStream>)>,
 }
 
@@ -128,7 +128,7 @@ impl CudaDevice {
         self.shared.blocks.forget(base);
     }
 
-    /// Takes back memory that anything may still use.
+    /// Frees memory that queued work may still use, once all work of the device has ended.
     pub(crate) fn give_up(&self, base: DevicePtr) {
         self.shared.give_up(base);
     }

@@ -1,4 +1,4 @@
-//! What the driver does otherwise than HIP: contexts, kinds of memory, copies.
+//! What CUDA does differently from HIP: contexts, kinds of memory, copies.
 
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};

@@ -40,7 +40,7 @@ pub(crate) struct Failed {
 
 pub(crate) type Answer<T = ()> = std::result::Result<T, Failed>;
 
-/// A function of a vendor's library, under the name that errors give it.
+/// A function of a vendor's library, with its name for error messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<F> {
     pub(crate) name: &'static str,
@@ -62,7 +62,7 @@ impl<F> Call<F> {
         }
     }
 
-    /// As [`check`](Self::check), for a function that asks whether something is done.
+    /// As [`check`](Self::check), for a function that queries whether work has completed.
     pub(super) fn check_done(&self, code: Code) -> Answer<bool> {
         match code {
             code::NOT_READY => Ok(false),
@@ -166,7 +166,7 @@ pub(crate) const fn check_alike(
     assert!(location == std::mem::offset_of!(PoolProps, location_type));
 }
 
-/// `CUmemcpyAttributes` and `hipMemcpyAttributes`: what is asked of the copies of a list. Not all
+/// `CUmemcpyAttributes` and `hipMemcpyAttributes`: how the copies of a list are to be made. Not all
 /// bindings have them.
 #[repr(C)]
 pub(crate) struct CopyAttributes {

@@ -19,7 +19,7 @@ use crate::error::Result;
 const IDLE_LIMIT: usize = 256 << 20;
 /// How many idle blocks are kept at most.
 const IDLE_BLOCKS: usize = 1024;
-/// How many idle blocks of other queues are checked at most.
+/// The most idle blocks of other queues whose events are queried.
 const ASKED: usize = 8;
 /// Blocks of at least this many bytes are rounded up to a multiple of it, so that they fit again.
 const GRAIN: usize = 64 << 10;
@@ -154,7 +154,7 @@ impl Blocks {
         lock(&self.state).live.remove(&ptr.address());
     }
 
-    /// Takes back memory that anything may still use.
+    /// Frees memory that queued work may still use, once all work of the device has ended.
     pub(super) fn give_up(&self, context: &Arc<Context>, ptr: DevicePtr) {
         self.forget(ptr);
         let waste = Waste::Memory(self.memory, ptr);
@@ -346,7 +346,7 @@ fn settle_all(key: Key) {
     }
 }
 
-/// Frees what is ready, asks again about the rest, and ends when nothing is left. Of the events of
+/// Frees what is ready, queries the rest again, and ends when nothing is left. Of the events of
 /// a queue, and of what the library would refuse for the same reason, only the first is tried
 /// again.
 fn free_all(key: Key) {
@@ -393,7 +393,7 @@ impl Scrap {
         }
     }
 
-    /// Whether its event has completed, or cannot be asked about.
+    /// Returns whether its event has completed, or cannot be queried.
     fn has_completed(&mut self) -> bool {
         let After::Event(event, _) = &self.after else {
             return true;

@@ -131,7 +131,7 @@ impl Current<'_> {
     }
 
     /// Creates a pool that keeps freed memory until it is trimmed. The device's default pool is
-    /// everybody's, and CUDA's gives its memory back at every synchronisation.
+    /// shared with other libraries, and CUDA's frees its idle memory at every synchronisation.
     pub(super) fn create_pool(&self) -> Answer<RawPool> {
         let api = self.api();
         let mut pool = RawPool(std::ptr::null_mut());
@@ -242,8 +242,8 @@ impl Current<'_> {
     }
 
     /// Returns what `bytes` bytes at `address` are; `None` if first and last byte are not the same,
-    /// or there is no such range. The library's own range of an allocation is not asked for: it is
-    /// wrong for mapped memory.
+    /// or there is no such range. The library's own range of an allocation is not used: it is wrong
+    /// for mapped memory.
     ///
     /// # Errors
     /// The library cannot tell, so nothing may be assumed.

@@ -117,8 +117,8 @@ impl Drop for Current<'_> {
 }
 
 impl Context {
-    /// Makes the context of a device, with a pool of its own if that is asked for and the device
-    /// has such.
+    /// Makes the context of a device, with a pool of its own if `with_pool` is true and the device
+    /// has pools.
     pub(super) fn new(id: DeviceId, runtime: Arc<dyn Runtime>, with_pool: bool) -> Result<Self> {
         let mut context = Self {
             reads_managed: runtime.reads_managed(),
@@ -194,7 +194,7 @@ impl Context {
         })
     }
 
-    /// As [`check`](Self::check), for a call that asked for memory.
+    /// As [`check`](Self::check), for a call that allocates `bytes` bytes.
     pub(super) fn check_memory<T>(&self, answer: Answer<T>, bytes: usize) -> Result<T> {
         match answer {
             Err(failed) if self.meaning(failed.code) == Meaning::OutOfMemory => {

@@ -59,9 +59,9 @@ pub(super) unsafe fn run(
         }
         return queued;
     }
-    // Imported arrays may mix kinds of memory, so the library is asked about each copy between
-    // devices: another context of this device must be named, and so must another device, whose
-    // pools' memory is not found by the address.
+    // Imported arrays may mix kinds of memory, so the source of each copy between devices is looked
+    // up: another context of this device must be named, and so must another device, since the
+    // library does not find memory of its pools by the address.
     let (mut plain, mut named) = (Vec::new(), Vec::new());
     if copies
         .iter()
@@ -125,7 +125,7 @@ unsafe fn plain_copies(
     unsafe { one_by_one(context, current, stream, plain) }
 }
 
-/// Runs each copy by itself, with what the library must be told of its source.
+/// Runs each copy by itself, naming its source's context or device where the library needs it.
 ///
 /// # Safety
 /// As [`run`]; each peer is what `peer_of` returned for the copy's source.

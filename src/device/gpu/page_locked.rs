@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 const SMALL: usize = 64 << 10;
 const RESERVE: usize = 1 << 20;
 
-/// How many answers of the library are kept.
+/// The number of the library's answers that are kept.
 const ASKED: usize = 32;
 
 /// A range that the library was asked about: address, bytes, whether it is page-locked. A stale

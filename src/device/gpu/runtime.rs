@@ -67,9 +67,9 @@ pub(crate) struct Before {
 ///
 /// # Safety
 /// The methods do what they say, and `library().api()` has the functions that its fields name.
-/// Memory that the library allocates is aligned to 64 bytes and nobody else's. `kind_of_byte`
-/// returns what the library vouches for. The methods of the second group are called between `enter`
-/// and `leave` only: [`Current`](super::context::Current) sees to it.
+/// Memory that the library allocates is aligned to 64 bytes, and nothing else uses it.
+/// `kind_of_byte` returns what the library reports. The methods of the second group are called
+/// between `enter` and `leave` only: [`Current`](super::context::Current) sees to it.
 pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn library(&self) -> &dyn Library;
     /// Returns the device's number in the library.

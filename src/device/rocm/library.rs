@@ -84,7 +84,7 @@ const _: () = {
 };
 
 functions! {
-    /// The functions that only HIP has, or has otherwise than CUDA. All required ones are in HIP
+    /// The functions that only HIP has, or that differ from CUDA's. All required ones are in HIP
     /// 5.2.
     pub(super) struct Functions: "C", Code as hipError_t, "hipErrorOutOfMemory";
     shared {

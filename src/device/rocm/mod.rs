@@ -6,8 +6,8 @@
 //! | `config.rs` | how a device is opened |
 //! | `library.rs` | the runtime's library, loaded at run time |
 //! | `device.rs` | a device |
-//! | `pointer.rs` | what the runtime says of an address, in its version's numbers |
-//! | `runtime.rs` | what the runtime does otherwise than CUDA, for [`gpu`](super::gpu) |
+//! | `pointer.rs` | what the runtime reports about an address, in its version's numbers |
+//! | `runtime.rs` | what HIP does differently from CUDA, for [`gpu`](super::gpu) |
 
 mod config;
 mod device;

@@ -1,4 +1,4 @@
-//! What the runtime does otherwise than CUDA: the current device, the thread's last error, kinds of
+//! What HIP does differently from CUDA: the current device, the thread's last error, kinds of
 //! memory, copies.
 
 use std::any::Any;
@@ -83,7 +83,7 @@ unsafe impl Runtime for Rocm {
 
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>> {
         let Some(call) = &self.hip.stream_device else {
-            // An older runtime cannot tell: whoever gives the stream vouches for it.
+            // An older runtime does not know: the caller of `from_hip_stream` guarantees it.
             return Ok(None);
         };
         let mut of = -1;

@@ -107,7 +107,7 @@ impl Faults {
         *lock(&self.0) = Counters::default();
     }
 
-    /// Counts one operation. `bytes` is what an allocation asked for.
+    /// Counts one operation. `bytes` is the size of an allocation.
     pub(super) fn pass(
         &self,
         op: FaultOp,

@@ -40,7 +40,7 @@ impl Mapping {
             return Err("Miri has no memory files".into());
         }
         let length = libc::off_t::try_from(bytes).map_err(|_| "too large".to_string())?;
-        // SAFETY: the name is a C string; the descriptor is new and nobody else's.
+        // SAFETY: the name is a C string; the descriptor is new, and nothing else owns it.
         let file = unsafe {
             let fd = libc::memfd_create(c"arrow-device-sim".as_ptr(), libc::MFD_CLOEXEC);
             if fd < 0 {

@@ -110,7 +110,7 @@ static IDS: Mutex<Ids> = Mutex::new(Ids {
 struct Ids {
     /// All from 1 to this one were given out, or are in `named`.
     last: i64,
-    /// Those that were asked for by name.
+    /// Those that were requested by name.
     named: BTreeSet<i64>,
 }
 
