@@ -318,7 +318,7 @@ fn owners_that_panic() {
     }
     let values = Buffer::from_vec(vec![1i32, 2, 3]);
     let address = DevicePtr::new(values.as_ptr().cast_mut().cast());
-    // SAFETY: `values` lives as long as the test.
+    // SAFETY: `values` has 12 bytes that live as long as the test, and nobody writes to them.
     let bomb =
         unsafe { DeviceBuffer::from_raw(&Devices::cpu(), address, 12, Box::new(Bomb), None) };
     let (calm, drops) = counted(values.clone());

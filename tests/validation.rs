@@ -57,7 +57,7 @@ fn import(foreign: &mut Foreign, way: Way, options: &ImportOptions) -> Result<De
             let mut next = Some(array);
             let producer = Producer::new(&schema, move |out| {
                 let array = next.take().unwrap_or_else(FFI_ArrowDeviceArray::empty);
-                // SAFETY: `out` is the consumer's, for writing.
+                // SAFETY: the consumer passes memory for one struct.
                 unsafe { array.write_to(out) };
                 0
             });

@@ -134,7 +134,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: from `alloc` with this layout.
+        // SAFETY: the memory came from `alloc` with this layout, and is freed once.
         unsafe { dealloc(self.ptr, self.layout) };
     }
 }
@@ -236,7 +236,7 @@ pub(crate) fn locking(probe: &Probe) -> Res<()> {
                 .zip(before)
                 .map(|(now, before)| now.saturating_sub(before));
             let start = Instant::now();
-            // SAFETY: registered above; nothing uses it.
+            // SAFETY: the memory was registered above, and no queued work uses it.
             let code = unsafe { sys::cuMemHostUnregister(ptr) };
             check("cuMemHostUnregister", code)?;
             undone.push(since(start));

@@ -37,7 +37,8 @@ impl Locked {
     pub(crate) fn free(self) -> Res<()> {
         let ptr = self.ptr;
         std::mem::forget(self);
-        // SAFETY: from `cuMemHostAlloc`, freed once; callers wait for what uses it.
+        // SAFETY: the memory came from `cuMemHostAlloc` and is freed once; callers wait for what
+        // uses it.
         check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(ptr) })
     }
 
@@ -55,7 +56,8 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // SAFETY: as in `free`.
+        // SAFETY: the memory came from the driver's allocation in `new` and is freed once: `free`
+        // forgets the value. Users wait for what uses it.
         unsafe { sys::cuMemFreeHost(self.ptr) };
     }
 }
@@ -82,14 +84,16 @@ impl OnDevice {
     pub(crate) fn free(self) -> Res<()> {
         let address = self.address;
         std::mem::forget(self);
-        // SAFETY: from `cuMemAlloc`, freed once.
+        // SAFETY: the memory came from `cuMemAlloc` and is freed once; callers wait for what uses
+        // it.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
     }
 }
 
 impl Drop for OnDevice {
     fn drop(&mut self) {
-        // SAFETY: as in `free`.
+        // SAFETY: the memory came from the driver's allocation in `new` and is freed once: `free`
+        // forgets the value. Users wait for what uses it.
         unsafe { sys::cuMemFree_v2(self.address) };
     }
 }

@@ -431,7 +431,7 @@ fn malloc_copy(input: &Input, n: usize) -> Result<Duration> {
             }
         }
         for (address, layout) in black_box(&mut kept).drain(..) {
-            // SAFETY: allocated above with this layout.
+            // SAFETY: the memory was allocated above with this layout, and is freed once.
             unsafe { dealloc(address, layout) };
         }
         Ok(())

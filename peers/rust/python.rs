@@ -30,7 +30,7 @@ fn is_attached() -> bool {
     let (Some(current), Some(own)) = (current, own) else {
         panic!("no interpreter in this process");
     };
-    // SAFETY: both may be called on any thread.
+    // SAFETY: both functions have no arguments and may be called on any thread.
     let (current, own) = unsafe { (current(), own()) };
     !current.is_null() && current == own
 }
@@ -77,7 +77,7 @@ impl Drop for Noticing {
 impl AsRef<[u8]> for Noticing {
     fn as_ref(&self) -> &[u8] {
         static VALUES: [u64; 3] = [1, 2, 3];
-        // SAFETY: 24 bytes of a static that nobody writes to.
+        // SAFETY: the static has 24 bytes, and nobody writes to it.
         unsafe { std::slice::from_raw_parts(VALUES.as_ptr().cast(), 24) }
     }
 }

@@ -410,7 +410,7 @@ struct Produced {
 }
 
 unsafe extern "C-unwind" fn delete(this: *mut DLManagedTensorVersioned) {
-    // SAFETY: `produce` made it; it is deleted once.
+    // SAFETY: `produce` gave up the box, and the deleter, which takes it back, is called once.
     let produced = unsafe { Box::from_raw((*this).manager_ctx.cast::<Produced>()) };
     drop(produced.slice);
     drop(produced.alive);

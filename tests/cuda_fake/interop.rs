@@ -271,7 +271,7 @@ fn other_streams_that_wrote_a_slice() {
         stream.synchronize().unwrap();
         let queue = Queue::from_cuda_stream(&rig.device, writer.clone()).unwrap();
         let values = longs(500);
-        // SAFETY: page-locked memory, which is read when the stream gets there.
+        // SAFETY: the memory is written below before the stream reads it, and kept until then.
         let mut pinned = unsafe { world.context.alloc_pinned_with_flags::<i64>(500, 0) }.unwrap();
         pinned.as_mut_slice().unwrap().copy_from_slice(&values);
         // Declared last: were the test to fail, what waits for the stream would wait for it.

@@ -116,13 +116,13 @@ fn pinned_and_managed_memory() {
     for flags in [0, LAZY] {
         let (group, context) = open(flags);
         let stream = context.default_stream();
-        // SAFETY: written before it is read.
+        // SAFETY: any bits are a value, and the memory is written before it is read.
         let mut pinned = unsafe { context.alloc_pinned_with_flags::<u32>(4, 0) }.unwrap();
         pinned
             .as_mut_slice()
             .unwrap()
             .copy_from_slice(&[1, 2, 3, 4]);
-        // SAFETY: written before it is read.
+        // SAFETY: any bits are a value, and the memory is written before it is read.
         let mut managed = unsafe { context.alloc_unified::<u32>(4, true) }.unwrap();
         stream.memcpy_htod(&pinned, &mut managed).unwrap();
         stream.synchronize().unwrap();

@@ -185,7 +185,7 @@ struct Produced<F> {
 }
 
 unsafe extern "C-unwind" fn delete<F: Form>(this: *mut F) {
-    // SAFETY: `produce` made it, and it is deleted once.
+    // SAFETY: `produce` gave up the box, and the deleter, which takes it back, is called once.
     let produced = unsafe { Box::from_raw((*(*this).context_mut()).cast::<Produced<F>>()) };
     produced.calls.0.fetch_add(1, Ordering::SeqCst);
 }

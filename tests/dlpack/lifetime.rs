@@ -52,7 +52,7 @@ fn tensors_keep_the_memory<F: Form>() {
     let held = Held::<F>::new(column.export_dlpack(&plain()).unwrap());
     drop(column);
     let raw = held.into_raw();
-    // SAFETY: the consumer moves the struct, and calls its deleter once.
+    // SAFETY: the consumer owns the struct, which it may move, and calls its deleter once.
     unsafe {
         let mut moved = raw.read();
         let deleter = moved.deleter_mut().unwrap();

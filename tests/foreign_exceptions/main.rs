@@ -61,7 +61,7 @@ struct Rigged {
 /// The same array with a release that counts itself, releases what it should, and then throws.
 fn rigged(array: FFI_ArrowDeviceArray, throw: Throw) -> (FFI_ArrowDeviceArray, Arc<AtomicUsize>) {
     unsafe extern "C-unwind" fn release(array: *mut CArray) {
-        // SAFETY: called once, on a struct that `rigged` made.
+        // SAFETY: the consumer calls this once, on a struct that `rigged` made.
         let rigged = unsafe {
             (*array).release = None;
             Box::from_raw((*array).private_data.cast::<Rigged>())
@@ -268,7 +268,7 @@ fn get_next() {
         let up = device.upload_array(&ints(10)).unwrap();
         let array = up.export_array(&EVENT).unwrap();
         n += 1;
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { array.write_to(out) };
         if n == 2 {
             throw.throw();
@@ -290,7 +290,7 @@ fn get_next() {
 fn int_schema() -> Box<dyn FnMut(*mut FFI_ArrowSchema) -> c_int + Send> {
     Box::new(|out| {
         let schema = FFI_ArrowSchema::try_from(&*field(&DataType::Int32)).unwrap();
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { out.write(schema) };
         0
     })
@@ -316,7 +316,7 @@ fn failing(throws: &'static str) -> (Error, usize) {
     /// # Safety
     /// `stream` is one of `failing`'s.
     unsafe fn of<'a>(stream: *mut FFI_ArrowDeviceArrayStream) -> &'a Failing {
-        // SAFETY: its private data is a `Failing` that outlives it.
+        // SAFETY: the stream's private data is a `Failing`, which outlives it.
         unsafe { &*(*stream).private_data().cast::<Failing>() }
     }
     unsafe extern "C-unwind" fn get_schema(
@@ -430,7 +430,7 @@ fn dlpack_deleter() {
     let up = place.device.upload_array(&ints(10)).unwrap();
     let tensor = up.export_dlpack(&DlpackOptions::new(DlpackStream::NONE).with_nulls_ignored());
     let tensor = tensor.unwrap().into_versioned();
-    // SAFETY: a live tensor, which nobody else uses.
+    // SAFETY: the tensor is live, and nothing else uses it.
     let own = unsafe {
         let own = ((*tensor).manager_ctx, (*tensor).deleter);
         (*tensor).manager_ctx = Box::into_raw(Box::new(thrown.clone())).cast();
@@ -438,7 +438,7 @@ fn dlpack_deleter() {
         own
     };
     let queue = place.device.default_queue();
-    // SAFETY: a tensor of this crate's, which is imported once.
+    // SAFETY: this crate exported the tensor, which is imported once.
     drop(unsafe { DeviceArray::import_dlpack(tensor, &queue) }.unwrap());
     assert_thrown(dropped_error(&place.device), "deleter");
     assert_eq!(thrown.count(), 1);

@@ -64,7 +64,7 @@ fn raise_made_up() -> ! {
         cleanup,
         private: [ptr::null_mut(); 2],
     }));
-    // SAFETY: a complete exception, which lives until its cleanup.
+    // SAFETY: the exception is complete, and lives until its cleanup.
     let code = unsafe { _Unwind_RaiseException(exception) };
     panic!("nobody catches the exception: code {code}");
 }

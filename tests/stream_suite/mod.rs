@@ -167,7 +167,7 @@ fn foreign_errors_arrive_and_end_the_reader() {
         counter.fetch_add(1, SeqCst);
         match first.take() {
             Some(array) => {
-                // SAFETY: `out` is the consumer's, for writing.
+                // SAFETY: the consumer passes memory for one struct.
                 unsafe { array.write_to(out) };
                 0
             }
@@ -198,7 +198,7 @@ fn out_that_is_filled_before_a_failure_is_released() {
     let arrays = Arc::new(AtomicUsize::new(0));
     let mut array = Some(counted(&batch, &arrays));
     let producer = Producer::new(&batch.schema(), move |out| {
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { array.take().unwrap().write_to(out) };
         5
     });
@@ -225,7 +225,7 @@ fn another_device_type_is_refused_and_released() {
         let count = arrays.clone();
         let producer = Producer::new(&batch.schema(), move |out| {
             let array = relabel(counted(&ints(), &count), got, 0);
-            // SAFETY: `out` is the consumer's, for writing.
+            // SAFETY: the consumer passes memory for one struct.
             unsafe { array.write_to(out) };
             0
         });
@@ -254,7 +254,7 @@ fn device_ids_may_vary_in_a_foreign_stream() {
         if id < 4 {
             let array = counted(&ints(), &Arc::default());
             let array = relabel(array, ArrowDeviceType::CUDA_HOST, id);
-            // SAFETY: `out` is the consumer's, for writing.
+            // SAFETY: the consumer passes memory for one struct.
             unsafe { array.write_to(out) };
         }
         0
@@ -297,7 +297,7 @@ fn producers_that_give_no_schema() {
     let mut producer = Producer::new(&Schema::empty(), end);
     producer.schema = Box::new(|out| {
         let schema = FFI_ArrowSchema::try_from(&DataType::Utf8).unwrap();
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { out.write(schema) };
         12
     });
@@ -310,7 +310,7 @@ fn producers_that_give_no_schema() {
     let mut producer = Producer::new(&Schema::empty(), end);
     producer.schema = Box::new(|out| {
         let schema = FFI_ArrowSchema::try_from(&DataType::Utf8).unwrap();
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { out.write(schema) };
         0
     });
@@ -359,7 +359,7 @@ fn bad_arrays_end_the_stream() {
         sent += 1;
         assert_eq!(sent, 1);
         let batch = Devices::cpu().upload(&other).unwrap();
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { batch.export_array(&EVENT).unwrap().write_to(out) };
         0
     });

@@ -28,7 +28,7 @@ impl Producer {
         let schema = schema.clone();
         Self {
             schema: Box::new(move |out| {
-                // SAFETY: `out` is the consumer's, for writing.
+                // SAFETY: the consumer passes memory for one struct.
                 unsafe { out.write(FFI_ArrowSchema::try_from(&schema).unwrap()) };
                 0
             }),

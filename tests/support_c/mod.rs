@@ -226,7 +226,7 @@ impl Foreign {
     pub(crate) fn set_buffer(&mut self, path: &[usize], i: usize, address: *const c_void) {
         let array = self.at(path);
         assert!((i as i64) < array.n_buffers);
-        // SAFETY: the list has `n_buffers` pointers.
+        // SAFETY: the list has `n_buffers` pointers, and `i` is below that.
         unsafe { *array.buffers.add(i) = address }
     }
 

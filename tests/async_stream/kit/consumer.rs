@@ -339,7 +339,7 @@ impl FakeConsumer {
     pub(crate) fn extract_raw(mut task: FFI_ArrowAsyncTask) -> (c_int, FFI_ArrowDeviceArray) {
         let mut array = FFI_ArrowDeviceArray::empty();
         let call = task.extract_data().unwrap();
-        // SAFETY: the one call for this task; `array` is memory for one struct.
+        // SAFETY: this is the one call for this task; `array` is memory for one struct.
         let code = unsafe { call(&raw mut task, &raw mut array) };
         (code, array)
     }
@@ -347,7 +347,7 @@ impl FakeConsumer {
     /// Tells the producer that a task's array is not wanted.
     pub(crate) fn refuse(mut task: FFI_ArrowAsyncTask) -> c_int {
         let call = task.extract_data().unwrap();
-        // SAFETY: the one call for this task.
+        // SAFETY: this is the one call for this task; null says that the array is not wanted.
         unsafe { call(&raw mut task, ptr::null_mut()) }
     }
 
