@@ -1,4 +1,5 @@
-//! What the stand-ins' C functions return and write to: shared by both libraries, which include this file.
+//! What the stand-ins' C functions return and write to: shared by both libraries, which include
+//! this file.
 #![allow(dead_code)] // each uses its part
 
 use std::ffi::{c_int, c_void};
@@ -37,8 +38,8 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: an `Out` comes only from the caller of a C function, who guarantees that the pointer is valid for the
-        // write of the value.
+        // SAFETY: an `Out` comes only from the caller of a C function, who guarantees that the
+        // pointer is valid for the write of the value.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
@@ -60,11 +61,13 @@ impl<T> Out<T> {
         Out(self.0.cast())
     }
 
-    /// Writes as many of `bytes` as fit into `room` bytes, to an array parameter, unless the pointer is null.
+    /// Writes as many of `bytes` as fit into `room` bytes, to an array parameter, unless the
+    /// pointer is null.
     pub(crate) fn put_bytes(self, bytes: &[u8], room: usize) {
         let count = bytes.len().min(room);
         if !self.0.is_null() {
-            // SAFETY: an `Out` comes only from the caller of a C function, who guarantees that `room` bytes may be written.
+            // SAFETY: an `Out` comes only from the caller of a C function, who guarantees that
+            // `room` bytes may be written.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.cast(), count) }
         }
     }

@@ -50,7 +50,8 @@ fn check(place: &Place, sync: SyncPolicy, most_export: usize) {
             place.sim.is_none() || sync == SyncPolicy::Wait
         );
         let schema = batch.schema();
-        // SAFETY: array and type come from one export of this crate.
+        // SAFETY: the struct comes from an export of this crate, whose values are valid, and the
+        // type is the exported one.
         let (imported, n) =
             count(|| unsafe { DeviceRecordBatch::import_as(exported, schema, &place.options) });
         let imported = imported.unwrap();
@@ -99,7 +100,7 @@ fn to_arrow_arrays() {
     // What the first import of a program allocates, it allocates once.
     let first = columns(1);
     let c = FFI_ArrowDeviceArray::new_cpu(&StructArray::from(first.clone()).into_data());
-    // SAFETY: arrow-rs made it of a batch of this schema.
+    // SAFETY: arrow-rs exported the struct from a valid batch of this schema.
     let first =
         unsafe { DeviceRecordBatch::import_as(c, first.schema(), &ImportOptions::default()) };
     first.unwrap().to_host().unwrap();
@@ -115,7 +116,7 @@ fn to_arrow_arrays() {
             );
             let (theirs, most) = count(|| {
                 let root = DataType::Struct(schema.fields().clone());
-                // SAFETY: arrow-rs made it of a batch of this schema.
+                // SAFETY: arrow-rs exported the struct from a valid batch of this schema.
                 let data = unsafe { from_ffi_and_data_type(theirs, root) }.unwrap();
                 RecordBatch::from(StructArray::from(data))
             });

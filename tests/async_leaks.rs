@@ -71,12 +71,12 @@ fn opened(n: i64) -> (FakeProducer, AsyncDeviceRecordBatchStream) {
 
 fn consumers() {
     leaves_nothing("a handler that nobody gets", || {
-        // SAFETY: nobody gets it.
+        // SAFETY: no producer gets the handler, so nothing calls it.
         drop(unsafe { AsyncDeviceRecordBatchStream::handler(1, Default::default()) });
     });
     leaves_nothing("an opening", || drop(FakeProducer::open(1)));
     leaves_nothing("memory of into_raw", || {
-        // SAFETY: the producer of these tests.
+        // SAFETY: the handler goes to `FakeProducer`, which keeps to the interface.
         let (handler, opening) =
             unsafe { AsyncDeviceRecordBatchStream::handler(1, Default::default()) };
         let producer = FakeProducer::with_pointer(handler.into_raw(), false, ArrowDeviceType::CPU);

@@ -36,7 +36,8 @@ fn raw(buffer: &DeviceBuffer, queue: &Queue) -> Vec<u8> {
         bytes: bytes.len(),
         kind: CopyKind::DeviceToHost,
     };
-    // SAFETY: padded memory of this crate; waited for below.
+    // SAFETY: source and destination have as many bytes, padding included, and live until the wait
+    // below.
     unsafe { queue.raw().copy(&[op]) }.unwrap();
     drop(loan);
     queue.synchronize().unwrap();
@@ -268,7 +269,7 @@ fn texts(rows: usize) -> ArrayRef {
 /// The array with a null count that nobody knows.
 fn uncounted(up: &DeviceArray) -> DeviceArray {
     let buffers = [up.buffer(0), up.buffer(1)];
-    // SAFETY: the buffers and rows of the same array.
+    // SAFETY: the parts are those of a valid array of this type and length.
     unsafe { DeviceArray::from_parts(up.data_type().clone(), up.len(), None, &buffers, &[]) }
         .unwrap()
 }

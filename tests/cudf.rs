@@ -267,7 +267,7 @@ fn bytes_on(device: &Device, bytes: &[u8]) -> DeviceBuffer {
 /// A column of these parts.
 fn of(data_type: DataType, rows: usize, buffers: &[Option<DeviceBuffer>]) -> DeviceArray {
     let nulls = buffers[0].is_none().then_some(0);
-    // SAFETY: tests put valid values there.
+    // SAFETY: the callers' buffers hold valid values of this type.
     unsafe { DeviceArray::from_parts(data_type, rows, nulls, buffers, &[]) }.unwrap()
 }
 
@@ -314,7 +314,7 @@ fn rule_2_null_counts() {
         // An export counts too.
         let options = ExportOptions::new(SyncPolicy::Event);
         let mut exported = batch.export_array(&options).unwrap();
-        // SAFETY: a live export of one child.
+        // SAFETY: the export is live and has one child.
         let child = unsafe { &**c(&mut exported).array.children };
         assert_eq!(child.null_count, 22);
     });
@@ -383,7 +383,7 @@ fn rule_3_values_and_offsets() {
         let nested = of(Decimal128(9, 1), 2, &[None, at(8, 32)]);
         let field = Field::new("d", Decimal128(9, 1), true);
         let rows = Struct(vec![field].into());
-        // SAFETY: a struct of one child of as many rows.
+        // SAFETY: the array is a struct of one child, which has as many rows.
         let rows = unsafe { DeviceArray::from_parts(rows, 2, Some(0), &[None], &[nested]) };
         mended(
             rows.unwrap(),
@@ -398,7 +398,7 @@ fn rules_4_and_5_missing_buffers() {
     use DataType::*;
     each_device(|device| {
         let base = DevicePtr::NULL;
-        // SAFETY: it is not; nothing below reads it.
+        // SAFETY: there is no memory at `base`, against the contract; nothing below reads a buffer.
         let null = |n| Some(unsafe { DeviceBuffer::from_raw(device, base, n, Box::new(()), None) });
         let missing = |data_type, buffers: &[_], rule| {
             let column = of(data_type, 3, buffers);

@@ -39,7 +39,7 @@ fn members() {
                 (40, 0, 0, 1, 9)
             );
             assert!(a.dictionary.is_null());
-            // SAFETY: lists of our export.
+            // SAFETY: the export is live, and has the buffers and children that are read here.
             unsafe {
                 assert!((*a.buffers).is_null(), "a batch has no mask");
                 for i in 0..9 {
@@ -155,7 +155,7 @@ fn events() {
             drop((alone, columns, batch));
             let live = || place.sim().report().live_allocations;
             let before = live();
-            // SAFETY: our own export.
+            // SAFETY: the export is live and has this child.
             drop(unsafe { Moved(take(*c(&mut one).array.children.add(1))) });
             assert_eq!(live(), before - 1);
             assert!(event_is_live(&one, &place));
@@ -218,7 +218,7 @@ fn null_counts() {
             };
             let counts = |mut e: FFI_ArrowDeviceArray| -> Vec<i64> {
                 let a = c(&mut e).array;
-                // SAFETY: our own export.
+                // SAFETY: the export is live and has this child.
                 let child = |i| unsafe { (**a.children.add(i)).null_count };
                 [a.null_count]
                     .into_iter()
@@ -302,7 +302,8 @@ fn tails_are_zero() {
                 bytes,
                 kind: CopyKind::DeviceToHost,
             };
-            // SAFETY: padded memory of this crate; waited for below.
+            // SAFETY: source and destination have as many bytes, padding included, and live until
+            // the wait below.
             unsafe { queue.raw().copy(&[op]) }.unwrap();
             queue.synchronize().unwrap();
             assert!(
@@ -323,7 +324,8 @@ fn view_lengths() {
         let lengths = |e: &mut FFI_ArrowDeviceArray| {
             let a = c(e).array;
             let n = a.n_buffers as usize;
-            // SAFETY: our own export, whose lengths the host can read.
+            // SAFETY: the export is live, and its last buffer is a list of lengths that the host
+            // can read.
             unsafe {
                 let list = *a.buffers.add(n - 1);
                 (

@@ -40,7 +40,7 @@ fn counted(buffer: Buffer) -> (DeviceBuffer, Arc<AtomicUsize>) {
         buffer.len(),
     );
     let owner = Box::new(Counted(drops.clone(), buffer));
-    // SAFETY: the owner holds the memory.
+    // SAFETY: the owner holds the memory, which has `len` bytes that nobody writes.
     (
         unsafe { DeviceBuffer::from_raw(&Devices::cpu(), address, len, owner, None) },
         drops,
@@ -54,13 +54,13 @@ fn owned() -> (DeviceRecordBatch, Vec<Arc<AtomicUsize>>) {
     let (buffers, drops): (Vec<_>, Vec<_>) = (0..4).map(|_| numbers()).unzip();
     let inner = plain(buffers[1].clone());
     let data_type = structure(vec![("i", DataType::Int32)]);
-    // SAFETY: no values but those of `inner`.
+    // SAFETY: a struct has no values but those of its child, `inner`, which has as many rows.
     let outer =
         unsafe { DeviceArray::from_parts(data_type, 3, Some(0), &[None], &[inner]) }.unwrap();
     let keys = [None, Some(buffers[2].clone())];
     let data_type = dictionary(DataType::Int32, DataType::Int32);
     let values = plain(buffers[3].clone());
-    // SAFETY: keys 0 and 1 of three values.
+    // SAFETY: the keys are 0 and 1, and there are three values.
     let words =
         unsafe { DeviceArray::from_parts(data_type, 3, Some(0), &keys, &[values]) }.unwrap();
     (join(&[plain(buffers[0].clone()), outer, words]), drops)
@@ -94,7 +94,7 @@ fn every_order() {
         let mut exported = batch.export_array(&EVENT).unwrap();
         drop(batch);
         assert_eq!(dropped(&drops), [0; 4]);
-        // SAFETY: our own export; each struct is moved once.
+        // SAFETY: the export is live and has these children; each struct is moved once.
         let mut nodes: Vec<Option<Moved>> = unsafe {
             let root = &raw mut c(&mut exported).array;
             let child = |i| *(*root).children.add(i);
@@ -127,7 +127,7 @@ fn whole_trees_and_twice() {
     let mut exported = batch.export_array(&EVENT).unwrap();
     drop(batch);
     let root = &raw mut c(&mut exported).array;
-    // SAFETY: our own export.
+    // SAFETY: the export is live and has this child; its root's release is called once.
     unsafe {
         let release = (*root).release.unwrap();
         let child = *(*root).children.add(1);
@@ -154,7 +154,7 @@ fn siblings_on_many_threads() {
             let mut exported = up.export_array(&EVENT).unwrap();
             drop(up);
             let root = c(&mut exported).array;
-            // SAFETY: our own export; each child is moved once.
+            // SAFETY: the export is live and has these children; each struct is moved once.
             let children: Vec<_> = unsafe {
                 (0..64)
                     .map(|i| Moved(take(*root.children.add(i))))
@@ -246,7 +246,7 @@ fn an_owner_of_two_columns() {
     let drops = [two_drops, one_drops];
     for order in orders(3) {
         let mut exported = batch.export_array(&EVENT).unwrap();
-        // SAFETY: our own export; each struct is moved once.
+        // SAFETY: the export is live and has these children; each struct is moved once.
         let mut columns: Vec<Option<Moved>> = unsafe {
             let root = &raw mut c(&mut exported).array;
             (0..3)
@@ -284,7 +284,7 @@ fn lists_of_lengths_wait_too() {
         let up = place.device.upload_array(&long).unwrap();
         up.wait().unwrap();
         let mut exported = up.export_array(&EVENT.with_release(policy)).unwrap();
-        // SAFETY: our own export; the last of its four buffers is the list.
+        // SAFETY: the export is live, and the last of its four buffers is the list of sizes.
         let list = unsafe { *c(&mut exported).array.buffers.add(3) };
         let queue = place.device.new_queue().unwrap();
         let (go, gate) = mpsc::channel::<()>();
@@ -318,7 +318,7 @@ fn owners_that_panic() {
     }
     let values = Buffer::from_vec(vec![1i32, 2, 3]);
     let address = DevicePtr::new(values.as_ptr().cast_mut().cast());
-    // SAFETY: `values` lives as long as the test.
+    // SAFETY: `values` has 12 bytes that live as long as the test, and nobody writes to them.
     let bomb =
         unsafe { DeviceBuffer::from_raw(&Devices::cpu(), address, 12, Box::new(Bomb), None) };
     let (calm, drops) = counted(values.clone());

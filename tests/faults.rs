@@ -287,7 +287,7 @@ fn large_compact_copies() {
 fn uncounted(sim: &Sim, array: &ArrayRef) -> DeviceArray {
     let up = sim.upload_array(array).unwrap();
     let buffers = [up.buffer(0), up.buffer(1)];
-    // SAFETY: the buffers and rows of the same array.
+    // SAFETY: the parts are those of a valid array of this type and length.
     let again =
         unsafe { DeviceArray::from_parts(up.data_type().clone(), up.len(), None, &buffers, &[]) };
     again.unwrap()

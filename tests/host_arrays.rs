@@ -100,7 +100,7 @@ fn masks_without_nulls() {
 #[derive(Debug)]
 struct Foreign(ArrayRef);
 
-// SAFETY: it answers as its inner array, of whose type it is not.
+// SAFETY: every method but `as_any` returns what the inner array, which is valid, returns.
 unsafe impl Array for Foreign {
     fn as_any(&self) -> &dyn Any {
         self

@@ -114,7 +114,7 @@ fn types_that_grow_by_sharing_are_refused() {
     };
     let options = ImportOptions::default();
     let mut foreign = Foreign::new(&ints().to_data(), &Devices::cpu());
-    // SAFETY: the type is refused.
+    // SAFETY: the type is refused before anything is read of the struct.
     refused(unsafe { DeviceArray::import_as(foreign.take(), shared.clone(), &options) }.map(drop));
     foreign.assert_released("array");
     let schema = Arc::new(Schema::new(vec![shared.clone()]));
@@ -123,7 +123,8 @@ fn types_that_grow_by_sharing_are_refused() {
     refused(unsafe { DeviceRecordBatch::import_as(foreign.take(), schema, &options) }.map(drop));
     foreign.assert_released("batch");
     let data = ArrayData::builder(shared.data_type().clone()).len(0);
-    // SAFETY: never used as an arrow array.
+    // SAFETY: no arrow array is made of the data; its values are read by nothing but the checks
+    // under test.
     let data = unsafe { data.build_unchecked() };
     refused(Devices::cpu().upload_data(data).map(drop));
 }
@@ -184,7 +185,7 @@ fn many_children_cost_what_they_are() {
     let buffers: [*const std::ffi::c_void; 2] =
         [std::ptr::null(), child.buffers()[0].as_ptr().cast()];
     unsafe extern "C" fn release(array: *mut CArray) {
-        // SAFETY: a struct of this test.
+        // SAFETY: the struct is a live one of this test.
         unsafe { (*array).release = None };
     }
     let mut child = CArray {
@@ -214,7 +215,8 @@ fn many_children_cost_what_they_are() {
         sync_event: std::ptr::null_mut(),
         reserved: [0; 3],
     };
-    // SAFETY: the same C struct; what it points to outlives the import.
+    // SAFETY: `array` has the layout of `struct ArrowDeviceArray`, has no other owner, and what it
+    // points to outlives the import.
     let array = unsafe { FFI_ArrowDeviceArray::from_raw((&raw mut array).cast()) };
     let (batch, allocated, _) = bytes(|| {
         // SAFETY: the struct complies with the interface: it was built above, and what it points to outlives the import.
@@ -246,7 +248,7 @@ fn shared_lists_of_buffers_are_bounded() {
     let data_type = DataType::Struct(vec![field; n].into());
     let builder = ArrayData::builder(data_type.clone()).len(4);
     let columns = vec![many_buffers(1); n];
-    // SAFETY: valid data.
+    // SAFETY: each column is valid and has four rows.
     let data = unsafe { builder.child_data(columns).build_unchecked() };
     let mut foreign = Foreign::new(&data, &Devices::cpu());
     foreign.root().children = children.as_mut_ptr();

@@ -53,7 +53,8 @@ fn through(array: &DeviceArray, options: &ImportOptions, export: &ExportOptions)
         true,
     ));
     let exported = array.export_array(export).unwrap();
-    // SAFETY: array and type come from one export of this crate.
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
+    // is the exported one.
     unsafe { DeviceArray::import_as(exported, field, options) }.unwrap()
 }
 
@@ -128,7 +129,8 @@ fn batches_and_slices() {
                 let (array, _) = slice.export(SyncPolicy::Event).unwrap();
                 assert_eq!(array.array().offset(), 0);
                 assert_eq!(array.array().null_count(), 0);
-                // SAFETY: array and type come from one export of this crate.
+                // SAFETY: the struct comes from an export of this crate, whose values are valid,
+                // and the type is the exported one.
                 let again =
                     unsafe { DeviceRecordBatch::import_as(array, up.schema(), &options) }.unwrap();
                 let expected = batch.slice(offset, length);

@@ -115,7 +115,7 @@ fn children_outlive_their_parent() {
         let mut exported = up.export_array(&options()).unwrap();
         drop(up);
         let root: *mut CArray = std::ptr::from_mut::<FFI_ArrowDeviceArray>(&mut exported).cast();
-        // SAFETY: our own export; each struct is moved once.
+        // SAFETY: the export is live and has these children; each struct is moved once.
         let mut moved: Vec<Moved> = unsafe {
             (0..(*root).n_children as usize)
                 .map(|i| Moved(take(*(*root).children.add(i))))
@@ -167,7 +167,7 @@ fn released_twice() {
     let mut exported = up.export_array(&options()).unwrap();
     drop(up);
     let root: *mut CArray = std::ptr::from_mut::<FFI_ArrowDeviceArray>(&mut exported).cast();
-    // SAFETY: our own export, whose root is released last.
+    // SAFETY: the export is live and has these children; the root is released last.
     unsafe {
         let release = (*root).release.unwrap();
         for child in [*(*root).children.add(1), *(*root).children, root] {

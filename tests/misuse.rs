@@ -134,7 +134,7 @@ fn typed_access_is_checked() {
     assert_eq!(odd.to_host().unwrap().len(), 5);
     assert!(cpu.stats().since(&before).host_copied_bytes >= 40);
     // No rows need no offset.
-    // SAFETY: there are no values.
+    // SAFETY: the array has no rows, so it needs no values.
     let empty = unsafe {
         let none = DeviceBuffer::from(Buffer::default());
         DeviceArray::from_parts(DataType::Utf8, 0, None, &[None, Some(none), None], &[])
@@ -177,7 +177,7 @@ fn parts_that_do_not_fit_are_refused() {
     let zero = DataType::FixedSizeBinary(0);
     assert!(is_argument(values(zero.clone(), usize::MAX, 0, None)));
     assert!(values(zero, 1 << 40, 0, None).is_ok());
-    // SAFETY: refused.
+    // SAFETY: the parts are refused, so no array claims to have them.
     let parts = |nulls, mask: Option<usize>| unsafe {
         let buffers = [mask.map(buffer), Some(buffer(16))];
         DeviceArray::from_parts(DataType::Int32, 4, Some(nulls), &buffers, &[])
@@ -194,7 +194,7 @@ fn parts_that_do_not_fit_are_refused() {
         assert!(is_argument(values(other, 0, 0, None)));
     }
     let child = Devices::cpu().upload_array(&ints(9)).unwrap();
-    // SAFETY: all are refused, or hold nothing that could be wrong.
+    // SAFETY: the parts are refused, or have no values that could be invalid.
     let parts = |data_type, rows, buffers: &[Option<DeviceBuffer>], children: &[DeviceArray]| unsafe {
         DeviceArray::from_parts(data_type, rows, None, buffers, children)
     };
@@ -322,7 +322,8 @@ fn null_counts_are_those_of_the_bitmap() {
             "in a compact batch",
         );
         let exact = batch.export(SyncPolicy::Event).unwrap();
-        // SAFETY: array and type come from one export of this crate.
+        // SAFETY: the struct comes from an export of this crate, whose values are valid, and the
+        // type is the exported one.
         let again = unsafe { DeviceRecordBatch::import(exact.0, &exact.1) }.unwrap();
         assert_eq!(again.column(0).unwrap().null_count(), Some(1));
         check(&again.column(0).unwrap(), "exported");
@@ -342,7 +343,8 @@ fn null_counts_are_those_of_the_bitmap() {
 fn unknown_null_counts_are_exported_as_such() {
     let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
     let exported = one_null().export_array(&options).unwrap();
-    // SAFETY: the type is what it was made of.
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
+    // is the exported one.
     let again = unsafe {
         DeviceArray::import_as(
             exported,

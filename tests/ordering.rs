@@ -406,7 +406,7 @@ fn adopted_memory_is_dropped_after_its_uses() {
     let ready = home.record().unwrap();
     let owner = Arc::new(memory);
     let watch = Arc::downgrade(&owner);
-    // SAFETY: the owner holds the memory, and nothing changes it.
+    // SAFETY: the owner holds the memory, which has 64 bytes that nothing changes after the event.
     let adopted = unsafe { DeviceBuffer::from_raw(&sim, address, 64, Box::new(owner), ready) };
     let queue = sim.new_queue().unwrap();
     let lent = adopted.on(&queue).unwrap();

@@ -53,7 +53,8 @@ impl Mute {
     }
 }
 
-// SAFETY: everything is the simulated device's.
+// SAFETY: every method passes its call on to the simulated device, except `notify_event`, which drops
+// the waker.
 unsafe impl Backend for Mute {
     fn id(&self) -> DeviceId {
         self.sim.id()
@@ -191,7 +192,7 @@ fn three_questions_an_upload() {
 fn uses_of_one_buffer() {
     let sim = held();
     let device = Device::new(sim.clone()).unwrap();
-    // SAFETY: nothing reads it.
+    // SAFETY: the buffer has no bytes, so nothing is read at null.
     let buffer = unsafe { DeviceBuffer::from_raw(&device, DevicePtr::NULL, 0, Box::new(()), None) };
     let queue = device.new_queue().unwrap();
     for _ in 0..N {

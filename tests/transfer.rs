@@ -327,7 +327,7 @@ fn struct_data_with_offsets() {
     let sliced = whole.to_data().slice(5, 20);
     let nulls = sliced.nulls().cloned();
     let sliced = sliced.into_builder().offset(5).nulls(nulls);
-    // SAFETY: what arrow-rs 59 makes.
+    // SAFETY: the data has the layout that arrow-rs 59 makes of such a slice.
     let sliced = unsafe { sliced.build_unchecked() };
     assert_eq!((sliced.offset(), sliced.child_data()[0].len()), (5, 20));
     let unsliced = whole.to_data().into_builder().offset(5).len(20);

@@ -57,7 +57,7 @@ fn import(foreign: &mut Foreign, way: Way, options: &ImportOptions) -> Result<De
             let mut next = Some(array);
             let producer = Producer::new(&schema, move |out| {
                 let array = next.take().unwrap_or_else(FFI_ArrowDeviceArray::empty);
-                // SAFETY: `out` is the consumer's, for writing.
+                // SAFETY: the consumer passes memory for one struct.
                 unsafe { array.write_to(out) };
                 0
             });
@@ -69,7 +69,8 @@ fn import(foreign: &mut Foreign, way: Way, options: &ImportOptions) -> Result<De
         Way::AsyncStream => {
             let trusted = options.clone().with_validation(Validation::Structure);
             let batch = foreign.import_batch(&trusted)?;
-            // SAFETY: the producer is ours; the values are checked.
+            // SAFETY: the handler goes to this crate's own producer, which keeps to the interface;
+            // the values are checked.
             let (handler, opening) =
                 unsafe { AsyncDeviceRecordBatchStream::handler(1, options.clone()) };
             let device_type = batch.device().id().device_type;
@@ -146,7 +147,8 @@ fn replaced(
     let mut children = data.child_data().to_vec();
     children[i] = replaced(&children[i], rest, change);
     let builder = data.clone().into_builder().child_data(children);
-    // SAFETY: never used as an arrow array.
+    // SAFETY: no arrow array is made of the data; its values are read by nothing but the checks
+    // under test.
     unsafe { builder.build_unchecked() }
 }
 
@@ -186,7 +188,8 @@ fn spoiled(data: &ArrayData, rng: &mut Rng) -> ArrayData {
         };
         *buffer = Buffer::from(&bytes[..]);
         let builder = data.clone().into_builder().buffers(buffers);
-        // SAFETY: never used as an arrow array.
+        // SAFETY: no arrow array is made of the data; its values are read by nothing but the checks
+        // under test.
         unsafe { builder.build_unchecked() }
     })
 }
@@ -308,7 +311,8 @@ fn bad_first_text() -> ArrayData {
     let texts = texts
         .add_buffer(offsets())
         .add_buffer(Buffer::from([0xFF, b'a']));
-    // SAFETY: never used as an arrow array.
+    // SAFETY: no arrow array is made of the data; its values are read by nothing but the checks
+    // under test.
     let texts = unsafe { texts.build_unchecked() };
     let lists = ArrayData::builder(list(DataType::Utf8)).len(2);
     let lists = lists.add_buffer(offsets()).add_child_data(texts);
@@ -327,7 +331,8 @@ fn rows_that_an_ancestor_cuts_off_are_checked() {
             let builder = ArrayData::builder(data_type)
                 .len(rows)
                 .add_child_data(child);
-            // SAFETY: never used as an arrow array.
+            // SAFETY: no arrow array is made of the data; its values are read by nothing but the
+            // checks under test.
             unsafe { builder.build_unchecked() }
         };
         let text = list(DataType::Utf8);

@@ -64,13 +64,13 @@ fn places() -> Vec<(Option<Sim>, Device, ImportOptions)> {
 fn through(array: &DeviceArray, export: &ExportOptions, options: &ImportOptions) -> DeviceArray {
     let field = Arc::new(Field::new("", array.data_type().clone(), true));
     let exported = array.export_array(export).unwrap();
-    // SAFETY: the array comes from an export, and the type is its own.
+    // SAFETY: the struct is an export of valid data, and the type is the exported one.
     unsafe { DeviceArray::import_as(exported, field, options) }.unwrap()
 }
 
 fn batch_through(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
     let exported = batch.export_array(&EXACT).unwrap();
-    // SAFETY: the array comes from an export, and the schema is its own.
+    // SAFETY: the struct is an export of valid data, and the type is the exported one.
     unsafe { DeviceRecordBatch::import_as(exported, batch.schema(), options) }.unwrap()
 }
 

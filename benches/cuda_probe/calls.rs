@@ -85,13 +85,15 @@ fn one_block(probe: &Probe, way: &Way, bytes: usize) -> Res<[f64; 4]> {
         (Way::Plain, None) => return Err("no block".into()),
     };
     let allocated = since(start);
-    // SAFETY: the block was just allocated in this stream's order.
+    // SAFETY: the byte lies in the block that was just allocated in this stream's order, and is
+    // freed after the wait.
     unsafe { stream.fill(address, 1, 1) }?;
     stream.wait()?;
     let usable = since(start);
     let start = Instant::now();
     match (way, plain) {
-        // SAFETY: allocated above, freed once.
+        // SAFETY: the block was allocated from this pool above, and is freed once, after its uses
+        // in the stream's order.
         (Way::Pool(pool), _) => unsafe { pool.free(address, stream) }?,
         (Way::Plain, Some(plain)) => plain.free()?,
         (Way::Plain, None) => {}
@@ -298,7 +300,7 @@ pub(crate) fn events(probe: &Probe) -> Res<()> {
     add("context push and pop", &mut || {
         repeat(&mut || {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: the context lives; `popped` is written.
+            // SAFETY: the context is live, and `popped` is valid for the write of a handle.
             let code = unsafe {
                 check("cuCtxPushCurrent", sys::cuCtxPushCurrent_v2(context))?;
                 sys::cuCtxPopCurrent_v2(&raw mut popped)
@@ -328,7 +330,7 @@ fn kind_of(address: u64) -> Res<()> {
     let mut which = [CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE];
     let mut kind = 0u32;
     let mut data: [*mut c_void; 1] = [(&raw mut kind).cast()];
-    // SAFETY: one attribute, 4 bytes wide, is written.
+    // SAFETY: both lists have one member, and `kind` has the attribute's 4 bytes.
     let code =
         unsafe { sys::cuPointerGetAttributes(1, which.as_mut_ptr(), data.as_mut_ptr(), address) };
     black_box(kind);

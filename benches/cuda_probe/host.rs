@@ -12,8 +12,8 @@ use crate::data::fill;
 use crate::raw::{Locked, check};
 use crate::stats::{Res, Sample, Table, rate, since, size, time, total_only};
 
-/// Copies with `threads` threads, each its own part, over and over; answers the seconds from the first
-/// thread's start to the last one's end. The first round is not counted.
+/// Copies with `threads` threads, each its own part, over and over; answers the seconds from the
+/// first thread's start to the last one's end. The first round is not counted.
 fn copy_rounds(threads: usize, dst: &mut [u8], src: &[u8], rounds: usize) -> Res<Sample> {
     let part = src.len().div_ceil(threads).next_multiple_of(4096);
     let parts: Vec<_> = dst.chunks_mut(part).zip(src.chunks(part)).collect();
@@ -122,8 +122,8 @@ impl Block {
                 scope.spawn(move || {
                     for at in (from..bytes.min(from + part)).step_by(4096) {
                         let page = std::ptr::with_exposed_provenance_mut::<u8>(start + at);
-                        // SAFETY: within the block, each page by one thread. Volatile, so that it is
-                        // done although nobody reads it.
+                        // SAFETY: within the block, each page by one thread. Volatile, so that it
+                        // is done although nobody reads it.
                         unsafe { page.write_volatile(1) };
                     }
                 });
@@ -134,7 +134,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: from `alloc` with this layout.
+        // SAFETY: the memory came from `alloc` with this layout, and is freed once.
         unsafe { dealloc(self.ptr, self.layout) };
     }
 }
@@ -236,7 +236,7 @@ pub(crate) fn locking(probe: &Probe) -> Res<()> {
                 .zip(before)
                 .map(|(now, before)| now.saturating_sub(before));
             let start = Instant::now();
-            // SAFETY: registered above; nothing uses it.
+            // SAFETY: the memory was registered above, and no queued work uses it.
             let code = unsafe { sys::cuMemHostUnregister(ptr) };
             check("cuMemHostUnregister", code)?;
             undone.push(since(start));
@@ -271,7 +271,8 @@ pub(crate) unsafe fn copy_once(threads: usize, dst: u64, src: &[u8]) -> Res<[f64
         for (i, src) in src.chunks(part).enumerate() {
             scope.spawn(move || {
                 let at = std::ptr::with_exposed_provenance_mut::<u8>(dst as usize + i * part);
-                // SAFETY: the caller guarantees that `dst` has as many bytes as `src` (see `# Safety`); each thread has its own part.
+                // SAFETY: the caller guarantees that `dst` has as many bytes as `src` (see
+                // `# Safety`); each thread has its own part.
                 unsafe { at.copy_from_nonoverlapping(src.as_ptr(), src.len()) };
             });
         }

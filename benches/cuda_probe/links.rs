@@ -20,7 +20,8 @@ pub(crate) unsafe fn copy(
     bytes: usize,
 ) -> Res<[f64; 2]> {
     let start = Instant::now();
-    // SAFETY: the caller's, and it is waited for here.
+    // SAFETY: the caller guarantees that both ranges are valid and used by nothing else (see `#
+    // Safety`); the copy is waited for here.
     unsafe { stream.copy(dst, src, bytes) }?;
     let submitted = since(start);
     event.record(stream)?;
@@ -35,7 +36,7 @@ pub(crate) fn run(probe: &Probe) -> Res<()> {
     fill(up.bytes_mut(), 1);
     down.bytes_mut().fill(0xaa);
     let (there, back) = (OnDevice::new(most)?, OnDevice::new(most)?);
-    // SAFETY: the memory is this function's; the wait follows.
+    // SAFETY: the block has `most` bytes, and lives until the wait that follows.
     unsafe { probe.stream.fill(back.address(), 0x55, most) }?;
     probe.stream.wait()?;
     let event = Event::new()?;
@@ -55,7 +56,8 @@ pub(crate) fn run(probe: &Probe) -> Res<()> {
     let title = "both at once, on two streams; the rate counts both";
     print(probe, title, most, 2, |bytes| {
         let start = Instant::now();
-        // SAFETY: all blocks have `most` bytes, the two copies share nothing, and both are waited for.
+        // SAFETY: all blocks have `most` bytes, the two copies share nothing, and both are waited
+        // for.
         unsafe {
             probe.stream.copy(there.address(), host, bytes)?;
             probe.second.copy(other, back.address(), bytes)?;

@@ -13,24 +13,24 @@ use crate::stats::{Res, size};
 pub(crate) fn run(probe: &Probe) -> Res<()> {
     let mut device = 0;
     let ordinal = c_int::try_from(probe.ordinal)?;
-    // SAFETY: `device` is written.
+    // SAFETY: `device` is valid for the write of a handle.
     let code = unsafe { sys::cuDeviceGet(&raw mut device, ordinal) };
     check("cuDeviceGet", code)?;
     let mut name = [0; 256];
-    // SAFETY: `name` is written, with a 0 at its end.
+    // SAFETY: `name` has the 256 bytes that the driver may write.
     check("cuDeviceGetName", unsafe {
         sys::cuDeviceGetName(name.as_mut_ptr(), 256, device)
     })?;
-    // SAFETY: the driver has written `name` with a 0 at its end.
+    // SAFETY: the driver has written a text that ends with NUL to `name`.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
     let (mut free, mut total) = (0, 0);
-    // SAFETY: both are written.
+    // SAFETY: `free` and `total` are valid for the write of a size.
     check("cuMemGetInfo", unsafe {
         sys::cuMemGetInfo_v2(&raw mut free, &raw mut total)
     })?;
     let attribute = |which: A| -> Res<c_int> {
         let mut value = 0;
-        // SAFETY: `value` is written.
+        // SAFETY: `value` is valid for the write of an int.
         let code = unsafe { sys::cuDeviceGetAttribute(&raw mut value, which, device) };
         check("cuDeviceGetAttribute", code)?;
         Ok(value)

@@ -208,7 +208,7 @@ fn run(args: &Args, device: Device) -> Res<usize> {
     println!("all of it: {:.1} s", stats::since(start));
     drop(probe);
     let mut popped = std::ptr::null_mut();
-    // SAFETY: pushed above; `popped` is written.
+    // SAFETY: `popped` is valid for the write of a handle; what is popped was pushed above.
     check("cuCtxPopCurrent", unsafe {
         sys::cuCtxPopCurrent_v2(&raw mut popped)
     })?;

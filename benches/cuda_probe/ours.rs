@@ -97,7 +97,7 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
     fill(&mut slab, 6);
     let locked = slab.into_buffer();
     let (there, event) = (OnDevice::new(all)?, Event::new()?);
-    // SAFETY: blocks of `all` bytes, used by one copy at a time, which is waited for. Here and below.
+    // SAFETY: both blocks have `all` bytes, and one copy at a time uses them; `copy` waits for it.
     let raw_up = || unsafe { copy(&probe.stream, &event, there.address(), at(&locked), all) };
 
     let batch = over(&locked, 8)?;
@@ -133,7 +133,8 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
             side("memcpy, 1 thread", || memcpy(1)),
             side("memcpy, 4 threads", || memcpy(4)),
             side("memcpy, 8 threads", || memcpy(8)),
-            // SAFETY: `memory` and the device block have `all` bytes, and one copy at a time uses them.
+            // SAFETY: `memory` and the device block have `all` bytes, and one copy at a time uses
+            // them.
             side("the driver, from ordinary", || unsafe {
                 copy(&probe.stream, &event, there.address(), at(&memory), all)
             }),
@@ -260,7 +261,8 @@ impl<'a> Small<'a> {
         let locked = packed.address();
         let mut ways = vec![
             side("this crate", || upload(probe, self.batch)),
-            // SAFETY: blocks of at least as many bytes, used by one copy at a time. Here and below.
+            // SAFETY: source and destination have at least as many bytes, and one copy at a time
+            // uses them; `copy` waits for it.
             side(format!("raw({})", size(sent)), || unsafe {
                 copy(stream, event, there.address(), locked, sent)
             }),
@@ -269,7 +271,8 @@ impl<'a> Small<'a> {
                 for (buffer, offset) in self.buffers.iter().zip(&self.offsets) {
                     packed.bytes_mut()[*offset..][..buffer.len()].copy_from_slice(buffer);
                 }
-                // SAFETY: both blocks have at least as many bytes, and one copy at a time uses them.
+                // SAFETY: both blocks have at least as many bytes, and one copy at a time uses
+                // them.
                 unsafe { stream.copy(there.address(), locked, self.packed) }?;
                 self.finish(start)
             }),
@@ -281,10 +284,12 @@ impl<'a> Small<'a> {
                 let start = Instant::now();
                 let block = pool.allocate(self.packed, stream)?;
                 // The list's places are in another block, of the same size.
-                // SAFETY: the pieces lie in blocks of at least as many bytes, and one copy at a time uses them.
+                // SAFETY: the pieces lie in blocks of at least as many bytes, and one copy at a
+                // time uses them.
                 unsafe { batch.copy(&pieces, stream) }?;
                 let seconds = self.finish(start)?;
-                // SAFETY: just allocated, freed once.
+                // SAFETY: the block was allocated from this pool above, and is freed once, after
+                // its uses in the stream's order.
                 unsafe { pool.free(block, stream) }?;
                 stream.wait()?;
                 Ok(seconds)
@@ -335,12 +340,14 @@ impl<'a> Small<'a> {
         for buffer in &self.buffers {
             let block = pool.allocate(buffer.len(), stream)?;
             blocks.push(block);
-            // SAFETY: the block was allocated in this stream's order; the buffer lives on.
+            // SAFETY: the block was allocated in this stream's order with as many bytes; the buffer
+            // lives until the wait.
             unsafe { stream.copy(block, at(buffer), buffer.len()) }?;
         }
         let seconds = self.finish(start)?;
         for block in blocks {
-            // SAFETY: allocated above, freed once.
+            // SAFETY: the block was allocated from this pool above, and is freed once, after its
+            // uses in the stream's order.
             unsafe { pool.free(block, stream) }?;
         }
         stream.wait()?;
@@ -352,7 +359,7 @@ impl<'a> Small<'a> {
         let mut blocks = Vec::with_capacity(self.buffers.len());
         for buffer in &self.buffers {
             let block = OnDevice::new(buffer.len())?;
-            // SAFETY: the call reads the buffer before it returns.
+            // SAFETY: the block has as many bytes, and the call reads the buffer before it returns.
             let code = unsafe {
                 sys::cuMemcpyHtoD_v2(block.address(), buffer.as_ptr().cast(), buffer.len())
             };

@@ -27,7 +27,7 @@ impl Locked {
     pub(crate) fn new(bytes: usize) -> Res<Self> {
         const PORTABLE: c_uint = 1;
         let mut ptr = null_mut();
-        // SAFETY: `ptr` is written; the context is current.
+        // SAFETY: `ptr` is valid for the write of a pointer, and a context is current.
         let code = unsafe { sys::cuMemHostAlloc(&raw mut ptr, bytes, PORTABLE) };
         check("cuMemHostAlloc", code)?;
         Ok(Self { ptr, bytes })
@@ -37,7 +37,8 @@ impl Locked {
     pub(crate) fn free(self) -> Res<()> {
         let ptr = self.ptr;
         std::mem::forget(self);
-        // SAFETY: from `cuMemHostAlloc`, freed once; callers wait for what uses it.
+        // SAFETY: the memory came from `cuMemHostAlloc` and is freed once; callers wait for what
+        // uses it.
         check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(ptr) })
     }
 
@@ -55,7 +56,8 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // SAFETY: as in `free`.
+        // SAFETY: the memory came from the driver's allocation in `new` and is freed once: `free`
+        // forgets the value. Users wait for what uses it.
         unsafe { sys::cuMemFreeHost(self.ptr) };
     }
 }
@@ -68,7 +70,7 @@ pub(crate) struct OnDevice {
 impl OnDevice {
     pub(crate) fn new(bytes: usize) -> Res<Self> {
         let mut address = 0;
-        // SAFETY: `address` is written; the context is current.
+        // SAFETY: `address` is valid for the write of an address, and a context is current.
         let code = unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) };
         check("cuMemAlloc", code)?;
         Ok(Self { address })
@@ -82,14 +84,16 @@ impl OnDevice {
     pub(crate) fn free(self) -> Res<()> {
         let address = self.address;
         std::mem::forget(self);
-        // SAFETY: from `cuMemAlloc`, freed once.
+        // SAFETY: the memory came from `cuMemAlloc` and is freed once; callers wait for what uses
+        // it.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
     }
 }
 
 impl Drop for OnDevice {
     fn drop(&mut self) {
-        // SAFETY: as in `free`.
+        // SAFETY: the memory came from the driver's allocation in `new` and is freed once: `free`
+        // forgets the value. Users wait for what uses it.
         unsafe { sys::cuMemFree_v2(self.address) };
     }
 }
@@ -101,21 +105,21 @@ impl Event {
     pub(crate) fn new() -> Res<Self> {
         const DISABLE_TIMING: c_uint = 2;
         let mut event = null_mut();
-        // SAFETY: `event` is written; the context is current.
+        // SAFETY: `event` is valid for the write of a handle, and a context is current.
         let code = unsafe { sys::cuEventCreate(&raw mut event, DISABLE_TIMING) };
         check("cuEventCreate", code)?;
         Ok(Self(event))
     }
 
     pub(crate) fn record(&self, stream: &Stream) -> Res<()> {
-        // SAFETY: both live.
+        // SAFETY: stream and event are live: their owners are borrowed.
         let code = unsafe { sys::cuEventRecord(self.0, stream.raw) };
         check("cuEventRecord", code)
     }
 
     /// Makes this thread wait.
     pub(crate) fn wait(&self) -> Res<()> {
-        // SAFETY: the event lives.
+        // SAFETY: the event is live: `self` owns it.
         check("cuEventSynchronize", unsafe {
             sys::cuEventSynchronize(self.0)
         })
@@ -123,14 +127,14 @@ impl Event {
 
     /// Asks whether it has completed; an event that has not is an error here.
     pub(crate) fn query(&self) -> Res<()> {
-        // SAFETY: the event lives.
+        // SAFETY: the event is live: `self` owns it.
         check("cuEventQuery", unsafe { sys::cuEventQuery(self.0) })
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: created in `new`.
+        // SAFETY: the handle was created in `new`, and only this drop destroys it.
         unsafe { sys::cuEventDestroy_v2(self.0) };
     }
 }
@@ -146,7 +150,7 @@ impl Stream {
     pub(crate) fn new() -> Res<Self> {
         const NON_BLOCKING: c_uint = 1;
         let mut raw = null_mut();
-        // SAFETY: `raw` is written; the context is current.
+        // SAFETY: `raw` is valid for the write of a handle, and a context is current.
         let code = unsafe { sys::cuStreamCreate(&raw mut raw, NON_BLOCKING) };
         check("cuStreamCreate", code)?;
         Ok(Self { raw, own: true })
@@ -160,14 +164,14 @@ impl Stream {
 
     /// Makes this thread wait for all of it.
     pub(crate) fn wait(&self) -> Res<()> {
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is live: `self` owns it, or a queue that lives as long lent it.
         check("cuStreamSynchronize", unsafe {
             sys::cuStreamSynchronize(self.raw)
         })
     }
 
     pub(crate) fn wait_for(&self, event: &Event) -> Res<()> {
-        // SAFETY: both live.
+        // SAFETY: stream and event are live: their owners are borrowed.
         let code = unsafe { sys::cuStreamWaitEvent(self.raw, event.0, 0) };
         check("cuStreamWaitEvent", code)
     }
@@ -177,7 +181,8 @@ impl Stream {
     /// # Safety
     /// Both ranges are valid until the stream has run the copy, and nothing else uses them.
     pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: usize) -> Res<()> {
-        // SAFETY: the caller guarantees that both ranges are valid until the stream has run the copy (see `# Safety`).
+        // SAFETY: the caller guarantees that both ranges are valid until the stream has run the
+        // copy (see `# Safety`).
         let code = unsafe { sys::cuMemcpyAsync(dst, src, bytes, self.raw) };
         check("cuMemcpyAsync", code)
     }
@@ -185,7 +190,8 @@ impl Stream {
     /// # Safety
     /// As [`copy`](Self::copy).
     pub(crate) unsafe fn fill(&self, dst: u64, byte: u8, bytes: usize) -> Res<()> {
-        // SAFETY: the caller guarantees that the range is valid until the stream has filled it (see `# Safety`).
+        // SAFETY: the caller guarantees that the range is valid until the stream has filled it (see
+        // `# Safety`).
         let code = unsafe { sys::cuMemsetD8Async(dst, byte, bytes, self.raw) };
         check("cuMemsetD8Async", code)
     }
@@ -194,7 +200,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.own {
-            // SAFETY: created in `new`.
+            // SAFETY: the handle was created in `new`, and only this drop destroys it.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
     }
@@ -212,16 +218,16 @@ impl Pool {
         props.location.type_ = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
         // The second member: its name depends on the version of the bindings.
         let location = (&raw mut props.location).cast::<c_int>();
-        // SAFETY: `CUmemLocation` is a C struct of the type and an int, the device.
+        // SAFETY: `CUmemLocation` is a C struct of two ints, of which the second one is the device.
         unsafe { location.add(1).write(c_int::try_from(ordinal)?) };
         let mut pool = null_mut();
-        // SAFETY: `pool` is written.
+        // SAFETY: `pool` is valid for the write of a handle, and `props` is initialized.
         let code = unsafe { sys::cuMemPoolCreate(&raw mut pool, &raw const props) };
         check("cuMemPoolCreate", code)?;
         let pool = Self(pool);
         let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         let value = (&raw mut threshold).cast();
-        // SAFETY: the attribute is 64 bits wide.
+        // SAFETY: the pool was just created, and `value` points to the 64 bits of this attribute.
         let code = unsafe { sys::cuMemPoolSetAttribute(pool.0, attribute, value) };
         check("cuMemPoolSetAttribute", code)?;
         Ok(pool)
@@ -229,7 +235,8 @@ impl Pool {
 
     pub(crate) fn allocate(&self, bytes: usize, stream: &Stream) -> Res<u64> {
         let mut address = 0;
-        // SAFETY: `address` is written; pool and stream live.
+        // SAFETY: `address` is valid for the write of an address; `self` owns the pool, and the
+        // stream is borrowed.
         let code =
             unsafe { sys::cuMemAllocFromPoolAsync(&raw mut address, bytes, self.0, stream.raw) };
         check("cuMemAllocFromPoolAsync", code)?;
@@ -239,7 +246,8 @@ impl Pool {
     /// # Safety
     /// From `allocate`, freed once.
     pub(crate) unsafe fn free(&self, address: u64, stream: &Stream) -> Res<()> {
-        // SAFETY: the caller guarantees that the address was allocated by this pool and is freed once (see `# Safety`).
+        // SAFETY: the caller guarantees that the address was allocated by this pool and is freed
+        // once (see `# Safety`).
         check("cuMemFreeAsync", unsafe {
             sys::cuMemFreeAsync(address, stream.raw)
         })
@@ -248,13 +256,13 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: created in `new`; what was allocated was freed.
+        // SAFETY: the pool was created in `new`, and what was allocated from it was freed.
         unsafe { sys::cuMemPoolDestroy(self.0) };
     }
 }
 
-/// The driver's call that runs a list of copies. By name: its parameters depend on the driver, and the
-/// bindings may lack it.
+/// The driver's call that runs a list of copies. By name: its parameters depend on the driver, and
+/// the bindings may lack it.
 pub(crate) struct Batch {
     call: BatchCall,
     _library: Library,
@@ -322,16 +330,16 @@ impl Batch {
     /// `None` if the driver has no such call.
     pub(crate) fn load() -> Option<Self> {
         let load = |name: &str| {
-            // SAFETY: the driver, which is loaded already.
+            // SAFETY: the library is the driver, whose initialisers have run: it is loaded already.
             unsafe { Library::new(name) }.ok()
         };
         let library = load("libcuda.so").or_else(|| load("libcuda.so.1"))?;
-        // SAFETY: the type is that of CUDA's header.
+        // SAFETY: the type is that of the function in CUDA's header.
         let plain = unsafe { library.get::<Plain>(b"cuMemcpyBatchAsync_v2\0") };
         let call = match plain.map(|call| *call) {
             Ok(call) => BatchCall::Plain(call),
             Err(_) => {
-                // SAFETY: the type is that of CUDA's header.
+                // SAFETY: the type is that of the function in CUDA's header.
                 let call = unsafe { library.get::<WithIndex>(b"cuMemcpyBatchAsync\0") };
                 BatchCall::WithIndex(*call.ok()?)
             }
@@ -363,8 +371,9 @@ impl Batch {
         let (dst, src) = (copies.dst.as_ptr(), copies.src.as_ptr());
         let (sizes, n) = (copies.bytes.as_ptr(), copies.bytes.len());
         let (set, first) = (&raw const attributes, &raw const first);
-        // SAFETY: the lists have `n` members, and there is one set of attributes; the rest is the
-        // caller's.
+        // SAFETY: the lists have `n` members, and there is one set of attributes; the caller
+        // guarantees that the ranges are valid until the stream has run the copies (see `#
+        // Safety`).
         let code = unsafe {
             match self.call {
                 BatchCall::Plain(call) => call(dst, src, sizes, n, set, first, 1, stream.raw),

@@ -17,7 +17,7 @@ pub(crate) fn run(probe: &Probe) -> Res<()> {
         "{count} reads of {EACH} bytes, {APART} bytes apart on the device, until the host has all of them.\n"
     );
     let device = OnDevice::new(count * APART)?;
-    // SAFETY: the block is this function's; the wait follows.
+    // SAFETY: the block has as many bytes, and lives until the wait that follows.
     unsafe { probe.stream.fill(device.address(), 1, count * APART) }?;
     probe.stream.wait()?;
     let mut locked = Locked::new(count * EACH)?;

@@ -21,7 +21,7 @@ pub(crate) fn texts(probe: &Probe) -> Res<()> {
     let options = ImportOptions::default().with_devices(devices);
     let import = || -> Res<DeviceRecordBatch> {
         let (array, schema) = up.export(SyncPolicy::Event)?;
-        // SAFETY: both come from `export`.
+        // SAFETY: both structs come from one export of this crate.
         Ok(unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }?)
     };
     let before = probe.device.stats();
@@ -84,7 +84,7 @@ pub(crate) fn texts(probe: &Probe) -> Res<()> {
             side("this crate", || {
                 let (array, schema) = up.export(SyncPolicy::Event)?;
                 let start = Instant::now();
-                // SAFETY: both come from `export`.
+                // SAFETY: both structs come from one export of this crate.
                 let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }?;
                 let imported = since(start);
                 let here = again.to_host()?;
@@ -110,7 +110,8 @@ pub(crate) fn texts(probe: &Probe) -> Res<()> {
                 stream.wait()?;
                 rest(start)
             }),
-            // SAFETY: blocks of `sent` bytes, used by one copy at a time.
+            // SAFETY: both blocks have `sent` bytes, and one copy at a time uses them; `copy` waits
+            // for it.
             side(format!("raw({})", size(sent)), || unsafe {
                 copy(stream, &event, locked.address(), there.address(), sent)
             }),

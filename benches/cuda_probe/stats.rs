@@ -118,8 +118,8 @@ impl Side<'_> {
     }
 }
 
-/// The first way beside the others. Each round runs all of them in turn, twice: the second time shows
-/// how far the same code is from itself.
+/// The first way beside the others. Each round runs all of them in turn, twice: the second time
+/// shows how far the same code is from itself.
 pub(crate) fn compare(
     title: &str,
     bytes: usize,

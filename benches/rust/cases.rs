@@ -212,7 +212,7 @@ fn each<S, T>(structs: Vec<S>, mut step: impl FnMut(S) -> Result<T>) -> Result<D
 fn import(input: &Input, n: usize) -> Result<Duration> {
     let (schema, options) = (input.host.schema(), ImportOptions::default());
     each(produced_for_device(input, n), |array| {
-        // SAFETY: arrow-rs made it of a batch of this schema.
+        // SAFETY: arrow-rs exported the struct from a valid batch of this schema.
         Ok(unsafe { DeviceRecordBatch::import_as(array, schema.clone(), &options) }?)
     })
 }
@@ -221,7 +221,7 @@ fn import(input: &Input, n: usize) -> Result<Duration> {
 fn import_host(input: &Input, n: usize) -> Result<Duration> {
     let (schema, options) = (input.host.schema(), ImportOptions::default());
     each(produced_for_device(input, n), |array| {
-        // SAFETY: as in `import`.
+        // SAFETY: arrow-rs exported the struct from a valid batch of this schema.
         let batch = unsafe { DeviceRecordBatch::import_as(array, schema.clone(), &options) }?;
         Ok(batch.to_host()?)
     })
@@ -230,7 +230,7 @@ fn import_host(input: &Input, n: usize) -> Result<Duration> {
 fn import_arrow(input: &Input, n: usize) -> Result<Duration> {
     let schema = input.host.schema();
     each(structs(input, n), |array| {
-        // SAFETY: as in `import`.
+        // SAFETY: arrow-rs exported the struct from a valid batch of this schema.
         let data = unsafe { from_ffi_and_data_type(array, input.data_type.clone()) }?;
         Ok(RecordBatch::from(StructArray::from(data)).with_schema(schema.clone())?)
     })
@@ -272,7 +272,7 @@ fn stream(input: &Input, n: usize) -> Result<Duration> {
         let reader =
             DeviceRecordBatchIterator::new(batches, input.host.schema(), ArrowDeviceType::CPU);
         let mut stream = FFI_ArrowDeviceArrayStream::new(reader, OPTIONS)?;
-        // SAFETY: it is ours.
+        // SAFETY: this crate exported the stream above, and this is its only owner.
         let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
         Ok(reader.map(used))
     })
@@ -290,7 +290,7 @@ fn reader(input: &Input, n: usize) -> HostReader {
 fn stream_host(input: &Input, n: usize) -> Result<Duration> {
     through(n, || {
         let mut stream = export_reader(reader(input, n), &Devices::cpu())?;
-        // SAFETY: it is ours.
+        // SAFETY: this crate exported the stream above, and this is its only owner.
         let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
         Ok(reader.into_host_reader().map(used))
     })
@@ -299,7 +299,7 @@ fn stream_host(input: &Input, n: usize) -> Result<Duration> {
 fn stream_arrow(input: &Input, n: usize) -> Result<Duration> {
     through(n, || {
         let mut stream = FFI_ArrowArrayStream::new(Box::new(reader(input, n)));
-        // SAFETY: arrow-rs made it.
+        // SAFETY: arrow-rs exported the stream above, and this is its only owner.
         let reader = unsafe { ArrowArrayStreamReader::from_raw(&mut stream) }?;
         Ok(reader.map(used))
     })
@@ -314,7 +314,7 @@ type Adapter = DeviceRecordBatchStreamAdapter<futures::stream::Iter<Batches>>;
 type Batches = Box<dyn Iterator<Item = arrow_device::Result<DeviceRecordBatch>> + Send>;
 
 fn handler() -> Opened {
-    // SAFETY: it goes to a producer of ours.
+    // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
     unsafe { AsyncDeviceRecordBatchStream::handler(QUEUE, ImportOptions::default()) }
 }
 
@@ -431,7 +431,7 @@ fn malloc_copy(input: &Input, n: usize) -> Result<Duration> {
             }
         }
         for (address, layout) in black_box(&mut kept).drain(..) {
-            // SAFETY: allocated above with this layout.
+            // SAFETY: the memory was allocated above with this layout, and is freed once.
             unsafe { dealloc(address, layout) };
         }
         Ok(())
@@ -441,7 +441,7 @@ fn malloc_copy(input: &Input, n: usize) -> Result<Duration> {
 /// Gives idle heap memory back to the system.
 pub fn release_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: no conditions.
+    // SAFETY: `malloc_trim` may be called at any time, on any thread.
     unsafe {
         libc::malloc_trim(0);
     }

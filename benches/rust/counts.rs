@@ -1,5 +1,5 @@
-//! Counts rather than times, measured anew: `counts` prints a line for each figure of a row, separated by tabs: row, what,
-//! measured, limit.
+//! Counts rather than times, measured anew: `counts` prints a line for each figure of a row,
+//! separated by tabs: row, what, measured, limit.
 
 #[allow(dead_code)] // bytes are counted by tests alone
 #[path = "../../tests/support/alloc.rs"]
@@ -44,7 +44,7 @@ fn cost<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<(T, Tran
 
 fn round_trip(batch: &DeviceRecordBatch, options: &ImportOptions) -> Result<DeviceRecordBatch> {
     let array = batch.export_array(&OPTIONS)?;
-    // SAFETY: exported just now, of this schema.
+    // SAFETY: this crate has just exported the struct from a batch of this schema.
     Ok(unsafe { DeviceRecordBatch::import_as(array, batch.schema(), options) }?)
 }
 
@@ -65,7 +65,7 @@ fn allocations() -> Result<()> {
             let (array, n) = count(|| up.export_array(&OPTIONS));
             exports = n.max(exports);
             let (array, schema) = (array?, up.schema());
-            // SAFETY: exported just now, of this schema.
+            // SAFETY: this crate has just exported the struct from a batch of this schema.
             let (imported, n) =
                 count(|| unsafe { DeviceRecordBatch::import_as(array, schema, &options) });
             imports = n.max(imports);
@@ -79,7 +79,8 @@ fn allocations() -> Result<()> {
     Ok(())
 }
 
-/// C1: packed columns, then ones that are large enough to be copied directly, each once the pools are warm.
+/// C1: packed columns, then ones that are large enough to be copied directly, each once the pools
+/// are warm.
 fn uploads() -> Result<()> {
     let (device, _) = simulated(SimMode::Async)?;
     for (name, batch, direct) in [
@@ -135,7 +136,8 @@ fn payloads(batch: &RecordBatch) -> Result<(usize, usize)> {
         })
 }
 
-/// C2: a slice of 1 % of 10 million rows, up and down. C3: the slab of it, and of batches as they are.
+/// C2: a slice of 1 % of 10 million rows, up and down. C3: the slab of it, and of batches as they
+/// are.
 fn bytes() -> Result<()> {
     const ROWS: usize = 10_000_000;
     let (device, _) = simulated(SimMode::Async)?;
@@ -204,8 +206,8 @@ fn again() -> Result<()> {
     Ok(())
 }
 
-/// W1: small uploads that are all pending until the device runs: nanoseconds of each until its memory is back, and the
-/// questions about its event.
+/// W1: small uploads that are all pending until the device runs: nanoseconds of each until its
+/// memory is back, and the questions about its event.
 fn pending(uploads: usize) -> Result<(f64, f64)> {
     let sim = SimDevice::new(SimConfig::default().with_mode(SimMode::Deferred))?;
     let device = Device::new(sim.clone())?;

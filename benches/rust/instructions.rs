@@ -1,5 +1,5 @@
-//! Runs cases for callgrind: `instructions CASE[,CASE...] KIND COLUMNS ROWS N`. Each case runs twice: what happens once only
-//! is done in the first run, which is not for counting.
+//! Runs cases for callgrind: `instructions CASE[,CASE...] KIND COLUMNS ROWS N`. Each case runs
+//! twice: what happens once only is done in the first run, which is not for counting.
 
 use arrow_device_benches::{batches, cases};
 use cases::{Input, Result};

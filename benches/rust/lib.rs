@@ -50,7 +50,8 @@ pub unsafe extern "C" fn bench_input(
 /// `input` is of [`bench_input`], and not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_input_free(input: *const Input) {
-    // SAFETY: the caller guarantees that `input` came from this library and is not used again (see `# Safety`).
+    // SAFETY: the caller guarantees that `input` came from this library and is not used again (see
+    // `# Safety`).
     drop(unsafe { Box::from_raw(input.cast_mut()) });
 }
 
@@ -70,7 +71,8 @@ pub unsafe extern "C" fn bench_bytes(input: *const Input) -> usize {
 /// `input` is of [`bench_input`], `case` a terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_run(input: *const Input, case: *const c_char, n: usize) -> i64 {
-    // SAFETY: the caller guarantees that `case` is null-terminated and that `input` is alive (see `# Safety`).
+    // SAFETY: the caller guarantees that `case` is null-terminated and that `input` is alive (see
+    // `# Safety`).
     let (name, input) = unsafe { (text(case), &*input) };
     let took = name.and_then(|name| {
         let case = cases::case(name).ok_or_else(|| format!("no case is called {name}"))?;
@@ -96,7 +98,8 @@ pub unsafe extern "C" fn bench_give(
             .device
             .export_array(&ExportOptions::new(SyncPolicy::Event))?;
         let of = FFI_ArrowSchema::try_from(&*input.host.schema())?;
-        // SAFETY: the caller guarantees that `array` and `schema` are valid for a write (see `# Safety`).
+        // SAFETY: the caller guarantees that `array` and `schema` are valid for a write (see
+        // `# Safety`).
         unsafe {
             array.write(exported);
             schema.write(of);
@@ -106,10 +109,12 @@ pub unsafe extern "C" fn bench_give(
     answer(give(), 1)
 }
 
-/// Whether a struct of a peer, which is consumed, has the values of the batch, as it should have. Nonzero if not.
+/// Whether a struct of a peer, which is consumed, has the values of the batch, as it should have.
+/// Nonzero if not.
 ///
 /// # Safety
-/// `input` is of [`bench_input`]; `array` is a struct of the specification with this batch's schema.
+/// `input` is of [`bench_input`]; `array` is a struct of the specification with this batch's
+/// schema.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_check(input: *const Input, array: *mut FFI_ArrowDeviceArray) -> i32 {
     // SAFETY: the caller passes an array that it gives away (see `# Safety`).
@@ -129,7 +134,8 @@ pub unsafe extern "C" fn bench_check(input: *const Input, array: *mut FFI_ArrowD
 /// `input` is of [`bench_input`], `case` a terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bench_check_own(input: *const Input, case: *const c_char) -> i32 {
-    // SAFETY: the caller guarantees that `case` is null-terminated and that `input` is alive (see `# Safety`).
+    // SAFETY: the caller guarantees that `case` is null-terminated and that `input` is alive (see
+    // `# Safety`).
     let (name, input) = unsafe { (text(case), &*input) };
     let check = name.and_then(|name| {
         let made = match name {

@@ -1,4 +1,5 @@
-//! Long streams to and from a simulated device that copies at a fixed rate, whose producer is as slow as the copy.
+//! Long streams to and from a simulated device that copies at a fixed rate, whose producer is as
+//! slow as the copy.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

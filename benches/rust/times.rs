@@ -1,4 +1,5 @@
-//! The cases of the report by themselves, for changes to the code: `cargo bench -p arrow-device-benches`.
+//! The cases of the report by themselves, for changes to the code:
+//! `cargo bench -p arrow-device-benches`.
 
 use std::time::Duration;
 

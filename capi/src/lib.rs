@@ -1,5 +1,6 @@
-//! A C library around `arrow-device`, through which any language can use it: it reads files as device streams, writes device
-//! streams to files, and moves batches between devices. `arrow_device.h` is its header.
+//! A C library around `arrow-device`, through which any language can use it: it reads files as
+//! device streams, writes device streams to files, and moves batches between devices.
+//! `arrow_device.h` is its header.
 //!
 //! ```c
 //! struct ArrowDeviceArrayStream stream;
@@ -51,11 +52,13 @@ pub unsafe extern "C" fn arrow_device_open(
 ) -> c_int {
     answer(|| {
         check(out, "out")?;
-        // SAFETY: the caller guarantees that `out`, which is not null, is valid for writes. What was there is not released.
+        // SAFETY: the caller guarantees that `out`, which is not null, is valid for writes. What
+        // was there is not released.
         unsafe { FFI_ArrowDeviceArrayStream::empty().write_to(out) };
         // SAFETY: the caller guarantees that both are null or null-terminated.
         let (path, device) = unsafe { (path_of(path)?, text(device, "device")?) };
-        // Reports the system's errno. Opening anything but a regular file, such as a pipe, could block for ever.
+        // Reports the system's errno. Opening anything but a regular file, such as a pipe, could
+        // block for ever.
         let file = |e| Failure::file(&path, &e);
         if path.metadata().map_err(file)?.is_file() {
             File::open(&path).map_err(file)?;
@@ -73,7 +76,8 @@ pub unsafe extern "C" fn arrow_device_open(
 /// Writes a device stream to an Arrow IPC stream file. The header describes it.
 ///
 /// # Safety
-/// `stream` is null or points to a stream that keeps to the C device stream interface. `path` is null or null-terminated.
+/// `stream` is null or points to a stream that keeps to the C device stream interface. `path` is
+/// null or null-terminated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn arrow_device_write_ipc(
     stream: *mut FFI_ArrowDeviceArrayStream,
@@ -86,7 +90,8 @@ pub unsafe extern "C" fn arrow_device_write_ipc(
         let stream = unsafe { FFI_ArrowDeviceArrayStream::from_raw(stream) };
         // SAFETY: the caller guarantees that `path` is null or null-terminated.
         let path = unsafe { path_of(path) }?;
-        // SAFETY: the caller guarantees that the stream keeps to the interface. `checked` requires nothing of the values.
+        // SAFETY: the caller guarantees that the stream keeps to the interface. `checked` requires
+        // nothing of the values.
         let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, checked()) }?;
         // Follows links.
         let path = path.canonicalize().unwrap_or(path);
@@ -166,8 +171,8 @@ fn write_ipc(reader: DeviceRecordBatchStreamReader, to: impl Write) -> Result<()
     Ok(())
 }
 
-/// Whether the type contains run-end encoded or union types, for which arrow-ipc does not write the values of slices
-/// correctly.
+/// Whether the type contains run-end encoded or union types, for which arrow-ipc does not write the
+/// values of slices correctly.
 fn has_runs_or_unions(data_type: &DataType) -> bool {
     match data_type {
         DataType::RunEndEncoded(..) | DataType::Union(..) => true,
@@ -187,8 +192,8 @@ fn has_runs_or_unions(data_type: &DataType) -> bool {
 /// Moves a record batch to a device. The header describes it.
 ///
 /// # Safety
-/// Each pointer is null, or: `array` and `schema` point to structs that keep to the C device data interface, `device` is
-/// null-terminated, and `out` and `out_schema` are valid for writes.
+/// Each pointer is null, or: `array` and `schema` point to structs that keep to the C device data
+/// interface, `device` is null-terminated, and `out` and `out_schema` are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn arrow_device_copy(
     array: *mut FFI_ArrowDeviceArray,
@@ -206,22 +211,24 @@ pub unsafe extern "C" fn arrow_device_copy(
             // SAFETY: the caller guarantees that `schema`, which is not null, points to a schema.
             .map(|schema| unsafe { ForeignSchema::from_raw(schema) });
         let out = check(out, "out").inspect(|out| {
-            // SAFETY: the caller guarantees that `out`, which is not null, is valid for writes. What was there has been taken or
-            // is not released.
+            // SAFETY: the caller guarantees that `out`, which is not null, is valid for writes.
+            // What was there has been taken or is not released.
             unsafe { FFI_ArrowDeviceArray::empty().write_to(*out) };
         });
         let out_schema = check(out_schema, "out_schema").inspect(|out| {
-            // SAFETY: the caller guarantees that `out_schema`, which is not null, is valid for writes.
+            // SAFETY: the caller guarantees that `out_schema`, which is not null, is valid for
+            // writes.
             unsafe { out.write(FFI_ArrowSchema::empty()) };
         });
         let (array, schema, out, out_schema) = (array?, schema?, out?, out_schema?);
         // SAFETY: the caller guarantees that `device` is null or null-terminated.
         let device = Devices::open(unsafe { text(device, "device") }?)?;
-        // SAFETY: the caller guarantees that the structs keep to the interface. `checked` requires nothing of the values.
+        // SAFETY: the caller guarantees that the structs keep to the interface. `checked` requires
+        // nothing of the values.
         let batch = unsafe { DeviceRecordBatch::import_with(array, schema.as_ref(), &checked()) }?;
         let (array, schema) = batch.to_device(&device)?.export(SyncPolicy::Event)?;
-        // SAFETY: the caller guarantees that both, which are not null, are valid for writes. They are empty since the writes
-        // above.
+        // SAFETY: the caller guarantees that both, which are not null, are valid for writes. They
+        // are empty since the writes above.
         unsafe {
             array.write_to(out);
             out_schema.write(schema);
@@ -247,7 +254,8 @@ unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> 
     if text.is_null() {
         return Err(Failure::invalid(format!("{name} is null")));
     }
-    // SAFETY: the caller guarantees that `text`, which is not null, is null-terminated and lives for `'a`.
+    // SAFETY: the caller guarantees that `text`, which is not null, is null-terminated and lives
+    // for `'a`.
     let text = unsafe { CStr::from_ptr(text) }.to_str();
     text.map_err(|_| Failure::invalid(format!("{name} is not UTF-8")))
 }
@@ -258,7 +266,8 @@ unsafe fn path_of(path: *const c_char) -> Result<PathBuf, Failure> {
     if path.is_null() {
         return Err(Failure::invalid("path is null"));
     }
-    // SAFETY: the caller guarantees that `path`, which is not null, is null-terminated. The bytes are copied here.
+    // SAFETY: the caller guarantees that `path`, which is not null, is null-terminated. The bytes
+    // are copied here.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
     Ok(OsStr::from_bytes(bytes).into())
 }

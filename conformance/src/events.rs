@@ -126,7 +126,8 @@ pub(super) fn never_waits(subject: &Subject) -> Verdict {
     call("free", &mut || block = None);
     call("free_host", &mut || {
         if let Some(idle) = idle {
-            // SAFETY: the memory was allocated above with this size, no copy uses it, and this frees it once.
+            // SAFETY: the memory was allocated above with this size, no copy uses it, and this
+            // frees it once.
             unsafe { backend.free_host(idle, 4096) };
         }
     });
@@ -263,8 +264,8 @@ pub(super) fn check(subject: &Subject) -> Verdict {
     let backend = device.backend();
     let mut foreign = 0u128;
     let foreign = EventPtr::new((&raw mut foreign).cast()).expect("not null");
-    // SAFETY: the pointers below are live events of the device, or point to memory that is as large as the events of all known
-    // runtimes, which is all that `check_event` may read.
+    // SAFETY: the pointers below are live events of the device, or point to memory that is as large
+    // as the events of all known runtimes, which is all that `check_event` may read.
     let check = |event| unsafe { backend.check_event(event) };
     if device.is_synchronous() {
         assert!(

@@ -19,7 +19,8 @@ pub(super) fn allocate(subject: &Subject) -> Verdict {
         };
         assert!(!ptr.is_null());
         assert_eq!(ptr.address() % 64, 0, "{bytes} bytes at {ptr:?}");
-        // SAFETY: the contract of `allocate_host` guarantees memory that is writable for its length.
+        // SAFETY: the contract of `allocate_host` guarantees memory that is writable for its
+        // length.
         unsafe { ptr.as_ptr().cast::<u8>().write_bytes(0x5C, bytes) };
         let block = Block::new(&queue, bytes);
         up(&queue, ptr, block.at(0), bytes);
@@ -40,7 +41,8 @@ pub(super) fn allocate(subject: &Subject) -> Verdict {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for (ptr, bytes) in live {
-                // SAFETY: the memory was allocated above with this size, no copy uses it, and this frees it once.
+                // SAFETY: the memory was allocated above with this size, no copy uses it, and this
+                // frees it once.
                 unsafe { backend.free_host(ptr, bytes) };
             }
         });

@@ -64,7 +64,8 @@ pub(super) fn another(subject: &Subject) -> Verdict {
     }
     if subject.strict && !one.is_synchronous() {
         let event = record(&queue);
-        // SAFETY: the event is live, and of a device of the same type, which is all that `check_event` requires.
+        // SAFETY: the event is live, and of a device of the same type, which is all that
+        // `check_event` requires.
         let checked = unsafe { one.backend().check_event(event.as_ptr()) };
         assert!(checked.is_err(), "accepted an event of {two}");
         event.wait().expect("wait");

@@ -1,7 +1,7 @@
 //! Tools for rules.
 //!
-//! After a violation nothing is known about the work that still runs, so a rule that panics frees neither the host memory nor
-//! the device memory that it uses.
+//! After a violation nothing is known about the work that still runs, so a rule that panics frees
+//! neither the host memory nor the device memory that it uses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -78,8 +78,8 @@ impl Drop for Block {
         if std::thread::panicking() {
             return;
         }
-        // SAFETY: `new` has allocated the memory with this size, and it is freed only here. Rules ensure that work on other
-        // queues is done, or that `queue` waits for it.
+        // SAFETY: `new` has allocated the memory with this size, and it is freed only here. Rules
+        // ensure that work on other queues is done, or that `queue` waits for it.
         let freed = unsafe { self.queue.raw().free(self.base, self.bytes) };
         freed.expect("free");
     }
@@ -140,8 +140,9 @@ pub(super) fn op(kind: CopyKind, src: DevicePtr, dst: DevicePtr, bytes: usize) -
 }
 
 pub(super) fn copy(queue: &Queue, copies: &[CopyOp]) {
-    // SAFETY: rules copy between blocks and host memory that they keep until the queue is done, or for ever after a panic.
-    // `at` checks the addresses, and the rules choose lengths within the memory.
+    // SAFETY: rules copy between blocks and host memory that they keep until the queue is done, or
+    // for ever after a panic. `at` checks the addresses, and the rules choose lengths within the
+    // memory.
     unsafe { queue.raw().copy(copies) }.expect("copy");
 }
 
@@ -158,7 +159,8 @@ pub(super) fn across(queue: &Queue, src: DevicePtr, dst: DevicePtr, bytes: usize
 }
 
 pub(super) fn fill(queue: &Queue, dst: DevicePtr, byte: u8, bytes: usize) {
-    // SAFETY: rules fill blocks that they keep until the queue is done, or for ever after a panic, with lengths within them.
+    // SAFETY: rules fill blocks that they keep until the queue is done, or for ever after a panic,
+    // with lengths within them.
     unsafe { queue.raw().fill(dst, byte, bytes) }.expect("fill");
 }
 

@@ -1,7 +1,7 @@
 //! The conformance suite for backends of [`arrow_device`].
 //!
-//! A backend's test hands a device to the suite, which checks every rule of the contract and panics with a table if one is
-//! broken:
+//! A backend's test hands a device to the suite, which checks every rule of the contract and panics
+//! with a table if one is broken:
 //!
 //! ```
 //! use arrow_device::Devices;
@@ -10,9 +10,9 @@
 //! ```
 //!
 //! Each [`Rule`] is one line of the contract of [`Backend`](arrow_device::device::Backend) or
-//! [`RawQueue`](arrow_device::device::RawQueue), or of what `arrow-device` builds on them. The suite uses public functions
-//! only and reads device memory by copies, so it works for every device: synchronous or asynchronous, readable by the host or
-//! not.
+//! [`RawQueue`](arrow_device::device::RawQueue), or of what `arrow-device` builds on them. The
+//! suite uses public functions only and reads device memory by copies, so it works for every
+//! device: synchronous or asynchronous, readable by the host or not.
 //!
 //! The crate is unstable: names, signatures and rules may change in any release.
 #![deny(missing_docs)]
@@ -69,31 +69,32 @@ impl Subject {
         self
     }
 
-    /// Sets a function that queues work which does not end before its [`Hold`] is opened. The suite uses it to test calls
-    /// while work is certainly running. Other queues may be held up, too.
+    /// Sets a function that queues work which does not end before its [`Hold`] is opened. The suite
+    /// uses it to test calls while work is certainly running. Other queues may be held up, too.
     #[must_use]
     pub fn with_hold(mut self, hold: impl Fn(&Queue) -> Hold + 'static) -> Self {
         self.hold = Some(Box::new(hold));
         self
     }
 
-    /// Sets a function that checks whether all memory, events and host memory of the device have been freed. The suite calls
-    /// it after all rules, until it returns `Ok` or the patience ends.
+    /// Sets a function that checks whether all memory, events and host memory of the device have
+    /// been freed. The suite calls it after all rules, until it returns `Ok` or the patience ends.
     #[must_use]
     pub fn with_balance(mut self, balance: impl Fn() -> Result<(), String> + 'static) -> Self {
         self.balance = Some(Box::new(balance));
         self
     }
 
-    /// Sets how long to wait for what must happen soon, such as the call of a waker or a release. 10 seconds by default.
+    /// Sets how long to wait for what must happen soon, such as the call of a waker or a release.
+    /// 10 seconds by default.
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Requires that the backend recognizes its own addresses and events: it classifies live memory as `Device` and freed
-    /// memory as something else, and it refuses events of other devices.
+    /// Requires that the backend recognizes its own addresses and events: it classifies live memory
+    /// as `Device` and freed memory as something else, and it refuses events of other devices.
     #[must_use]
     pub fn strict(mut self) -> Self {
         self.strict = true;
@@ -117,7 +118,8 @@ impl fmt::Debug for Subject {
 pub struct Hold(Option<Box<dyn FnOnce() + Send>>);
 
 impl Hold {
-    /// Makes a hold from a function that ends the work which keeps the queue busy. The function must not block.
+    /// Makes a hold from a function that ends the work which keeps the queue busy. The function
+    /// must not block.
     pub fn new(open: impl FnOnce() + Send + 'static) -> Self {
         Self(Some(Box::new(open)))
     }
@@ -175,7 +177,8 @@ impl Rule {
         self.contract
     }
 
-    /// Checks the rule. After an error the device may be in any state, and what the check has allocated stays allocated.
+    /// Checks the rule. After an error the device may be in any state, and what the check has
+    /// allocated stays allocated.
     ///
     /// # Errors
     /// Returns a description of what happened instead.

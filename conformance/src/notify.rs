@@ -23,7 +23,8 @@ pub(super) fn backend(subject: &Subject) -> Verdict {
     down(&queue, block.at(0), host.at(0), LARGE);
     let event = record(&queue);
     let notify = |woken: &Arc<Woken>| {
-        // SAFETY: the event lives until the wakers have been called. If they are not, it is leaked below.
+        // SAFETY: the event lives until the wakers have been called. If they are not, it is leaked
+        // below.
         unsafe { backend.notify_event(event.as_ptr(), &woken.waker()) }.expect("notify_event")
     };
     let answers = [notify(&one), notify(&two)];

@@ -73,8 +73,9 @@ fn runs(rows: usize) -> RunArray<Int32Type> {
     RunArray::try_new(&ends, &values).expect("valid runs")
 }
 
-/// Returns, for each layout, an array of [`ROWS`] rows and a slice of as many from the middle of a longer array. Slices begin
-/// at a byte of their bitmaps or within one, and within a run, and have items and values that no row refers to.
+/// Returns, for each layout, an array of [`ROWS`] rows and a slice of as many from the middle of a
+/// longer array. Slices begin at a byte of their bitmaps or within one, and within a run, and have
+/// items and values that no row refers to.
 pub(super) fn all() -> Vec<ArrayRef> {
     let long = made(ROWS + 17).into_iter().enumerate();
     let slices = long.map(|(i, array)| array.slice(7 + i % 2, ROWS));

@@ -80,7 +80,8 @@ fn watched() -> (Int64Array, Weak<Vec<i64>>) {
     let owner = Arc::new((0..VALUES as i64).collect::<Vec<_>>());
     let watch = Arc::downgrade(&owner);
     let start = std::ptr::NonNull::from(owner.as_slice()).cast::<u8>();
-    // SAFETY: the buffer keeps the vector, which is never changed, and whose values have this length in bytes.
+    // SAFETY: the buffer keeps the vector, which is never changed, and whose values have this
+    // length in bytes.
     let buffer = unsafe { Buffer::from_custom_allocation(start, VALUES * 8, owner) };
     let values = ScalarBuffer::new(buffer, 0, VALUES);
     (Int64Array::new(values, None), watch)

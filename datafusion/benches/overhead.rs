@@ -1,6 +1,6 @@
-//! The overhead of this crate in a query: of scanning a device table that the host can read, and of the rule in planning a
-//! TPC-H query. The sides are measured alternately, and the median of the ratios is printed. With `--gate`, a ratio above its
-//! limit is an error.
+//! The overhead of this crate in a query: of scanning a device table that the host can read, and of
+//! the rule in planning a TPC-H query. The sides are measured alternately, and the median of the
+//! ratios is printed. With `--gate`, a ratio above its limit is an error.
 
 use std::fmt::Display;
 use std::sync::Arc;

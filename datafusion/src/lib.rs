@@ -1,5 +1,5 @@
-//! Device data in [DataFusion](https://datafusion.apache.org): device streams as tables, results of plans as device streams,
-//! and operators whose batches stay on a device.
+//! Device data in [DataFusion](https://datafusion.apache.org): device streams as tables, results of
+//! plans as device streams, and operators whose batches stay on a device.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -45,9 +45,10 @@
 //!     DeviceScanExec: device=sim, ...     <- a DeviceTable; reads only the columns and rows that are needed
 //! ```
 //!
-//! A table works without the rule, too: its scan has a [`DeviceToHostExec`] above it from the start, which the rule removes
-//! below a device operator. (DataFusion may push a sort or a limit below that node; the rule moves it back to the scan.) The
-//! guide (`docs/guide/datafusion.md`) has a complete operator. The example `sql` is a plugin whose filter runs on the device.
+//! A table works without the rule, too: its scan has a [`DeviceToHostExec`] above it from the
+//! start, which the rule removes below a device operator. (DataFusion may push a sort or a limit
+//! below that node; the rule moves it back to the scan.) The guide (`docs/guide/datafusion.md`) has
+//! a complete operator. The example `sql` is a plugin whose filter runs on the device.
 //!
 //! # Contents
 //!
@@ -59,26 +60,29 @@
 //! | [`HostToDeviceExec`], [`DeviceToHostExec`] | upload and download |
 //! | [`DeviceTransitions`] | the physical optimizer rule that inserts them where the host and a device meet, and removes needless ones |
 //!
-//! DataFusion's plans are trees of `dyn ExecutionPlan`, which cannot be downcast to a third party's trait. So there is one
-//! concrete node, [`DeviceExec`], around any [`DevicePlan`]. A parent on the same device reads its device stream. No
-//! `RecordBatch` ever has device addresses. Batches pass between operators on one device without a copy and without a wait:
-//! as everywhere in `arrow-device`, a batch may be returned before the work that fills it is done.
+//! DataFusion's plans are trees of `dyn ExecutionPlan`, which cannot be downcast to a third party's
+//! trait. So there is one concrete node, [`DeviceExec`], around any [`DevicePlan`]. A parent on the
+//! same device reads its device stream. No `RecordBatch` ever has device addresses. Batches pass
+//! between operators on one device without a copy and without a wait: as everywhere in
+//! `arrow-device`, a batch may be returned before the work that fills it is done.
 //!
 //! # Metrics
 //!
-//! For each partition, each node counts its rows and batches, the bytes that it moved each way, copies, waits given to queues
-//! and waits of the host, and the host's time for its polls (`EXPLAIN ANALYZE`). The counts do not include its children, and
-//! they are exact even if other queries use the device ([`TransferStats::scope`](arrow_device::TransferStats::scope)). Work
-//! done on a reader's own thread is not attributed to any node, nor is the download below a host node that reads a device
-//! node without a transition. Metrics never read an array.
+//! For each partition, each node counts its rows and batches, the bytes that it moved each way,
+//! copies, waits given to queues and waits of the host, and the host's time for its polls
+//! (`EXPLAIN ANALYZE`). The counts do not include its children, and they are exact even if other
+//! queries use the device ([`TransferStats::scope`](arrow_device::TransferStats::scope)). Work done
+//! on a reader's own thread is not attributed to any node, nor is the download below a host node
+//! that reads a device node without a transition. Metrics never read an array.
 //!
 //! # Waits and errors
 //!
 //! Polling never blocks on a device, except as described for
-//! [`UploadingStream`](arrow_device::async_stream::UploadingStream). A device error fails the query with
-//! [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around the error of `arrow-device` ([`to_datafusion`]),
-//! which names the device and the operation. DataFusion's own errors pass through device operators unchanged. Dropping a
-//! stream drops everything that it reads from.
+//! [`UploadingStream`](arrow_device::async_stream::UploadingStream). A device error fails the query
+//! with [`DataFusionError::ArrowError`](datafusion_common::DataFusionError) around the error of
+//! `arrow-device` ([`to_datafusion`]), which names the device and the operation. DataFusion's own
+//! errors pass through device operators unchanged. Dropping a stream drops everything that it reads
+//! from.
 #![deny(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]

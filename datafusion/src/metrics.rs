@@ -12,8 +12,8 @@ use datafusion_physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBu
 use arrow_device::Error;
 use arrow_device::TransferStats;
 
-/// Wraps an error of `arrow-device` for DataFusion, in an [`ArrowError`]. An error of DataFusion that has passed through a
-/// device stream is unwrapped again.
+/// Wraps an error of `arrow-device` for DataFusion, in an [`ArrowError`]. An error of DataFusion
+/// that has passed through a device stream is unwrapped again.
 ///
 /// ```
 /// use arrow_device_datafusion::to_datafusion;
@@ -30,8 +30,8 @@ pub fn to_datafusion(e: Error) -> DataFusionError {
     from_arrow(ArrowError::from(e))
 }
 
-/// Wraps an error for DataFusion. An error of DataFusion or of arrow-rs that has passed through a device stream is unwrapped
-/// again.
+/// Wraps an error for DataFusion. An error of DataFusion or of arrow-rs that has passed through a
+/// device stream is unwrapped again.
 pub(super) fn from_arrow(e: ArrowError) -> DataFusionError {
     let carried = |e| DataFusionError::ArrowError(Box::new(e), None);
     let e = match e {
@@ -124,7 +124,8 @@ impl DeviceMetrics {
         }
     }
 
-    /// Counts a poll, without polls of other nodes within it. The time is the host's; the device may continue after it.
+    /// Counts a poll, without polls of other nodes within it. The time is the host's; the device
+    /// may continue after it.
     pub(super) fn poll<T, E>(
         &self,
         poll: impl FnOnce() -> Poll<Option<std::result::Result<T, E>>>,

@@ -21,10 +21,11 @@ use arrow_device::Device;
 
 /// An operator whose batches are on a device.
 ///
-/// It becomes part of a plan inside a [`DeviceExec`], which measures it and shows it in `EXPLAIN`. Its children are plans.
-/// After [`DeviceTransitions`](super::DeviceTransitions) has run, all of them are on the operator's device, and
-/// [`execute_child`] returns their streams. A stream's `poll_next` must not wait for the device: it queues the work and
-/// returns the batch before the work is done.
+/// It becomes part of a plan inside a [`DeviceExec`], which measures it and shows it in `EXPLAIN`.
+/// Its children are plans. After [`DeviceTransitions`](super::DeviceTransitions) has run, all of
+/// them are on the operator's device, and [`execute_child`] returns their streams. A stream's
+/// `poll_next` must not wait for the device: it queues the work and returns the batch before the
+/// work is done.
 ///
 /// The methods with defaults have the meaning of the methods of the same name in [`ExecutionPlan`].
 pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
@@ -55,14 +56,16 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
     /// Starts a partition.
     ///
     /// # Errors
-    /// Returns an error if the partition cannot be started. An error from the stream fails the query.
+    /// Returns an error if the partition cannot be started. An error from the stream fails the
+    /// query.
     fn execute_device(
         &self,
         partition: usize,
         context: Arc<TaskContext>,
     ) -> Result<SendableDeviceStream>;
 
-    /// Returns how the children's rows must be distributed over their partitions. By default, in any way.
+    /// Returns how the children's rows must be distributed over their partitions. By default, in
+    /// any way.
     fn input_distribution_requirements(&self) -> InputDistributionRequirements {
         let any = vec![Distribution::UnspecifiedDistribution; self.children().len()];
         InputDistributionRequirements::new(any)
@@ -78,8 +81,9 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
         vec![false; self.children().len()]
     }
 
-    /// Returns the statistics of a partition, or of all. By default, nothing is known. `inputs` are the children's
-    /// statistics: of the same partition, or unknown if a child has another number of partitions.
+    /// Returns the statistics of a partition, or of all. By default, nothing is known. `inputs` are
+    /// the children's statistics: of the same partition, or unknown if a child has another number
+    /// of partitions.
     ///
     /// # Errors
     /// Returns an error if the statistics cannot be computed.
@@ -98,8 +102,9 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Returns whether a limit on its rows may be pushed to its children, which requires that each partition has as many rows
-    /// as the child's partition of the same number. By default, it may not.
+    /// Returns whether a limit on its rows may be pushed to its children, which requires that each
+    /// partition has as many rows as the child's partition of the same number. By default, it may
+    /// not.
     fn supports_limit_pushdown(&self) -> bool {
         false
     }
@@ -109,7 +114,8 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns the same operator with another limit, or `None`, the default, if it does not support limits.
+    /// Returns the same operator with another limit, or `None`, the default, if it does not support
+    /// limits.
     fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn DevicePlan>> {
         let _ = limit;
         None
@@ -118,8 +124,9 @@ pub trait DevicePlan: Any + fmt::Debug + Send + Sync {
 
 /// The node of a plan that holds a [`DevicePlan`].
 ///
-/// A parent on the same device reads the operator's device stream. A parent on the host would read host batches, but
-/// [`DeviceTransitions`](super::DeviceTransitions) makes the download a node of its own.
+/// A parent on the same device reads the operator's device stream. A parent on the host would read
+/// host batches, but [`DeviceTransitions`](super::DeviceTransitions) makes the download a node of
+/// its own.
 #[derive(Clone)]
 pub struct DeviceExec {
     plan: Arc<dyn DevicePlan>,
@@ -164,11 +171,12 @@ impl DeviceExec {
     }
 }
 
-/// Starts a partition of a child of a [`DevicePlan`], and returns its device stream. The plan must have been through
-/// [`DeviceTransitions`](super::DeviceTransitions).
+/// Starts a partition of a child of a [`DevicePlan`], and returns its device stream. The plan must
+/// have been through [`DeviceTransitions`](super::DeviceTransitions).
 ///
 /// # Errors
-/// Returns an internal error for a child on the host, and the child's error if the partition cannot be started.
+/// Returns an internal error for a child on the host, and the child's error if the partition cannot
+/// be started.
 pub fn execute_child(
     child: &Arc<dyn ExecutionPlan>,
     partition: usize,

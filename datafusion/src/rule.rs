@@ -13,17 +13,18 @@ use super::plan::{DeviceExec, DevicePlan};
 use super::transitions::{DeviceToHostExec, HostToDeviceExec};
 use arrow_device::Device;
 
-/// The physical optimizer rule that inserts a [`HostToDeviceExec`] or a [`DeviceToHostExec`] wherever a node and its child
-/// are not both on the host or on the same device.
+/// The physical optimizer rule that inserts a [`HostToDeviceExec`] or a [`DeviceToHostExec`]
+/// wherever a node and its child are not both on the host or on the same device.
 ///
-/// It removes transitions that cancel out, so that operators on one device pass their batches to each other and no batch
-/// moves twice. Batches for another device move through the host. Running the rule again changes nothing.
+/// It removes transitions that cancel out, so that operators on one device pass their batches to
+/// each other and no batch moves twice. Batches for another device move through the host. Running
+/// the rule again changes nothing.
 ///
 /// Add it after all rules that insert device operators, with
-/// `SessionStateBuilder::with_physical_optimizer_rule(Arc::new(DeviceTransitions))`. A session's own rules run after
-/// DataFusion's, which may have inserted a `RepartitionExec` above the scan of a table with few partitions, and a `SortExec`
-/// between the scan and its `DeviceToHostExec`. A rule that inserts device operators must look through both, or leave such
-/// a plan unchanged.
+/// `SessionStateBuilder::with_physical_optimizer_rule(Arc::new(DeviceTransitions))`. A session's
+/// own rules run after DataFusion's, which may have inserted a `RepartitionExec` above the scan of
+/// a table with few partitions, and a `SortExec` between the scan and its `DeviceToHostExec`. A
+/// rule that inserts device operators must look through both, or leave such a plan unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceTransitions;
 
@@ -85,7 +86,8 @@ fn operator(mut plan: &Arc<dyn ExecutionPlan>) -> &Arc<dyn ExecutionPlan> {
         plan = match (down, upload(plan), cooperative) {
             (Some(down), ..) => down.input(),
             (_, Some(upload), _) => upload.input(),
-            // DataFusion inserts it above nodes that it does not know to be cooperative. Device operators are.
+            // DataFusion inserts it above nodes that it does not know to be cooperative. Device
+            // operators are.
             (.., Some(node)) if is_of_a_device(node.input()) => node.input(),
             _ => return plan,
         };

@@ -23,23 +23,27 @@ use arrow_device::{
     ArrowDeviceType, Device, DeviceRecordBatch, Error, ExportOptions, FFI_ArrowDeviceArrayStream,
 };
 
-/// Runs a plan and returns its result as a stream of batches on a device. Batches that are on the host are uploaded; those on
-/// the device stay there. Batches of several partitions come in the order in which they are ready.
+/// Runs a plan and returns its result as a stream of batches on a device. Batches that are on the
+/// host are uploaded; those on the device stay there. Batches of several partitions come in the
+/// order in which they are ready.
 ///
-/// A DataFrame's `create_physical_plan()` and `task_ctx()` return the arguments. For an async C stream, pass the result to
-/// [`produce`](arrow_device::async_stream::produce). Polling the stream polls all partitions; a `RepartitionExec` or
-/// `CoalescePartitionsExec` in the plan runs them in tasks of their own.
+/// A DataFrame's `create_physical_plan()` and `task_ctx()` return the arguments. For an async C
+/// stream, pass the result to [`produce`](arrow_device::async_stream::produce). Polling the stream
+/// polls all partitions; a `RepartitionExec` or `CoalescePartitionsExec` in the plan runs them in
+/// tasks of their own.
 ///
-/// DataFusion's plans need a Tokio runtime. The current runtime of this call runs the plan's tasks, wherever the stream is
-/// polled, and must outlive the stream. Once it shuts down, the next item is [`Error::Cancelled`], and never an end or a
-/// batch made of only some of the rows. To find out, the stream spawns one empty task on the runtime for each item.
+/// DataFusion's plans need a Tokio runtime. The current runtime of this call runs the plan's tasks,
+/// wherever the stream is polled, and must outlive the stream. Once it shuts down, the next item is
+/// [`Error::Cancelled`], and never an end or a batch made of only some of the rows. To find out,
+/// the stream spawns one empty task on the runtime for each item.
 ///
-/// A current-thread runtime runs tasks only inside its `block_on`, and must be in there while other threads read the stream.
-/// Otherwise the plan's tasks make no progress, and the empty tasks, one small allocation each, stay in the runtime's queue.
+/// A current-thread runtime runs tasks only inside its `block_on`, and must be in there while other
+/// threads read the stream. Otherwise the plan's tasks make no progress, and the empty tasks, one
+/// small allocation each, stay in the runtime's queue.
 ///
 /// # Errors
-/// Returns [`DataFusionError::Execution`] outside a Tokio runtime, and the plan's error if it cannot be started. Later errors
-/// are items of the stream.
+/// Returns [`DataFusionError::Execution`] outside a Tokio runtime, and the plan's error if it
+/// cannot be started. Later errors are items of the stream.
 pub fn execute_on_device(
     plan: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
@@ -130,9 +134,10 @@ impl Drop for Merged {
     }
 }
 
-/// Whether `runtime` has not begun to drop its tasks. A runtime that shuts down first refuses new tasks and then drops those
-/// that it has. To a plan the closed channels of its dropped tasks look like the end of its inputs. So if this returns true,
-/// what the plan returned before was made of all its input.
+/// Whether `runtime` has not begun to drop its tasks. A runtime that shuts down first refuses new
+/// tasks and then drops those that it has. To a plan the closed channels of its dropped tasks look
+/// like the end of its inputs. So if this returns true, what the plan returned before was made of
+/// all its input.
 fn accepts_tasks(runtime: &Handle) -> bool {
     let task = runtime.spawn(pending::<()>());
     // A refused task is dropped at once.
@@ -153,16 +158,19 @@ impl DeviceRecordBatchStream for Merged {
     }
 }
 
-/// Runs a plan and returns its result as a C device stream. The consumer's calls drive the plan, together with the current
-/// Tokio runtime of this call.
+/// Runs a plan and returns its result as a C device stream. The consumer's calls drive the plan,
+/// together with the current Tokio runtime of this call.
 ///
-/// The runtime must outlive the stream: once it shuts down, the consumer gets ECANCELED, and never an end that looks like the
-/// plan's. [`BlockingReader`](arrow_device::async_stream::BlockingReader) describes which threads may read the result: a
-/// worker of a multi-threaded runtime may, and the thread of a current-thread runtime gets an error. A current-thread runtime
-/// must be in its `block_on`, on its own thread, while the result is read (see [`execute_on_device`]).
+/// The runtime must outlive the stream: once it shuts down, the consumer gets ECANCELED, and never
+/// an end that looks like the plan's.
+/// [`BlockingReader`](arrow_device::async_stream::BlockingReader) describes which threads may read
+/// the result: a worker of a multi-threaded runtime may, and the thread of a current-thread runtime
+/// gets an error. A current-thread runtime must be in its `block_on`, on its own thread, while the
+/// result is read (see [`execute_on_device`]).
 ///
 /// # Errors
-/// Returns [`DataFusionError::Execution`] outside a Tokio runtime, and the plan's error if it cannot be started.
+/// Returns [`DataFusionError::Execution`] outside a Tokio runtime, and the plan's error if it
+/// cannot be started.
 pub fn export_plan(
     plan: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,

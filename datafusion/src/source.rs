@@ -29,14 +29,15 @@ use arrow_device::async_stream::{
     DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ReaderStream,
 };
 
-/// Opens the stream of a partition. Each scan calls it once, on the thread that starts the query, so it must not block.
+/// Opens the stream of a partition. Each scan calls it once, on the thread that starts the query,
+/// so it must not block.
 pub type OpenPartition =
     Arc<dyn Fn(Arc<TaskContext>) -> arrow_device::Result<SendableDeviceStream> + Send + Sync>;
 
 /// A table whose batches are on a device.
 ///
-/// Columns that a query does not use and rows beyond its limit are never moved. The rest is downloaded by a
-/// [`DeviceToHostExec`], or stays on the device for a device operator.
+/// Columns that a query does not use and rows beyond its limit are never moved. The rest is
+/// downloaded by a [`DeviceToHostExec`], or stays on the device for a device operator.
 pub struct DeviceTable {
     schema: SchemaRef,
     device: Device,
@@ -45,7 +46,8 @@ pub struct DeviceTable {
 }
 
 impl DeviceTable {
-    /// Makes a table of streams, one for each partition, whose batches are all of `schema` and on `device`.
+    /// Makes a table of streams, one for each partition, whose batches are all of `schema` and on
+    /// `device`.
     pub fn new(schema: SchemaRef, device: Device, partitions: Vec<OpenPartition>) -> Self {
         Self {
             schema,
@@ -55,8 +57,8 @@ impl DeviceTable {
         }
     }
 
-    /// Makes a table of readers, for example of foreign C streams. `open` makes a reader for each partition of each scan,
-    /// which a thread of its own reads, one batch ahead.
+    /// Makes a table of readers, for example of foreign C streams. `open` makes a reader for each
+    /// partition of each scan, which a thread of its own reads, one batch ahead.
     pub fn from_readers<R: DeviceRecordBatchReader + Send + 'static>(
         schema: SchemaRef,
         device: Device,
@@ -71,10 +73,12 @@ impl DeviceTable {
         Self::new(schema, device, (0..partitions).map(partition).collect())
     }
 
-    /// Makes a table of batches. Those of a partition keep their order, and the number of rows is known.
+    /// Makes a table of batches. Those of a partition keep their order, and the number of rows is
+    /// known.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) for a batch of another schema or device.
+    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) for a batch of
+    /// another schema or device.
     pub fn from_batches(
         schema: SchemaRef,
         device: Device,
@@ -111,7 +115,8 @@ impl DeviceTable {
     /// Sets the statistics of the table, with those of its columns in their order.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) if the number of columns is not the table's.
+    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) if the number of
+    /// columns is not the table's.
     pub fn with_statistics(mut self, statistics: Statistics) -> arrow_device::Result<Self> {
         let (found, columns) = (
             statistics.column_statistics.len(),
@@ -130,7 +135,8 @@ impl DeviceTable {
         Ok(self)
     }
 
-    /// Returns the operator that reads the table: these columns, and at most `fetch` rows of each partition.
+    /// Returns the operator that reads the table: these columns, and at most `fetch` rows of each
+    /// partition.
     ///
     /// # Errors
     /// Returns an error for a column that does not exist.

@@ -25,7 +25,8 @@ pub type SendableDeviceStream = Pin<
     >,
 >;
 
-/// An operator's stream with its metrics. It ends after an error, and is as cooperative as DataFusion's own streams.
+/// An operator's stream with its metrics. It ends after an error, and is as cooperative as
+/// DataFusion's own streams.
 pub(super) struct Measured {
     /// `None` after its end or an error, which drops what it reads from.
     stream: Option<SendableDeviceStream>,

@@ -23,9 +23,10 @@ use arrow_device::async_stream::UploadingStream;
 
 /// The node that downloads a device operator's batches, one ahead of its parent.
 ///
-/// It keeps the order and the partitions of the rows, so DataFusion may push sorts and limits below it. They run on the host
-/// and read host batches of the device operator; above them, this node passes batches on and counts nothing.
-/// [`DeviceTransitions`](super::DeviceTransitions) moves it back to the device operator.
+/// It keeps the order and the partitions of the rows, so DataFusion may push sorts and limits below
+/// it. They run on the host and read host batches of the device operator; above them, this node
+/// passes batches on and counts nothing. [`DeviceTransitions`](super::DeviceTransitions) moves it
+/// back to the device operator.
 #[derive(Clone, Debug)]
 pub struct DeviceToHostExec {
     input: Arc<dyn ExecutionPlan>,
@@ -135,13 +136,15 @@ impl ExecutionPlan for DeviceToHostExec {
     }
 }
 
-/// The operator that uploads a host plan's batches to a device. Uploads run ahead of the operator that reads them.
+/// The operator that uploads a host plan's batches to a device. Uploads run ahead of the operator
+/// that reads them.
 ///
-/// Transfers of small batches are dominated by a cost per batch, so batches of fewer than half the session's
-/// `batch_size` rows are first joined into batches of `batch_size` rows, which copies them once on the host. Larger
-/// batches are uploaded as they are. So is everything else whose join could fail or cost more than it saves: batches of
-/// more than 16 MiB, dictionaries, run-end encoded columns, unions and list views, and the batches of a plan whose input
-/// is unbounded, where waiting for more rows would delay those that are there.
+/// Transfers of small batches are dominated by a cost per batch, so batches of fewer than half the
+/// session's `batch_size` rows are first joined into batches of `batch_size` rows, which copies
+/// them once on the host. Larger batches are uploaded as they are. So is everything else whose join
+/// could fail or cost more than it saves: batches of more than 16 MiB, dictionaries, run-end
+/// encoded columns, unions and list views, and the batches of a plan whose input is unbounded,
+/// where waiting for more rows would delay those that are there.
 #[derive(Clone, Debug)]
 pub struct HostToDeviceExec {
     input: Arc<dyn ExecutionPlan>,
@@ -149,7 +152,8 @@ pub struct HostToDeviceExec {
 }
 
 impl HostToDeviceExec {
-    /// Makes an operator above `input`, a plan on the host. `DeviceExec::new(Arc::new(...))` makes it a node.
+    /// Makes an operator above `input`, a plan on the host. `DeviceExec::new(Arc::new(...))` makes
+    /// it a node.
     pub fn new(input: Arc<dyn ExecutionPlan>, device: Device) -> Self {
         Self { input, device }
     }

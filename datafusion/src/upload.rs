@@ -12,14 +12,16 @@ use futures_core::Stream;
 
 use super::metrics::{from_datafusion, poll_host};
 
-/// Bytes of batches that are joined. More are transferred in so long a time that joining them gains nothing. The limit
-/// also keeps joined columns far from the end of their 32-bit offsets.
+/// The most bytes of a batch that is joined with others. The transfer of a larger one takes so long
+/// that joining gains nothing. The limit also keeps joined columns far from the end of their 32-bit
+/// offsets.
 const MAX_JOINED: usize = 16 << 20;
 
-/// A host plan's stream with this crate's errors, whose batches have the plan's schema and are not needlessly small.
+/// A host plan's stream with this crate's errors, whose batches have the plan's schema and are not
+/// needlessly small.
 ///
-/// Some of DataFusion's nodes (unions, for example) pass on batches whose fields have other names or metadata than the
-/// plan's, or fewer nulls.
+/// Some of DataFusion's nodes (unions, for example) pass on batches whose fields have other names
+/// or metadata than the plan's, or fewer nulls.
 pub(super) struct ToUpload {
     /// `None` once it has ended.
     stream: Option<SendableRecordBatchStream>,
@@ -61,8 +63,8 @@ impl ToUpload {
         )?)
     }
 
-    /// Whether the batch is to be joined with others. arrow-rs lets a column's type differ from its field's in what
-    /// nested fields are called and may be null; such columns cannot be joined.
+    /// Whether the batch is to be joined with others. arrow-rs lets a column's type differ from its
+    /// field's in what nested fields are called and may be null; such columns cannot be joined.
     fn is_small(&self, batch: &RecordBatch) -> bool {
         let mut columns = self.schema.fields().iter().zip(batch.columns());
         batch.num_rows() < self.large
@@ -103,8 +105,8 @@ impl ToUpload {
     }
 }
 
-/// Whether joining columns of a type never fails: their values take memory, whose size is limited, and have no keys or
-/// run ends that could be exhausted.
+/// Whether joining columns of a type never fails: their values take memory, whose size is limited,
+/// and have no keys or run ends that could be exhausted.
 fn can_join(data_type: &DataType) -> bool {
     use DataType::*;
     match data_type {

@@ -1,5 +1,6 @@
-//! The 22 queries of TPC-H over tables on a simulated device: the results are those over tables in host memory, only the
-//! columns that a query needs come down, and nothing stays on the device. With `DeviceTransitions` and without.
+//! The 22 queries of TPC-H over tables on a simulated device: the results are those over tables in
+//! host memory, only the columns that a query needs come down, and nothing stays on the device.
+//! With `DeviceTransitions` and without.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -109,7 +110,8 @@ async fn check_with(rule: bool, sql: &str, rows: usize) -> Result<()> {
     Ok(())
 }
 
-/// The same rows, in any order, of the same schema. Values are compared exactly, floats by their bits.
+/// The same rows, in any order, of the same schema. Values are compared exactly, floats by their
+/// bits.
 #[track_caller]
 fn assert_same(result: &[RecordBatch], expected: &[RecordBatch]) {
     let fields = expected[0].schema();
@@ -215,7 +217,8 @@ static COLUMNS: LazyLock<HashMap<&str, Size>> = LazyLock::new(|| {
     columns
 });
 
-/// Waits until all that is dropped has gone. Memory goes in the background, after the work that uses it.
+/// Waits until all that is dropped has gone. Memory goes in the background, after the work that
+/// uses it.
 #[track_caller]
 fn assert_nothing_left(device: &Device, sim: &SimDevice) {
     let end = Instant::now() + Duration::from_secs(5);

@@ -16,9 +16,10 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 /// Whether this thread is attached. Not by `PyGILState_Check`, which answers 1 once there was a sub-interpreter.
 fn is_attached() -> bool {
     let find = |name: &CStr| {
-        // SAFETY: the name is terminated.
+        // SAFETY: `name` ends with a NUL.
         let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-        // SAFETY: CPython's functions of these names take nothing and give a pointer; null becomes `None`.
+        // SAFETY: CPython's functions of these names have no arguments and return a pointer; null
+        // becomes `None`.
         unsafe {
             std::mem::transmute::<*mut c_void, Option<unsafe extern "C" fn() -> *mut c_void>>(found)
         }
@@ -29,7 +30,7 @@ fn is_attached() -> bool {
     let (Some(current), Some(own)) = (current, own) else {
         panic!("no interpreter in this process");
     };
-    // SAFETY: both may be called on any thread.
+    // SAFETY: both functions have no arguments and may be called on any thread.
     let (current, own) = unsafe { (current(), own()) };
     !current.is_null() && current == own
 }
@@ -76,7 +77,7 @@ impl Drop for Noticing {
 impl AsRef<[u8]> for Noticing {
     fn as_ref(&self) -> &[u8] {
         static VALUES: [u64; 3] = [1, 2, 3];
-        // SAFETY: 24 bytes of a static that nobody writes to.
+        // SAFETY: the static has 24 bytes, and nobody writes to it.
         unsafe { std::slice::from_raw_parts(VALUES.as_ptr().cast(), 24) }
     }
 }
@@ -175,7 +176,7 @@ pub unsafe extern "C" fn peers_python_hold(array: *mut FFI_ArrowDeviceArray) {
     HELD.lock()
         .unwrap_or_else(PoisonError::into_inner)
         .push(array);
-    // SAFETY: a function that does not unwind.
+    // SAFETY: the function may run at exit, and does not unwind.
     unsafe { libc::atexit(release_held) };
 }
 
@@ -213,7 +214,7 @@ pub unsafe extern "C" fn peers_python_hold_stream(stream: *mut FFI_ArrowDeviceAr
     // SAFETY: the caller passes a stream that it gives away (see `# Safety`).
     let stream = unsafe { FFI_ArrowDeviceArrayStream::from_raw(stream) };
     *HELD_STREAM.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
-    // SAFETY: a function that does not unwind.
+    // SAFETY: the function may run at exit, and does not unwind.
     unsafe { libc::atexit(use_held_stream) };
 }
 

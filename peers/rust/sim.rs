@@ -78,7 +78,7 @@ pub(crate) extern "C" fn peers_sim_new(lazy: bool) -> *const PeersSim {
 /// `sim` is live.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn peers_sim_hold(sim: *const PeersSim) {
-    // SAFETY: made by `peers_sim_new`, and the caller holds it.
+    // SAFETY: the pointer came from `peers_sim_new`, and the caller holds a share of it.
     unsafe { Arc::increment_strong_count(sim) }
 }
 
@@ -89,7 +89,8 @@ pub(crate) unsafe extern "C" fn peers_sim_hold(sim: *const PeersSim) {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn peers_sim_drop(sim: *const PeersSim) {
     answer(|| {
-        // SAFETY: made by `peers_sim_new`, and this was the caller's share.
+        // SAFETY: the pointer came from `peers_sim_new`, and this is the caller's share, given up
+        // once.
         drop(unsafe { Arc::from_raw(sim) });
         Ok(())
     });
@@ -171,7 +172,7 @@ pub(crate) unsafe extern "C" fn peers_sim_queue_new(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn peers_sim_queue_drop(queue: *mut PeersQueue) {
     answer(|| {
-        // SAFETY: made by `Box::into_raw`, dropped once.
+        // SAFETY: the pointer came from `Box::into_raw`, and the box is taken back once.
         drop(unsafe { Box::from_raw(queue) });
         Ok(())
     });
@@ -256,7 +257,8 @@ pub(crate) unsafe extern "C" fn peers_sim_record(
 /// `queue` is live; the event is one of its device.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn peers_sim_queue_wait(queue: &PeersQueue, on: *mut c_void) -> c_int {
-    // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+    // SAFETY: the caller guarantees that the event is live and of this device, which is what the
+    // simulated device requires.
     answer(|| Ok(unsafe { queue.queue.wait(event(on)?) }?))
 }
 
@@ -268,9 +270,9 @@ pub(crate) unsafe extern "C" fn peers_sim_queue_wait(queue: &PeersQueue, on: *mu
 pub(crate) unsafe extern "C" fn peers_sim_queue_finish(queue: &PeersQueue) -> c_int {
     answer(|| {
         let event = queue.queue.record()?;
-        // SAFETY: just recorded on this device, and used by nobody else.
+        // SAFETY: the event was just recorded on this device, and nothing else uses it.
         let waited = unsafe { queue.sim.wait_event(event) };
-        // SAFETY: recorded above, and used for the last time.
+        // SAFETY: the event was recorded above, and this is its last use.
         unsafe { queue.sim.release_event(event) };
         Ok(waited?)
     })
@@ -282,7 +284,8 @@ pub(crate) unsafe extern "C" fn peers_sim_queue_finish(queue: &PeersQueue) -> c_
 /// `sim` is live; the event is one of its own.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn peers_sim_wait(sim: &PeersSim, on: *mut c_void) -> c_int {
-    // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+    // SAFETY: the caller guarantees that the event is live and of this device, which is what the
+    // simulated device requires.
     answer(|| Ok(unsafe { sim.sim.wait_event(event(on)?) }?))
 }
 
@@ -291,7 +294,8 @@ pub(crate) unsafe extern "C" fn peers_sim_wait(sim: &PeersSim, on: *mut c_void) 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn peers_sim_event_drop(sim: &PeersSim, on: *mut c_void) -> c_int {
     answer(|| {
-        // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+        // SAFETY: the caller guarantees that the event is live and of this device, which is what
+        // the simulated device requires.
         unsafe { sim.sim.release_event(event(on)?) };
         Ok(())
     })

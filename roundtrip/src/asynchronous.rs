@@ -17,15 +17,15 @@ use futures::executor::block_on;
 /// How many batches the consumer requests before it takes the first.
 const QUEUE_DEPTH: usize = 4;
 
-/// Returns a reader of the batches of `reader` after they went to the device, through an `ArrowAsyncDeviceStreamHandler`, and
-/// back. A thread of its own produces them.
+/// Returns a reader of the batches of `reader` after they went to the device, through an
+/// `ArrowAsyncDeviceStreamHandler`, and back. A thread of its own produces them.
 pub(crate) fn host_reader(
     reader: impl RecordBatchReader + Send + 'static,
     device: &Device,
 ) -> Result<Box<dyn RecordBatchReader>> {
     let batches = ReaderStream::spawn(UploadingReader::new(reader, device), 1)?;
-    // SAFETY: `handler` requires a producer that follows the specification and sends valid data. `produce` below does, and
-    // sends record batches that were just uploaded.
+    // SAFETY: `handler` requires a producer that follows the specification and sends valid data.
+    // `produce` below does, and sends record batches that were just uploaded.
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(QUEUE_DEPTH, ImportOptions::default()) };
     let options = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event));

@@ -1,8 +1,9 @@
-//! Compares what came back with what was sent: the schema with its metadata, the lengths, and every value and null at any
-//! depth.
+//! Compares what came back with what was sent: the schema with its metadata, the lengths, and every
+//! value and null at any depth.
 //!
-//! The comparison is logical: offsets, padding, the order of a dictionary and the values under a null do not matter. Floats are
-//! compared bit by bit. arrow-rs checks and compares the arrays; an array that is not valid is a difference.
+//! The comparison is logical: offsets, padding, the order of a dictionary and the values under a
+//! null do not matter. Floats are compared bit by bit. arrow-rs checks and compares the arrays; an
+//! array that is not valid is a difference.
 
 use arrow_array::{Array, RecordBatch};
 use arrow_cast::display::array_value_to_string;
@@ -191,7 +192,8 @@ fn compare_columns(place: &str, sent: &dyn Array, got: &dyn Array, findings: &mu
     }
 }
 
-/// Returns the first row, not before `from`, that differs between two valid arrays of the same type and length.
+/// Returns the first row, not before `from`, that differs between two valid arrays of the same type
+/// and length.
 fn first_difference(a: &dyn Array, b: &dyn Array, mut from: usize) -> Option<usize> {
     let same = |from, rows| *a.slice(from, rows) == *b.slice(from, rows);
     let mut rows = a.len() - from;

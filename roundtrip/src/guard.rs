@@ -8,17 +8,23 @@ pub fn silence_panics() {
     panic::set_hook(Box::new(|_| ()));
 }
 
-/// Runs `f`. If it panics, returns the panic's text; what `f` borrowed must then not be used any more.
+/// Runs `f`. If it panics, returns the panic's text; what `f` borrowed must then not be used any
+/// more.
 pub fn catch<T>(f: impl FnOnce() -> T) -> Result<T, String> {
-    panic::catch_unwind(AssertUnwindSafe(f)).map_err(|payload| text(payload.as_ref()))
+    panic::catch_unwind(AssertUnwindSafe(f)).map_err(text)
 }
 
-fn text(payload: &(dyn Any + Send)) -> String {
-    if let Some(s) = payload.downcast_ref::<&str>() {
-        (*s).to_owned()
-    } else if let Some(s) = payload.downcast_ref::<String>() {
-        s.clone()
-    } else {
-        "panic without a text".to_owned()
+fn text(payload: Box<dyn Any + Send>) -> String {
+    let payload = match payload.downcast::<String>() {
+        Ok(text) => return *text,
+        Err(payload) => payload,
+    };
+    match payload.downcast::<&'static str>() {
+        Ok(text) => (*text).to_owned(),
+        Err(payload) => {
+            // Its destructor could panic, too.
+            std::mem::forget(payload);
+            "panic without a text".to_owned()
+        }
     }
 }

@@ -17,7 +17,8 @@ use super::ipc;
 
 type BoxReader = Box<dyn RecordBatchReader + Send>;
 
-/// Readers and generators allocate memory for whole batches, so they are never asked for more rows than this at once.
+/// Readers and generators allocate memory for whole batches, so they are never asked for more rows
+/// than this at once.
 const MOST_ROWS_AT_ONCE: usize = 1 << 20;
 
 /// A source that was recognised, but not opened.

@@ -1,5 +1,6 @@
-//! Checks the lengths that Arrow IPC data claims, before arrow-ipc allocates memory for them: an allocation that fails aborts
-//! the process. arrow-ipc reports most other damage, or panics, which the callers of this module turn into an error.
+//! Checks the lengths that Arrow IPC data claims, before arrow-ipc allocates memory for them: an
+//! allocation that fails aborts the process. arrow-ipc reports most other damage, or panics, which
+//! the callers of this module turn into an error.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
@@ -57,7 +58,8 @@ pub(crate) fn check_file(file: impl Read + Seek) -> Result<u64, String> {
     Ok(rows)
 }
 
-/// Whether `start`, the first bytes of a file, begin an IPC stream as written before Arrow 0.15, without a continuation marker.
+/// Whether `start`, the first bytes of a file, begin an IPC stream as written before Arrow 0.15,
+/// without a continuation marker.
 pub(crate) fn is_legacy_stream(start: &[u8]) -> bool {
     let Some((length, rest)) = start.split_first_chunk::<4>() else {
         return false;
@@ -105,7 +107,8 @@ impl<F: Read + Seek> Data<F> {
         Ok(data)
     }
 
-    /// Reads the length of a message's metadata at `start`; returns it, and where the metadata starts.
+    /// Reads the length of a message's metadata at `start`; returns it, and where the metadata
+    /// starts.
     fn length(&mut self, mut start: u64) -> Result<(u64, u64), String> {
         let mut length = self.read(start, 4)?;
         start += 4;
@@ -117,7 +120,8 @@ impl<F: Read + Seek> Data<F> {
         Ok((u64::from(length), start))
     }
 
-    /// Checks the lengths to which compressed buffers expand; returns the rows of a record batch. The body starts at `body`.
+    /// Checks the lengths to which compressed buffers expand; returns the rows of a record batch.
+    /// The body starts at `body`.
     fn check_body(&mut self, message: Message<'_>, body: u64) -> Result<u64, String> {
         let batch = message.header_as_record_batch();
         let dictionary = message.header_as_dictionary_batch().and_then(|d| d.data());

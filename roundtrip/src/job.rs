@@ -25,8 +25,8 @@ pub(crate) enum Failure {
     Job(String),
 }
 
-/// An input is read into memory before it is streamed, up to this many bytes: reading or generating it must not count as
-/// transfer.
+/// An input is read into memory before it is streamed, up to this many bytes: reading or generating
+/// it must not count as transfer.
 const READ_AHEAD: usize = 1 << 30;
 
 /// What one input, or several, amounted to.
@@ -65,7 +65,8 @@ impl Job {
         self.device.id().device_type == ArrowDeviceType::EXT_DEV
     }
 
-    /// Sends all of `input` to the device and back, and compares. Calls `progress` with the number of rows that came back.
+    /// Sends all of `input` to the device and back, and compares. Calls `progress` with the number
+    /// of rows that came back.
     pub(crate) fn run(
         &self,
         input: Input,
@@ -136,8 +137,8 @@ impl Job {
         Ok(())
     }
 
-    /// Uploads, exports, imports and downloads a batch. Returns also how long it took until the device had it, and from then
-    /// on.
+    /// Uploads, exports, imports and downloads a batch. Returns also how long it took until the
+    /// device had it, and from then on.
     fn there_and_back(
         &self,
         batch: &RecordBatch,
@@ -147,8 +148,8 @@ impl Job {
         let (array, schema) = on_device.export(SyncPolicy::Event)?;
         // From here on the C structs alone keep the memory alive.
         drop(on_device);
-        // SAFETY: `import` requires live structs that follow the specification and hold valid data. `export` just made both
-        // from an uploaded batch.
+        // SAFETY: `import` requires live structs that follow the specification and hold valid data.
+        // `export` just made both from an uploaded batch.
         let again = unsafe { DeviceRecordBatch::import(array, &schema) }?;
         self.device.synchronize()?;
         let up = start.elapsed();
@@ -163,8 +164,8 @@ impl Job {
             return crate::asynchronous::host_reader(tee, &self.device);
         }
         let mut stream: FFI_ArrowDeviceArrayStream = export_reader(Box::new(tee), &self.device)?;
-        // SAFETY: `from_raw` requires a live stream that follows the specification and yields valid data. `export_reader`
-        // just made it, and it uploads record batches.
+        // SAFETY: `from_raw` requires a live stream that follows the specification and yields valid
+        // data. `export_reader` just made it, and it uploads record batches.
         let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
         Ok(Box::new(reader.into_host_reader()))
     }

@@ -1,7 +1,7 @@
 //! Sends real data to a device and back and compares every value, null and schema.
 //!
-//! Each record batch is uploaded, exported as C structs, imported from them again, downloaded and compared with what was sent.
-//! `cargo run --release -p roundtrip -- --help` lists the options.
+//! Each record batch is uploaded, exported as C structs, imported from them again, downloaded and
+//! compared with what was sent. `cargo run --release -p roundtrip -- --help` lists the options.
 
 mod args;
 mod asynchronous;

@@ -1,4 +1,5 @@
-//! What the program prints: what it is about to do, progress, the table, the verdict, the JSON line, the line of failure.
+//! What the program prints: what it is about to do, progress, the table, the verdict, the JSON
+//! line, the line of failure.
 
 use std::io::{self, Write};
 use std::time::Duration;

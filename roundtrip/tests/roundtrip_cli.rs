@@ -215,7 +215,8 @@ fn ipc_is_recognised_by_content() {
     accept(&legacy, 150, 3, &[]);
 }
 
-/// Arrow 0.14 wrote files whose footer has no version, which then reads as the oldest one; their messages have one.
+/// Arrow 0.14 wrote files whose footer has no version, which then reads as the oldest one; their
+/// messages have one.
 #[test]
 fn files_whose_footer_has_no_version() {
     let files = Files::new();
@@ -417,8 +418,9 @@ fn absurd_lengths_are_refused() {
             &files.write(name, &expands),
             "claims a length of 70368744177664",
         );
-        // A message's metadata starts behind the continuation marker and its own length. The first one with a body is a
-        // dictionary's. In a file, a block of the footer repeats the body's length.
+        // A message's metadata starts behind the continuation marker and its own length. The first
+        // one with a body is a dictionary's. In a file, a block of the footer repeats the body's
+        // length.
         let body = (0..content.len() - 8)
             .filter(|at| content[*at..].starts_with(&[0xff; 4]))
             .filter_map(|at| arrow_ipc::root_as_message(&content[at + 8..]).ok())

@@ -14,15 +14,16 @@ pub type HandlerOnSchema = unsafe extern "C-unwind" fn(
     *mut FFI_ArrowSchema,
 ) -> c_int;
 
-/// `ArrowAsyncDeviceStreamHandler.on_next_task`: takes a task, which is null at the end, and metadata in the encoding of
-/// `ArrowSchema.metadata` or null; returns 0 or an errno.
+/// `ArrowAsyncDeviceStreamHandler.on_next_task`: takes a task, which is null at the end, and
+/// metadata in the encoding of `ArrowSchema.metadata` or null; returns 0 or an errno.
 pub type HandlerOnNextTask = unsafe extern "C-unwind" fn(
     *mut FFI_ArrowAsyncDeviceStreamHandler,
     *mut FFI_ArrowAsyncTask,
     *const c_char,
 ) -> c_int;
 
-/// `ArrowAsyncDeviceStreamHandler.on_error`: takes an errno, a message or null, and metadata or null.
+/// `ArrowAsyncDeviceStreamHandler.on_error`: takes an errno, a message or null, and metadata or
+/// null.
 pub type HandlerOnError = unsafe extern "C-unwind" fn(
     *mut FFI_ArrowAsyncDeviceStreamHandler,
     c_int,
@@ -33,11 +34,12 @@ pub type HandlerOnError = unsafe extern "C-unwind" fn(
 /// `ArrowAsyncDeviceStreamHandler.release`: the producer's last call on a handler.
 pub type HandlerRelease = unsafe extern "C-unwind" fn(*mut FFI_ArrowAsyncDeviceStreamHandler);
 
-/// `struct ArrowAsyncDeviceStreamHandler`: the callbacks of a consumer, which a producer calls with the schema, the tasks and
-/// errors ("The ArrowAsyncDeviceStreamHandler structure" of the specification).
+/// `struct ArrowAsyncDeviceStreamHandler`: the callbacks of a consumer, which a producer calls with
+/// the schema, the tasks and errors ("The ArrowAsyncDeviceStreamHandler structure" of the
+/// specification).
 ///
-/// Dropping it calls its release callback, unless it was released or moved away. A callback that panics does not unwind out
-/// of the drop.
+/// Dropping it calls its release callback, unless it was released or moved away. A callback that
+/// panics does not unwind out of the drop.
 #[repr(C)]
 pub struct FFI_ArrowAsyncDeviceStreamHandler {
     pub(crate) on_schema: Option<HandlerOnSchema>,
@@ -48,17 +50,18 @@ pub struct FFI_ArrowAsyncDeviceStreamHandler {
     pub(crate) private_data: *mut c_void,
 }
 
-// SAFETY: the specification lets a producer call a handler from any thread, one call at a time ("Thread safety"). Whoever made
-// the struct (`from_parts`, `from_raw`) guaranteed that the consumer's callbacks allow it.
+// SAFETY: the specification lets a producer call a handler from any thread, one call at a time
+// ("Thread safety"). Whoever made the struct (`from_parts`, `from_raw`) guaranteed that the
+// consumer's callbacks allow it.
 unsafe impl Send for FFI_ArrowAsyncDeviceStreamHandler {}
 
 impl FFI_ArrowAsyncDeviceStreamHandler {
-    /// Creates a handler from a consumer's callbacks, all of which are mandatory. `producer` is null until the producer
-    /// [sets](Self::set_producer) it.
+    /// Creates a handler from a consumer's callbacks, all of which are mandatory. `producer` is
+    /// null until the producer [sets](Self::set_producer) it.
     ///
     /// # Safety
-    /// - The callbacks do what the specification requires, for this `private_data`, on any thread (one call at a time);
-    ///   `on_error` and `release` do not call the producer.
+    /// - The callbacks do what the specification requires, for this `private_data`, on any thread
+    ///   (one call at a time); `on_error` and `release` do not call the producer.
     /// - `release` frees `private_data` and sets its struct's `release` to null
     ///   ([`mark_released`](Self::mark_released)).
     pub const unsafe fn from_parts(
@@ -90,7 +93,8 @@ impl FFI_ArrowAsyncDeviceStreamHandler {
         }
     }
 
-    /// Sets the producer, which is done before any callback except `release` is called. Returns the previous pointer.
+    /// Sets the producer, which is done before any callback except `release` is called. Returns the
+    /// previous pointer.
     ///
     /// # Safety
     /// `producer` is null, or valid until the handler's release callback is called.
@@ -101,7 +105,8 @@ impl FFI_ArrowAsyncDeviceStreamHandler {
         mem::replace(&mut self.producer, producer)
     }
 
-    /// Returns the callback that takes the schema; `None` only if the handler is released or its consumer breaks the rules.
+    /// Returns the callback that takes the schema; `None` only if the handler is released or its
+    /// consumer breaks the rules.
     pub const fn on_schema(&self) -> Option<HandlerOnSchema> {
         self.on_schema
     }
@@ -116,7 +121,8 @@ impl FFI_ArrowAsyncDeviceStreamHandler {
         self.on_error
     }
 
-    /// Returns the producer, or null if it was not set yet. It must not be used before `on_schema` is called.
+    /// Returns the producer, or null if it was not set yet. It must not be used before `on_schema`
+    /// is called.
     pub const fn producer(&self) -> *mut FFI_ArrowAsyncProducer {
         self.producer
     }

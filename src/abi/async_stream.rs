@@ -6,8 +6,8 @@ use std::{fmt, ptr};
 use super::handover::movable;
 use super::{ArrowDeviceType, FFI_ArrowDeviceArray};
 
-/// `ArrowAsyncTask.extract_data`: writes the task's array to the second argument, unless that is null, and frees the task. It
-/// is called exactly once; returns 0 or an errno.
+/// `ArrowAsyncTask.extract_data`: writes the task's array to the second argument, unless that is
+/// null, and frees the task. It is called exactly once; returns 0 or an errno.
 pub type TaskExtractData =
     unsafe extern "C-unwind" fn(*mut FFI_ArrowAsyncTask, *mut FFI_ArrowDeviceArray) -> c_int;
 
@@ -17,11 +17,12 @@ pub type ProducerRequest = unsafe extern "C-unwind" fn(*mut FFI_ArrowAsyncProduc
 /// `ArrowAsyncProducer.cancel`: requests the end of the stream. Thread-safe and idempotent.
 pub type ProducerCancel = unsafe extern "C-unwind" fn(*mut FFI_ArrowAsyncProducer);
 
-/// `struct ArrowAsyncTask`: one array that a producer has ready ("The ArrowAsyncTask structure" of the specification).
+/// `struct ArrowAsyncTask`: one array that a producer has ready ("The ArrowAsyncTask structure" of
+/// the specification).
 ///
-/// There is no release callback: calling `extract_data`, exactly once, hands the array over and frees the task; with null it
-/// only frees the task. **Dropping this struct calls nothing**: a task that is dropped before its extraction leaks what its
-/// producer keeps for it.
+/// There is no release callback: calling `extract_data`, exactly once, hands the array over and
+/// frees the task; with null it only frees the task. **Dropping this struct calls nothing**: a task
+/// that is dropped before its extraction leaks what its producer keeps for it.
 #[must_use = "a task that is dropped leaks what its producer keeps; call `extract_data` once"]
 #[repr(C)]
 pub struct FFI_ArrowAsyncTask {
@@ -29,12 +30,13 @@ pub struct FFI_ArrowAsyncTask {
     pub(crate) private_data: *mut c_void,
 }
 
-/// `struct ArrowAsyncProducer`: the callbacks through which a consumer requests arrays or the end of the stream ("The
-/// ArrowAsyncProducer structure" of the specification).
+/// `struct ArrowAsyncProducer`: the callbacks through which a consumer requests arrays or the end
+/// of the stream ("The ArrowAsyncProducer structure" of the specification).
 ///
-/// It belongs to the producer that made it and lives at least until that producer calls the handler's release callback; a
-/// consumer only has a pointer. There is nothing to release: the `release` member that the specification's text shows does
-/// not exist in `abi.h`, and the struct has 40 bytes.
+/// It belongs to the producer that made it and lives at least until that producer calls the
+/// handler's release callback; a consumer only has a pointer. There is nothing to release: the
+/// `release` member that the specification's text shows does not exist in `abi.h`, and the struct
+/// has 40 bytes.
 #[repr(C)]
 pub struct FFI_ArrowAsyncProducer {
     pub(crate) device_type: ArrowDeviceType,
@@ -44,19 +46,19 @@ pub struct FFI_ArrowAsyncProducer {
     pub(crate) private_data: *mut c_void,
 }
 
-// SAFETY: a consumer may extract on a thread of its choice. Whoever made the struct (`from_parts`, `from_raw`) guaranteed that
-// the producer's callback allows it.
+// SAFETY: a consumer may extract on a thread of its choice. Whoever made the struct (`from_parts`,
+// `from_raw`) guaranteed that the producer's callback allows it.
 unsafe impl Send for FFI_ArrowAsyncTask {}
-// SAFETY: a consumer may request on a thread of its choice. Whoever made the struct (`from_parts`) guaranteed that the callbacks
-// allow it.
+// SAFETY: a consumer may request on a thread of its choice. Whoever made the struct (`from_parts`)
+// guaranteed that the callbacks allow it.
 unsafe impl Send for FFI_ArrowAsyncProducer {}
 
 impl FFI_ArrowAsyncTask {
     /// Creates a task from a producer's callback.
     ///
     /// # Safety
-    /// `extract_data` does what the specification requires, for this `private_data`, whatever address the struct was moved
-    /// to, on any thread.
+    /// `extract_data` does what the specification requires, for this `private_data`, whatever
+    /// address the struct was moved to, on any thread.
     pub const unsafe fn from_parts(
         extract_data: TaskExtractData,
         private_data: *mut c_void,
@@ -75,8 +77,9 @@ impl FFI_ArrowAsyncTask {
         }
     }
 
-    /// Returns whether there is no callback: there is nothing to extract, or the task was moved away. The specification has no
-    /// mark for tasks that were extracted; this crate sets the callback to null.
+    /// Returns whether there is no callback: there is nothing to extract, or the task was moved
+    /// away. The specification has no mark for tasks that were extracted; this crate sets the
+    /// callback to null.
     pub const fn is_empty(&self) -> bool {
         self.extract_data.is_none()
     }
@@ -102,10 +105,10 @@ impl FFI_ArrowAsyncProducer {
     /// Creates a producer's struct from its callbacks, both of which are mandatory.
     ///
     /// # Safety
-    /// - The callbacks do what the specification requires, for this `private_data`, on any thread; `cancel` is thread-safe;
-    ///   `request` never calls the handler before it returns.
-    /// - `additional_metadata` is null or points to metadata in the encoding of `ArrowSchema.metadata` that lives as long as
-    ///   the struct.
+    /// - The callbacks do what the specification requires, for this `private_data`, on any thread;
+    ///   `cancel` is thread-safe; `request` never calls the handler before it returns.
+    /// - `additional_metadata` is null or points to metadata in the encoding of
+    ///   `ArrowSchema.metadata` that lives as long as the struct.
     pub const unsafe fn from_parts(
         device_type: ArrowDeviceType,
         request: ProducerRequest,
@@ -138,12 +141,14 @@ impl FFI_ArrowAsyncProducer {
         self.device_type
     }
 
-    /// Returns the callback that requests more arrays; `None` only if the producer breaks the rules.
+    /// Returns the callback that requests more arrays; `None` only if the producer breaks the
+    /// rules.
     pub const fn request(&self) -> Option<ProducerRequest> {
         self.request
     }
 
-    /// Returns the callback that requests the end of the stream; `None` only if the producer breaks the rules.
+    /// Returns the callback that requests the end of the stream; `None` only if the producer breaks
+    /// the rules.
     pub const fn cancel(&self) -> Option<ProducerCancel> {
         self.cancel
     }

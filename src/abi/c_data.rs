@@ -1,8 +1,8 @@
 //! `struct ArrowArray` and `struct ArrowSchema`, with all members.
 //!
-//! arrow-rs 59 and 60 differ in which members of `FFI_ArrowArray` and `FFI_ArrowSchema` they show, and both type `release`
-//! as `extern "C"`, through which nothing may unwind. This crate reads and writes the C layout through its own structs,
-//! whose bits are those of arrow-rs's.
+//! arrow-rs 59 and 60 differ in which members of `FFI_ArrowArray` and `FFI_ArrowSchema` they show,
+//! and both type `release` as `extern "C"`, through which nothing may unwind. This crate reads and
+//! writes the C layout through its own structs, whose bits are those of arrow-rs's.
 
 use std::ffi::{c_char, c_void};
 use std::mem::ManuallyDrop;
@@ -80,38 +80,42 @@ macro_rules! conversions {
                 self.release.is_none()
             }
 
-            /// Calls the release callback, unless it is null, and marks the struct released whatever happened. A panic
-            /// becomes [`Error::Panic`](crate::Error::Panic).
+            /// Calls the release callback, unless it is null, and marks the struct released
+            /// whatever happened. A panic becomes [`Error::Panic`](crate::Error::Panic).
             ///
             /// # Safety
-            /// `this` is valid for reads and writes, aligned, and not used elsewhere during the call. Its callback, if any,
-            /// is the producer's and was not called before, neither here nor on a copy of the struct.
+            /// `this` is valid for reads and writes, aligned, and not used elsewhere during the
+            /// call. Its callback, if any, is the producer's and was not called before, neither
+            /// here nor on a copy of the struct.
             pub(crate) unsafe fn release(this: *mut Self) -> Result<()> {
-                // SAFETY: the slot lies in `*this`, which the caller guarantees to be valid, unused elsewhere and not
-                // released before (see `# Safety`).
+                // SAFETY: the slot lies in `*this`, which the caller guarantees to be valid, unused
+                // elsewhere and not released before (see `# Safety`).
                 unsafe { release_once($name, this, &raw mut (*this).release) }
             }
 
             /// Moves the struct out of arrow-rs's type.
             pub(crate) fn from_arrow(arrow: $arrow) -> Self {
                 let arrow = ManuallyDrop::new(arrow);
-                // SAFETY: both are the C struct: same size and alignment (asserted above), same fields (tested below).
-                // `ManuallyDrop` keeps the source from being released, so the result is the only owner. A pointer to an
-                // `extern "C"` function may be called as `extern "C-unwind"`, which only allows more.
+                // SAFETY: both are the C struct: same size and alignment (asserted above), same
+                // fields (tested below). `ManuallyDrop` keeps the source from being released, so
+                // the result is the only owner. A pointer to an `extern "C"` function may be called
+                // as `extern "C-unwind"`, which only allows more.
                 unsafe { ptr::read((&raw const *arrow).cast::<Self>()) }
             }
 
-            /// Moves the struct into arrow-rs's type, whose drop calls `release` as `extern "C"`: a callback that unwinds
-            /// aborts the process from then on.
+            /// Moves the struct into arrow-rs's type, whose drop calls `release` as `extern "C"`: a
+            /// callback that unwinds aborts the process from then on.
             pub(crate) fn into_arrow(self) -> $arrow {
-                // SAFETY: both are the C struct, as in `from_arrow`. `Self` has no drop, so the result is the only owner. A
-                // callback that unwinds out of an `extern "C"` call aborts.
+                // SAFETY: both are the C struct, as in `from_arrow`. `Self` has no drop, so the
+                // result is the only owner. A callback that unwinds out of an `extern "C"` call
+                // aborts.
                 unsafe { ptr::read((&raw const self).cast::<$arrow>()) }
             }
 
             /// Returns the struct as arrow-rs's type, for its getters.
             pub(crate) const fn as_arrow(&self) -> &$arrow {
-                // SAFETY: both are the C struct, as in `from_arrow`. A shared reference neither moves nor releases it.
+                // SAFETY: both are the C struct, as in `from_arrow`. A shared reference neither
+                // moves nor releases it.
                 unsafe { &*ptr::from_ref(self).cast::<$arrow>() }
             }
         }

@@ -11,12 +11,13 @@ use super::c_data::CArray;
 use super::handover::movable;
 use crate::error::Error;
 
-/// `struct ArrowDeviceArray`: an array whose buffers lie in the memory of a device ("The ArrowDeviceArray structure" of the
-/// specification).
+/// `struct ArrowDeviceArray`: an array whose buffers lie in the memory of a device ("The
+/// ArrowDeviceArray structure" of the specification).
 ///
-/// The struct itself, its children and its lists of pointers are in host memory; `buffers[i]` points to memory of the device,
-/// which nothing here reads. The struct has no release callback of its own: the embedded array owns the buffers, the children
-/// and the event, and its callback runs when the struct is dropped. A callback that panics does not unwind out of the drop.
+/// The struct itself, its children and its lists of pointers are in host memory; `buffers[i]`
+/// points to memory of the device, which nothing here reads. The struct has no release callback of
+/// its own: the embedded array owns the buffers, the children and the event, and its callback runs
+/// when the struct is dropped. A callback that panics does not unwind out of the drop.
 ///
 /// Ownership crosses the C boundary by moving ("Moving an array"):
 ///
@@ -47,15 +48,16 @@ pub struct FFI_ArrowDeviceArray {
     pub(crate) reserved: [i64; 3],
 }
 
-// SAFETY: the specification lets a consumer release on any thread, and no pointer in the struct is tied to one. Whoever made the
-// struct (`new`, `from_raw`) guaranteed it for the producer.
+// SAFETY: the specification lets a consumer release on any thread, and no pointer in the struct is
+// tied to one. Whoever made the struct (`new`, `from_raw`) guaranteed it for the producer.
 unsafe impl Send for FFI_ArrowDeviceArray {}
-// SAFETY: through a shared reference the struct is only read: addresses, numbers, and lists in host memory that the producer must
-// not change before the release. Releasing takes ownership.
+// SAFETY: through a shared reference the struct is only read: addresses, numbers, and lists in host
+// memory that the producer must not change before the release. Releasing takes ownership.
 unsafe impl Sync for FFI_ArrowDeviceArray {}
 
 impl FFI_ArrowDeviceArray {
-    /// Exports `data`, which is in host memory, without copying its buffers: device type CPU, id -1, no event.
+    /// Exports `data`, which is in host memory, without copying its buffers: device type CPU, id
+    /// -1, no event.
     pub fn new_cpu(data: &ArrayData) -> Self {
         Self::from_host(CArray::from_arrow(FFI_ArrowArray::new(data)))
     }
@@ -80,14 +82,15 @@ impl FFI_ArrowDeviceArray {
         }
     }
 
-    /// Combines an array, whose buffers are on the given device, with its event. `reserved` is zero.
+    /// Combines an array, whose buffers are on the given device, with its event. `reserved` is
+    /// zero.
     ///
     /// # Safety
-    /// - The buffers lie in memory that the device can access, and live until `array`'s release callback runs, which may
-    ///   happen on any thread.
-    /// - `sync_event` is null, and the data is ready for any access; or it points to an event of the kind that the
-    ///   specification names for `device_type` ("Synchronization event types"), lives until that callback runs, and completes
-    ///   when the data is ready.
+    /// - The buffers lie in memory that the device can access, and live until `array`'s release
+    ///   callback runs, which may happen on any thread.
+    /// - `sync_event` is null, and the data is ready for any access; or it points to an event of
+    ///   the kind that the specification names for `device_type` ("Synchronization event types"),
+    ///   lives until that callback runs, and completes when the data is ready.
     pub unsafe fn new(
         array: FFI_ArrowArray,
         device_type: ArrowDeviceType,
@@ -102,18 +105,20 @@ impl FFI_ArrowDeviceArray {
         )
     }
 
-    /// Returns a released struct, all of whose members are zero, the device type included: memory for a producer to write an
-    /// array to.
+    /// Returns a released struct, all of whose members are zero, the device type included: memory
+    /// for a producer to write an array to.
     pub const fn empty() -> Self {
         Self::assemble(CArray::empty(), ArrowDeviceType::new(0), 0, ptr::null_mut())
     }
 
-    /// Returns whether the embedded array's release callback is null: the struct owns nothing. In a stream this marks the end.
+    /// Returns whether the embedded array's release callback is null: the struct owns nothing. In a
+    /// stream this marks the end.
     pub const fn is_released(&self) -> bool {
         self.array.is_released()
     }
 
-    /// Returns the embedded array as arrow-rs's type. Its buffers are addresses on the device, which the host must not read.
+    /// Returns the embedded array as arrow-rs's type. Its buffers are addresses on the device,
+    /// which the host must not read.
     pub const fn array(&self) -> &FFI_ArrowArray {
         self.array.as_arrow()
     }
@@ -123,12 +128,14 @@ impl FFI_ArrowDeviceArray {
         self.device_type
     }
 
-    /// Returns the id of the device among those of its type. It has no meaning for the CPU, where producers write -1 or 0.
+    /// Returns the id of the device among those of its type. It has no meaning for the CPU, where
+    /// producers write -1 or 0.
     pub const fn device_id(&self) -> i64 {
         self.device_id
     }
 
-    /// Returns the event to wait for before the data is accessed; null if it is ready ("Synchronization").
+    /// Returns the event to wait for before the data is accessed; null if it is ready
+    /// ("Synchronization").
     pub const fn sync_event(&self) -> *mut c_void {
         self.sync_event
     }
@@ -140,10 +147,12 @@ impl FFI_ArrowDeviceArray {
 
     /// Returns the embedded array, without the device's type and id.
     ///
-    /// arrow-rs calls the release callback as `extern "C"`: a callback that unwinds aborts the process from then on.
+    /// arrow-rs calls the release callback as `extern "C"`: a callback that unwinds aborts the
+    /// process from then on.
     ///
     /// # Errors
-    /// Returns the struct unchanged if it has an event: without it nobody could tell when the data is ready.
+    /// Returns the struct unchanged if it has an event: without it nobody could tell when the data
+    /// is ready.
     ///
     /// ```
     /// use arrow_device::abi::FFI_ArrowDeviceArray;
@@ -164,23 +173,25 @@ impl FFI_ArrowDeviceArray {
         }
     }
 
-    /// Moves the embedded array out and leaves a released one. The event, if any, lives until the returned array is
-    /// released.
+    /// Moves the embedded array out and leaves a released one. The event, if any, lives until the
+    /// returned array is released.
     pub(crate) const fn take_array(&mut self) -> CArray {
         mem::replace(&mut self.array, CArray::empty())
     }
 
-    /// Calls the release callback, if there is one. The struct is released even if this returns an error
-    /// ([`Error::Panic`](crate::Error::Panic)).
+    /// Calls the release callback, if there is one. The struct is released even if this returns an
+    /// error ([`Error::Panic`](crate::Error::Panic)).
     pub(crate) fn release(mut self) -> Result<(), Error> {
         self.release_once()
     }
 
     fn release_once(&mut self) -> Result<(), Error> {
-        // The address of the whole struct, which starts with the array: a producer's callback may read the members after it.
+        // The address of the whole struct, which starts with the array: a producer's callback may
+        // read the members after it.
         let array = ptr::from_mut(self).cast::<CArray>();
-        // SAFETY: `self` is the only copy of the struct (`from_raw` and `write_to` move), so its callback has not run; whoever
-        // made the struct (`new`, `from_raw`) guaranteed that it may run now.
+        // SAFETY: `self` is the only copy of the struct (`from_raw` and `write_to` move), so its
+        // callback has not run; whoever made the struct (`new`, `from_raw`) guaranteed that it may
+        // run now.
         unsafe { CArray::release(array) }
     }
 }

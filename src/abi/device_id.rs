@@ -6,8 +6,9 @@ use crate::abi::ArrowDeviceType;
 
 /// A device's type and id, the pair in an `ArrowDeviceArray`.
 ///
-/// Displays as `cpu`, `cuda:0`, `cuda-host:1`, `sim`, `sim:3`, and parses from the same names. A missing id means 0, or -1
-/// for `cpu`. Extension devices ([`ArrowDeviceType::EXT_DEV`]) display as `sim` and also parse from `ext-dev`.
+/// Displays as `cpu`, `cuda:0`, `cuda-host:1`, `sim`, `sim:3`, and parses from the same names. A
+/// missing id means 0, or -1 for `cpu`. Extension devices ([`ArrowDeviceType::EXT_DEV`]) display as
+/// `sim` and also parse from `ext-dev`.
 ///
 /// ```
 /// use arrow_device::{ArrowDeviceType, DeviceId};

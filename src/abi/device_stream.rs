@@ -8,35 +8,35 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use super::handover::{movable, released_by_callback};
 use super::{ArrowDeviceType, FFI_ArrowDeviceArray};
 
-/// `ArrowDeviceArrayStream.get_schema`: writes the schema, which is in host memory, to the second argument; returns 0 or an
-/// errno.
+/// `ArrowDeviceArrayStream.get_schema`: writes the schema, which is in host memory, to the second
+/// argument; returns 0 or an errno.
 pub type StreamGetSchema =
     unsafe extern "C-unwind" fn(*mut FFI_ArrowDeviceArrayStream, *mut FFI_ArrowSchema) -> c_int;
 
-/// `ArrowDeviceArrayStream.get_next`: writes the next array to the second argument, or a released one at the end; returns 0
-/// or an errno.
+/// `ArrowDeviceArrayStream.get_next`: writes the next array to the second argument, or a released
+/// one at the end; returns 0 or an errno.
 pub type StreamGetNext = unsafe extern "C-unwind" fn(
     *mut FFI_ArrowDeviceArrayStream,
     *mut FFI_ArrowDeviceArray,
 ) -> c_int;
 
-/// `ArrowDeviceArrayStream.get_last_error`: returns the message of the last error, valid until the next call on the stream, or
-/// null.
+/// `ArrowDeviceArrayStream.get_last_error`: returns the message of the last error, valid until the
+/// next call on the stream, or null.
 pub type StreamGetLastError =
     unsafe extern "C-unwind" fn(*mut FFI_ArrowDeviceArrayStream) -> *const c_char;
 
 /// `ArrowDeviceArrayStream.release`: frees what the stream owns and sets `release` to null.
 pub type StreamRelease = unsafe extern "C-unwind" fn(*mut FFI_ArrowDeviceArrayStream);
 
-/// `struct ArrowDeviceArrayStream`: arrays of one schema on one type of device, which a consumer pulls one by one ("Device
-/// Stream Interface" of the specification).
+/// `struct ArrowDeviceArrayStream`: arrays of one schema on one type of device, which a consumer
+/// pulls one by one ("Device Stream Interface" of the specification).
 ///
-/// The struct only carries the callbacks. Dropping it calls the producer's release callback, unless it was released or moved
-/// away; a callback that panics does not unwind out of the drop. Arrays from the stream have their own release and may
-/// outlive it.
+/// The struct only carries the callbacks. Dropping it calls the producer's release callback, unless
+/// it was released or moved away; a callback that panics does not unwind out of the drop. Arrays
+/// from the stream have their own release and may outlive it.
 ///
-/// The stream is `Send` but not `Sync`: a producer must allow calls from different threads, but not from several at the same
-/// time ("Thread safety" of the C stream interface).
+/// The stream is `Send` but not `Sync`: a producer must allow calls from different threads, but not
+/// from several at the same time ("Thread safety" of the C stream interface).
 #[repr(C)]
 pub struct FFI_ArrowDeviceArrayStream {
     pub(crate) device_type: ArrowDeviceType,
@@ -47,18 +47,20 @@ pub struct FFI_ArrowDeviceArrayStream {
     pub(crate) private_data: *mut c_void,
 }
 
-// SAFETY: the C stream interface requires callbacks that do not depend on the calling thread, as long as calls do not overlap;
-// ownership sees to that. Whoever made the struct (`from_parts`, `from_raw`) guaranteed it for the producer.
+// SAFETY: the C stream interface requires callbacks that do not depend on the calling thread, as
+// long as calls do not overlap; ownership sees to that. Whoever made the struct (`from_parts`,
+// `from_raw`) guaranteed it for the producer.
 unsafe impl Send for FFI_ArrowDeviceArrayStream {}
 
 impl FFI_ArrowDeviceArrayStream {
     /// Creates a stream from a producer's callbacks, all of which are mandatory.
     ///
-    /// The callbacks should return an errno rather than unwind: consumers written in C cannot catch a panic.
+    /// The callbacks should return an errno rather than unwind: consumers written in C cannot catch
+    /// a panic.
     ///
     /// # Safety
-    /// - The callbacks do what the specification requires, for this `private_data`, whatever address the struct was moved
-    ///   to, on any thread (one call at a time).
+    /// - The callbacks do what the specification requires, for this `private_data`, whatever
+    ///   address the struct was moved to, on any thread (one call at a time).
     /// - Every array that `get_next` writes is on a device of type `device_type`.
     /// - `release` frees `private_data` and sets its struct's `release` to null
     ///   ([`mark_released`](Self::mark_released)).
@@ -80,7 +82,8 @@ impl FFI_ArrowDeviceArrayStream {
         }
     }
 
-    /// Returns a released stream, all of whose members are zero: memory for a producer to write a stream to.
+    /// Returns a released stream, all of whose members are zero: memory for a producer to write a
+    /// stream to.
     pub const fn empty() -> Self {
         Self {
             device_type: ArrowDeviceType::new(0),
@@ -92,22 +95,26 @@ impl FFI_ArrowDeviceArrayStream {
         }
     }
 
-    /// Returns the type of device that all arrays of the stream are on. The device id may differ between arrays.
+    /// Returns the type of device that all arrays of the stream are on. The device id may differ
+    /// between arrays.
     pub const fn device_type(&self) -> ArrowDeviceType {
         self.device_type
     }
 
-    /// Returns the callback that writes the schema; `None` only if the stream is released or its producer breaks the rules.
+    /// Returns the callback that writes the schema; `None` only if the stream is released or its
+    /// producer breaks the rules.
     pub const fn get_schema(&self) -> Option<StreamGetSchema> {
         self.get_schema
     }
 
-    /// Returns the callback that writes the next array; `None` as for [`get_schema`](Self::get_schema).
+    /// Returns the callback that writes the next array; `None` as for
+    /// [`get_schema`](Self::get_schema).
     pub const fn get_next(&self) -> Option<StreamGetNext> {
         self.get_next
     }
 
-    /// Returns the callback that returns the message of the last error; `None` as for [`get_schema`](Self::get_schema).
+    /// Returns the callback that returns the message of the last error; `None` as for
+    /// [`get_schema`](Self::get_schema).
     pub const fn get_last_error(&self) -> Option<StreamGetLastError> {
         self.get_last_error
     }

@@ -2,9 +2,11 @@
 
 use std::fmt;
 
-/// The type of device that can access the memory of an array ("ArrowDeviceType" of the specification).
+/// The type of device that can access the memory of an array ("ArrowDeviceType" of the
+/// specification).
 ///
-/// It wraps an `int32_t` rather than being an enum: a code that this crate does not know is no error.
+/// It wraps an `int32_t` rather than being an enum: a code that this crate does not know is no
+/// error.
 ///
 /// ```
 /// use arrow_device::ArrowDeviceType;
@@ -24,7 +26,8 @@ macro_rules! device_types {
             /// All types that the specification names.
             pub const ALL: [Self; 14] = [$(Self::$name),*];
 
-            /// Returns the specification's name without its prefix (`CUDA_HOST`), or `None` for an unknown code.
+            /// Returns the specification's name without its prefix (`CUDA_HOST`), or `None` for an
+            /// unknown code.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($code => Some(stringify!($name)),)*
@@ -32,8 +35,8 @@ macro_rules! device_types {
                 }
             }
 
-            /// Returns the name in lower case with hyphens (`cuda-host`), as in device names like `cuda-host:0`, or `None` for
-            /// an unknown code.
+            /// Returns the name in lower case with hyphens (`cuda-host`), as in device names like
+            /// `cuda-host:0`, or `None` for an unknown code.
             pub const fn short_name(self) -> Option<&'static str> {
                 match self.0 {
                     $($code => Some($short),)*

@@ -2,8 +2,9 @@
 //!
 //! In a program built with `panic = "unwind"`:
 //! - A Rust panic becomes [`Error::Panic`] with its text.
-//! - A foreign exception (of C++, say), and a panic of another copy of the Rust runtime, ends the process: callbacks are
-//!   typed `extern "C-unwind"`, so that it may unwind to the `catch_unwind` of the guard, which aborts.
+//! - A foreign exception (of C++, say), and a panic of another copy of the Rust runtime, ends the
+//!   process: callbacks are typed `extern "C-unwind"`, so that it may unwind to the `catch_unwind`
+//!   of the guard, which aborts.
 //!
 //! With `panic = "abort"` both end the process.
 
@@ -18,24 +19,25 @@ pub(crate) type ReleaseFn<T> = unsafe extern "C-unwind" fn(*mut T);
 
 /// Calls code of another library or program; a panic in it becomes [`Error::Panic`] with its text.
 pub(crate) fn call_foreign<R>(operation: &'static str, f: impl FnOnce() -> R) -> Result<R> {
-    // Unwind safety: after a panic, only the caller's own values are used again, and every caller treats the error as
-    // "the callback ran, its effect is unknown".
+    // Unwind safety: after a panic, only the caller's own values are used again, and every caller
+    // treats the error as "the callback ran, its effect is unknown".
     catch_unwind(AssertUnwindSafe(f)).map_err(|payload| panicked(operation, payload))
 }
 
-/// As [`call_foreign`], for code that returns a result: the body of one of this crate's own `extern "C"` functions, which
-/// must never unwind.
+/// As [`call_foreign`], for code that returns a result: the body of one of this crate's own
+/// `extern "C"` functions, which must never unwind.
 pub(crate) fn callback<R>(operation: &'static str, f: impl FnOnce() -> Result<R>) -> Result<R> {
     call_foreign(operation, f)?
 }
 
-/// Calls a struct's release callback, if it has one, and marks the struct released even if the callback did not: a panic
-/// may have cut it short, and a second call could free twice where none only leaks.
+/// Calls a struct's release callback, if it has one, and marks the struct released even if the
+/// callback did not: a panic may have cut it short, and a second call could free twice, while a
+/// missing one only leaks.
 ///
 /// # Safety
-/// `slot` points to the `release` member of the struct at `this`; both are valid for reads and writes, and nothing else
-/// uses the struct during the call. A callback in `slot` is the one that the struct's owner installed and may be called
-/// now: `this` has not been released or moved.
+/// `slot` points to the `release` member of the struct at `this`; both are valid for reads and
+/// writes, and nothing else uses the struct during the call. A callback in `slot` is the one that
+/// the struct's owner installed and may be called now: `this` has not been released or moved.
 pub(crate) unsafe fn release_once<T>(
     operation: &'static str,
     this: *mut T,
@@ -45,16 +47,17 @@ pub(crate) unsafe fn release_once<T>(
     let Some(release) = (unsafe { slot.read() }) else {
         return Ok(());
     };
-    // SAFETY: the caller guarantees that `release` belongs to `this` and has not run (see `# Safety`).
+    // SAFETY: the caller guarantees that `release` belongs to `this` and has not run (see
+    // `# Safety`).
     let result = call_foreign(operation, || unsafe { release(this) });
-    // SAFETY: the caller guarantees that `slot` is valid for writes; a release callback frees what the struct points to,
-    // never the struct itself.
+    // SAFETY: the caller guarantees that `slot` is valid for writes; a release callback frees what
+    // the struct points to, never the struct itself.
     unsafe { slot.write(None) };
     result
 }
 
-/// Returns the error for a caught payload. Never panics and never drops a payload of unknown type, whose destructor could
-/// panic.
+/// Returns the error for a caught payload. Never panics and never drops a payload of unknown type,
+/// whose destructor could panic.
 fn panicked(operation: &'static str, payload: Box<dyn Any + Send>) -> Error {
     let message = match payload.downcast::<&'static str>() {
         Ok(text) => Cow::Borrowed(*text),

@@ -1,4 +1,5 @@
-//! Sizes, member offsets and constants of the C structs, as tables for a comparison with a C compiler.
+//! Sizes, member offsets and constants of the C structs, as tables for a comparison with a C
+//! compiler.
 
 use std::mem::offset_of;
 
@@ -23,7 +24,8 @@ pub struct StructLayout {
     pub fields: &'static [(&'static str, usize)],
 }
 
-/// Fills [`STRUCTS`] from the Rust types, and checks them against the numbers of 64-bit targets when this crate is compiled.
+/// Fills [`STRUCTS`] from the Rust types, and checks them against the numbers of 64-bit targets
+/// when this crate is compiled.
 macro_rules! layouts {
     ($($name:literal, $bytes:literal bytes: $ty:ty { $($field:ident $at:literal),* $(,)? })*) => {
         /// All structs of the interface, with all members in their order.

@@ -1,6 +1,7 @@
 //! The C structs of the Arrow C Device data interface, for code that exchanges them itself.
 //!
-//! Most programs use [`DeviceRecordBatch`](crate::DeviceRecordBatch) and the readers, which import and export these structs.
+//! Most programs use [`DeviceRecordBatch`](crate::DeviceRecordBatch) and the readers, which import
+//! and export these structs.
 //!
 //! ```
 //! use arrow_array::{Array, Int32Array};
@@ -14,8 +15,9 @@
 //! // Dropping `taken` calls the producer's release callback.
 //! ```
 //!
-//! Each struct has the layout of the C definition, checked when this crate is compiled. Its members are private, because safe
-//! code that could write them could cause undefined behaviour; constructors that take pointers are `unsafe`.
+//! Each struct has the layout of the C definition, checked when this crate is compiled. Its members
+//! are private, because safe code that could write them could cause undefined behaviour;
+//! constructors that take pointers are `unsafe`.
 //!
 //! | struct | bytes | made by | released by |
 //! |---|---|---|---|
@@ -25,19 +27,22 @@
 //! | [`FFI_ArrowAsyncProducer`] | 40 | producer | the producer, after the handler's release; no callback |
 //! | [`FFI_ArrowAsyncDeviceStreamHandler`] | 48 | consumer | the producer: its `release`; here, on drop |
 //!
-//! Sizes are those of 64-bit targets. The embedded `ArrowArray` (80 bytes) and the schema (72 bytes) are those of the C data
-//! interface; they appear as arrow-rs's [`FFI_ArrowArray`](arrow_data::ffi::FFI_ArrowArray) and
+//! Sizes are those of 64-bit targets. The embedded `ArrowArray` (80 bytes) and the schema (72
+//! bytes) are those of the C data interface; they appear as arrow-rs's
+//! [`FFI_ArrowArray`](arrow_data::ffi::FFI_ArrowArray) and
 //! [`FFI_ArrowSchema`](arrow_schema::ffi::FFI_ArrowSchema).
 //!
-//! **Moving.** `from_raw` moves a struct out of foreign memory and leaves a released one there; `write_to` moves one into
-//! foreign memory. Neither calls a callback, so each struct is released exactly once.
+//! **Moving.** `from_raw` moves a struct out of foreign memory and leaves a released one there;
+//! `write_to` moves one into foreign memory. Neither calls a callback, so each struct is released
+//! exactly once.
 //!
-//! **Unwinding.** Callbacks are typed `extern "C-unwind"`, so that unwinding out of one is defined. In programs built with
-//! `panic = "unwind"`, a Rust panic in a callback becomes [`Error::Panic`](crate::Error::Panic). A foreign exception (of C++,
-//! say), and a panic of another copy of the Rust runtime, aborts the process, as everywhere in Rust.
+//! **Unwinding.** Callbacks are typed `extern "C-unwind"`, so that unwinding out of one is defined.
+//! In programs built with `panic = "unwind"`, a Rust panic in a callback becomes
+//! [`Error::Panic`](crate::Error::Panic). A foreign exception (of C++, say), and a panic of another
+//! copy of the Rust runtime, aborts the process, as everywhere in Rust.
 //!
-//! **Where the specification's text and `abi.h` differ**, this crate has the layout of `abi.h` and follows the text's rules of
-//! behaviour:
+//! **Where the specification's text and `abi.h` differ**, this crate has the layout of `abi.h` and
+//! follows the text's rules of behaviour:
 //!
 //! | | the text | `abi.h` and this crate |
 //! |---|---|---|

@@ -14,13 +14,14 @@ const _: () = assert!(
 
 /// Views an address as a kernel argument.
 fn argument(address: &DevicePtr) -> &CUdeviceptr {
-    // SAFETY: `DevicePtr` is a pointer, which has the size of a `CUdeviceptr` (asserted above) and its alignment on systems
-    // with 64-bit addresses; any address is a value of the integer.
+    // SAFETY: `DevicePtr` is a pointer, which has the size of a `CUdeviceptr` (asserted above) and
+    // its alignment on systems with 64-bit addresses; any address is a value of the integer.
     unsafe { &*std::ptr::from_ref(address).cast::<CUdeviceptr>() }
 }
 
-// SAFETY: the driver reads the argument during the launch, while it is borrowed. Whoever launches guarantees (`launch` is
-// unsafe) that the stream is that of the loan's queue, which has waited for the memory.
+// SAFETY: the driver reads the argument during the launch, while it is borrowed. Whoever launches
+// guarantees (`launch` is unsafe) that the stream is that of the loan's queue, which has waited for
+// the memory.
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Loan<'_>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b Loan<'_>) -> &mut Self {
@@ -28,8 +29,8 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Loan<'_>> for LaunchArgs<'a> {
     }
 }
 
-// SAFETY: as for a loan: the driver reads the argument while it is borrowed, and whoever launches guarantees that the stream
-// is that of the slice's queue.
+// SAFETY: as for a loan: the driver reads the argument while it is borrowed, and whoever launches
+// guarantees that the stream is that of the slice's queue.
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b DeviceSlice<'_, T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b DeviceSlice<'_, T>) -> &mut Self {
@@ -37,8 +38,8 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b DeviceSlice<'_, T>> for LaunchArgs<
     }
 }
 
-// SAFETY: as for a loan: the driver reads the argument while it is borrowed, and whoever launches guarantees that the stream
-// is that of the bits' queue. The bit offset is an argument of its own.
+// SAFETY: as for a loan: the driver reads the argument while it is borrowed, and whoever launches
+// guarantees that the stream is that of the bits' queue. The bit offset is an argument of its own.
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b DeviceBits<'_>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b DeviceBits<'_>) -> &mut Self {
@@ -46,8 +47,8 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b DeviceBits<'_>> for LaunchArgs<'a> {
     }
 }
 
-// SAFETY: the driver reads the argument while it is borrowed. Nothing else has the memory yet, and whoever launches guarantees
-// that the stream is that of the buffer's queue.
+// SAFETY: the driver reads the argument while it is borrowed. Nothing else has the memory yet, and
+// whoever launches guarantees that the stream is that of the buffer's queue.
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b mut DeviceBufferMut> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b mut DeviceBufferMut) -> &mut Self {

@@ -1,4 +1,5 @@
-//! NVIDIA GPUs, and conversions to and from the types of [cudarc](https://docs.rs/cudarc), which is re-exported here.
+//! NVIDIA GPUs, and conversions to and from the types of [cudarc](https://docs.rs/cudarc), which is
+//! re-exported here.
 //!
 //! | device | name | memory |
 //! | --- | --- | --- |
@@ -6,9 +7,9 @@
 //! | ARROW_DEVICE_CUDA_HOST | `cuda-host:N` | page-locked host memory |
 //! | ARROW_DEVICE_CUDA_MANAGED | `cuda-managed:N` | managed memory |
 //!
-//! The driver's library is loaded at the first use. Without a driver or a device, opening a device returns
-//! [`Error::DeviceNotAvailable`] with the reason; everything else works as usual. The oldest supported version is CUDA 11.4,
-//! cudarc's oldest.
+//! The driver's library is loaded at the first use. Without a driver or a device, opening a device
+//! returns [`Error::DeviceNotAvailable`] with the reason; everything else works as usual. The
+//! oldest supported version is CUDA 11.4, cudarc's oldest.
 //!
 //! ```no_run
 //! use arrow_array::{RecordBatch, record_batch};
@@ -39,9 +40,9 @@
 //! # }
 //! ```
 //!
-//! The example `cuda_kernel` is complete, nulls included. A program that loads a kernel's PTX through cudarc enables
-//! cudarc's feature `nvrtc` itself, for the same version: `cudarc = { version = "0.19", features = ["nvrtc"],
-//! default-features = false }`.
+//! The example `cuda_kernel` is complete, nulls included. A program that loads a kernel's PTX
+//! through cudarc enables cudarc's feature `nvrtc` itself, for the same version:
+//! `cudarc = { version = "0.19", features = ["nvrtc"], default-features = false }`.
 //!
 //! # Conversions
 //!
@@ -54,30 +55,35 @@
 //! | a kernel's argument | | loans ([`DeviceBuffer::on`](crate::DeviceBuffer::on), [`DeviceArray::values_on`](crate::DeviceArray::values_on), ...) and [`DeviceBufferMut`](crate::DeviceBufferMut) |
 //!
 //! [`DeviceArray::from_values`](crate::DeviceArray::from_values) makes a column of a buffer, and
-//! [`DeviceArray::with_values`](crate::DeviceArray::with_values) one with the nulls of the kernel's input. Each conversion
-//! keeps the order of streams and events, and no call of this crate changes the current context (cudarc's own calls do).
-//! cudarc is part of this crate's interface: another minor version of it is a breaking change.
+//! [`DeviceArray::with_values`](crate::DeviceArray::with_values) one with the nulls of the kernel's
+//! input. Each conversion keeps the order of streams and events, and no call of this crate changes
+//! the current context (cudarc's own calls do). cudarc is part of this crate's interface: another
+//! minor version of it is a breaking change.
 //!
 //! # How it works
 //!
-//! Work runs on streams that do not wait for the legacy default stream. Memory is allocated and freed in the order of
-//! streams, from a pool that keeps it until [`Device::trim`](crate::Device::trim). Page-locked and managed memory is
-//! recycled, and freed on a thread of its own, because the driver waits for the device when it frees such memory. Events
+//! Work runs on streams that do not wait for the legacy default stream. Memory is allocated and
+//! freed in the order of streams, from a pool that keeps it until
+//! [`Device::trim`](crate::Device::trim). Page-locked and managed memory is recycled, and freed on
+//! a thread of its own, because the driver waits for the device when it frees such memory. Events
 //! have no timing and are reused.
 //!
-//! An import asks the driver about the first and the last byte of every buffer. It accepts memory of the device that the
-//! import names, managed memory, and page-locked memory that the device reaches at that address. It refuses ordinary host
-//! memory under each of CUDA's device types, and device memory that belongs to another context, since only that context's
-//! kernels reach it.
+//! An import asks the driver about the first and the last byte of every buffer. It accepts memory
+//! of the device that the import names, managed memory, and page-locked memory that the device
+//! reaches at that address. It refuses ordinary host memory under each of CUDA's device types, and
+//! device memory that belongs to another context, since only that context's kernels reach it.
 //!
-//! After a kernel has failed (with an illegal address, for example), CUDA refuses all further work of that context for the
-//! rest of the process. Every call, frees included, returns the code and its text; releases are still called once.
+//! After a kernel has failed (with an illegal address, for example), CUDA refuses all further work
+//! of that context for the rest of the process. Every call, frees included, returns the code and
+//! its text; releases are still called once.
 //!
-//! CUDA sends no notification when an event completes. A thread polls the events that something waits for without blocking
-//! ([`SyncEvent::notify`](crate::SyncEvent::notify), releases), at least once per millisecond unless there are many.
+//! CUDA sends no notification when an event completes. A thread polls the events that something
+//! waits for without blocking ([`SyncEvent::notify`](crate::SyncEvent::notify), releases), at least
+//! once per millisecond unless there are many.
 //!
-//! A per-thread default stream may be a queue: events order the work that several threads give to it through this crate. If
-//! the program itself launches kernels on such a stream, it must launch them and drop their loans on one thread.
+//! A per-thread default stream may be a queue: events order the work that several threads give to
+//! it through this crate. If the program itself launches kernels on such a stream, it must launch
+//! them and drop their loans on one thread.
 
 mod kernel;
 mod slices;

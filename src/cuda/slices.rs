@@ -7,6 +7,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, DeviceRepr};
 
 use super::{CudaDevice, CudaMemory};
+use crate::abi::guard;
 use crate::device::cuda::let_go;
 use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
@@ -26,14 +27,16 @@ fn plain_device(device: &Device) -> Result<&CudaDevice> {
 }
 
 impl DeviceBuffer {
-    /// Takes over a slice without copying. The buffer is ready after all work so far of the slice's stream, and of the other
-    /// streams that cudarc knows to use the slice; its memory is freed on the slice's stream.
+    /// Takes over a slice without copying. The buffer is ready after all work so far of the slice's
+    /// stream, and of the other streams that cudarc knows to use the slice; its memory is freed on
+    /// the slice's stream.
     ///
     /// [`DeviceArray::from_values`](crate::DeviceArray::from_values) makes a column of the buffer.
     ///
     /// # Errors
-    /// Returns [`Error::NotSupported`] if the device is not of type CUDA, [`Error::InvalidArgument`] for a slice of another
-    /// context, and otherwise the driver's error. The slice is dropped then.
+    /// Returns [`Error::NotSupported`] if the device is not of type CUDA,
+    /// [`Error::InvalidArgument`] for a slice of another context, and otherwise the driver's error.
+    /// The slice is dropped then.
     pub fn from_cuda_slice<T>(device: &Device, slice: CudaSlice<T>) -> Result<Self> {
         let context = slice.context().clone();
         let bytes = slice.num_bytes();
@@ -56,8 +59,8 @@ impl DeviceBuffer {
         let mut slice = Some(slice);
         let leaked = cuda.with_current("CudaSlice::leak", || {
             let slice = slice.take()?;
-            // `leak` makes the stream wait for other streams' uses. cudarc keeps an error of that for later, together with
-            // those of the program's own calls, which are put back.
+            // `leak` makes the stream wait for other streams' uses. cudarc keeps an error of that
+            // for later, together with those of the program's own calls, which are put back.
             let earlier = context.check_err();
             let address = slice.leak();
             let own = context.check_err();
@@ -94,14 +97,16 @@ impl DeviceBuffer {
         Ok(Self::from_parts(Arc::new(owner), base, 0, bytes))
     }
 
-    /// Turns the buffer into a slice for work on `stream`, without copying. The stream waits until the buffer is ready and its
-    /// recorded uses are done.
+    /// Turns the buffer into a slice for work on `stream`, without copying. The stream waits until
+    /// the buffer is ready and its recorded uses are done.
     ///
     /// # Errors
     /// Returns the buffer with the reason
     /// - if it is not the only holder of its memory, or does not hold all of it,
-    /// - if the memory was neither allocated by this crate on a device of type CUDA nor adopted from a slice,
-    /// - if its length in bytes is not a multiple of the size of `T`, or its address not aligned for `T`,
+    /// - if the memory was neither allocated by this crate on a device of type CUDA nor adopted
+    ///   from a slice,
+    /// - if its length in bytes is not a multiple of the size of `T`, or its address not aligned
+    ///   for `T`,
     /// - for a stream of another context.
     ///
     /// If cudarc itself fails, the buffer that comes back is empty, and the contents are lost.
@@ -131,28 +136,27 @@ impl DeviceBuffer {
         let upgrade = || {
             let address = base.address() as CUdeviceptr;
             let upgrade = || {
-                // SAFETY: `surrender` took the memory from its only holder and made the stream wait for all that used it; it
-                // holds `len` aligned elements (`check_slice`), and every bit pattern is a value of arrow's native types.
+                // SAFETY: `surrender` took the memory from its only holder and made the stream wait
+                // for all that used it; it holds `len` aligned elements (`check_slice`), and every
+                // bit pattern is a value of arrow's native types.
                 let mut slice = unsafe { stream.upgrade_device_ptr::<T>(address, len) };
-                // The drop of this guard records the event for which cudarc makes other streams wait.
+                // The drop of this guard records the event for which cudarc makes other streams
+                // wait.
                 drop(slice.device_ptr_mut(stream));
                 slice
             };
             // cudarc panics if it cannot create events.
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(upgrade))
+            guard::call_foreign("CudaStream::upgrade_device_ptr", upgrade)
         };
         let slice = plain_device(&device)
-            .and_then(|cuda| cuda.with_current("CudaStream::upgrade_device_ptr", upgrade));
+            .and_then(|cuda| cuda.with_current("CudaStream::upgrade_device_ptr", upgrade)?);
         match slice {
-            Ok(Ok(slice)) => Ok(slice),
-            failed => {
+            Ok(slice) => Ok(slice),
+            Err(e) => {
                 let bytes = len * size_of::<T>();
-                // SAFETY: `surrender` took the memory from its only holder, with `bytes` bytes, and no slice has it.
+                // SAFETY: `surrender` took the memory from its only holder, with `bytes` bytes, and
+                // no slice has it.
                 unsafe { queue.free(base, bytes) };
-                let e = match failed {
-                    Err(e) => e,
-                    _ => Error::argument("cudarc could not create the slice's events"),
-                };
                 let empty = DeviceBufferMut::allocate(&queue, 0).and_then(DeviceBufferMut::freeze);
                 Err((
                     empty.unwrap_or_else(|_| arrow_buffer::Buffer::default().into()),

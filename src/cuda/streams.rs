@@ -14,8 +14,8 @@ impl Queue {
     /// Makes a queue of a CUDA stream: work given to either runs in one order.
     ///
     /// # Errors
-    /// Returns [`Error::NotSupported`] if the device is not a CUDA device, and [`Error::InvalidArgument`] for a stream of
-    /// another context.
+    /// Returns [`Error::NotSupported`] if the device is not a CUDA device, and
+    /// [`Error::InvalidArgument`] for a stream of another context.
     pub fn from_cuda_stream(device: &Device, stream: Arc<CudaStream>) -> Result<Self> {
         let cuda = match device.as_cuda() {
             Ok(cuda) => cuda,
@@ -42,8 +42,8 @@ impl Queue {
             Some(stream) => stream.clone(),
             None => {
                 let context = device.cuda_context()?;
-                // SAFETY: the stream belongs to the queue, in the device's context, and `QueueStream` borrows the queue, so
-                // the stream outlives it.
+                // SAFETY: the stream belongs to the queue, in the device's context, and
+                // `QueueStream` borrows the queue, so the stream outlives it.
                 unsafe { context.wrap_borrowed_stream(queue.cu_stream()) }
             }
         };
@@ -70,8 +70,8 @@ impl Deref for QueueStream<'_> {
 }
 
 impl SyncEvent {
-    /// Makes an event of a device from a recorded CUDA event, of any context. It stands for the work before it on the stream
-    /// on which it was recorded.
+    /// Makes an event of a device from a recorded CUDA event, of any context. It stands for the
+    /// work before it on the stream on which it was recorded.
     ///
     /// # Errors
     /// Returns [`Error::NotSupported`] if the device is not a CUDA device.
@@ -86,7 +86,8 @@ impl SyncEvent {
         };
         let ptr = cuda.adopt_event(event);
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
-        // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing else has it.
+        // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing
+        // else has it.
         Ok(unsafe { Self::from_recorded(device.clone(), ptr, Place::alone()) })
     }
 }

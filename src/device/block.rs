@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 const IDLE_LIMIT: usize = 1 << 30;
 /// The limit of the number of idle blocks.
 const IDLE_BLOCKS: usize = 1024;
-/// Blocks of at least this many bytes are rounded up to a multiple of it, so that they can be reused more often.
+/// Blocks of at least this many bytes are rounded up to a multiple of it, so that they can be
+/// reused more often.
 const GRAIN: usize = 64 << 10;
 
 /// Initialised host memory, aligned to 64 bytes. It has no drop: its holder frees it.
@@ -54,7 +55,8 @@ fn layout(capacity: usize) -> Option<Layout> {
 }
 
 impl Block {
-    /// Allocates ordinary memory, all zero. `capacity` comes from [`round`]. Returns `None` if there is not enough memory.
+    /// Allocates ordinary memory, all zero. `capacity` comes from [`round`]. Returns `None` if
+    /// there is not enough memory.
     pub(crate) fn ordinary(capacity: usize) -> Option<Self> {
         let layout = layout(capacity)?;
         #[cfg(all(target_os = "linux", not(miri)))]
@@ -107,17 +109,20 @@ impl Block {
         match self.kind {
             Kind::Heap => {
                 if let Some(layout) = layout(self.capacity) {
-                    // SAFETY: `ordinary` allocated the block with this layout, and its holder does not use it any more.
+                    // SAFETY: `ordinary` allocated the block with this layout, and its holder does
+                    // not use it any more.
                     unsafe { alloc::dealloc(self.ptr.as_ptr(), layout) }
                 }
             }
             #[cfg(all(target_os = "linux", not(miri)))]
-            // SAFETY: `ordinary` mapped the block with this length, and its holder does not use it any more.
+            // SAFETY: `ordinary` mapped the block with this length, and its holder does not use it
+            // any more.
             Kind::Mapped => unsafe { large::unmap(self.ptr, self.capacity) },
             Kind::Locked => {
                 if let Some(backend) = backend {
-                    // SAFETY: `locked` allocated the block from this backend with this size. Its holder does not use it any
-                    // more, and holders outlive the copies that use it (`Queue::keep_until_done`, `Reading`).
+                    // SAFETY: `locked` allocated the block from this backend with this size. Its
+                    // holder does not use it any more, and holders outlive the copies that use it
+                    // (`Queue::keep_until_done`, `Reading`).
                     unsafe {
                         backend.free_host(DevicePtr::new(self.ptr.as_ptr().cast()), self.capacity)
                     }
@@ -182,18 +187,22 @@ mod large {
     /// # Safety
     /// The block comes from [`map`] with this length, and is not used any more.
     pub(crate) unsafe fn unmap(block: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller guarantees that the block is a mapping of this length that is not used any more (see `# Safety`).
+        // SAFETY: the caller guarantees that the block is a mapping of this length that is not used
+        // any more (see `# Safety`).
         unsafe { libc::munmap(block.as_ptr().cast(), bytes) };
     }
 }
 
-/// The idle blocks of one device, which are reused. Beyond a limit, those that have been idle for longest are freed.
+/// The idle blocks of one device, which are reused. Beyond a limit, those that have been idle for
+/// longest are freed.
 pub(crate) struct SlabPool(Mutex<Idle>);
 
 struct Idle {
-    /// Sorted by capacity; blocks of equal capacity in the order of their return. With each its number among the returns.
+    /// Sorted by capacity; blocks of equal capacity in the order of their return. With each its
+    /// number among the returns.
     blocks: Vec<(Block, u64)>,
-    /// How many blocks are in use, for which the list keeps room, so that their return allocates nothing.
+    /// How many blocks are in use, for which the list keeps room, so that their return allocates
+    /// nothing.
     out: usize,
     /// How many blocks have been returned.
     returns: u64,
@@ -228,8 +237,8 @@ impl Idle {
         block
     }
 
-    /// Removes and returns blocks beyond the limits: the smallest, which are cheap to allocate, if there are too many blocks, and the
-    /// oldest if there are too many bytes.
+    /// Removes and returns blocks beyond the limits: the smallest, which are cheap to allocate, if
+    /// there are too many blocks, and the oldest if there are too many bytes.
     fn excess(&mut self) -> Vec<Block> {
         let mut excess = Vec::new();
         loop {
@@ -247,8 +256,9 @@ impl Idle {
 }
 
 impl SlabPool {
-    /// Returns an idle block of at least `capacity` bytes, and at most twice that unless it is small. Of the smallest such blocks it is
-    /// the one that was used last, whose memory may still be cached.
+    /// Returns an idle block of at least `capacity` bytes, and at most twice that unless it is
+    /// small. Of the smallest such blocks it is the one that was used last, whose memory may still
+    /// be cached.
     pub(crate) fn take(&self, capacity: usize) -> Option<Block> {
         let mut idle = lock(&self.0);
         idle.out = (idle.out + 1).min(IDLE_BLOCKS + 1);
@@ -279,7 +289,8 @@ impl SlabPool {
         idle.excess()
     }
 
-    /// Keeps at most `bytes` bytes from now on. Returns blocks beyond the limit, which the caller frees.
+    /// Keeps at most `bytes` bytes from now on. Returns blocks beyond the limit, which the caller
+    /// frees.
     #[must_use]
     pub(crate) fn set_limit(&self, bytes: usize) -> Vec<Block> {
         let mut idle = lock(&self.0);
@@ -322,7 +333,8 @@ mod tests {
         capacities
     }
 
-    /// Returns new blocks to the pool, and the capacities (KiB) of the blocks beyond the limits each time.
+    /// Returns new blocks to the pool, and the capacities (KiB) of the blocks beyond the limits
+    /// each time.
     fn fill(pool: &SlabPool, capacities: &[usize]) -> Vec<Vec<usize>> {
         let give = |kib: &usize| {
             let block = Block::ordinary(round(kib * KIB).unwrap()).unwrap();
@@ -388,7 +400,8 @@ mod tests {
     #[test]
     fn large_slabs_are_zero_and_serve_again() {
         let device = Device::new(Arc::new(HostBackend::new(DeviceId::CPU))).unwrap();
-        // As if batches of this size were downloaded again and again. Pages that nobody touches cost nothing.
+        // As if batches of this size were downloaded again and again. Pages that are not touched
+        // cost nothing.
         let bytes = if cfg!(miri) { 100_000 } else { 512 << 20 };
         let mut first = None;
         for _ in 0..3 {

@@ -3,16 +3,18 @@
 /// The number of bytes, of all pieces together, from which a copy is made past the caches.
 pub(crate) const LARGE: usize = 128 << 20;
 
-/// Copies past the caches, which would otherwise read each line before it is overwritten. `memcpy` does so only for one piece
-/// of that size: where many smaller pieces make up [`LARGE`] bytes, this is about 1.5 times as fast. It is not for fewer bytes:
-/// what was written must be fetched from memory to be read.
+/// Copies past the caches, which would otherwise read each line before it is overwritten. `memcpy`
+/// does so only for one piece of that size: where many smaller pieces make up [`LARGE`] bytes, this
+/// is about 1.5 times as fast. It is not for fewer bytes: what was written must be fetched from
+/// memory to be read.
 ///
 /// # Safety
 /// As [`std::ptr::copy_nonoverlapping`].
 pub(crate) unsafe fn copy_large(src: *const u8, dst: *mut u8, bytes: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if std::arch::is_x86_feature_detected!("avx") {
-        // SAFETY: the processor has AVX; the caller guarantees the rest, which is the same (see `# Safety`).
+        // SAFETY: the processor has AVX; the caller guarantees the rest, which is the same (see
+        // `# Safety`).
         return unsafe { stream(src, dst, bytes) };
     }
     // SAFETY: the caller guarantees that both ranges are valid and do not overlap (see `# Safety`).
@@ -29,9 +31,10 @@ unsafe fn stream(src: *const u8, dst: *mut u8, bytes: usize) {
     const LINE: usize = 64;
     let head = dst.align_offset(LINE).min(bytes);
     let tail = bytes - (bytes - head) % LINE;
-    // SAFETY: the caller guarantees that both ranges are valid for `bytes` bytes and do not overlap (see `# Safety`). The head,
-    // the lines and the tail lie in them one after the other, and the head ends at the start of a line. The fence orders the
-    // lines before all later stores, as plain stores would be.
+    // SAFETY: the caller guarantees that both ranges are valid for `bytes` bytes and do not overlap
+    // (see `# Safety`). The head, the lines and the tail lie in them one after the other, and the
+    // head ends at the start of a line. The fence orders the lines before all later stores, as
+    // plain stores would be.
     unsafe {
         std::ptr::copy_nonoverlapping(src, dst, head);
         for at in (head..tail).step_by(LINE) {

@@ -7,7 +7,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use crate::device::{SyncEvent, lock};
 use crate::error::Result;
 
-/// Is ready once an event has completed. Requests one notification from the device, however often it is polled.
+/// Is ready once an event has completed. Requests one notification from the device, however often
+/// it is polled.
 #[derive(Debug)]
 pub(crate) struct Completion {
     event: SyncEvent,
@@ -58,7 +59,8 @@ impl Future for Completion {
             let new = cx.waker().clone();
             let old = std::mem::replace(&mut *lock(&task.0), new);
             drop(old);
-            // Queried after the waker was stored: a completion before that is seen here, and a later one wakes.
+            // Queried after the waker was stored: a completion before that is seen here, and a
+            // later one wakes.
             return match self.event.is_complete()? {
                 true => Poll::Ready(Ok(())),
                 false => Poll::Pending,

@@ -42,6 +42,18 @@ impl HostBackend {
     }
 }
 
+/// Runs copies on the calling thread.
+///
+/// # Safety
+/// All ranges are in host memory and valid for their bytes, and no destination overlaps another range.
+pub(crate) unsafe fn copy_on_host(copies: &[CopyOp]) {
+    for copy in copies {
+        let (src, dst) = (copy.src.as_ptr(), copy.dst.as_ptr());
+        // SAFETY: the caller guarantees that both ranges are valid host memory and do not overlap (see `# Safety`).
+        unsafe { std::ptr::copy_nonoverlapping(src.cast::<u8>(), dst.cast::<u8>(), copy.bytes) };
+    }
+}
+
 fn no_events(device: DeviceId) -> Error {
     Error::NotSupported {
         device,
@@ -133,16 +145,9 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
-        for copy in copies {
-            // SAFETY: the caller guarantees that both ranges are valid and do not overlap (see `# Safety`).
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    copy.src.as_ptr().cast::<u8>(),
-                    copy.dst.as_ptr().cast::<u8>(),
-                    copy.bytes,
-                );
-            }
-        }
+        // SAFETY: the caller guarantees that all ranges are valid and do not overlap (see `RawQueue::copy`); a CPU's memory is
+        // the host's.
+        unsafe { copy_on_host(copies) };
         Ok(())
     }
 

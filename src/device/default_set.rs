@@ -1,13 +1,14 @@
 //! The process's default set of devices: the backends that this build has.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 
 use crate::abi::ArrowDeviceType;
-use crate::device::{Device, DeviceId, Devices};
+use crate::device::{Device, DeviceId, Devices, lock};
 use crate::error::{Error, Result};
 
 impl Devices {
-    /// Returns the process's default set: the CPU, the devices of the features that are on, and what the program adds.
+    /// Returns the process's default set: the CPU, the devices of the features that are on, and
+    /// what the program adds.
     pub fn global() -> &'static Self {
         static GLOBAL: OnceLock<Devices> = OnceLock::new();
         GLOBAL.get_or_init(|| {
@@ -20,7 +21,8 @@ impl Devices {
         })
     }
 
-    /// Returns the first GPU of the default set: CUDA device 0, or else ROCm device 0. Never falls back to another device.
+    /// Returns the first GPU of the default set: CUDA device 0, or else ROCm device 0. Never falls
+    /// back to another device.
     ///
     /// ```
     /// use arrow_device::Devices;
@@ -48,15 +50,17 @@ impl Devices {
     /// Returns the default set's simulated device, `sim`, which the first call makes.
     ///
     /// # Errors
-    /// Returns [`Error::DeviceNotAvailable`] without the feature `sim`, and on other systems than Linux.
+    /// Returns [`Error::DeviceNotAvailable`] without the feature `sim`, and on other systems than
+    /// Linux.
     pub fn simulated() -> Result<Device> {
         Self::open_simulated(0)
     }
 
-    /// Returns the default set's device of this name: `cpu`, `sim`, `cuda:0`, `cuda-host`, ... (see [`DeviceId`]).
+    /// Returns the default set's device of this name: `cpu`, `sim`, `cuda:0`, `cuda-host`, ... (see
+    /// [`DeviceId`]).
     ///
-    /// `sim` means [`Devices::simulated`]. `sim:1`, `sim:2`, ... are further simulated devices, each made when it is first
-    /// opened by this function.
+    /// `sim` means [`Devices::simulated`]. `sim:1`, `sim:2`, ... are further simulated devices,
+    /// each made when it is first opened by this function.
     ///
     /// ```
     /// use arrow_device::Devices;
@@ -68,7 +72,8 @@ impl Devices {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] for a name that is none, and [`Error::DeviceNotAvailable`] with what is missing.
+    /// Returns [`Error::InvalidArgument`] for a name that is none, and
+    /// [`Error::DeviceNotAvailable`] with what is missing.
     pub fn open(name: &str) -> Result<Device> {
         let id: DeviceId = name.parse()?;
         if name.starts_with("sim") {
@@ -81,7 +86,7 @@ impl Devices {
     fn open_simulated(number: i64) -> Result<Device> {
         // One call at a time, so that a number has one device.
         static OPENING: Mutex<()> = Mutex::new(());
-        let _one = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = lock(&OPENING);
         let id = DeviceId::new(ArrowDeviceType::EXT_DEV, number);
         if let Some(Ok(device)) = Self::global().known(id) {
             return Ok(device);

@@ -7,7 +7,8 @@ use crate::device::backend::EventPtr;
 use crate::device::{Counters, Device, Place};
 use crate::error::Result;
 
-/// A point in the work of a queue: it completes once all work that was queued before it has. Clones are the same event.
+/// A point in the work of a queue: it completes once all work that was queued before it has. Clones
+/// are the same event.
 #[derive(Clone, Debug)]
 pub struct SyncEvent(Arc<Owned>);
 
@@ -20,8 +21,8 @@ struct Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: the caller of `from_recorded` guaranteed that `ptr` came from `record` of a queue of this device and is owned
-        // by nobody else; this is its last use.
+        // SAFETY: the caller of `from_recorded` guaranteed that `ptr` came from `record` of a queue
+        // of this device and is owned by nobody else; this is its last use.
         unsafe { self.device.backend().release_event(self.ptr) }
     }
 }
@@ -49,7 +50,8 @@ impl SyncEvent {
         &self.0.device
     }
 
-    /// Returns the pointer for `ArrowDeviceArray.sync_event`. It is valid as long as a clone of this event lives.
+    /// Returns the pointer for `ArrowDeviceArray.sync_event`. It is valid as long as a clone of
+    /// this event lives.
     pub fn as_ptr(&self) -> EventPtr {
         self.0.ptr
     }
@@ -70,14 +72,16 @@ impl SyncEvent {
         self.as_ref().wait()
     }
 
-    /// As [`wait`](Self::wait), but not counted: for threads that block nobody.
+    /// As [`wait`](Self::wait), but not counted: for background threads, which hold up no other
+    /// work.
     pub(crate) fn wait_uncounted(&self) -> Result<()> {
         // SAFETY: the event lives as long as `self`, and is of this device.
         unsafe { self.device().backend().wait_event(self.0.ptr) }
     }
 
-    /// Arranges that `waker` is called once the event has completed, without waiting. Returns `true` if it has completed already;
-    /// the waker is not called then. The event may be dropped before it completes.
+    /// Arranges that `waker` is called once the event has completed, without waiting. Returns
+    /// `true` if it has completed already; the waker is not called then. The event may be dropped
+    /// before it completes.
     ///
     /// # Errors
     /// Returns the device's own error. The waker is not called then.
@@ -115,7 +119,8 @@ impl<'a> EventRef<'a> {
     }
 
     pub(crate) fn is_complete(&self) -> Result<bool> {
-        // SAFETY: the event is of this device and lives for `'a` (`SyncEvent` owns it, or the caller of `new` guaranteed it).
+        // SAFETY: the event is of this device and lives for `'a` (`SyncEvent` owns it, or the
+        // caller of `new` guaranteed it).
         unsafe { self.device.backend().query_event(self.ptr) }
     }
 

@@ -1,6 +1,7 @@
 //! Devices, queues and events, and what a crate implements to add a device.
 //!
-//! Programs use [`Devices`], [`Device`], [`Queue`] and [`SyncEvent`], which are also at the root of the crate:
+//! Programs use [`Devices`], [`Device`], [`Queue`] and [`SyncEvent`], which are also at the root of
+//! the crate:
 //!
 //! ```
 //! use arrow_device::{DeviceBufferMut, Devices};
@@ -15,8 +16,8 @@
 //! # Ok::<(), arrow_device::Error>(())
 //! ```
 //!
-//! A crate that adds a device implements [`Backend`] and [`RawQueue`], wraps the backend by [`Device::new`] and registers it with
-//! [`Devices::register`].
+//! A crate that adds a device implements [`Backend`] and [`RawQueue`], wraps the backend by
+//! [`Device::new`] and registers it with [`Devices::register`].
 
 mod backend;
 pub(crate) mod block;

@@ -1,7 +1,8 @@
 //! The order of events, so that few of many pending ones are queried.
 //!
-//! The events of one queue complete in the order in which they were recorded: while the first has not completed, no later one
-//! has. If two threads record at the same time, their order is unknown, and both count as first.
+//! The events of one queue complete in the order in which they were recorded: while the first has
+//! not completed, no later one has. If two threads record at the same time, their order is unknown,
+//! and both count as first.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -17,8 +18,8 @@ pub(crate) fn new_queue_id() -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Place {
     queue: u64,
-    /// How many events of all queues had been recorded when recording this one began, and when it ended. No other event of the
-    /// queue has the same `ended`.
+    /// How many events of all queues had been recorded when recording this one began, and when it
+    /// ended. No other event of the queue has the same `ended`.
     began: u64,
     ended: u64,
 }
@@ -45,10 +46,12 @@ impl Place {
         self.queue == queue
     }
 
-    /// Calls `record`, which records an event on a queue, and returns its result and the event's place.
+    /// Calls `record`, which records an event on a queue, and returns its result and the event's
+    /// place.
     pub(crate) fn of<T>(queue: u64, record: impl FnOnce() -> T) -> (T, Self) {
         static RECORDED: AtomicU64 = AtomicU64::new(0);
-        // If recording one event ends before recording another begins, the latter sees the former's count.
+        // If recording one event ends before recording another begins, the latter sees the former's
+        // count.
         let began = RECORDED.load(Ordering::Acquire);
         let recorded = record();
         let ended = RECORDED.fetch_add(1, Ordering::AcqRel);
@@ -92,8 +95,9 @@ impl<T> Asked<T> {
         self.0.is_empty()
     }
 
-    /// Removes and returns the items that wait for the next completed event; `None` ends the round. `is_done` is called once for
-    /// each event, and not at all for events after a pending one of the same queue.
+    /// Removes and returns the items that wait for the next completed event; `None` ends the round.
+    /// `is_done` is called once for each event, and not at all for events after a pending one of
+    /// the same queue.
     pub(crate) fn next_done(
         &mut self,
         round: &mut Round,
@@ -177,7 +181,8 @@ mod tests {
         assert_eq!(round(&mut asked, |_| true).1.len(), 100);
     }
 
-    /// Two threads recorded at the same time: the event that counts as first may be the later one, and may never complete.
+    /// Two threads recorded at the same time: the event that counts as first may be the later one,
+    /// and may never complete.
     #[test]
     fn events_without_an_order_do_not_hold_up_each_other() {
         let (long, short, after) = (place(1, 0, 5), place(1, 1, 2), place(1, 3, 4));

@@ -1,20 +1,21 @@
-//! The reaper: a thread per device, started when needed, that runs actions once events have completed.
+//! The reaper: a thread per device, started when needed, that runs actions once events have
+//! completed.
 //!
-//! Actions run on the reaper's thread, outside its lock, in no particular order. Only an action of [`ReaperOf::later`] may wait
-//! for the device. The thread ends after it has been idle for a while.
+//! Actions run on the reaper's thread, outside its lock, in no particular order. Only an action of
+//! [`ReaperOf::later`] may wait for the device. The thread ends after it has been idle for a while.
 //!
-//! If the backend cannot notify, the thread polls the first pending event of each queue, at growing intervals. It waits only for
-//! a device whose queries fail, so no event delays another that could complete before it. The cost of an action does not depend
-//! on how many others are pending.
+//! If the backend cannot notify, the thread polls the first pending event of each queue, at growing
+//! intervals. It waits only for a device whose queries fail, so no event delays another that could
+//! complete before it. The cost of an action does not depend on how many others are pending.
 
 use std::collections::HashMap;
 use std::mem::take;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
+use crate::abi::guard;
 use crate::device::backend::Notify;
 use crate::device::order::{Asked, Round};
 use crate::device::{Device, SyncEvent, lock};
@@ -52,7 +53,8 @@ struct Shared {
 struct State {
     /// Items that the thread has not seen yet.
     items: Vec<Item>,
-    /// Registrations whose waker was called, or dropped without a call, and that the thread has not seen yet.
+    /// Registrations whose waker was called, or dropped without a call, and that the thread has not
+    /// seen yet.
     woken: Vec<(u64, Fired)>,
     running: bool,
     /// The device was dropped.
@@ -68,7 +70,8 @@ struct Item {
 /// The items that the thread has seen. None is looked at again before its event may have completed.
 #[derive(Default)]
 struct Waiting {
-    /// By the registration of a waker for their last event. The event is kept until the waker was called or dropped.
+    /// By the registration of a waker for their last event. The event is kept until the waker was
+    /// called or dropped.
     registered: HashMap<u64, Item>,
     /// Those for whose last event the backend cannot notify, or did not.
     asked: Asked<Item>,
@@ -193,8 +196,8 @@ impl Waiting {
             });
             let waker = Waker::from(signal.clone());
             let backend = event.device().backend();
-            // SAFETY: the item owns the event, which is its device's; `registered` keeps the item until the waker was called or
-            // dropped.
+            // SAFETY: the item owns the event, which is its device's; `registered` keeps the item
+            // until the waker was called or dropped.
             let answer = unsafe { backend.notify_event(event.as_ptr(), &waker) };
             if let Ok(Notify::Registered) = answer {
                 self.registered.insert(registration, item);
@@ -250,13 +253,10 @@ impl Item {
     }
 }
 
-/// Runs an action, outside all locks. [`ReaperOf::push`] keeps its panics, but the action may also drop the device, which may
-/// panic.
+/// Runs an action, outside all locks. [`ReaperOf::push`] keeps its panics, but the action may also
+/// drop the device, which may panic.
 fn run_action(action: Box<dyn FnOnce() + Send>) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(action)) {
-        // Dropping the payload could panic.
-        std::mem::forget(payload);
-    }
+    let _ = guard::call_foreign("release", action);
 }
 
 impl<'a> ReaperOf<'a> {
@@ -264,8 +264,8 @@ impl<'a> ReaperOf<'a> {
         Self { device, reaper }
     }
 
-    /// Runs `action` once all `events` have completed: at once, on this thread, if they have already, or else on the reaper's
-    /// thread.
+    /// Runs `action` once all `events` have completed: at once, on this thread, if they have
+    /// already, or else on the reaper's thread.
     pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
         events.retain(|event| !event.is_complete().unwrap_or(false));
         if events.is_empty() {
@@ -296,7 +296,7 @@ impl Reaper {
                 .name("arrow-device reaper".into())
                 .spawn(move || {
                     // Backends do not panic. If one does, the next item starts a new thread.
-                    if catch_unwind(AssertUnwindSafe(|| shared.run())).is_err() {
+                    if guard::call_foreign("reaper", || shared.run()).is_err() {
                         shared.lock().running = false;
                     }
                 })
@@ -334,7 +334,8 @@ mod tests {
     use super::*;
     use crate::device::sim::{SimConfig, SimDevice, SimMode};
 
-    /// Each action runs as soon as its event has completed, and items of pending events are not looked at.
+    /// Each action runs as soon as its event has completed, and items of pending events are not
+    /// looked at.
     #[test]
     fn two_visits_an_item() {
         const N: u64 = 300;

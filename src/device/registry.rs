@@ -14,12 +14,12 @@ type Factory = Arc<dyn Fn(i64) -> Result<Device> + Send + Sync>;
 
 /// A set of devices, by type and id.
 ///
-/// [`Devices::global`] is the process's default set and is never dropped; further sets are for tests, and for programs that
-/// keep devices apart. Clones share their contents.
+/// [`Devices::global`] is the process's default set and is never dropped; further sets are for
+/// tests, and for programs that keep devices apart. Clones share their contents.
 ///
-/// The factory of a device's type makes the device at its first use, and the set keeps it. If there is no such device
-/// ([`Error::DeviceNotAvailable`]), the set keeps the reason too, for the first 64 such ids, and returns it to later
-/// requests.
+/// The factory of a device's type makes the device at its first use, and the set keeps it. If there
+/// is no such device ([`Error::DeviceNotAvailable`]), the set keeps the reason too, for the first
+/// 64 such ids, and returns it to later requests.
 ///
 /// ```
 /// use arrow_device::{Devices, DeviceId};
@@ -36,10 +36,12 @@ struct Registry {
     devices: Mutex<HashMap<DeviceId, Slot>>,
 }
 
-/// Filled once, outside the map's lock, so that a slow factory blocks only requests for its own device.
+/// Filled once, outside the map's lock, so that a slow factory blocks only requests for its own
+/// device.
 type Slot = Arc<OnceLock<Result<Device>>>;
 
-/// For how many ids the reason is kept why there is no device. Producers choose ids, as many as they like.
+/// For how many ids the reason is kept why there is no device. Producers choose ids, as many as
+/// they like.
 const KEPT_REASONS: usize = 64;
 
 impl Devices {
@@ -61,7 +63,8 @@ impl Devices {
     /// Adds a device under its own id.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if another device has that id. [`Devices::cpu`] has all ids of the CPU's type.
+    /// Returns [`Error::InvalidArgument`] if another device has that id. [`Devices::cpu`] has all
+    /// ids of the CPU's type.
     pub fn add(&self, device: Device) -> Result<()> {
         let taken = || Error::argument(format!("device {} is registered already", device.id()));
         if device.id().device_type == ArrowDeviceType::CPU {
@@ -80,12 +83,14 @@ impl Devices {
         added.then_some(()).ok_or_else(taken)
     }
 
-    /// Registers a factory, which makes a device of this type from its id. Devices and errors that are kept already stay. The
-    /// factory must not request the id that it is making from this set, which would deadlock.
+    /// Registers a factory, which makes a device of this type from its id. Devices and errors that
+    /// are kept already stay. The factory must not request the id that it is making from this set,
+    /// which would deadlock.
     ///
-    /// The device that the factory returns must have this type and the requested id, because imports rely on it to reach the
-    /// memory of that device. Otherwise it is dropped, and [`get`](Self::get) returns [`Error::DeviceNotAvailable`] with both
-    /// names. A factory for the CPU's type is never called.
+    /// The device that the factory returns must have this type and the requested id, because
+    /// imports rely on it to reach the memory of that device. Otherwise it is dropped, and
+    /// [`get`](Self::get) returns [`Error::DeviceNotAvailable`] with both names. A factory for the
+    /// CPU's type is never called.
     ///
     /// ```
     /// use arrow_device::{ArrowDeviceType, DeviceId, Devices};
@@ -146,13 +151,15 @@ impl Devices {
         made.clone()
     }
 
-    /// Returns the device of this type and id, or why there is none, if that is known without asking a factory.
+    /// Returns the device of this type and id, or why there is none, if that is known without
+    /// asking a factory.
     pub(super) fn known(&self, id: DeviceId) -> Option<Result<Device>> {
         let slot = lock(&self.0.devices).get(&id).cloned()?;
         slot.get().cloned()
     }
 
-    /// As [`get`](Self::get), but page-locked memory without a backend is plain host memory if there is nothing to wait for.
+    /// As [`get`](Self::get), but page-locked memory without a backend is plain host memory if
+    /// there is nothing to wait for.
     pub(crate) fn get_for_import(&self, id: DeviceId, has_event: bool) -> Result<Device> {
         let missing = match self.get(id) {
             Err(e) => e,
@@ -176,8 +183,8 @@ impl Devices {
     }
 }
 
-/// Returns a device for page-locked memory as plain host memory: the same one for an id as long as it is used. Ids come from
-/// producers, so an unused one must not take memory for ever.
+/// Returns a device for page-locked memory as plain host memory: the same one for an id as long as
+/// it is used. Ids come from producers, so an unused one must not take memory for ever.
 fn page_locked_without_backend(id: DeviceId) -> Result<Device> {
     // Not in a set of devices, where `get` must keep returning that the backend is missing.
     static PAGE_LOCKED: Mutex<Option<PageLocked>> = Mutex::new(None);

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! stats {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts of everything that a [`Device`](crate::Device) did since it was created: every copy, allocation and wait.
+        /// Counts of everything that a [`Device`](crate::Device) did since it was created: every
+        /// copy, allocation and wait.
         ///
         /// ```
         /// # use arrow_device::Devices;
@@ -84,8 +85,8 @@ stats! {
     bytes_to_host,
     /// Bytes copied within the device, or directly from another device.
     bytes_on_device,
-    /// Bytes that the host copied for this device: packing into staging memory, moving the bits of validity bitmaps, realigning
-    /// values.
+    /// Bytes that the host copied for this device: packing into staging memory, moving the bits of
+    /// validity bitmaps, realigning values.
     host_copied_bytes,
     /// Fills queued.
     fills,
@@ -93,7 +94,8 @@ stats! {
     events,
     /// Waits for an event that were queued.
     queue_waits,
-    /// Waits of a host thread. Waits of background threads, which block nobody, are not counted.
+    /// Waits of a host thread. Waits of background threads, which hold up no other work, are not
+    /// counted.
     host_waits,
     /// Errors of operations that cannot return one (a release, a drop). See
     /// [`Device::take_drop_error`](crate::Device::take_drop_error).
@@ -126,8 +128,9 @@ impl Counters {
 }
 
 impl TransferStats {
-    /// Runs `work`, and returns its result and what this thread did meanwhile, on all devices together. Work of other threads is
-    /// not included, even if `work` caused it (a foreign release on the reaper's thread, for example). Scopes nest.
+    /// Runs `work`, and returns its result and what this thread did meanwhile, on all devices
+    /// together. Work of other threads is not included, even if `work` caused it (a foreign release
+    /// on the reaper's thread, for example). Scopes nest.
     ///
     /// ```
     /// # use arrow_device::{Devices, TransferStats};

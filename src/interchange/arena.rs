@@ -1,10 +1,12 @@
 //! The single block of memory behind an exported array: structs, pointer lists, owners, event.
 //!
-//! Every node of the array has its own release callback. If there are several owners, a node drops those of its own
-//! buffers when it is released; a single owner, the block and the event are dropped with the last node. So a consumer
-//! may move children out of their parent and release everything in any order, on any thread.
+//! Every node of the array has its own release callback. If there are several owners, a node drops
+//! those of its own buffers when it is released; a single owner, the block and the event are
+//! dropped with the last node. So a consumer may move children out of their parent and release
+//! everything in any order, on any thread.
 //!
-//! Layout: [`Header`], child structs, [`NodeData`], pointer lists, sizes of data buffers, owners, owner indices.
+//! Layout: [`Header`], child structs, [`NodeData`], pointer lists, sizes of data buffers, owners,
+//! owner indices.
 
 use std::alloc::{self, Layout as Memory};
 use std::ffi::c_void;
@@ -64,8 +66,8 @@ struct NodeData {
     n_used: u32,
 }
 
-/// Whether the sizes of a view array's data buffers are known; otherwise the producer's own list of them is passed
-/// on.
+/// Whether the sizes of a view array's data buffers are known; otherwise the producer's own list of
+/// them is passed on.
 #[cold]
 fn knows_sizes(slots: &[Slot]) -> bool {
     slots[2..slots.len() - 1]
@@ -89,8 +91,8 @@ impl Block {
     }
 }
 
-/// Builds the C struct of an array. For `as_batch` see [`Parts`]. `counted` has the null counts of parts that the array
-/// itself does not know, or is empty; other unknown ones are stated as -1.
+/// Builds the C struct of an array. For `as_batch` see [`Parts`]. `counted` has the null counts of
+/// parts that the array itself does not know, or is empty; other unknown ones are stated as -1.
 pub(crate) fn build(
     array: &DeviceArray,
     as_batch: bool,
@@ -111,8 +113,8 @@ pub(crate) fn build(
         // A dictionary's values need no entry, which is left over then.
         n_children += node.n_children as usize;
         if node.layout.variadic {
-            // Room whether they are known or not: another thread may find them out meanwhile. One more, so that the list
-            // exists even if it is empty.
+            // Room whether they are known or not: another thread may find them out meanwhile. One
+            // more, so that the list exists even if it is empty.
             n_sizes += node.n_slots as usize - 2;
             states_sizes |= knows_sizes(tree.slots_of(node));
         }
@@ -133,7 +135,8 @@ pub(crate) fn build(
     let memory = Memory::from_size_align(bytes, 8)
         .map_err(|_| Error::argument("the array has too many children to export"))?;
 
-    // If the host cannot read the device's memory, the sizes are in the host memory that the device reads fastest.
+    // If the host cannot read the device's memory, the sizes are in the host memory that the device
+    // reads fastest.
     let mut slab = None;
     if states_sizes && !device.is_host_readable() {
         slab = Some(device.host_slab(n_sizes * 8)?);
@@ -146,8 +149,9 @@ pub(crate) fn build(
             bytes: memory.size(),
         })?;
     let base = block.as_ptr();
-    // SAFETY: each part lies in the block at the offset that `extend` returned, with the alignment and the number of
-    // elements that were counted above; each element is written before it is read. All pointers are derived from `base`.
+    // SAFETY: each part lies in the block at the offset that `extend` returned, with the alignment
+    // and the number of elements that were counted above; each element is written before it is
+    // read. All pointers are derived from `base`.
     let (header, mut writer) = unsafe {
         let header = base.cast::<Header>();
         let entries = base.add(at_owners).cast::<OwnerEntry>();
@@ -188,7 +192,8 @@ pub(crate) fn build(
     };
     parts.each(|i, node, view, first_child| {
         let null_count = parts.null_count(i, node, view).map_or(-1, |n| n as i64);
-        // SAFETY: `Parts::each` visits the nodes in the order in which they were counted, each once.
+        // SAFETY: `Parts::each` visits the nodes in the order in which they were counted, each
+        // once.
         unsafe { writer.node(i, node, view, null_count, first_child) };
     });
     for (i, nulls) in counted.iter().enumerate() {
@@ -204,8 +209,9 @@ pub(crate) fn build(
             (*writer.structs).offset = 0;
         }
     }
-    // SAFETY: the header and the owners' entries lie in the block, to which only this function has access yet; the
-    // entries were written above. Node 0 was written, and is moved out once: nothing reads it in the block again.
+    // SAFETY: the header and the owners' entries lie in the block, to which only this function has
+    // access yet; the entries were written above. Node 0 was written, and is moved out once:
+    // nothing reads it in the block again.
     unsafe {
         if !single {
             // Owners of no buffer (of arrays without buffers) are dropped at once.
@@ -262,8 +268,9 @@ impl Writer<'_> {
     ) {
         let layout = &node.layout;
         let slots = self.tree.slots_of(node);
-        // SAFETY: the pointers of `Writer` are into the block that `build` laid out, with room for the structs, buffers,
-        // children, sizes and owner indices of all nodes. The caller guarantees that the nodes are those, each once.
+        // SAFETY: the pointers of `Writer` are into the block that `build` laid out, with room for
+        // the structs, buffers, children, sizes and owner indices of all nodes. The caller
+        // guarantees that the nodes are those, each once.
         unsafe {
             let buffers = self.buffers;
             for (k, slot) in slots.iter().enumerate() {
@@ -288,7 +295,8 @@ impl Writer<'_> {
             array.write(CArray {
                 length: view.length as i64,
                 null_count,
-                // Without rows an offset has no meaning, but consumers add it to the addresses of empty buffers.
+                // Without rows an offset has no meaning, but consumers add it to the addresses of
+                // empty buffers.
                 offset: match view.length {
                     0 => 0,
                     _ => view.offset as i64,
@@ -315,8 +323,9 @@ impl Writer<'_> {
         }
     }
 
-    /// Makes the bitmap start at the bit that the values' offset says. If there is no whole number of bytes between, its
-    /// bits do not matter: the export has moved the others ([`Bitmaps`](crate::transfer::Bitmaps)).
+    /// Makes the bitmap start at the bit that the values' offset says. If there is no whole number
+    /// of bytes between, its bits do not matter: the export has moved the others
+    /// ([`Bitmaps`](crate::transfer::Bitmaps)).
     ///
     /// # Safety
     /// `buffers` is the node's list of buffers, which may be written.
@@ -324,18 +333,20 @@ impl Writer<'_> {
     unsafe fn shift_bitmap(&self, node: &Node, view: View, buffers: *mut *const c_void) {
         let bitmap = self.tree.bitmap_of(node);
         if let (Some(slot), Some(bytes)) = (bitmap, view.bitmap_shift()) {
-            // SAFETY: the caller guarantees the list, and a node with a bitmap has at least that buffer, the first one.
+            // SAFETY: the caller guarantees the list, and a node with a bitmap has at least that
+            // buffer, the first one.
             unsafe { buffers.write(slot.address().offset(bytes).as_ptr().cast_const()) };
         }
     }
 
-    /// Sets the null count of node `i`. If there are no nulls, its validity bitmap, the first buffer, is left out.
+    /// Sets the null count of node `i`. If there are no nulls, its validity bitmap, the first
+    /// buffer, is left out.
     ///
     /// # Safety
     /// Node `i` was written.
     unsafe fn set_nulls(&self, i: usize, nulls: usize) {
-        // SAFETY: the caller guarantees that struct `i` and its list of buffers were written. A node whose type has a
-        // validity bitmap has a first buffer.
+        // SAFETY: the caller guarantees that struct `i` and its list of buffers were written. A
+        // node whose type has a validity bitmap has a first buffer.
         unsafe {
             let array = self.structs.add(i);
             (*array).null_count = nulls as i64;
@@ -349,12 +360,13 @@ impl Writer<'_> {
     /// Lists the `n` children of `array`, which are the structs from `first` on.
     ///
     /// # Safety
-    /// `array` was written; the `n` children are some of those that `build` counted, and are listed once.
+    /// `array` was written; the `n` children are some of those that `build` counted, and are listed
+    /// once.
     #[inline(never)]
     unsafe fn list_children(&mut self, array: *mut CArray, first: *mut CArray, n: usize) {
         let children = self.children;
-        // SAFETY: the block has room for the children that `build` counted, and the caller guarantees that these are some of
-        // them; their structs are in the block too.
+        // SAFETY: the block has room for the children that `build` counted, and the caller
+        // guarantees that these are some of them; their structs are in the block too.
         unsafe {
             for k in 0..n {
                 children.add(k).write(first.add(k));
@@ -368,12 +380,13 @@ impl Writer<'_> {
     /// Lists the sizes of a node's data buffers.
     ///
     /// # Safety
-    /// `build` counted the sizes of these slots, and they are listed once; `buffers` is the node's list of buffers,
-    /// which may be written.
+    /// `build` counted the sizes of these slots, and they are listed once; `buffers` is the node's
+    /// list of buffers, which may be written.
     #[cold]
     unsafe fn list_sizes(&mut self, slots: &[Slot], buffers: *mut *const c_void) {
         let variadic = &slots[2..slots.len() - 1];
-        // SAFETY: the caller guarantees that `build` made room for these sizes, and that there is a pointer for each slot.
+        // SAFETY: the caller guarantees that `build` made room for these sizes, and that there is a
+        // pointer for each slot.
         unsafe {
             for (k, slot) in variadic.iter().enumerate() {
                 let bytes = slot.bytes().map_or(0, |n| n as i64);
@@ -387,13 +400,14 @@ impl Writer<'_> {
     /// Lists the owners of a node's buffers, if there are several owners.
     ///
     /// # Safety
-    /// `build` counted these slots, and they are listed once; `buffers` has the exported address of each.
+    /// `build` counted these slots, and they are listed once; `buffers` has the exported address of
+    /// each.
     #[inline(never)]
     unsafe fn uses(&mut self, slots: &[Slot], buffers: *const *const c_void) -> NodeData {
         let used = self.used;
         let mut n_used = 0;
-        // SAFETY: the caller guarantees an address for each slot. `build` made room for an index for each slot, and wrote an
-        // entry for each owner, to which nobody else has access yet.
+        // SAFETY: the caller guarantees an address for each slot. `build` made room for an index
+        // for each slot, and wrote an entry for each owner, to which nobody else has access yet.
         unsafe {
             for (k, slot) in slots.iter().enumerate() {
                 let known = n_used > 0 && *used.add(n_used - 1) == slot.owner;
@@ -415,15 +429,15 @@ impl Writer<'_> {
     }
 }
 
-/// The release callback of every exported node. It never unwinds: all code of others (owners, events, children that a
-/// consumer put in) runs under a guard of its own.
+/// The release callback of every exported node. It never unwinds: all code of others (owners,
+/// events, children that a consumer put in) runs under a guard of its own.
 ///
 /// # Safety
-/// `array` is null, or a struct that [`build`] made or a bitwise move of one, as the C data interface demands; it is
-/// not used at the same time elsewhere.
+/// `array` is null, or a struct that [`build`] made or a bitwise move of one, as the C data
+/// interface demands; it is not used at the same time elsewhere.
 unsafe extern "C-unwind" fn release(array: *mut CArray) {
-    // SAFETY: the caller guarantees a valid struct. The block lives as long as not all of its nodes are counted as
-    // released, and those released here are counted last.
+    // SAFETY: the caller guarantees a valid struct. The block lives as long as not all of its nodes
+    // are counted as released, and those released here are counted last.
     unsafe {
         if array.is_null() || (*array).release.is_none() {
             return;
@@ -441,8 +455,9 @@ unsafe extern "C-unwind" fn release(array: *mut CArray) {
 /// # Safety
 /// All nodes of the block at `header` are released, and nothing uses it any more.
 unsafe fn free(header: *mut Header) {
-    // SAFETY: `build` wrote the header, and allocated the block with this layout. The caller guarantees that nothing uses
-    // the block any more. What the header owns is moved out once, before the block is freed.
+    // SAFETY: `build` wrote the header, and allocated the block with this layout. The caller
+    // guarantees that nothing uses the block any more. What the header owns is moved out once,
+    // before the block is freed.
     unsafe {
         let (memory, policy) = ((*header).memory, (*header).policy);
         let owner = (*header).owner.take();
@@ -481,12 +496,12 @@ fn let_go_rest(
 /// Releases a node and its descendants. Returns how many of them are in the block at `header`.
 ///
 /// # Safety
-/// `array` is a node of the block at `header` that is not released; its children are valid, or were moved out and are
-/// marked released. The block outlives the call.
+/// `array` is a node of the block at `header` that is not released; its children are valid, or were
+/// moved out and are marked released. The block outlives the call.
 unsafe fn release_part(array: *mut CArray, header: *mut Header) -> usize {
-    // SAFETY: the caller guarantees an unreleased node, so its `private_data`, its lists and the entries that it names were
-    // written by `build`, and are in the block, which outlives the call. The node that brings `uses` to 0 is the only one
-    // that takes the owner.
+    // SAFETY: the caller guarantees an unreleased node, so its `private_data`, its lists and the
+    // entries that it names were written by `build`, and are in the block, which outlives the call.
+    // The node that brings `uses` to 0 is the only one that takes the owner.
     unsafe {
         (*array).release = None;
         let data = (*array).private_data.cast::<NodeData>();
@@ -513,8 +528,9 @@ unsafe fn release_part(array: *mut CArray, header: *mut Header) -> usize {
 /// `child` is null or a valid struct, released or not. The block outlives the call.
 #[inline]
 unsafe fn release_child(child: *mut CArray, header: *mut Header) -> usize {
-    // SAFETY: the caller guarantees a valid struct. A child that was moved out has no release callback. Only `build` makes
-    // structs with this one, and they have `NodeData`; if its header is this block's, the child is one of its nodes.
+    // SAFETY: the caller guarantees a valid struct. A child that was moved out has no release
+    // callback. Only `build` makes structs with this one, and they have `NodeData`; if its header
+    // is this block's, the child is one of its nodes.
     unsafe {
         if child.is_null() {
             return 0;

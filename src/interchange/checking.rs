@@ -42,7 +42,8 @@ impl Checking {
         }
     }
 
-    /// Returns `Ok` once `batch`, the same one in every poll, has passed. Must not be polled again after that.
+    /// Returns `Ok` once `batch`, the same one in every poll, has passed. Must not be polled again
+    /// after that.
     pub(crate) fn poll(
         &mut self,
         batch: &DeviceRecordBatch,

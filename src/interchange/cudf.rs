@@ -1,6 +1,7 @@
 //! What cuDF requires of a batch beyond the C device data interface.
 //!
-//! Sources: cuDF's `from_arrow_device`, its issues, and other producers that had to meet these rules.
+//! Sources: cuDF's `from_arrow_device`, its issues, and other producers that had to meet these
+//! rules.
 
 use std::fmt::Write;
 
@@ -13,12 +14,13 @@ use crate::data::parts::part;
 use crate::data::tree::{Tree, View};
 use crate::error::Error;
 
-/// Reports what cuDF would reject in an export of this batch: one [`Error::InvalidInput`] for each rule and place, with
-/// the path of the place (`array.children[2].buffers[1]`; the batch is `array`, its columns are `children`), the rule,
-/// and what to do. Returns an empty list if cuDF accepts the batch.
+/// Reports what cuDF would reject in an export of this batch: one [`Error::InvalidInput`] for each
+/// rule and place, with the path of the place (`array.children[2].buffers[1]`; the batch is
+/// `array`, its columns are `children`), the rule, and what to do. Returns an empty list if cuDF
+/// accepts the batch.
 ///
-/// Nothing is read, copied or waited for. The batch may be on any device; that it is on another one than CUDA is
-/// reported too (rule 1).
+/// Nothing is read, copied or waited for. The batch may be on any device; that it is on another one
+/// than CUDA is reported too (rule 1).
 ///
 /// | rule | what cuDF requires | otherwise |
 /// | --- | --- | --- |
@@ -32,16 +34,19 @@ use crate::error::Error;
 /// | types | null, boolean, integers, `Float32`, `Float64`, `Date32`, timestamps, durations, `Utf8`, `LargeUtf8`, `List`, `Struct`, dictionaries, `Decimal32`, `Decimal64`, `Decimal128`, at any depth | cast if the text says so; otherwise not supported |
 /// | lengths | offset + length + 1 of every array fits 32 bits | slices of fewer rows, then `compact()` |
 ///
-/// - Padding (3) is a property of the memory, not of the rows: transfers, [`compact`] and slices of their results have
-///   it. Whether other memory has it (foreign memory, a kernel's, parts of buffers) is not known, and it is reported
-///   although it may be fine. The bitmap may have more rows than a slice: cuDF respects offset and length.
-/// - A bitmap that an export [has to copy](crate::DeviceArray::export) is not reported: the copy complies with the rules.
-/// - Imports and constructors already make sure that known null counts are correct (2), and that there is a validity
-///   bitmap if they say that there are nulls.
-/// - Exports always have offset 0 and no validity bitmap at the root, columns of one length, zeros in `reserved`, and an
-///   event that was recorded.
+/// - Padding (3) is a property of the memory, not of the rows: transfers, [`compact`] and slices of
+///   their results have it. Whether other memory has it (foreign memory, a kernel's, parts of
+///   buffers) is not known, and it is reported although it may be fine. The bitmap may have more
+///   rows than a slice: cuDF respects offset and length.
+/// - A bitmap that an export [has to copy](crate::DeviceArray::export) is not reported: the copy
+///   complies with the rules.
+/// - Imports and constructors already make sure that known null counts are correct (2), and that
+///   there is a validity bitmap if they say that there are nulls.
+/// - Exports always have offset 0 and no validity bitmap at the root, columns of one length, zeros
+///   in `reserved`, and an event that was recorded.
 /// - Arrays without rows, and null arrays, may lack all buffers.
-/// - Not reported: dictionaries whose values are not sorted need cuDF 26.04, and those with repeated values 26.10.
+/// - Not reported: dictionaries whose values are not sorted need cuDF 26.04, and those with
+///   repeated values 26.10.
 ///
 /// [`compact`]: DeviceRecordBatch::compact
 ///
@@ -180,7 +185,8 @@ impl Check<'_> {
             // Bits are read as 32-bit words.
             let bits = matches!(kind, BufferKind::Validity | BufferKind::Bits);
             let align = if bits { 4 } else { kind.align() };
-            // An export states the address of the bit that the values' offset says, or writes another bitmap.
+            // An export states the address of the bit that the values' offset says, or writes
+            // another bitmap.
             let shift = match kind {
                 BufferKind::Validity => view.bitmap_shift(),
                 _ => Some(0),
@@ -198,7 +204,8 @@ impl Check<'_> {
     }
 }
 
-/// Returns the rule by which cuDF rejects a type, and what to do. Types of children are not looked at.
+/// Returns the rule by which cuDF rejects a type, and what to do. Types of children are not looked
+/// at.
 fn refusal(data_type: &DataType) -> Option<(&'static str, &'static str)> {
     use DataType as T;
     let remedy = match data_type {

@@ -1,7 +1,8 @@
 //! Export of [`DeviceArray`] and [`DeviceRecordBatch`] as `ArrowDeviceArray`.
 //!
-//! Ownership: the consumer owns the struct and releases it once, on any thread. The memory stays alive until then;
-//! if children were moved out, until the last of them is released. Release never waits.
+//! Ownership: the consumer owns the struct and releases it once, on any thread. The memory stays
+//! alive until then; if children were moved out, until the last of them is released. Release never
+//! waits.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -20,14 +21,17 @@ use crate::memory::Owner;
 use crate::transfer::{Bitmaps, Resolved};
 
 impl DeviceArray {
-    /// Exports the array and its type as C structs, without copying, except for some validity bitmaps.
+    /// Exports the array and its type as C structs, without copying, except for some validity
+    /// bitmaps.
     ///
-    /// The C data interface has one offset for all buffers. If the array has a [`Validity`](crate::Validity) that
-    /// starts at another row than its values do (for example because it shares the bitmap of a slice), it is exported
-    /// as it is if there is a whole number of bytes between the two starts. Otherwise each export copies the bitmap,
-    /// one bit for each row: all such bitmaps are copied to the host with one read and one host wait, together with
-    /// those in which nulls must be counted, and from there to one fresh allocation on the device. The copies are
-    /// counted in [`TransferStats`](crate::TransferStats). [`compact`](Self::compact) makes an array that needs none.
+    /// The C data interface has one offset for all buffers. If the array has a
+    /// [`Validity`](crate::Validity) that starts at another row than its values do (for example
+    /// because it shares the bitmap of a slice), it is exported as it is if there is a whole number
+    /// of bytes between the two starts. Otherwise each export copies the bitmap, one bit for each
+    /// row: all such bitmaps are copied to the host with one read and one host wait, together with
+    /// those in which nulls must be counted, and from there to one fresh allocation on the device.
+    /// The copies are counted in [`TransferStats`](crate::TransferStats).
+    /// [`compact`](Self::compact) makes an array that needs none.
     ///
     /// ```
     /// # use arrow_array::Int32Array;
@@ -41,8 +45,9 @@ impl DeviceArray {
     /// ```
     ///
     /// # Errors
-    /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) for a name or metadata that a C string cannot hold,
-    /// and the errors that the device reports while events are merged or nulls are counted.
+    /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) for a name or metadata that a C
+    /// string cannot hold, and the errors that the device reports while events are merged or nulls
+    /// are counted.
     pub fn export(&self, sync: SyncPolicy) -> Result<(FFI_ArrowDeviceArray, FFI_ArrowSchema)> {
         let schema = match self.field() {
             Some(field) => export_field(field)?,
@@ -61,8 +66,9 @@ impl DeviceArray {
 }
 
 impl DeviceRecordBatch {
-    /// Exports the batch and its schema as C structs: a struct array at offset 0, without a validity bitmap. The
-    /// schema's metadata is exported too. Copies nothing, except as [`DeviceArray::export`] says.
+    /// Exports the batch and its schema as C structs: a struct array at offset 0, without a
+    /// validity bitmap. The schema's metadata is exported too. Copies nothing, except as
+    /// [`DeviceArray::export`] says.
     ///
     /// # Errors
     /// As [`DeviceArray::export`].
@@ -71,8 +77,8 @@ impl DeviceRecordBatch {
         Ok((self.export_array(&ExportOptions::new(sync))?, schema))
     }
 
-    /// Exports the batch without its schema, for consumers that know the schema. Takes at most two heap allocations,
-    /// whatever the number of columns.
+    /// Exports the batch without its schema, for consumers that know the schema. Takes at most two
+    /// heap allocations, whatever the number of columns.
     ///
     /// # Errors
     /// As [`DeviceArray::export`].
@@ -81,7 +87,8 @@ impl DeviceRecordBatch {
     }
 }
 
-/// With `as_batch` the root is exported at offset 0 and without a validity bitmap; its rows are its children's.
+/// With `as_batch` the root is exported at offset 0 and without a validity bitmap; its rows are its
+/// children's.
 fn export(
     array: &DeviceArray,
     options: &ExportOptions,
@@ -97,8 +104,8 @@ fn export(
     }
 }
 
-/// Exports an array whose bitmaps need not be read any more. `nulls` are the counted nulls of its parts, if there
-/// are any.
+/// Exports an array whose bitmaps need not be read any more. `nulls` are the counted nulls of its
+/// parts, if there are any.
 pub(super) fn export_resolved(
     array: &DeviceArray,
     options: &ExportOptions,

@@ -10,8 +10,8 @@ use crate::interchange::export::export_resolved;
 use crate::interchange::options::{ExportOptions, SyncPolicy};
 use crate::transfer::{Bitmaps, Resolved};
 
-/// Exports a batch as [`DeviceRecordBatch::export_array`] does. A poll never blocks: the task waits for the memory
-/// ([`SyncPolicy::Wait`]), and for validity bitmaps that must be read.
+/// Exports a batch as [`DeviceRecordBatch::export_array`] does. A poll never blocks: the task waits
+/// for the memory ([`SyncPolicy::Wait`]), and for validity bitmaps that must be read.
 #[derive(Debug)]
 pub(crate) struct Exporting {
     /// The batch as a struct.

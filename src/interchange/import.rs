@@ -1,8 +1,8 @@
 //! Import of an `ArrowDeviceArray` as [`DeviceArray`] or [`DeviceRecordBatch`].
 //!
-//! Ownership: an import consumes the array and borrows the schema, whatever its outcome. After an error the array has
-//! been released, once. After success it is released when the last buffer, array, export or device work that uses its
-//! memory has ended.
+//! Ownership: an import consumes the array and borrows the schema, whatever its outcome. After an
+//! error the array has been released, once. After success it is released when the last buffer,
+//! array, export or device work that uses its memory has ended.
 
 use std::sync::Arc;
 
@@ -25,20 +25,25 @@ use crate::interchange::validate::validate_full;
 use crate::memory::{Memory, Owner, Ready};
 
 impl DeviceArray {
-    /// Imports a foreign array of any type. Nothing is copied, no buffer is read, and nothing waits. Null counts that
-    /// the producer does not state, and sizes that are stored in device memory, stay unknown until they are needed.
+    /// Imports a foreign array of any type. Nothing is copied, no buffer is read, and nothing
+    /// waits. Null counts that the producer does not state, and sizes that are stored in device
+    /// memory, stay unknown until they are needed.
     ///
     /// # Safety
-    /// - `array` and `schema` comply with the C device data interface: pointers that are not null are valid for what
-    ///   the structs say, and the event, if there is one, has the type that belongs to the device;
-    /// - the values are valid for their type, and null counts are correct ([`Validation::Full`] checks both);
+    /// - `array` and `schema` comply with the C device data interface: pointers that are not null
+    ///   are valid for what the structs say, and the event, if there is one, has the type that
+    ///   belongs to the device;
+    /// - the values are valid for their type, and null counts are correct ([`Validation::Full`]
+    ///   checks both);
     /// - nobody writes to the memory before it is released.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidInput`] with the path of the faulty field, [`Error::Released`] for a released array,
-    /// and [`Error::DeviceNotAvailable`] if there is no backend for the device. The array is released then.
+    /// Returns [`Error::InvalidInput`] with the path of the faulty field, [`Error::Released`] for a
+    /// released array, and [`Error::DeviceNotAvailable`] if there is no backend for the device. The
+    /// array is released then.
     pub unsafe fn import(array: FFI_ArrowDeviceArray, schema: &FFI_ArrowSchema) -> Result<Self> {
-        // SAFETY: the caller guarantees what `import_with` asks for: the two have the same contract.
+        // SAFETY: the caller guarantees what `import_with` asks for: the two have the same
+        // contract.
         unsafe { Self::import_with(array, schema, &ImportOptions::default()) }
     }
 
@@ -52,7 +57,8 @@ impl DeviceArray {
         options: &ImportOptions,
     ) -> Result<Self> {
         let field = Arc::new(import_field(schema)?);
-        // SAFETY: the caller keeps to the contract of `import`; the type comes from the array's own schema.
+        // SAFETY: the caller keeps to the contract of `import`; the type comes from the array's own
+        // schema.
         unsafe { Self::import_as(array, field, options) }
     }
 
@@ -66,7 +72,8 @@ impl DeviceArray {
         options: &ImportOptions,
     ) -> Result<Self> {
         check_type(field.data_type())?;
-        // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type above.
+        // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type
+        // above.
         let tree = unsafe { import(array, field.data_type().clone(), options) }?;
         let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
         if options.validation == Validation::Full {
@@ -78,17 +85,19 @@ impl DeviceArray {
 }
 
 impl DeviceRecordBatch {
-    /// Imports a foreign struct array as a batch; see [`DeviceArray::import`]. An offset of the struct is applied to
-    /// its columns.
+    /// Imports a foreign struct array as a batch; see [`DeviceArray::import`]. An offset of the
+    /// struct is applied to its columns.
     ///
     /// # Safety
     /// As [`DeviceArray::import`].
     ///
     /// # Errors
-    /// As [`DeviceArray::import`]. Also returns [`Error::InvalidInput`] for any type but a struct, and for a struct that
-    /// has nulls. If the producer does not state the struct's null count, its validity bitmap is read, which waits.
+    /// As [`DeviceArray::import`]. Also returns [`Error::InvalidInput`] for any type but a struct,
+    /// and for a struct that has nulls. If the producer does not state the struct's null count, its
+    /// validity bitmap is read, which waits.
     pub unsafe fn import(array: FFI_ArrowDeviceArray, schema: &FFI_ArrowSchema) -> Result<Self> {
-        // SAFETY: the caller guarantees what `import_with` asks for: the two have the same contract.
+        // SAFETY: the caller guarantees what `import_with` asks for: the two have the same
+        // contract.
         unsafe { Self::import_with(array, schema, &ImportOptions::default()) }
     }
 
@@ -102,12 +111,13 @@ impl DeviceRecordBatch {
         options: &ImportOptions,
     ) -> Result<Self> {
         let schema = import_schema(schema)?;
-        // SAFETY: the caller keeps to the contract of `import`; the type comes from the array's own schema.
+        // SAFETY: the caller keeps to the contract of `import`; the type comes from the array's own
+        // schema.
         unsafe { Self::import_as(array, schema, options) }
     }
 
-    /// As [`import`](Self::import), for a schema that is known. Takes at most four heap allocations, whatever the
-    /// number of columns.
+    /// As [`import`](Self::import), for a schema that is known. Takes at most four heap
+    /// allocations, whatever the number of columns.
     ///
     /// # Safety
     /// As [`DeviceArray::import`].
@@ -116,7 +126,8 @@ impl DeviceRecordBatch {
         schema: SchemaRef,
         options: &ImportOptions,
     ) -> Result<Self> {
-        // SAFETY: the caller keeps to the contract of `DeviceArray::import`, which `import_unread` asks for.
+        // SAFETY: the caller keeps to the contract of `DeviceArray::import`, which `import_unread`
+        // asks for.
         let batch = unsafe { Self::import_unread(array, schema, options) }?;
         let array = batch.as_struct();
         let views = nulls_to_count(array, options.validation);
@@ -130,7 +141,8 @@ impl DeviceRecordBatch {
         Ok(batch)
     }
 
-    /// As [`import_as`](Self::import_as), but without the checks that read the memory. Does not wait.
+    /// As [`import_as`](Self::import_as), but without the checks that read the memory. Does not
+    /// wait.
     ///
     /// # Safety
     /// As [`DeviceArray::import`].
@@ -141,15 +153,16 @@ impl DeviceRecordBatch {
     ) -> Result<Self> {
         let root = DataType::Struct(schema.fields().clone());
         check_type(&root)?;
-        // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type above.
+        // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type
+        // above.
         let tree = unsafe { import(array, root, options) }?;
         let array = DeviceArray::from_tree(Arc::new(tree));
         Ok(Self::from_struct(schema, array))
     }
 }
 
-/// The rows whose nulls an import of a batch has to count: all, to check the counts that are stated, or those of the
-/// root if only its bitmap tells.
+/// The rows whose nulls an import of a batch has to count: all, to check the counts that are
+/// stated, or those of the root if its count is not stated.
 pub(super) fn nulls_to_count(array: &DeviceArray, validation: Validation) -> Vec<View> {
     match validation {
         Validation::Full => with_bitmaps(array.tree()),
@@ -181,8 +194,8 @@ unsafe fn import(
     }
     let ready = match event {
         Some(event) => {
-            // SAFETY: the caller guarantees that `sync_event` points to an event of the type that belongs to the device
-            // (`DeviceArray::import`).
+            // SAFETY: the caller guarantees that `sync_event` points to an event of the type that
+            // belongs to the device (`DeviceArray::import`).
             let check = unsafe { device.backend().check_event(event) };
             check.map_err(|e| Error::invalid("sync_event", e.to_string()))?;
             Ready::Foreign(event)
@@ -195,7 +208,8 @@ unsafe fn import(
         slots: Vec::new(),
         count: (1, 0),
     };
-    // SAFETY: the caller guarantees that the struct complies with the interface (`DeviceArray::import`).
+    // SAFETY: the caller guarantees that the struct complies with the interface
+    // (`DeviceArray::import`).
     unsafe { importer.check(&array.array, &data_type, 0, &Path::Root("array")) }?;
     let (nodes, slots) = importer.count;
     importer.nodes.reserve_exact(nodes);
@@ -229,7 +243,8 @@ impl Importer<'_> {
     /// Checks a struct and its descendants. Reads no buffer.
     ///
     /// # Safety
-    /// `array` complies with the C data interface: pointers that are not null are valid for what it says.
+    /// `array` complies with the C data interface: pointers that are not null are valid for what it
+    /// says.
     unsafe fn check(
         &mut self,
         array: &CArray,
@@ -281,8 +296,8 @@ impl Importer<'_> {
             path.usable("buffers", array.buffers)?;
         }
         let n_buffers = array.n_buffers as usize;
-        // SAFETY: `buffers` is usable (checked above if there are any) and, as the caller guarantees, has `n_buffers`
-        // pointers; `i` is below that.
+        // SAFETY: `buffers` is usable (checked above if there are any) and, as the caller
+        // guarantees, has `n_buffers` pointers; `i` is below that.
         let buffer = |i: usize| DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
 
         let has_bitmap = layout.has_validity() && !buffer(0).is_null();
@@ -351,8 +366,8 @@ impl Importer<'_> {
             (true, false) => {
                 let values = child_type(data_type, 0).unwrap_or(&DataType::Null);
                 path.usable("dictionary", array.dictionary)?;
-                // SAFETY: the dictionary is usable; the caller guarantees that it is a struct that complies with the
-                // interface, which is what `check` asks for.
+                // SAFETY: the dictionary is usable; the caller guarantees that it is a struct that
+                // complies with the interface, which is what `check` asks for.
                 return unsafe {
                     self.check(&*array.dictionary, values, 0, &Path::Dictionary(path))
                 };
@@ -373,12 +388,14 @@ impl Importer<'_> {
         };
         let mut needed = if length == 0 { 0 } else { needed };
         for i in 0..n_children {
-            // SAFETY: `children` is usable and, as the caller guarantees, has `n_children` pointers; `i` is below that.
+            // SAFETY: `children` is usable and, as the caller guarantees, has `n_children`
+            // pointers; `i` is below that.
             let child = unsafe { *array.children.add(i) };
             let of_type = child_type(data_type, i).unwrap_or(&DataType::Null);
             let path = Path::Child(path, i);
             path.usable("", child)?;
-            // SAFETY: the child is usable; the caller guarantees that it is a struct that complies with the interface.
+            // SAFETY: the child is usable; the caller guarantees that it is a struct that complies
+            // with the interface.
             let child = unsafe { &*child };
             // SAFETY: as above: the caller's guarantee covers all descendants.
             unsafe { self.check(child, of_type, needed, &path) }?;
@@ -439,7 +456,8 @@ impl Importer<'_> {
         let first_slot = self.slots.len();
         let fixed = layout.buffers().len();
         for i in 0..n_buffers {
-            // SAFETY: `check` accepted a list of `n_buffers` pointers (contract), and `i` is below that.
+            // SAFETY: `check` accepted a list of `n_buffers` pointers (contract), and `i` is below
+            // that.
             let address = DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
             let bytes = match layout.buffers().get(i) {
                 // The size of a data buffer is looked up even if the buffer is null.
@@ -470,7 +488,8 @@ impl Importer<'_> {
         self.nodes
             .extend((0..layout.n_children()).map(|_| Node::placeholder(node)));
         for i in 0..layout.n_children() {
-            // SAFETY: `check` accepted every child, or the dictionary, that the type has (contract).
+            // SAFETY: `check` accepted every child, or the dictionary, that the type has
+            // (contract).
             let child = unsafe {
                 match layout.nesting {
                     Nesting::Dictionary => &*array.dictionary,

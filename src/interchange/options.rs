@@ -7,18 +7,19 @@ use crate::interchange::release::ReleasePolicy;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Validation {
-    /// Everything that can be checked without reading a buffer: pointers, counts, lengths, offsets, flags, nesting,
-    /// and whether the device can use the memory. Values are trusted.
+    /// Everything that can be checked without reading a buffer: pointers, counts, lengths, offsets,
+    /// flags, nesting, and whether the device can use the memory. Values are trusted.
     #[default]
     Structure,
-    /// Values too: offsets, keys, type ids, views, run ends, UTF-8 and null counts. All values that safe calls can
-    /// reach afterwards are checked, not only those of the array's rows: a list's child, for example, is checked
-    /// whole.
+    /// Values too: offsets, keys, type ids, views, run ends, UTF-8 and null counts. All values that
+    /// safe calls can reach afterwards are checked, not only those of the array's rows: a list's
+    /// child, for example, is checked whole.
     ///
-    /// This waits for the data. If the host can read the memory, it is checked in place. Otherwise it is copied to
-    /// the host first: validity bitmaps, then all buffers. Buffers that name the same bytes share one copy of them;
-    /// buffers that overlap otherwise are copied one by one, and the import returns
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no memory for them.
+    /// This waits for the data. If the host can read the memory, it is checked in place. Otherwise
+    /// it is copied to the host first: validity bitmaps, then all buffers. Buffers that name the
+    /// same bytes share one copy of them; buffers that overlap otherwise are copied one by one, and
+    /// the import returns [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no memory
+    /// for them.
     Full,
 }
 
@@ -60,8 +61,8 @@ impl ImportOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SyncPolicy {
-    /// The consumer gets an event to wait for; the export does not wait. A single event that guards everything is
-    /// passed on as it is; several become one.
+    /// The consumer gets an event to wait for; the export does not wait. A single event that guards
+    /// everything is passed on as it is; several become one.
     Event,
     /// The export blocks this thread until the memory is ready; the consumer gets no event.
     Wait,
@@ -71,8 +72,8 @@ pub enum SyncPolicy {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum NullCounts {
-    /// Counts them: the validity bitmaps are copied to the host together, with one host wait. Some consumers (cuDF)
-    /// take -1 for "no nulls".
+    /// Counts them: the validity bitmaps are copied to the host together, with one host wait. Some
+    /// consumers (cuDF) take -1 for "no nulls".
     #[default]
     Exact,
     /// States them as -1.
@@ -93,7 +94,8 @@ pub struct ExportOptions {
 }
 
 impl ExportOptions {
-    /// Makes options with this policy for events, [`NullCounts::Exact`] and [`ReleasePolicy::Ordered`].
+    /// Makes options with this policy for events, [`NullCounts::Exact`] and
+    /// [`ReleasePolicy::Ordered`].
     pub const fn new(sync: SyncPolicy) -> Self {
         Self {
             sync,

@@ -21,7 +21,8 @@ impl Path<'_> {
         }
     }
 
-    /// Returns an error that names a member of the struct, or the struct itself if `member` is empty.
+    /// Returns an error that names a member of the struct, or the struct itself if `member` is
+    /// empty.
     pub(super) fn error<T>(
         &self,
         member: &str,

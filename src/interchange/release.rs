@@ -9,18 +9,18 @@ use crate::memory::Owner;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum ReleasePolicy {
-    /// A consumer that releases guarantees that its device work on the memory is done, or ordered before this
-    /// crate's later work.
+    /// A consumer that releases guarantees that its device work on the memory is done, or ordered
+    /// before this crate's later work.
     #[default]
     Ordered,
-    /// For consumers that do not guarantee this: a thread of the device first waits for all work of the device. The
-    /// release itself still returns at once.
+    /// For consumers that do not guarantee this: a thread of the device first waits for all work of
+    /// the device. The release itself still returns at once.
     Synchronize,
 }
 
 impl ReleasePolicy {
-    /// Drops memory that a consumer has released. Never waits and never unwinds: a panic in the owner's drop is
-    /// kept by the device.
+    /// Drops memory that a consumer has released. Never waits and never unwinds: a panic in the
+    /// owner's drop is kept by the device.
     pub(crate) fn let_go(self, owner: Arc<Owner>) {
         if self.waits_for(owner.device()) {
             let device = owner.device().clone();

@@ -1,11 +1,12 @@
 //! Import and export of fields and schemas as `ArrowSchema`.
 //!
-//! **Import** is a walk that checks each member before it reads it, and builds the field as it goes: arrow-rs's getters
-//! assert, unwrap, and index by a negative count. arrow-rs parses the formats without children. **Export** uses arrow-rs
-//! after a check for what it panics on, and then sets a flag that it loses.
+//! **Import** is a walk that checks each member before it reads it, and builds the field as it
+//! goes: arrow-rs's getters assert, unwrap, and index by a negative count. arrow-rs parses the
+//! formats without children. **Export** uses arrow-rs after a check for what it panics on, and then
+//! sets a flag that it loses.
 //!
-//! Lost, because arrow-rs's types have no place for it: name, metadata and flags of a dictionary's values, and keys that
-//! metadata repeats (the last one counts).
+//! Lost, because arrow-rs's types have no place for it: name, metadata and flags of a dictionary's
+//! values, and keys that metadata repeats (the last one counts).
 
 mod metadata;
 
@@ -34,14 +35,15 @@ pub(crate) use metadata::{decode_metadata, encode_metadata};
 
 /// Checks a schema and builds its root as a field.
 ///
-/// Reads every string, pointer list and child that the struct declares. The C data interface demands that they exist;
-/// everything else is checked.
+/// Reads every string, pointer list and child that the struct declares. The C data interface
+/// demands that they exist; everything else is checked.
 ///
 /// # Errors
 /// [`Error::InvalidInput`] with the path of the member that is malformed.
 pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
-    // SAFETY: both types are the C struct: size and alignment are asserted, and the members tested, where `CSchema` is
-    // defined. The reference is shared, so nothing is moved or released through it.
+    // SAFETY: both types are the C struct: size and alignment are asserted, and the members tested,
+    // where `CSchema` is defined. The reference is shared, so nothing is moved or released through
+    // it.
     let schema = unsafe { &*ptr::from_ref(schema).cast::<CSchema>() };
     let mut walk = Walk {
         fields_left: MAX_NODES,
@@ -50,7 +52,8 @@ pub(crate) fn import_field(schema: &FFI_ArrowSchema) -> Result<Field> {
     walk.field(schema, &Path::Root("schema"), 0)
 }
 
-/// Checks the schema of a batch, a struct, and builds it. The struct's metadata becomes the schema's.
+/// Checks the schema of a batch, a struct, and builds it. The struct's metadata becomes the
+/// schema's.
 ///
 /// # Errors
 /// As [`import_field`]; also if the root is not a struct.
@@ -68,7 +71,8 @@ pub(crate) fn import_schema(schema: &FFI_ArrowSchema) -> Result<SchemaRef> {
     }
 }
 
-/// The most bytes that all names, formats and metadata of a schema may have. Fields may share long ones.
+/// The most bytes that all names, formats and metadata of a schema may have. Fields may share long
+/// ones.
 const MAX_TEXT: usize = 1 << 28;
 const TOO_MUCH_TEXT: &str = "more than 2^28 bytes of names, formats and metadata";
 
@@ -105,8 +109,8 @@ impl Walk {
         let name = text(schema, schema.name, path, "name")?.unwrap_or("");
         self.spend(format.len(), path, "format")?;
         self.spend(name.len(), path, "name")?;
-        // SAFETY: the C data interface demands that the metadata of a schema that is not released is null or encoded as it
-        // says, and lives as long as the schema, which is borrowed here.
+        // SAFETY: the C data interface demands that the metadata of a schema that is not released
+        // is null or encoded as it says, and lives as long as the schema, which is borrowed here.
         let metadata = match unsafe { decode_within(schema.metadata, &mut self.text) } {
             Ok(metadata) => metadata,
             Err(message) => return path.error("metadata", message),
@@ -212,8 +216,8 @@ impl Walk {
         }
         (0..n)
             .map(|i| {
-                // SAFETY: `children` is neither null nor misaligned (checked above), and the C data interface demands that it
-                // has `n_children` pointers; `i` is below that.
+                // SAFETY: `children` is neither null nor misaligned (checked above), and the C data
+                // interface demands that it has `n_children` pointers; `i` is below that.
                 let child = unsafe { *schema.children.add(i) };
                 self.step(child, &Path::Child(path, i), depth).map(Arc::new)
             })
@@ -224,8 +228,9 @@ impl Walk {
         if schema.is_null() || !schema.is_aligned() {
             return path.error("", "a null or misaligned pointer");
         }
-        // SAFETY: the pointer is neither null nor misaligned (checked above). The C data interface demands that it points to
-        // a schema that lives as long as its parent, which is borrowed here, and that nobody writes meanwhile.
+        // SAFETY: the pointer is neither null nor misaligned (checked above). The C data interface
+        // demands that it points to a schema that lives as long as its parent, which is borrowed
+        // here, and that nobody writes meanwhile.
         self.field(unsafe { &*schema }, path, depth + 1)
     }
 }
@@ -240,8 +245,8 @@ fn text<'a>(
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: the C data interface demands that a string of a schema that is not released ends with a null byte and lives
-    // as long as the schema, which the result borrows.
+    // SAFETY: the C data interface demands that a string of a schema that is not released ends with
+    // a null byte and lives as long as the schema, which the result borrows.
     match unsafe { CStr::from_ptr(text) }.to_str() {
         Ok(text) => Ok(Some(text)),
         Err(e) => path.error(member, format!("not UTF-8: {e}")),
@@ -288,8 +293,8 @@ fn text_of(e: ArrowError) -> String {
 /// Exports `field` as a C struct.
 ///
 /// # Errors
-/// [`Error::InvalidInput`] with the path, if no array can have the type or the C struct cannot express it: a NUL in a
-/// name or time zone, or a type without a format.
+/// [`Error::InvalidInput`] with the path, if no array can have the type or the C struct cannot
+/// express it: a NUL in a name or time zone, or a type without a format.
 pub(crate) fn export_field(field: &Field) -> Result<FFI_ArrowSchema> {
     let mut path = "schema".to_owned();
     check_text(&path, ".name", field.name())?;
@@ -319,7 +324,8 @@ fn export(
     let schema = call_foreign("exporting a schema", convert)?
         .map_err(|e| Error::invalid("schema", text_of(e)))?;
     let mut schema = CSchema::from_arrow(schema);
-    // SAFETY: arrow-rs has just built `schema` and its descendants from `data_type`, and nothing else refers to them.
+    // SAFETY: arrow-rs has just built `schema` and its descendants from `data_type`, and nothing
+    // else refers to them.
     unsafe { flag_sorted_maps(&raw mut schema, data_type) };
     Ok(schema.into_arrow())
 }
@@ -370,15 +376,16 @@ unsafe fn flag_sorted_maps(schema: *mut CSchema, data_type: &DataType) {
         let Some(child_type) = child_type(data_type, i) else {
             continue;
         };
-        // SAFETY: the caller guarantees that `schema` was built from `data_type`, so it has this child or a dictionary.
+        // SAFETY: the caller guarantees that `schema` was built from `data_type`, so it has this
+        // child or a dictionary.
         let child = unsafe {
             match data_type {
                 DataType::Dictionary(_, _) => (*schema).dictionary,
                 _ => *(*schema).children.add(i),
             }
         };
-        // SAFETY: `child` is a descendant of the caller's schema and was built from `child_type`; the caller guarantees that
-        // it is alive and not used elsewhere.
+        // SAFETY: `child` is a descendant of the caller's schema and was built from `child_type`;
+        // the caller guarantees that it is alive and not used elsewhere.
         unsafe { flag_sorted_maps(child, child_type) };
     }
 }

@@ -1,18 +1,18 @@
 //! Full validation: checks all values of an array that may be invalid.
 //!
-//! arrow-rs checks most values (`ArrayData::validate_values`). This walk checks what arrow-rs relies on before it looks
-//! at values, and what it does not check.
+//! arrow-rs checks most values (`ArrayData::validate_values`). This walk checks what arrow-rs
+//! relies on before it looks at values, and what it does not check.
 //!
 //! Not used, and why:
-//! - `ArrayData::validate` requires a validity bitmap with bits for `offset + len` rows, although a bitmap has its own
-//!   offset, and so rejects valid data. It accepts a struct's or fixed-size list's child that is `offset` rows too short,
-//!   on which arrow-rs panics later. It panics on list views whose offset and size overflow. It runs once more for every
-//!   level above.
-//! - `ArrayData::validate_nulls` expands a fixed-size list's bitmap in memory, to any size, and from the wrong row if the
-//!   list has an offset.
+//! - `ArrayData::validate` requires a validity bitmap with bits for `offset + len` rows, although a
+//!   bitmap has its own offset, and so rejects valid data. It accepts a struct's or fixed-size
+//!   list's child that is `offset` rows too short, on which arrow-rs panics later. It panics on
+//!   list views whose offset and size overflow. It runs once more for every level above.
+//! - `ArrayData::validate_nulls` expands a fixed-size list's bitmap in memory, to any size, and
+//!   from the wrong row if the list has an offset.
 //!
-//! Not checked, because arrow-rs does not rely on it: whether decimals fit their precision and times their day, the
-//! order of a dense union's offsets, and whether a map's keys are sorted.
+//! Not checked, because arrow-rs does not rely on it: whether decimals fit their precision and
+//! times their day, the order of a dense union's offsets, and whether a map's keys are sorted.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -25,11 +25,11 @@ use crate::abi::guard::call_foreign;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::error::{Error, Result};
 
-/// Checks that `data`, in host memory, is a valid array with valid descendants, from buffer sizes to UTF-8. The only
-/// assumption is that buffers have the bytes that they claim.
+/// Checks that `data`, in host memory, is a valid array with valid descendants, from buffer sizes
+/// to UTF-8. The only assumption is that buffers have the bytes that they claim.
 ///
-/// The rules are those of arrow-rs: strings, views and offsets of null rows are checked too, because safe calls reach
-/// them; dictionary keys of null rows are not.
+/// The rules are those of arrow-rs: strings, views and offsets of null rows are checked too,
+/// because safe calls reach them; dictionary keys of null rows are not.
 ///
 /// # Errors
 /// [`Error::InvalidInput`] with the path, and with arrow-rs's text if arrow-rs rejects the data.
@@ -173,7 +173,8 @@ impl Walk {
         Ok(())
     }
 
-    /// Checks the first offset, which `validate_values` skips; it compares the others with those before.
+    /// Checks the first offset, which `validate_values` skips; it compares the others with those
+    /// before.
     fn first_offset(&self, data: &ArrayData, layout: &Layout) -> Result<()> {
         let Some(BufferKind::Offsets { width }) = layout.buffers().get(1).copied() else {
             return Ok(());
@@ -233,7 +234,8 @@ impl Walk {
         Ok(())
     }
 
-    /// Checks that children that must not have nulls have none, except in null rows of a struct or fixed-size list.
+    /// Checks that children that must not have nulls have none, except in null rows of a struct or
+    /// fixed-size list.
     fn nullability(&self, data: &ArrayData) -> Result<()> {
         let children = data.child_data();
         match data.data_type() {
@@ -270,8 +272,8 @@ impl Walk {
         }
     }
 
-    /// Checks a child whose field may not be nullable. Row `i` of `data` has `times` rows of `child`, which `shape` has
-    /// found long enough.
+    /// Checks a child whose field may not be nullable. Row `i` of `data` has `times` rows of
+    /// `child`, which `shape` has found long enough.
     fn required(
         &self,
         data: &ArrayData,
@@ -292,8 +294,8 @@ impl Walk {
     }
 }
 
-/// Returns `data` without bytes after the last whole element of a buffer: arrow-rs panics on them although padding is
-/// legal.
+/// Returns `data` without bytes after the last whole element of a buffer: arrow-rs panics on them
+/// although padding is legal.
 fn whole_elements(data: &ArrayData) -> Cow<'_, ArrayData> {
     let layout = Layout::of(data.data_type());
     let kinds = &layout.buffers()[usize::from(layout.has_validity())..];
@@ -321,8 +323,9 @@ fn whole_elements(data: &ArrayData) -> Cow<'_, ArrayData> {
         .into_builder()
         .buffers(whole)
         .child_data(children);
-    // SAFETY: the result is only validated, which assumes nothing about values; `bitmap`, `buffers` and `shape` have checked
-    // that no buffer or child is shorter than `data` says, and only bytes after the last whole element were cut.
+    // SAFETY: the result is only validated, which assumes nothing about values; `bitmap`, `buffers`
+    // and `shape` have checked that no buffer or child is shorter than `data` says, and only bytes
+    // after the last whole element were cut.
     Cow::Owned(unsafe { builder.build_unchecked() })
 }
 

@@ -1,15 +1,16 @@
-//! AMD GPUs, through the HIP runtime, with the types of [hip-runtime-sys](https://docs.rs/hip-runtime-sys), which is
-//! re-exported here.
+//! AMD GPUs, through the HIP runtime, with the types of
+//! [hip-runtime-sys](https://docs.rs/hip-runtime-sys), which is re-exported here.
 //!
 //! | device | name | memory |
 //! | --- | --- | --- |
 //! | ARROW_DEVICE_ROCM | `rocm:N` | the device's own memory, from a pool of this crate's |
 //! | ARROW_DEVICE_ROCM_HOST | `rocm-host:N` | page-locked host memory |
 //!
-//! The runtime's library is loaded at the first use: the one that the process has loaded already, or else
-//! `libamdhip64.so.7`, `.6`, `.5` or `.so`, from HIP 5.2 on (`rocm-host` needs `hipLaunchHostFunc`, which 5.2 lacks).
-//! Without a library or a device, opening a device returns [`Error::DeviceNotAvailable`] with the reason; everything else
-//! works as usual. Building needs HIP's headers and library, for hip-runtime-sys; the built program starts without them.
+//! The runtime's library is loaded at the first use: the one that the process has loaded already,
+//! or else `libamdhip64.so.7`, `.6`, `.5` or `.so`, from HIP 5.2 on (`rocm-host` needs
+//! `hipLaunchHostFunc`, which 5.2 lacks). Without a library or a device, opening a device returns
+//! [`Error::DeviceNotAvailable`] with the reason; everything else works as usual. Building needs
+//! HIP's headers and library, for hip-runtime-sys; the built program starts without them.
 //!
 //! ```no_run
 //! use arrow_array::record_batch;
@@ -43,28 +44,32 @@
 //!
 //! # How it works
 //!
-//! The backend shares everything but the vendor's calls with CUDA's. Work runs on streams that do not wait for the null
-//! stream. Memory is allocated and freed in the order of streams, from a pool that keeps it until
-//! [`Device::trim`](crate::Device::trim), if the device has pools; page-locked memory is recycled, and freed on a thread of
-//! its own. Events have no timing, make host memory visible to the host, and are reused. Every call makes the device current
-//! on its thread, and restores the thread's own device afterwards.
+//! The backend shares everything but the vendor's calls with CUDA's. Work runs on streams that do
+//! not wait for the null stream. Memory is allocated and freed in the order of streams, from a pool
+//! that keeps it until [`Device::trim`](crate::Device::trim), if the device has pools; page-locked
+//! memory is recycled, and freed on a thread of its own. Events have no timing, make host memory
+//! visible to the host, and are reused. Every call makes the device current on its thread, and
+//! restores the thread's own device afterwards.
 //!
-//! An import asks the runtime about the first and the last byte of every buffer. It accepts memory of the device that the
-//! import names, managed memory, and page-locked memory that the device reaches at that address. HIP 6 has given its memory
-//! types other numbers; the runtime's version says which numbers hold. For ordinary host memory HIP 5 returns "invalid
-//! value", and later versions may do so too: the import takes that as the answer.
+//! An import asks the runtime about the first and the last byte of every buffer. It accepts memory
+//! of the device that the import names, managed memory, and page-locked memory that the device
+//! reaches at that address. HIP 6 has given its memory types other numbers; the runtime's version
+//! says which numbers hold. For ordinary host memory HIP 5 returns "invalid value", and later
+//! versions may do so too: the import accepts that as the answer.
 //!
-//! Errors are returned, and leave no last error of the thread (`hipGetLastError`) behind. If the program has not read an
-//! earlier last error yet, that one stays, or a newer one in its place; before HIP 7 every HIP call sets it, even on success.
+//! Errors are returned, and leave no last error of the thread (`hipGetLastError`) behind. If the
+//! program has not read an earlier last error yet, that one stays, or a newer one in its place;
+//! before HIP 7 every HIP call sets it, even on success.
 //!
-//! HIP waits when a stream is destroyed, so this crate destroys it on a thread of its own, after the stream's work. Memory of
-//! a stream that is being captured is freed once the capture has ended. From HIP 7.1 on, the runtime is given a list of
-//! copies in one call; if it refuses one, and in earlier versions, the copies are single calls. If the HIP library that the
-//! process has loaded has none of the names above (some Python wheels rename theirs), it is not found, and a second one is
-//! loaded.
+//! HIP waits when a stream is destroyed, so this crate destroys it on a thread of its own, after
+//! the stream's work. Memory of a stream that is being captured is freed once the capture has
+//! ended. From HIP 7.1 on, the runtime is given a list of copies in one call; if it refuses one,
+//! and in earlier versions, the copies are single calls. If the HIP library that the process has
+//! loaded has none of the names above (some Python wheels rename theirs), it is not found, and a
+//! second one is loaded.
 //!
-//! After a device has failed, every call, frees included, returns the code and its text; releases are still called once.
-//! (AMD's runtime ends the process for many faults of a kernel.)
+//! After a device has failed, every call, frees included, returns the code and its text; releases
+//! are still called once. (AMD's runtime ends the process for many faults of a kernel.)
 
 pub use crate::device::rocm::{
     RocmConfig, RocmDevice, RocmMemory, RocmQueue, device_count, register,
@@ -94,33 +99,35 @@ impl Device {
 }
 
 impl Queue {
-    /// Makes a queue of a HIP stream: work given to either runs in one order. `hipStreamPerThread` is accepted too: events
-    /// order the work that several threads give to it through this crate.
+    /// Makes a queue of a HIP stream: work given to either runs in one order. `hipStreamPerThread`
+    /// is accepted too: events order the work that several threads give to it through this crate.
     ///
-    /// `owner` is dropped when nothing needs the stream any more: neither the queue nor memory that was allocated on it,
-    /// which consumers of exports may hold for long. Its drop may destroy the stream. For a stream that lives as long as the
-    /// process, pass `Box::new(())`.
+    /// `owner` is dropped when nothing needs the stream any more: neither the queue nor memory that
+    /// was allocated on it, which consumers of exports may hold for long. Its drop may destroy the
+    /// stream. For a stream that lives as long as the process, pass `Box::new(())`.
     ///
     /// # Errors
-    /// Returns [`Error::NotSupported`] if the device is not a ROCm device, and [`Error::InvalidArgument`] for a stream of
-    /// another device (which HIP 5.4 and earlier cannot tell). The owner is dropped then.
+    /// Returns [`Error::NotSupported`] if the device is not a ROCm device, and
+    /// [`Error::InvalidArgument`] for a stream of another device (which HIP 5.4 and earlier cannot
+    /// tell). The owner is dropped then.
     ///
     /// # Safety
-    /// The stream is of this device, or stands for a default stream, and lives until `owner` is dropped.
+    /// The stream is of this device, or stands for a default stream, and lives until `owner` is
+    /// dropped.
     pub unsafe fn from_hip_stream(
         device: &Device,
         stream: hipStream_t,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        // SAFETY: the caller guarantees a stream of this device, or a default one, that lives until `owner` is dropped (see
-        // `# Safety`).
+        // SAFETY: the caller guarantees a stream of this device, or a default one, that lives until
+        // `owner` is dropped (see `# Safety`).
         let raw = unsafe { device.as_rocm()?.adopt_stream(stream, owner) }?;
         // SAFETY: the device's backend has just made the queue.
         Ok(unsafe { device.wrap_queue(raw) })
     }
 
-    /// Returns the queue's stream, to launch kernels on. It belongs to the queue: do not destroy it, and do not use it after
-    /// the queue is dropped.
+    /// Returns the queue's stream, to launch kernels on. It belongs to the queue: do not destroy
+    /// it, and do not use it after the queue is dropped.
     ///
     /// # Errors
     /// Returns [`Error::NotSupported`] if the queue's device is not a ROCm device.
@@ -133,12 +140,12 @@ impl Queue {
 }
 
 impl SyncEvent {
-    /// Makes an event of a device from a recorded HIP event, which is destroyed when it is needed no more. It stands for the
-    /// work before it on the stream on which it was recorded.
+    /// Makes an event of a device from a recorded HIP event, which is destroyed when it is needed
+    /// no more. It stands for the work before it on the stream on which it was recorded.
     ///
     /// # Errors
-    /// Returns [`Error::NotSupported`] if the device is not a ROCm device, and [`Error::InvalidArgument`] for a null handle.
-    /// The caller keeps the event then.
+    /// Returns [`Error::NotSupported`] if the device is not a ROCm device, and
+    /// [`Error::InvalidArgument`] for a null handle. The caller keeps the event then.
     ///
     /// # Safety
     /// The event is live, and nothing else records it again or destroys it.
@@ -150,7 +157,8 @@ impl SyncEvent {
         // SAFETY: the caller guarantees a live event that it gives to this crate (see `# Safety`).
         let ptr = unsafe { rocm.adopt_event(event) };
         let ptr = ptr.ok_or_else(|| Error::argument("a null event"))?;
-        // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing else has it.
+        // SAFETY: the device's backend made the pointer for its own `release_event`, and nothing
+        // else has it.
         Ok(unsafe { Self::from_recorded(device.clone(), ptr, Place::alone()) })
     }
 }

@@ -165,7 +165,8 @@ fn uploads_ahead_are_bounded_without_a_wait() {
 /// Out and in again: what only the device knows is unknown.
 fn forgotten(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
     let (array, schema) = batch.export(SyncPolicy::Event).unwrap();
-    // SAFETY: of an export.
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
+    // is the exported one.
     unsafe { DeviceRecordBatch::import_with(array, &schema, options) }.unwrap()
 }
 
@@ -440,7 +441,7 @@ fn the_whole_way_on_one_thread() {
     let sim = Sim::new(SimMode::Async);
     let sent: Vec<_> = (0..30).map(|i| numbers(i * 100, 50)).collect();
     let up = UploadingStream::new(host(sent.iter().cloned().map(Ok).collect()), &sim);
-    // SAFETY: the producer is ours.
+    // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
     let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, options_of(&sim)) };
     let options = ProduceOptions::new(arrow_device::ExportOptions::new(SyncPolicy::Event));
     let produce = produce(up, handler.into_ffi(), options);

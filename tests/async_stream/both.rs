@@ -28,7 +28,7 @@ fn pipe(
     batches: impl Stream<Item = Result<DeviceRecordBatch>> + Send + 'static,
     depth: usize,
 ) -> (Running, Opening) {
-    // SAFETY: the producer is ours.
+    // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(depth, ImportOptions::default()) };
     let produce = produce(adapted(batches), handler, options());
@@ -47,7 +47,7 @@ fn pipe_on(
         devices.add(device.clone()).unwrap();
     }
     let import = ImportOptions::default().with_devices(devices);
-    // SAFETY: the producer is ours.
+    // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
     let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(3, import) };
     let (up, device_type) = (device.clone(), device.id().device_type);
     let batches = stream::iter(sent).map(move |batch| up.upload(&batch));
@@ -132,7 +132,7 @@ fn batches_may_be_on_several_devices() {
                 // Its copies run only for who waits, which a host stream does not.
                 continue;
             }
-            // SAFETY: the producer is ours.
+            // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
             let (handler, opening) =
                 unsafe { AsyncDeviceRecordBatchStream::handler(3, import.clone()) };
             let up = sent.iter().zip(sims.iter().cycle());
@@ -362,10 +362,10 @@ fn a_producer_that_is_dropped_is_an_error_of_the_reader() {
 #[test]
 fn a_handler_of_into_raw_in_place() {
     for reader_first in [true, false] {
-        // SAFETY: the producer is ours.
+        // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
         let (handler, opening) =
             unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
-        // SAFETY: the handler's memory lives until its release.
+        // SAFETY: `into_raw` keeps the handler where it is until its release.
         let produce = unsafe { produce_at(adapted(some(5)), handler.into_raw(), options()) };
         let mut produce: Running = Box::pin(produce);
         assert!(crate::kit::poll(&mut produce).is_pending());
@@ -388,7 +388,7 @@ fn a_relay_of_two_streams() {
         let stream = opening.await.unwrap();
         let (_, schema) = (stream.device_type(), stream.schema());
         assert_eq!(schema, numbers(0, 1).schema());
-        // SAFETY: the producer is ours.
+        // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
         let (handler, opening) =
             unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
         let second = produce(stream.into_batches(), handler.into_ffi(), options());

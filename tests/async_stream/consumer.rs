@@ -116,7 +116,7 @@ fn the_last_waker_is_woken() {
 #[test]
 fn memory_of_into_raw_is_given_back_after_release() {
     let options = ImportOptions::default();
-    // SAFETY: the producer of these tests.
+    // SAFETY: the handler goes to `FakeProducer`, which keeps to the interface.
     let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(2, options) };
     let producer = FakeProducer::with_pointer(handler.into_raw(), false, ArrowDeviceType::CPU);
     producer.schema();
@@ -132,7 +132,7 @@ fn memory_of_into_raw_is_given_back_after_release() {
 #[test]
 fn a_handler_that_is_never_given_away_ends_the_opening() {
     for how in 0..2 {
-        // SAFETY: nobody calls it.
+        // SAFETY: no producer gets the handler, so nothing calls it.
         let (handler, opening) =
             unsafe { AsyncDeviceRecordBatchStream::handler(2, ImportOptions::default()) };
         match how {
@@ -191,7 +191,8 @@ fn a_producer_without_request_or_cancel_is_refused() {
 fn a_null_schema_is_refused() {
     let (producer, opening) = FakeProducer::open(1);
     producer.connect();
-    // SAFETY: null is what is tested.
+    // SAFETY: null is refused before it is followed, which is what is tested; all other pointers
+    // are to live structs.
     assert_eq!(unsafe { producer.raw_schema(ptr::null_mut()) }, EINVAL);
     invalid(block_on(opening));
     producer.release();
@@ -204,7 +205,7 @@ fn a_released_schema_is_refused() {
     let (producer, opening) = FakeProducer::open(1);
     producer.connect();
     let mut schema = FFI_ArrowSchema::empty();
-    // SAFETY: valid memory.
+    // SAFETY: `schema` is an initialized struct that nothing else uses.
     assert_eq!(unsafe { producer.raw_schema(&raw mut schema) }, EINVAL);
     assert!(block_on(opening).is_err());
     producer.release();
@@ -304,7 +305,7 @@ fn a_schema_of_no_columns_is_good() {
 
 #[test]
 fn null_self_is_refused() {
-    // SAFETY: nobody gets it.
+    // SAFETY: no producer gets the handler, so nothing calls it.
     let (handler, _opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(1, ImportOptions::default()) };
     let handler = handler.into_ffi();
@@ -313,7 +314,8 @@ fn null_self_is_refused() {
     let null = ptr::null_mut();
     let (producer, _other) = FakeProducer::open(1);
     let mut task = producer.make_task(|_| 0);
-    // SAFETY: null is what is tested.
+    // SAFETY: null is refused before it is followed, which is what is tested; all other pointers
+    // are to live structs.
     unsafe {
         let code = handler.on_next_task().unwrap()(null, &raw mut task, ptr::null());
         assert_eq!((code, producer.tasks()), (EINVAL, (1, 0, 1)));

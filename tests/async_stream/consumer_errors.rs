@@ -214,7 +214,7 @@ fn an_extraction_that_sets_nothing_is_refused() {
 fn extract_data_gets_a_released_struct_to_write_to() {
     let (producer, mut stream) = opened(4);
     let look = |out: *mut FFI_ArrowDeviceArray| {
-        // SAFETY: a live struct.
+        // SAFETY: the consumer passes a struct that is valid for reads.
         if unsafe { (*out).is_released() } {
             5
         } else {
@@ -235,7 +235,7 @@ fn an_array_that_a_failed_extraction_left_is_released() {
     let (producer, stream) = opened(4);
     let array = crate::support::producer::counted(&ints(), &watch);
     let body = move |out: *mut FFI_ArrowDeviceArray| {
-        // SAFETY: a consumer gives memory for one struct.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { array.write_to(out) };
         5
     };
@@ -265,7 +265,7 @@ fn an_array_of_another_device_type_is_released_and_refused() {
     assert_eq!(stream.device_type(), ArrowDeviceType::CUDA);
     let array = crate::support::producer::counted(&ints(), &watch);
     let body = move |out: *mut FFI_ArrowDeviceArray| {
-        // SAFETY: a consumer gives memory for one struct.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { array.write_to(out) };
         0
     };

@@ -131,7 +131,7 @@ fn a_task_after_the_end_is_refused() {
 fn a_task_without_extract_data_is_refused() {
     let (producer, stream) = opened(3);
     producer.task(&batch(0));
-    // SAFETY: zero is what is tested.
+    // SAFETY: zero is a value of every member: an optional function and a pointer.
     let mut task = unsafe { MaybeUninit::zeroed().assume_init() };
     assert_eq!(producer.raw_task(&raw mut task, None), EINVAL);
     refused(producer, stream, &[0]);

@@ -410,7 +410,7 @@ fn a_released_handler_is_an_error() {
     let mut handler = Handler::empty();
     for handler in [&raw mut handler, std::ptr::null_mut()] {
         let batches = adapted(stream::iter([Ok(batch(0))]));
-        // SAFETY: null, or a released handler that stays there.
+        // SAFETY: the pointer is null, or to a released handler that stays there.
         let e = block_on(unsafe { produce_at(batches, handler, options()) }).unwrap_err();
         let expected = match handler.is_null() {
             true => matches!(e, Error::InvalidInput { .. }),
@@ -425,7 +425,7 @@ fn a_handler_with_a_missing_callback_is_released_and_nothing_else() {
     for missing in 0..3 {
         let consumer = FakeConsumer::requesting(3);
         let mut handler = consumer.handler();
-        // SAFETY: of the first three words each is a callback that may be null.
+        // SAFETY: each of the struct's first three words is a callback, which may be null.
         unsafe {
             (&raw mut handler)
                 .cast::<*const u8>()

@@ -241,7 +241,7 @@ fn a_release_does_not_wait_for_who_wakes_the_task() {
             }
         }
     });
-    // SAFETY: the producer is one of ours.
+    // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(1, ImportOptions::default()) };
     let mut produce = produce(adapted(batches), handler.into_ffi(), options());

@@ -74,7 +74,8 @@ impl Event {
     /// `event` was recorded here and is not released.
     unsafe fn of(event: EventPtr) -> Arc<Self> {
         let ptr = event.as_ptr().cast_const().cast::<Self>();
-        // SAFETY: the caller's: the event's own reference is there.
+        // SAFETY: the caller guarantees a live event of this device, so the reference of `record`
+        // still exists (see `# Safety`).
         unsafe {
             Arc::increment_strong_count(ptr);
             Arc::from_raw(ptr)
@@ -167,7 +168,8 @@ unsafe impl Backend for Pinned {
 
     unsafe fn release_event(&self, event: EventPtr) {
         self.accounts.events.fetch_sub(1, Ordering::SeqCst);
-        // SAFETY: the caller's: the event's own reference, given up once.
+        // SAFETY: the caller guarantees an event of `record` that is released once (see
+        // `Backend::release_event`): this is its reference.
         drop(unsafe { Arc::from_raw(event.as_ptr().cast_const().cast::<Event>()) });
     }
 
@@ -188,7 +190,8 @@ unsafe impl Backend for Pinned {
     }
 }
 
-// SAFETY: the allocator gives what is asked for; one thread runs a queue's jobs in order.
+// SAFETY: memory comes from the global allocator with the requested size, aligned to 64 bytes; one
+// thread runs a queue's jobs in order.
 unsafe impl RawQueue for PinnedQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         let out_of_memory = || Error::OutOfMemory {
@@ -205,7 +208,8 @@ unsafe impl RawQueue for PinnedQueue {
         if memory.is_null() {
             return Err(out_of_memory());
         }
-        // SAFETY: just allocated; poisoned, so that what is read too early shows.
+        // SAFETY: the memory was just allocated with this length. It is poisoned, so that a read
+        // that comes too early shows.
         unsafe { memory.write_bytes(0xA5, bytes) };
         self.accounts.blocks.fetch_add(1, Ordering::SeqCst);
         Ok(DevicePtr::new(memory.cast()))
@@ -216,7 +220,8 @@ unsafe impl RawQueue for PinnedQueue {
         self.submit(move || {
             let layout = Layout::from_size_align(bytes, 64).unwrap();
             accounts.blocks.fetch_sub(1, Ordering::SeqCst);
-            // SAFETY: the caller's: allocated with this layout, and earlier work is done.
+            // SAFETY: the caller guarantees memory of `allocate` with this size, freed once (see
+            // `RawQueue::free`); the queue's earlier work has run.
             unsafe {
                 base.as_ptr().cast::<u8>().write_bytes(0x5A, bytes);
                 dealloc(base.as_ptr().cast(), layout);
@@ -229,7 +234,8 @@ unsafe impl RawQueue for PinnedQueue {
         self.submit(move || {
             for copy in copies {
                 let (src, dst) = (copy.src.as_ptr().cast::<u8>(), copy.dst.as_ptr().cast());
-                // SAFETY: the caller's: both are valid until the copy has completed.
+                // SAFETY: the caller guarantees that both ranges are valid until the copy has
+                // completed (see `RawQueue::copy`).
                 unsafe { std::ptr::copy_nonoverlapping(src, dst, copy.bytes) };
             }
         })

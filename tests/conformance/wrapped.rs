@@ -97,7 +97,8 @@ unsafe impl Backend for Wrapped {
         if self.twist == Twist::RefusesOwnEvents {
             return Err(arrow_device::Error::InvalidArgument("no".into()));
         }
-        // SAFETY: the caller's, whose event is as this contract asks.
+        // SAFETY: the caller guarantees what `Backend::check_event` requires, which is the same for
+        // the simulated device.
         unsafe { self.sim.check_event(event) }
     }
 
@@ -105,11 +106,13 @@ unsafe impl Backend for Wrapped {
         match self.twist {
             Twist::CompletesEarly => Ok(true),
             Twist::QueryWaits => {
-                // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+                // SAFETY: the caller guarantees that the event is live and of this device, which is
+                // what the simulated device requires.
                 unsafe { self.sim.wait_event(event) }?;
                 Ok(true)
             }
-            // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+            // SAFETY: the caller guarantees that the event is live and of this device, which is
+            // what the simulated device requires.
             _ => unsafe { self.sim.query_event(event) },
         }
     }
@@ -118,7 +121,8 @@ unsafe impl Backend for Wrapped {
         if self.twist == Twist::WaitDoesNothing {
             return Ok(());
         }
-        // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+        // SAFETY: the caller guarantees that the event is live and of this device, which is what
+        // the simulated device requires.
         unsafe { self.sim.wait_event(event) }
     }
 
@@ -142,7 +146,8 @@ unsafe impl Backend for Wrapped {
 
     unsafe fn release_event(&self, event: EventPtr) {
         if self.twist != Twist::EventsLeak {
-            // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+            // SAFETY: the caller guarantees that the event is live and of this device, which is
+            // what the simulated device requires.
             unsafe { self.sim.release_event(event) }
         }
     }
@@ -160,7 +165,8 @@ unsafe impl Backend for Wrapped {
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
-        // SAFETY: the caller guarantees that the block came from `alloc_host` and is freed once, which is what the simulated device asks.
+        // SAFETY: the caller guarantees that the block came from `allocate_host` and is freed once,
+        // which is what the simulated device requires.
         unsafe { self.sim.free_host(address, bytes) }
     }
 
@@ -173,7 +179,7 @@ unsafe impl Backend for Wrapped {
             return self.sim.synchronize();
         }
         let event = self.queue.queue.record()?;
-        // SAFETY: just recorded, released once.
+        // SAFETY: the event was just recorded on this device, and is released once.
         unsafe {
             self.sim.wait_event(event)?;
             self.sim.release_event(event);
@@ -197,8 +203,8 @@ unsafe impl RawQueue for WrappedQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
-        // SAFETY: the caller's, and of no matter: the simulated device refuses and notes what is
-        // wrong.
+        // SAFETY: the caller guarantees what `RawQueue::free` requires; where a twist passes on
+        // something else, the simulated device refuses it and records a violation.
         unsafe {
             match self.twist {
                 Twist::Misaligned => {
@@ -266,7 +272,7 @@ unsafe impl RawQueue for WrappedQueue {
         unsafe { queue.copy(&copies) }?;
         if Arc::ptr_eq(queue, &self.side) {
             let event = queue.record()?;
-            // SAFETY: just recorded, released once.
+            // SAFETY: the event was just recorded on this device, and is released once.
             unsafe {
                 let waited = self.sim.wait_event(event);
                 self.sim.release_event(event);
@@ -294,7 +300,8 @@ unsafe impl RawQueue for WrappedQueue {
         if self.twist == Twist::QueueWaitDoesNothing {
             return Ok(());
         }
-        // SAFETY: the caller guarantees that the event is live and this device's, which is what the simulated device asks.
+        // SAFETY: the caller guarantees that the event is live and of this device, which is what
+        // the simulated device requires.
         unsafe { self.queue.wait(event) }
     }
 

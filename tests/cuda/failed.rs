@@ -100,7 +100,7 @@ fn fail() {
     let dropped = Arc::new(AtomicUsize::new(0));
     let owner = Box::new(Counts(dropped.clone()));
     let base = DevicePtr::new(std::ptr::without_provenance_mut(256));
-    // SAFETY: nothing reads it.
+    // SAFETY: the host never reads the memory, and no kernel is given its address.
     let foreign = unsafe { DeviceBuffer::from_raw(&device, base, 256, owner, None) };
     let loan = foreign.on(&queue).unwrap();
     // Nothing is there.

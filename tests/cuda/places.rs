@@ -22,7 +22,8 @@ pub(crate) fn places() -> Vec<Place> {
     static STOOD_IN: OnceLock<Option<Library>> = OnceLock::new();
     STOOD_IN.get_or_init(|| {
         let path = std::env::var_os(STAND_IN)?;
-        // SAFETY: it has no initialisers that do anything.
+        // SAFETY: the library's initialisers are those of the Rust runtime, which may run on any
+        // thread.
         Some(unsafe { Library::new(path) }.expect(STAND_IN))
     });
     let alone = Alone::new();

@@ -20,7 +20,8 @@ fn another_context(ordinal: i32) -> Arc<CudaContext> {
         fake!(cuCtxCreate_v2(&raw mut raw => *mut sys::CUcontext, 0 => u32, ordinal => i32) -> i32);
     assert_eq!(code, 0);
     let mut popped = ptr::null_mut();
-    // SAFETY: creating pushed it; cudarc owns it from here on.
+    // SAFETY: `popped` is valid for the write of a handle, and what is popped was pushed when the
+    // context was created; cudarc owns the context from here on.
     unsafe {
         assert_eq!(sys::cuCtxPopCurrent_v2(&raw mut popped) as i32, 0);
         let before = current();
@@ -32,7 +33,7 @@ fn another_context(ordinal: i32) -> Arc<CudaContext> {
 
 fn current() -> sys::CUcontext {
     let mut raw = ptr::null_mut();
-    // SAFETY: `raw` is written.
+    // SAFETY: `raw` is valid for the write of a handle.
     unsafe { assert_eq!(sys::cuCtxGetCurrent(&raw mut raw) as i32, 0) };
     raw
 }
@@ -41,7 +42,7 @@ fn current() -> sys::CUcontext {
 fn the_callers_context_stays_as_it_was() {
     // Who has a context of its own has initialised the driver.
     load();
-    // SAFETY: there are no flags.
+    // SAFETY: `cuInit` may be called at any time, with the only flags that there are.
     assert_eq!(unsafe { sys::cuInit(0) } as i32, 0);
     for mode in MODES {
         for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
@@ -53,7 +54,7 @@ fn the_callers_context_stays_as_it_was() {
             assert!(current().is_null());
             // Another device's.
             let mine = another_context(group.first + 1);
-            // SAFETY: it lives.
+            // SAFETY: `mine` keeps the context alive.
             unsafe { assert_eq!(sys::cuCtxPushCurrent_v2(mine.cu_ctx()) as i32, 0) };
             everything(&rig);
             let cuda = rig.device.as_cuda().unwrap();
@@ -64,12 +65,12 @@ fn the_callers_context_stays_as_it_was() {
             drop(rig);
             assert_eq!(current(), mine.cu_ctx());
             let mut popped = ptr::null_mut();
-            // SAFETY: pushed above.
+            // SAFETY: `popped` is valid for the write of a handle; what is popped was pushed above.
             unsafe { assert_eq!(sys::cuCtxPopCurrent_v2(&raw mut popped) as i32, 0) };
             assert!(current().is_null());
             drop(mine);
             // What cudarc's drop has made current is gone.
-            // SAFETY: null: none.
+            // SAFETY: null is a valid argument: it makes no context current.
             unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
             assert_gone(group);
         }
@@ -115,14 +116,16 @@ fn two_contexts_of_one_device() {
         primary.default_queue().wait(&event).unwrap();
         assert_eq!(primary.stats().since(&start).host_waits, 0);
         drop((theirs, event));
-        // SAFETY: null: none; cudarc has made the context current.
+        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
+        // so.
         unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
         drop(config);
         drop(context);
         let e = CudaConfig::new(group.ordinal() + 1).with_context(another_context(group.first));
         assert!(matches!(e.open(), Err(Error::InvalidArgument(_))));
         drop(e);
-        // SAFETY: null: none; cudarc has made the context current.
+        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
+        // so.
         unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
         primary.synchronize().unwrap();
         drop(primary);
@@ -150,12 +153,12 @@ fn memory_of_another_context() {
             assert_eq!(cuda.context_of(address).unwrap(), Some(context.cu_ctx()));
         }
         let (array, schema) = up.export(SyncPolicy::Event).unwrap();
-        // SAFETY: just exported; the memory is the other context's.
+        // SAFETY: both structs come from one export of this crate.
         let refused = unsafe { DeviceRecordBatch::import_with(array, &schema, &primary.options) }
             .unwrap_err();
         assert!(refused.to_string().contains("with_context"), "{refused}");
         let (array, schema) = up.export(SyncPolicy::Event).unwrap();
-        // SAFETY: just exported.
+        // SAFETY: both structs come from one export of this crate.
         let again =
             unsafe { DeviceRecordBatch::import_with(array, &schema, &other.options) }.unwrap();
         drop(again);
@@ -192,7 +195,8 @@ fn streams_that_are_given() {
             assert_same_batch(&batch, &up.to_host().unwrap(), "given stream");
         }
         drop(context);
-        // SAFETY: null: none; cudarc has made the context current.
+        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
+        // so.
         unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
         rig.assert_done();
         rig.end();
@@ -209,7 +213,8 @@ fn the_per_thread_stream_on_many_threads() {
         on_many_threads(&rig, &queue);
         drop(queue);
         drop(context);
-        // SAFETY: null: none; cudarc has made the context current.
+        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
+        // so.
         unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
         rig.assert_done();
         rig.end();
@@ -252,7 +257,8 @@ fn failures_of_a_per_thread_stream() {
             }
         }
         drop((queue, context));
-        // SAFETY: null: none; cudarc has made the context current.
+        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
+        // so.
         unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
         rig.end();
     }

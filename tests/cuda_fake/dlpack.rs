@@ -51,7 +51,7 @@ impl World {
 
     /// cudarc leaves its own current.
     fn no_context(&self) {
-        // SAFETY: null: none.
+        // SAFETY: null is a valid argument: it makes no context current.
         assert_eq!(unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) } as i32, 0);
     }
 
@@ -70,7 +70,8 @@ impl World {
         let context = self.context.cu_ctx();
         let stream = ptr::without_provenance_mut(stream as usize);
         let mut popped = ptr::null_mut();
-        // SAFETY: the context lives; the memory is the consumer's until the stream was waited for.
+        // SAFETY: the context is live, and the memory is the consumer's until the stream was waited
+        // for.
         unsafe {
             assert_eq!(sys::cuCtxPushCurrent_v2(context) as i32, 0);
             assert_eq!(sys::cuMemHostAlloc(&raw mut to, bytes, 0) as i32, 0);
@@ -94,7 +95,7 @@ impl World {
             stream,
         } = self;
         drop((stream, context));
-        // SAFETY: null: none.
+        // SAFETY: null is a valid argument: it makes no context current.
         assert_eq!(unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) } as i32, 0);
         rig.end();
     }
@@ -111,7 +112,8 @@ impl Read {
     /// Waits for the stream, and for nothing else. (On the lazy driver only what it needs runs.)
     fn finish(self) -> Vec<i64> {
         let mut popped = ptr::null_mut();
-        // SAFETY: as in `World::read`; the copy is done when it is read.
+        // SAFETY: the context is live; the memory is this consumer's, and is read only after the
+        // stream was waited for.
         unsafe {
             assert_eq!(sys::cuCtxPushCurrent_v2(self.context) as i32, 0);
             assert_eq!(sys::cuStreamSynchronize(self.stream) as i32, 0);
@@ -131,7 +133,7 @@ fn numbered(number: Option<i64>) -> DlpackOptions<'static> {
 /// A tensor in a consumer's hands.
 struct Held(*mut DLManagedTensorVersioned);
 
-// SAFETY: a deleter may be called on any thread.
+// SAFETY: DLPack lets a tensor be read, and its deleter be called, on any thread.
 unsafe impl Send for Held {}
 
 impl Held {
@@ -140,14 +142,14 @@ impl Held {
     }
 
     fn tensor(&self) -> &DLTensor {
-        // SAFETY: it lives until its deleter is called.
+        // SAFETY: the tensor lives until its deleter is called, which only this type's owner does.
         unsafe { &(*self.0).dl_tensor }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // SAFETY: the consumer calls it once.
+        // SAFETY: the consumer owns the tensor and calls its deleter once.
         unsafe { (*self.0).deleter.unwrap()(self.0) }
     }
 }
@@ -226,7 +228,7 @@ fn memory_that_the_host_reads() {
             let tensor = Held::export(&column, &numbered(None));
             assert_eq!(waits(&world.rig, &before).1, 0);
             assert!(column.is_ready().unwrap());
-            // SAFETY: host memory, which is ready.
+            // SAFETY: the tensor is host memory of `ROWS` values, and the data is ready.
             let seen = unsafe {
                 std::slice::from_raw_parts(tensor.tensor().data.cast::<i64>(), ROWS).to_vec()
             };
@@ -303,7 +305,7 @@ fn no_context_is_left_current() {
     let world = World::new(0, CudaMemory::Device);
     let current = || {
         let mut raw = ptr::null_mut();
-        // SAFETY: `raw` is written.
+        // SAFETY: `raw` is valid for the write of a handle.
         unsafe { assert_eq!(sys::cuCtxGetCurrent(&raw mut raw) as i32, 0) };
         raw
     };
@@ -408,7 +410,7 @@ struct Produced {
 }
 
 unsafe extern "C-unwind" fn delete(this: *mut DLManagedTensorVersioned) {
-    // SAFETY: `produce` made it; it is deleted once.
+    // SAFETY: `produce` gave up the box, and the deleter, which takes it back, is called once.
     let produced = unsafe { Box::from_raw((*this).manager_ctx.cast::<Produced>()) };
     drop(produced.slice);
     drop(produced.alive);
@@ -441,7 +443,7 @@ fn produce(
         slice,
         alive,
     }));
-    // SAFETY: just made.
+    // SAFETY: the struct was just made, and nothing else has it.
     unsafe {
         let managed = &raw mut (*produced).managed;
         (*managed).manager_ctx = produced.cast();
@@ -468,7 +470,7 @@ fn tensors_in() {
         let number = queue.dlpack_stream().unwrap().unwrap();
         let done = producer.record_event(None).unwrap();
         let stream = ptr::without_provenance_mut(number as usize);
-        // SAFETY: both live; cudarc has made the context current.
+        // SAFETY: stream and event are live, and cudarc has made their context current.
         let code = unsafe { sys::cuStreamWaitEvent(stream, done.cu_event(), 0) };
         assert_eq!(code as i32, 0);
         world.no_context();
@@ -523,7 +525,7 @@ fn memory_of_others() {
         ),
     ] {
         let (tensor, alive) = produce(address, device, None);
-        // SAFETY: refused for its address.
+        // SAFETY: the tensor is refused for its address before anything is read there.
         let e = unsafe { DeviceArray::import_dlpack(tensor, &world.rig.default_queue()) };
         let text_of = e.unwrap_err().to_string();
         assert!(
@@ -533,7 +535,7 @@ fn memory_of_others() {
         assert_eq!(alive.strong_count(), 0, "deleted");
     }
     let (tensor, alive) = produce(elsewhere.address().address(), device, None);
-    // SAFETY: refused for its device.
+    // SAFETY: the tensor is refused for its device before anything is read through it.
     let e = unsafe { DeviceArray::import_dlpack(tensor, &other.rig.default_queue()) };
     assert!(e.unwrap_err().to_string().contains("dl_tensor.device"));
     assert_eq!(alive.strong_count(), 0, "deleted");
@@ -561,10 +563,10 @@ fn failures_on_the_way() {
         let (tensor, alive) = produce(address, device, None);
         world.rig.group.fail(name, 1, 999);
         let failed = match inward {
-            // SAFETY: the column keeps the memory; it is not read.
+            // SAFETY: the tensor is valid: the column keeps its memory, which nobody writes.
             true => unsafe { DeviceArray::import_dlpack(tensor, &queue) }.map(drop),
             false => {
-                // SAFETY: nobody else has it.
+                // SAFETY: the test is the tensor's only owner, and deletes it once.
                 unsafe { delete(tensor) };
                 let options = numbered(Some(world.handle()));
                 column.export_dlpack(&options).map(drop)

@@ -42,7 +42,8 @@ impl World {
         self.rig.assert_done();
         assert!(self.context.check_err().is_ok());
         drop((self.stream, self.context));
-        // SAFETY: null: none; cudarc has made the context current.
+        // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one
+        // so.
         let code = unsafe { sys::cuCtxSetCurrent(ptr::null_mut()) };
         assert_eq!(code as i32, 0);
         self.rig.end();
@@ -150,7 +151,7 @@ fn a_slice_waits_for_the_home_queue() {
                 bytes: 800,
                 kind: arrow_device::device::CopyKind::DeviceToDevice,
             };
-            // SAFETY: both are there for the copy.
+            // SAFETY: source and destination have 800 bytes, and are freed in the queue's order.
             unsafe { queue.raw().copy(&[copy]) }.unwrap();
         }
         let mut slice = buffer.try_into_cuda_slice::<i64>(stream).unwrap();
@@ -234,14 +235,14 @@ fn refusals_leave_no_context_current() {
     let stream = &world.stream;
     let current = || {
         let mut raw = ptr::null_mut();
-        // SAFETY: `raw` is written.
+        // SAFETY: `raw` is valid for the write of a handle.
         unsafe { assert_eq!(sys::cuCtxGetCurrent(&raw mut raw) as i32, 0) };
         raw
     };
     let slices = [0; 2].map(|_| stream.clone_htod(&longs(10)).unwrap());
     let event = stream.record_event(None).unwrap();
     stream.synchronize().unwrap();
-    // SAFETY: null: none.
+    // SAFETY: null is a valid argument: it makes no context current.
     unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
     let cpu = arrow_device::Devices::cpu();
     let [one, two] = slices;
@@ -270,7 +271,7 @@ fn other_streams_that_wrote_a_slice() {
         stream.synchronize().unwrap();
         let queue = Queue::from_cuda_stream(&rig.device, writer.clone()).unwrap();
         let values = longs(500);
-        // SAFETY: page-locked memory, which is read when the stream gets there.
+        // SAFETY: the memory is written below before the stream reads it, and kept until then.
         let mut pinned = unsafe { world.context.alloc_pinned_with_flags::<i64>(500, 0) }.unwrap();
         pinned.as_mut_slice().unwrap().copy_from_slice(&values);
         // Declared last: were the test to fail, what waits for the stream would wait for it.
@@ -297,7 +298,7 @@ fn slices_that_are_refused() {
     let (rig, stream) = (&world.rig, &world.stream);
     // Nothing in it.
     let address = stream.clone_htod(&longs(1)).unwrap().leak();
-    // SAFETY: just leaked.
+    // SAFETY: the address was just leaked by a slice, and nothing else owns the memory.
     let empty = unsafe { stream.upgrade_device_ptr::<i64>(address, 0) };
     let buffer = DeviceBuffer::from_cuda_slice(&rig.device, empty).unwrap();
     assert!(buffer.is_empty());
@@ -395,7 +396,8 @@ fn events_of_cudarc() {
         // Adopted memory with an adopted event.
         let address = slice_address(&slice, stream) as usize;
         let base = arrow_device::device::DevicePtr::new(ptr::with_exposed_provenance_mut(address));
-        // SAFETY: the slice is kept, and nobody writes it.
+        // SAFETY: the owner keeps the slice, which has 800 bytes that nobody writes after the
+        // event.
         let buffer = unsafe {
             DeviceBuffer::from_raw(&rig.device, base, 800, Box::new(slice), Some(event.clone()))
         };
@@ -457,7 +459,8 @@ fn kernels() {
                 launch.arg(&a).arg(&a_mask).arg(&a_bit);
                 launch.arg(&b).arg(&b_mask).arg(&b_bit);
                 launch.arg(&mut values).arg(&mut mask).arg(&rows);
-                // SAFETY: the kernel's parameters, and memory for its rows.
+                // SAFETY: the arguments are the kernel's parameters, with memory for all of its
+                // rows.
                 unsafe { launch.launch(LaunchConfig::for_num_elems(9)) }.unwrap();
             }
             // Gone before the kernel runs.
@@ -491,7 +494,8 @@ fn a_buffer_as_an_argument() {
             let (value, n) = (42i64, 10usize);
             let mut launch = stream.launch_builder(&fill);
             launch.arg(&loan).arg(&value).arg(&n);
-            // SAFETY: the kernel's parameters; nobody reads the buffer yet.
+            // SAFETY: the arguments are the kernel's parameters, with memory for all of its rows;
+            // nobody reads the buffer yet.
             unsafe { launch.launch(LaunchConfig::for_num_elems(10)) }.unwrap();
         }
         let column = DeviceArray::from_values(DataType::Int64, 10, buffer, None).unwrap();

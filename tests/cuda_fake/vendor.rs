@@ -54,7 +54,7 @@ pub(crate) fn backend(device: &Device) -> Result<()> {
 #[track_caller]
 pub(crate) fn assert_untouched() {
     let mut raw = std::ptr::null_mut();
-    // SAFETY: `raw` is written.
+    // SAFETY: `raw` is valid for the write of a handle.
     let code = unsafe { sys::cuCtxGetCurrent(&raw mut raw) };
     assert_eq!((code as i32, raw), (0, std::ptr::null_mut()));
 }
@@ -65,7 +65,7 @@ pub(crate) fn launch_failing(queue: &Queue) {
     let module = context.load_module(Ptx::from_src(".entry fail(")).unwrap();
     let kernel = module.load_function("fail").unwrap();
     let stream = queue.cuda_stream().unwrap();
-    // SAFETY: it has no parameters.
+    // SAFETY: the kernel has no parameters and uses no memory.
     let launched = unsafe {
         stream
             .launch_builder(&kernel)

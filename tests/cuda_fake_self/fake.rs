@@ -25,7 +25,8 @@ pub(crate) fn load(name: &str) -> Library {
     // Beside the tests first: what an earlier `cargo build` left comes before it on the path.
     let beside = std::env::current_exe().unwrap().with_file_name(name);
     let path = if beside.exists() { beside } else { name.into() };
-    // SAFETY: it has no initialisers that do anything.
+    // SAFETY: the library's initialisers are those of the Rust runtime, which may run on any
+    // thread.
     let library = unsafe { Library::new(path) };
     library.expect("cargo has built the library")
 }
@@ -34,10 +35,10 @@ pub(crate) fn load(name: &str) -> Library {
 macro_rules! call {
     ($library:expr, $name:ident($($arg:expr => $type:ty),*) -> $answer:ty) => {{
         type Function = unsafe extern "C" fn($($type),*) -> $answer;
-        // SAFETY: the function has this type.
+        // SAFETY: the library's function of this name has this type.
         let function = unsafe { $library.get::<Function>(stringify!($name)) };
         let function = function.expect(stringify!($name));
-        // SAFETY: pointers among the arguments are valid for the call.
+        // SAFETY: callers pass pointers that are valid for the call.
         unsafe { function($($arg),*) }
     }};
 }

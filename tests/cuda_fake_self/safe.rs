@@ -99,7 +99,8 @@ fn leaked_memory_can_be_taken_over() {
     let on_device = stream.clone_htod(&[1u64, 2]).unwrap();
     let leaked = on_device.leak();
     assert_eq!(group.live("device"), 1);
-    // SAFETY: leaked above.
+    // SAFETY: the address was leaked above by a slice of two values, and nothing else owns the
+    // memory.
     let again = unsafe { stream.upgrade_device_ptr::<u64>(leaked, 2) };
     let back = stream.clone_dtoh(&again).unwrap();
     stream.synchronize().unwrap();
@@ -115,13 +116,13 @@ fn pinned_and_managed_memory() {
     for flags in [0, LAZY] {
         let (group, context) = open(flags);
         let stream = context.default_stream();
-        // SAFETY: written before it is read.
+        // SAFETY: any bits are a value, and the memory is written before it is read.
         let mut pinned = unsafe { context.alloc_pinned_with_flags::<u32>(4, 0) }.unwrap();
         pinned
             .as_mut_slice()
             .unwrap()
             .copy_from_slice(&[1, 2, 3, 4]);
-        // SAFETY: written before it is read.
+        // SAFETY: any bits are a value, and the memory is written before it is read.
         let mut managed = unsafe { context.alloc_unified::<u32>(4, true) }.unwrap();
         stream.memcpy_htod(&pinned, &mut managed).unwrap();
         stream.synchronize().unwrap();
@@ -181,7 +182,7 @@ fn kernels_run_through_the_launch_builder() {
             .arg(&no_mask)
             .arg(&b_bit);
         launch.arg(&mut out).arg(&mut out_mask).arg(&rows);
-        // SAFETY: the parameters are those of the kernel.
+        // SAFETY: the arguments are the kernel's parameters, with memory for all of its rows.
         unsafe { launch.launch(LaunchConfig::for_num_elems(rows as u32)) }.unwrap();
         let values = stream.clone_dtoh(&out).unwrap();
         let bits = stream.clone_dtoh(&out_mask).unwrap();
@@ -194,7 +195,7 @@ fn kernels_run_through_the_launch_builder() {
         let mut filled = stream.alloc_zeros::<i64>(3).unwrap();
         let mut launch = stream.launch_builder(&fill);
         launch.arg(&mut filled).arg(&-5i64).arg(&3u64);
-        // SAFETY: the parameters are those of the kernel.
+        // SAFETY: the arguments are the kernel's parameters, with memory for all of its rows.
         unsafe { launch.launch(LaunchConfig::for_num_elems(3)) }.unwrap();
         let values = stream.clone_dtoh(&filled).unwrap();
         stream.synchronize().unwrap();
@@ -215,7 +216,7 @@ fn a_kernel_that_fails_ends_the_engine() {
     let module = context.load_module(Ptx::from_src(PTX)).unwrap();
     let fail = module.load_function("fail").unwrap();
     let mut launch = stream.launch_builder(&fail);
-    // SAFETY: it takes no parameters.
+    // SAFETY: the kernel has no parameters and uses no memory.
     unsafe { launch.launch(LaunchConfig::for_num_elems(1)) }.unwrap();
     let failed = sys::CUresult::CUDA_ERROR_LAUNCH_FAILED;
     assert_eq!(stream.synchronize().unwrap_err().0, failed);
@@ -235,7 +236,8 @@ fn a_wrong_kernel_address_is_illegal() {
     drop(sync);
     let mut launch = stream.launch_builder(&fill);
     launch.arg(&address).arg(&1i64).arg(&4u64); // one too many
-    // SAFETY: the engine checks the addresses.
+    // SAFETY: the arguments have the types of the kernel's parameters; the address is wrong on
+    // purpose, and the stand-in refuses it.
     unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }.unwrap();
     let illegal = sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
     assert_eq!(stream.synchronize().unwrap_err().0, illegal);

@@ -92,7 +92,8 @@ fn pageable_sources_are_read_early_or_late() {
         let out = pinned(8);
         let mut pageable = [1u8; 4];
         let locked = pinned(4);
-        // SAFETY: allocated above.
+        // SAFETY: `locked` has 4 bytes of page-locked memory, and no copy runs meanwhile: the
+        // engine is lazy.
         unsafe { locked.write_bytes(1, 4) };
         assert_eq!(
             cuMemcpyHtoDAsync_v2(memory, pageable.as_ptr(), 4, null_mut()),
@@ -101,7 +102,8 @@ fn pageable_sources_are_read_early_or_late() {
         let upper = memory + 4;
         assert_eq!(cuMemcpyAsync(upper, locked.addr() as u64, 4, null_mut()), 0);
         pageable.fill(2);
-        // SAFETY: allocated above.
+        // SAFETY: `locked` has 4 bytes of page-locked memory, and no copy runs meanwhile: the
+        // engine is lazy.
         unsafe { locked.write_bytes(2, 4) };
         assert_eq!(cuMemcpyDtoHAsync_v2(out, memory, 8, null_mut()), 0);
         // Down to pageable memory: never at once.

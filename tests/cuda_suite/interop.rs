@@ -20,7 +20,7 @@ use crate::vendor::MEMORIES;
 
 fn current() -> sys::CUcontext {
     let mut raw = null_mut();
-    // SAFETY: `raw` is written.
+    // SAFETY: `raw` is valid for the write of a handle.
     unsafe { assert_eq!(sys::cuCtxGetCurrent(&raw mut raw) as i32, 0) };
     raw
 }
@@ -30,13 +30,13 @@ fn another_context(place: &Place) -> Arc<CudaContext> {
     type Create = unsafe extern "C" fn(*mut sys::CUcontext, c_uint, sys::CUdevice) -> i32;
     let names = ["libcuda.so", "libcuda.so.1", "nvcuda.dll"];
     // Not all bindings have this function; all drivers have.
-    // SAFETY: it is loaded already.
+    // SAFETY: the library is the driver, whose initialisers have run: it is loaded already.
     let library = names
         .iter()
         .find_map(|name| unsafe { Library::new(*name) }.ok());
     let library = library.expect("the driver");
     // Who makes a context initialises the driver.
-    // SAFETY: there are no flags.
+    // SAFETY: `cuInit` may be called at any time, with the only flags that there are.
     assert_eq!(unsafe { sys::cuInit(0) } as i32, 0);
     let (mut raw, mut device, before) = (null_mut(), 0, current());
     // SAFETY: the function has this type; creating pushes the context, which is taken off again, and
@@ -76,7 +76,7 @@ fn two_contexts_of_one_device() {
                 let across = up.slice(3, 1990).unwrap().to_device(to).unwrap();
                 let (array, schema) = up.export(SyncPolicy::Event).unwrap();
                 drop(up);
-                // SAFETY: just exported.
+                // SAFETY: both structs come from one export of this crate.
                 let imported =
                     unsafe { DeviceRecordBatch::import_with(array, &schema, &to.options) };
                 let imported = imported.unwrap();
@@ -98,7 +98,8 @@ fn two_contexts_of_one_device() {
             one.assert_done();
             two.assert_done();
             drop((one, two));
-            // SAFETY: null: none. A context is not destroyed while it is current.
+            // SAFETY: null is a valid argument: it makes no context current. (A context is not
+            // destroyed while it is current.)
             assert_eq!(unsafe { sys::cuCtxSetCurrent(null_mut()) } as i32, 0);
             drop(given);
         }
@@ -134,7 +135,7 @@ fn release_on_a_thread_that_never_saw_cuda() {
             let up = device.upload(&sent).unwrap();
             let (array, schema) = up.export(SyncPolicy::Event).unwrap();
             let (kept, _) = up.export(SyncPolicy::Event).unwrap();
-            // SAFETY: just exported.
+            // SAFETY: both structs come from one export of this crate.
             let imported =
                 unsafe { DeviceRecordBatch::import_with(kept, &schema, &device.options) };
             let (imported, queue) = (imported.unwrap(), device.new_queue().unwrap());
@@ -180,7 +181,7 @@ fn slices_are_adopted_and_given_back() {
             assert!(back == values, "given back, round {round}");
             // The same memory, freed by cudarc.
             assert_eq!(slice.leak(), address);
-            // SAFETY: just leaked.
+            // SAFETY: the address was just leaked by a slice, and nothing else owns the memory.
             drop(unsafe { other.upgrade_device_ptr::<i64>(address, rows) });
             other.synchronize().unwrap();
         }

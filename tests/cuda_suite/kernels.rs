@@ -35,7 +35,8 @@ pub(crate) fn fill_at(kernel: &CudaFunction, queue: &Queue, at: DevicePtr, value
     let address = at.address() as u64;
     let mut launch = stream.launch_builder(kernel);
     launch.arg(&address).arg(&value).arg(&n);
-    // SAFETY: the kernel's parameters. The memory is the caller's; one test has none on purpose.
+    // SAFETY: the arguments are the kernel's parameters. Callers pass memory for `n` values; one
+    // test passes none, so that the kernel fails.
     unsafe { launch.launch(LaunchConfig::for_num_elems(n as u32)) }.unwrap();
 }
 
@@ -107,7 +108,8 @@ fn a_kernels_result_has_the_nulls_of_its_sliced_input() {
                     let field = Arc::new(Field::new("v", DataType::Int64, true));
                     let options = ExportOptions::new(SyncPolicy::Event);
                     let exported = part.export_array(&options).unwrap();
-                    // SAFETY: the array comes from an export, and the type is its own.
+                    // SAFETY: the struct comes from an export of this crate, whose values are
+                    // valid, and the type is the exported one.
                     let again = unsafe { DeviceArray::import_as(exported, field, &device.options) };
                     let again = again.unwrap();
                     assert_eq!(again.null_count(), Some(expected.null_count()), "{context}");

@@ -15,7 +15,7 @@ pub(crate) const MANAGED: Option<Memory> = Some(Memory::Managed);
 
 /// cudarc leaves its own context current.
 pub(crate) fn unset_context() {
-    // SAFETY: null: none.
+    // SAFETY: null is a valid argument: it makes no context current.
     let code = unsafe { sys::cuCtxSetCurrent(null_mut()) };
     assert_eq!(code as i32, 0);
 }
@@ -34,7 +34,8 @@ pub(crate) fn launch_host(queue: &Queue, f: unsafe extern "C" fn(*mut c_void), d
     let stream = queue.raw().as_any().downcast_ref::<CudaQueue>().unwrap();
     let context = queue.device().as_cuda().unwrap().cu_context();
     let mut popped = null_mut();
-    // SAFETY: context and stream live; the callers' functions take their data once.
+    // SAFETY: context and stream are live, and callers pass a function that may be called with
+    // `data` once.
     unsafe {
         assert_eq!(sys::cuCtxPushCurrent_v2(context) as i32, 0);
         let launched = sys::cuLaunchHostFunc(stream.cu_stream(), Some(f), data);

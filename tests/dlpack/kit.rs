@@ -68,7 +68,7 @@ impl Form for DLManagedTensorVersioned {
 
 impl Form for DLManagedTensor {
     fn out(tensor: DlpackTensor) -> *mut Self {
-        // SAFETY: consumers here do not write.
+        // SAFETY: the tests' consumers do not write to the tensor's memory.
         unsafe { tensor.into_unversioned() }
     }
     fn tensor(&self) -> &DLTensor {
@@ -99,7 +99,7 @@ impl Form for DLManagedTensor {
 /// A tensor in a consumer's hands: dropping it calls the deleter.
 pub(crate) struct Held<F: Form>(pub(crate) *mut F);
 
-// SAFETY: a deleter may be called on any thread.
+// SAFETY: DLPack lets a tensor be read, and its deleter be called, on any thread.
 unsafe impl<F: Form> Send for Held<F> {}
 
 impl<F: Form> Held<F> {
@@ -136,7 +136,8 @@ impl<F: Form> Held<F> {
                 rest /= size;
             }
             let at = tensor.byte_offset as usize + at as usize * width;
-            // SAFETY: the producer vouches for the elements.
+            // SAFETY: the producer guarantees that all elements that shape and strides name are
+            // readable.
             bytes.extend_from_slice(unsafe {
                 std::slice::from_raw_parts(tensor.data.cast::<u8>().add(at), width)
             });
@@ -149,14 +150,14 @@ impl<F: Form> Deref for Held<F> {
     type Target = F;
 
     fn deref(&self) -> &F {
-        // SAFETY: the struct lives until its deleter is called.
+        // SAFETY: the struct lives until its deleter is called, which only this type's owner does.
         unsafe { &*self.0 }
     }
 }
 
 impl<F: Form> Drop for Held<F> {
     fn drop(&mut self) {
-        // SAFETY: this is the consumer, and the one call.
+        // SAFETY: the consumer owns the tensor, and this is the one call of its deleter.
         unsafe {
             let deleter = *(*self.0).deleter_mut();
             deleter.expect("there is a deleter")(self.0);
@@ -184,7 +185,7 @@ struct Produced<F> {
 }
 
 unsafe extern "C-unwind" fn delete<F: Form>(this: *mut F) {
-    // SAFETY: `produce` made it, and it is deleted once.
+    // SAFETY: `produce` gave up the box, and the deleter, which takes it back, is called once.
     let produced = unsafe { Box::from_raw((*(*this).context_mut()).cast::<Produced<F>>()) };
     produced.calls.0.fetch_add(1, Ordering::SeqCst);
 }
@@ -220,7 +221,7 @@ pub(crate) fn produce<F: Form>(
         _keep: Box::new(keep),
         calls: calls.clone(),
     }));
-    // SAFETY: just made, and nobody else has it.
+    // SAFETY: the struct was just made, and nothing else has it.
     unsafe {
         let form = &raw mut (*produced).form;
         *(*form).context_mut() = produced.cast();

@@ -52,7 +52,7 @@ fn tensors_keep_the_memory<F: Form>() {
     let held = Held::<F>::new(column.export_dlpack(&plain()).unwrap());
     drop(column);
     let raw = held.into_raw();
-    // SAFETY: the consumer moves the struct, and calls its deleter once.
+    // SAFETY: the consumer owns the struct, which it may move, and calls its deleter once.
     unsafe {
         let mut moved = raw.read();
         let deleter = moved.deleter_mut().unwrap();
@@ -73,7 +73,7 @@ fn arrays_keep_the_tensor<F: Form>() {
     let queue = Devices::cpu().default_queue();
     let calls = Calls::default();
     let tensor = numbers::<F>((0..50).collect(), &calls);
-    // SAFETY: nobody writes to it.
+    // SAFETY: the tensor is valid, and nobody writes to its memory.
     let column = unsafe { F::import(tensor, &queue) }.unwrap();
     let (part, buffer) = (column.slice(10, 5).unwrap(), column.buffer(1).unwrap());
     // Out again: the same memory, kept by whoever comes last.
@@ -89,12 +89,12 @@ fn arrays_keep_the_tensor<F: Form>() {
 
     // Without a deleter nothing is called.
     let tensor = numbers::<F>(vec![1], &calls);
-    // SAFETY: ours so far.
+    // SAFETY: the tensor was just made, and only this test has it.
     let deleter = unsafe { (*tensor).deleter_mut().take() };
-    // SAFETY: nobody writes to it.
+    // SAFETY: the tensor is valid, and nobody writes to its memory.
     drop(unsafe { F::import(tensor, &queue) }.unwrap());
     assert_eq!(calls.get(), 1);
-    // SAFETY: it was not called yet.
+    // SAFETY: this is the tensor's own deleter, which has not been called yet.
     unsafe { deleter.unwrap()(tensor) };
 
     // A deleter that panics does no harm.
@@ -102,11 +102,11 @@ fn arrays_keep_the_tensor<F: Form>() {
         panic!("deleter");
     }
     let tensor = numbers::<F>(vec![1], &calls);
-    // SAFETY: ours so far.
+    // SAFETY: the tensor was just made, and only this test has it.
     let deleter = unsafe { (*tensor).deleter_mut().replace(panics::<F>) };
-    // SAFETY: nobody writes to it.
+    // SAFETY: the tensor is valid, and nobody writes to its memory.
     drop(unsafe { F::import(tensor, &queue) }.unwrap());
-    // SAFETY: it was not called yet.
+    // SAFETY: this is the tensor's own deleter, which has not been called yet.
     unsafe { deleter.unwrap()(tensor) };
     assert_eq!(calls.get(), 3);
 }

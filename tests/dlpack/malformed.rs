@@ -11,10 +11,11 @@ use crate::kit::{Calls, Form, numbers};
 fn refused<F: Form>(member: &str, text: &str, spoil: impl FnOnce(&mut F)) {
     let calls = Calls::default();
     let tensor = numbers::<F>(vec![1, 2, 3], &calls);
-    // SAFETY: ours so far.
+    // SAFETY: the tensor was just made, and only this test has it.
     spoil(unsafe { &mut *tensor });
     let queue = Devices::cpu().default_queue();
-    // SAFETY: what is wrong with it can be seen.
+    // SAFETY: what is wrong with the tensor can be seen in the struct, and is refused before
+    // anything else is read.
     let e = unsafe { F::import(tensor, &queue) }.unwrap_err();
     match &e {
         Error::InvalidInput { path, message } => {
@@ -32,7 +33,7 @@ fn refused<F: Form>(member: &str, text: &str, spoil: impl FnOnce(&mut F)) {
 fn both<F: Form>() {
     let nowhere = ptr::without_provenance_mut::<i64>(3);
     let first = |form: &mut F, n: i64| {
-        // SAFETY: there is one dimension.
+        // SAFETY: the tensor has one dimension, so the shape has one number.
         unsafe { *form.tensor().shape = n }
     };
     refused::<F>("dl_tensor.device", "sim", |f| {
@@ -74,7 +75,7 @@ fn both<F: Form>() {
         f.tensor_mut().byte_offset = u64::MAX
     });
     refused::<F>("dl_tensor.strides[0]", "is 2", |f| {
-        // SAFETY: there is one.
+        // SAFETY: the tensor has one dimension, so the strides have one number.
         unsafe { *f.tensor().strides = 2 }
     });
 }
@@ -118,7 +119,8 @@ fn large_dimensions() {
             &calls,
         );
         let queue = Devices::cpu().default_queue();
-        // SAFETY: ours so far; refused before anything is read.
+        // SAFETY: the tensor was just made, and its shape has two numbers; it is refused before its
+        // memory is read.
         let e = unsafe {
             ptr::copy_nonoverlapping(shape.as_ptr(), (*tensor).dl_tensor.shape, 2);
             Form::import(tensor, &queue)
@@ -134,7 +136,7 @@ fn no_struct_at_all() {
     fn one<F: Form>(name: &str) {
         let queue = Devices::cpu().default_queue();
         for tensor in [ptr::null_mut(), ptr::without_provenance_mut::<F>(9)] {
-            // SAFETY: nothing is read there.
+            // SAFETY: the pointer is refused before it is followed.
             let e = unsafe { F::import(tensor, &queue) }.unwrap_err();
             assert!(e.to_string().contains(name), "{e}");
         }

@@ -43,7 +43,7 @@ fn relabel(data: &ArrayData, data_type: &DataType) -> ArrayData {
 pub(crate) fn round_trip<F: Form>(column: &DeviceArray) -> arrow_device::Result<DeviceArray> {
     let tensor = column.export_dlpack(&plain())?;
     let held = Held::<F>::new(tensor);
-    // SAFETY: nobody writes; the export waited.
+    // SAFETY: the export waited for the data, and nobody writes to the tensor's memory.
     unsafe { F::import(held.into_raw(), &column.device().default_queue()) }
 }
 

@@ -10,7 +10,7 @@ use crate::support::{assert_same, types::fixed_list};
 
 fn import<F: Form>(tensor: *mut F) -> Result<arrow_array::ArrayRef> {
     let queue = Devices::cpu().default_queue();
-    // SAFETY: the tests' own tensors; nobody writes to them.
+    // SAFETY: the tests' tensors are valid, and nobody writes to their memory.
     unsafe { F::import(tensor, &queue) }?.to_host()
 }
 
@@ -51,10 +51,11 @@ fn types() {
             for lanes in [0, 1, 2] {
                 let calls = Calls::default();
                 let tensor = numbers::<DLManagedTensorVersioned>(vec![7; 8], &calls);
-                // SAFETY: ours so far.
+                // SAFETY: the tensor was just made, and only this test has it.
                 let dl = unsafe { (*tensor).tensor_mut() };
                 dl.dtype = DLDataType { code, bits, lanes };
-                // SAFETY: one number; there is room for two of 128 bits.
+                // SAFETY: the shape has one number, and the memory has room for two elements of 128
+                // bits.
                 unsafe { *dl.shape = 2 };
                 let known = accepted
                     .iter()
@@ -216,7 +217,7 @@ fn produce_with(
 ) -> *mut DLManagedTensorVersioned {
     let data = values.as_mut_ptr().cast();
     let tensor = produce::<DLManagedTensorVersioned>(data, CPU, INT32, shape, values, calls);
-    // SAFETY: ours so far; there are as many strides.
+    // SAFETY: the tensor was just made, only this test has it, and it has as many strides.
     unsafe {
         let dl = (*tensor).tensor_mut();
         for (i, stride) in strides.iter().enumerate() {
@@ -233,7 +234,8 @@ fn produce_with(
 fn places() {
     let calls = Calls::default();
     let tensor = numbers::<DLManagedTensorVersioned>((0..10).collect(), &calls);
-    // SAFETY: ours so far; four numbers from the third on are there.
+    // SAFETY: the tensor was just made, only this test has it, and it has four numbers from the
+    // third one on.
     unsafe {
         (*tensor).tensor_mut().byte_offset = 12;
         *(*tensor).tensor().shape = 4;

@@ -192,7 +192,8 @@ fn tensors_of_device_memory() {
         let tensor = produce::<F>(data, device, dtype, &[100], memory, &calls);
         assert_eq!(queue.dlpack_stream().unwrap(), None);
         let before = sim.stats();
-        // SAFETY: the work that writes the memory is the queue's own.
+        // SAFETY: the tensor is valid, and the work that writes its memory was given to the same
+        // queue.
         let column = unsafe { F::import(tensor, &queue) }.unwrap();
         let since = sim.stats().since(&before);
         assert_eq!((since.host_waits, since.events, since.copies), (0, 1, 0));
@@ -251,7 +252,8 @@ fn memory_that_is_not_the_devices() {
         (ours.address().as_ptr(), 1_000_000),
     ] {
         let tensor = produce::<DLManagedTensorVersioned>(data, device, dtype, &[rows], (), &calls);
-        // SAFETY: refused by its address, or by what lies behind it.
+        // SAFETY: the tensor is refused before its memory is read: not all of it is live memory of
+        // the device.
         let e = unsafe { DeviceArray::import_dlpack(tensor, &sim.default_queue()) }.unwrap_err();
         let text = e.to_string();
         assert!(
@@ -261,7 +263,7 @@ fn memory_that_is_not_the_devices() {
     }
     let data = ours.address().as_ptr();
     let tensor = produce::<DLManagedTensorVersioned>(data, device, dtype, &[10], (), &calls);
-    // SAFETY: refused by its device.
+    // SAFETY: the tensor is refused for its device before anything is read through it.
     let e = unsafe { DeviceArray::import_dlpack(tensor, &other.default_queue()) }.unwrap_err();
     assert!(e.to_string().contains("dl_tensor.device"), "{e}");
     assert_eq!(calls.get(), 3);
@@ -313,7 +315,7 @@ fn failures_on_the_way() {
     let data = memory.address().as_ptr();
     let tensor = produce::<DLManagedTensorVersioned>(data, device, dtype, &[10], memory, &calls);
     sim.faults().fail_nth(FaultOp::Record, 1);
-    // SAFETY: the memory is there, and nobody writes.
+    // SAFETY: the tensor's memory is live, and nobody writes to it.
     let e = unsafe { DeviceArray::import_dlpack(tensor, &sim.default_queue()) }.unwrap_err();
     assert!(matches!(e, Error::Device { .. }), "{e}");
     assert_eq!(calls.get(), 1);
@@ -336,7 +338,7 @@ fn host_memory_is_let_go() {
     assert_same(
         &Int64Array::from_iter_values(0..1000),
         &{
-            // SAFETY: nobody writes.
+            // SAFETY: the tensor is valid, and nobody writes to its memory.
             unsafe {
                 DeviceArray::import_dlpack(
                     held.into_raw(),

@@ -58,7 +58,8 @@ impl Stub {
     }
 }
 
-// SAFETY: host memory that nobody can read is what it claims to have.
+// SAFETY: it declares that the host cannot read its memory, so none is read; it has no memory and
+// no work of its own.
 unsafe impl Backend for Stub {
     fn id(&self) -> DeviceId {
         self.id
@@ -97,7 +98,7 @@ unsafe impl Backend for Stub {
     }
 }
 
-// SAFETY: it does nothing.
+// SAFETY: it allocates nothing and runs no work.
 unsafe impl RawQueue for StubQueue {
     fn allocate(&self, _: usize) -> Result<DevicePtr> {
         Err(device_error(
@@ -133,7 +134,7 @@ unsafe impl RawQueue for StubQueue {
 }
 
 fn numbered(number: Option<i64>) -> DlpackOptions<'static> {
-    // SAFETY: stubs follow no handle, and the CPU takes none.
+    // SAFETY: the stubs follow no handle, and the CPU accepts none.
     DlpackOptions::new(unsafe { DlpackStream::from_number(number) })
 }
 
@@ -355,9 +356,9 @@ fn the_device_of_a_tensor() {
                 .export_dlpack(&numbered(Some(-1)))
                 .unwrap();
             let raw = Held::<DLManagedTensorVersioned>::new(tensor).into_raw();
-            // SAFETY: ours so far.
+            // SAFETY: the tensor was just made, and only this test has it.
             unsafe { (*raw).dl_tensor.device.device_id = id };
-            // SAFETY: nobody writes.
+            // SAFETY: the tensor is valid, and nobody writes to its memory.
             let back = unsafe { DeviceArray::import_dlpack(raw, &device.default_queue()) };
             assert_eq!(back.is_ok(), accepted.contains(&id), "{device} {id}");
             match back {

@@ -61,7 +61,7 @@ struct Rigged {
 /// The same array with a release that counts itself, releases what it should, and then throws.
 fn rigged(array: FFI_ArrowDeviceArray, throw: Throw) -> (FFI_ArrowDeviceArray, Arc<AtomicUsize>) {
     unsafe extern "C-unwind" fn release(array: *mut CArray) {
-        // SAFETY: called once, on a struct that `rigged` made.
+        // SAFETY: the consumer calls this once, on a struct that `rigged` made.
         let rigged = unsafe {
             (*array).release = None;
             Box::from_raw((*array).private_data.cast::<Rigged>())
@@ -86,13 +86,15 @@ fn rigged(array: FFI_ArrowDeviceArray, throw: Throw) -> (FFI_ArrowDeviceArray, A
             unsafe extern "C" fn(*mut CArray),
         >(release)
     });
-    // SAFETY: the C struct, whose release is above.
+    // SAFETY: `outer` has the layout of `struct ArrowDeviceArray`, is an export with the release
+    // above, and has no other owner.
     let outer = unsafe { FFI_ArrowDeviceArray::from_raw((&raw mut outer).cast()) };
     (outer, released)
 }
 
 fn import(array: FFI_ArrowDeviceArray, place: &Place) -> DeviceArray {
-    // SAFETY: an export of ours, rigged or not.
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
+    // is the exported one.
     unsafe { DeviceArray::import_as(array, field(&DataType::Int32), &place.options) }.unwrap()
 }
 
@@ -266,7 +268,7 @@ fn get_next() {
         let up = device.upload_array(&ints(10)).unwrap();
         let array = up.export_array(&EVENT).unwrap();
         n += 1;
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { array.write_to(out) };
         if n == 2 {
             throw.throw();
@@ -288,7 +290,7 @@ fn get_next() {
 fn int_schema() -> Box<dyn FnMut(*mut FFI_ArrowSchema) -> c_int + Send> {
     Box::new(|out| {
         let schema = FFI_ArrowSchema::try_from(&*field(&DataType::Int32)).unwrap();
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { out.write(schema) };
         0
     })
@@ -314,7 +316,7 @@ fn failing(throws: &'static str) -> (Error, usize) {
     /// # Safety
     /// `stream` is one of `failing`'s.
     unsafe fn of<'a>(stream: *mut FFI_ArrowDeviceArrayStream) -> &'a Failing {
-        // SAFETY: its private data is a `Failing` that outlives it.
+        // SAFETY: the stream's private data is a `Failing`, which outlives it.
         unsafe { &*(*stream).private_data().cast::<Failing>() }
     }
     unsafe extern "C-unwind" fn get_schema(
@@ -428,7 +430,7 @@ fn dlpack_deleter() {
     let up = place.device.upload_array(&ints(10)).unwrap();
     let tensor = up.export_dlpack(&DlpackOptions::new(DlpackStream::NONE).with_nulls_ignored());
     let tensor = tensor.unwrap().into_versioned();
-    // SAFETY: a live tensor, which nobody else uses.
+    // SAFETY: the tensor is live, and nothing else uses it.
     let own = unsafe {
         let own = ((*tensor).manager_ctx, (*tensor).deleter);
         (*tensor).manager_ctx = Box::into_raw(Box::new(thrown.clone())).cast();
@@ -436,7 +438,7 @@ fn dlpack_deleter() {
         own
     };
     let queue = place.device.default_queue();
-    // SAFETY: a tensor of this crate's, which is imported once.
+    // SAFETY: this crate exported the tensor, which is imported once.
     drop(unsafe { DeviceArray::import_dlpack(tensor, &queue) }.unwrap());
     assert_thrown(dropped_error(&place.device), "deleter");
     assert_eq!(thrown.count(), 1);
@@ -462,7 +464,8 @@ fn exported_streams() {
     let (next, text) = (stream.get_next().unwrap(), stream.get_last_error().unwrap());
     let mut out = FFI_ArrowDeviceArray::empty();
     for _ in 0..2 {
-        // SAFETY: our own stream's callbacks.
+        // SAFETY: the callbacks are those of a live stream of this crate, and `out` is memory for
+        // one struct.
         let (code, text) = unsafe {
             let code = next(&raw mut stream, &raw mut out);
             (code, CStr::from_ptr(text(&raw mut stream)))

@@ -64,7 +64,7 @@ fn raise_made_up() -> ! {
         cleanup,
         private: [ptr::null_mut(); 2],
     }));
-    // SAFETY: a complete exception, which lives until its cleanup.
+    // SAFETY: the exception is complete, and lives until its cleanup.
     let code = unsafe { _Unwind_RaiseException(exception) };
     panic!("nobody catches the exception: code {code}");
 }
@@ -76,7 +76,7 @@ type Throw = unsafe extern "C-unwind" fn(*mut c_void, *mut c_void, *mut c_void) 
 fn raise_cpp() -> ! {
     let library = cpp_runtime();
     let find = |name: &CStr| {
-        // SAFETY: an open library.
+        // SAFETY: `library` is the handle of an open library, and `name` ends with a NUL.
         let found = unsafe { libc::dlsym(library, name.as_ptr()) };
         assert!(!found.is_null(), "{name:?}");
         found
@@ -94,6 +94,6 @@ fn raise_cpp() -> ! {
 
 /// Returns libstdc++, or null if the machine has none.
 pub(crate) fn cpp_runtime() -> *mut c_void {
-    // SAFETY: the library's constructors do no harm.
+    // SAFETY: the library's initialisers may run on any thread.
     unsafe { libc::dlopen(c"libstdc++.so.6".as_ptr(), libc::RTLD_NOW) }
 }

@@ -59,7 +59,7 @@ impl Block {
 
     /// Fills memory that the host can write.
     pub(crate) fn with<T: Copy>(self, values: &[T]) -> Self {
-        // SAFETY: the tests allocate enough, and use host memory.
+        // SAFETY: the block is host memory, in which callers have allocated room for the values.
         unsafe {
             ptr::copy_nonoverlapping(values.as_ptr(), self.ptr.cast(), values.len());
         }

@@ -17,7 +17,8 @@ fn exports_again() {
             let export = || ExportOptions::new(SyncPolicy::Event);
             let (array, schema) = (up.export_array(&export()).unwrap(), up.schema());
             drop(up);
-            // SAFETY: of an export.
+            // SAFETY: the struct comes from an export of this crate, whose values are valid, and
+            // the type is the exported one.
             let imported = unsafe { DeviceRecordBatch::import_as(array, schema, &rig.options) };
             let imported = imported.unwrap();
             let before = rig.stats();

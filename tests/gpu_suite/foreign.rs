@@ -109,7 +109,7 @@ fn addresses_of_nothing_are_refused() {
         let device = place.open(Memory::Device);
         for address in [64usize, 1 << 52] {
             let base = DevicePtr::new(std::ptr::without_provenance_mut(address));
-            // SAFETY: nobody follows the address: that is what is tested.
+            // SAFETY: nothing follows the address: it is refused, which is what is tested.
             let values =
                 unsafe { DeviceBuffer::from_raw(&Devices::cpu(), base, 800, Box::new(()), None) };
             let array = DeviceArray::from_values(DataType::Int64, 100, values, None);
@@ -117,7 +117,7 @@ fn addresses_of_nothing_are_refused() {
             let array = array.unwrap().export_array(&options).unwrap();
             let array = relabel(array, device.id().device_type, device.id().id);
             let field = Arc::new(Field::new("v", DataType::Int64, true));
-            // SAFETY: nobody follows the address: that is what is tested.
+            // SAFETY: nothing follows the address: it is refused, which is what is tested.
             let e = unsafe { DeviceArray::import_as(array, field, &device.options) }.unwrap_err();
             assert!(matches!(e, Error::InvalidInput { .. }), "{e}");
             assert!(e.to_string().contains("buffers[1]"), "{e}");

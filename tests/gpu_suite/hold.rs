@@ -18,7 +18,7 @@ struct Gate {
 /// Keeps it busy with a host function.
 pub(crate) fn hold(queue: &Queue) -> Hold {
     unsafe extern "C" fn pass(gate: *mut c_void) {
-        // SAFETY: the reference that `hold` gave away.
+        // SAFETY: this is the reference that `hold` gave away, taken back once.
         let gate = unsafe { Arc::from_raw(gate.cast_const().cast::<Gate>()) };
         let open = gate.open.lock().unwrap();
         drop(gate.opened.wait_while(open, |open| !*open).unwrap());

@@ -101,7 +101,7 @@ fn import(
     array: arrow_device::FFI_ArrowDeviceArray,
     schema: &arrow_schema::ffi::FFI_ArrowSchema,
 ) -> DeviceRecordBatch {
-    // SAFETY: from an export of this crate.
+    // SAFETY: both structs come from one export of this crate.
     unsafe { DeviceRecordBatch::import_with(array, schema, &device.options) }.unwrap()
 }
 
@@ -142,7 +142,7 @@ fn reader(batches: &[RecordBatch]) -> impl RecordBatchReader + Send + 'static {
 }
 
 fn open(stream: FFI_ArrowDeviceArrayStream, device: &Opened) -> DeviceRecordBatchStreamReader {
-    // SAFETY: a stream of this crate.
+    // SAFETY: this crate exported the stream, and this is its only owner.
     unsafe { DeviceRecordBatchStreamReader::new(stream, device.options.clone()) }.unwrap()
 }
 

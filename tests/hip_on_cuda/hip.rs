@@ -22,7 +22,8 @@ pub(crate) fn library(alone: bool) -> &'static Library {
         // As for the stand-in.
         let beside = std::env::current_exe().unwrap().with_file_name(name);
         let path = if beside.exists() { beside } else { name.into() };
-        // SAFETY: it has no initialisers that do anything.
+        // SAFETY: the library's initialisers are those of the Rust runtime, which may run on any
+        // thread.
         let library = unsafe { Library::new(path) };
         library.expect("cargo has built the library")
     })
@@ -34,11 +35,11 @@ macro_rules! functions {
         #[allow(non_snake_case, clippy::too_many_arguments)]
         pub(crate) fn $name($($arg: $type),*) -> $answer {
             type Function = unsafe extern "C" fn($($type),*) -> $answer;
-            // SAFETY: the function has this type.
+            // SAFETY: the library's function of this name has this type.
             let function = unsafe {
                 library(false).get::<Function>(stringify!($name)).expect(stringify!($name))
             };
-            // SAFETY: pointers among the arguments are valid for the call.
+            // SAFETY: callers pass pointers that are valid for the call.
             unsafe { function($($arg),*) }
         }
     )*};

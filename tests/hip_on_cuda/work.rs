@@ -26,7 +26,7 @@ fn bytes_go_up_and_come_down_in_order() {
     let memory = made(|ptr| hipMallocFromPoolAsync(ptr, 256, pool, up));
     let (source, target) = (pinned(256), pinned(256));
     let expected: Vec<u8> = (0..=255).collect();
-    // SAFETY: allocated above, used by nothing yet.
+    // SAFETY: `source` has 256 bytes of page-locked memory that nothing uses yet.
     unsafe { source.cast::<u8>().copy_from(expected.as_ptr(), 256) };
 
     assert_eq!(hipMemcpyAsync(memory, source, 256, HOST_TO_DEVICE, up), 0);

@@ -67,7 +67,7 @@ fn batches() {
         // Not a struct.
         let mut foreign = Foreign::new(&ints().to_data(), &place.device);
         let schema = arrow_schema::ffi::FFI_ArrowSchema::try_from(&*foreign.field()).unwrap();
-        // SAFETY: what is wrong is what imports check.
+        // SAFETY: what is wrong with the struct is what an import checks without relying on it.
         let result = unsafe {
             arrow_device::DeviceRecordBatch::import_with(foreign.take(), &schema, &place.options)
         };

@@ -88,13 +88,13 @@ fn streamed(foreign: &mut Foreign, options: &ImportOptions) -> Result<DeviceArra
     let mut next = Some(array);
     let mut producer = Producer::new(&Schema::empty(), move |out| {
         let array = next.take().unwrap_or_else(FFI_ArrowDeviceArray::empty);
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { array.write_to(out) };
         0
     });
     let schema = field.clone();
     producer.schema = Box::new(move |out| {
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { out.write(FFI_ArrowSchema::try_from(schema.as_ref()).unwrap()) };
         0
     });

@@ -352,7 +352,7 @@ fn missing_release_callbacks_cases() {
         if root.is_some() {
             let lost = foreign.lost();
             lost.release = callback;
-            // SAFETY: not released yet.
+            // SAFETY: the struct is live, and its callback has not been called yet.
             unsafe { callback.unwrap()(lost) };
             foreign.assert_released("child");
         } else {
@@ -469,7 +469,7 @@ fn nesting_is_bounded_cases() {
         for _ in 0..depth {
             let data_type = fixed_list(data.data_type().clone(), 1);
             let builder = ArrayData::builder(data_type).len(1).add_child_data(data);
-            // SAFETY: one list of one item.
+            // SAFETY: there is one list of one item, which the child has.
             data = unsafe { builder.build_unchecked() };
         }
         data

@@ -21,7 +21,8 @@ fn hidden_lengths_cases() {
         let offsets = Buffer::from_vec(vec![0, 1, last]);
         let builder = ArrayData::builder(DataType::Utf8).len(2);
         let builder = builder.add_buffer(offsets).add_buffer(Buffer::from(b"ab"));
-        // SAFETY: never used as an arrow array.
+        // SAFETY: no arrow array is made of the data; its values are read by nothing but the checks
+        // under test.
         unsafe { builder.build_unchecked() }
     };
     let view = |sizes: &[i64], place: &Place| {
@@ -90,7 +91,8 @@ fn hidden_lengths_cases() {
 /// Data that is wrong in its values, and where.
 fn bad_values() -> Vec<(&'static str, ArrayData)> {
     use DataType::*;
-    // SAFETY: never used as arrow arrays.
+    // SAFETY: no arrow array is made of the data; its values are read by nothing but the checks
+    // under test.
     let build = |b: arrow_data::ArrayDataBuilder| unsafe { b.build_unchecked() };
     let with =
         |data_type: DataType, buffers: Vec<Buffer>, children: Vec<ArrayData>, rows: usize| {
@@ -251,7 +253,8 @@ fn values_are_checked_when_asked_cases() {
             // As it is, and as the child of a struct.
             let data_type = structure(vec![("v", data.data_type().clone())]);
             let builder = ArrayData::builder(data_type).len(data.len());
-            // SAFETY: never used as an arrow array.
+            // SAFETY: no arrow array is made of the data; its values are read by nothing but the
+            // checks under test.
             let nested = unsafe { builder.add_child_data(data.clone()).build_unchecked() };
             for data in [data, nested] {
                 let context = format!("{name} ({}) on {place}", data.data_type());
@@ -291,7 +294,8 @@ fn full_validation_looks_everywhere_cases() {
     let child = child
         .add_buffer(offsets())
         .add_buffer(Buffer::from([0xFF, b'a']));
-    // SAFETY: never used as an arrow array.
+    // SAFETY: no arrow array is made of the data; its values are read by nothing but the checks
+    // under test.
     let child = unsafe { child.build_unchecked() };
     let lists = ArrayData::builder(list(DataType::Utf8)).len(2);
     // SAFETY: the array is only exported and imported, never read as an arrow array.

@@ -85,7 +85,7 @@ fn a_stream_lives_as_long_as_its_memory() {
         let before = rig.group.live("streams");
         let stream = stream_of(rig.group.first);
         let owner = Box::new(Owned(stream.addr()));
-        // SAFETY: the owner destroys the stream, and nobody else.
+        // SAFETY: the stream lives until the owner is dropped, which destroys it.
         let queue = unsafe { Queue::from_hip_stream(&rig.device, stream.cast(), owner) }.unwrap();
         let up = rig.upload_on(&wide_batch(8, 300), &queue).unwrap();
         let (array, schema) = up.export(SyncPolicy::Event).unwrap();
@@ -159,7 +159,7 @@ fn streams_that_are_refused() {
         assert!(e.to_string().contains(part), "{e}");
     }
     assert_eq!(hipStreamDestroy(other), 0);
-    // SAFETY: nothing is done with the stream.
+    // SAFETY: the device refuses the call before the stream is used.
     let cpu = unsafe { Queue::from_hip_stream(&Devices::cpu(), null_mut(), Box::new(())) };
     let e = cpu.unwrap_err();
     assert!(matches!(e, Error::NotSupported { .. }), "{e}");
@@ -231,7 +231,7 @@ fn events_that_are_given() {
         let raw = event();
         assert_eq!(hipEventRecord(raw, stream), 0);
         assert_eq!(hipSetDevice(0), 0);
-        // SAFETY: nobody else has the event.
+        // SAFETY: the event was recorded above, and nothing else records it again or destroys it.
         let event = unsafe { SyncEvent::from_hip_event(&rig.device, raw.cast()) }.unwrap();
         assert!(!event.is_complete().unwrap());
         let base = DevicePtr::new(to);
@@ -263,7 +263,7 @@ fn events_that_are_given() {
 #[test]
 fn events_that_are_refused() {
     let rig = Opened::new(0);
-    // SAFETY: they are not used.
+    // SAFETY: both are refused before the handle is used.
     let (null, cpu) = unsafe {
         let null = SyncEvent::from_hip_event(&rig.device, null_mut());
         let cpu = SyncEvent::from_hip_event(&Devices::cpu(), 64 as *mut _);
@@ -368,7 +368,7 @@ fn a_dlpack_consumers_stream_waits() {
             let to = pinned(8000);
             assert_eq!(hipMemcpyAsync(to, data, 8000, DEVICE_TO_HOST, stream), 0);
             assert_eq!(hipStreamSynchronize(stream), 0);
-            // SAFETY: the copy is done; page-locked memory is the host's.
+            // SAFETY: the copy of 1,000 values to this page-locked memory was waited for.
             let seen = unsafe { std::slice::from_raw_parts(to.cast::<i64>(), 1000) };
             assert_eq!(seen, &source.values()[..], "{number:?}");
             assert_eq!(hipHostFree(to), 0);

@@ -147,7 +147,8 @@ fn a_library_without_host_functions() {
         let device = RocmConfig::new(1).open().unwrap();
         assert_eq!(device.as_rocm().unwrap().runtime_version(), 50_221_153);
         // It does not tell whose a stream is, and takes no lists.
-        // SAFETY: the library looks at no stream.
+        // SAFETY: this library cannot tell whose a stream is, and refuses the allocation below
+        // before the stream is used.
         let queue = unsafe { Queue::from_hip_stream(&device, 8192 as *mut _, Box::new(())) };
         let queue = queue.unwrap();
         let e = arrow_device::DeviceBufferMut::allocate(&queue, 64).unwrap_err();
@@ -185,7 +186,7 @@ fn a_pool_that_gives_nothing() {
 #[test]
 fn the_library_that_is_loaded_comes_first() {
     if let Some(folder) = folder() {
-        // SAFETY: it has no initialisers.
+        // SAFETY: the library has no initialisers.
         let loaded = unsafe { libloading::Library::new(folder.join("theirs.so")) }.unwrap();
         let device = RocmConfig::new(0).with_memory(RocmMemory::Device).open();
         assert_eq!(

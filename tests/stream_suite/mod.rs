@@ -119,7 +119,7 @@ fn arrays_of_every_type() {
             let device_type = device.id().device_type;
             let up = DeviceArrayIterator::new(up, field.clone(), device_type);
             let stream = FFI_ArrowDeviceArrayStream::new_arrays(up, EVENT).unwrap();
-            // SAFETY: a stream of ours.
+            // SAFETY: this crate exported the stream, and this is its only owner.
             let reader = unsafe { DeviceArrayStreamReader::new(stream, options.clone()) }.unwrap();
             assert_eq!(*reader.field(), *field);
             let back: Vec<_> = reader.map(|a| a.unwrap()).collect();
@@ -168,7 +168,7 @@ fn foreign_errors_arrive_and_end_the_reader() {
         counter.fetch_add(1, SeqCst);
         match first.take() {
             Some(array) => {
-                // SAFETY: `out` is the consumer's, for writing.
+                // SAFETY: the consumer passes memory for one struct.
                 unsafe { array.write_to(out) };
                 0
             }
@@ -199,7 +199,7 @@ fn out_that_is_filled_before_a_failure_is_released() {
     let arrays = Arc::new(AtomicUsize::new(0));
     let mut array = Some(counted(&batch, &arrays));
     let producer = Producer::new(&batch.schema(), move |out| {
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { array.take().unwrap().write_to(out) };
         5
     });
@@ -226,7 +226,7 @@ fn another_device_type_is_refused_and_released() {
         let count = arrays.clone();
         let producer = Producer::new(&batch.schema(), move |out| {
             let array = relabel(counted(&ints(), &count), got, 0);
-            // SAFETY: `out` is the consumer's, for writing.
+            // SAFETY: the consumer passes memory for one struct.
             unsafe { array.write_to(out) };
             0
         });
@@ -255,7 +255,7 @@ fn device_ids_may_vary_in_a_foreign_stream() {
         if id < 4 {
             let array = counted(&ints(), &Arc::default());
             let array = relabel(array, ArrowDeviceType::CUDA_HOST, id);
-            // SAFETY: `out` is the consumer's, for writing.
+            // SAFETY: the consumer passes memory for one struct.
             unsafe { array.write_to(out) };
         }
         0
@@ -298,7 +298,7 @@ fn producers_that_give_no_schema() {
     let mut producer = Producer::new(&Schema::empty(), end);
     producer.schema = Box::new(|out| {
         let schema = FFI_ArrowSchema::try_from(&DataType::Utf8).unwrap();
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { out.write(schema) };
         12
     });
@@ -311,7 +311,7 @@ fn producers_that_give_no_schema() {
     let mut producer = Producer::new(&Schema::empty(), end);
     producer.schema = Box::new(|out| {
         let schema = FFI_ArrowSchema::try_from(&DataType::Utf8).unwrap();
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { out.write(schema) };
         0
     });
@@ -325,10 +325,10 @@ fn producers_that_give_no_schema() {
 #[test]
 fn released_and_incomplete_streams_are_refused() {
     let mut stream = FFI_ArrowDeviceArrayStream::empty();
-    // SAFETY: an empty stream is released.
+    // SAFETY: an empty stream is a valid struct, which is released.
     let e = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }.unwrap_err();
     assert!(matches!(e, Error::Released(_)));
-    // SAFETY: null is refused.
+    // SAFETY: null is refused before it is followed.
     let e = unsafe { DeviceArrayStreamReader::from_raw(std::ptr::null_mut()) };
     assert!(e.is_err());
     // Each callback missing in turn: the members lie behind `device_type`, 8 bytes each.
@@ -360,7 +360,7 @@ fn bad_arrays_end_the_stream() {
         sent += 1;
         assert_eq!(sent, 1);
         let batch = Devices::cpu().upload(&other).unwrap();
-        // SAFETY: `out` is the consumer's, for writing.
+        // SAFETY: the consumer passes memory for one struct.
         unsafe { batch.export_array(&EVENT).unwrap().write_to(out) };
         0
     });
@@ -463,10 +463,10 @@ fn our_streams_end_again_and_again() {
     assert_eq!(Arc::strong_count(&held), 1);
     // A null `out` is an error, not a crash.
     let null = std::ptr::null_mut();
-    // SAFETY: null is refused.
+    // SAFETY: null is refused before it is followed.
     let code = unsafe { consumer.0.get_next().unwrap()(&mut consumer.0, null) };
     assert_eq!(code, libc::EINVAL);
-    // SAFETY: null is refused.
+    // SAFETY: null is refused before it is followed.
     let code = unsafe { consumer.0.get_schema().unwrap()(&mut consumer.0, std::ptr::null_mut()) };
     assert_eq!(code, libc::EINVAL);
 }
@@ -518,7 +518,7 @@ fn every_failure_in_a_stream_is_an_error_and_leaks_nothing() {
             let run = || -> Result<usize, Error> {
                 let reader = UploadingReader::new(reader(&batches), device);
                 let stream = FFI_ArrowDeviceArrayStream::new(reader, EVENT)?;
-                // SAFETY: a stream of ours.
+                // SAFETY: this crate exported the stream, and this is its only owner.
                 let reader =
                     unsafe { DeviceRecordBatchStreamReader::new(stream, options.clone()) }?;
                 let mut rows = 0;

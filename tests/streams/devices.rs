@@ -42,7 +42,7 @@ fn open(
     stream: FFI_ArrowDeviceArrayStream,
     options: &ImportOptions,
 ) -> DeviceRecordBatchStreamReader {
-    // SAFETY: a stream of ours, with the arrays that it exports.
+    // SAFETY: this crate exported the stream with its arrays, and this is its only owner.
     unsafe { DeviceRecordBatchStreamReader::new(stream, options.clone()) }.unwrap()
 }
 
@@ -78,7 +78,7 @@ fn arrays_of_two_devices_go_out_and_in() {
         let field = sent[0].schema().fields()[0].clone();
         let reader = DeviceArrayIterator::new(up, field, ArrowDeviceType::EXT_DEV);
         let stream = FFI_ArrowDeviceArrayStream::new_arrays(reader, EVENT).unwrap();
-        // SAFETY: a stream of ours, with the arrays that it exports.
+        // SAFETY: this crate exported the stream with its arrays, and this is its only owner.
         let reader = unsafe { DeviceArrayStreamReader::new(stream, options) }.unwrap();
         assert_eq!(reader.device_type(), ArrowDeviceType::EXT_DEV);
         let mut n = 0;

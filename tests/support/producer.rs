@@ -28,7 +28,7 @@ impl Producer {
         let schema = schema.clone();
         Self {
             schema: Box::new(move |out| {
-                // SAFETY: `out` is the consumer's, for writing.
+                // SAFETY: the consumer passes memory for one struct.
                 unsafe { out.write(FFI_ArrowSchema::try_from(&schema).unwrap()) };
                 0
             }),
@@ -46,20 +46,23 @@ impl Producer {
             s: *mut FFI_ArrowDeviceArrayStream,
             out: *mut FFI_ArrowSchema,
         ) -> c_int {
-            // SAFETY: called for a stream of this producer.
+            // SAFETY: the consumer calls this with a stream of this producer, which is not released
+            // yet.
             unsafe { ((*(*s).private_data().cast::<Producer>()).schema)(out) }
         }
         unsafe extern "C-unwind" fn get_next(
             s: *mut FFI_ArrowDeviceArrayStream,
             out: *mut FFI_ArrowDeviceArray,
         ) -> c_int {
-            // SAFETY: called for a stream of this producer, which is not released yet.
+            // SAFETY: the consumer calls this with a stream of this producer, which is not released
+            // yet.
             unsafe { ((*(*s).private_data().cast::<Producer>()).next)(out) }
         }
         unsafe extern "C-unwind" fn get_last_error(
             s: *mut FFI_ArrowDeviceArrayStream,
         ) -> *const c_char {
-            // SAFETY: called for a stream of this producer, which is not released yet.
+            // SAFETY: the consumer calls this with a stream of this producer, which is not released
+            // yet.
             let producer = unsafe { &*(*s).private_data().cast::<Producer>() };
             producer
                 .text
@@ -67,7 +70,8 @@ impl Producer {
                 .map_or(std::ptr::null(), |t| t.as_ptr())
         }
         unsafe extern "C-unwind" fn release(s: *mut FFI_ArrowDeviceArrayStream) {
-            // SAFETY: called for a stream of this producer, once: `release` is null afterwards.
+            // SAFETY: the consumer calls this with a stream of this producer, once: `release` is
+            // null afterwards.
             unsafe {
                 let producer = Box::from_raw((*s).private_data().cast::<Producer>());
                 producer.released.fetch_add(1, SeqCst);
@@ -76,7 +80,7 @@ impl Producer {
         }
         let released = self.released.clone();
         let data = Box::into_raw(Box::new(self)).cast();
-        // SAFETY: the callbacks fit the boxed producer.
+        // SAFETY: the callbacks keep to the interface, for a private pointer to a boxed `Producer`.
         let stream = unsafe {
             FFI_ArrowDeviceArrayStream::from_parts(
                 device_type,
@@ -110,7 +114,7 @@ pub(crate) fn counted(batch: &RecordBatch, count: &Arc<AtomicUsize>) -> FFI_Arro
     let bytes = values.len();
     let base = arrow_device::device::DevicePtr::new(values.as_ptr().cast_mut().cast());
     let owner = Box::new(Counts(count.clone(), batch.clone()));
-    // SAFETY: the owner holds the batch, and so the values.
+    // SAFETY: the owner holds the batch, and so the values, which nobody writes.
     let values = unsafe { DeviceBuffer::from_raw(&Devices::cpu(), base, bytes, owner, None) };
     let rows = batch.num_rows();
     let array = DeviceArray::from_values(DataType::Int32, rows, values, None).unwrap();
@@ -128,6 +132,7 @@ pub(crate) fn relabel(
     id: i64,
 ) -> FFI_ArrowDeviceArray {
     let array = array.into_array().ok().unwrap();
-    // SAFETY: only the label is wrong, as some producers have it.
+    // SAFETY: the array is valid and in host memory; only its device type and id are wrong, as in
+    // some producers' arrays.
     unsafe { FFI_ArrowDeviceArray::new(array, device_type, id, std::ptr::null_mut()) }
 }

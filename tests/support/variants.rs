@@ -158,7 +158,7 @@ fn window(data: &ArrayData, from: usize, rows: usize) -> ArrayData {
     assert!(from + rows <= data.len());
     let nulls = data.nulls().map(|nulls| nulls.slice(from, rows));
     let window = data.clone().into_builder().offset(data.offset() + from);
-    // SAFETY: fewer rows of valid data.
+    // SAFETY: `data` is valid and has these rows, as was just checked.
     unsafe { window.len(rows).nulls(nulls).build_unchecked() }
 }
 
@@ -185,7 +185,7 @@ fn arrow(data: &ArrayData) -> ArrayRef {
             builder.child_data(children.map(|child| child.to_data()).collect())
         }
     };
-    // SAFETY: the same rows.
+    // SAFETY: the data has the rows of `data`, which is valid.
     make_array(unsafe { builder.build_unchecked() })
 }
 

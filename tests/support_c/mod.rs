@@ -113,7 +113,7 @@ impl Foreign {
     /// Hands the event over with the array; it lives until the root's release.
     pub(crate) fn set_event(&mut self, event: SyncEvent) {
         self.device_array.sync_event = event.as_ptr().as_ptr();
-        // SAFETY: the root's node, which lives as long as `self`.
+        // SAFETY: `private_data` of the root is its `Private`, which lives as long as `self`.
         let root = unsafe { &*self.device_array.array.private_data.cast::<Private>() };
         root.memory.lock().unwrap().push(Box::new(event));
     }
@@ -183,7 +183,7 @@ impl Foreign {
             memory: Mutex::new(memory),
         }));
         self.nodes.push(private);
-        // SAFETY: just made.
+        // SAFETY: the struct was just made, and nothing else has it.
         let p = unsafe { &mut *private };
         CArray {
             length: data.len() as i64,
@@ -203,7 +203,8 @@ impl Foreign {
     pub(crate) fn at(&mut self, path: &[usize]) -> &mut CArray {
         let mut at: *mut CArray = &mut self.device_array.array;
         for &i in path {
-            // SAFETY: structs and lists of ours; the path names what is there.
+            // SAFETY: `at` and its descendants were made by `Foreign::new` and live as long as
+            // `self`; the path names one of them.
             at = unsafe {
                 let private = &*(*at).private_data.cast::<Private>();
                 if i == DICTIONARY {
@@ -225,7 +226,7 @@ impl Foreign {
     pub(crate) fn set_buffer(&mut self, path: &[usize], i: usize, address: *const c_void) {
         let array = self.at(path);
         assert!((i as i64) < array.n_buffers);
-        // SAFETY: the list has `n_buffers` pointers.
+        // SAFETY: the list has `n_buffers` pointers, and `i` is below that.
         unsafe { *array.buffers.add(i) = address }
     }
 
@@ -263,14 +264,15 @@ impl Foreign {
     /// Releases the struct at the path, as a consumer may that moved it out.
     pub(crate) fn release(&mut self, path: &[usize]) {
         let array = self.at(path);
-        // SAFETY: a struct of ours that was not released.
+        // SAFETY: the struct was made by `Foreign::new` and is not released yet.
         unsafe { array.release.unwrap()(array) };
     }
 
     /// Moves the array out, as a consumer does.
     pub(crate) fn take(&mut self) -> FFI_ArrowDeviceArray {
         let source = ptr::from_mut::<CDeviceArray>(&mut self.device_array).cast();
-        // SAFETY: the same C struct; what tests spoil is what imports check.
+        // SAFETY: `CDeviceArray` has the layout of `struct ArrowDeviceArray`; what tests spoil in
+        // it is what an import checks.
         unsafe { FFI_ArrowDeviceArray::from_raw(source) }
     }
 
@@ -280,7 +282,7 @@ impl Foreign {
 
     pub(crate) fn import(&mut self, options: &ImportOptions) -> Result<DeviceArray> {
         let field = self.field();
-        // SAFETY: as in `take`.
+        // SAFETY: what tests spoil in the struct is what an import checks; all else is valid.
         unsafe { DeviceArray::import_as(self.take(), field, options) }
     }
 
@@ -290,7 +292,7 @@ impl Foreign {
             panic!("{} is no batch", self.data_type);
         };
         let schema = Arc::new(Schema::new(fields.clone()));
-        // SAFETY: as in `take`.
+        // SAFETY: what tests spoil in the struct is what an import checks; all else is valid.
         unsafe { DeviceRecordBatch::import_as(self.take(), schema, options) }
     }
 
@@ -345,7 +347,7 @@ impl Drop for Foreign {
     fn drop(&mut self) {
         let array = &mut self.device_array.array;
         if let Some(release) = array.release {
-            // SAFETY: never taken.
+            // SAFETY: the struct was not taken, so its callback has not been called.
             unsafe { release(array) };
         }
         let (released, nodes) = self.releases();
@@ -355,11 +357,12 @@ impl Drop for Foreign {
             return;
         }
         for child in self.structs.drain(..) {
-            // SAFETY: made by `Box::into_raw`; nobody holds the array any more.
+            // SAFETY: the box was given up by `Box::into_raw`, and nobody holds the array any more.
             drop(unsafe { Box::from_raw(child) });
         }
         for node in self.nodes.drain(..) {
-            // SAFETY: made by `Box::into_raw`; nobody holds the array any more, and each node is dropped once.
+            // SAFETY: the box was given up by `Box::into_raw`; nobody holds the array any more, and
+            // each node is dropped once.
             drop(unsafe { Box::from_raw(node) });
         }
     }
@@ -370,7 +373,7 @@ impl Drop for Foreign {
 /// # Safety
 /// `from` is a live struct that nobody else uses meanwhile.
 pub(crate) unsafe fn take(from: *mut CArray) -> CArray {
-    // SAFETY: the caller gives a live struct.
+    // SAFETY: the caller guarantees a live struct that nobody else uses meanwhile (see `# Safety`).
     unsafe {
         let taken = from.read();
         (*from).release = None;
@@ -387,7 +390,7 @@ unsafe impl Send for Moved {}
 impl Drop for Moved {
     fn drop(&mut self) {
         if let Some(release) = self.0.release {
-            // SAFETY: the only copy.
+            // SAFETY: `self` is the only copy of the struct, so its callback has not been called.
             unsafe { release(&mut self.0) }
         }
     }
@@ -395,13 +398,13 @@ impl Drop for Moved {
 
 /// The struct of an export, as C code sees it.
 pub(crate) fn c(array: &mut FFI_ArrowDeviceArray) -> &mut CDeviceArray {
-    // SAFETY: the same C struct.
+    // SAFETY: `CDeviceArray` has the layout of `struct ArrowDeviceArray`; the borrow is exclusive.
     unsafe { &mut *ptr::from_mut(array).cast() }
 }
 
 struct List(Vec<*mut CArray>);
 
-// SAFETY: only kept and dropped.
+// SAFETY: the pointers are not followed; the list is only kept and dropped.
 unsafe impl Send for List {}
 
 pub(crate) fn empty() -> CArray {
@@ -422,7 +425,8 @@ pub(crate) fn empty() -> CArray {
 /// Counts; lets go of the node's memory; releases children that were not moved out. Counts and lengths are the
 /// producer's own, not those in the struct, which tests spoil.
 unsafe extern "C" fn release(array: *mut CArray) {
-    // SAFETY: a struct of ours, or a bitwise move of one; `Private` lives as long as the test.
+    // SAFETY: the struct was made by `Foreign::new`, or is a bitwise move of such a one; its
+    // `Private` lives as long as the test.
     unsafe {
         let private = &*(*array).private_data.cast::<Private>();
         (*array).release = None;

@@ -91,7 +91,8 @@ async fn batches_before_an_error_come_and_none_after_it() {
     assert_device_error(&error, &sim, "copy", "injected failure");
 }
 
-/// Every operation in turn: an error that is the device's, or the right result; and nothing stays behind.
+/// Every operation in turn: an error that is the device's, or the right result; and nothing stays
+/// behind.
 #[tokio::test]
 async fn any_operation_may_fail() {
     let sim = Sim::new();
@@ -401,7 +402,8 @@ async fn an_error_of_one_partition_ends_the_query() {
     sim.assert_done();
 }
 
-/// A scan asks no more after an error, nor after its last row: the producer goes while the scan's stream lives.
+/// A scan asks no more after an error, nor after its last row: the producer goes while the scan's
+/// stream lives.
 #[tokio::test]
 async fn a_scan_lets_its_producer_go_at_the_end() {
     let sim = Sim::new();

@@ -60,7 +60,8 @@ impl Sim {
         Self { device, sim }
     }
 
-    /// Everything was dropped: waits until all of it has gone, and checks that nothing was done wrong.
+    /// Everything was dropped: waits until all of it has gone, and checks that nothing was done
+    /// wrong.
     #[track_caller]
     pub(crate) fn assert_done(&self) {
         self.assert_left(0);
@@ -150,7 +151,8 @@ pub(crate) fn host_table(partitions: &[Vec<RecordBatch>]) -> Arc<MemTable> {
     Arc::new(MemTable::try_new(schema, partitions.to_vec()).unwrap())
 }
 
-/// Rows of the sessions' batches. [`rows`] and [`numbers`] make batches of 16, which uploads do not join.
+/// Rows of the sessions' batches. [`rows`] and [`numbers`] make batches of 16, which uploads do not
+/// join.
 const BATCH_SIZE: usize = 32;
 
 /// A session with `DeviceTransitions`.
@@ -395,7 +397,8 @@ pub(crate) fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<Ato
     (Arc::new(table), asked, gone)
 }
 
-/// A table of numbers on the host whose only partition consists of what a closure returns, and how often it was asked.
+/// A table of numbers on the host whose only partition consists of what a closure returns, and how
+/// often it was asked.
 pub(crate) fn host_stream(
     next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
 ) -> (Arc<StreamingTable>, Arc<AtomicUsize>) {

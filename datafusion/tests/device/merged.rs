@@ -38,7 +38,8 @@ fn sent(device: &Device, partitions: usize) -> (Arc<DeviceTable>, Vec<UnboundedS
     (Arc::new(table), senders)
 }
 
-/// A partition that ends takes no other's turn: what is there is given, and who has nothing is asked for a wake-up.
+/// A partition that ends takes no other's turn: what is there is given, and who has nothing is
+/// asked for a wake-up.
 #[tokio::test]
 async fn a_partition_that_ends_takes_no_others_turn() {
     let sim = Sim::new();

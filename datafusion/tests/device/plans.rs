@@ -103,7 +103,8 @@ async fn host_operators_stand_above_one_transition_for_each_table() {
     assert_planned(0, sql, expected).await;
 }
 
-/// DataFusion pushes a sort of each partition below a scan's transition, since that keeps the order.
+/// DataFusion pushes a sort of each partition below a scan's transition, since that keeps the
+/// order.
 #[tokio::test]
 async fn a_sort_that_was_pushed_below_a_transition_stands_on_the_host() {
     let sim = Sim::new();

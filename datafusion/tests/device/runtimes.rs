@@ -1,4 +1,5 @@
-//! The runtime that runs a plan's tasks: it ends before its result does, and its own threads read the result.
+//! The runtime that runs a plan's tasks: it ends before its result does, and its own threads read
+//! the result.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -158,7 +159,8 @@ fn a_runtime_that_ends_in_the_middle_of_reading_is_an_error() {
             reader.next().unwrap().unwrap();
             end.send(()).unwrap();
             driver.join().unwrap();
-            // Nothing more, though batches may wait in channels: those that are missing leave no trace.
+            // Nothing more, though batches may wait in channels: those that are missing leave no
+            // trace.
             assert_cancelled(&reader.next().unwrap().unwrap_err());
             assert!(reader.next().is_none());
             drop(reader);

@@ -21,7 +21,8 @@ fn nullable(first: i64, rows: usize) -> RecordBatch {
     RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![Arc::new(column)]).unwrap()
 }
 
-/// A union of a column that cannot be null and one that may: the union may, and the first one's batches say no.
+/// A union of a column that cannot be null and one that may: the union may, and the first one's
+/// batches say no.
 async fn union() -> Plan {
     let ctx = session();
     register(&ctx, "t", host_table(&[vec![numbers(0, 16)]]));
@@ -94,8 +95,8 @@ async fn the_same_table_as_a_c_stream() {
     assert_eq!(exported(scan(table).await, &Sim::new()).await, 32);
 }
 
-/// All batches of a stream have its schema, says DataFusion, and does not look. Here what fits gets it, and the rest is an
-/// error.
+/// All batches of a stream have its schema, says DataFusion, and does not look. Here what fits gets
+/// it, and the rest is an error.
 #[tokio::test]
 async fn a_stream_that_does_not_keep_to_its_schema() {
     let sim = Sim::new();

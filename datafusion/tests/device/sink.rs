@@ -248,7 +248,8 @@ async fn joined<T: Send + 'static>(thread: thread::JoinHandle<T>) -> T {
         .unwrap()
 }
 
-/// Tasks that the plan starts on the way run in the runtime: the consumer's thread is in it meanwhile.
+/// Tasks that the plan starts on the way run in the runtime: the consumer's thread is in it
+/// meanwhile.
 async fn assert_exports() {
     let sim = Sim::new();
     let partitions = [partition(0, 3), partition(48, 3), partition(96, 4)];
@@ -391,7 +392,8 @@ async fn a_consumer_may_stop_early() {
     drop(stream);
     sim.assert_done();
     assert!(asked.load(SeqCst) <= 5);
-    // Before the first batch, and after it, on a thread without a runtime; with tasks that the plan has started.
+    // Before the first batch, and after it, on a thread without a runtime; with tasks that the plan
+    // has started.
     for batches in [0, 1] {
         let (plan, asked) = endless(&sim).await;
         let ctx = session_with(4, 1);

@@ -331,8 +331,8 @@ async fn no_poll_waits_between_devices() {
     b.assert_done();
 }
 
-/// A consumer that takes all that there is, while the device does nothing: the task waits for the oldest upload, no
-/// thread does.
+/// A consumer that takes all that there is, while the device does nothing: the task waits for the
+/// oldest upload, no thread does.
 #[tokio::test]
 async fn no_poll_waits_for_more_uploads_than_may_be_under_way() {
     let sim = Sim::deferred();

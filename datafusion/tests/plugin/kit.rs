@@ -93,7 +93,8 @@ pub(crate) fn batch(number: i64) -> RecordBatch {
     .unwrap()
 }
 
-/// What each partition has of the batches: all of one, a slice that begins inside a byte of the masks, no rows.
+/// What each partition has of the batches: all of one, a slice that begins inside a byte of the
+/// masks, no rows.
 pub(crate) fn cut<T>(number: i64, whole: T, slice: impl Fn(&T, usize, usize) -> T) -> T {
     match number % 4 {
         1 => slice(&whole, 3, 201),
@@ -222,7 +223,8 @@ pub(crate) fn assert_done(device: &Device, sim: &SimDevice) {
     }
 }
 
-/// A table of one partition, batch by batch as asked for; how many were. After the last one it says nothing more.
+/// A table of one partition, batch by batch as asked for; how many were. After the last one it says
+/// nothing more.
 pub(crate) fn endless(device: &Device, batches: usize) -> (SessionContext, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let up = device.upload(&batch(0)).unwrap();

@@ -1,4 +1,5 @@
-//! The worked plugin: its results are DataFusion's own, bit by bit, and its rule replaces what it can and nothing else.
+//! The worked plugin: its results are DataFusion's own, bit by bit, and its rule replaces what it
+//! can and nothing else.
 
 #[allow(dead_code)]
 #[path = "../../examples/sql/device_filter/mod.rs"]
@@ -226,7 +227,8 @@ async fn filters_pass_batches_to_each_other() {
     let on_device = execute_on_device(both.clone(), context.task_ctx(), &device).unwrap();
     let batches: Vec<_> = on_device.map(Result::unwrap).collect().await;
     let cost = device.stats().since(&before);
-    // A count, and three columns' nulls, of each batch in each filter; of 5 batches one has no rows.
+    // A count, and three columns' nulls, of each batch in each filter; of 5 batches one has no
+    // rows.
     let counts = 2 * 4 * (1 + 3) * 8;
     assert!(
         cost.bytes_to_host <= counts && cost.bytes_to_host > 0,
@@ -394,7 +396,8 @@ async fn failures_end_the_query() {
     assert_eq!(launches, 0);
 }
 
-/// A table of fewer partitions than there are tasks: DataFusion spreads its batches, after the device's work.
+/// A table of fewer partitions than there are tasks: DataFusion spreads its batches, after the
+/// device's work.
 #[tokio::test]
 async fn a_spread_comes_after_the_filter() {
     let (device, _) = sim(SimMode::Async);

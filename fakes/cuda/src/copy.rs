@@ -112,8 +112,8 @@ impl Copy {
         let source = match from {
             Place::Device => Source::Device(pointer(src)),
             Place::Pageable if eager => {
-                // SAFETY: host memory, which the caller of the driver function upholds to be
-                // readable during the call.
+                // SAFETY: this is host memory, and the caller of the driver function guarantees
+                // that it is readable during the call.
                 let now =
                     unsafe { std::slice::from_raw_parts(pointer(src).as_ptr().cast(), bytes) };
                 Source::Bytes(now.to_vec())
@@ -161,9 +161,10 @@ impl Copy {
             Target::Host(dst) => dst.as_ptr().cast(),
             Target::Device(dst) => memory.slice_mut::<u8>(dst, bytes)?.as_mut_ptr(),
         };
-        // SAFETY: device addresses have just been checked, and the engine runs nothing else; host
-        // memory lives until the copy has run, as the caller of the driver function upholds (freeing
-        // page-locked memory earlier is noticed and put off). They do not overlap: `new` has checked.
+        // SAFETY: device addresses have just been checked, and the engine runs nothing else. The
+        // caller of the driver function guarantees that host memory lives until the copy has run
+        // (page-locked memory that is freed earlier is a violation, and stays). `new` has checked
+        // that the ranges do not overlap.
         unsafe { std::ptr::copy(from, to, bytes) };
         Ok(())
     }
@@ -201,8 +202,8 @@ pub(crate) fn fill(
         .map_err(&wrong)?
     {
         Place::Device => {
-            // SAFETY: the engine checks the memory when it runs; that nothing else uses it is what
-            // the caller of the driver function upholds.
+            // SAFETY: the engine checks the memory when the fill runs; the caller of the driver
+            // function guarantees that nothing else uses it.
             let filled = unsafe { lane.queue.fill(to, byte, bytes) };
             filled.map_err(|error| engine.code_of(&error))
         }
@@ -210,7 +211,8 @@ pub(crate) fn fill(
         Place::Managed | Place::Locked => {
             let host = Some(start..start + bytes);
             engine.launch(&lane.queue, host, move |_| {
-                // SAFETY: page-locked or managed memory, which is not freed while this is queued.
+                // SAFETY: the bytes lie in page-locked or managed memory, which is not freed while
+                // this work is queued.
                 unsafe { to.as_ptr().cast::<u8>().write_bytes(byte, bytes) };
                 Ok(())
             })

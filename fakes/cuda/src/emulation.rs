@@ -2,8 +2,8 @@
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Emulation {
-    /// `product_f64(a, a_mask, a_bit, b, b_mask, b_bit, out, out_mask, rows)`: out[i] = a[i] * b[i],
-    /// 0 where one of them is null. A mask of 0 has no nulls.
+    /// `product_f64(a, a_mask, a_bit, b, b_mask, b_bit, out, out_mask, rows)`: out[i] = a[i] *
+    /// b[i], 0 where one of them is null. A mask of 0 has no nulls.
     ProductF64,
     /// `double_f64(input, output, rows)`: output[i] = 2 * input[i].
     DoubleF64,

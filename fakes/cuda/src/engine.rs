@@ -226,8 +226,8 @@ impl Engine {
             drop(uses);
             result
         };
-        // SAFETY: the memory of this device is the caller's of the driver function, who upholds
-        // what CUDA asks for; no `DeviceBuffer` is made of it inside this library.
+        // SAFETY: the caller of the driver function guarantees what CUDA requires of the memory; no
+        // `DeviceBuffer` is made of it inside this library.
         unsafe { sim.launch(work) }.map_err(|error| self.code_of(&error))
     }
 

@@ -57,8 +57,8 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: an `In` comes only from the caller of a driver function, who guarantees that it points to as many values
-        // as the function reads.
+        // SAFETY: an `In` comes only from the caller of a driver function, who guarantees that it
+        // points to as many values as the function reads.
         Ok(unsafe { self.0.add(index).read_unaligned() })
     }
 
@@ -74,7 +74,8 @@ impl In<c_char> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: an `In` comes only from the caller of a driver function, who guarantees that the text ends with a NUL.
+        // SAFETY: an `In` comes only from the caller of a driver function, who guarantees that the
+        // text ends with a NUL.
         let text = unsafe { CStr::from_ptr(self.0) };
         Ok(text.to_string_lossy().into_owned())
     }

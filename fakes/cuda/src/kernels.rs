@@ -84,8 +84,8 @@ impl View<'_, '_> {
     fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, String> {
         let ptr = pointer(address as usize);
         if self.on_host(address, bytes) {
-            // SAFETY: inside live page-locked or managed memory, whose free would be put off while
-            // this kernel is queued.
+            // SAFETY: the bytes lie in live page-locked or managed memory (`on_host`), which is not
+            // freed while this kernel is queued.
             let bytes = unsafe { std::slice::from_raw_parts(ptr.as_ptr().cast(), bytes) };
             return Ok(bytes.to_vec());
         }
@@ -96,7 +96,8 @@ impl View<'_, '_> {
         let ptr = pointer(address as usize);
         if self.on_host(address, bytes.len()) {
             let to: *mut u8 = ptr.as_ptr().cast();
-            // SAFETY: as in `read`; `self` is borrowed exclusively, so there is no other view.
+            // SAFETY: the bytes lie in live page-locked or managed memory (`on_host`), which is not
+            // freed while this kernel is queued; `bytes` is this kernel's own.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
             return Ok(());
         }

@@ -68,9 +68,9 @@ impl Block {
     pub(crate) fn release(&self) {
         match self.what {
             What::Device => {
-                // SAFETY: allocated by this engine, and in the table until now, so freed once. That
-                // nothing uses it is what the caller of the driver function upholds; if something
-                // does, the access is refused or mixes with the poison, but stays in the mapping.
+                // SAFETY: this engine allocated the memory, which was in the table until now, so it
+                // is freed once. The caller of the driver function guarantees that nothing uses it;
+                // an access that comes all the same is refused, or reads poison inside the mapping.
                 let freed = unsafe { self.engine.sim.free_now(self.ptr(), self.bytes) };
                 if let Err(error) = freed {
                     self.engine.blame(error.to_string());
@@ -82,8 +82,8 @@ impl Block {
                 self.engine.blame(text);
             }
             What::Pinned | What::Managed => {
-                // SAFETY: from `allocate_host` of this engine, in the table until now, so freed
-                // once; no queued work uses it.
+                // SAFETY: the memory is from `allocate_host` of this engine and was in the table
+                // until now, so it is freed once; no queued work uses it.
                 unsafe { self.engine.sim.free_host(self.ptr(), self.bytes) };
             }
             What::Registered if host_used(&self.range()) => {

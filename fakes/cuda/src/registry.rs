@@ -107,8 +107,9 @@ pub(crate) struct Registry {
     next_handle: usize,
 }
 
-/// The one registry. It is never held while work runs, while waiting, or while calling foreign code.
-/// Locks inside it: those of an engine's books, of the host uses, of a simulated device's state.
+/// The one registry. It is never held while work runs, while waiting, or while calling foreign
+/// code. Locks inside it: those of an engine's books, of the host uses, of a simulated device's
+/// state.
 pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
         engines: BTreeMap::new(),

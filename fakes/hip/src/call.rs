@@ -53,7 +53,8 @@ macro_rules! forward {
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $hip($($arg: $type),*) -> Code {
             $crate::call::on_device(|driver| {
-                // SAFETY: CUDA asks of these arguments what HIP asks, which the caller guarantees.
+                // SAFETY: CUDA requires of these arguments what HIP requires, which the caller
+                // guarantees.
                 unsafe { driver.$cuda($($passed),*) }
             })
         }

@@ -57,12 +57,12 @@ pub(crate) fn within<T>(
     impl Drop for Pushed<'_> {
         fn drop(&mut self) {
             let mut popped = null_mut();
-            // SAFETY: `popped` is written. What is popped is what was pushed below: no call in
-            // between leaves the stack otherwise.
+            // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed below:
+            // no call in between leaves the stack otherwise.
             let _ = unsafe { self.0.cuCtxPopCurrent_v2(&mut popped) };
         }
     }
-    // SAFETY: no pointers that are followed here; a context that is gone is the driver's to refuse.
+    // SAFETY: the handle is not followed here, and the driver refuses a context that is gone.
     unsafe { driver.cuCtxPushCurrent_v2(context) }?;
     let _pushed = Pushed(driver);
     body()

@@ -32,7 +32,8 @@ macro_rules! functions {
 
             $(
                 /// # Safety
-                /// What CUDA asks of the arguments: pointers are valid for what is read and written.
+                /// What CUDA asks of the arguments: pointers are valid for what is read and
+                /// written.
                 #[allow(clippy::too_many_arguments)]
                 pub(crate) unsafe fn $name(&self, $($arg: $type),*) -> Outcome {
                     let function = self.$name.ok_or(NOT_SUPPORTED)?;
@@ -124,7 +125,8 @@ pub(crate) fn driver() -> Outcome<&'static Driver> {
     let driver = DRIVER.get_or_init(|| {
         // One that is loaded is found by its SONAME.
         let found = ["libcuda.so", "libcuda.so.1"].into_iter().find_map(|name| {
-            // SAFETY: the initialisers of a library of this name are the driver's or the stand-in's.
+            // SAFETY: the initialisers of a library of this name are the driver's or the
+            // stand-in's.
             unsafe { Library::new(name) }.ok()
         });
         let driver = Driver::new(found?);

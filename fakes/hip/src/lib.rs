@@ -3,59 +3,66 @@
 //! It exports the HIP calls that the ROCm backend uses and forwards each to the CUDA driver library
 //! that it finds at run time as `libcuda.so`, else as `libcuda.so.1`:
 //!
-//! 1. on the stand-in for the driver (`fakes/cuda`), loaded first, the two are a fake HIP runtime on the
-//!    simulated device: failures, counts and reports are the stand-in's, by CUDA's names of the calls;
-//! 2. on the driver of an NVIDIA GPU it is to show the order, events and lifetimes of the ROCm backend on
-//!    real asynchronous hardware. **This has not been run yet; nothing is proven by it.**
+//! 1. on the stand-in for the driver (`fakes/cuda`), loaded first, the two are a fake HIP runtime
+//!    on the simulated device: failures, counts and reports are the stand-in's, by CUDA's names of
+//!    the calls;
+//! 2. on the driver of an NVIDIA GPU it shows the order, events and lifetimes of the ROCm backend
+//!    on real asynchronous hardware. **This has not been run yet; nothing is proven by it.**
 //!
-//! It says nothing about AMD's own runtime: not which calls it has, what it answers, or how it orders.
+//! It says nothing about AMD's own runtime: which calls it has, what they return, or how it orders
+//! work.
 //!
 //! # Devices and contexts
 //!
-//! The current device is per thread, 0 at first. A device's primary context is retained at its first use
-//! and kept. A call runs with the primary context of the *current device* current in CUDA, whatever
-//! stream it is given, and leaves the caller's context stack as it was. So the driver refuses work on a
-//! stream of another device, which HIP allows, and a missing `hipSetDevice` shows.
+//! The current device is per thread, 0 at first. A device's primary context is retained at its
+//! first use and kept. A call runs with the primary context of the *current device* current in
+//! CUDA, whatever stream it is given, and leaves the caller's context stack as it was. So the
+//! driver refuses work on a stream of another device, which HIP allows, and a missing
+//! `hipSetDevice` is noticed.
 //!
 //! `hipInit`, `hipSetDevice`, `hipGetDevice`, `hipGetDeviceCount`, `hipDeviceGetAttribute`,
-//! `hipThreadExchangeStreamCaptureMode`, versions and errors use no device: they retain nothing.
+//! `hipThreadExchangeStreamCaptureMode`, and the calls for versions and errors use no device, and
+//! so retain no context.
 //!
 //! # Control functions
 //!
 //! | function | what it does |
 //! |---|---|
-//! | `i32 hip_on_cuda_release(i32 ordinal)` | Releases the retained primary context of that ordinal and forgets it. 0; -1 if there was none; else what the driver answered. |
-//! | `i32 hip_on_cuda_version(i32 version)` | What the version calls answer from now on, and with it the numbers of `hipMemoryType`; 0 for the default. The version until now. |
+//! | `i32 hip_on_cuda_release(i32 ordinal)` | Releases the retained primary context of that ordinal. Returns 0, -1 if there was none, or else the driver's code. |
+//! | `i32 hip_on_cuda_version(i32 version)` | Sets the version that the version calls return, which also selects the numbers of `hipMemoryType`; 0 sets the default. Returns the version before. |
 //!
 //! The default version is 70151831 (HIP 7.1); the environment variable `HIP_ON_CUDA_VERSION` sets
-//! another. Below 60000000 the numbers are those of HIP 5, and an unknown address is
-//! `hipErrorInvalidValue`; from then on it is `hipMemoryTypeUnregistered`. Below 70000000 each call is the
-//! thread's last one for `hipGetLastError`, a success too; from then on only errors are.
+//! another. Below 60000000 the numbers are those of HIP 5, and for an unknown address
+//! `hipPointerGetAttributes` returns `hipErrorInvalidValue`; from there on it reports
+//! `hipMemoryTypeUnregistered`. Below 70000000 each call sets the thread's last error, even a
+//! success; from there on only errors do.
 //!
 //! # Codes
 //!
-//! | the driver answers | HIP's code |
+//! | the driver returns | HIP's code |
 //! |---|---|
 //! | a number that `hipError_t` of HIP 5.2 has | the same; the meanings agree |
 //! | 800, not permitted: a call inside a host function | 900 `hipErrorStreamCaptureUnsupported`: HIP's one code for "not now" |
 //! | another number that `CUresult` has | 999 `hipErrorUnknown` |
-//! | a number that neither has | the same, so that tests can order it |
+//! | a number that neither has | the same, so that tests can request it |
 //!
-//! Without a driver library, or if `cuInit` fails, all calls but those about errors answer 100
-//! `hipErrorNoDevice`. (HIP 5.2.3 without a GPU answers so only from `hipGetDeviceCount`; from most
-//! others 101, and it still tells its version.) A function that the driver lacks: 801
-//! `hipErrorNotSupported`. After a panic: 999.
+//! Without a driver library, or if `cuInit` fails, all calls except those about errors return 100
+//! `hipErrorNoDevice`. (In HIP 5.2.3 without a GPU only `hipGetDeviceCount` returns that; most
+//! others return 101, and it still reports its version.) A call of a function that the driver lacks
+//! returns 801 `hipErrorNotSupported`, and one that panics 999.
 //!
-//! # Less or other than HIP
+//! # Differences from HIP
 //!
-//! - `hipGraphDestroy` is left out: the stand-in makes no graphs and has no `cuGraphDestroy`. On a real
-//!   driver a captured graph is leaked.
-//! - Flags about the reach of caches (coherent memory, events that release to the device or the system)
-//!   are checked and dropped.
+//! - There is no `hipGraphDestroy`: the stand-in makes no graphs. On a real driver a captured graph
+//!   leaks.
+//! - Flags about the reach of caches (coherent memory, events that release to the device or the
+//!   system) are checked and dropped.
 //! - `hipStreamDestroy` always waits for the stream's work; HIP may.
 //! - `hipFree` and `hipHostFree` wait only if the driver's own functions do; the stand-in's do not.
-//! - `hipMemcpyBatchAsync` names no failed copy where the driver has the second form of the call.
-//! - The members of `hipPointerAttribute_t` beyond the type are CUDA's; no allocation flags.
+//! - `hipMemcpyBatchAsync` does not say which copy has failed if the driver has the second form of
+//!   the call.
+//! - The members of `hipPointerAttribute_t` other than the type are CUDA's, without allocation
+//!   flags.
 #![allow(non_snake_case)] // the names of the functions
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]

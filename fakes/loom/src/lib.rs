@@ -1,5 +1,5 @@
-//! Checks the state of both sides of an async device stream, in the crate's own files, with the model checker loom: in every order
-//! of events.
+//! Checks the state of both sides of an async device stream, in the crate's own files, with the
+//! model checker loom: in every order of events.
 #![cfg(test)]
 
 #[path = "../../../src/stream/async_stream/producer/demand.rs"]

@@ -138,7 +138,8 @@ fn no_call_outlives_the_release() {
     });
 }
 
-/// Each item that is queued or comes late is returned to one side, once; the producer is cancelled unless it has ended.
+/// Each item that is queued or comes late is returned to one side, once; the producer is cancelled
+/// unless it has ended.
 #[test]
 fn an_abandoned_stream_gives_everything_back() {
     loom::model(|| {

@@ -76,7 +76,7 @@ pub(super) fn counted(data: &ArrayData) -> ArrayData {
         .nulls(nulls)
         .buffers(data.buffers().iter().map(counted_buffer).collect())
         .child_data(data.child_data().iter().map(counted).collect());
-    // SAFETY: the same values as in `data`.
+    // SAFETY: the data is that of `data`, which is valid, in buffers with other owners.
     unsafe { builder.build_unchecked() }
 }
 

@@ -73,7 +73,7 @@ fn retyped(data: ArrayData, to: DataType) -> ArrayData {
     let children = children.map(|(child, to)| retyped(child.clone(), to.clone()));
     let children = children.collect();
     let builder = data.into_builder().data_type(to).child_data(children);
-    // SAFETY: the values are those of `data`.
+    // SAFETY: the values are those of `data`, which is valid.
     unsafe { builder.build_unchecked() }
 }
 

@@ -127,7 +127,7 @@ fn counted(data: &ArrayData, one: &Arc<Alive>) -> ArrayData {
         .nulls(nulls)
         .buffers(data.buffers().iter().map(|b| with(b, one)).collect())
         .child_data(children.map(|child| counted(child, one)).collect());
-    // SAFETY: the same values as in `data`.
+    // SAFETY: the data is that of `data`, which is valid, in buffers with other owners.
     unsafe { builder.build_unchecked() }
 }
 
@@ -283,7 +283,8 @@ pub(super) unsafe extern "C" fn peers_cpp_async_give(
 
 struct Place(*mut FFI_ArrowAsyncDeviceStreamHandler);
 
-// SAFETY: of `peers_cpp_async_give`, whose caller leaves it alone.
+// SAFETY: the handler is that of `peers_cpp_async_give`, whose caller does not use it before its
+// release; the interface lets a producer call it on any thread.
 unsafe impl Send for Place {}
 
 /// Drives a producer to its end, or drops it when it is told to.

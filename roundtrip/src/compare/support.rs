@@ -1,4 +1,5 @@
-//! The core's test arrays: one of every type, the same rows in other layouts, and copies with one difference.
+//! The core's test arrays: one of every type, the same rows in other layouts, and copies with one
+//! difference.
 #![allow(dead_code, unreachable_pub, unused_imports)]
 
 #[path = "../../../tests/support/cases.rs"]

@@ -152,8 +152,8 @@ fn broken_arrays_are_differences_and_no_panics() {
         .to_data()
         .into_builder()
         .buffers(vec![Buffer::from_vec(vec![0i8, 100])]);
-    // SAFETY: `build_unchecked` requires a valid array, and this one is not: key 100 has no value. Nothing reads through it,
-    // as the comparison validates an array before it looks at its values.
+    // SAFETY: `build_unchecked` requires a valid array, and this one is not: key 100 has no value.
+    // Nothing reads through it, as the comparison validates an array before it looks at its values.
     let broken = make_array(unsafe { broken.build_unchecked() });
     assert_eq!(differences(sent, broken).total, 1);
 }

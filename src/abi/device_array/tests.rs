@@ -13,7 +13,8 @@ unsafe extern "C-unwind" fn count(array: *mut CArray) {
 }
 
 unsafe extern "C-unwind" fn count_and_panic(array: *mut CArray) {
-    // SAFETY: `count` takes the strong count, once; its mark is undone here, as if the panic had come before it.
+    // SAFETY: `count` takes the strong count, once; its mark is undone here, as if the panic had
+    // come before it.
     unsafe {
         count(array);
         (*array).release = Some(count_and_panic);

@@ -43,7 +43,8 @@ impl CudaMemory {
     }
 }
 
-/// How a CUDA device is opened. [`Devices::open`](crate::Devices::open)`("cuda:0")` uses the defaults.
+/// How a CUDA device is opened. [`Devices::open`](crate::Devices::open)`("cuda:0")` uses the
+/// defaults.
 ///
 /// ```no_run
 /// use arrow_device::cuda::{CudaConfig, CudaMemory};
@@ -88,9 +89,10 @@ impl CudaConfig {
         self
     }
 
-    /// Sets how many bytes of page-locked memory the device may hold for staging and downloads, 2 GiB by default. Beyond
-    /// that they use ordinary memory, which is slower; pieces of up to 64 KiB may take 1 MiB more. Idle pieces are kept for
-    /// reuse ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
+    /// Sets how many bytes of page-locked memory the device may hold for staging and downloads, 2
+    /// GiB by default. Beyond that they use ordinary memory, which is slower; pieces of up to 64
+    /// KiB may take 1 MiB more. Idle pieces are kept for reuse
+    /// ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
     #[must_use]
     pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
         self.page_locked_limit = bytes;
@@ -100,9 +102,10 @@ impl CudaConfig {
     /// Opens the device.
     ///
     /// # Errors
-    /// Returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason if there is no driver or no
-    /// such device, [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a context of another device, and otherwise
-    /// [`Error::Device`](crate::Error::Device) with the driver's error.
+    /// Returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason if
+    /// there is no driver or no such device,
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a context of another device,
+    /// and otherwise [`Error::Device`](crate::Error::Device) with the driver's error.
     pub fn open(&self) -> Result<Device> {
         Device::new(Arc::new(super::open(self)?))
     }

@@ -2,15 +2,15 @@
 
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute};
 
 use super::driver::Driver;
-use crate::device::DeviceId;
 use crate::device::backend::device_error;
 use crate::device::gpu::{Answer, Failed, Library, absent, absent_after, find};
+use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
 
 /// A context.
@@ -74,9 +74,10 @@ impl Cuda {
         code == 0 && value != 0
     }
 
-    /// Returns the primary context of another device, for copies out of its memory. It is kept as long as this one.
+    /// Returns the primary context of another device, for copies out of its memory. It is kept as
+    /// long as this one.
     pub(super) fn primary_of(&self, ordinal: c_int) -> Answer<CUcontext> {
-        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut others = lock(&self.others);
         if let Some((_, _, raw)) = others.iter().find(|(of, ..)| *of == ordinal) {
             return Ok(*raw);
         }
@@ -107,8 +108,7 @@ fn retain(driver: &Driver, device: CUdevice) -> Answer<CUcontext> {
 impl Drop for Cuda {
     fn drop(&mut self) {
         let release = self.driver.cuDevicePrimaryCtxRelease_v2.function;
-        let others = self.others.get_mut();
-        for (_, device, _) in others.unwrap_or_else(PoisonError::into_inner).drain(..) {
+        for (_, device, _) in lock(&self.others).drain(..) {
             // SAFETY: the context was retained in `primary_of`, and is released once.
             unsafe { release(device) };
         }

@@ -1,8 +1,8 @@
 //! The driver library, loaded at run time.
 //!
-//! Handles and constants are cudarc's. Its functions are not used: they panic if the library or a function is missing, and
-//! read a return code that is newer than the bindings as a value of an enum, which is undefined behaviour. Here codes are
-//! integers, and what is missing is an error.
+//! Handles and constants are cudarc's. Its functions are not used: they panic if the library or a
+//! function is missing, and read a return code that is newer than the bindings as a value of an
+//! enum, which is undefined behaviour. Here codes are integers, and what is missing is an error.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::mem::{ManuallyDrop, offset_of};
@@ -16,15 +16,16 @@ use cudarc::driver::sys::{
 };
 
 use crate::device::gpu::{
-    self, Api, Call, Code, CopyList, HostFunction, Library, PoolProps, RawEvent, RawPool,
+    self, Api, Call, Calls, Code, CopyList, HostFunction, Library, PoolProps, RawEvent, RawPool,
     RawStream, called, check_alike, either, find_call, functions, load,
 };
 
-/// Whether nothing that was queued before runs any more, and every later call fails. Some codes also stand for the loss of
-/// another context.
+/// Whether nothing that was queued before runs any more, and every later call fails. Some codes
+/// also stand for the loss of another context.
 fn is_lost(code: Code) -> bool {
-    // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; MPS client terminated; illegal
-    // address to launch failure, with "context is destroyed" in between; tensor memory leak; external device.
+    // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; MPS
+    // client terminated; illegal address to launch failure, with "context is destroyed" in between;
+    // tensor memory leak; external device.
     matches!(
         code,
         46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 808 | 911
@@ -47,47 +48,50 @@ const _: () = check_alike(
 );
 
 functions! {
-    /// The driver's functions.
+    /// The functions that only CUDA has, or that differ from HIP's.
     pub(super) struct Functions: "Rust", Code as CUresult, "CUDA_ERROR_OUT_OF_MEMORY";
+    shared {
+        device_count = cuDeviceGetCount(count: *mut c_int);
+        version = cuDriverGetVersion(version: *mut c_int);
+        exchange_capture_mode = cuThreadExchangeStreamCaptureMode(mode: *mut c_int as *mut CUstreamCaptureMode);
+        synchronize = cuCtxSynchronize();
+        create_stream = cuStreamCreate(stream: *mut RawStream as *mut CUstream, flags: c_uint);
+        destroy_stream = cuStreamDestroy_v2(stream: RawStream as CUstream);
+        synchronize_stream = cuStreamSynchronize(stream: RawStream as CUstream);
+        query_stream = cuStreamQuery(stream: RawStream as CUstream);
+        is_capturing = cuStreamIsCapturing(stream: RawStream as CUstream, status: *mut c_int as *mut CUstreamCaptureStatus);
+        wait = cuStreamWaitEvent(stream: RawStream as CUstream, event: RawEvent as CUevent, flags: c_uint);
+        create_event = cuEventCreate(event: *mut RawEvent as *mut CUevent, flags: c_uint);
+        destroy_event = cuEventDestroy_v2(event: RawEvent as CUevent);
+        record = cuEventRecord(event: RawEvent as CUevent, stream: RawStream as CUstream);
+        query = cuEventQuery(event: RawEvent as CUevent);
+        wait_event = cuEventSynchronize(event: RawEvent as CUevent);
+        create_pool = cuMemPoolCreate(pool: *mut RawPool as *mut CUmemoryPool, props: *const PoolProps as *const CUmemPoolProps);
+        destroy_pool = cuMemPoolDestroy(pool: RawPool as CUmemoryPool);
+        set_pool = cuMemPoolSetAttribute(pool: RawPool as CUmemoryPool, attribute: c_int as CUmemPool_attribute, value: *mut c_void);
+        trim = cuMemPoolTrimTo(pool: RawPool as CUmemoryPool, bytes_to_keep: usize);
+        allocate_in_order = cuMemAllocFromPoolAsync(
+            address: *mut usize as *mut CUdeviceptr,
+            bytes: usize,
+            pool: RawPool as CUmemoryPool,
+            stream: RawStream as CUstream
+        );
+        free_in_order = cuMemFreeAsync(ptr: *mut c_void as CUdeviceptr, stream: RawStream as CUstream);
+        allocate_device = cuMemAlloc_v2 "cuMemAlloc" (address: *mut usize as *mut CUdeviceptr, bytes: usize);
+        free_device = cuMemFree_v2(ptr: *mut c_void as CUdeviceptr);
+        allocate_host = cuMemHostAlloc(address: *mut usize as *mut *mut c_void, bytes: usize, flags: c_uint);
+        free_host = cuMemFreeHost(ptr: *mut c_void);
+        fill = cuMemsetD8Async(dst: *mut c_void as CUdeviceptr, byte: c_uchar, count: usize, stream: RawStream as CUstream);
+    }
     required {
         cuInit(flags: c_uint);
-        cuDriverGetVersion(version: *mut c_int);
-        cuDeviceGetCount(count: *mut c_int);
         cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
         cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
         cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
         cuDevicePrimaryCtxRelease_v2(device: CUdevice);
         cuCtxPushCurrent_v2 "cuCtxPushCurrent" (context: CUcontext);
         cuCtxPopCurrent_v2(context: *mut CUcontext);
-        cuCtxSynchronize();
-        cuStreamCreate(stream: *mut RawStream as *mut CUstream, flags: c_uint);
-        cuStreamDestroy_v2(stream: RawStream as CUstream);
         cuStreamGetCtx(stream: RawStream as CUstream, context: *mut CUcontext);
-        cuStreamWaitEvent(stream: RawStream as CUstream, event: RawEvent as CUevent, flags: c_uint);
-        cuStreamQuery(stream: RawStream as CUstream);
-        cuStreamIsCapturing(stream: RawStream as CUstream, status: *mut c_int as *mut CUstreamCaptureStatus);
-        cuThreadExchangeStreamCaptureMode(mode: *mut c_int as *mut CUstreamCaptureMode);
-        cuStreamSynchronize(stream: RawStream as CUstream);
-        cuEventCreate(event: *mut RawEvent as *mut CUevent, flags: c_uint);
-        cuEventDestroy_v2(event: RawEvent as CUevent);
-        cuEventRecord(event: RawEvent as CUevent, stream: RawStream as CUstream);
-        cuEventQuery(event: RawEvent as CUevent);
-        cuEventSynchronize(event: RawEvent as CUevent);
-        cuMemPoolCreate(pool: *mut RawPool as *mut CUmemoryPool, props: *const PoolProps as *const CUmemPoolProps);
-        cuMemPoolDestroy(pool: RawPool as CUmemoryPool);
-        cuMemPoolSetAttribute(pool: RawPool as CUmemoryPool, attribute: c_int as CUmemPool_attribute, value: *mut c_void);
-        cuMemPoolTrimTo(pool: RawPool as CUmemoryPool, bytes_to_keep: usize);
-        cuMemAllocFromPoolAsync(
-            address: *mut usize as *mut CUdeviceptr,
-            bytes: usize,
-            pool: RawPool as CUmemoryPool,
-            stream: RawStream as CUstream
-        );
-        cuMemFreeAsync(ptr: *mut c_void as CUdeviceptr, stream: RawStream as CUstream);
-        cuMemAlloc_v2 "cuMemAlloc" (address: *mut usize as *mut CUdeviceptr, bytes: usize);
-        cuMemFree_v2(ptr: *mut c_void as CUdeviceptr);
-        cuMemHostAlloc(address: *mut usize as *mut *mut c_void, bytes: usize, flags: c_uint);
-        cuMemFreeHost(ptr: *mut c_void);
         cuMemAllocManaged(address: *mut usize as *mut CUdeviceptr, bytes: usize, flags: c_uint);
         cuPointerGetAttributes(
             count: c_uint,
@@ -109,7 +113,6 @@ functions! {
             bytes: usize,
             stream: RawStream as CUstream
         );
-        cuMemsetD8Async(dst: *mut c_void as CUdeviceptr, byte: c_uchar, count: usize, stream: RawStream as CUstream);
         cuLaunchHostFunc(stream: RawStream as CUstream, function: Option<HostFunction>, data: *mut c_void);
         cuGetErrorName(code: Code as CUresult, text: *mut *const c_char);
         cuGetErrorString(code: Code as CUresult, text: *mut *const c_char);
@@ -149,7 +152,8 @@ impl Library for Driver {
 
     fn text(&self, code: Code) -> String {
         let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
-        // SAFETY: each function writes a static text, or leaves the pointer null or makes it so for an unknown code.
+        // SAFETY: each function writes a static text, or leaves the pointer null or makes it so for
+        // an unknown code.
         unsafe {
             (self.cuGetErrorName)(code, &raw mut name);
             (self.cuGetErrorString)(code, &raw mut text);
@@ -167,20 +171,17 @@ impl Driver {
             &["libcuda.so", "libcuda.so.1"]
         };
         let advice = "the NVIDIA driver's library cannot be loaded; install the driver";
-        // It stays loaded even if it is refused: it may have started threads.
-        load(names, advice, |library| {
-            Self::check(ManuallyDrop::new(library))
-        })
+        load(names, advice, Self::check)
     }
 
     /// Returns the driver, initialised, or why it cannot be used.
     fn check(library: ManuallyDrop<libloading::Library>) -> Result<Self, String> {
         // SAFETY: libraries of these names are CUDA drivers, and this one stays loaded.
         let functions = unsafe { Functions::find(&library) };
-        let functions = functions
+        let (functions, calls) = functions
             .map_err(|name| format!("the driver has no {name}: it is too old, update it"))?;
         let driver = Self {
-            api: api(&functions, &library),
+            api: api(&functions, calls, &library),
             functions,
             _library: library,
         };
@@ -207,15 +208,15 @@ impl Driver {
         }
         if pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed above, or put in its place by
-            // cudarc.
+            // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed above,
+            // or put in its place by cudarc.
             unsafe { (self.cuCtxPopCurrent_v2)(&raw mut popped) };
         }
     }
 }
 
 /// The functions for the engine that CUDA and HIP share.
-fn api(driver: &Functions, library: &libloading::Library) -> Api {
+fn api(driver: &Functions, calls: Calls, library: &libloading::Library) -> Api {
     const DISABLE_TIMING: c_uint = 2;
     const PORTABLE: c_uint = 1;
     let call = |function| Call {
@@ -223,7 +224,8 @@ fn api(driver: &Functions, library: &libloading::Library) -> Api {
         out_of_memory: "cuMemcpyBatchAsync (CUDA_ERROR_OUT_OF_MEMORY, code 2)",
         function,
     };
-    // SAFETY: the library is the driver; the types are those of its header, of the versions that `CopyList` names.
+    // SAFETY: the library is the driver; the types are those of its header, of the versions that
+    // `CopyList` names.
     let copy_list = unsafe {
         match library.get(b"cuMemcpyBatchAsync_v2\0") {
             Ok(function) => Some(CopyList::Plain(*function)),
@@ -241,36 +243,11 @@ fn api(driver: &Functions, library: &libloading::Library) -> Api {
         stream_of: driver.cuStreamGetCtx.name,
         pointer: driver.cuPointerGetAttributes.name,
         copy: driver.cuMemcpyAsync.name,
-        device_count: driver.cuDeviceGetCount,
-        version: driver.cuDriverGetVersion,
-        exchange_capture_mode: driver.cuThreadExchangeStreamCaptureMode,
-        synchronize: driver.cuCtxSynchronize,
-        create_stream: driver.cuStreamCreate,
-        destroy_stream: driver.cuStreamDestroy_v2,
-        synchronize_stream: driver.cuStreamSynchronize,
-        query_stream: driver.cuStreamQuery,
-        is_capturing: driver.cuStreamIsCapturing,
-        wait: driver.cuStreamWaitEvent,
         event_flags: DISABLE_TIMING,
-        create_event: driver.cuEventCreate,
-        destroy_event: driver.cuEventDestroy_v2,
-        record: driver.cuEventRecord,
-        query: driver.cuEventQuery,
-        wait_event: driver.cuEventSynchronize,
-        create_pool: driver.cuMemPoolCreate,
-        destroy_pool: driver.cuMemPoolDestroy,
-        set_pool: driver.cuMemPoolSetAttribute,
-        trim: driver.cuMemPoolTrimTo,
-        allocate_in_order: driver.cuMemAllocFromPoolAsync,
-        free_in_order: driver.cuMemFreeAsync,
-        allocate_device: driver.cuMemAlloc_v2,
-        free_device: driver.cuMemFree_v2,
         host_flags: PORTABLE,
-        allocate_host: driver.cuMemHostAlloc,
-        free_host: driver.cuMemFreeHost,
         allocate_managed: Some(driver.cuMemAllocManaged),
         copy_list: copy_list.map(call),
         launch_host: Some(driver.cuLaunchHostFunc),
-        fill: driver.cuMemsetD8Async,
+        calls,
     }
 }

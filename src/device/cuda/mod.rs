@@ -1,11 +1,12 @@
-//! CUDA devices: ARROW_DEVICE_CUDA, CUDA_HOST and CUDA_MANAGED. The public interface is [`crate::cuda`].
+//! CUDA devices: ARROW_DEVICE_CUDA, CUDA_HOST and CUDA_MANAGED. The public interface is
+//! [`crate::cuda`].
 //!
 //! | file | contents |
 //! | --- | --- |
 //! | `config.rs` | how a device is opened |
 //! | `driver.rs` | the driver library, loaded at run time |
 //! | `context.rs` | a device's context |
-//! | `runtime.rs` | what the driver does otherwise than HIP, for [`gpu`](super::gpu) |
+//! | `runtime.rs` | what CUDA does differently from HIP, for [`gpu`](super::gpu) |
 
 mod config;
 mod context;
@@ -38,8 +39,8 @@ pub struct CudaDevice {
     shared: Shared,
     cuda: Arc<Cuda>,
     memory: CudaMemory,
-    /// cudarc's handle of the primary context, once it was asked for. Its stream makes cudarc order slices between
-    /// streams, which it does from the first new stream on.
+    /// cudarc's handle of the primary context, once `cuda_context` has made it. Its stream makes
+    /// cudarc order slices between streams, which it does from the first new stream on.
     cudarc: OnceLock<(Arc<CudaContext>, Arc<CudaStream>)>,
 }
 
@@ -77,14 +78,16 @@ impl CudaDevice {
         self.cuda.raw
     }
 
-    /// Returns the newest version of CUDA that the driver supports: 13000 for 13.0. `None` if the driver does not say.
+    /// Returns the newest version of CUDA that the driver supports: 13000 for 13.0. `None` if the
+    /// driver does not say.
     pub fn driver_version(&self) -> Option<i32> {
         self.cuda.driver.api().version()
     }
 
-    /// Returns cudarc's handle of the context. For the primary context, the first call makes the handle and waits for the
-    /// context's work: cudarc does so when it begins to order slices between streams. A context that was passed to
-    /// [`CudaConfig::with_context`] is returned as it is.
+    /// Returns cudarc's handle of the context. For the primary context, the first call makes the
+    /// handle and waits for the context's work: cudarc does so when it begins to order slices
+    /// between streams. A context that was passed to [`CudaConfig::with_context`] is returned as it
+    /// is.
     ///
     /// # Errors
     /// Returns [`Error::Device`] if cudarc cannot retain the context.
@@ -109,7 +112,8 @@ impl CudaDevice {
         Ok(self.cudarc.get_or_init(|| (context, stream)).0.clone())
     }
 
-    /// Runs `calls`, which call cudarc, with the device's context current, and leaves the caller's context as it was.
+    /// Runs `calls`, which call cudarc, with the device's context current, and leaves the caller's
+    /// context as it was.
     pub(crate) fn with_current<T>(
         &self,
         operation: &'static str,
@@ -124,7 +128,7 @@ impl CudaDevice {
         self.shared.blocks.forget(base);
     }
 
-    /// Takes back memory that anything may still use.
+    /// Frees memory that queued work may still use, once all work of the device has ended.
     pub(crate) fn give_up(&self, base: DevicePtr) {
         self.shared.give_up(base);
     }
@@ -153,8 +157,8 @@ impl CudaDevice {
         EventCell::given(raw, Box::new(GivenEvent(Some(event)))).into_ptr()
     }
 
-    /// Asks the driver for the context to which the memory at an address belongs. Returns `None` if it belongs to none (as
-    /// memory of a pool does), or is not device memory.
+    /// Asks the driver for the context to which the memory at an address belongs. Returns `None` if
+    /// it belongs to none (as memory of a pool does), or is not device memory.
     ///
     /// # Errors
     /// Returns [`Error::Device`] with the driver's error.
@@ -198,8 +202,8 @@ unsafe impl Send for CudaQueue {}
 unsafe impl Sync for CudaQueue {}
 
 impl CudaQueue {
-    /// Returns the stream. It belongs to the queue, or to the cudarc stream that the queue was made of: do not destroy it.
-    /// The handle 2 stands for the calling thread's own stream.
+    /// Returns the stream. It belongs to the queue, or to the cudarc stream that the queue was made
+    /// of: do not destroy it. The handle 2 stands for the calling thread's own stream.
     pub fn cu_stream(&self) -> CUstream {
         self.stream
     }
@@ -237,7 +241,8 @@ impl Drop for GivenEvent {
     }
 }
 
-/// Runs `last`, which drops something of cudarc's that lives in `of`, and leaves the caller's current context as it was.
+/// Runs `last`, which drops something of cudarc's that lives in `of`, and leaves the caller's
+/// current context as it was.
 pub(crate) fn let_go(of: Arc<CudaContext>, last: impl FnOnce()) {
     match Driver::get() {
         Ok(driver) => driver.let_go(of, last),
@@ -254,7 +259,8 @@ pub fn device_count() -> Result<usize> {
     gpu::device_count::<Driver>(ArrowDeviceType::CUDA)
 }
 
-/// Registers the three CUDA device types with a set of devices. [`Devices::global`] has them already.
+/// Registers the three CUDA device types with a set of devices. [`Devices::global`] has them
+/// already.
 pub fn register(devices: &Devices) {
     for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
         devices.register(memory.device_type(), move |ordinal| {

@@ -1,4 +1,4 @@
-//! What the driver does otherwise than HIP: contexts, kinds of memory, copies.
+//! What CUDA does differently from HIP: contexts, kinds of memory, copies.
 
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
@@ -10,8 +10,8 @@ use super::{CudaDevice, CudaQueue};
 use crate::device::backend::CopyOp;
 use crate::device::gpu::{Answer, Before, Library, Peer, PointerKind, RawStream, Runtime};
 
-// SAFETY: each method is the call of the driver that its name and its documentation ask for; the driver aligns memory to
-// 256 bytes and more.
+// SAFETY: each method is the call of the driver that its name and its documentation ask for; the
+// driver aligns memory to 256 bytes and more.
 unsafe impl Runtime for Cuda {
     fn library(&self) -> &dyn Library {
         self.driver
@@ -57,15 +57,16 @@ unsafe impl Runtime for Cuda {
 
     fn leave(&self, _: Before) {
         let mut popped = std::ptr::null_mut();
-        // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed on this thread by `enter`, or put
-        // in its place by cudarc.
+        // SAFETY: `popped` is valid for the write of a handle. What is popped was pushed on this
+        // thread by `enter`, or put in its place by cudarc.
         unsafe { (self.driver.cuCtxPopCurrent_v2)(&raw mut popped) };
     }
 
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>> {
         let call = &self.driver.cuStreamGetCtx;
         let mut of = std::ptr::null_mut();
-        // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`); `of` is valid for the write of a handle.
+        // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`); `of` is valid for
+        // the write of a handle.
         call.check(unsafe { call(stream, &raw mut of) })?;
         let why = || format!("the stream belongs to another context{}", super::ADVICE);
         Ok((of != self.raw).then(why))
@@ -92,8 +93,8 @@ unsafe impl Runtime for Cuda {
             (&raw mut of).cast(),
         ];
         let call = &self.driver.cuPointerGetAttributes;
-        // SAFETY: both lists have the length that is given, and each value has its attribute's type. The driver looks the
-        // address up and does not follow it.
+        // SAFETY: both lists have the length that is given, and each value has its attribute's
+        // type. The driver looks the address up and does not follow it.
         call.check(unsafe {
             call(
                 attributes.len() as c_uint,
@@ -129,13 +130,15 @@ unsafe impl Runtime for Cuda {
         let (dst, src, bytes) = (copy.dst.as_ptr(), copy.src.as_ptr(), copy.bytes);
         let (plain, peer) = (&self.driver.cuMemcpyAsync, &self.driver.cuMemcpyPeerAsync);
         match from {
-            // SAFETY: the caller guarantees live memory and a live or default stream (see `Runtime::copy`). All memory is in
-            // one address space, in which the driver finds the direction.
+            // SAFETY: the caller guarantees live memory and a live or default stream (see
+            // `Runtime::copy`). All memory is in one address space, in which the driver finds the
+            // direction.
             None => plain.check(unsafe { plain(dst, src, bytes, stream) }),
             Some(Peer(of)) => {
                 let of = std::ptr::with_exposed_provenance_mut(of);
-                // SAFETY: the caller guarantees live memory, a live or default stream, and that `of` is what `peer_of`
-                // returned: the context of the source, which lives as long as the source (see `Runtime::copy`).
+                // SAFETY: the caller guarantees live memory, a live or default stream, and that
+                // `of` is what `peer_of` returned: the context of the source, which lives as long
+                // as the source (see `Runtime::copy`).
                 peer.check(unsafe { peer(dst, self.raw, src, of, bytes, stream) })
             }
         }

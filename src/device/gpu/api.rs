@@ -1,11 +1,13 @@
-//! What CUDA's driver and HIP's runtime have alike: handles, codes, and the functions that do the same under two names.
+//! What CUDA's driver and HIP's runtime have alike: handles, codes, and the functions that do the
+//! same under two names.
 
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
 use std::ops::Deref;
 
 use crate::device::backend::{CopyOp, DevicePtr};
 
-/// What a call returns: the vendor's enum as an integer, for a library may return codes that its bindings do not have.
+/// What a call returns: the vendor's enum as an integer, for a library may return codes that its
+/// bindings do not have.
 pub(crate) type Code = c_int;
 
 /// Codes that mean the same in both.
@@ -30,15 +32,15 @@ pub(super) const RELEASE_THRESHOLD: c_int = 4;
 pub(crate) struct Failed {
     /// The call's name.
     pub(crate) call: &'static str,
-    /// The name with that of the code for "out of memory", for [`Error::OutOfMemory`](crate::Error::OutOfMemory), which
-    /// has no other place for it.
+    /// The name with that of the code for "out of memory", for
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), which has no other place for it.
     pub(crate) out_of_memory: &'static str,
     pub(crate) code: Code,
 }
 
 pub(crate) type Answer<T = ()> = std::result::Result<T, Failed>;
 
-/// A function of a vendor's library, under the name that errors give it.
+/// A function of a vendor's library, with its name for error messages.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<F> {
     pub(crate) name: &'static str,
@@ -60,7 +62,7 @@ impl<F> Call<F> {
         }
     }
 
-    /// As [`check`](Self::check), for a function that asks whether something is done.
+    /// As [`check`](Self::check), for a function that queries whether work has completed.
     pub(super) fn check_done(&self, code: Code) -> Answer<bool> {
         match code {
             code::NOT_READY => Ok(false),
@@ -94,7 +96,8 @@ impl RawStream {
     /// The default stream that all threads share, of whichever context is current.
     pub(crate) const LEGACY: Self = Self(std::ptr::null_mut());
 
-    /// Whether it stands for a default stream (0 and 1: the legacy one) of whichever context is current.
+    /// Whether it stands for a default stream (0 and 1: the legacy one) of whichever context is
+    /// current.
     pub(crate) fn is_default(self) -> bool {
         self.0.addr() <= 2
     }
@@ -151,8 +154,8 @@ impl PoolProps {
     }
 }
 
-/// Compares a vendor's bindings with what is assumed to be alike: the constants above, and the layout of [`PoolProps`] (size,
-/// alignment, offset of the location).
+/// Compares a vendor's bindings with what is assumed to be alike: the constants above, and the
+/// layout of [`PoolProps`] (size, alignment, offset of the location).
 pub(crate) const fn check_alike(
     [relaxed, not_captured, threshold, pinned, on_device]: [c_int; 5],
     [size, align, location]: [usize; 3],
@@ -163,7 +166,8 @@ pub(crate) const fn check_alike(
     assert!(location == std::mem::offset_of!(PoolProps, location_type));
 }
 
-/// `CUmemcpyAttributes` and `hipMemcpyAttributes`: what is asked of the copies of a list. Not all bindings have them.
+/// `CUmemcpyAttributes` and `hipMemcpyAttributes`: how the copies of a list are to be made. Not all
+/// bindings have them.
 #[repr(C)]
 pub(crate) struct CopyAttributes {
     source_access_order: c_uint,
@@ -182,8 +186,9 @@ impl CopyAttributes {
     };
 }
 
-/// The function that runs a list of copies. Its parameters depend on the library's version, and bindings have only one of
-/// them, or none: the types are those of the vendors' headers, compared by eye.
+/// The function that runs a list of copies. Its parameters depend on the library's version, and
+/// bindings have only one of them, or none: the types are those of the vendors' headers, compared
+/// by eye.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyList {
     /// `cuMemcpyBatchAsync_v2` of CUDA 13. HIP has no such function.
@@ -200,7 +205,8 @@ pub(crate) enum CopyList {
             RawStream,
         ) -> Code,
     ),
-    /// `cuMemcpyBatchAsync` of CUDA 12.8 and `hipMemcpyBatchAsync` of HIP 7.1, which also say which copy they refused.
+    /// `cuMemcpyBatchAsync` of CUDA 12.8 and `hipMemcpyBatchAsync` of HIP 7.1, which also say which
+    /// copy they refused.
     WithIndex(
         unsafe extern "C" fn(
             *mut *mut c_void,
@@ -220,8 +226,8 @@ impl CopyList {
     /// Gives a stream a list of copies, whose sources are to be read in the stream's order.
     ///
     /// # Safety
-    /// All memory lives until the copies are done; the stream is live, of the current context, and not the legacy default
-    /// one.
+    /// All memory lives until the copies are done; the stream is live, of the current context, and
+    /// not the legacy default one.
     pub(super) unsafe fn call(self, copies: &[CopyOp], stream: RawStream) -> Code {
         let addresses = |of: fn(&CopyOp) -> DevicePtr| -> Vec<_> {
             copies.iter().map(|copy| of(copy).as_ptr()).collect()
@@ -234,8 +240,9 @@ impl CopyList {
         let (dst, src, count) = (dst.as_mut_ptr(), src.as_mut_ptr(), sizes.len());
         let sizes = sizes.as_mut_ptr();
         let mut refused = usize::MAX;
-        // SAFETY: the three lists have `count` members, there is one set of attributes, and all live during the call; the
-        // caller guarantees that memory and stream are live (see `# Safety`).
+        // SAFETY: the three lists have `count` members, there is one set of attributes, and all
+        // live during the call; the caller guarantees that memory and stream are live (see
+        // `# Safety`).
         unsafe {
             match self {
                 Self::Plain(f) => f(dst, src, sizes, count, attributes, first, 1, stream),
@@ -260,7 +267,8 @@ type AllocateWith = unsafe extern "C" fn(*mut usize, usize, c_uint) -> Code;
 /// A function that the library calls in a stream's order. It must not call the library.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// A vendor's library, by what CUDA and HIP have alike. All but the first functions work in the current context.
+/// A vendor's library, by what CUDA and HIP have alike. All but the first functions of [`Calls`]
+/// work in the current context.
 pub(crate) struct Api {
     pub(crate) vendor: &'static str,
     /// What a user can do about streams and memory of another context.
@@ -274,6 +282,32 @@ pub(crate) struct Api {
     pub(crate) pointer: &'static str,
     pub(crate) copy: &'static str,
 
+    /// The flags of events without timing.
+    pub(crate) event_flags: c_uint,
+    /// The flags of page-locked memory that serves all devices, and is not write-combined, since
+    /// the host reads it.
+    pub(crate) host_flags: c_uint,
+    /// `None` for HIP, which has no device type for managed memory.
+    pub(crate) allocate_managed: Option<Call<AllocateWith>>,
+    /// `None` in older libraries, as is the next.
+    pub(crate) copy_list: Option<Call<CopyList>>,
+    #[allow(clippy::type_complexity)] // a function of C's
+    pub(crate) launch_host:
+        Option<Call<unsafe extern "C" fn(RawStream, Option<HostFunction>, *mut c_void) -> Code>>,
+    pub(crate) calls: Calls,
+}
+
+impl Deref for Api {
+    type Target = Calls;
+
+    fn deref(&self) -> &Calls {
+        &self.calls
+    }
+}
+
+/// The functions that both libraries have, under two names:
+/// [`functions`](super::library::functions) says which is which.
+pub(crate) struct Calls {
     pub(crate) device_count: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
     pub(crate) version: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
     pub(crate) exchange_capture_mode: Call<unsafe extern "C" fn(*mut c_int) -> Code>,
@@ -285,8 +319,6 @@ pub(crate) struct Api {
     pub(crate) query_stream: Call<OnStream>,
     pub(crate) is_capturing: Call<unsafe extern "C" fn(RawStream, *mut c_int) -> Code>,
     pub(crate) wait: Call<unsafe extern "C" fn(RawStream, RawEvent, c_uint) -> Code>,
-    /// The flags of events without timing.
-    pub(crate) event_flags: c_uint,
     pub(crate) create_event: Call<unsafe extern "C" fn(*mut RawEvent, c_uint) -> Code>,
     pub(crate) destroy_event: Call<OnEvent>,
     pub(crate) record: Call<unsafe extern "C" fn(RawEvent, RawStream) -> Code>,
@@ -301,17 +333,8 @@ pub(crate) struct Api {
     pub(crate) free_in_order: Call<unsafe extern "C" fn(*mut c_void, RawStream) -> Code>,
     pub(crate) allocate_device: Call<Allocate>,
     pub(crate) free_device: Call<Free>,
-    /// The flags of page-locked memory that serves all devices, and is not write-combined, since the host reads it.
-    pub(crate) host_flags: c_uint,
     pub(crate) allocate_host: Call<AllocateWith>,
     pub(crate) free_host: Call<Free>,
-    /// `None` for HIP, which has no device type for managed memory.
-    pub(crate) allocate_managed: Option<Call<AllocateWith>>,
-    /// `None` in older libraries, as is the next.
-    pub(crate) copy_list: Option<Call<CopyList>>,
-    #[allow(clippy::type_complexity)] // a function of C's
-    pub(crate) launch_host:
-        Option<Call<unsafe extern "C" fn(RawStream, Option<HostFunction>, *mut c_void) -> Code>>,
     pub(crate) fill: Call<unsafe extern "C" fn(*mut c_void, c_uchar, usize, RawStream) -> Code>,
 }
 

@@ -67,9 +67,11 @@ impl Gpu {
 }
 
 // SAFETY:
-// - page-locked memory is host memory, and so is managed memory where the host and the device may use it at once;
-// - the library vouches for the first and the last byte of what `classify` accepts; memory that it does not know is `Host`,
-//   for which an import vouches; where the library cannot tell, it is `Inaccessible`;
+// - page-locked memory is host memory, and so is managed memory where the host and the device may
+//   use it at once;
+// - the library vouches for the first and the last byte of what `classify` accepts; memory that it
+//   does not know is `Host`, which the caller of an import guarantees; where the library cannot
+//   tell, it is `Inaccessible`;
 // - a completed event means that its stream's work is done and visible to the host;
 // - `settle` returns when all work is done or the context is lost.
 unsafe impl Backend for Gpu {
@@ -97,8 +99,8 @@ unsafe impl Backend for Gpu {
                 "{ptr:p} is not the address of an event"
             )));
         }
-        // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be read there (contract of
-        // `check_event`); any bits are a `RawEvent`, which is not followed.
+        // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be
+        // read there (contract of `check_event`); any bits are a `RawEvent`, which is not followed.
         if unsafe { event_of(event) }.0.is_null() {
             return Err(Error::argument("the event is a null handle"));
         }
@@ -120,8 +122,8 @@ unsafe impl Backend for Gpu {
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
-        // SAFETY: the caller of `release_event` guarantees an event that this backend made, with `EventCell::into_ptr`, and
-        // that releases it once.
+        // SAFETY: the caller of `release_event` guarantees an event that this backend made, with
+        // `EventCell::into_ptr`, and that releases it once.
         let cell = unsafe { EventCell::from_ptr(event) };
         self.context().recycle(cell);
     }

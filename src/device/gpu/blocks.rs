@@ -1,16 +1,17 @@
-//! Memory that a library allocates slowly and frees only after waiting for the device: page-locked and managed memory, and
-//! device memory where there are no pools. Blocks are kept for reuse; the excess is freed on a thread of its own, and so is
-//! everything else that cannot be freed at once.
+//! Memory that a library allocates slowly and frees only after waiting for the device: page-locked
+//! and managed memory, and device memory where there are no pools. Blocks are kept for reuse; the
+//! excess is freed on a thread of its own, and so is everything else that cannot be freed at once.
 
 use std::collections::BTreeMap;
 use std::mem::take;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::api::{Answer, RawStream};
 use super::context::{Context, Current, EventCell};
 use super::runtime::{Meaning, Memory};
 use crate::device::backend::DevicePtr;
+use crate::device::lock;
 use crate::device::order::{Asked, Place, Round, new_queue_id};
 use crate::error::Result;
 
@@ -18,7 +19,7 @@ use crate::error::Result;
 const IDLE_LIMIT: usize = 256 << 20;
 /// How many idle blocks are kept at most.
 const IDLE_BLOCKS: usize = 1024;
-/// How many idle blocks of other queues are checked at most.
+/// The most idle blocks of other queues whose events are queried.
 const ASKED: usize = 8;
 /// Blocks of at least this many bytes are rounded up to a multiple of it, so that they fit again.
 const GRAIN: usize = 64 << 10;
@@ -64,10 +65,6 @@ impl Blocks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns a block of at least `bytes` bytes, for work on `queue` from now on.
     pub(super) fn take(
         &self,
@@ -95,13 +92,14 @@ impl Blocks {
                 allocated => (allocated?, bytes),
             },
         };
-        self.lock().live.insert(ptr.address(), bytes);
+        lock(&self.state).live.insert(ptr.address(), bytes);
         Ok(ptr)
     }
 
-    /// Takes the smallest idle block that fits, at most twice as large, that `queue` may use without a wait.
+    /// Takes the smallest idle block that fits, at most twice as large, that `queue` may use
+    /// without a wait.
     fn reuse(&self, current: &Current<'_>, queue: u64, bytes: usize) -> Option<Idle> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let most = bytes.saturating_mul(2);
         let fits = |idle: &Idle| (bytes..=most).contains(&idle.bytes);
         let smallest = |(_, idle): &(usize, &Idle)| idle.bytes;
@@ -129,7 +127,7 @@ impl Blocks {
         after: Box<EventCell>,
         place: Place,
     ) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         // Adopted memory is not in the map.
         let bytes = state.live.remove(&ptr.address()).unwrap_or(bytes);
         let idle = Idle {
@@ -153,10 +151,10 @@ impl Blocks {
 
     /// Forgets a block that does not belong to the device any more.
     pub(crate) fn forget(&self, ptr: DevicePtr) {
-        self.lock().live.remove(&ptr.address());
+        lock(&self.state).live.remove(&ptr.address());
     }
 
-    /// Takes back memory that anything may still use.
+    /// Frees memory that queued work may still use, once all work of the device has ended.
     pub(super) fn give_up(&self, context: &Arc<Context>, ptr: DevicePtr) {
         self.forget(ptr);
         let waste = Waste::Memory(self.memory, ptr);
@@ -165,7 +163,7 @@ impl Blocks {
 
     /// Frees idle blocks that nothing uses any more, on this thread.
     fn free_idle(&self, context: &Context, current: &Current<'_>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let all = take(&mut state.idle);
         let (done, rest): (Vec<_>, Vec<_>) = all
             .into_iter()
@@ -182,7 +180,7 @@ impl Blocks {
     /// Hands all idle blocks to the thread that frees.
     pub(super) fn clear(&self, context: &Arc<Context>) {
         let idle = {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.idle_bytes = 0;
             take(&mut state.idle)
         };
@@ -209,8 +207,8 @@ fn is_done(current: &Current<'_>, event: &EventCell) -> bool {
 /// Frees memory; may wait for the device.
 fn free(memory: Memory, ptr: DevicePtr, current: &Current<'_>) -> Answer {
     // A failed device keeps its memory until its context is released; the error has no place to go.
-    // SAFETY: callers pass memory that `allocate` returned for this kind, that was taken out of the books, and whose uses
-    // have completed.
+    // SAFETY: callers pass memory that `allocate` returned for this kind, that was taken out of the
+    // books, and whose uses have completed.
     unsafe { current.free(memory, ptr) }
 }
 
@@ -230,19 +228,22 @@ pub(super) trait FreesInOrder: Send + Sync {
     /// Returns the queue's number.
     fn id(&self) -> u64;
 
-    /// Tries again to free what could not be freed before; returns whether it succeeded, or never will.
+    /// Tries again to free what could not be freed before; returns whether it succeeded, or never
+    /// will.
     ///
     /// # Safety
     /// As [`RawQueue::free`](crate::device::RawQueue::free).
     unsafe fn try_free(&self, base: DevicePtr, bytes: usize) -> bool;
 }
 
-/// What is freed on a thread of its own, because the library may wait for the device, or refuses for now.
+/// What is freed on a thread of its own, because the library may wait for the device, or refuses
+/// for now.
 pub(super) enum Waste {
     Memory(Memory, DevicePtr),
     /// Our own stream.
     Stream(RawStream),
-    /// Memory whose queue frees it in its order, once that is allowed: the queue's stream is being captured.
+    /// Memory whose queue frees it in its order, once that is allowed: the queue's stream is being
+    /// captured.
     OfQueue {
         queue: Arc<dyn FreesInOrder>,
         base: DevicePtr,
@@ -265,21 +266,22 @@ struct Heap {
     running: bool,
 }
 
-/// What the items of a heap wait for. Waiting for everything may take long, and must not hold up other items.
+/// What the items of a heap wait for. Waiting for everything may take long, and must not hold up
+/// other items.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Events,
     Everything,
 }
 
-/// A heap's context, by its address, and kind. Each context has its own thread, since the library may block it because of
-/// that device. A context lives as long as it has items here.
+/// A heap's context, by its address, and kind. Each context has its own thread, since the library
+/// may block it because of that device. A context lives as long as it has items here.
 type Key = (usize, Kind);
 
 static HEAPS: Mutex<BTreeMap<Key, Heap>> = Mutex::new(BTreeMap::new());
 
 fn heaps() -> MutexGuard<'static, BTreeMap<Key, Heap>> {
-    HEAPS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&HEAPS)
 }
 
 /// Frees something once it may be freed, on a thread of its own.
@@ -317,8 +319,8 @@ fn add(kind: Kind, items: Vec<Scrap>) {
     }
 }
 
-/// Takes the items that a heap has got since the last call. If there are none and `idle` is true, removes the heap and
-/// returns `None`: its thread must end.
+/// Takes the items that a heap has got since the last call. If there are none and `idle` is true,
+/// removes the heap and returns `None`: its thread must end.
 fn next_items(key: Key, idle: bool) -> Option<Vec<Scrap>> {
     let mut heaps = heaps();
     let items = heaps.get_mut(&key).map(|heap| take(&mut heap.items));
@@ -344,8 +346,9 @@ fn settle_all(key: Key) {
     }
 }
 
-/// Frees what is ready, asks again about the rest, and ends when nothing is left. Of the events of a queue, and of what the
-/// library would refuse for the same reason, only the first is tried again.
+/// Frees what is ready, queries the rest again, and ends when nothing is left. Of the events of
+/// a queue, and of what the library would refuse for the same reason, only the first is tried
+/// again.
 fn free_all(key: Key) {
     let mut pause = Duration::from_micros(50);
     let (mut asked, mut ready) = (Asked::default(), Asked::default());
@@ -390,7 +393,7 @@ impl Scrap {
         }
     }
 
-    /// Whether its event has completed, or cannot be asked about.
+    /// Returns whether its event has completed, or cannot be queried.
     fn has_completed(&mut self) -> bool {
         let After::Event(event, _) = &self.after else {
             return true;
@@ -441,13 +444,15 @@ impl Scrap {
             }
             Waste::Stream(stream) => {
                 if let Ok(current) = context.enter_even_if_failed() {
-                    // SAFETY: the stream was created by its queue, whose drop handed it over: nothing uses it any more.
+                    // SAFETY: the stream was created by its queue, whose drop handed it over:
+                    // nothing uses it any more.
                     unsafe { current.destroy_stream(*stream) };
                 }
                 true
             }
-            // SAFETY: the memory comes from `RawQueue::free`, whose caller guarantees that it was allocated on this device,
-            // is freed once, and that the queue's stream has waited for its uses.
+            // SAFETY: the memory comes from `RawQueue::free`, whose caller guarantees that it was
+            // allocated on this device, is freed once, and that the queue's stream has waited for
+            // its uses.
             Waste::OfQueue { queue, base, bytes } => unsafe { queue.try_free(*base, *bytes) },
         }
     }

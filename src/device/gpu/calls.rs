@@ -65,8 +65,8 @@ impl Current<'_> {
     pub(super) unsafe fn is_captured(&self, stream: RawStream) -> Answer<bool> {
         let call = &self.api().is_capturing;
         let mut status = NOT_CAPTURED;
-        // SAFETY: the caller guarantees a live or default stream (see `# Safety`); `status` is valid for the write of an
-        // int.
+        // SAFETY: the caller guarantees a live or default stream (see `# Safety`); `status` is
+        // valid for the write of an int.
         call.check(unsafe { call(stream, &raw mut status) })?;
         Ok(status != NOT_CAPTURED)
     }
@@ -105,7 +105,8 @@ impl Current<'_> {
     /// Event and stream are live and this context's; the stream may stand for a default stream.
     pub(super) unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Answer {
         let call = &self.api().record;
-        // SAFETY: the caller guarantees a live event, and a live or default stream, of this context (see `# Safety`).
+        // SAFETY: the caller guarantees a live event, and a live or default stream, of this context
+        // (see `# Safety`).
         call.check(unsafe { call(event, stream) })
     }
 
@@ -129,14 +130,14 @@ impl Current<'_> {
         call.check(unsafe { call(event) })
     }
 
-    /// Creates a pool that keeps freed memory until it is trimmed. The device's default pool is everybody's, and CUDA's
-    /// gives its memory back at every synchronisation.
+    /// Creates a pool that keeps freed memory until it is trimmed. The device's default pool is
+    /// shared with other libraries, and CUDA's frees its idle memory at every synchronisation.
     pub(super) fn create_pool(&self) -> Answer<RawPool> {
         let api = self.api();
         let mut pool = RawPool(std::ptr::null_mut());
         let props = PoolProps::of_device(self.ordinal());
-        // SAFETY: `pool` is valid for the write of a handle, and `props` has the layout that the vendor's bindings were
-        // compared with.
+        // SAFETY: `pool` is valid for the write of a handle, and `props` has the layout that the
+        // vendor's bindings were compared with.
         let code = unsafe { (api.create_pool)(&raw mut pool, &raw const props) };
         api.create_pool.check(code)?;
         let mut keep = u64::MAX;
@@ -180,8 +181,8 @@ impl Current<'_> {
     ) -> Answer<DevicePtr> {
         let call = &self.api().allocate_in_order;
         let mut address = 0;
-        // SAFETY: `address` is valid for the write of an address; the caller guarantees a live pool, and a live or default
-        // stream (see `# Safety`).
+        // SAFETY: `address` is valid for the write of an address; the caller guarantees a live
+        // pool, and a live or default stream (see `# Safety`).
         call.check(unsafe { call(&raw mut address, bytes, pool, stream) })?;
         if address == 0 {
             // HIP 5.2 reports success for a pool that is full.
@@ -193,12 +194,12 @@ impl Current<'_> {
     /// Frees memory in a stream's order.
     ///
     /// # Safety
-    /// The memory was allocated in a stream's order, here or by others, and is freed once, after its uses in the stream's
-    /// order; the stream is live, or stands for a default stream.
+    /// The memory was allocated in a stream's order, here or by others, and is freed once, after
+    /// its uses in the stream's order; the stream is live, or stands for a default stream.
     pub(super) unsafe fn free_in_order(&self, ptr: DevicePtr, stream: RawStream) -> Answer {
         let call = &self.api().free_in_order;
-        // SAFETY: the caller guarantees memory of a pool that is freed once, and a live or default stream (see
-        // `# Safety`).
+        // SAFETY: the caller guarantees memory of a pool that is freed once, and a live or default
+        // stream (see `# Safety`).
         call.check(unsafe { call(ptr.as_ptr(), stream) })
     }
 
@@ -228,18 +229,21 @@ impl Current<'_> {
     /// Frees memory; may wait for the device.
     ///
     /// # Safety
-    /// The memory is from [`allocate`](Self::allocate) with this kind, is used no more, and is freed once.
+    /// The memory is from [`allocate`](Self::allocate) with this kind, is used no more, and is
+    /// freed once.
     pub(super) unsafe fn free(&self, memory: Memory, ptr: DevicePtr) -> Answer {
         let call = match memory {
             Memory::Host => &self.api().free_host,
             Memory::Device | Memory::Managed => &self.api().free_device,
         };
-        // SAFETY: the caller guarantees memory of this kind that nothing uses any more, freed once (see `# Safety`).
+        // SAFETY: the caller guarantees memory of this kind that nothing uses any more, freed once
+        // (see `# Safety`).
         call.check(unsafe { call(ptr.as_ptr()) })
     }
 
-    /// Returns what `bytes` bytes at `address` are; `None` if first and last byte are not the same, or there is no such
-    /// range. The library's own range of an allocation is not asked for: it is wrong for mapped memory.
+    /// Returns what `bytes` bytes at `address` are; `None` if first and last byte are not the same,
+    /// or there is no such range. The library's own range of an allocation is not used: it is wrong
+    /// for mapped memory.
     ///
     /// # Errors
     /// The library cannot tell, so nothing may be assumed.
@@ -256,10 +260,12 @@ impl Current<'_> {
         Ok(same.then_some(kind))
     }
 
-    /// Runs a list of copies in one call; `None` if the library has none. Sources are read in the stream's order.
+    /// Runs a list of copies in one call; `None` if the library has none. Sources are read in the
+    /// stream's order.
     ///
     /// # Safety
-    /// As [`RawQueue::copy`](crate::device::RawQueue::copy); the stream is live, and not the legacy default one.
+    /// As [`RawQueue::copy`](crate::device::RawQueue::copy); the stream is live, and not the legacy
+    /// default one.
     pub(super) unsafe fn copy_list(&self, copies: &[CopyOp], stream: RawStream) -> Option<Answer> {
         let call = self.api().copy_list.as_ref()?;
         // SAFETY: the caller guarantees that memory and stream are live (see `# Safety`).
@@ -269,7 +275,8 @@ impl Current<'_> {
     /// Fills memory with a byte.
     ///
     /// # Safety
-    /// As [`RawQueue::fill`](crate::device::RawQueue::fill); the stream is live, or stands for a default stream.
+    /// As [`RawQueue::fill`](crate::device::RawQueue::fill); the stream is live, or stands for a
+    /// default stream.
     pub(super) unsafe fn fill(
         &self,
         dst: DevicePtr,
@@ -278,15 +285,16 @@ impl Current<'_> {
         stream: RawStream,
     ) -> Answer {
         let call = &self.api().fill;
-        // SAFETY: the caller guarantees `bytes` valid bytes at `dst`, and a live or default stream (see `# Safety`).
+        // SAFETY: the caller guarantees `bytes` valid bytes at `dst`, and a live or default stream
+        // (see `# Safety`).
         call.check(unsafe { call(dst.as_ptr(), byte, bytes, stream) })
     }
 
     /// Makes the library call a function in a stream's order.
     ///
     /// # Safety
-    /// The stream is live, or stands for a default stream; the function may be called with `data` once, on any thread,
-    /// and does not unwind.
+    /// The stream is live, or stands for a default stream; the function may be called with `data`
+    /// once, on any thread, and does not unwind.
     pub(super) unsafe fn launch_host(
         &self,
         stream: RawStream,
@@ -297,8 +305,8 @@ impl Current<'_> {
             // Devices that need it are not opened without it.
             return Err(not_supported("a host function"));
         };
-        // SAFETY: the caller guarantees a live or default stream, and a function that may be called with `data` (see
-        // `# Safety`).
+        // SAFETY: the caller guarantees a live or default stream, and a function that may be called
+        // with `data` (see `# Safety`).
         call.check(unsafe { call(stream, Some(function), data) })
     }
 }

@@ -6,14 +6,14 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::api::{Answer, Api, Code, Failed, RELAXED, RawEvent, RawPool, RawStream};
 use super::jobs::{self, Job};
 use super::runtime::{Before, Meaning, Runtime};
-use crate::device::DeviceId;
 use crate::device::backend::{EventPtr, device_error};
+use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
 
 /// More idle events than this are destroyed.
@@ -48,7 +48,8 @@ pub(crate) struct EventCell {
 }
 
 impl EventCell {
-    /// Makes a cell for an event that was given. `owner` is dropped when the event is needed no more.
+    /// Makes a cell for an event that was given. `owner` is dropped when the event is needed no
+    /// more.
     pub(crate) fn given(raw: RawEvent, owner: Box<dyn Any + Send>) -> Box<Self> {
         let given = Some(owner);
         Box::new(Self { raw, given })
@@ -66,7 +67,8 @@ impl EventCell {
     /// # Safety
     /// `event` is from [`into_ptr`](Self::into_ptr), and is taken back once.
     pub(super) unsafe fn from_ptr(event: EventPtr) -> Box<Self> {
-        // SAFETY: the caller guarantees a pointer that `into_ptr` made from a box, taken back once (see `# Safety`).
+        // SAFETY: the caller guarantees a pointer that `into_ptr` made from a box, taken back once
+        // (see `# Safety`).
         unsafe { Box::from_raw(event.as_ptr().cast::<Self>()) }
     }
 }
@@ -76,11 +78,13 @@ impl EventCell {
 /// # Safety
 /// `event` points to an event handle.
 pub(crate) unsafe fn event_of(event: EventPtr) -> RawEvent {
-    // SAFETY: the caller guarantees that a handle may be read there (see `# Safety`); any bits are a `RawEvent`.
+    // SAFETY: the caller guarantees that a handle may be read there (see `# Safety`); any bits are
+    // a `RawEvent`.
     unsafe { event.as_ptr().cast::<RawEvent>().read() }
 }
 
-/// While it lives, the context is current on this thread, and the library's calls may be made. Not `Send`.
+/// While it lives, the context is current on this thread, and the library's calls may be made. Not
+/// `Send`.
 pub(crate) struct Current<'a> {
     context: &'a Context,
     before: Before,
@@ -113,7 +117,8 @@ impl Drop for Current<'_> {
 }
 
 impl Context {
-    /// Makes the context of a device, with a pool of its own if that is asked for and the device has such.
+    /// Makes the context of a device, with a pool of its own if `with_pool` is true and the device
+    /// has pools.
     pub(super) fn new(id: DeviceId, runtime: Arc<dyn Runtime>, with_pool: bool) -> Result<Self> {
         let mut context = Self {
             reads_managed: runtime.reads_managed(),
@@ -159,8 +164,8 @@ impl Context {
     pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_>> {
         match self.runtime.enter() {
             Ok(before) => {
-                // Calls that would spoil other libraries' stream captures are allowed: this crate refuses streams that are
-                // captured, and touches no others'.
+                // Calls that would spoil other libraries' stream captures are allowed: this crate
+                // refuses streams that are captured, and touches no others'.
                 let mut capture_mode = RELAXED;
                 // SAFETY: the mode is valid for the exchange of an int.
                 unsafe { (self.api().exchange_capture_mode)(&raw mut capture_mode) };
@@ -189,7 +194,7 @@ impl Context {
         })
     }
 
-    /// As [`check`](Self::check), for a call that asked for memory.
+    /// As [`check`](Self::check), for a call that allocates `bytes` bytes.
     pub(super) fn check_memory<T>(&self, answer: Answer<T>, bytes: usize) -> Result<T> {
         match answer {
             Err(failed) if self.meaning(failed.code) == Meaning::OutOfMemory => {
@@ -207,7 +212,8 @@ impl Context {
         matches!(self.meaning(code), Meaning::Lost | Meaning::ShutDown)
     }
 
-    /// Asks this context itself whether it is lost: the code may be that of another context, whose event or memory was named.
+    /// Asks this context itself whether it is lost: the code may be that of another context, whose
+    /// event or memory was named.
     fn confirm(&self) {
         if let Ok(current) = self.enter_even_if_failed() {
             // SAFETY: the legacy default stream always exists.
@@ -267,7 +273,7 @@ impl Context {
 
     /// Returns an event to be recorded.
     pub(super) fn event(&self, current: &Current<'_>) -> Result<Box<EventCell>> {
-        let idle = self.idle_events().pop();
+        let idle = lock(&self.events).pop();
         if let Some(cell) = idle {
             return Ok(cell);
         }
@@ -280,7 +286,7 @@ impl Context {
         if cell.given.is_some() {
             return;
         }
-        let mut idle = self.idle_events();
+        let mut idle = lock(&self.events);
         if idle.len() < IDLE_EVENTS {
             idle.push(cell);
             return;
@@ -291,14 +297,10 @@ impl Context {
 
     fn destroy_event(&self, cell: &EventCell) {
         if let Ok(current) = self.enter_even_if_failed() {
-            // SAFETY: the event is from `event`, and no cell but this one has it. Queued waits for it stay.
+            // SAFETY: the event is from `event`, and no cell but this one has it. Queued waits for
+            // it stay.
             unsafe { current.destroy_event(cell.raw) };
         }
-    }
-
-    #[allow(clippy::vec_box)]
-    fn idle_events(&self) -> MutexGuard<'_, Vec<Box<EventCell>>> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Identifies this context to `jobs`. Several of these may share one of the library's.
@@ -309,8 +311,8 @@ impl Context {
     /// Gives a stream work that the host does in its order.
     ///
     /// # Safety
-    /// The stream is live, or stands for a default stream. The job's memory is host memory, and valid until the stream has run
-    /// it; a copy's ranges do not overlap.
+    /// The stream is live, or stands for a default stream. The job's memory is host memory, and
+    /// valid until the stream has run it; a copy's ranges do not overlap.
     pub(super) unsafe fn queue_job(
         &self,
         current: &Current<'_>,
@@ -318,12 +320,14 @@ impl Context {
         job: Job,
     ) -> Result<()> {
         let number = jobs::add(self.address(), job);
-        // SAFETY: `run` is called with a job's number while the memory is valid (see `# Safety`), and does not unwind.
+        // SAFETY: `run` is called with a job's number while the memory is valid (see `# Safety`),
+        // and does not unwind.
         let launched = unsafe { current.launch_host(stream, jobs::run, number) };
         self.check(launched).inspect_err(|_| jobs::forget(number))
     }
 
-    /// Makes this thread wait for all work of the context. Asks the library even if the context has failed.
+    /// Makes this thread wait for all work of the context. Asks the library even if the context has
+    /// failed.
     pub(super) fn synchronize(&self) -> Result<()> {
         let answer = self.enter_even_if_failed()?.synchronize();
         self.check(answer)?;
@@ -333,8 +337,8 @@ impl Context {
         }
     }
 
-    /// As [`synchronize`](Self::synchronize), again and again until it succeeds or the context is lost: then nothing of it
-    /// runs any more.
+    /// As [`synchronize`](Self::synchronize), again and again until it succeeds or the context is
+    /// lost: then nothing of it runs any more.
     pub(super) fn settle(&self) -> Result<()> {
         let start = Instant::now();
         let mut pause = Duration::from_millis(1);
@@ -349,8 +353,9 @@ impl Context {
                     return done;
                 }
             };
-            // A call that is refused for now (a stream is being captured) can be made later. That a context is lost whose
-            // calls fail otherwise for so long is an assumption: no library says so.
+            // A call that is refused for now (a stream is being captured) can be made later. That a
+            // context is lost whose calls fail otherwise for so long is an assumption: no library
+            // says so.
             if let Error::Device { code, .. } = e {
                 if self.meaning(code) != Meaning::Passing && start.elapsed() > LOST {
                     self.fail(code);
@@ -368,8 +373,7 @@ impl Drop for Context {
             // Nothing has waited for them.
             let _ = self.settle();
         }
-        let events = self.events.get_mut();
-        let events = std::mem::take(events.unwrap_or_else(PoisonError::into_inner));
+        let events = std::mem::take(&mut *lock(&self.events));
         for cell in &events {
             self.destroy_event(cell);
         }

@@ -10,14 +10,16 @@ use super::shared::Shared;
 use crate::device::backend::{CopyKind, CopyOp};
 use crate::error::{Error, Result};
 
-/// From this many copies on, the library is given the list in one call: about 0.5 us per copy instead of 2.3 us per call,
-/// for a few us more (reported for CUDA on H100 and H20; not yet measured by this project).
+/// From this many copies on, the library is given the list in one call: about 0.5 us per copy
+/// instead of 2.3 us per call, for a few us more (reported for CUDA on H100 and H20; not yet
+/// measured by this project).
 const LIST: usize = 8;
 
 /// Gives a list of copies to a stream.
 ///
 /// # Safety
-/// As [`RawQueue::copy`](crate::device::RawQueue::copy); the stream is live, or stands for a default stream.
+/// As [`RawQueue::copy`](crate::device::RawQueue::copy); the stream is live, or stands for a
+/// default stream.
 pub(super) unsafe fn run(
     shared: &Shared,
     stream: RawStream,
@@ -32,7 +34,8 @@ pub(super) unsafe fn run(
         return Err(Error::argument("an empty copy, or one from or to null"));
     }
     if shared.memory == Memory::Host {
-        // Between host memories the library would copy at once, on this thread, after waiting for the stream.
+        // Between host memories the library would copy at once, on this thread, after waiting for
+        // the stream.
         let (mut host, mut device) = (Vec::new(), Vec::new());
         for copy in copies {
             match is_between_hosts(context, copy, current)? {
@@ -41,21 +44,24 @@ pub(super) unsafe fn run(
             }
         }
         let plain = device.iter().map(|copy| (copy, None));
-        // SAFETY: the caller guarantees that memory and stream are live until the copies have completed (see `# Safety`).
+        // SAFETY: the caller guarantees that memory and stream are live until the copies have
+        // completed (see `# Safety`).
         unsafe { one_by_one(context, current, stream, plain) }?;
         if host.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller guarantees that memory and stream are live until the copies have completed, and that ranges do
-        // not overlap (see `# Safety`); these are in host memory on both sides.
+        // SAFETY: the caller guarantees that memory and stream are live until the copies have
+        // completed, and that ranges do not overlap (see `# Safety`); these are in host memory on
+        // both sides.
         let queued = unsafe { context.queue_job(current, stream, Job::Copy(host)) };
         if queued.is_err() && !device.is_empty() {
             wait_for(context, current, stream);
         }
         return queued;
     }
-    // Imported arrays may mix kinds of memory, so the library is asked about each copy between devices: another context of
-    // this device must be named, and so must another device, whose pools' memory is not found by the address.
+    // Imported arrays may mix kinds of memory, so the source of each copy between devices is looked
+    // up: another context of this device must be named, and so must another device, since the
+    // library does not find memory of its pools by the address.
     let (mut plain, mut named) = (Vec::new(), Vec::new());
     if copies
         .iter()
@@ -74,10 +80,11 @@ pub(super) unsafe fn run(
         }
     }
     let plain = if named.is_empty() { copies } else { &plain };
-    // SAFETY: the caller guarantees that memory and stream are live until the copies have completed (see `# Safety`).
+    // SAFETY: the caller guarantees that memory and stream are live until the copies have completed
+    // (see `# Safety`).
     unsafe { plain_copies(context, current, stream, plain) }?;
-    // SAFETY: the caller guarantees that memory and stream are live until the copies have completed (see `# Safety`); each
-    // copy comes with what `peer_of` returned for its source.
+    // SAFETY: the caller guarantees that memory and stream are live until the copies have completed
+    // (see `# Safety`); each copy comes with what `peer_of` returned for its source.
     let done = unsafe { one_by_one(context, current, stream, named.into_iter()) };
     if done.is_err() && !plain.is_empty() {
         wait_for(context, current, stream);
@@ -98,25 +105,27 @@ unsafe fn plain_copies(
     // The legacy default stream takes no lists.
     let takes_lists = !stream.is_legacy() && !context.no_lists.load(Ordering::Relaxed);
     if copies.len() >= LIST && takes_lists {
-        // SAFETY: the caller guarantees that memory and stream are live until the copies have completed (see `# Safety`);
-        // the stream is not the legacy default one.
+        // SAFETY: the caller guarantees that memory and stream are live until the copies have
+        // completed (see `# Safety`); the stream is not the legacy default one.
         match unsafe { current.copy_list(copies, stream) }.map(|answer| context.check(answer)) {
             None => {}
             Some(Ok(())) => return Ok(()),
             Some(Err(e)) if context.has_failed() => return Err(e),
             Some(Err(_)) => {
-                // The library may refuse a list for reasons of its own. It will not take the next one either.
+                // The library may refuse a list for reasons of its own. It will not take the next
+                // one either.
                 context.no_lists.store(true, Ordering::Relaxed);
                 wait_for(context, current, stream);
             }
         }
     }
     let plain = copies.iter().map(|copy| (copy, None));
-    // SAFETY: the caller guarantees that memory and stream are live until the copies have completed (see `# Safety`).
+    // SAFETY: the caller guarantees that memory and stream are live until the copies have completed
+    // (see `# Safety`).
     unsafe { one_by_one(context, current, stream, plain) }
 }
 
-/// Runs each copy by itself, with what the library must be told of its source.
+/// Runs each copy by itself, naming its source's context or device where the library needs it.
 ///
 /// # Safety
 /// As [`run`]; each peer is what `peer_of` returned for the copy's source.
@@ -127,8 +136,8 @@ unsafe fn one_by_one<'a>(
     copies: impl Iterator<Item = (&'a CopyOp, Option<Peer>)>,
 ) -> Result<()> {
     for (i, (copy, from)) in copies.enumerate() {
-        // SAFETY: the caller guarantees that memory and stream are live until the copies have completed, and that `from`
-        // belongs to the source (see `# Safety`).
+        // SAFETY: the caller guarantees that memory and stream are live until the copies have
+        // completed, and that `from` belongs to the source (see `# Safety`).
         let answer = unsafe { current.copy(copy, from, stream) };
         if let Err(e) = context.check(answer) {
             if i > 0 {
@@ -140,7 +149,8 @@ unsafe fn one_by_one<'a>(
     Ok(())
 }
 
-/// Waits for a stream after half a list: the caller may free what the copies use, so they must be done.
+/// Waits for a stream after half a list: the caller may free what the copies use, so they must be
+/// done.
 fn wait_for(context: &Context, current: &Current<'_>, stream: RawStream) {
     // SAFETY: the stream belongs to the queue that runs the list, which keeps it alive.
     let answer = unsafe { current.synchronize_stream(stream) };

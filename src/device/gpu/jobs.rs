@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::device::backend::{CopyOp, DevicePtr};
+use crate::device::cpu::copy_on_host;
+use crate::device::lock;
 
 pub(super) enum Job {
     Copy(Vec<CopyOp>),
@@ -16,14 +18,14 @@ pub(super) enum Job {
     },
 }
 
-/// Jobs under way, by number, with the address of their context; `None` while one runs. After a failure the library calls
-/// none of them.
+/// Jobs under way, by number, with the address of their context; `None` while one runs. After a
+/// failure the library calls none of them.
 static JOBS: Mutex<BTreeMap<u64, (usize, Option<Job>)>> = Mutex::new(BTreeMap::new());
 /// Signalled when a job has run.
 static RAN: Condvar = Condvar::new();
 
 fn jobs() -> MutexGuard<'static, BTreeMap<u64, (usize, Option<Job>)>> {
-    JOBS.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&JOBS)
 }
 
 /// Whether jobs of a context are under way.
@@ -57,24 +59,15 @@ pub(super) fn forget(number: *mut c_void) {
 /// Runs a job. The library calls this, and must not be called from here.
 ///
 /// # Safety
-/// `number` is from [`add`], and the job's memory is host memory that is valid now; a copy's ranges do not overlap.
+/// `number` is from [`add`], and the job's memory is host memory that is valid now; a copy's ranges
+/// do not overlap.
 pub(super) unsafe extern "C" fn run(number: *mut c_void) {
     let number = number.addr() as u64;
     let job = jobs().get_mut(&number).and_then(|(_, job)| job.take());
     match job {
-        Some(Job::Copy(copies)) => {
-            for copy in copies {
-                // SAFETY: the memory is valid host memory until this has run, and the ranges do not
-                // overlap (see `# Safety`).
-                unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        copy.src.as_ptr().cast::<u8>(),
-                        copy.dst.as_ptr().cast::<u8>(),
-                        copy.bytes,
-                    );
-                }
-            }
-        }
+        // SAFETY: the memory is valid host memory until this has run, and the ranges do not overlap
+        // (see `# Safety`).
+        Some(Job::Copy(copies)) => unsafe { copy_on_host(&copies) },
         // SAFETY: the memory is valid host memory until this has run (see `# Safety`).
         Some(Job::Fill { dst, byte, bytes }) => unsafe {
             dst.as_ptr().cast::<u8>().write_bytes(byte, bytes);

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int};
+use std::mem::ManuallyDrop;
 
 use super::api::{Answer, Api, Code, Failed};
 use crate::abi::ArrowDeviceType;
@@ -15,7 +16,8 @@ pub(crate) trait Library: 'static {
     where
         Self: Sized;
     fn api(&self) -> &Api;
-    /// Returns the library's name and text for a code: "CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected".
+    /// Returns the library's name and text for a code: "CUDA_ERROR_NO_DEVICE: no CUDA-capable
+    /// device is detected".
     fn text(&self, code: Code) -> String;
     fn device_count(&self) -> Answer<c_int> {
         self.api().device_count()
@@ -79,7 +81,8 @@ pub(crate) fn absent_after(library: &dyn Library, id: DeviceId, failed: Failed) 
 /// Each pointer is null or points to a text that ends with NUL and stays as it is during the call.
 pub(crate) unsafe fn text(name: *const c_char, text: *const c_char) -> String {
     let read = |text: *const c_char| {
-        // SAFETY: the pointer is not null, so the caller guarantees a text that ends with NUL (see `# Safety`).
+        // SAFETY: the pointer is not null, so the caller guarantees a text that ends with NUL (see
+        // `# Safety`).
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy())
     };
     match (read(name), read(text)) {
@@ -112,7 +115,8 @@ macro_rules! called {
 }
 pub(crate) use called;
 
-/// Makes a [`Call`](super::api::Call) of a library's function; `Err` if the library does not have it.
+/// Makes a [`Call`](super::api::Call) of a library's function; `Err` if the library does not have
+/// it.
 macro_rules! find_call {
     ($library:ident, $out_of_memory:literal, $symbol:ident $($name:literal)?) => {
         $library
@@ -126,14 +130,18 @@ macro_rules! find_call {
 }
 pub(crate) use find_call;
 
-/// Declares a struct of a library's functions, by their symbols; the `optional` ones may be missing. The types are
-/// compared with those of `bindings`, a module in scope, whose functions have the ABI `$abi` and return `$their_code`:
-/// where a type differs from theirs, theirs stands after `as`. A literal is the name for errors, if that is not the
-/// symbol.
+/// Finds a library's functions by their symbols: the `shared` ones are the members of
+/// [`Calls`](super::api::Calls), and for the others a struct is declared; the `optional` ones may
+/// be missing. The types are compared with those of `bindings`, a module in scope, whose functions
+/// have the ABI `$abi` and return `$their_code`: where a type differs from theirs, theirs stands
+/// after `as`. A literal is the name for errors, if that is not the symbol.
 macro_rules! functions {
     (
         $(#[$meta:meta])*
         $vis:vis struct $functions:ident: $abi:tt, $code:ty as $their_code:ty, $out_of_memory:literal;
+        shared {
+            $($call:ident = $symbol:ident $($symbol_text:literal)? ($($shared_arg:ident: $shared_type:ty $(as $shared_theirs:ty)?),*);)*
+        }
         required {
             $($name:ident $($text:literal)? ($($arg:ident: $type:ty $(as $theirs:ty)?),*) $(-> $answer:ty)?;)*
         }
@@ -149,24 +157,42 @@ macro_rules! functions {
         }
 
         impl $functions {
-            /// Finds the functions; an error is the name of a required one that is missing.
+            /// Finds the functions; an error is the name of one that is missing.
             ///
             /// # Safety
             /// `library` is the vendor's, and stays loaded for as long as the functions are called.
-            unsafe fn find(library: &libloading::Library) -> Result<Self, &'static str> {
-                Ok(Self {
-                    // SAFETY: the caller guarantees that the library is the vendor's (see `# Safety`), so its functions
-                    // have the types of the vendor's bindings, with which these are compared below.
+            unsafe fn find(
+                library: &libloading::Library,
+            ) -> Result<(Self, $crate::device::gpu::Calls), &'static str> {
+                let calls = $crate::device::gpu::Calls {
+                    $($call: {
+                        type Function = unsafe extern "C" fn($($shared_type),*) -> $code;
+                        // SAFETY: the caller guarantees that the library is the vendor's (see
+                        // `# Safety`), so its functions have the types of the vendor's bindings,
+                        // with which these are compared below.
+                        let found = unsafe { find_call!(library, $out_of_memory, $symbol $($symbol_text)?) };
+                        let found: Result<Call<Function>, _> = found;
+                        found.map_err(|_| stringify!($symbol))?
+                    },)*
+                };
+                let own = Self {
+                    // SAFETY: the caller guarantees that the library is the vendor's (see
+                    // `# Safety`), so its functions have the types of the vendor's bindings, with
+                    // which these are compared below.
                     $($name: unsafe { find_call!(library, $out_of_memory, $name $($text)?) }
                         .map_err(|_| stringify!($name))?,)*
-                    // SAFETY: the caller guarantees that the library is the vendor's (see `# Safety`), so its functions
-                    // have the types of the vendor's bindings, with which these are compared below.
+                    // SAFETY: the caller guarantees that the library is the vendor's (see
+                    // `# Safety`), so its functions have the types of the vendor's bindings, with
+                    // which these are compared below.
                     $($maybe: unsafe { find_call!(library, $out_of_memory, $maybe) }.ok(),)*
-                })
+                };
+                Ok((own, calls))
             }
         }
 
         const _: () = {
+            $(let _: unsafe extern $abi fn($(either!($shared_type $(, $shared_theirs)?)),*)
+                -> $their_code = bindings::$symbol;)*
             $(let _: unsafe extern $abi fn($(either!($type $(, $theirs)?)),*)
                 -> either!($their_code $(, $answer)?) = bindings::$name;)*
             $(let _: unsafe extern $abi fn($(either!($maybe_type $(, $maybe_theirs)?)),*)
@@ -176,17 +202,21 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// Returns the first library that can be opened and passes the check. An error is the reason of the last one that could be
-/// opened and did not, or `advice` and why the first one could not be opened.
+/// Returns the first library that can be opened and passes the check. All that are opened stay
+/// loaded, even if they are refused: they may have started threads. An error is the reason of the
+/// last one that could be opened and did not, or `advice` and why the first one could not be
+/// opened.
 pub(crate) fn load<T>(
     names: &[&str],
     advice: &str,
-    check: impl Fn(libloading::Library) -> Result<T, String>,
+    check: impl Fn(ManuallyDrop<libloading::Library>) -> Result<T, String>,
 ) -> Result<T, String> {
     let mut why = None;
     for name in names {
-        // SAFETY: the names are those of GPU vendors' libraries, whose initialisers may run on any thread.
-        match unsafe { libloading::Library::new(*name) }.map(&check) {
+        // SAFETY: the names are those of GPU vendors' libraries, whose initialisers may run on any
+        // thread.
+        let library = unsafe { libloading::Library::new(*name) };
+        match library.map(ManuallyDrop::new).map(&check) {
             Ok(Ok(loaded)) => return Ok(loaded),
             // A library that is there says more than one that is not.
             Ok(Err(text)) => why = Some(text),

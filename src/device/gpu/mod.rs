@@ -1,5 +1,6 @@
-//! What GPU libraries share: a backend over streams, events, pools and page-locked memory. CUDA's driver and HIP's runtime
-//! have most calls alike ([`Api`]); each vendor adds those that differ ([`Runtime`]).
+//! What GPU libraries share: a backend over streams, events, pools and page-locked memory. CUDA's
+//! driver and HIP's runtime have most calls alike ([`Api`]); each vendor adds those that differ
+//! ([`Runtime`]).
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -30,8 +31,8 @@ mod runtime;
 mod shared;
 
 pub(crate) use self::api::{
-    Answer, Api, Call, Code, CopyList, HostFunction, PoolProps, RawEvent, RawPool, RawStream,
-    check_alike,
+    Answer, Api, Call, Calls, Code, CopyList, HostFunction, PoolProps, RawEvent, RawPool,
+    RawStream, check_alike,
 };
 pub(crate) use self::backend::Gpu;
 pub(crate) use self::context::EventCell;

@@ -1,24 +1,26 @@
-//! Page-locked memory for staging and downloads, within a limit, and whether other memory is page-locked.
+//! Page-locked memory for staging and downloads, within a limit, and whether other memory is
+//! page-locked.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::blocks::{self, After, Waste, scrap};
 use super::context::Context;
 use super::runtime::Memory;
 use crate::device::backend::DevicePtr;
+use crate::device::lock;
 use crate::error::{Error, Result};
 
-/// Pieces of up to `SMALL` bytes may take `RESERVE` bytes beyond the limit: the view lengths of an export should lie where the
-/// device reaches them.
+/// Pieces of up to `SMALL` bytes may take `RESERVE` bytes beyond the limit: the view lengths of an
+/// export should lie where the device reaches them.
 const SMALL: usize = 64 << 10;
 const RESERVE: usize = 1 << 20;
 
-/// How many answers of the library are kept.
+/// The number of the library's answers that are kept.
 const ASKED: usize = 32;
 
-/// A range that the library was asked about: address, bytes, whether it is page-locked. A stale answer costs only time: a
-/// copy is staged needlessly, or the library stages it by itself.
+/// A range that the library was asked about: address, bytes, whether it is page-locked. A stale
+/// answer costs only time: a copy is staged needlessly, or the library stages it by itself.
 type Asked = (usize, usize, bool);
 
 /// A device's page-locked memory.
@@ -36,10 +38,6 @@ struct Held {
     bytes: usize,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl PageLocked {
     /// Allows at most `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
@@ -50,8 +48,8 @@ impl PageLocked {
         }
     }
 
-    /// Allocates memory. Returns `None` beyond the limit, or if the library has no more: the caller then uses ordinary memory,
-    /// which is slower.
+    /// Allocates memory. Returns `None` beyond the limit, or if the library has no more: the caller
+    /// then uses ordinary memory, which is slower.
     pub(super) fn allocate(&self, context: &Context, bytes: usize) -> Result<Option<DevicePtr>> {
         let reserve = if bytes <= SMALL { RESERVE } else { 0 };
         let limit = self.limit.saturating_add(reserve);

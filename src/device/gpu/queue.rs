@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::ThreadId;
 
 use super::api::RawStream;
@@ -13,6 +13,7 @@ use super::jobs::Job;
 use super::runtime::{Meaning, Memory};
 use super::shared::Shared;
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
+use crate::device::lock;
 use crate::device::order::{Place, new_queue_id};
 use crate::error::{Error, Result};
 
@@ -168,7 +169,7 @@ impl GpuQueue {
             return work(&current);
         };
         let this = std::thread::current().id();
-        let mut hop = hop.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hop = lock(hop);
         match &hop.last {
             Some((thread, event)) if *thread != this => {
                 // SAFETY: the queue keeps the event alive; the stream is this thread's default stream.
@@ -371,11 +372,10 @@ unsafe impl RawQueue for GpuQueue {
 impl Drop for GpuQueue {
     fn drop(&mut self) {
         let context = &self.shared.context;
-        match &mut self.order {
+        match &self.order {
             Order::Given => {}
             Order::PerThread(hop) => {
-                let hop = hop.get_mut().unwrap_or_else(PoisonError::into_inner);
-                if let Some((_, event)) = hop.last.take() {
+                if let Some((_, event)) = lock(hop).last.take() {
                     context.recycle(event);
                 }
             }

@@ -14,8 +14,8 @@ pub(crate) enum Meaning {
     OutOfMemory,
     /// The call cannot be made now: during a stream capture, or in a host function.
     Passing,
-    /// The context is lost, this one or another that the call named: nothing that was queued runs any more, and every
-    /// later call fails.
+    /// The context is lost, this one or another that the call named: nothing that was queued runs
+    /// any more, and every later call fails.
     Lost,
     /// The library has shut down and taken everything back.
     ShutDown,
@@ -33,15 +33,16 @@ pub(crate) enum Memory {
     Managed,
 }
 
-/// What a library must be told to copy out of other memory: a context's address, or a device's number.
+/// What a library must be told to copy out of other memory: a context's address, or a device's
+/// number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Peer(pub(in crate::device) usize);
 
 /// What kind of memory an address lies in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PointerKind {
-    /// Memory of the device of this ordinal; in which context, if it belongs to one (memory of a pool does not, and HIP
-    /// has none).
+    /// Memory of the device of this ordinal; in which context, if it belongs to one (memory of a
+    /// pool does not, and HIP has none).
     Device(c_int, Option<usize>),
     /// Page-locked host memory; whether a device reaches it under this very address.
     Host { mapped: bool },
@@ -65,9 +66,10 @@ pub(crate) struct Before {
 /// One device of a vendor's library, in one context where there are such.
 ///
 /// # Safety
-/// The methods do what they say, and `library().api()` has the functions that its fields name. Memory that the library
-/// allocates is aligned to 64 bytes and nobody else's. `kind_of_byte` returns what the library vouches for. The methods
-/// of the second group are called between `enter` and `leave` only: [`Current`](super::context::Current) sees to it.
+/// The methods do what they say, and `library().api()` has the functions that its fields name.
+/// Memory that the library allocates is aligned to 64 bytes, and nothing else uses it.
+/// `kind_of_byte` returns what the library reports. The methods of the second group are called
+/// between `enter` and `leave` only: [`Current`](super::context::Current) sees to it.
 pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn library(&self) -> &dyn Library;
     /// Returns the device's number in the library.
@@ -78,7 +80,8 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn supports_pools(&self) -> bool;
     /// Whether device memory is this device's own, and of this context if it belongs to one.
     fn owns(&self, kind: PointerKind) -> bool;
-    /// Returns the device's number of a backend of the same vendor's, by what it returns from `as_any`.
+    /// Returns the device's number of a backend of the same vendor's, by what it returns from
+    /// `as_any`.
     fn ordinal_of(&self, other: &dyn Any) -> Option<c_int>;
     /// Returns the vendor's type of queue for a stream of this crate's.
     fn queue(&self, stream: RawStream) -> Box<dyn Any + Send + Sync>;
@@ -94,13 +97,14 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>>;
     /// Returns what lies at an address, which is looked up and not followed.
     fn kind_of_byte(&self, address: usize) -> Answer<PointerKind>;
-    /// Returns what the library must be told to copy out of such memory; `None` if it finds it by the address.
+    /// Returns what the library must be told to copy out of such memory; `None` if it finds it by
+    /// the address.
     fn peer_of(&self, kind: PointerKind) -> Answer<Option<Peer>>;
     /// Queues a copy.
     ///
     /// # Safety
-    /// As [`RawQueue::copy`](crate::device::RawQueue::copy); `from` is what `peer_of` returned for the source; the
-    /// stream is live, or stands for a default stream.
+    /// As [`RawQueue::copy`](crate::device::RawQueue::copy); `from` is what `peer_of` returned for
+    /// the source; the stream is live, or stands for a default stream.
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer;
 }
 

@@ -16,7 +16,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Takes back memory that anything may still use.
+    /// Frees memory that queued work may still use, once all work of the device has ended.
     pub(crate) fn give_up(&self, base: DevicePtr) {
         self.blocks.give_up(&self.context, base);
     }

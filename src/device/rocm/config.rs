@@ -9,7 +9,8 @@ use crate::device::Device;
 use crate::device::gpu::{Memory, PAGE_LOCKED_LIMIT};
 use crate::error::Result;
 
-/// Which memory a [`RocmDevice`] allocates. The specification has no device type for managed memory of ROCm.
+/// Which memory a [`RocmDevice`] allocates. The specification has no device type for managed memory
+/// of ROCm.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum RocmMemory {
@@ -37,7 +38,8 @@ impl RocmMemory {
     }
 }
 
-/// How a ROCm device is opened. [`Devices::open`](crate::Devices::open)`("rocm:0")` uses the defaults.
+/// How a ROCm device is opened. [`Devices::open`](crate::Devices::open)`("rocm:0")` uses the
+/// defaults.
 ///
 /// ```no_run
 /// use arrow_device::rocm::{RocmConfig, RocmMemory};
@@ -68,9 +70,10 @@ impl RocmConfig {
         self
     }
 
-    /// Sets how many bytes of page-locked memory the device may hold for staging and downloads, 2 GiB by default. Beyond
-    /// that they use ordinary memory, which is slower; pieces of up to 64 KiB may take 1 MiB more. Idle pieces are kept for
-    /// reuse ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
+    /// Sets how many bytes of page-locked memory the device may hold for staging and downloads, 2
+    /// GiB by default. Beyond that they use ordinary memory, which is slower; pieces of up to 64
+    /// KiB may take 1 MiB more. Idle pieces are kept for reuse
+    /// ([`Device::set_idle_slab_limit`](crate::Device::set_idle_slab_limit)).
     #[must_use]
     pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
         self.page_locked_limit = bytes;
@@ -80,8 +83,9 @@ impl RocmConfig {
     /// Opens the device.
     ///
     /// # Errors
-    /// Returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason if there is no HIP runtime or
-    /// no such device, and otherwise [`Error::Device`](crate::Error::Device) with the runtime's error.
+    /// Returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason if
+    /// there is no HIP runtime or no such device, and otherwise
+    /// [`Error::Device`](crate::Error::Device) with the runtime's error.
     pub fn open(&self) -> Result<Device> {
         Device::new(Arc::new(super::open(self)?))
     }

@@ -39,8 +39,8 @@ impl Rocm {
         })
     }
 
-    /// Whether a device attribute is set. The runtime may not know it: then it is not. The attributes that this crate asks
-    /// for have the same numbers from HIP 5.2 to 7.14.
+    /// Whether a device attribute is set. The runtime may not know it: then it is not. The
+    /// attributes that this crate asks for have the same numbers from HIP 5.2 to 7.14.
     pub(super) fn has(&self, attribute: hipDeviceAttribute_t) -> bool {
         let mut value = 0;
         let ask = self.hip.hipDeviceGetAttribute.function;

@@ -1,8 +1,9 @@
 //! The HIP runtime's library, loaded at run time.
 //!
-//! Types and constants are hip-runtime-sys's, with two exceptions: it makes enums of the error and of the memory type. A
-//! code that is newer than the bindings would be no value of the enum, which is undefined behaviour, and HIP 6 has given its
-//! memory types other numbers. Here both are integers.
+//! Types and constants are hip-runtime-sys's, with two exceptions: it makes enums of the error and
+//! of the memory type. A code that is newer than the bindings would be no value of the enum, which
+//! is undefined behaviour, and HIP 6 has given its memory types other numbers. Here both are
+//! integers.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::mem::{ManuallyDrop, offset_of};
@@ -16,15 +17,15 @@ use hip_runtime_sys::{
 };
 
 use crate::device::gpu::{
-    self, Answer, Api, Call, Code, CopyList, HostFunction, Library, PoolProps, RawEvent, RawPool,
-    RawStream, called, check_alike, either, find_call, functions, load,
+    self, Answer, Api, Call, Calls, Code, CopyList, HostFunction, Library, PoolProps, RawEvent,
+    RawPool, RawStream, called, check_alike, either, find_call, functions, load,
 };
 
-/// Whether nothing that was queued before runs any more, and every later call fails. Some codes also stand for the loss of
-/// another device.
+/// Whether nothing that was queued before runs any more, and every later call fails. Some codes
+/// also stand for the loss of another device.
 fn is_lost(code: Code) -> bool {
-    // Invalid context; uncorrectable ECC; illegal address; launch timeout; context is destroyed; assert; launch failure;
-    // HSA's own errors.
+    // Invalid context; uncorrectable ECC; illegal address; launch timeout; context is destroyed;
+    // assert; launch failure; HSA's own errors.
     matches!(code, 201 | 214 | 700 | 702 | 709 | 710 | 719 | 1052 | 1053)
 }
 
@@ -83,42 +84,51 @@ const _: () = {
 };
 
 functions! {
-    /// The runtime's functions, those of HIP 5.2.
+    /// The functions that only HIP has, or that differ from CUDA's. All required ones are in HIP
+    /// 5.2.
     pub(super) struct Functions: "C", Code as hipError_t, "hipErrorOutOfMemory";
-    required {
-        hipRuntimeGetVersion(version: *mut c_int);
-        hipGetDeviceCount(count: *mut c_int);
-        hipGetDevice(ordinal: *mut c_int);
-        hipSetDevice(ordinal: c_int);
-        hipDeviceGetAttribute(value: *mut c_int, attribute: hipDeviceAttribute_t, ordinal: c_int);
-        hipDeviceSynchronize();
-        hipStreamCreateWithFlags(stream: *mut RawStream as *mut hipStream_t, flags: c_uint);
-        hipStreamDestroy(stream: RawStream as hipStream_t);
-        hipStreamSynchronize(stream: RawStream as hipStream_t);
-        hipStreamQuery(stream: RawStream as hipStream_t);
-        hipStreamWaitEvent(stream: RawStream as hipStream_t, event: RawEvent as hipEvent_t, flags: c_uint);
-        hipStreamIsCapturing(stream: RawStream as hipStream_t, status: *mut c_int as *mut hipStreamCaptureStatus);
-        hipThreadExchangeStreamCaptureMode(mode: *mut c_int as *mut hipStreamCaptureMode);
-        hipEventCreateWithFlags(event: *mut RawEvent as *mut hipEvent_t, flags: c_uint);
-        hipEventDestroy(event: RawEvent as hipEvent_t);
-        hipEventRecord(event: RawEvent as hipEvent_t, stream: RawStream as hipStream_t);
-        hipEventQuery(event: RawEvent as hipEvent_t);
-        hipEventSynchronize(event: RawEvent as hipEvent_t);
-        hipMemPoolCreate(pool: *mut RawPool as *mut hipMemPool_t, props: *const PoolProps as *const hipMemPoolProps);
-        hipMemPoolDestroy(pool: RawPool as hipMemPool_t);
-        hipMemPoolSetAttribute(pool: RawPool as hipMemPool_t, attribute: c_int as hipMemPoolAttr, value: *mut c_void);
-        hipMemPoolTrimTo(pool: RawPool as hipMemPool_t, bytes_to_keep: usize);
-        hipMallocFromPoolAsync(
+    shared {
+        device_count = hipGetDeviceCount(count: *mut c_int);
+        version = hipRuntimeGetVersion(version: *mut c_int);
+        exchange_capture_mode = hipThreadExchangeStreamCaptureMode(mode: *mut c_int as *mut hipStreamCaptureMode);
+        synchronize = hipDeviceSynchronize();
+        create_stream = hipStreamCreateWithFlags(stream: *mut RawStream as *mut hipStream_t, flags: c_uint);
+        destroy_stream = hipStreamDestroy(stream: RawStream as hipStream_t);
+        synchronize_stream = hipStreamSynchronize(stream: RawStream as hipStream_t);
+        query_stream = hipStreamQuery(stream: RawStream as hipStream_t);
+        is_capturing = hipStreamIsCapturing(stream: RawStream as hipStream_t, status: *mut c_int as *mut hipStreamCaptureStatus);
+        wait = hipStreamWaitEvent(stream: RawStream as hipStream_t, event: RawEvent as hipEvent_t, flags: c_uint);
+        create_event = hipEventCreateWithFlags(event: *mut RawEvent as *mut hipEvent_t, flags: c_uint);
+        destroy_event = hipEventDestroy(event: RawEvent as hipEvent_t);
+        record = hipEventRecord(event: RawEvent as hipEvent_t, stream: RawStream as hipStream_t);
+        query = hipEventQuery(event: RawEvent as hipEvent_t);
+        wait_event = hipEventSynchronize(event: RawEvent as hipEvent_t);
+        create_pool = hipMemPoolCreate(pool: *mut RawPool as *mut hipMemPool_t, props: *const PoolProps as *const hipMemPoolProps);
+        destroy_pool = hipMemPoolDestroy(pool: RawPool as hipMemPool_t);
+        set_pool = hipMemPoolSetAttribute(pool: RawPool as hipMemPool_t, attribute: c_int as hipMemPoolAttr, value: *mut c_void);
+        trim = hipMemPoolTrimTo(pool: RawPool as hipMemPool_t, bytes_to_keep: usize);
+        allocate_in_order = hipMallocFromPoolAsync(
             address: *mut usize as *mut *mut c_void,
             bytes: usize,
             pool: RawPool as hipMemPool_t,
             stream: RawStream as hipStream_t
         );
-        hipFreeAsync(ptr: *mut c_void, stream: RawStream as hipStream_t);
-        hipMalloc(address: *mut usize as *mut *mut c_void, bytes: usize);
-        hipFree(ptr: *mut c_void);
-        hipHostMalloc(address: *mut usize as *mut *mut c_void, bytes: usize, flags: c_uint);
-        hipHostFree(ptr: *mut c_void);
+        free_in_order = hipFreeAsync(ptr: *mut c_void, stream: RawStream as hipStream_t);
+        allocate_device = hipMalloc(address: *mut usize as *mut *mut c_void, bytes: usize);
+        free_device = hipFree(ptr: *mut c_void);
+        allocate_host = hipHostMalloc(address: *mut usize as *mut *mut c_void, bytes: usize, flags: c_uint);
+        free_host = hipHostFree(ptr: *mut c_void);
+        fill = hipMemsetD8Async(
+            dst: *mut c_void as hipDeviceptr_t,
+            byte: c_uchar,
+            count: usize,
+            stream: RawStream as hipStream_t
+        );
+    }
+    required {
+        hipGetDevice(ordinal: *mut c_int);
+        hipSetDevice(ordinal: c_int);
+        hipDeviceGetAttribute(value: *mut c_int, attribute: hipDeviceAttribute_t, ordinal: c_int);
         hipPointerGetAttributes(
             attributes: *mut PointerAttributes as *mut hipPointerAttribute_t,
             ptr: *const c_void
@@ -136,12 +146,6 @@ functions! {
             src: *const c_void,
             src_ordinal: c_int,
             bytes: usize,
-            stream: RawStream as hipStream_t
-        );
-        hipMemsetD8Async(
-            dst: *mut c_void as hipDeviceptr_t,
-            byte: c_uchar,
-            count: usize,
             stream: RawStream as hipStream_t
         );
         hipGetErrorName(code: Code as hipError_t) -> *const c_char;
@@ -185,8 +189,8 @@ const NAMES: &[&str] = if cfg!(windows) {
     ]
 };
 
-/// Returns the name of the library that the process has loaded already, if it has one: another one beside it would not know
-/// its memory, streams and events.
+/// Returns the name of the library that the process has loaded already, if it has one: another one
+/// beside it would not know its memory, streams and events.
 fn loaded() -> Option<&'static str> {
     #[cfg(all(unix, not(target_os = "aix")))]
     for &name in NAMES {
@@ -224,32 +228,31 @@ impl Hip {
         let loaded = loaded();
         let names = loaded.as_ref().map_or(NAMES, std::slice::from_ref);
         let advice = "the HIP runtime's library cannot be loaded; install ROCm";
-        // It stays loaded even if it is refused: it may have started threads.
-        load(names, advice, |library| {
-            Self::check(ManuallyDrop::new(library))
-        })
+        load(names, advice, Self::check)
     }
 
-    /// Returns the runtime, or why it cannot be used. It initialises itself: without a device, `hipInit` of 5.2 returns
-    /// "invalid device".
+    /// Returns the runtime, or why it cannot be used. It initialises itself: without a device,
+    /// `hipInit` of 5.2 returns "invalid device".
     fn check(library: ManuallyDrop<libloading::Library>) -> Result<Self, String> {
         // SAFETY: libraries of these names are the HIP runtime, and this one stays loaded.
-        let functions = unsafe { Functions::find(&library) }.map_err(|name| {
+        let (functions, calls) = unsafe { Functions::find(&library) }.map_err(|name| {
             format!("the HIP runtime has no {name}: it is older than 5.2, update ROCm")
         })?;
-        // SAFETY: the library is the HIP runtime, and stays loaded; the type is that of the header of 7.14.
+        // SAFETY: the library is the HIP runtime, and stays loaded; the type is that of the header
+        // of 7.14.
         let stream_device =
             unsafe { find_call!(library, "hipErrorOutOfMemory", hipStreamGetDevice) };
         Ok(Self {
-            api: api(&functions, &library),
+            api: api(&functions, calls, &library),
             functions,
             stream_device: stream_device.ok(),
             _library: library,
         })
     }
 
-    /// Clears the thread's last error if calls of this crate have left it, that is, if there was none `before` them. Their
-    /// errors are returned otherwise, and the program would take the last error for its own.
+    /// Clears the thread's last error if calls of this crate have left it, that is, if there was
+    /// none `before` them. Their errors are returned otherwise, and the program would take the last
+    /// error for its own.
     pub(super) fn forget_error(&self, before: Code) {
         // SAFETY: the functions have no arguments.
         unsafe {
@@ -270,10 +273,11 @@ impl Hip {
 }
 
 /// The functions for the engine that CUDA and HIP share.
-fn api(hip: &Functions, library: &libloading::Library) -> Api {
-    // AMD's tests of the function differ on whether it takes attributes: a runtime that refuses them is given single
-    // copies.
-    // SAFETY: the library is the HIP runtime; the type is that of its header, of the version that `CopyList` names.
+fn api(hip: &Functions, calls: Calls, library: &libloading::Library) -> Api {
+    // AMD's tests of the function differ on whether it takes attributes: a runtime that refuses
+    // them is given single copies.
+    // SAFETY: the library is the HIP runtime; the type is that of its header, of the version that
+    // `CopyList` names.
     let copy_list = unsafe { find_call!(library, "hipErrorOutOfMemory", hipMemcpyBatchAsync) };
     Api {
         vendor: "ROCm",
@@ -284,35 +288,11 @@ fn api(hip: &Functions, library: &libloading::Library) -> Api {
         stream_of: "hipStreamGetDevice",
         pointer: hip.hipPointerGetAttributes.name,
         copy: hip.hipMemcpyAsync.name,
-        device_count: hip.hipGetDeviceCount,
-        version: hip.hipRuntimeGetVersion,
-        exchange_capture_mode: hip.hipThreadExchangeStreamCaptureMode,
-        synchronize: hip.hipDeviceSynchronize,
-        create_stream: hip.hipStreamCreateWithFlags,
-        destroy_stream: hip.hipStreamDestroy,
-        synchronize_stream: hip.hipStreamSynchronize,
-        query_stream: hip.hipStreamQuery,
-        is_capturing: hip.hipStreamIsCapturing,
-        wait: hip.hipStreamWaitEvent,
-        // Host memory that is not coherent is visible to the host after an event only if the event says so.
+        // Host memory that is not coherent is visible to the host after an event only if the event
+        // says so.
         event_flags: bindings::hipEventDisableTiming | bindings::hipEventReleaseToSystem,
-        create_event: hip.hipEventCreateWithFlags,
-        destroy_event: hip.hipEventDestroy,
-        record: hip.hipEventRecord,
-        query: hip.hipEventQuery,
-        wait_event: hip.hipEventSynchronize,
-        create_pool: hip.hipMemPoolCreate,
-        destroy_pool: hip.hipMemPoolDestroy,
-        set_pool: hip.hipMemPoolSetAttribute,
-        trim: hip.hipMemPoolTrimTo,
-        allocate_in_order: hip.hipMallocFromPoolAsync,
-        free_in_order: hip.hipFreeAsync,
-        allocate_device: hip.hipMalloc,
-        free_device: hip.hipFree,
         // Visible to the host without an event.
         host_flags: bindings::hipHostMallocPortable | bindings::hipHostMallocCoherent,
-        allocate_host: hip.hipHostMalloc,
-        free_host: hip.hipHostFree,
         allocate_managed: None,
         copy_list: copy_list.ok().map(|call| Call {
             name: call.name,
@@ -320,6 +300,6 @@ fn api(hip: &Functions, library: &libloading::Library) -> Api {
             function: CopyList::WithIndex(call.function),
         }),
         launch_host: hip.hipLaunchHostFunc,
-        fill: hip.hipMemsetD8Async,
+        calls,
     }
 }

@@ -1,12 +1,13 @@
-//! ROCm devices: ARROW_DEVICE_ROCM and ROCM_HOST, on the HIP runtime. The public interface is [`crate::rocm`].
+//! ROCm devices: ARROW_DEVICE_ROCM and ROCM_HOST, on the HIP runtime. The public interface is
+//! [`crate::rocm`].
 //!
 //! | file | contents |
 //! | --- | --- |
 //! | `config.rs` | how a device is opened |
 //! | `library.rs` | the runtime's library, loaded at run time |
 //! | `device.rs` | a device |
-//! | `pointer.rs` | what the runtime says of an address, in its version's numbers |
-//! | `runtime.rs` | what the runtime does otherwise than CUDA, for [`gpu`](super::gpu) |
+//! | `pointer.rs` | what the runtime reports about an address, in its version's numbers |
+//! | `runtime.rs` | what HIP does differently from CUDA, for [`gpu`](super::gpu) |
 
 mod config;
 mod device;
@@ -25,7 +26,9 @@ use self::device::Rocm;
 use self::library::Hip;
 use crate::abi::ArrowDeviceType;
 use crate::device::backend::{EventPtr, RawQueue};
-use crate::device::gpu::{self, EventCell, Gpu, GpuQueue, RawEvent, RawStream, Shared, number_of};
+use crate::device::gpu::{
+    self, EventCell, Gpu, GpuQueue, Library, RawEvent, RawStream, Shared, number_of,
+};
 use crate::device::{DeviceId, Devices};
 use crate::error::Result;
 
@@ -69,7 +72,8 @@ impl RocmDevice {
     /// Makes a queue of a stream.
     ///
     /// # Safety
-    /// The stream is of this device and live, or stands for a default stream, until `owner` is dropped.
+    /// The stream is of this device and live, or stands for a default stream, until `owner` is
+    /// dropped.
     pub(crate) unsafe fn adopt_stream(
         &self,
         stream: hipStream_t,
@@ -80,8 +84,8 @@ impl RocmDevice {
             stream: raw,
             _owner: Some(owner),
         });
-        // SAFETY: the caller guarantees that the stream lives until `owner` is dropped (see `# Safety`), which the queue
-        // keeps.
+        // SAFETY: the caller guarantees that the stream lives until `owner` is dropped (see
+        // `# Safety`), which the queue keeps.
         Ok(unsafe { GpuQueue::given(self.shared.clone(), raw, queue) }?)
     }
 
@@ -114,8 +118,8 @@ pub struct RocmQueue {
 }
 
 impl RocmQueue {
-    /// Returns the stream. It belongs to the queue, or to whoever gave it: do not destroy it. The handle 2 stands for the
-    /// calling thread's own stream.
+    /// Returns the stream. It belongs to the queue, or to whoever gave it: do not destroy it. The
+    /// handle 2 stands for the calling thread's own stream.
     pub fn hip_stream(&self) -> hipStream_t {
         self.stream.0.cast()
     }
@@ -136,8 +140,9 @@ struct GivenEvent {
 impl Drop for GivenEvent {
     fn drop(&mut self) {
         // HIP destroys events whatever device is current; an error has no place to go.
-        // SAFETY: the caller of `adopt_event` gave the event to this crate, and nothing uses it any more.
-        let destroy = || unsafe { (self.hip.hipEventDestroy)(self.event) };
+        // SAFETY: the caller of `adopt_event` gave the event to this crate, and nothing uses it any
+        // more.
+        let destroy = || unsafe { (self.hip.api().destroy_event)(self.event) };
         self.hip.quietly(destroy);
     }
 }
@@ -145,7 +150,8 @@ impl Drop for GivenEvent {
 /// Returns the number of ROCm devices.
 ///
 /// # Errors
-/// Returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason if there is no HIP runtime.
+/// Returns [`Error::DeviceNotAvailable`](crate::Error::DeviceNotAvailable) with the reason if there
+/// is no HIP runtime.
 pub fn device_count() -> Result<usize> {
     gpu::device_count::<Hip>(ArrowDeviceType::ROCM)
 }

@@ -1,18 +1,18 @@
-//! What HIP says of an address, in the numbering of its version.
+//! What HIP reports about an address, in the numbering of its version.
 
 use super::library::PointerAttributes;
 use crate::device::gpu::PointerKind;
 
 /// Whose memory an address is, by attributes that a runtime of this version wrote.
 pub(super) fn kind(version: i32, address: usize, found: &PointerAttributes) -> PointerKind {
-    /// Memory that neither a device of ours nor the host may touch.
+    /// Memory that neither a device of this crate nor the host may touch.
     const NOBODYS: PointerKind = PointerKind::Device(-1, None);
     let host = PointerKind::Host {
         mapped: found.device_pointer.addr() == address,
     };
     let device = PointerKind::Device(found.device, None);
-    // HIP_VERSION: major * 10,000,000 + minor * 100,000 + patch. Arrays are no linear memory, "unified" is
-    // not used, and what has another number has come later.
+    // HIP_VERSION: major * 10,000,000 + minor * 100,000 + patch. Arrays are no linear memory,
+    // "unified" is not used, and what has another number has come later.
     let kind = match (version / 10_000_000, found.memory_type) {
         (..=5, 0) => host,
         (..=5, 1) => device,
@@ -23,7 +23,7 @@ pub(super) fn kind(version: i32, address: usize, found: &PointerAttributes) -> P
         (6.., 3) => PointerKind::Managed,
         _ => return NOBODYS,
     };
-    // Managed memory has been told as the host's or the device's.
+    // Some versions report managed memory as the host's or the device's.
     if found.is_managed != 0 {
         return PointerKind::Managed;
     }
@@ -64,7 +64,7 @@ mod tests {
             let expected = [PointerKind::Unknown, host, device, PointerKind::Managed];
             assert_eq!([0, 1, 2, 3].map(|n| told(version, n, 0)), expected);
         }
-        // Arrays, unified, and numbers that nobody has yet.
+        // Arrays, unified memory, and numbers that no version has yet.
         assert_eq!([2, 3, 5, u32::MAX].map(|n| told(HIP_5, n, 0)), [nobodys; 4]);
         assert_eq!(
             [4, 10, 11, u32::MAX].map(|n| told(HIP_7, n, 0)),

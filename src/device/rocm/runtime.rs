@@ -1,4 +1,5 @@
-//! What the runtime does otherwise than CUDA: the current device, the thread's last error, kinds of memory, copies.
+//! What HIP does differently from CUDA: the current device, the thread's last error, kinds of
+//! memory, copies.
 
 use std::any::Any;
 use std::ffi::c_int;
@@ -26,8 +27,8 @@ impl Rocm {
     }
 }
 
-// SAFETY: each method is the call of the runtime that its name and its documentation ask for; the runtime aligns memory to
-// 256 bytes and more.
+// SAFETY: each method is the call of the runtime that its name and its documentation ask for; the
+// runtime aligns memory to 256 bytes and more.
 unsafe impl Runtime for Rocm {
     fn library(&self) -> &dyn Library {
         self.hip
@@ -82,11 +83,12 @@ unsafe impl Runtime for Rocm {
 
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>> {
         let Some(call) = &self.hip.stream_device else {
-            // An older runtime cannot tell: whoever gives the stream vouches for it.
+            // An older runtime does not know: the caller of `from_hip_stream` guarantees it.
             return Ok(None);
         };
         let mut of = -1;
-        // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`); `of` is valid for the write of an int.
+        // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`); `of` is valid for
+        // the write of an int.
         call.check(unsafe { call(stream, &raw mut of) })?;
         let other = || format!("the stream belongs to ROCm device {of}; use that device");
         Ok((of != self.ordinal).then(other))
@@ -96,7 +98,8 @@ unsafe impl Runtime for Rocm {
         const INVALID_VALUE: c_int = 1;
         let call = &self.hip.hipPointerGetAttributes;
         let mut found = PointerAttributes::NONE;
-        // SAFETY: `found` is valid for the write of the attributes. The runtime looks the address up and does not follow it.
+        // SAFETY: `found` is valid for the write of the attributes. The runtime looks the address
+        // up and does not follow it.
         match unsafe { call(&raw mut found, std::ptr::without_provenance(address)) } {
             // What HIP 5, and some later ones, return for memory that is not theirs.
             INVALID_VALUE => Ok(PointerKind::Unknown),
@@ -119,13 +122,15 @@ unsafe impl Runtime for Rocm {
         let (plain, peer) = (&self.hip.hipMemcpyAsync, &self.hip.hipMemcpyPeerAsync);
         let kind = hipMemcpyKind::hipMemcpyDefault;
         match from {
-            // SAFETY: the caller guarantees live memory and a live or default stream (see `Runtime::copy`). All memory is in
-            // one address space, in which the runtime finds the direction.
+            // SAFETY: the caller guarantees live memory and a live or default stream (see
+            // `Runtime::copy`). All memory is in one address space, in which the runtime finds the
+            // direction.
             None => plain.check(unsafe { plain(dst, src, bytes, kind, stream) }),
             Some(Peer(of)) => {
                 let of = of as c_int;
-                // SAFETY: the caller guarantees live memory, a live or default stream, and that `of` is what `peer_of`
-                // returned: the number of the source's device (see `Runtime::copy`).
+                // SAFETY: the caller guarantees live memory, a live or default stream, and that
+                // `of` is what `peer_of` returned: the number of the source's device (see
+                // `Runtime::copy`).
                 peer.check(unsafe { peer(dst, self.ordinal, src, of, bytes, stream) })
             }
         }

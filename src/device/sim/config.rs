@@ -6,9 +6,9 @@ pub enum SimMode {
     /// Soon, on a worker thread that starts with the first work.
     #[default]
     Async,
-    /// When a thread waits for it, on that thread: waiting for an event runs exactly what the event needs, synchronizing runs
-    /// everything. Queries and notifications run nothing: a task that waits for an event continues only once a thread has
-    /// waited.
+    /// When a thread waits for it, on that thread: waiting for an event runs exactly what the event
+    /// needs, synchronizing runs everything. Queries and notifications run nothing: a task that
+    /// waits for an event continues only once a thread has waited.
     Deferred,
 }
 
@@ -52,23 +52,24 @@ impl SimConfig {
         self
     }
 
-    /// Sets how many bytes the device has. They are reserved addresses, and take up memory only once allocated.
+    /// Sets how many bytes the device has. They are reserved addresses, and take up memory only
+    /// once allocated.
     #[must_use]
     pub fn with_capacity_bytes(mut self, bytes: usize) -> Self {
         self.capacity_bytes = bytes;
         self
     }
 
-    /// Sets how many freed bytes are kept from being used again. The oldest are used again first, and also when nothing else
-    /// is left.
+    /// Sets how many freed bytes are kept from being used again. The oldest are used again first,
+    /// and also when nothing else is left.
     #[must_use]
     pub fn with_quarantine_bytes(mut self, bytes: usize) -> Self {
         self.quarantine_bytes = bytes;
         self
     }
 
-    /// Sets how fast a queue copies, in bytes per second, for tests of overlap. The copies of different queues overlap. Has an
-    /// effect only in [`SimMode::Async`]; 0 means full speed.
+    /// Sets how fast a queue copies, in bytes per second, for tests of overlap. The copies of
+    /// different queues overlap. Has an effect only in [`SimMode::Async`]; 0 means full speed.
     #[must_use]
     pub fn with_bytes_per_second(mut self, bytes: u64) -> Self {
         self.bytes_per_second = (bytes > 0).then_some(bytes);

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::state::Core;
-use super::{INVALID_ACCESS, SimError, lock};
-use crate::device::{CopyKind, CopyOp, DevicePtr, LARGE, copy_large};
+use super::{INVALID_ACCESS, SimError};
+use crate::device::{CopyKind, CopyOp, DevicePtr, LARGE, copy_large, lock};
 
 /// The addresses of all simulated devices.
 static DEVICES: Mutex<Vec<(Range<usize>, Weak<Core>)>> = Mutex::new(Vec::new());
@@ -80,9 +80,10 @@ impl Core {
             CopyKind::DeviceToHost => self.locate_host(dst, bytes)?,
             CopyKind::HostToDevice | CopyKind::DeviceToDevice => self.locate(dst, bytes)?,
         };
-        // SAFETY: device addresses were just checked against live allocations, which only this engine frees. The caller of
-        // `RawQueue::copy` guarantees that host memory, and memory of a peer, lives unchanged until the copy has completed;
-        // `peer` keeps a peer mapped. `check_copy` has refused ranges that overlap.
+        // SAFETY: device addresses were just checked against live allocations, which only this
+        // engine frees. The caller of `RawQueue::copy` guarantees that host memory, and memory of a
+        // peer, lives unchanged until the copy has completed; `peer` keeps a peer mapped.
+        // `check_copy` has refused ranges that overlap.
         unsafe {
             match large {
                 true => copy_large(from, to, bytes),
@@ -99,7 +100,8 @@ impl Core {
             code: INVALID_ACCESS,
             message,
         })?;
-        // SAFETY: `locate` has checked the range against the live allocations, which only this engine frees.
+        // SAFETY: `locate` has checked the range against the live allocations, which only this
+        // engine frees.
         unsafe { start.write_bytes(byte, bytes) };
         Ok(())
     }

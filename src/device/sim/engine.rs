@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::event::Point;
 use super::state::{After, Core, Op, Pick, State};
-use super::{INVALID_ACCESS, MISUSE, SimMode, lock};
-use crate::device::device_error;
+use super::{INVALID_ACCESS, MISUSE, SimMode};
+use crate::device::{device_error, lock};
 use crate::error::Result;
 
 thread_local! {

@@ -1,4 +1,4 @@
-//! Events: what they look like from outside, and which ones are live.
+//! Events: their C representation, and which of them are live.
 
 use std::collections::{HashMap, VecDeque};
 use std::ptr::NonNull;
@@ -7,10 +7,10 @@ use crate::device::EventPtr;
 
 /// What `sync_event` of an array on a simulated device points to.
 ///
-/// The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. This is
-/// ours, and it only names an event: whether it has completed is known to the device that recorded
-/// it, which finds it by its address. Only that device's calls accept it, and only until it is
-/// released; foreign code must neither write to it nor free it.
+/// The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. This is the
+/// type of simulated devices. It only identifies an event: the device that recorded it looks it up
+/// by its address and knows whether it has completed. Only that device's calls accept it, and only
+/// until it is released; foreign code must neither write to it nor free it.
 #[derive(Debug)]
 #[repr(C)]
 pub struct SimEvent {
@@ -18,7 +18,7 @@ pub struct SimEvent {
     pub magic: u64,
     /// Id of the device that recorded it, as in `ArrowDeviceArray.device_id`.
     pub device_id: i64,
-    /// Counts the records of that device, from 1.
+    /// The number of the event among those of that device, from 1.
     pub serial: u64,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Events {
 unsafe impl Send for Events {}
 
 impl Events {
-    /// A live event at `point`; never `None`.
+    /// Returns a new live event at `point`; never `None`.
     pub(super) fn record(&mut self, device_id: i64, point: Point) -> Option<EventPtr> {
         self.serial += 1;
         let event = SimEvent {
@@ -66,7 +66,8 @@ impl Events {
         };
         let event = match recycled {
             Some(old) => {
-                // SAFETY: a pooled event is a leaked box, of which nothing has been used since its release.
+                // SAFETY: a pooled event is a leaked box, of which nothing has been used since its
+                // release.
                 unsafe { old.write(event) };
                 old
             }
@@ -76,18 +77,19 @@ impl Events {
         EventPtr::new(event.as_ptr().cast())
     }
 
-    /// Where the event stands; `None` if it is not a live one of this device.
+    /// Returns the event's position, or `None` if it is not a live event of this device.
     pub(super) fn find(&self, event: EventPtr) -> Option<Point> {
         let (_, point) = self.live.get(&event.as_ptr().addr())?;
         Some(*point)
     }
 
-    /// Whether it was a live one of this device.
+    /// Releases an event. Returns whether it was a live event of this device.
     pub(super) fn release(&mut self, event: EventPtr) -> bool {
         let Some((event, _)) = self.live.remove(&event.as_ptr().addr()) else {
             return false;
         };
-        // SAFETY: the event was live, so it is a leaked box of `record`'s; its user has just released it.
+        // SAFETY: the event was live, so it is a leaked box of `record`'s; its user has just
+        // released it.
         unsafe { (*event.as_ptr()).magic = 0 };
         self.pool.push_back(event);
         true

@@ -2,8 +2,8 @@
 
 use std::sync::Mutex;
 
-use super::{INJECTED, lock};
-use crate::device::{DeviceId, device_error};
+use super::INJECTED;
+use crate::device::{DeviceId, device_error, lock};
 use crate::error::{Error, Result};
 
 /// An operation of a simulated device that can be made to fail.
@@ -55,9 +55,10 @@ impl FaultOp {
 
 /// Makes chosen operations of a [`SimDevice`](super::SimDevice) fail, and counts all of them.
 ///
-/// A failure happens when the operation is submitted: the call returns an error and nothing is queued. The next call
-/// succeeds again. To fail each operation of a program in turn, run the program once to learn [`ops_seen`](Self::ops_seen),
-/// then once for each `n` up to that with [`fail_nth_of_any(n)`](Self::fail_nth_of_any).
+/// A failure happens when the operation is submitted: the call returns an error and nothing is
+/// queued. The next call succeeds again. To fail each operation of a program in turn, run the
+/// program once to learn [`ops_seen`](Self::ops_seen), then once for each `n` up to that with
+/// [`fail_nth_of_any(n)`](Self::fail_nth_of_any).
 #[derive(Debug, Default)]
 pub struct Faults(Mutex<Counters>);
 
@@ -73,8 +74,8 @@ struct Counters {
 }
 
 impl Faults {
-    /// Makes the `n`-th operation of this kind from now fail; 1 is the next one. Replaces an earlier call for the same kind,
-    /// and 0 cancels it.
+    /// Makes the `n`-th operation of this kind from now fail; 1 is the next one. Replaces an
+    /// earlier call for the same kind, and 0 cancels it.
     pub fn fail_nth(&self, op: FaultOp, n: u64) {
         let mut counters = lock(&self.0);
         let seen = counters.seen[op as usize];
@@ -88,7 +89,8 @@ impl Faults {
         counters.armed_any = if n == 0 { 0 } else { seen.saturating_add(n) };
     }
 
-    /// Returns how many operations of this kind were tried since the last [`clear`](Self::clear), failed ones included.
+    /// Returns how many operations of this kind were tried since the last [`clear`](Self::clear),
+    /// failed ones included.
     pub fn seen(&self, op: FaultOp) -> u64 {
         lock(&self.0).seen[op as usize]
     }
@@ -108,7 +110,7 @@ impl Faults {
         *lock(&self.0) = Counters::default();
     }
 
-    /// Counts one operation. `bytes` is what an allocation asked for.
+    /// Counts one operation. `bytes` is the size of an allocation.
     pub(super) fn pass(
         &self,
         op: FaultOp,

@@ -1,22 +1,21 @@
 //! Kernels: closures that run on a queue with a view of the device's memory.
 
-use std::any::Any;
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use arrow_buffer::{ArrowNativeType, BooleanBuffer, Buffer};
 
 use super::state::Core;
 use super::{INVALID_ACCESS, KERNEL, SimError};
+use crate::abi::guard;
 use crate::device::DevicePtr;
 
 /// A simulated device's memory, as a kernel sees it.
 ///
-/// Every access is checked against the live allocations. A failed access returns an error and makes the device fail, whether
-/// or not the kernel returns that error.
+/// Every access is checked against the live allocations. A failed access returns an error and makes
+/// the device fail, whether or not the kernel returns that error.
 ///
-/// Views borrow the `SimMemory`, so there is no other view beside one that writes. [`in_out`](Self::in_out) returns several
-/// views to read and one to write.
+/// Views borrow the `SimMemory`, so there is no other view beside one that writes.
+/// [`in_out`](Self::in_out) returns several views to read and one to write.
 pub struct SimMemory<'a> {
     core: &'a Core,
     /// The first failed access.
@@ -56,8 +55,9 @@ impl SimMemory<'_> {
         elements: usize,
     ) -> Result<&mut [T], String> {
         let start = self.start::<T>(ptr, elements)?;
-        // SAFETY: `start` has checked address, length and alignment; any bits are a valid `ArrowNativeType`. Only the engine
-        // writes device memory, and it is running this kernel; `self` is borrowed exclusively, so there is no other view.
+        // SAFETY: `start` has checked address, length and alignment; any bits are a valid
+        // `ArrowNativeType`. Only the engine writes device memory, and it is running this kernel;
+        // `self` is borrowed exclusively, so there is no other view.
         Ok(unsafe { std::slice::from_raw_parts_mut(start, elements) })
     }
 
@@ -92,8 +92,8 @@ impl SimMemory<'_> {
         self.write(ptr, &bits.sliced()[..bits.len().div_ceil(8)])
     }
 
-    /// Returns several views to read and one to write, each of an address and a number of elements. The one to write must
-    /// not overlap the others.
+    /// Returns several views to read and one to write, each of an address and a number of elements.
+    /// The one to write must not overlap the others.
     #[allow(clippy::type_complexity)] // an array of views and a view
     pub fn in_out<A: ArrowNativeType, B: ArrowNativeType, const N: usize>(
         &mut self,
@@ -114,14 +114,16 @@ impl SimMemory<'_> {
                 ));
             }
         }
-        // SAFETY: `start` has checked address, length and alignment; any bits are a valid `ArrowNativeType`. `self` is
-        // borrowed exclusively, and the views to read do not overlap this one, as was just checked.
+        // SAFETY: `start` has checked address, length and alignment; any bits are a valid
+        // `ArrowNativeType`. `self` is borrowed exclusively, and the views to read do not overlap
+        // this one, as was just checked.
         Ok((views, unsafe {
             std::slice::from_raw_parts_mut(start, output.1)
         }))
     }
 
-    /// Returns where the engine finds `elements` elements from `ptr`; dangling and aligned if there are none.
+    /// Returns where the engine finds `elements` elements from `ptr`; dangling and aligned if there
+    /// are none.
     fn start<T>(&self, ptr: DevicePtr, elements: usize) -> Result<*mut T, String> {
         if elements == 0 {
             return Ok(std::ptr::dangling_mut());
@@ -155,7 +157,7 @@ pub(super) fn run(
         core,
         fault: RefCell::new(None),
     };
-    let result = catch_unwind(AssertUnwindSafe(|| kernel(&mut memory)));
+    let result = guard::call_foreign("kernel", || kernel(&mut memory));
     let error = |code, message| SimError {
         operation: "kernel",
         code,
@@ -165,15 +167,7 @@ pub(super) fn run(
         return Err(error(INVALID_ACCESS, message));
     }
     match result {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(message)) => Err(error(KERNEL, message)),
-        Err(panic) => Err(error(KERNEL, format!("panicked: {}", text(&*panic)))),
-    }
-}
-
-fn text(panic: &(dyn Any + Send)) -> &str {
-    match panic.downcast_ref::<&str>() {
-        Some(text) => text,
-        None => panic.downcast_ref::<String>().map_or("(no text)", |s| s),
+        Ok(done) => done.map_err(|message| error(KERNEL, message)),
+        Err(panic) => Err(error(KERNEL, panic.to_string())),
     }
 }

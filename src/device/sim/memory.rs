@@ -12,7 +12,8 @@ const RED_ZONE: u8 = 0xFB;
 /// Alignment of an allocation and least length of a red zone, in bytes.
 const UNIT: usize = 64;
 
-/// One memory file mapped twice: at addresses that the host cannot touch, and at addresses for the engine.
+/// One memory file mapped twice: at addresses that the host cannot touch, and at addresses for the
+/// engine.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))] // never made there
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -25,7 +26,8 @@ pub(super) struct Mapping {
 
 // SAFETY: the mappings live until `Drop`; `Mapping` itself never reads or writes them.
 unsafe impl Send for Mapping {}
-// SAFETY: the mappings live until `Drop`; the addresses are read-only, and the allocator's lock guards what lies there.
+// SAFETY: the mappings live until `Drop`, and the fields do not change; the allocator's lock guards
+// the memory.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -38,7 +40,7 @@ impl Mapping {
             return Err("Miri has no memory files".into());
         }
         let length = libc::off_t::try_from(bytes).map_err(|_| "too large".to_string())?;
-        // SAFETY: the name is a C string; the descriptor is new and nobody else's.
+        // SAFETY: the name is a C string; the descriptor is new, and nothing else owns it.
         let file = unsafe {
             let fd = libc::memfd_create(c"arrow-device-sim".as_ptr(), libc::MFD_CLOEXEC);
             if fd < 0 {
@@ -86,22 +88,22 @@ impl Mapping {
         Err("simulated devices need Linux (memfd_create)".into())
     }
 
-    /// The addresses that users see.
+    /// Returns the addresses that users see.
     pub(super) fn range(&self) -> Range<usize> {
         self.device.addr()..self.device.addr() + self.bytes
     }
 
-    /// The address that users see for a byte offset within the device.
+    /// Returns the address that users see for a byte offset within the device.
     pub(super) fn device(&self, offset: usize) -> *mut u8 {
         self.device.wrapping_add(offset)
     }
 
-    /// The address through which the engine reads and writes the same byte.
+    /// Returns the address through which the engine reads and writes that byte.
     pub(super) fn engine(&self, offset: usize) -> *mut u8 {
         self.engine.wrapping_add(offset)
     }
 
-    /// The byte offset of an address that users see.
+    /// Returns the byte offset of an address that users see, or `None` for another address.
     pub(super) fn offset(&self, address: usize) -> Option<usize> {
         self.range()
             .contains(&address)
@@ -111,8 +113,8 @@ impl Mapping {
     /// Sets a range of byte offsets.
     fn set(&self, range: Range<usize>, byte: u8) {
         debug_assert!(range.start <= range.end && range.end <= self.bytes);
-        // SAFETY: the allocator passes ranges inside the mapping that no allocation is being used
-        // through: not yet handed out, freed, or red zones.
+        // SAFETY: the allocator passes ranges inside the mapping that nothing else uses: memory
+        // that is not handed out yet, freed memory, or red zones.
         unsafe {
             self.engine(range.start)
                 .write_bytes(byte, range.end - range.start)
@@ -121,7 +123,8 @@ impl Mapping {
 
     /// Whether all bytes of a red zone are intact.
     fn intact(&self, zone: Range<usize>) -> bool {
-        // SAFETY: inside the mapping (see `set`); nothing writes to a red zone but `set`.
+        // SAFETY: the range is inside the mapping, like those of `set`; only `set` writes to a red
+        // zone, with the allocator locked.
         let bytes =
             unsafe { std::slice::from_raw_parts(self.engine(zone.start), zone.end - zone.start) };
         bytes.iter().all(|byte| *byte == RED_ZONE)
@@ -132,7 +135,8 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         #[cfg(target_os = "linux")]
         for start in [self.device, self.engine] {
-            // SAFETY: mapped in `new` with this length; every user of the addresses holds this value's owner.
+            // SAFETY: mapped in `new` with this length; every user of the addresses holds this
+            // value's owner.
             unsafe { libc::munmap(start.cast(), self.bytes) };
         }
     }
@@ -185,7 +189,8 @@ impl Allocator {
         }
     }
 
-    /// The byte offset of fresh, poisoned memory; `None` if there is none.
+    /// Allocates memory, which is poisoned. Returns its byte offset, or `None` if there is not
+    /// enough.
     pub(super) fn allocate(&mut self, mapping: &Mapping, bytes: usize) -> Option<usize> {
         let block = block_bytes(bytes)?;
         let (start, length) = loop {
@@ -266,7 +271,7 @@ impl Allocator {
         intact
     }
 
-    /// Poisons and quarantines an allocation. Answers whether its red zones were intact.
+    /// Poisons and quarantines an allocation. Returns whether its red zones were intact.
     pub(super) fn finish_free(&mut self, mapping: &Mapping, offset: usize) -> bool {
         let Some(Allocation { bytes, .. }) = self.live.remove(&offset) else {
             return true;
@@ -306,8 +311,8 @@ impl Allocator {
         self.unused.insert(start, length);
     }
 
-    /// Whether `bytes` bytes from `offset` lie in one allocation whose free has not run.
-    /// The error says why not.
+    /// Checks that `bytes` bytes from `offset` lie in one allocation whose free has not run. The
+    /// error says why not.
     pub(super) fn check(&self, offset: usize, bytes: usize) -> Result<(), String> {
         let before = self.live.range(..=offset).next_back();
         let (start, allocation) = before.ok_or("not allocated, or freed")?;
@@ -325,7 +330,8 @@ impl Allocator {
         }
     }
 
-    /// As [`check`](Self::check), and its owner has not freed any of it either.
+    /// Returns whether [`check`](Self::check) succeeds and the allocation's owner has not freed it
+    /// either.
     pub(super) fn owned(&self, offset: usize, bytes: usize) -> bool {
         let before = self.live.range(..=offset).next_back();
         let kept = |(start, a): (&usize, &Allocation)| {
@@ -334,7 +340,7 @@ impl Allocator {
         self.check(offset, bytes).is_ok() && before.is_some_and(kept)
     }
 
-    /// Offsets of allocations with a damaged red zone, which is repaired.
+    /// Repairs damaged red zones. Returns the byte offsets of their allocations.
     pub(super) fn damaged(&mut self, mapping: &Mapping) -> Vec<usize> {
         let mut damaged = Vec::new();
         for (offset, allocation) in &self.live {
@@ -348,13 +354,13 @@ impl Allocator {
         damaged
     }
 
-    /// Count and bytes of allocations that their owners have not freed.
+    /// Returns the number and the bytes of allocations that their owners have not freed.
     pub(super) fn owned_total(&self) -> (usize, usize) {
         let owned = self.live.values().filter(|a| !a.freeing);
         owned.fold((0, 0), |(count, bytes), a| (count + 1, bytes + a.kept))
     }
 
-    /// Count of allocations whose free waits in a queue.
+    /// Returns the number of allocations whose free waits in a queue.
     pub(super) fn freeing(&self) -> usize {
         self.live.values().filter(|a| a.freeing).count()
     }

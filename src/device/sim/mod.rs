@@ -58,18 +58,17 @@ use std::alloc::Layout;
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use crate::abi::ArrowDeviceType;
 use crate::device::{
-    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, RawQueue, device_error,
+    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, RawQueue, device_error, lock,
 };
 use crate::error::{Error, Result};
 
 mod config;
 mod copy;
-
 mod engine;
 mod event;
 mod fault;
@@ -97,13 +96,6 @@ const INVALID_ACCESS: i32 = 2;
 const KERNEL: i32 = 3;
 const MISUSE: i32 = 4;
 
-/// Locks, whatever happened to earlier holders: no critical section of this module leaves a half-made state.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
 /// Why queued work failed.
 #[derive(Debug)]
 struct SimError {
@@ -121,7 +113,7 @@ static IDS: Mutex<Ids> = Mutex::new(Ids {
 struct Ids {
     /// All from 1 to this one were given out, or are in `named`.
     last: i64,
-    /// Those that were asked for by name.
+    /// Those that were requested by name.
     named: BTreeSet<i64>,
 }
 

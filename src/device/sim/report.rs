@@ -9,7 +9,7 @@ use crate::error::Error;
 pub struct SimReport {
     /// Device allocations that were not freed.
     pub live_allocations: usize,
-    /// Their bytes, as asked for.
+    /// Their bytes, as requested.
     pub live_bytes: usize,
     /// Device allocations whose free waits in a queue.
     pub pending_frees: usize,
@@ -60,8 +60,8 @@ impl SimDevice {
         }
     }
 
-    /// Checks the red zones around all allocations. Repairs damage and adds it to the violations of the
-    /// [report](Self::report).
+    /// Checks the red zones around all allocations. Repairs damage and adds it to the violations of
+    /// the [report](Self::report).
     pub fn check(&self) {
         let core = self.core();
         let mut state = core.state();

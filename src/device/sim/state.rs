@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
 use std::thread::JoinHandle;
@@ -12,13 +11,15 @@ use std::time::{Duration, Instant};
 use super::event::{Events, Point};
 use super::fault::Faults;
 use super::memory::{Allocator, Mapping};
-use super::{SimConfig, SimError, lock};
-use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr};
+use super::{SimConfig, SimError};
+use crate::abi::guard;
+use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr, lock};
 use crate::error::{Error, Result};
 
 /// What a device, its queues and its worker share.
 ///
-/// Locks are taken in this order: `engine`, `state`. Wakers are called and closures dropped while neither is held.
+/// Locks are taken in this order: `engine`, `state`. Wakers are called and closures dropped while
+/// neither is held.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) id: DeviceId,
@@ -77,7 +78,8 @@ impl Core {
         lock(&self.state)
     }
 
-    /// Returns where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch them.
+    /// Returns where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch
+    /// them.
     pub(super) fn locate(&self, ptr: DevicePtr, bytes: usize) -> Result<*mut u8, String> {
         let check = match self.mapping.offset(ptr.address()) {
             None => Err("not an address of this device".into()),
@@ -99,7 +101,8 @@ impl State {
         self.error.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether a queue has reached a position. Queues are forgotten only when all of their work is done.
+    /// Whether a queue has reached a position. Queues are forgotten only when all of their work is
+    /// done.
     pub(super) fn reached(&self, point: Point) -> bool {
         let queue = self.queues.get(&point.queue);
         queue.is_none_or(|queue| queue.completed >= point.position)
@@ -156,7 +159,8 @@ impl State {
         }
     }
 
-    /// Returns a queue whose first operation can run, preferring those after `last`, or else when to look again.
+    /// Returns a queue whose first operation can run, preferring those after `last`, or else when
+    /// to look again.
     pub(super) fn pick(&self, last: u64, rate: Option<u64>) -> Pick {
         let mut again: Option<Instant> = None;
         let later = self.queues.range(last.saturating_add(1)..);
@@ -205,9 +209,9 @@ impl After {
     pub(super) fn finish(self) {
         for waker in self.wakers {
             // A waker that panics must not end the worker.
-            let _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+            let _ = guard::call_foreign("waker", || waker.wake());
         }
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(self.garbage)));
+        let _ = guard::call_foreign("kernel", || drop(self.garbage));
     }
 }
 
@@ -333,13 +337,13 @@ pub(super) struct QueueState {
     pub(super) completed: u64,
     pub(super) wakers: Wakers,
     /// When the first operation may run, if copies are slowed down.
-    pub(super) due: Cell<Option<std::time::Instant>>,
+    pub(super) due: Cell<Option<Instant>>,
     /// The handle was dropped; the queue is forgotten once its work is done.
     pub(super) dropped: bool,
 }
 
-/// Wakers by the position that they wait for, and by what [`Waker::will_wake`] compares. Neither adding one nor
-/// taking out those that are ready looks at the others.
+/// Wakers by the position that they wait for, and by what [`Waker::will_wake`] compares. Neither
+/// adding one nor taking out those that are ready looks at the others.
 #[derive(Debug, Default)]
 pub(super) struct Wakers {
     waiting: BTreeMap<(u64, usize, usize), Waker>,

@@ -1,5 +1,6 @@
-//! Key-value metadata in the encoding of the C data interface ("ArrowSchema.metadata" in the specification): counts are
-//! native `int32_t`, unaligned; neither keys nor values end with a null byte.
+//! Key-value metadata in the encoding of the C data interface ("ArrowSchema.metadata" in the
+//! specification): counts are native `int32_t`, unaligned; neither keys nor values end with a null
+//! byte.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -49,8 +50,8 @@ pub(crate) unsafe fn decode_metadata(
     unsafe { decode_within(metadata, &mut budget) }
 }
 
-/// As `decode_metadata`, for at most the bytes of `budget`. Every byte is charged before it is read, including those of
-/// keys that repeat, of which the result has only one.
+/// As `decode_metadata`, for at most the bytes of `budget`. Every byte is charged before it is
+/// read, including those of keys that repeat, of which the result has only one.
 ///
 /// # Safety
 /// `metadata` is null or points to metadata, with all the bytes that the counts in it announce.
@@ -86,8 +87,9 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn bytes(&mut self, n: usize) -> std::result::Result<&[u8], Cow<'static, str>> {
         self.budget.spend(n)?;
-        // SAFETY: the caller of `decode_within` guarantees all the bytes that the counts announce, and `n` is such a count or
-        // the size of one. No sum overflows, because the budget is smaller than `isize::MAX`.
+        // SAFETY: the caller of `decode_within` guarantees all the bytes that the counts announce,
+        // and `n` is such a count or the size of one. No sum overflows, because the budget is
+        // smaller than `isize::MAX`.
         let bytes = unsafe { std::slice::from_raw_parts(self.start.add(self.read), n) };
         self.read += n;
         Ok(bytes)

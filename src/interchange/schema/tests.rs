@@ -282,8 +282,8 @@ fn sharing(inner: Foreign, n: usize) -> Foreign {
     })
 }
 
-/// A few structs that become millions of fields, and one long name, or one block of metadata, that becomes
-/// gigabytes.
+/// A few structs that become millions of fields, and one long name, or one block of metadata, that
+/// becomes gigabytes.
 #[cfg(not(miri))]
 #[test]
 fn what_fields_share_is_bounded() {

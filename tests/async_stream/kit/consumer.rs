@@ -63,7 +63,7 @@ impl Drop for Busy<'_> {
 
 /// The consumer behind `private_data`.
 unsafe fn of(handler: *mut Handler) -> FakeConsumer {
-    // SAFETY: the handler holds an Arc until its release.
+    // SAFETY: `private_data` is the `Arc` that the handler holds until its release.
     unsafe {
         let inner = (*handler).private_data().cast_const().cast::<Inner>();
         Arc::increment_strong_count(inner);
@@ -75,7 +75,8 @@ unsafe extern "C-unwind" fn on_schema(
     handler: *mut Handler,
     schema: *mut FFI_ArrowSchema,
 ) -> c_int {
-    // SAFETY: called with the struct that this file made, by a producer that connected itself.
+    // SAFETY: the producer passes the handler that this file made, with its own struct set, and a
+    // schema that it hands over.
     let (this, schema, producer) = unsafe {
         let this = of(handler);
         (this, ForeignSchema::from_raw(schema), (*handler).producer())
@@ -86,7 +87,7 @@ unsafe extern "C-unwind" fn on_schema(
     if producer.is_null() {
         this.violation("no producer at on_schema");
     } else {
-        // SAFETY: the producer is live until the release.
+        // SAFETY: the producer's struct is live until the handler's release.
         unsafe {
             this.0
                 .device_type
@@ -105,7 +106,7 @@ unsafe extern "C-unwind" fn on_next_task(
     task: *mut FFI_ArrowAsyncTask,
     metadata: *const c_char,
 ) -> c_int {
-    // SAFETY: called with the struct that this file made.
+    // SAFETY: the producer passes the handler that this file made, which is not released yet.
     let this = unsafe { of(handler) };
     let _busy = this.enter();
     if this.0.producer.load(SeqCst).is_null() {
@@ -115,7 +116,7 @@ unsafe extern "C-unwind" fn on_next_task(
         this.record(Call::End);
         return 0;
     }
-    // SAFETY: a task and metadata as the specification has them.
+    // SAFETY: the producer passes a task and metadata that are null or valid for the call.
     let (task, metadata) = unsafe { (FFI_ArrowAsyncTask::from_raw(task), super::decode(metadata)) };
     if this.0.demand.fetch_sub(1, SeqCst) < 1 {
         this.violation("a task that was not requested");
@@ -133,13 +134,14 @@ unsafe extern "C-unwind" fn on_error(
     text: *const c_char,
     metadata: *const c_char,
 ) {
-    // SAFETY: called with the struct that this file made; text and metadata as the specification has them.
+    // SAFETY: the producer passes the handler that this file made, and a text and metadata that are
+    // null or valid for the call.
     let (this, text, metadata) = unsafe {
         let text = (!text.is_null()).then(|| CStr::from_ptr(text).to_str().unwrap().to_string());
         (of(handler), text, super::decode(metadata))
     };
     let _busy = this.enter();
-    // SAFETY: called with the struct that this file made.
+    // SAFETY: the producer passes the handler that this file made, which is not released yet.
     if unsafe { (*handler).producer() }.is_null() {
         this.violation("no producer at on_error");
     }
@@ -151,7 +153,8 @@ unsafe extern "C-unwind" fn on_error(
 }
 
 unsafe extern "C-unwind" fn release(handler: *mut Handler) {
-    // SAFETY: called with the struct that this file made, once.
+    // SAFETY: the producer passes the handler that this file made, once: its `Arc` is given up
+    // here.
     let this = unsafe {
         let this = of(handler);
         Arc::decrement_strong_count((*handler).private_data().cast_const().cast::<Inner>());
@@ -185,7 +188,8 @@ impl FakeConsumer {
 
     pub(crate) fn handler(&self) -> Handler {
         let private = Arc::into_raw(self.0.clone()).cast_mut().cast();
-        // SAFETY: the callbacks of this file, with what they expect.
+        // SAFETY: the callbacks of this file keep to the interface, and `private` is the `Arc` that
+        // they expect.
         unsafe { Handler::from_parts(on_schema, on_next_task, on_error, release, private) }
     }
 
@@ -327,14 +331,15 @@ impl FakeConsumer {
         assert!(!array.is_released(), "nothing was extracted");
         let schema = self.0.schema.lock().unwrap().clone().unwrap();
         let options = self.0.options.lock().unwrap().clone();
-        // SAFETY: the array is of a producer of ours.
+        // SAFETY: the struct comes from an export of this crate, whose values are valid, and the
+        // type is the exported one.
         unsafe { DeviceRecordBatch::import_as(array, schema, &options) }.unwrap()
     }
 
     pub(crate) fn extract_raw(mut task: FFI_ArrowAsyncTask) -> (c_int, FFI_ArrowDeviceArray) {
         let mut array = FFI_ArrowDeviceArray::empty();
         let call = task.extract_data().unwrap();
-        // SAFETY: the one call for this task; `array` is memory for one struct.
+        // SAFETY: this is the one call for this task; `array` is memory for one struct.
         let code = unsafe { call(&raw mut task, &raw mut array) };
         (code, array)
     }
@@ -342,7 +347,7 @@ impl FakeConsumer {
     /// Tells the producer that a task's array is not wanted.
     pub(crate) fn refuse(mut task: FFI_ArrowAsyncTask) -> c_int {
         let call = task.extract_data().unwrap();
-        // SAFETY: the one call for this task.
+        // SAFETY: this is the one call for this task; null says that the array is not wanted.
         unsafe { call(&raw mut task, ptr::null_mut()) }
     }
 

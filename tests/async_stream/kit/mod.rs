@@ -224,14 +224,15 @@ pub(crate) unsafe fn decode(metadata: *const std::ffi::c_char) -> Option<HashMap
     if metadata.is_null() {
         return None;
     }
-    // SAFETY: starts with a count.
+    // SAFETY: metadata starts with a count of 4 bytes.
     let n = unsafe { metadata.cast::<i32>().read_unaligned() };
-    // SAFETY: the count has 4 bytes.
+    // SAFETY: the count has 4 bytes, so this is still within the metadata or at its end.
     let mut at = unsafe { metadata.cast::<u8>().add(4) };
     let mut out = HashMap::new();
     for _ in 0..n {
         let mut text = || {
-            // SAFETY: the lengths say how much there is.
+            // SAFETY: the metadata has a key and a value for each count, each with its length
+            // before it.
             unsafe {
                 let len = at.cast::<i32>().read_unaligned() as usize;
                 let bytes = std::slice::from_raw_parts(at.add(4), len);

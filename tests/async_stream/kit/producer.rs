@@ -57,7 +57,8 @@ pub(crate) struct FakeProducer(Arc<Inner>);
 impl Drop for Inner {
     fn drop(&mut self) {
         self.release();
-        // SAFETY: made by `Box::into_raw`; the handler is released, so nobody follows the pointer.
+        // SAFETY: the box was given up by `Box::into_raw`; the handler is released, so nobody
+        // follows the pointer.
         drop(unsafe { Box::from_raw(self.producer.load(SeqCst)) });
     }
 }
@@ -68,7 +69,7 @@ impl Inner {
         if handler.is_null() {
             return;
         }
-        // SAFETY: the handler is live until its one release.
+        // SAFETY: the handler is live until its release, which is called once.
         unsafe {
             let release = (*handler).release().unwrap();
             release(handler);
@@ -83,7 +84,7 @@ impl Inner {
             .any(|thread| *thread != me);
         self.released_under_a_call.fetch_or(others, SeqCst);
         if self.boxed {
-            // SAFETY: made by `Box::into_raw` in `new`.
+            // SAFETY: the box was given up in `new`, and is taken back once.
             let handler = unsafe { Box::from_raw(handler) };
             assert!(handler.is_released(), "release marks the struct");
         }
@@ -113,7 +114,8 @@ impl Inner {
 
 /// The producer behind `private_data`.
 unsafe fn of(producer: *mut FFI_ArrowAsyncProducer) -> FakeProducer {
-    // SAFETY: the tests hold the producer while it can be called.
+    // SAFETY: `private_data` is the `Arc` of a producer that the tests hold as long as it can be
+    // called.
     unsafe {
         let inner = (*producer).private_data().cast_const().cast::<Inner>();
         Arc::increment_strong_count(inner);
@@ -122,7 +124,7 @@ unsafe fn of(producer: *mut FFI_ArrowAsyncProducer) -> FakeProducer {
 }
 
 unsafe extern "C-unwind" fn request(producer: *mut FFI_ArrowAsyncProducer, n: i64) {
-    // SAFETY: called with the struct that this file made.
+    // SAFETY: the consumer passes the struct that this file made, which is live until the release.
     let this = unsafe { of(producer) };
     let _inside = this.0.call("request");
     this.0.requests.lock().unwrap().push(n);
@@ -134,7 +136,7 @@ unsafe extern "C-unwind" fn request(producer: *mut FFI_ArrowAsyncProducer, n: i6
 }
 
 unsafe extern "C-unwind" fn cancel(producer: *mut FFI_ArrowAsyncProducer) {
-    // SAFETY: called with the struct that this file made.
+    // SAFETY: the consumer passes the struct that this file made, which is live until the release.
     let this = unsafe { of(producer) };
     let _inside = this.0.call("cancel");
     this.0.cancels.fetch_add(1, SeqCst);
@@ -148,7 +150,8 @@ unsafe extern "C-unwind" fn extract(
     task: *mut FFI_ArrowAsyncTask,
     out: *mut FFI_ArrowDeviceArray,
 ) -> c_int {
-    // SAFETY: the task's Arc is given up in the first call; a second one finds the producer's.
+    // SAFETY: `private_data` is an `Arc` that the task gives up in the first call; for later calls
+    // the producer still holds one.
     let state = unsafe {
         let state = (*task).private_data().cast_const().cast::<TaskState>();
         if (*state).calls.fetch_add(1, SeqCst) > 0 {
@@ -215,7 +218,8 @@ impl FakeProducer {
             log: Arc::default(),
         });
         let private = Arc::as_ptr(&inner).cast_mut().cast();
-        // SAFETY: the callbacks of this file, with what they expect.
+        // SAFETY: the callbacks of this file keep to the interface, and `private` is the `Arc` that
+        // they expect.
         let producer = unsafe {
             FFI_ArrowAsyncProducer::from_parts(device_type, request, cancel, ptr::null(), private)
         };
@@ -228,7 +232,7 @@ impl FakeProducer {
     /// Overwrites word `i` of the C struct with null: 1 is `request`, 2 is `cancel`.
     pub(crate) fn without_callback(&self, i: usize) {
         let words = self.0.producer.load(SeqCst).cast::<*const c_void>();
-        // SAFETY: the struct has five words, and null is a value of both.
+        // SAFETY: `i` is one of the struct's five words, a callback, which may be null.
         unsafe { words.add(i).write(ptr::null()) };
     }
 
@@ -273,7 +277,7 @@ impl FakeProducer {
 
     pub(crate) fn give(&self, mut schema: CountedSchema) -> c_int {
         self.0.schemas.lock().unwrap().push(schema.releases.clone());
-        // SAFETY: the handler is live.
+        // SAFETY: the handler is live, and the schema is null or a live struct that is handed over.
         unsafe { self.raw_schema(&raw mut schema.c) }
     }
 
@@ -281,7 +285,7 @@ impl FakeProducer {
     /// Null or a schema.
     pub(crate) unsafe fn raw_schema(&self, schema: *mut FFI_ArrowSchema) -> c_int {
         let handler = self.handler();
-        // SAFETY: the handler is live.
+        // SAFETY: the handler is live, and the schema is null or a live struct that is handed over.
         unsafe { (*handler).on_schema().unwrap()(handler, schema) }
     }
 
@@ -292,7 +296,7 @@ impl FakeProducer {
     pub(crate) fn task_with(&self, batch: &DeviceRecordBatch, metadata: Option<&[u8]>) -> c_int {
         let (array, _) = batch.export(SyncPolicy::Event).unwrap();
         let give = move |out: *mut FFI_ArrowDeviceArray| {
-            // SAFETY: a consumer gives memory for one struct.
+            // SAFETY: the consumer passes memory for one struct.
             unsafe { array.write_to(out) };
             0
         };
@@ -324,7 +328,8 @@ impl FakeProducer {
             log: self.0.log.clone(),
         });
         self.0.tasks.lock().unwrap().push(state.clone());
-        // SAFETY: the callback of this file, with what it expects.
+        // SAFETY: `extract` keeps to the interface, and the private data is the `Arc` that it
+        // expects.
         unsafe { FFI_ArrowAsyncTask::from_parts(extract, Arc::into_raw(state).cast_mut().cast()) }
     }
 

@@ -43,7 +43,7 @@ impl CountedSchema {
     pub(crate) fn of(mut c: FFI_ArrowSchema) -> Self {
         let releases = Arc::new(AtomicUsize::new(0));
         let words = (&raw mut c).cast::<*mut c_void>();
-        // SAFETY: nine words, as the C definition has them.
+        // SAFETY: the struct has nine words, as the C definition says, and is live and not shared.
         unsafe {
             let wrapped = Box::new(Wrapped {
                 release: words.add(RELEASE).cast::<Option<SchemaRelease>>().read(),

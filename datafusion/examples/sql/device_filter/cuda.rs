@@ -1,6 +1,7 @@
 //! The kernels for CUDA devices, in PTX, which the driver compiles for its device.
 //!
-//! **Unproven:** the PTX assembles, but no GPU has run it yet. The tests run the kernels of the simulated device.
+//! **Unproven:** the PTX assembles, but no GPU has run it yet. The tests run the kernels of the
+//! simulated device.
 
 use arrow_device::cuda::cudarc::driver::{CudaFunction, DriverError, LaunchConfig, PushKernelArg};
 use arrow_device::cuda::cudarc::nvrtc::Ptx;
@@ -45,8 +46,9 @@ impl Kernels {
         launch.arg(&kind).arg(&values).arg(&mask).arg(&column.bit);
         launch.arg(&column.rows).arg(&orderings);
         launch.arg(&condition.literal).arg(&passing);
-        // SAFETY: the arguments are the kernel's parameters. It reads `rows` rows and their bits, which are lent to the queue,
-        // and writes as many bytes of `passing`, which is lent for writing.
+        // SAFETY: the arguments are the kernel's parameters. It reads `rows` rows and their bits,
+        // which are lent to the queue, and writes as many bytes of `passing`, which is lent for
+        // writing.
         let launched = unsafe { launch.launch(threads(column.rows)) };
         launched.map(drop).map_err(|e| failed(queue.device(), e))
     }
@@ -69,8 +71,9 @@ impl Kernels {
             block_dim: (1, 1, 1),
             shared_mem_bytes: 0,
         };
-        // SAFETY: the arguments are the kernel's parameters, and it runs as one thread. It reads a byte for each row, and writes
-        // at most as many numbers to `picked` and one to `counts`, which are lent for writing and are large enough.
+        // SAFETY: the arguments are the kernel's parameters, and it runs as one thread. It reads a
+        // byte for each row, and writes at most as many numbers to `picked` and one to `counts`,
+        // which are lent for writing and are large enough.
         let launched = unsafe { launch.launch(one) };
         launched.map(drop).map_err(|e| failed(queue.device(), e))
     }
@@ -96,9 +99,10 @@ impl Kernels {
         launch.arg(&kind).arg(&values).arg(&mask).arg(&column.bit);
         launch.arg(&picked).arg(&count).arg(&nulls);
         launch.arg(&out).arg(&out_mask);
-        // SAFETY: the arguments are the kernel's parameters. It reads rows of the column, which is lent to the queue, at the
-        // numbers that `select` has written. It writes at most as many rows and bits as the column has, and a count, to buffers
-        // that are lent for writing and are large enough.
+        // SAFETY: the arguments are the kernel's parameters. It reads rows of the column, which is
+        // lent to the queue, at the numbers that `select` has written. It writes at most as many
+        // rows and bits as the column has, and a count, to buffers that are lent for writing and
+        // are large enough.
         let launched = unsafe { launch.launch(threads(column.rows.div_ceil(8))) };
         launched.map(drop).map_err(|e| failed(queue.device(), e))
     }

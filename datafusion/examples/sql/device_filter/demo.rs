@@ -74,8 +74,8 @@ async fn collect(plan: Arc<dyn ExecutionPlan>, context: &SessionContext) -> Resu
     Ok(concat_batches(&schema, &batches)?)
 }
 
-/// Runs queries over a table on `device` and prints their plans and results. Returns whether the results are those of
-/// DataFusion over the same table on the host.
+/// Runs queries over a table on `device` and prints their plans and results. Returns whether the
+/// results are those of DataFusion over the same table on the host.
 ///
 /// # Errors
 /// Returns the error of a query.

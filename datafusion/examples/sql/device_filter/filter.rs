@@ -1,4 +1,5 @@
-//! The operator: keeps the rows that pass, and some of their columns. No value is copied to the host.
+//! The operator: keeps the rows that pass, and some of their columns. No value is copied to the
+//! host.
 
 use std::fmt;
 use std::future::ready;
@@ -26,8 +27,9 @@ pub(crate) struct DeviceFilterExec {
 }
 
 impl DeviceFilterExec {
-    /// Returns `None` if the kernels do not support what `host` does: a predicate other than comparisons of columns with
-    /// literals, columns without a fixed width, or a device without kernels.
+    /// Returns `None` if the kernels do not support what `host` does: a predicate other than
+    /// comparisons of columns with literals, columns without a fixed width, or a device without
+    /// kernels.
     ///
     /// # Errors
     /// Returns an error if the device cannot load the kernels.
@@ -101,8 +103,8 @@ impl DevicePlan for DeviceFilterExec {
         let output = input
             .try_filter(|batch| ready(batch.num_rows() > 0))
             .map(move |batch| batch.and_then(|batch| filter.launch(&batch, &queue)))
-            // The number of rows that pass is known once the kernels have run. The task waits for it without blocking its
-            // thread, and the next batch's kernels are queued meanwhile.
+            // The number of rows that pass is known once the kernels have run. The task waits for
+            // it without blocking its thread, and the next batch's kernels are queued meanwhile.
             .map(|launched| async { launched?.finish().await })
             .buffered(2)
             .try_filter(|batch| ready(batch.num_rows() > 0));

@@ -68,8 +68,8 @@ impl Filter {
         })
     }
 
-    /// Queues the kernels for a batch that is not empty. Each condition marks the rows that fail it, the remaining rows are
-    /// counted and numbered, and the values of each column are gathered.
+    /// Queues the kernels for a batch that is not empty. Each condition marks the rows that fail
+    /// it, the remaining rows are counted and numbered, and the values of each column are gathered.
     pub(crate) fn launch(&self, batch: &DeviceRecordBatch, queue: &Queue) -> Result<Launched> {
         let rows = batch.num_rows();
         let allocate = |bytes| DeviceBufferMut::allocate(queue, bytes);
@@ -157,8 +157,8 @@ impl Launched {
             let mask = (nulls > 0).then_some(mask);
             let buffers = [mask, Some(values)];
             let nulls = Some(nulls);
-            // SAFETY: every bit pattern is a valid value of the types of `Kind`, and `gather` has counted the nulls in the bits
-            // that it wrote for these rows.
+            // SAFETY: every bit pattern is a valid value of the types of `Kind`, and `gather` has
+            // counted the nulls in the bits that it wrote for these rows.
             let column = unsafe { DeviceArray::from_parts(data_type, rows, nulls, &buffers, &[]) };
             columns.push(column?);
         }

@@ -1,8 +1,8 @@
 //! A complete DataFusion plugin: `WHERE` on a device.
 //!
-//! `DeviceFilterExec` filters batches on their device. [`PushFilterToDevice`] replaces DataFusion's own filter with it in the
-//! plans of ordinary SQL. The rule `DeviceTransitions` inserts the uploads and downloads. A session takes both rules, in this
-//! order:
+//! `DeviceFilterExec` filters batches on their device. [`PushFilterToDevice`] replaces DataFusion's
+//! own filter with it in the plans of ordinary SQL. The rule `DeviceTransitions` inserts the
+//! uploads and downloads. A session takes both rules, in this order:
 //!
 //! ```
 //! # use std::sync::Arc;

@@ -17,7 +17,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns `None` for types that the kernels do not support, such as text, whose rows have no fixed width.
+    /// Returns `None` for types that the kernels do not support, such as text, whose rows have no
+    /// fixed width.
     pub(crate) fn of(data_type: &DataType) -> Option<Self> {
         match data_type {
             DataType::Int32 | DataType::Date32 => Some(Self::Int32),
@@ -36,7 +37,8 @@ impl Kind {
     }
 }
 
-/// A row passes if the column is not null and its comparison with the literal has one of these results.
+/// A row passes if the column is not null and its comparison with the literal has one of these
+/// results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Condition {
     pub(crate) column: usize,
@@ -46,7 +48,8 @@ pub(crate) struct Condition {
     pub(crate) literal: i64,
 }
 
-/// An integer that orders floats as DataFusion does: both zeros are equal, and NaNs are beyond the infinities.
+/// An integer that orders floats as DataFusion does: both zeros are equal, and NaNs are beyond the
+/// infinities.
 pub(crate) fn float_key(value: f64) -> i64 {
     let bits = if value == 0.0 {
         0

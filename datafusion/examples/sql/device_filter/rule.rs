@@ -14,8 +14,9 @@ use datafusion::physical_plan::{ExecutionPlan, Partitioning, replace_children_if
 
 use super::filter::DeviceFilterExec;
 
-/// Replaces DataFusion's filter with a [`DeviceFilterExec`] if its rows come from a device. Filters that the kernels do not
-/// support stay with DataFusion. `DeviceTransitions` must follow, to remove the download between the two.
+/// Replaces DataFusion's filter with a [`DeviceFilterExec`] if its rows come from a device. Filters
+/// that the kernels do not support stay with DataFusion. `DeviceTransitions` must follow, to remove
+/// the download between the two.
 #[derive(Debug)]
 pub(crate) struct PushFilterToDevice;
 
@@ -41,8 +42,9 @@ fn replace(node: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn Execution
     let Some(filter) = node.downcast_ref::<FilterExec>() else {
         return Ok(Transformed::no(node));
     };
-    // DataFusion distributes the batches of few partitions over all its tasks, so that they share a filter's work. That
-    // belongs after the device's filter, except with a limit, which holds for each partition.
+    // DataFusion distributes the batches of few partitions over all its tasks, so that they share a
+    // filter's work. That belongs after the device's filter, except with a limit, which holds for
+    // each partition.
     let spread = filter.input().downcast_ref::<RepartitionExec>();
     let replaced = match spread.filter(|spread| is_round_robin(spread)) {
         Some(spread) if filter.fetch().is_none() => {

@@ -86,11 +86,13 @@ pub(crate) fn select(
         memory.write(counts, &[numbers.len() as i64])?;
         memory.write(picked, &numbers)
     };
-    // SAFETY: the kernel writes `picked` and `counts`, which are lent for writing and so not frozen.
+    // SAFETY: the kernel writes `picked` and `counts`, which are lent for writing and so not
+    // frozen.
     unsafe { launch(queue, kernel) }
 }
 
-/// Writes the picked rows of column `i` of the result: values, validity bitmap, and the number of nulls.
+/// Writes the picked rows of column `i` of the result: values, validity bitmap, and the number of
+/// nulls.
 pub(crate) fn gather(
     queue: &Queue,
     column: Column,
@@ -119,7 +121,8 @@ pub(crate) fn gather(
         memory.write(mask, &bits)?;
         memory.write(counts.offset((1 + i) * size_of::<i64>()), &[nulls])
     };
-    // SAFETY: the kernel writes `counts`, `values` and `mask`, which are lent for writing and so not frozen.
+    // SAFETY: the kernel writes `counts`, `values` and `mask`, which are lent for writing and so
+    // not frozen.
     unsafe { launch(queue, kernel) }
 }
 

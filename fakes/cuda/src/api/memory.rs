@@ -158,8 +158,9 @@ pub(crate) unsafe extern "C" fn cuMemFreeAsync(dptr: Address, hStream: Handle) -
                 && Arc::ptr_eq(&block.engine, &lane.engine)
         };
         let block = take(&mut registry, "cuMemFreeAsync", dptr, of_pool)?;
-        // SAFETY: allocated by this engine, and in the table until now, so freed once; that work on
-        // other streams was waited for is what the caller of the driver function upholds.
+        // SAFETY: this engine allocated the memory, which was in the table until now, so it is
+        // freed once; the caller of the driver function guarantees that work on other streams was
+        // waited for.
         let freed = unsafe { lane.queue.free(pointer(block.start), block.bytes) };
         freed.map_err(|error| lane.engine.code_of(&error))
     })

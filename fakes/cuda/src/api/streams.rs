@@ -199,8 +199,8 @@ pub(crate) unsafe extern "C" fn cuLaunchHostFunc(
         let engine = lane.engine.clone();
         lane.engine.launch(&lane.queue, None, move |_| {
             host_function(engine, || {
-                // SAFETY: the caller of the driver function upholds that the function may be called
-                // with this argument, once, on any thread.
+                // SAFETY: the caller of the driver function guarantees that the function may be
+                // called with this argument, once, on any thread.
                 unsafe { function(std::ptr::with_exposed_provenance_mut(data)) }
             });
             Ok(())

@@ -40,7 +40,7 @@ pub(crate) unsafe extern "C" fn hipMemcpyPeerAsync(
         let of_target = primary(driver, dstDeviceId)?;
         let of_source = primary(driver, srcDevice)?;
         let (dst, src) = (address(dst), address(src));
-        // SAFETY: CUDA asks of the memory what HIP asks, which the caller guarantees.
+        // SAFETY: CUDA requires of the memory what HIP requires, which the caller guarantees.
         unsafe { driver.cuMemcpyPeerAsync(dst, of_target, src, of_source, sizeBytes, stream) }
     })
 }
@@ -62,14 +62,14 @@ pub(crate) unsafe extern "C" fn hipMemcpyBatchAsync(
         let (dsts, srcs): (*mut Address, *mut Address) = (dsts.cast(), srcs.cast());
         if !driver.has_batch_v2() {
             let failed = failIdx.raw();
-            // SAFETY: CUDA asks of the lists what HIP asks, which the caller guarantees.
+            // SAFETY: CUDA requires of the lists what HIP requires, which the caller guarantees.
             return unsafe {
                 driver.cuMemcpyBatchAsync(
                     dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failed, stream,
                 )
             };
         }
-        // SAFETY: CUDA asks of the lists what HIP asks, which the caller guarantees.
+        // SAFETY: CUDA requires of the lists what HIP requires, which the caller guarantees.
         let copied = unsafe {
             driver
                 .cuMemcpyBatchAsync_v2(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, stream)

@@ -75,7 +75,8 @@ pub(crate) unsafe extern "C" fn hipPointerGetAttributes(
             from_mut(&mut answer.is_managed).cast(),
             from_mut(&mut answer.ordinal).cast(),
         ];
-        // SAFETY: as many names as values, each of which points to room for its attribute.
+        // SAFETY: there are as many names as values, and each value points to memory for its
+        // attribute.
         unsafe {
             driver.cuPointerGetAttributes(
                 NAMES.len() as c_uint,

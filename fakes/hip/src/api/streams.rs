@@ -71,7 +71,8 @@ pub(crate) unsafe extern "C" fn hipStreamGetDevice(stream: Handle, device: Out<c
     }
     on_device(|driver| {
         let mut context = null_mut();
-        // SAFETY: the caller guarantees a live stream; `context` is valid for the write of a handle.
+        // SAFETY: the caller guarantees a live stream; `context` is valid for the write of a
+        // handle.
         unsafe { driver.cuStreamGetCtx(stream, &mut context) }?;
         let mut ordinal = 0;
         // SAFETY: `ordinal` is valid for the write of an int.

@@ -132,3 +132,50 @@ fn the_worker_may_drop_the_last_handle() {
     }
     assert_eq!(core.strong_count(), 0);
 }
+
+/// What a kernel or a waker panics with may itself panic when it is dropped; the worker outlives both.
+#[test]
+fn panics_that_panic_again_do_not_end_the_worker() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("the payload's destructor ran");
+        }
+    }
+    struct Bombs;
+    impl std::task::Wake for Bombs {
+        fn wake(self: Arc<Self>) {
+            std::panic::panic_any(Bomb);
+        }
+    }
+    // A worker that has ended would be waited for for ever.
+    let waited = |wait: Box<dyn FnOnce() -> Result<()> + Send>| {
+        let (sender, done) = mpsc::channel();
+        std::thread::spawn(move || sender.send(wait()));
+        done.recv_timeout(Duration::from_secs(10))
+            .expect("the worker has ended")
+    };
+    let Some(device) = device(small()) else {
+        return;
+    };
+    let queue = device.default_queue().unwrap();
+    let (go, gate) = mpsc::channel::<()>();
+    sim(&queue)
+        .run(move |_| gate.recv().map_err(|e| e.to_string()))
+        .unwrap();
+    let event = queue.record().unwrap();
+    // SAFETY: the event is live until it is released below.
+    let notified = unsafe { device.notify_event(event, &Arc::new(Bombs).into()) };
+    assert_eq!(notified.unwrap(), Notify::Registered);
+    go.send(()).unwrap();
+    wait(&device, event).unwrap();
+    release(&device, event);
+    let (same, again) = (device.clone(), queue.clone());
+    waited(Box::new(move || finish(&same, &again))).unwrap();
+
+    sim(&queue).run(|_| std::panic::panic_any(Bomb)).unwrap();
+    let same = device.clone();
+    let failed = waited(Box::new(move || same.synchronize()));
+    assert_eq!(code(failed), KERNEL);
+    device.assert_clean();
+}

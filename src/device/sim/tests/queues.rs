@@ -331,7 +331,7 @@ fn threads_share_a_device() {
 #[test]
 fn two_visits_a_waker() {
     const N: usize = 300;
-    let device = SimDevice::new(SimConfig::default().with_mode(SimMode::Deferred)).unwrap();
+    let Some(device) = deferred() else { return };
     let queue = device.default_queue().unwrap();
     let count = Arc::new(Count::default());
     let events: Vec<EventPtr> = (0..N).map(|_| queue.record().unwrap()).collect();
