@@ -15,11 +15,13 @@
 #[cfg(feature = "async")]
 mod arriving;
 mod bitmaps;
+mod concat;
 mod copy;
 mod download;
 mod fix;
 mod plan;
 mod planner;
+mod staged;
 mod upload;
 
 use std::borrow::Cow;

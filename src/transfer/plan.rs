@@ -60,6 +60,22 @@ impl Plan {
         there.filter_map(|slot| noted(slot, &self.notes))
     }
 
+    /// As [`pieces`](Self::pieces), each with whether zeros follow its source up to the next multiple of 64 bytes.
+    pub(super) fn padded_pieces(&self) -> impl Iterator<Item = (Piece, bool)> {
+        let there = self.slots.iter().filter(|slot| there(slot));
+        there.filter_map(|slot| {
+            let run = |note| matches!(self.notes[note as usize], Note::Run(_));
+            let padded = slot.owner == WHOLE || (slot.owner >= NOTES && run(slot.owner - NOTES));
+            noted(slot, &self.notes).map(|piece| (piece, padded))
+        })
+    }
+
+    /// Returns what buffer `i` of a node is made of, or `None` if it has no bytes.
+    pub(super) fn piece(&self, node: &Node, i: usize) -> Option<Piece> {
+        let slot = &self.slots[node.first_slot as usize + i];
+        there(slot).then(|| noted(slot, &self.notes)).flatten()
+    }
+
     /// Does `work` for each of the [`pieces`](Self::pieces), faster: for plain ones, which are the
     /// most, it is compiled apart, and the piece is never put together in memory.
     #[inline(always)]

@@ -29,6 +29,9 @@ pub(crate) enum Extent {
     Rows,
     /// Its rows, with offsets from 0 and known null counts, whatever that takes.
     Compact,
+    /// As `Compact`, for a plan that is merged with those of other arrays: each buffer stands alone, and of run-end
+    /// encoded arrays the host makes the run ends.
+    Concat,
     /// All that safe calls can reach from it. A list, list view, union or run-end encoded array gives
     /// its child whole ([`DeviceArray::child`]), however few of the child's rows its own rows refer to.
     Reachable,
@@ -127,7 +130,7 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
             planner.resume(&waiting, answers.borrow())?;
         }
     }
-    if tree.nodes.iter().any(|node| node.padded) {
+    if extent != Extent::Concat && tree.nodes.iter().any(|node| node.padded) {
         planner.plan.join();
     }
     // A producer may name the same memory for as many nodes as there may be.
@@ -236,7 +239,9 @@ impl<'a> Planner<'a> {
                 }
                 _ => Ok(()),
             },
-            Nesting::Runs if !self.is_whole(view) => self.runs(node, view),
+            Nesting::Runs if self.extent == Extent::Concat || !self.is_whole(view) => {
+                self.runs(node, view)
+            }
             Nesting::RowByRow => {
                 let first = tree.nodes[view.node].first_child as usize;
                 let n = layout.n_children();
@@ -273,6 +278,11 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Whether offsets start at 0 and null counts are known, whatever that takes.
+    fn is_exact(&self) -> bool {
+        matches!(self.extent, Extent::Compact | Extent::Concat)
+    }
+
     /// Whether the children that a view's rows refer to go along whole.
     fn is_whole(&self, view: View) -> bool {
         self.extent == Extent::Reachable || self.tree.is_uncut(view)
@@ -302,7 +312,7 @@ impl<'a> Planner<'a> {
         if nulls == Some(0) || view.length == 0 {
             self.plan.slots.push(Slot::absent());
         } else {
-            let counts = nulls.is_none() && self.extent == Extent::Compact;
+            let counts = nulls.is_none() && self.is_exact();
             self.bits(view, bitmap, view.validity_offset, counts);
         }
         nulls

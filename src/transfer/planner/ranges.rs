@@ -39,7 +39,7 @@ impl Planner<'_> {
             let (first, last) = unsafe { (offset(first, width), offset(last, width)) };
             return self.range(node, view, width, first, last);
         }
-        if tree.is_uncut(view) && self.extent != Extent::Compact {
+        if tree.is_uncut(view) && !self.is_exact() {
             if nested {
                 let child = tree.child(view, 0);
                 return self.whole_range(node, view, width, Ok(child));
