@@ -1,4 +1,4 @@
-//! Compact copies, and peer transfers that mend: values, layout, and what they cost.
+//! Compact copies, and copies between peers whose bytes the host must rewrite: values, layout, and what they cost.
 
 mod simkit;
 mod support;
@@ -194,7 +194,7 @@ fn uncounted(up: &DeviceArray) -> DeviceArray {
 }
 
 #[test]
-fn the_host_sees_only_what_it_mends() {
+fn the_host_sees_only_what_it_rewrites() {
     if cfg!(miri) {
         return;
     }
@@ -352,7 +352,7 @@ fn offsets_start_at_0() {
     sim.assert_done();
 }
 
-/// What the host mends goes round in 16 MiB of staging memory.
+/// What the host rewrites goes round in 16 MiB of staging memory.
 #[test]
 fn staging_memory_is_bounded() {
     if cfg!(miri) {
@@ -385,10 +385,10 @@ fn staging_memory_is_bounded() {
     sim.assert_done();
 }
 
-/// A peer copies straight; only what must be mended goes by way of the host, and the bits behind the
+/// A peer copies straight; only what must be rewritten goes through the host, and the bits behind the
 /// last row are zero.
 #[test]
-fn peers_mend() {
+fn peers_rewrite() {
     if cfg!(miri) {
         return;
     }

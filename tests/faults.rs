@@ -208,7 +208,7 @@ fn from_device_to_device() {
     }
 }
 
-/// Values that go straight, bits and offsets that the host mends, nulls that it counts.
+/// Values that go straight, bits and offsets that the host rewrites, nulls that it counts.
 #[test]
 fn compact_copies() {
     if cfg!(miri) {
@@ -247,7 +247,7 @@ fn compact_copies() {
     );
 }
 
-/// The host mends in several groups: the first may be on the device when a later one fails.
+/// The host rewrites in several groups: the first may be on the device when a later one fails.
 #[test]
 fn large_compact_copies() {
     if cfg!(miri) {

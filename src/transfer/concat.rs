@@ -169,13 +169,12 @@ fn check_types(
     let (mut path, input, reference) = names();
     let (mut a, mut b) = (expected, other);
     // Down to the only child that differs, if nothing else does.
-    while let Some((i, (next_a, next_b))) = differing_child(a, b) {
-        let name = match a {
-            DataType::Dictionary(_, _) => ".dictionary".to_owned(),
-            _ => format!(".children[{i}]"),
-        };
-        path.push_str(&name);
-        (a, b) = (next_a, next_b);
+    while let Some((i, child_a, child_b)) = differing_child(a, b) {
+        match a {
+            DataType::Dictionary(_, _) => path.push_str(".dictionary"),
+            _ => path.push_str(&format!(".children[{i}]")),
+        }
+        (a, b) = (child_a, child_b);
     }
     Err(Error::argument(format!(
         "concat on {device}: {path} is {b} in {input}, but {a} in {reference}; cast it first"
@@ -183,17 +182,16 @@ fn check_types(
 }
 
 /// The first child whose type differs, if both types are of the same kind and have equally many children.
-#[allow(clippy::type_complexity)]
 fn differing_child<'a>(
     a: &'a DataType,
     b: &'a DataType,
-) -> Option<(usize, (&'a DataType, &'a DataType))> {
+) -> Option<(usize, &'a DataType, &'a DataType)> {
     let n = Layout::of(a).n_children();
     if std::mem::discriminant(a) != std::mem::discriminant(b) || n != Layout::of(b).n_children() {
         return None;
     }
-    let children = (0..n).filter_map(|i| Some((i, (child_type(a, i)?, child_type(b, i)?))));
-    children.into_iter().find(|(_, (a, b))| a != b)
+    let mut children = (0..n).filter_map(|i| Some((i, child_type(a, i)?, child_type(b, i)?)));
+    children.find(|(_, a, b)| a != b)
 }
 
 /// Concatenates arrays on one device, of types whose columns are those of `root`.

@@ -138,6 +138,11 @@ impl Task {
         }
     }
 
+    /// Whether the task has a source.
+    fn reads(&self) -> bool {
+        self.source().is_some() || !self.others().is_empty()
+    }
+
     /// The number of bytes for the result and the source that is staged there.
     fn region(&self) -> usize {
         let source = self.source().map_or(0, |(_, bytes)| bytes);
@@ -320,10 +325,8 @@ impl Work<'_> {
                 kind: CopyKind::DeviceToDevice,
             }));
         }
-        let read = content.tasks.iter();
-        let read = read.map(|task| task.source().is_some() || !task.others().is_empty());
         // A host that can read the source, or has read some of it, knows that it is ready.
-        let waited = self.from.is_host_readable() || read.fold(false, |read, task| read || task);
+        let waited = self.from.is_host_readable() || content.tasks.iter().any(Task::reads);
         let mut staged = None;
         let mut groups = groups(&content.tasks).into_iter().peekable();
         while let Some(group) = groups.next() {

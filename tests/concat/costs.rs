@@ -13,6 +13,9 @@ use crate::simkit::*;
 use crate::support::*;
 use crate::{counted, dictionary, nullable, plain, texts, uncounted};
 
+/// An array, and which rows of it.
+type Input = (ArrayRef, std::ops::Range<usize>);
+
 /// What it costs, warm: copies of the one list and of the reads, bytes, waits.
 #[test]
 fn costs() {
@@ -21,7 +24,7 @@ fn costs() {
     }
     // Inputs, then: copies, bytes on the device, to the host, to the device, host waits.
     let up = |array: ArrayRef| (array.clone(), 0..array.len());
-    let table: Vec<(&str, Vec<(ArrayRef, std::ops::Range<usize>)>, [u64; 5])> = vec![
+    let table: Vec<(&str, Vec<Input>, [u64; 5])> = vec![
         // Values go straight; one padding is filled.
         (
             "values",

@@ -447,8 +447,8 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// Adds buffer `i`, of bytes that offsets refer to. It is there even if it is empty: some consumers mistake a null
-    /// pointer.
+    /// Adds buffer `i`, of bytes that offsets refer to. It is present even if it is empty, because some consumers reject a
+    /// null pointer.
     fn bytes(&mut self, i: usize, parts: &[Part]) -> Result<()> {
         let mut dst = self.merged.bytes;
         for part in parts {
