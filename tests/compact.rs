@@ -1,4 +1,4 @@
-//! Compact copies, and peer transfers that mend: values, layout, and what they cost.
+//! Compact copies, and copies between peers whose bytes the host must rewrite: values, layout, and what they cost.
 
 mod simkit;
 mod support;
@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arrow_array::{Array, ArrayRef, BooleanArray, Int32Array, Int64Array, StringArray, UInt8Array};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
-use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
-use arrow_device::{Device, DeviceArray, DeviceBuffer, Devices, Queue, TransferStats};
+use arrow_device::{Device, DeviceArray, Devices, TransferStats};
 use arrow_schema::DataType;
+use simkit::layout::{check_layout, written_once};
 use simkit::*;
 use support::*;
 
@@ -26,89 +26,6 @@ fn counted<T>(device: &Device, work: impl FnOnce() -> T) -> (T, TransferStats) {
     (result, device.stats().since(&before))
 }
 
-/// All bytes of a buffer, its padding included.
-fn raw(buffer: &DeviceBuffer, queue: &Queue) -> Vec<u8> {
-    let mut bytes = vec![0xEE; buffer.len().next_multiple_of(64)];
-    let loan = buffer.on(queue).unwrap();
-    let op = CopyOp {
-        src: loan.address(),
-        dst: DevicePtr::new(bytes.as_mut_ptr().cast()),
-        bytes: bytes.len(),
-        kind: CopyKind::DeviceToHost,
-    };
-    // SAFETY: source and destination have as many bytes, padding included, and live until the wait
-    // below.
-    unsafe { queue.raw().copy(&[op]) }.unwrap();
-    drop(loan);
-    queue.synchronize().unwrap();
-    bytes
-}
-
-fn every_part(array: &DeviceArray, visit: &mut impl FnMut(&DeviceArray)) {
-    visit(array);
-    for i in 0..array.num_children() {
-        every_part(&array.child(i).unwrap(), visit);
-    }
-}
-
-/// Bits `bits..` of a bitmap.
-fn zero_from(bytes: &[u8], bits: usize) -> bool {
-    (bits..bytes.len() * 8).all(|i| bytes[i / 8] >> (i % 8) & 1 == 0)
-}
-
-/// 64-byte aligned, padded with zeros, zero bits behind the last row, all within `allocated` bytes;
-/// offset 0, and counts known if `counts`.
-fn check_layout(array: &DeviceArray, counts: bool, allocated: Option<u64>, context: &str) {
-    use DataType::*;
-    let queue = array.device().default_queue();
-    let mut ranges = vec![];
-    every_part(array, &mut |part| {
-        let (t, rows) = (part.data_type(), part.len());
-        assert_eq!(part.offset(), 0, "{context}, {t}");
-        assert!(!counts || part.null_count().is_some(), "{context}, {t}");
-        for i in 0..part.num_buffers() {
-            let Some(buffer) = part.buffer(i).filter(|b| !b.is_empty()) else {
-                continue;
-            };
-            let context = format!("{context}, {t}, buffer {i}");
-            let address = buffer.address().address();
-            assert_eq!(address % 64, 0, "{context}");
-            let bytes = raw(&buffer, &queue);
-            ranges.push(address..address + bytes.len());
-            assert!(zero_from(&bytes, buffer.len() * 8), "{context}: {bytes:?}");
-            let mask = i == 0 && !matches!(t, Union(_, _));
-            if mask || (i == 1 && *t == Boolean) {
-                assert_eq!(buffer.len(), rows.div_ceil(8), "{context}");
-                assert!(zero_from(&bytes, rows), "{context}: {bytes:?}");
-            }
-            if mask && counts {
-                let ones: u32 = bytes.iter().map(|b| b.count_ones()).sum();
-                assert_eq!(part.null_count(), Some(rows - ones as usize), "{context}");
-            }
-            let offsets = matches!(
-                t,
-                Utf8 | LargeUtf8 | Binary | LargeBinary | List(_) | LargeList(_) | Map(_, _)
-            );
-            if i == 1 && offsets && counts {
-                let width = if matches!(t, LargeUtf8 | LargeBinary | LargeList(_)) {
-                    8
-                } else {
-                    4
-                };
-                assert_eq!(bytes[..width], [0; 8][..width], "{context}");
-            }
-        }
-    });
-    let first = ranges.iter().map(|r| r.start).min();
-    let last = ranges.iter().map(|r| r.end).max();
-    if let (Some(first), Some(last), Some(allocated)) = (first, last, allocated) {
-        assert!(last - first <= allocated as usize, "{context}: {ranges:?}");
-        // Masks that start within a byte may take one block more on their way.
-        let bytes: usize = ranges.iter().map(|r| r.len()).sum();
-        assert!(allocated as usize <= bytes + 64 * ranges.len(), "{context}");
-    }
-}
-
 fn compacts(device: &Device, array: &DeviceArray, expected: &dyn Array, context: &str) {
     let (copy, stats) = counted(device, || array.compact());
     let copy = copy.unwrap_or_else(|e| panic!("{context}: {e}"));
@@ -122,7 +39,7 @@ fn compacts(device: &Device, array: &DeviceArray, expected: &dyn Array, context:
     } else {
         let allocations = u64::from(stats.allocated_bytes > 0);
         assert_eq!(stats.allocations, allocations, "{context}");
-        assert_eq!(stats.fills, allocations, "{context}");
+        written_once(&stats, context);
         // Never all of it.
         assert!(
             stats.host_copied_bytes < stats.allocated_bytes.max(1),
@@ -200,6 +117,7 @@ fn batches() {
         assert_eq!(expected.column(0).len(), 77);
         let (copy, stats) = counted(&sim, || cut.compact().unwrap());
         assert_eq!((stats.allocations, stats.fills), (1, 1));
+        written_once(&stats, "batch");
         drop((cut, up));
         check_layout(copy.as_struct(), true, Some(stats.allocated_bytes), "batch");
         assert_eq!(copy.schema(), expected.schema());
@@ -235,7 +153,8 @@ struct Cost {
 impl Cost {
     #[track_caller]
     fn of(stats: &TransferStats) -> Self {
-        assert_eq!((stats.allocations, stats.fills), (1, 1), "{stats:?}");
+        assert_eq!(stats.allocations, 1, "{stats:?}");
+        written_once(stats, "cost");
         assert_eq!(
             (stats.host_allocations, stats.queue_waits),
             (0, 0),
@@ -275,7 +194,7 @@ fn uncounted(up: &DeviceArray) -> DeviceArray {
 }
 
 #[test]
-fn the_host_sees_only_what_it_mends() {
+fn the_host_sees_only_what_it_rewrites() {
     if cfg!(miri) {
         return;
     }
@@ -291,25 +210,25 @@ fn the_host_sees_only_what_it_mends() {
     // Array, rows from to, counts known, cost.
     let table = [
         // Values only.
-        (plain.clone(), 0..100, true, cost(1, 800, 0, 0, 0, 0)),
+        (plain.clone(), 0..100, true, cost(1, 832, 0, 0, 0, 0)),
         (plain, 3..53, true, cost(1, 400, 0, 0, 0, 0)),
         // A mask that was written by an upload ends with zeros.
         // Mask and values lie side by side, and stay so.
-        (nullable(100), 0..100, true, cost(1, 864, 0, 0, 0, 0)),
+        (nullable(100), 0..100, true, cost(1, 896, 0, 0, 0, 0)),
         // From a byte on: its last one.
-        (nullable(100), 8..58, true, cost(4, 406, 1, 1, 1, 1)),
+        (nullable(100), 8..58, true, cost(4, 406, 1, 58, 1, 1)),
         (nullable(100), 8..56, true, cost(2, 390, 0, 0, 0, 0)),
         // From within a byte: all of it.
-        (nullable(100), 3..53, true, cost(3, 400, 7, 7, 7, 1)),
+        (nullable(100), 3..53, true, cost(3, 400, 7, 64, 7, 1)),
         // To be counted: all of it.
-        (nullable(100), 0..100, false, cost(3, 800, 13, 13, 13, 1)),
-        (nullable(100), 8..58, false, cost(3, 400, 7, 7, 7, 1)),
+        (nullable(100), 0..100, false, cost(3, 800, 13, 64, 13, 1)),
+        (nullable(100), 8..58, false, cost(3, 400, 7, 64, 7, 1)),
         // The ends of the offsets are read; the rest goes straight, in one piece.
         (texts(64), 0..64, true, cost(2 + 1, 320 + 192, 8, 0, 0, 1)),
         // Offsets are rebased.
-        (texts(64), 10..20, true, cost(2 + 3, 30, 8 + 44, 44, 44, 2)),
+        (texts(64), 10..20, true, cost(2 + 3, 30, 8 + 44, 64, 44, 2)),
         // No rows: one offset, which the host makes.
-        (texts(64), 10..10, true, cost(1, 0, 0, 4, 4, 0)),
+        (texts(64), 10..10, true, cost(1, 0, 0, 64, 4, 0)),
     ];
     for mode in MODES {
         let sim = Sim::new(mode);
@@ -433,7 +352,7 @@ fn offsets_start_at_0() {
     sim.assert_done();
 }
 
-/// What the host mends goes round in 16 MiB of staging memory.
+/// What the host rewrites goes round in 16 MiB of staging memory.
 #[test]
 fn staging_memory_is_bounded() {
     if cfg!(miri) {
@@ -466,10 +385,10 @@ fn staging_memory_is_bounded() {
     sim.assert_done();
 }
 
-/// A peer copies straight; only what must be mended goes by way of the host, and the bits behind the
+/// A peer copies straight; only what must be rewritten goes through the host, and the bits behind the
 /// last row are zero.
 #[test]
-fn peers_mend() {
+fn peers_rewrite() {
     if cfg!(miri) {
         return;
     }
@@ -477,36 +396,37 @@ fn peers_mend() {
         let config = SimConfig::default().with_mode(mode);
         let from = Sim::with(config.clone());
         let to = Sim::with(config.with_peer_access(true));
-        // Array, rows, read (ends of offsets, and pieces), mended, copied straight.
+        // Array, rows, bytes read (ends of offsets, and pieces), rewritten, uploaded (with padding), copied directly.
         let table = [
-            (nullable(100), 0..100, 0, 0, 64 + 800),
-            (nullable(100), 8..58, 1, 1, 406),
-            (nullable(100), 3..53, 7, 7, 400),
-            (texts(64), 0..64, 0, 0, 320 + 192),
-            (texts(64), 10..20, 8 + 44, 44, 30),
+            (nullable(100), 0..100, 0, 0, 0, 64 + 832),
+            (nullable(100), 8..58, 1, 1, 58, 406),
+            (nullable(100), 3..53, 7, 7, 64, 400),
+            (texts(64), 0..64, 0, 0, 0, 320 + 192),
+            (texts(64), 10..20, 8 + 44, 44, 64, 30),
         ];
-        for (array, rows, read, mended, straight) in table {
+        for (array, rows, read, rewritten, uploaded, straight) in table {
             let context = format!("{mode:?}, {rows:?} of {}", array.data_type());
             let up = from.upload_array(&array).unwrap();
             let slice = up.slice(rows.start, rows.len()).unwrap();
             let before = from.stats();
             let (there, stats) = counted(&to, || slice.to_device(&to).unwrap());
             let source = from.stats().since(&before);
-            assert_eq!((stats.allocations, stats.fills), (1, 1), "{context}");
+            assert_eq!(stats.allocations, 1, "{context}");
+            written_once(&stats, &context);
             assert_eq!(
                 (
                     stats.bytes_on_device,
                     stats.bytes_to_device,
                     stats.host_copied_bytes
                 ),
-                (straight, mended, mended),
+                (straight, uploaded, rewritten),
                 "{context}"
             );
             assert_eq!(source.bytes_to_host, read, "{context}");
             assert_eq!((stats.host_waits, stats.bytes_to_host), (0, 0), "{context}");
             // The ends, then the pieces; or else this thread waits for the array's event, which the
             // other device cannot.
-            let waits = 1 + u64::from(read > mended);
+            let waits = 1 + u64::from(read > rewritten);
             assert_eq!(source.host_waits, waits, "{context}");
             drop((slice, up));
             from.synchronize().unwrap();

@@ -208,7 +208,7 @@ fn from_device_to_device() {
     }
 }
 
-/// Values that go straight, bits and offsets that the host mends, nulls that it counts.
+/// Values that go straight, bits and offsets that the host rewrites, nulls that it counts.
 #[test]
 fn compact_copies() {
     if cfg!(miri) {
@@ -247,7 +247,7 @@ fn compact_copies() {
     );
 }
 
-/// The host mends in several groups: the first may be on the device when a later one fails.
+/// The host rewrites in several groups: the first may be on the device when a later one fails.
 #[test]
 fn large_compact_copies() {
     if cfg!(miri) {
@@ -281,6 +281,62 @@ fn large_compact_copies() {
     assert!(failed > 5, "{failed}");
     drop((up, slice));
     sims[0].assert_done();
+}
+
+/// Arrays that are put together: with bitmaps that are shifted, offsets and keys that are rebased, and nulls that the
+/// host counts.
+#[test]
+fn concatenations() {
+    if cfg!(miri) {
+        return;
+    }
+    use support::types::{dictionary, list, union};
+    let sims = sims(false);
+    let mut types = types();
+    types.push(dictionary(DataType::Int32, list(DataType::Utf8)));
+    types.push(union(
+        arrow_schema::UnionMode::Dense,
+        vec![DataType::Int32, DataType::Utf8],
+    ));
+    let (some, none) = (
+        batch(&types, 45, Nulls::Some, 3),
+        batch(&types, 13, Nulls::None, 4),
+    );
+    let queue = sims[0].new_queue().unwrap();
+    for queue in [sims[0].default_queue(), queue] {
+        fail_everywhere(
+            "concat",
+            &sims,
+            0,
+            || [&some, &none].map(|batch| sims[0].upload(batch).unwrap()),
+            |[some, none]| {
+                let parts = [some.slice(5, 21)?, none.clone(), some.slice(8, 30)?];
+                DeviceRecordBatch::concat_on(
+                    &batch(&types, 1, Nulls::None, 1).schema(),
+                    &parts,
+                    &queue,
+                )
+            },
+            |whole| {
+                let down = whole.to_host().unwrap();
+                assert_same_batch(&some.slice(5, 21), &down.slice(0, 21), "first");
+                assert_same_batch(&none, &down.slice(21, 13), "second");
+                assert_same_batch(&some.slice(8, 30), &down.slice(34, 30), "third");
+            },
+        );
+    }
+    let array = array(&DataType::Int32, 70, Nulls::Some, 5);
+    fail_everywhere(
+        "concat, nulls not counted",
+        &sims,
+        0,
+        || uncounted(&sims[0], &array),
+        |up| DeviceArray::concat(&[up, &up.slice(3, 60)?]),
+        |whole| {
+            let nulls = array.null_count() + array.slice(3, 60).null_count();
+            assert_eq!(whole.null_count(), Some(nulls));
+        },
+    );
 }
 
 /// Counts that nobody knows yet.

@@ -8,7 +8,7 @@ use arrow_schema::{Field, Schema};
 use super::kit::queue;
 use super::samples::{ROWS, all, assert_same};
 use super::{Subject, Verdict};
-use arrow_device::Devices;
+use arrow_device::{DeviceArray, Devices};
 
 /// Slices: (offset, rows).
 const CUTS: [(usize, usize); 5] = [
@@ -82,6 +82,42 @@ pub(super) fn compact(subject: &Subject) -> Verdict {
             let down = copy.to_host().unwrap_or_else(|e| panic!("{what}: {e}"));
             assert_same(&array.slice(offset, rows), &down, &what);
         }
+    }
+    Verdict::Kept
+}
+
+pub(super) fn concat(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    let queue = queue(device);
+    for array in all() {
+        let what = array.data_type().to_string();
+        let up = [(); 2].map(|()| device.upload_array(&array).expect("upload"));
+        // In order: of one memory, then of another one, at other bits of a byte.
+        let cuts = [
+            (0, 5, ROWS - 9),
+            (0, ROWS - 4, 2),
+            (1, 0, 7),
+            (1, 3, 0),
+            (0, 8, 16),
+        ];
+        let parts = cuts.map(|(i, offset, rows)| up[i].slice(offset, rows).expect("slice"));
+        let before = device.stats();
+        let whole = DeviceArray::concat_on(&parts.each_ref(), &queue);
+        let whole = whole.unwrap_or_else(|e| panic!("{what}: {e}"));
+        let cost = device.stats().since(&before);
+        assert!(cost.allocations <= 1, "{what}: {cost:?}");
+        assert_eq!((whole.device(), whole.offset()), (device, 0), "{what}");
+        assert!(whole.null_count().is_some(), "{what}");
+        drop((up, parts));
+        let down = whole.to_host().unwrap_or_else(|e| panic!("{what}: {e}"));
+        let mut start = 0;
+        for (_, offset, rows) in cuts {
+            let part = down.slice(start, rows);
+            let what = format_args!("{what}, {rows} rows from {offset}, at {start}");
+            assert_same(&array.slice(offset, rows), &part, what);
+            start += rows;
+        }
+        assert_eq!(start, whole.len(), "{what}");
     }
     Verdict::Kept
 }

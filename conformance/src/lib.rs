@@ -310,6 +310,8 @@ rules! {
         "arrays move between devices with the same values"
     "array.compact" arrays::compact:
         "compact copies of slices have the same values, in aligned memory of their own on the device"
+    "array.concat" arrays::concat:
+        "concatenated slices have the same values, in one allocation on the device"
     "array.threads" arrays::threads:
         "several threads transfer at the same time"
     "transfer.counts" transfer::counts:

@@ -131,7 +131,7 @@ impl Held {
 fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Option<Held> {
     let Held { device, rows } = &held[from];
     let n = rows.len();
-    let op = input.choice(14);
+    let op = input.choice(15);
     let (name, device, rows) = match op {
         0 => {
             let (offset, length) = part(input, n);
@@ -197,6 +197,7 @@ fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Opt
             exercise::loans(world, device);
             return None;
         }
+        13 => concat(held, from, input)?,
         _ => ("DLPack", through_dlpack(device, rows)?, rows.clone()),
     };
     let made = Held { device, rows };
@@ -313,6 +314,65 @@ fn from_values(device: &DeviceArray, input: &mut Input<'_>) -> Option<DeviceArra
 }
 
 type Made = (&'static str, DeviceArray, ArrayRef);
+
+/// The array, a part of it, and another one of its type and device; or a batch of the first two. Only what is too much
+/// for keys, run ends or offsets is refused.
+fn concat(held: &[Held], from: usize, input: &mut Input<'_>) -> Option<Made> {
+    let Held { device, rows } = &held[from];
+    let (offset, length) = part(input, rows.len());
+    let cut = device.slice(offset, length).expect("inside");
+    let cut_rows = rows.slice(offset, length);
+    let made = if input.bool() {
+        let ((up, _), (cut, _)) = (batch_of(device, rows), batch_of(&cut, &cut_rows));
+        let schema = up.as_struct().data_type().clone();
+        let whole = match DeviceRecordBatch::concat(&schema_of(&schema), &[up, cut]) {
+            Ok(whole) => whole.column(1).expect("there are two"),
+            Err(e) => return too_many(&e),
+        };
+        ("concat of batches", whole, vec![rows.clone(), cut_rows])
+    } else {
+        let mut arrays = vec![device, &cut];
+        let mut parts = vec![rows.clone(), cut_rows];
+        let other = &held[input.choice(held.len())];
+        if other.device.data_type() == device.data_type()
+            && other.device.device() == device.device()
+        {
+            arrays.insert(0, &other.device);
+            parts.insert(0, other.rows.clone());
+        }
+        match DeviceArray::concat(&arrays) {
+            Ok(whole) => ("concat", whole, parts),
+            Err(e) => return too_many(&e),
+        }
+    };
+    let (name, whole, parts) = made;
+    let host = whole.to_host().expect("valid");
+    let mut start = 0;
+    for part in &parts {
+        let found = host.slice(start, part.len());
+        same(part, &found).unwrap_or_else(|e| panic!("{name}: {whole:?}: {e}"));
+        start += part.len();
+    }
+    assert_eq!(start, host.len(), "{name}: {whole:?}");
+    // What follows must not double it again and again.
+    let length = start.min(600);
+    let whole = whole.slice(0, length).expect("inside");
+    Some((name, whole, host.slice(0, length)))
+}
+
+fn schema_of(root: &DataType) -> Arc<Schema> {
+    match root {
+        DataType::Struct(fields) => Arc::new(Schema::new(fields.clone())),
+        _ => panic!("a batch is a struct"),
+    }
+}
+
+/// Whether a refusal is one that random arrays deserve.
+fn too_many(error: &arrow_device::Error) -> Option<Made> {
+    let text = error.to_string();
+    assert!(text.contains(", at most "), "{text}");
+    None
+}
 
 /// The column twice, in a batch that goes some ways.
 fn batch(

@@ -125,6 +125,14 @@ fn generated(data_type: &DataType, i: u8, seeds: &mut Vec<Seed>) {
         }
         input.extend([40, i, 0, k, 3, 5]);
         seeds.push(("operations", input));
+        // A slice, and both together, as arrays and as batches.
+        let mut input = vec![k];
+        text(&mut input, &[0, 0, 3 + i % 9, 11, 0, 13, 2, 9, k % 2, 1, 1, 13, 5, 20, 1 - k % 2, 0]);
+        if put::data_type(&mut input, data_type).is_none() {
+            return;
+        }
+        input.extend([40, i, 0, k, 3, 5]);
+        seeds.push(("operations", input));
         let mut input = vec![2 + k % 2 + 4 * k];
         let _ = put::data_type(&mut input, data_type);
         input.extend([40, i, 0, 1, 3, 5, 4 + i % 8, 2, 2, 32, 1, 0, 1, 1, 1]);

@@ -173,7 +173,9 @@ impl Queue {
         // SAFETY: the caller guarantees that `dst` is valid for `bytes` bytes, and lives until the fill has completed (see
         // `# Safety`).
         unsafe { self.raw.fill(dst, byte, bytes) }?;
-        Counters::add(&self.device.counters().fills, 1);
+        let counters = self.device.counters();
+        Counters::add(&counters.fills, 1);
+        Counters::add(&counters.filled_bytes, bytes);
         Ok(())
     }
 

@@ -90,6 +90,8 @@ stats! {
     host_copied_bytes,
     /// Fills queued.
     fills,
+    /// Bytes of device memory filled.
+    filled_bytes,
     /// Events recorded.
     events,
     /// Waits for an event that were queued.

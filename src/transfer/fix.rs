@@ -27,7 +27,7 @@ pub(crate) enum Fix {
         bits: usize,
         counts: Option<NonZeroU32>,
     },
-    /// `base`, which is not 0, is subtracted from every offset of `width` bytes.
+    /// `base`, which is not 0, is subtracted from every offset or dictionary key of `width` bytes.
     Offsets {
         width: u8,
         base: i64,
@@ -149,22 +149,34 @@ unsafe fn shift_bits(src: *const u8, dst: *mut u8, skip: u8, bits: usize) {
     }
 }
 
-/// Subtracts `base` from every offset of `width` bytes (4 or 8). Invalid offsets may wrap; they stay invalid, and
+/// Subtracts `base` from every integer of `width` bytes (1, 2, 4 or 8). Invalid offsets may wrap; they stay invalid, and
 /// nothing is read through them.
 fn rebase(offsets: &mut [u8], width: u8, base: i64) {
     // As arrays of bytes, since they need not be aligned; the compiler vectorises this.
-    if width == 4 {
-        for offset in offsets.chunks_exact_mut(4) {
-            let value = i32::from_ne_bytes([offset[0], offset[1], offset[2], offset[3]]);
-            offset.copy_from_slice(&value.wrapping_sub(base as i32).to_ne_bytes());
-        }
-    } else {
-        for offset in offsets.chunks_exact_mut(8) {
-            let mut value = [0; 8];
+    fn each<const N: usize>(offsets: &mut [u8], subtract: impl Fn([u8; N]) -> [u8; N]) {
+        for offset in offsets.chunks_exact_mut(N) {
+            let mut value = [0; N];
             value.copy_from_slice(offset);
-            let value = i64::from_ne_bytes(value).wrapping_sub(base);
-            offset.copy_from_slice(&value.to_ne_bytes());
+            offset.copy_from_slice(&subtract(value));
         }
+    }
+    match width {
+        1 => each(offsets, |v| {
+            i8::from_ne_bytes(v).wrapping_sub(base as i8).to_ne_bytes()
+        }),
+        2 => each(offsets, |v| {
+            i16::from_ne_bytes(v)
+                .wrapping_sub(base as i16)
+                .to_ne_bytes()
+        }),
+        4 => each(offsets, |v| {
+            i32::from_ne_bytes(v)
+                .wrapping_sub(base as i32)
+                .to_ne_bytes()
+        }),
+        _ => each(offsets, |v| {
+            i64::from_ne_bytes(v).wrapping_sub(base).to_ne_bytes()
+        }),
     }
 }
 
@@ -313,7 +325,14 @@ mod tests {
 
     #[test]
     fn offsets_from_any_address() {
-        for (width, base) in [(4u8, 1i64 << 20), (8, 1 << 40), (4, -3), (8, 77)] {
+        for (width, base) in [
+            (4u8, 1i64 << 20),
+            (8, 1 << 40),
+            (4, -3),
+            (8, 77),
+            (1, -200),
+            (2, -40_000),
+        ] {
             let w = usize::from(width);
             for count in [1, 2, 15, 16, 17, 40] {
                 let from = source(count * w + 1);

@@ -1,4 +1,4 @@
-//! Upload, download, copies between devices, compact copies.
+//! Upload, download, copies between devices, compact copies, concatenation.
 //!
 //! What a slice moves: only its rows, for fixed-width, boolean, binary, text, list, fixed-size list, struct and map
 //! arrays; dictionaries and the children of list views and dense unions whole; of view arrays the data buffers that its
@@ -14,13 +14,14 @@
 
 mod arriving;
 mod bitmaps;
+mod concat;
 mod copy;
 mod download;
 mod fix;
 mod plan;
 mod planner;
-
 mod row_bytes;
+mod staged;
 mod to_slab;
 mod upload;
 

@@ -1,5 +1,5 @@
-//! Where a transfer's bytes come from and go: nodes, slots and pieces of one slab. Every buffer starts
-//! at a multiple of 64 bytes and is padded to 64 with zeros.
+//! The plan of a transfer: where each buffer's bytes come from, and where in one slab they go. Every buffer starts at a
+//! multiple of 64 bytes and is padded to a multiple of 64 with zeros.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -9,44 +9,44 @@ use crate::device::{ALIGNMENT, DevicePtr};
 use crate::error::{Error, Result};
 use crate::transfer::fix::{Fix, Piece};
 
-/// Where everything goes.
+/// The nodes and buffers of a transfer's result, and what is copied for them.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// Nodes of the result, at offset 0.
+    /// The nodes of the result; their offset is 0.
     pub(crate) nodes: Vec<Node>,
-    /// Slots of the result. Until [`place`](Self::place) puts them there, their base is where their
-    /// bytes come from (while the plan is made: base and offset), and their owner one of the numbers
-    /// below, or it counts the notes up to theirs.
+    /// The buffers of the result. Until [`place`](Self::place) has been called, the base of a slot is the address of its
+    /// source (until [`lay_out`](Self::lay_out): base plus offset), and its owner is one of the constants below, or
+    /// `NOTES` plus the index of its note.
     pub(super) slots: Vec<Slot>,
     notes: Vec<Note>,
-    /// The bytes of pieces that have no source.
+    /// The bytes that [`Fix::Ready`] refers to.
     pub(crate) ready: Vec<u8>,
-    /// Length of the slab in bytes, a multiple of 64.
+    /// The length of the slab in bytes, a multiple of 64.
     pub(crate) bytes: usize,
 }
 
-/// The base of slots that are there but have no source.
+/// The base of buffers that are present but have no source.
 pub(super) const SLAB: DevicePtr = DevicePtr::new(std::ptr::dangling_mut());
 
-/// Bytes as they are.
+/// The bytes are copied unchanged.
 pub(super) const PLAIN: u32 = 0;
-/// All bytes of a buffer that a transfer wrote, padding and all.
+/// The same, and they are all bytes of a buffer that an earlier transfer wrote and padded with zeros.
 pub(super) const WHOLE: u32 = 1;
-/// Moved together with another slot: as `WHOLE`, with the one before, or the same bytes as another's.
+/// The bytes are copied with those of another slot: of the one before ([`Note::Run`]), or of one with the same source.
 const FOLLOWS: u32 = 2;
-/// The first note.
+/// The owner of the slot whose note is the first.
 const NOTES: u32 = 3;
 
-/// What is to be known of a slot beyond its bytes.
+/// What a plan states about a slot besides its bytes.
 #[derive(Clone, Copy, Debug)]
 enum Note {
     Fix(Fix),
-    /// It is moved with those that follow it: so many bytes in all.
+    /// The slot and those that follow it are copied together; this is the number of bytes, of all of them.
     Run(usize),
 }
 
 impl Plan {
-    /// Bytes of a device slab: buffers without bytes need an address too.
+    /// Returns the bytes to allocate on a device, where buffers without bytes need an address too.
     pub(crate) fn device_bytes(&self) -> usize {
         match self.slots.iter().all(Slot::is_null) {
             true => self.bytes,
@@ -54,14 +54,30 @@ impl Plan {
         }
     }
 
-    /// What is to be moved, in ascending order of destination.
+    /// Returns what is copied, in ascending order of destination.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
         let there = self.slots.iter().filter(|slot| there(slot));
         there.filter_map(|slot| noted(slot, &self.notes))
     }
 
-    /// Does `work` for each of the [`pieces`](Self::pieces), faster: for plain ones, which are the
-    /// most, it is compiled apart, and the piece is never put together in memory.
+    /// As [`pieces`](Self::pieces), each with whether its source is followed by zeros up to the next multiple of 64 bytes.
+    pub(super) fn padded_pieces(&self) -> impl Iterator<Item = (Piece, bool)> {
+        let there = self.slots.iter().filter(|slot| there(slot));
+        there.filter_map(|slot| {
+            let run = |note| matches!(self.notes[note as usize], Note::Run(_));
+            let padded = slot.owner == WHOLE || (slot.owner >= NOTES && run(slot.owner - NOTES));
+            noted(slot, &self.notes).map(|piece| (piece, padded))
+        })
+    }
+
+    /// Returns what is copied for buffer `i` of a node, or `None` if the buffer has no bytes.
+    pub(super) fn piece(&self, node: &Node, i: usize) -> Option<Piece> {
+        let slot = &self.slots[node.first_slot as usize + i];
+        there(slot).then(|| noted(slot, &self.notes)).flatten()
+    }
+
+    /// Calls `work` with each of the [`pieces`](Self::pieces). This is faster than the iterator: the call for unchanged
+    /// bytes, by far the most frequent, is compiled separately, so that the piece stays in registers.
     #[inline(always)]
     pub(crate) fn each(&self, mut work: impl FnMut(Piece) -> Result<()>) -> Result<()> {
         for slot in self.slots.iter().filter(|slot| there(slot)) {
@@ -74,7 +90,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Nodes and slots over a slab at `base`.
+    /// Returns the nodes and slots of the result in a slab at `base`.
     pub(crate) fn place(self, base: DevicePtr) -> (Vec<Node>, Vec<Slot>) {
         let mut slots = self.slots;
         for slot in slots.iter_mut().filter(|slot| !slot.is_null()) {
@@ -84,13 +100,13 @@ impl Plan {
         (self.nodes, slots)
     }
 
-    /// Notes what the host has to do to a slot's bytes; answers its owner.
+    /// Adds a note of what the host changes in a slot's bytes; returns the owner that refers to it.
     pub(super) fn fix(&mut self, fix: Fix) -> u32 {
         self.notes.push(Note::Fix(fix));
         NOTES + (self.notes.len() - 1) as u32
     }
 
-    /// Makes one piece of what a transfer put side by side: it stays so.
+    /// Combines buffers that an earlier transfer wrote next to each other into one piece; they stay next to each other.
     pub(super) fn join(&mut self) {
         let mut run: Option<Run> = None;
         for slot in self.slots.iter_mut().filter(|slot| there(slot)) {
@@ -120,8 +136,8 @@ impl Plan {
         }
     }
 
-    /// Gives all slots their place in the slab. `share`: one place for slots that are to hold the same, made
-    /// from the same bytes.
+    /// Assigns each slot its offset in the slab. With `share`, slots that have the same source and the same changes get
+    /// the same offset.
     pub(super) fn lay_out(&mut self, share: bool) -> Result<()> {
         let mut places = HashMap::new();
         let mut at = 0usize;
@@ -146,7 +162,7 @@ impl Plan {
                     Entry::Vacant(place) => _ = place.insert(at),
                 }
             }
-            // Neither is more than `isize::MAX` and a block, so this does not wrap.
+            // Both are at most `isize::MAX` plus 64, so the sum does not overflow.
             let end = at + piece.region();
             if isize::try_from(end).is_err() {
                 return Err(too_large());
@@ -159,13 +175,13 @@ impl Plan {
     }
 }
 
-/// Slots that follow each other in one allocation of the source.
+/// Slots that are next to each other in one allocation of the source.
 struct Run {
-    /// The allocation, and where they start and end in it.
+    /// The allocation, and the first byte and the end of the slots in it.
     base: DevicePtr,
     start: usize,
     end: usize,
-    /// The first one's note.
+    /// The index of the first slot's note.
     note: usize,
 }
 
@@ -185,7 +201,7 @@ fn plain(slot: &Slot) -> Piece {
     }
 }
 
-/// What a slot of a plan stands for that is not plain; `None` if it goes with another.
+/// Returns what is copied for a slot whose owner is not `PLAIN`, or `None` if another slot's piece includes it.
 #[inline(never)]
 fn noted(slot: &Slot, notes: &[Note]) -> Option<Piece> {
     let mut piece = plain(slot);

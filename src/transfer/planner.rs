@@ -1,8 +1,7 @@
-//! What a transfer moves: which bytes of which buffers, and what the host must change.
+//! Plans a transfer: which bytes of which buffers are copied, and what the host must change in them.
 //!
-//! A plan is made from the layout alone, and from a few numbers read from the source: one read for
-//! each level of offsets in a cut nested array, all columns together, and none for what is uncut and
-//! known. Every buffer starts at a multiple of 64 bytes of one slab and is padded to 64 with zeros.
+//! A plan follows from the layout and from a few numbers that are read from the source: for slices of nested arrays one
+//! read for each level of offsets, all columns together; for whole arrays whose sizes are known none.
 
 mod ranges;
 mod runs;
@@ -21,16 +20,19 @@ use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
 use crate::transfer::plan::{PLAIN, Plan, SLAB, WHOLE};
 
-/// What of an array a transfer moves.
+/// How much of an array a transfer copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Extent {
-    /// Its rows. Where the host cannot read the array, offsets of what is whole stay as they are, and
-    /// nulls uncounted.
+    /// Its rows. Where the host cannot read the array, the offsets of whole arrays are copied unchanged, and unknown null
+    /// counts stay unknown.
     Rows,
-    /// Its rows, with offsets from 0 and known null counts, whatever that takes.
+    /// Its rows, with offsets that start at 0 and known null counts, even if that takes further reads.
     Compact,
-    /// All that safe calls can reach from it. A list, list view, union or run-end encoded array gives
-    /// its child whole ([`DeviceArray::child`]), however few of the child's rows its own rows refer to.
+    /// As `Compact`, for a plan that is merged with those of other arrays: every buffer has a piece of its own, and run
+    /// ends are always read and made by the host.
+    Concat,
+    /// Everything that safe calls can reach from it. [`DeviceArray::child`] returns the whole child of a list, list view,
+    /// dense union or run-end encoded array, however few of its rows the array refers to.
     Reachable,
 }
 
@@ -39,40 +41,40 @@ struct Planner<'a> {
     extent: Extent,
     /// The host can read the source, which is ready.
     readable: bool,
-    /// What stands for a buffer without bytes. It may be null, but Arrow C++ takes null for the CPU's
-    /// memory: on a device it is the slab.
+    /// The base of buffers without bytes. Null is legal, but Arrow C++ considers null to be the CPU's memory, so that it is
+    /// the slab on a device.
     nothing: DevicePtr,
     plan: Plan,
-    /// Nodes whose children are still to be planned, with their rows of the source.
+    /// Nodes whose children are not planned yet, with their rows in the source.
     parents: Vec<(usize, View)>,
     waiting: Vec<Waiting>,
     requests: Vec<Request>,
 }
 
-/// A node whose plan needs numbers from the source.
+/// A node whose plan needs numbers that are stored in the source.
 struct Waiting {
     node: usize,
     view: View,
-    /// First of its requests.
+    /// The index of the first of its requests.
     request: usize,
     need: Need,
 }
 
 #[derive(Clone, Copy)]
 enum Need {
-    /// First and last offset.
+    /// The first and the last offset.
     Ends,
-    /// The last offset of an array that starts at its buffers' start.
+    /// The last offset of an array that starts at the first row of its buffers.
     Last,
     /// All run ends.
     Runs,
-    /// The lengths of the variadic buffers.
+    /// The sizes of the variadic buffers, in bytes.
     Sizes,
 }
 
-/// Plans the transfer of an array's rows to a slab on the host or on a device. Where the source is
-/// host-readable this waits until it is ready. Numbers that are stored in device memory are read on `queue`, a queue of the
-/// source's device, or on its default queue.
+/// Plans the transfer of an array to a slab on the host or on a device. If the host can read the source, this waits until
+/// it is ready. Numbers that are stored in device memory are read on `queue`, a queue of the source's device, or on its
+/// default queue.
 pub(crate) fn plan(
     array: &DeviceArray,
     extent: Extent,
@@ -86,10 +88,9 @@ pub(crate) fn plan(
     plan.ok_or_else(|| Error::argument("a plan without its numbers"))
 }
 
-/// As [`plan`], where `read` gets the numbers: requests for rows inside their node's buffers, whose sizes
-/// the import checked or arrow-rs vouches for, so that each lies in the tree's memory. If it has no answer
-/// there is no plan either; to make one later is to start over. The requests are the same ones then, less
-/// what became known meanwhile.
+/// As [`plan`], but `read` reads the numbers. Each request lies in the tree's memory: it is for rows inside a node's
+/// buffers, whose sizes the import has checked or arrow-rs guarantees. If `read` returns `None`, so does this function. A
+/// later call makes the same requests again, without those whose answers the tree keeps.
 pub(crate) fn plan_with<A: Borrow<Answers>>(
     array: &DeviceArray,
     extent: Extent,
@@ -133,17 +134,17 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
             planner.resume(&waiting, answers.borrow())?;
         }
     }
-    if tree.nodes.iter().any(|node| node.padded) {
+    if extent != Extent::Concat && tree.nodes.iter().any(|node| node.padded) {
         planner.plan.join();
     }
-    // A producer may name the same memory for as many nodes as there may be.
+    // A producer may refer to the same memory from any number of nodes, and all of it is reachable.
     planner.plan.lay_out(extent == Extent::Reachable)?;
     Ok(Some(planner.plan))
 }
 
 impl<'a> Planner<'a> {
-    /// Adds a node with what its type tells of its buffers. Its children come later: siblings stand
-    /// side by side. `nulls`: the null count, where more is known of it than the source's node tells.
+    /// Adds a node, and those of its buffers that follow from its type. Its children are added later, because siblings
+    /// must be next to each other. `nulls` is the null count, if the caller knows it.
     #[inline(always)]
     fn sibling(
         &mut self,
@@ -179,7 +180,7 @@ impl<'a> Planner<'a> {
             length: view.length,
             layout: *layout,
             cut: false,
-            // Once the transfer is done.
+            // True once the transfer has completed.
             padded: true,
             offset: 0,
             validity_offset: 0,
@@ -197,14 +198,14 @@ impl<'a> Planner<'a> {
                 Some(_) if view.length == 0 || source.is_null() => self.nothing(),
                 Some(BufferKind::Fixed { width, .. }) => {
                     let width = *width as usize;
-                    // `lay_out` refuses what does not fit.
+                    // `lay_out` refuses buffers that do not fit in memory.
                     let bytes = view.length.saturating_mul(width);
                     let from = source.offset + view.offset * width;
                     let slot = Slot::new(source.base, from, Some(bytes), plain);
                     self.plan.slots.push(slot);
                 }
                 Some(BufferKind::Bits) => self.bits(view, source, view.offset, false),
-                // Offsets and what they point to are filled in below or later.
+                // Offsets, and what they refer to, are filled in below or later.
                 _ => self.nothing(),
             }
         }
@@ -220,18 +221,18 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Adds a slot without bytes, or one that is filled in later.
+    /// Adds a buffer without bytes, or one that is filled in later.
     fn nothing(&mut self) {
         let slot = Slot::new(self.nothing, 0, Some(0), PLAIN);
         self.plan.slots.push(slot);
     }
 
-    /// As [`sibling`](Self::sibling), where speed does not matter.
+    /// As [`sibling`](Self::sibling), but not inlined, for paths where speed does not matter.
     fn node(&mut self, view: View, nulls: Option<usize>, parent: usize) -> Result<()> {
         self.sibling(&self.tree.nodes[view.node], view, nulls, parent)
     }
 
-    /// The children of a node, whose siblings are there; of lists and maps the offsets too.
+    /// Adds the children of a node, whose siblings have been added, and the offsets of lists and maps.
     fn descend(&mut self, node: usize, view: View) -> Result<()> {
         let tree = self.tree;
         let layout = tree.layout(view.node);
@@ -242,12 +243,14 @@ impl<'a> Planner<'a> {
                 }
                 _ => Ok(()),
             },
-            Nesting::Runs if !self.is_whole(view) => self.runs(node, view),
+            Nesting::Runs if self.extent == Extent::Concat || !self.is_whole(view) => {
+                self.runs(node, view)
+            }
             Nesting::RowByRow => {
                 let first = tree.nodes[view.node].first_child as usize;
                 let n = layout.n_children();
                 self.begin_children(node, n);
-                // As `Tree::child`, for wide batches.
+                // The same as `Tree::child`, but faster for batches of many columns.
                 for (i, source) in tree.nodes[first..][..n].iter().enumerate() {
                     let child = View {
                         node: first + i,
@@ -271,7 +274,7 @@ impl<'a> Planner<'a> {
                     self.node(child, None, node)?;
                 }
                 if nesting == Nesting::Runs {
-                    // The rows that all the runs are of.
+                    // All runs are copied, so the array keeps its offset.
                     self.plan.nodes[node].offset = view.offset;
                 }
                 Ok(())
@@ -279,19 +282,24 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether the children that a view's rows refer to go along whole.
+    /// Whether offsets must start at 0 and null counts must be known.
+    fn is_exact(&self) -> bool {
+        matches!(self.extent, Extent::Compact | Extent::Concat)
+    }
+
+    /// Whether children are copied whole, with rows that the view does not refer to.
     fn is_whole(&self, view: View) -> bool {
         self.extent == Extent::Reachable || self.tree.is_uncut(view)
     }
 
-    /// The next `n` nodes are the children of `node`.
+    /// Declares that the next `n` nodes are the children of `node`.
     fn begin_children(&mut self, node: usize, n: usize) {
         let first = self.plan.nodes.len();
         self.plan.nodes[node].first_child = first as u32;
         self.plan.nodes[node].n_children = n as u32;
     }
 
-    /// Adds the slot of the next node's validity bitmap; answers its null count.
+    /// Adds the validity bitmap of the next node; returns its null count.
     #[inline(never)]
     fn validity(&mut self, view: View, bitmap: &Slot, nulls: Option<usize>) -> Option<usize> {
         let nulls = nulls.or_else(|| self.tree.null_count(view)).or_else(|| {
@@ -308,14 +316,14 @@ impl<'a> Planner<'a> {
         if nulls == Some(0) || view.length == 0 {
             self.plan.slots.push(Slot::absent());
         } else {
-            let counts = nulls.is_none() && self.extent == Extent::Compact;
+            let counts = nulls.is_none() && self.is_exact();
             self.bits(view, bitmap, view.validity_offset, counts);
         }
         nulls
     }
 
-    /// Adds the bits of a view's rows, of which the first is bit `first` of `source`. `counts`: they are the
-    /// validity bitmap of the next node, whose nulls are to be counted in it.
+    /// Adds the bits of a view's rows, which start at bit `first` of `source`. With `counts` they are the validity bitmap
+    /// of the next node, and the host counts its nulls.
     #[inline(never)]
     fn bits(&mut self, view: View, source: &Slot, first: usize, counts: bool) {
         let node = &self.tree.nodes[view.node];
@@ -335,7 +343,7 @@ impl<'a> Planner<'a> {
         self.plan.slots.push(slot);
     }
 
-    /// Bytes that have no source.
+    /// Sets a buffer to bytes that are known already.
     fn ready(&mut self, slot: usize, bytes: &[u8]) {
         let fix = self.plan.fix(Fix::Ready(self.plan.ready.len()));
         self.plan.ready.extend_from_slice(bytes);
@@ -357,7 +365,7 @@ impl<'a> Planner<'a> {
             }));
     }
 
-    /// View types: all variadic buffers, or those that the rows refer to where the host can look.
+    /// Adds the variadic buffers of a view type: those that the rows refer to if the host can read the views, otherwise all.
     fn variadic(&mut self, node: usize, view: View) -> Result<()> {
         let tree = self.tree;
         let slots = tree.slots(view.node);
@@ -436,7 +444,8 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The owner of slots that need nothing done: of a view that is all of a node, and of others.
+/// Returns the owner of slots whose bytes are copied unchanged: `WHOLE` if an earlier transfer wrote the node, and the view
+/// is all of it, otherwise `PLAIN`.
 fn plain(node: &Node, view: View) -> u32 {
     let uncut = !node.cut && view.offset == 0 && node.offset == 0 && view.length == node.length;
     match node.padded && uncut {
@@ -445,7 +454,7 @@ fn plain(node: &Node, view: View) -> u32 {
     }
 }
 
-/// Which of `n` variadic buffers a view's rows refer to. Rows that are null may refer to any.
+/// Returns which of `n` variadic buffers a view's rows refer to, null rows included.
 ///
 /// # Safety
 /// `views` is readable host memory for `offset + length` views of 16 bytes.
@@ -458,7 +467,7 @@ unsafe fn referenced(views: DevicePtr, view: View, n: usize) -> Vec<bool> {
     for row in view.offset..view.offset + view.length {
         // SAFETY: the caller guarantees `offset + length` readable views, and `row` is one of them.
         let value = unsafe { first.add(row).read_unaligned() };
-        // Length in the low 32 bits; if it is over 12, the buffer's index in the third.
+        // The low 32 bits are the length; if it is more than 12, bits 64 to 95 are the buffer's index.
         if value as u32 > 12 {
             if let Some(used) = used.get_mut((value >> 64) as u32 as usize) {
                 *used = true;

@@ -1,6 +1,8 @@
 //! Simulated devices for the integration tests.
 #![allow(dead_code)]
 
+pub(crate) mod layout;
+
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};

@@ -1,4 +1,4 @@
-//! Binary, text, list and map arrays.
+//! Plans binary, text, list and map arrays.
 
 use crate::data::sizes::check_size;
 use crate::data::tree::{Slot, View};
@@ -9,7 +9,7 @@ use crate::transfer::plan::{PLAIN, SLAB};
 use crate::transfer::planner::{Extent, Need, Planner, plain};
 
 impl Planner<'_> {
-    /// Binary, text, lists and maps: the ends of the range, where they are not known.
+    /// Plans the offsets, and what they refer to. The first and the last offset are read if they are not known.
     pub(super) fn offsets(&mut self, node: usize, view: View, width: usize) -> Result<()> {
         let tree = self.tree;
         let slots = tree.slots(view.node);
@@ -32,14 +32,14 @@ impl Planner<'_> {
         }
         let at = |row: usize| slots[1].address().offset(row * width);
         let (first, last) = (at(view.offset), at(view.offset + view.length));
-        // Buffers of arrow-rs arrays may be longer than their rows need, so those are always asked.
+        // Buffers of arrow-rs arrays may be longer than their rows need, so the offsets are always read.
         if self.readable {
             // SAFETY: there are `offset + length + 1` offsets, which was checked when the array was made; the host can read
             // them (`readable`), and they are ready (`plan_with` waited).
             let (first, last) = unsafe { (offset(first, width), offset(last, width)) };
             return self.range(node, view, width, first, last);
         }
-        if tree.is_uncut(view) && self.extent != Extent::Compact {
+        if tree.is_uncut(view) && !self.is_exact() {
             if nested {
                 let child = tree.child(view, 0);
                 return self.whole_range(node, view, width, Ok(child));
@@ -54,7 +54,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Offsets as they are, and all that they can point to: a child's rows, or bytes.
+    /// Adds the offsets unchanged, and everything that they can refer to: `target` is the child's rows, or a number of bytes.
     pub(super) fn whole_range(
         &mut self,
         node: usize,
@@ -80,7 +80,7 @@ impl Planner<'_> {
         self.node(child, None, node)
     }
 
-    /// Offsets from 0, and what lies between `first` and `last`.
+    /// Adds offsets that start at 0, and what lies between `first` and `last`.
     pub(super) fn range(
         &mut self,
         node: usize,
@@ -149,8 +149,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// What offsets point to: `bytes` bytes from byte `first` on. Where that is nothing the slot is
-    /// there all the same: some consumers take a null pointer amiss.
+    /// Sets a buffer to the `bytes` bytes from byte `first` on that offsets refer to. It is present even if it is empty,
+    /// because some consumers reject a null pointer.
     fn bytes(&mut self, slot: usize, view: View, source: &Slot, first: usize, bytes: usize) {
         let owner = match source.bytes() {
             Some(all) if all == bytes => plain(&self.tree.nodes[view.node], view),
@@ -163,7 +163,7 @@ impl Planner<'_> {
     }
 }
 
-/// An offset of `width` bytes.
+/// Reads an offset of `width` bytes.
 ///
 /// # Safety
 /// There are `width` bytes (4 or 8) of readable host memory at `at`; it need not be aligned.

@@ -1,4 +1,4 @@
-//! Run-end encoded arrays.
+//! Plans run-end encoded arrays.
 
 use arrow_schema::DataType;
 
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::transfer::planner::{Need, Planner};
 
 impl Planner<'_> {
-    /// The children of a cut array: its run ends are read first.
+    /// Plans the children of a slice, for which the run ends are read first.
     pub(super) fn runs(&mut self, node: usize, view: View) -> Result<()> {
         let run_ends = self.tree.child(view, 0);
         let width = run_end_width(self.tree, run_ends);
@@ -28,7 +28,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// The runs that hold a view's rows; `bytes` are all run ends.
+    /// Adds the runs that contain a view's rows; `bytes` are all run ends.
     pub(super) fn cut_runs(&mut self, node: usize, view: View, bytes: &[u8]) -> Result<()> {
         let tree = self.tree;
         let (run_ends, values) = (tree.child(view, 0), tree.child(view, 1));
@@ -74,7 +74,7 @@ impl Planner<'_> {
     }
 }
 
-/// Bytes of one run end.
+/// Returns the number of bytes of one run end.
 fn run_end_width(tree: &Tree, run_ends: View) -> usize {
     match tree.data_type(run_ends.node) {
         DataType::Int16 => 2,

@@ -1,0 +1,327 @@
+//! Concatenation of arrays and batches of one device.
+
+mod bits;
+mod merge;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use arrow_schema::{DataType, SchemaRef};
+
+use crate::data::gather::{Gathering, Known, Request};
+use crate::data::layout::{Layout, child_type};
+use crate::data::tree::{Owners, Slot, Tree};
+use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::device::{ALIGNMENT, Counters, Device, DeviceId, DevicePtr, Devices, Queue};
+use crate::error::{Error, Result};
+use crate::memory::{DeviceBufferMut, Memory, Owner, Ready, check_queue};
+use crate::transfer::concat::merge::{Merged, merge};
+use crate::transfer::plan::Plan;
+use crate::transfer::planner::{Extent, plan_with};
+use crate::transfer::staged::{Content, Work};
+
+impl DeviceArray {
+    /// Copies the rows of `arrays`, one array after the other, to one fresh allocation on their device. The types must be
+    /// equal. The result is laid out as that of [`compact`](Self::compact): offsets start at 0, null counts are known, and
+    /// every buffer is padded with zeros to a multiple of 64 bytes. It has the field of the first array.
+    ///
+    /// Dictionaries, the children of list views and dense unions, and the data buffers of view arrays are kept once if
+    /// several arrays share their memory, and are otherwise copied whole, one after the other. Equal values are not merged.
+    ///
+    /// If the host cannot read the memory, values are copied on the device with one list of copies, which may run after
+    /// this call returns. First the ends of binary, text, list and map arrays are read, and all run ends: one read for
+    /// each level, all columns of all arrays together. What must be rewritten is copied to the host and back in groups of
+    /// at most 16 MiB, with one more read for each: offsets, and dictionary keys, views, list-view and dense-union offsets
+    /// if they refer to something that is not shared, of all arrays but the first; the parts of bitmaps that do not
+    /// continue at the bit of a byte where they start in their own array; bitmaps whose nulls are not counted yet. Each
+    /// read is one host wait, and so is the way back of each group except the last.
+    ///
+    /// ```
+    /// # use arrow_array::{Array, record_batch};
+    /// # use arrow_device::{DeviceArray, Devices, Error};
+    /// let batch = record_batch!(("name", Utf8, ["a", "b", "c"]))?;
+    /// let names = Devices::cpu().upload(&batch)?.column(0)?;
+    /// let again = DeviceArray::concat(&[&names.slice(1, 2)?, &names])?;
+    /// assert_eq!((again.len(), again.to_host()?.len()), (5, 5));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if there is no array, if types or devices differ, or if the result has more
+    /// values than its offsets, run ends or dictionary keys can express; each names the field. Also returns the errors of
+    /// [`compact`](Self::compact). Nothing stays allocated then.
+    pub fn concat(arrays: &[&Self]) -> Result<Self> {
+        let queue = first(arrays)?.device().default_queue();
+        Self::concat_on(arrays, &queue)
+    }
+
+    /// As [`concat`](Self::concat), on a queue of the arrays' device.
+    ///
+    /// # Errors
+    /// As [`concat`](Self::concat). Also returns [`Error::InvalidArgument`] if the queue belongs to another device.
+    pub fn concat_on(arrays: &[&Self], queue: &Queue) -> Result<Self> {
+        let first = first(arrays)?;
+        let device = first.device();
+        check_queue(queue, device)?;
+        for (i, array) in arrays.iter().enumerate() {
+            check_device(device, array.device(), i)?;
+            check_types(device, first.data_type(), array.data_type(), || {
+                ("array".into(), format!("array {i}"), "array 0")
+            })?;
+        }
+        first.like(Arc::new(concat(first.data_type(), arrays, queue)?))
+    }
+}
+
+impl DeviceRecordBatch {
+    /// Copies the rows of `batches`, one batch after the other, to one fresh allocation on their device; see
+    /// [`DeviceArray::concat`]. The result has `schema`, whose types must be those of the columns.
+    ///
+    /// ```
+    /// # use arrow_array::record_batch;
+    /// # use arrow_device::{DeviceRecordBatch, Devices, Error};
+    /// let batch = record_batch!(("id", Int64, [1, 2]), ("name", Utf8, ["a", "b"]))?;
+    /// let up = Devices::cpu().upload(&batch)?;
+    /// let twice = DeviceRecordBatch::concat(&batch.schema(), &[up.clone(), up])?;
+    /// assert_eq!(twice.slice(2, 2)?.to_host()?, batch);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`DeviceArray::concat`]. Also returns [`Error::InvalidArgument`] if a batch has another number of columns than
+    /// the schema, or if a column whose field is not nullable has nulls.
+    pub fn concat(schema: &SchemaRef, batches: &[Self]) -> Result<Self> {
+        let queue = first(batches)?.device().default_queue();
+        Self::concat_on(schema, batches, &queue)
+    }
+
+    /// As [`concat`](Self::concat), on a queue of the batches' device.
+    ///
+    /// # Errors
+    /// As [`concat`](Self::concat). Also returns [`Error::InvalidArgument`] if the queue belongs to another device.
+    pub fn concat_on(schema: &SchemaRef, batches: &[Self], queue: &Queue) -> Result<Self> {
+        let device = first(batches)?.device();
+        check_queue(queue, device)?;
+        for (i, batch) in batches.iter().enumerate() {
+            check_device(device, batch.device(), i)?;
+            let columns = match batch.as_struct().data_type() {
+                DataType::Struct(fields) => &fields[..],
+                _ => &[],
+            };
+            if columns.len() != schema.fields().len() {
+                return Err(Error::argument(format!(
+                    "concat on {device}: batch {i} has {} columns, the schema {}",
+                    columns.len(),
+                    schema.fields().len()
+                )));
+            }
+            for (field, column) in schema.fields().iter().zip(columns) {
+                check_types(device, field.data_type(), column.data_type(), || {
+                    let path = format!("column '{}'", field.name());
+                    (path, format!("batch {i}"), "the schema")
+                })?;
+            }
+        }
+        let root = DataType::Struct(schema.fields().clone());
+        let arrays: Vec<_> = batches.iter().map(Self::as_struct).collect();
+        let tree = concat(&root, &arrays, queue)?;
+        let columns = tree.nodes[0].first_child as usize..;
+        for (field, column) in schema.fields().iter().zip(&tree.nodes[columns]) {
+            let nulls = column.nulls.get().unwrap_or(0);
+            if !field.is_nullable() && nulls > 0 && !column.layout.is_null_type() {
+                return Err(Error::argument(format!(
+                    "concat on {device}: column '{}' has {nulls} nulls, but its field is not nullable: use a \
+                     schema whose field is",
+                    field.name()
+                )));
+            }
+        }
+        let array = DeviceArray::from_tree(Arc::new(tree));
+        Ok(Self::from_struct(schema.clone(), array))
+    }
+}
+
+fn first<T>(inputs: &[T]) -> Result<&T> {
+    let none = "concat: there is nothing to concatenate, so type and device are unknown; pass at least one";
+    inputs.first().ok_or_else(|| Error::argument(none))
+}
+
+fn check_device(device: &Device, other: &Device, i: usize) -> Result<()> {
+    match device == other {
+        true => Ok(()),
+        false => Err(Error::argument(format!(
+            "concat on {device}: input {i} is on {other}; copy it with to_device first"
+        ))),
+    }
+}
+
+/// Refuses types that differ, with the path of the field where they do. `names` are the path of `other`, what it belongs
+/// to, and what `expected` belongs to.
+fn check_types(
+    device: &Device,
+    expected: &DataType,
+    other: &DataType,
+    names: impl FnOnce() -> (String, String, &'static str),
+) -> Result<()> {
+    if expected == other {
+        return Ok(());
+    }
+    let (mut path, input, reference) = names();
+    let (mut a, mut b) = (expected, other);
+    // Down to the only child that differs, if nothing else does.
+    while let Some((i, child_a, child_b)) = differing_child(a, b) {
+        match a {
+            DataType::Dictionary(_, _) => path.push_str(".dictionary"),
+            _ => path.push_str(&format!(".children[{i}]")),
+        }
+        (a, b) = (child_a, child_b);
+    }
+    Err(Error::argument(format!(
+        "concat on {device}: {path} is {b} in {input}, but {a} in {reference}; cast it first"
+    )))
+}
+
+/// The first child whose type differs, if both types are of the same kind and have equally many children.
+fn differing_child<'a>(
+    a: &'a DataType,
+    b: &'a DataType,
+) -> Option<(usize, &'a DataType, &'a DataType)> {
+    let n = Layout::of(a).n_children();
+    if std::mem::discriminant(a) != std::mem::discriminant(b) || n != Layout::of(b).n_children() {
+        return None;
+    }
+    let mut children = (0..n).filter_map(|i| Some((i, child_type(a, i)?, child_type(b, i)?)));
+    children.find(|(_, a, b)| a != b)
+}
+
+/// Concatenates arrays on one device, of types whose columns are those of `root`.
+fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<Tree> {
+    let device = queue.device();
+    let to_host = device.id() == DeviceId::CPU;
+    let owners = owners(arrays);
+    let plans = plans(arrays, &owners, queue, !to_host)?;
+    let mut merged = merge(root, device, &plans, !to_host)?;
+    drop(plans);
+    let content = std::mem::take(&mut merged.content);
+    if to_host {
+        return pack(root, merged, &content);
+    }
+    let bytes = match merged.slots.iter().all(Slot::is_null) {
+        true => merged.bytes,
+        // Buffers without bytes need an address too.
+        false => merged.bytes.max(ALIGNMENT),
+    };
+    let slab = DeviceBufferMut::allocate(queue, bytes)?;
+    let base = slab.address();
+    let work = Work {
+        queue,
+        from: device,
+        owners: owners.as_slice(),
+        ready: &merged.ready,
+        nodes: &merged.nodes,
+    };
+    let sources: Vec<DeviceArray> = arrays.iter().map(|array| (*array).clone()).collect();
+    // SAFETY: the sources lie in the arrays' buffers, in memory of their owners, which the arrays keep alive. The slab has
+    // `bytes` bytes, in which `merge` gave all content its own room, and is freed in the queue's order.
+    let event = unsafe { work.run(base, content, sources) }?;
+    let ready = event.map_or(Ready::Now, Ready::Event);
+    let owner = Owner::new(device.clone(), slab.into_memory(), ready);
+    Ok(tree(root, merged, base, owner))
+}
+
+/// The result in a slab at `base`.
+fn tree(root: &DataType, merged: Merged, base: DevicePtr, owner: Owner) -> Tree {
+    let mut slots = merged.slots;
+    for slot in slots.iter_mut().filter(|slot| !slot.is_null()) {
+        slot.base = base;
+    }
+    Tree {
+        device: owner.device().clone(),
+        root: root.clone(),
+        nodes: merged.nodes,
+        slots,
+        owners: Owners::One(Arc::new(owner)),
+    }
+}
+
+/// Makes the result in host memory, on this thread.
+fn pack(root: &DataType, merged: Merged, content: &Content) -> Result<Tree> {
+    let cpu = Devices::cpu();
+    let mut slab = cpu.host_slab(merged.bytes)?;
+    let base = slab.as_device_ptr();
+    let bytes = &mut slab[..];
+    for straight in &content.straight {
+        let to = &mut bytes[straight.dst..][..straight.bytes];
+        let from = straight.src.as_ptr().cast::<u8>().cast_const();
+        // SAFETY: the arrays are on the CPU, and planning waited for them, so the host can read the source; the slab is
+        // fresh memory.
+        unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+    }
+    for (at, zeros) in &content.zeros {
+        bytes[*at..][..*zeros].fill(0);
+    }
+    for task in &content.tasks {
+        let region = &mut bytes[task.dst..][..task.bytes + task.zeros];
+        // SAFETY: the host can read the sources, as above; the slab is fresh memory. No source is longer than its result:
+        // the pieces of `merge` are offsets, keys and bytes of the plan.
+        unsafe { task.make_in_place(&merged.ready, &merged.nodes, region) };
+    }
+    Counters::add(&cpu.counters().host_copied_bytes, merged.bytes);
+    let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
+    Ok(tree(root, merged, base, owner))
+}
+
+/// The owners of all arrays, each once.
+fn owners(arrays: &[&DeviceArray]) -> Owners {
+    let mut seen = HashSet::new();
+    let mut all = Vec::new();
+    for array in arrays {
+        for owner in array.owners().iter() {
+            if seen.insert(Arc::as_ptr(owner)) {
+                all.push(owner.clone());
+            }
+        }
+    }
+    Owners::from(all)
+}
+
+/// Plans for all arrays. What they need to know of the memory is read for all together.
+fn plans(
+    arrays: &[&DeviceArray],
+    owners: &Owners,
+    queue: &Queue,
+    to_device: bool,
+) -> Result<Vec<Plan>> {
+    let mut known = Known::default();
+    let mut plans: Vec<Option<Plan>> = arrays.iter().map(|_| None).collect();
+    let all = Tree {
+        device: queue.device().clone(),
+        root: DataType::Null,
+        nodes: Vec::new(),
+        slots: Vec::new(),
+        owners: Owners::from(owners.as_slice().to_vec()),
+    };
+    loop {
+        let mut wanted: Vec<Request> = Vec::new();
+        for (plan, array) in plans.iter_mut().zip(arrays) {
+            if plan.is_some() {
+                continue;
+            }
+            *plan = plan_with(array, Extent::Concat, to_device, |_, requests| {
+                let answers = known.answers(requests);
+                if answers.is_none() {
+                    wanted.extend(requests);
+                }
+                Ok(answers)
+            })?;
+        }
+        if wanted.is_empty() {
+            // Without requests every plan was made.
+            return Ok(plans.into_iter().flatten().collect());
+        }
+        // SAFETY: the requests of `plan_with` lie in the arrays' memory (see there), whose owners `all` has, and to which
+        // nobody writes: imports and constructors demand it.
+        let answers = unsafe { Gathering::start(&all, &wanted, Some(queue)) }?.finish()?;
+        known.add(&wanted, answers);
+    }
+}

@@ -1,0 +1,108 @@
+//! What this crate lays out in device memory, byte by byte.
+
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::{DeviceArray, DeviceBuffer, Queue, TransferStats};
+use arrow_schema::DataType;
+
+/// All bytes of a buffer, its padding included.
+fn raw(buffer: &DeviceBuffer, queue: &Queue) -> Vec<u8> {
+    let mut bytes = vec![0xEE; buffer.len().next_multiple_of(64)];
+    let loan = buffer.on(queue).unwrap();
+    let op = CopyOp {
+        src: loan.address(),
+        dst: DevicePtr::new(bytes.as_mut_ptr().cast()),
+        bytes: bytes.len(),
+        kind: CopyKind::DeviceToHost,
+    };
+    // SAFETY: padded memory of this crate; waited for below.
+    unsafe { queue.raw().copy(&[op]) }.unwrap();
+    drop(loan);
+    queue.synchronize().unwrap();
+    bytes
+}
+
+fn every_part(array: &DeviceArray, visit: &mut impl FnMut(&DeviceArray)) {
+    visit(array);
+    for i in 0..array.num_children() {
+        every_part(&array.child(i).unwrap(), visit);
+    }
+}
+
+/// Bits `bits..` of a bitmap.
+fn zero_from(bytes: &[u8], bits: usize) -> bool {
+    (bits..bytes.len() * 8).all(|i| bytes[i / 8] >> (i % 8) & 1 == 0)
+}
+
+/// 64-byte aligned, padded with zeros, zero bits behind the last row, all within `allocated` bytes;
+/// offset 0, and counts known if `counts`.
+pub(crate) fn check_layout(
+    array: &DeviceArray,
+    counts: bool,
+    allocated: Option<u64>,
+    context: &str,
+) {
+    use DataType::*;
+    let queue = array.device().default_queue();
+    let mut ranges = vec![];
+    every_part(array, &mut |part| {
+        let (t, rows) = (part.data_type(), part.len());
+        assert_eq!(part.offset(), 0, "{context}, {t}");
+        assert!(!counts || part.null_count().is_some(), "{context}, {t}");
+        for i in 0..part.num_buffers() {
+            let Some(buffer) = part.buffer(i).filter(|b| !b.is_empty()) else {
+                continue;
+            };
+            let context = format!("{context}, {t}, buffer {i}");
+            let address = buffer.address().address();
+            assert_eq!(address % 64, 0, "{context}");
+            let bytes = raw(&buffer, &queue);
+            ranges.push(address..address + bytes.len());
+            assert!(zero_from(&bytes, buffer.len() * 8), "{context}: {bytes:?}");
+            let mask = i == 0 && !matches!(t, Union(_, _));
+            if mask || (i == 1 && *t == Boolean) {
+                assert_eq!(buffer.len(), rows.div_ceil(8), "{context}");
+                assert!(zero_from(&bytes, rows), "{context}: {bytes:?}");
+            }
+            if mask && counts {
+                let ones: u32 = bytes.iter().map(|b| b.count_ones()).sum();
+                assert_eq!(part.null_count(), Some(rows - ones as usize), "{context}");
+            }
+            let offsets = matches!(
+                t,
+                Utf8 | LargeUtf8 | Binary | LargeBinary | List(_) | LargeList(_) | Map(_, _)
+            );
+            if i == 1 && offsets && counts {
+                let width = if matches!(t, LargeUtf8 | LargeBinary | LargeList(_)) {
+                    8
+                } else {
+                    4
+                };
+                assert_eq!(bytes[..width], [0; 8][..width], "{context}");
+            }
+        }
+    });
+    let first = ranges.iter().map(|r| r.start).min();
+    let last = ranges.iter().map(|r| r.end).max();
+    if let (Some(first), Some(last), Some(allocated)) = (first, last, allocated) {
+        assert!(last - first <= allocated as usize, "{context}: {ranges:?}");
+        // Masks that start within a byte may take one block more on their way.
+        let bytes: usize = ranges.iter().map(|r| r.len()).sum();
+        assert!(allocated as usize <= bytes + 64 * ranges.len(), "{context}");
+    }
+}
+
+/// Every byte of the fresh memory was written once: copied or filled. Memory of buffers without bytes is not written.
+#[track_caller]
+pub(crate) fn written_once(stats: &TransferStats, context: &str) {
+    let written = stats.bytes_on_device + stats.bytes_to_device + stats.filled_bytes;
+    let empty = stats.allocated_bytes == 64 && written == 0;
+    assert!(
+        empty || written == stats.allocated_bytes,
+        "{context}: {stats:?}"
+    );
+    // One piece of padding.
+    assert!(
+        stats.fills <= 1 && stats.filled_bytes < 64,
+        "{context}: {stats:?}"
+    );
+}
