@@ -4,7 +4,7 @@ mod simkit;
 
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch};
+use arrow_array::{Array, ArrayRef, BooleanArray, Int32Array, Int64Array, RecordBatch};
 use arrow_buffer::{Buffer, ScalarBuffer};
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
@@ -302,6 +302,21 @@ fn what_is_copied_from_where_it_is() {
         assert_eq!(stats.host_copied_bytes, *packed, "{context}: {stats:?}");
         assert_eq!(stats.host_waits, 0, "{context}");
         drop(up);
+    }
+}
+
+/// The host must zero the bits after the last row: of a small array it packs all.
+#[test]
+fn a_lone_bitmap_is_one_copy() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Async);
+    for (rows, packed) in [(1024, 0), (1023, 128)] {
+        let flags = BooleanArray::from(vec![true; rows]);
+        let (up, stats) = cost(|| sim.upload_array(&flags).unwrap());
+        assert_eq!((stats.copies, stats.host_copied_bytes), (1, packed));
+        assert_eq!(up.to_host().unwrap().as_ref(), &flags as &dyn Array);
     }
 }
 
