@@ -10,6 +10,7 @@
 //! | [`Queue`], [`SyncEvent`] | a list of device work that runs in order (a CUDA or HIP stream), and a point in that order |
 //! | [`DeviceBuffer`], [`DeviceBufferMut`] | memory of a device, and memory that nothing reads yet, for a kernel to write |
 //! | [`DeviceArray`], [`DeviceRecordBatch`] | arrow data of any type in device memory |
+//! | [`Download`] | a copy of such data to the host that was started: poll it, wait for it or await it |
 //! | [`HostSlab`] | host memory that a device copies to and from fast, and that becomes an arrow `Buffer` without a copy |
 //! | [`FFI_ArrowDeviceArray`], [`FFI_ArrowDeviceArrayStream`] | the C structs of the interface |
 //!

@@ -2,10 +2,9 @@
 
 mod simkit;
 
-use std::io::{self, Read};
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch};
+use arrow_array::{Array, ArrayRef, BooleanArray, Int32Array, Int64Array, RecordBatch};
 use arrow_buffer::{Buffer, ScalarBuffer};
 use arrow_device::device::DevicePtr;
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
@@ -243,86 +242,6 @@ fn shrinks_that_fail() {
     }
 }
 
-#[test]
-fn slabs_as_values() {
-    let mut slab = HostSlab::new(31).unwrap();
-    assert_eq!(slab.typed_mut::<i64>().len(), 3);
-    slab.typed_mut::<i64>().copy_from_slice(&[1, -1, 2]);
-    assert_eq!(slab.typed::<i64>(), [1, -1, 2]);
-    assert_eq!(slab.typed::<u8>().len(), 31);
-    assert_eq!(slab.typed::<i128>().len(), 1);
-    assert_eq!(slab.typed::<arrow_buffer::i256>(), []);
-    slab.as_bytes_mut()[24..].fill(7);
-    assert_eq!(slab[22..26], [0, 0, 7, 7]);
-    slab.truncate(40);
-    assert_eq!(slab.len(), 31);
-    slab.truncate(9);
-    assert_eq!((slab.typed::<i64>(), slab.len()), (&[1][..], 9));
-    assert_eq!(slab.into_buffer().len(), 9);
-}
-
-#[test]
-fn slabs_from_iterators() {
-    let mut slab = HostSlab::new(14).unwrap();
-    let mut numbers = 1..10;
-    assert_eq!(slab.fill_from_iter(&mut numbers), 3);
-    assert_eq!(numbers, 4..10, "no value is lost");
-    assert_eq!(slab.typed::<i32>(), [1, 2, 3]);
-    assert_eq!(slab.fill_from_iter([7i32]), 1);
-    assert_eq!(slab.typed::<i32>(), [7, 2, 3]);
-    let mut none = HostSlab::new(0).unwrap();
-    assert_eq!(none.fill_from_iter([7i32]), 0);
-}
-
-/// Returns each answer in turn.
-struct Answers(Vec<io::Result<usize>>);
-
-impl Read for Answers {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let answer = self.0.pop().unwrap_or(Ok(0));
-        if let Ok(bytes) = answer {
-            let there = bytes.min(to.len());
-            to[..there].fill(b'x');
-        }
-        answer
-    }
-}
-
-#[test]
-fn slabs_from_readers() {
-    let mut slab = HostSlab::new(8).unwrap();
-    let read = |slab: &mut HostSlab, answers: Vec<io::Result<usize>>| {
-        slab.fill(b'.');
-        let mut answers = Answers(answers.into_iter().rev().collect());
-        let result = slab.read_from(&mut answers);
-        let left = answers.0.len();
-        (
-            result.map_err(|e| e.kind()),
-            String::from_utf8_lossy(slab).into_owned(),
-            left,
-        )
-    };
-    let interrupted = || Err(io::ErrorKind::Interrupted.into());
-    assert_eq!(
-        read(&mut slab, vec![Ok(3), interrupted(), Ok(2), Ok(0), Ok(1)]),
-        (Ok(5), "xxxxx...".into(), 1),
-    );
-    assert_eq!(
-        read(&mut slab, vec![Ok(3), Ok(5), Ok(1)]),
-        (Ok(8), "xxxxxxxx".into(), 1),
-        "a full slab asks for nothing more"
-    );
-    assert_eq!(
-        read(&mut slab, vec![Ok(3), Err(io::ErrorKind::TimedOut.into())]),
-        (Err(io::ErrorKind::TimedOut), "xxx.....".into(), 0),
-    );
-    assert_eq!(
-        read(&mut slab, vec![Ok(3), Ok(6)]),
-        (Err(io::ErrorKind::InvalidData), "xxxxxxxx".into(), 0),
-        "a reader that lies"
-    );
-}
-
 /// A column over a slab of the device.
 fn column(device: &Device, values: usize) -> ArrayRef {
     let mut slab = device.host_slab(values * 8).unwrap();
@@ -383,6 +302,21 @@ fn what_is_copied_from_where_it_is() {
         assert_eq!(stats.host_copied_bytes, *packed, "{context}: {stats:?}");
         assert_eq!(stats.host_waits, 0, "{context}");
         drop(up);
+    }
+}
+
+/// The host must zero the bits after the last row: of a small array it packs all.
+#[test]
+fn a_lone_bitmap_is_one_copy() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Async);
+    for (rows, packed) in [(1024, 0), (1023, 128)] {
+        let flags = BooleanArray::from(vec![true; rows]);
+        let (up, stats) = cost(|| sim.upload_array(&flags).unwrap());
+        assert_eq!((stats.copies, stats.host_copied_bytes), (1, packed));
+        assert_eq!(up.to_host().unwrap().as_ref(), &flags as &dyn Array);
     }
 }
 

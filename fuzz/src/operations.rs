@@ -1,14 +1,16 @@
 //! Sequences of safe operations on arrays: whatever they are, rows are those that arrow-rs has.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchReader};
 use arrow_device::{
-    DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArrayStream, NullCounts,
-    ReleasePolicy, SyncPolicy, Validation,
+    DeviceArray, DeviceBufferMut, DeviceRecordBatch, DeviceRecordBatchIterator,
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions,
+    FFI_ArrowDeviceArrayStream, NullCounts, ReleasePolicy, SyncPolicy, Validation,
 };
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 
@@ -162,12 +164,16 @@ fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Opt
             ("upload_data_on", up, rows.clone())
         }
         5 => {
-            device.resolve_sizes().expect("valid");
-            assert_eq!(
-                device.resolve_null_counts().expect("valid"),
-                nulls_of(rows),
-                "{device:?}"
-            );
+            let (sizes, nulls) = match input.bool() {
+                true => (device.resolve_sizes(), device.resolve_null_counts()),
+                false => {
+                    let queue = device.device().new_queue().expect("the device is alive");
+                    let sizes = device.resolve_sizes_on(&queue);
+                    (sizes, device.resolve_null_counts_on(&queue))
+                }
+            };
+            sizes.expect("valid");
+            assert_eq!(nulls.expect("valid"), nulls_of(rows), "{device:?}");
             assert_eq!(device.null_count(), Some(nulls_of(rows)));
             ("resolve", device.clone(), rows.clone())
         }
@@ -195,6 +201,8 @@ fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Opt
         12 => {
             exercise::structure(device);
             exercise::loans(world, device);
+            downloads(device, rows, input);
+            buffers(device, input);
             return None;
         }
         13 => concat(held, from, input)?,
@@ -451,6 +459,56 @@ fn stream(
         first.column(1).expect("there are two"),
         rows.slice(0, half),
     ))
+}
+
+/// A download on a queue of its own: waited for, polled, or dropped while it runs.
+fn downloads(device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) {
+    let queue = device.device().new_queue().expect("the device is alive");
+    let start = || device.start_to_host_on(&queue).expect("valid");
+    let host = match input.choice(5) {
+        0 => device.to_host_on(&queue),
+        1 => start().wait(),
+        2 => {
+            let mut download = start();
+            while !download.is_ready().expect("valid") {
+                device.device().synchronize().expect("it is alive");
+            }
+            download.wait()
+        }
+        3 => {
+            let mut download = pin!(start());
+            let mut cx = Context::from_waker(Waker::noop());
+            loop {
+                match download.as_mut().poll(&mut cx) {
+                    Poll::Ready(host) => break host,
+                    Poll::Pending => device.device().synchronize().expect("it is alive"),
+                }
+            }
+        }
+        _ => return drop(start()),
+    };
+    same(rows, &host.expect("valid")).unwrap_or_else(|e| panic!("download of {device:?}: {e}"));
+}
+
+/// The array's buffers on the host, and memory that is shortened.
+fn buffers(device: &DeviceArray, input: &mut Input<'_>) {
+    let queue = device.device().new_queue().expect("the device is alive");
+    for i in 0..device.num_buffers() {
+        if let Some(buffer) = device.buffer(i) {
+            let host = buffer.to_host_on(&queue).expect("valid");
+            assert_eq!(host.len(), buffer.len());
+        }
+    }
+    let (bytes, less) = (usize::from(input.u16()), usize::from(input.u16()));
+    let mut memory = DeviceBufferMut::allocate(&queue, bytes).expect("small");
+    memory.fill(7).expect("the device is alive");
+    memory.truncate(less);
+    if input.bool() {
+        memory.shrink_to_fit().expect("small");
+        assert!(memory.capacity() - memory.len() < 64);
+    }
+    let host = memory.freeze().and_then(|buffer| buffer.to_host());
+    assert_eq!(*host.expect("valid"), vec![7; bytes.min(less)]);
 }
 
 fn through_dlpack(device: &DeviceArray, rows: &ArrayRef) -> Option<DeviceArray> {

@@ -283,3 +283,90 @@ impl Device {
         self.backend().trim();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Read};
+
+    use super::*;
+
+    #[test]
+    fn slabs_as_values() {
+        let mut slab = HostSlab::new(31).unwrap();
+        assert_eq!(slab.typed_mut::<i64>().len(), 3);
+        slab.typed_mut::<i64>().copy_from_slice(&[1, -1, 2]);
+        assert_eq!(slab.typed::<i64>(), [1, -1, 2]);
+        assert_eq!(slab.typed::<u8>().len(), 31);
+        assert_eq!(slab.typed::<i128>().len(), 1);
+        assert_eq!(slab.typed::<arrow_buffer::i256>(), []);
+        slab.as_bytes_mut()[24..].fill(7);
+        assert_eq!(slab[22..26], [0, 0, 7, 7]);
+        slab.truncate(40);
+        assert_eq!(slab.len(), 31);
+        slab.truncate(9);
+        assert_eq!((slab.typed::<i64>(), slab.len()), (&[1][..], 9));
+        assert_eq!(slab.into_buffer().len(), 9);
+    }
+
+    #[test]
+    fn slabs_from_iterators() {
+        let mut slab = HostSlab::new(14).unwrap();
+        let mut numbers = 1..10;
+        assert_eq!(slab.fill_from_iter(&mut numbers), 3);
+        assert_eq!(numbers, 4..10, "no value is lost");
+        assert_eq!(slab.typed::<i32>(), [1, 2, 3]);
+        assert_eq!(slab.fill_from_iter([7i32]), 1);
+        assert_eq!(slab.typed::<i32>(), [7, 2, 3]);
+        let mut none = HostSlab::new(0).unwrap();
+        assert_eq!(none.fill_from_iter([7i32]), 0);
+    }
+
+    /// Returns each answer in turn.
+    struct Answers(Vec<io::Result<usize>>);
+
+    impl Read for Answers {
+        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+            let answer = self.0.pop().unwrap_or(Ok(0));
+            if let Ok(bytes) = answer {
+                let there = bytes.min(to.len());
+                to[..there].fill(b'x');
+            }
+            answer
+        }
+    }
+
+    #[test]
+    fn slabs_from_readers() {
+        let mut slab = HostSlab::new(8).unwrap();
+        let read = |slab: &mut HostSlab, answers: Vec<io::Result<usize>>| {
+            slab.fill(b'.');
+            let mut answers = Answers(answers.into_iter().rev().collect());
+            let result = slab.read_from(&mut answers);
+            let left = answers.0.len();
+            (
+                result.map_err(|e| e.kind()),
+                String::from_utf8_lossy(slab).into_owned(),
+                left,
+            )
+        };
+        let interrupted = || Err(io::ErrorKind::Interrupted.into());
+        assert_eq!(
+            read(&mut slab, vec![Ok(3), interrupted(), Ok(2), Ok(0), Ok(1)]),
+            (Ok(5), "xxxxx...".into(), 1),
+        );
+        assert_eq!(
+            read(&mut slab, vec![Ok(3), Ok(5), Ok(1)]),
+            (Ok(8), "xxxxxxxx".into(), 1),
+            "a full slab asks for nothing more"
+        );
+        assert_eq!(
+            read(&mut slab, vec![Ok(3), Err(io::ErrorKind::TimedOut.into())]),
+            (Err(io::ErrorKind::TimedOut), "xxx.....".into(), 0),
+        );
+        assert_eq!(
+            read(&mut slab, vec![Ok(3), Ok(6)]),
+            (Err(io::ErrorKind::InvalidData), "xxxxxxxx".into(), 0),
+            "a reader that lies"
+        );
+    }
+}

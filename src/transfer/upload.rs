@@ -176,6 +176,11 @@ impl Stage<'_> {
     fn direct(&mut self, piece: &Piece) -> usize {
         let bytes = piece.straight() / ALIGNMENT * ALIGNMENT;
         let backend = self.queue.device().backend();
+        // Packing the rest of a small piece would cost one copy more than packing all of it.
+        let has_rest = bytes < piece.dst_bytes;
+        if has_rest && piece.dst_bytes < DIRECT {
+            return 0;
+        }
         if bytes == 0 || !backend.copies_directly_from(piece.src, piece.dst_bytes) {
             return 0;
         }
