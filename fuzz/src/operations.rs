@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchReader};
+use arrow_array::{
+    Array, ArrayRef, FixedSizeListArray, NullArray, RecordBatch, RecordBatchReader, StructArray,
+};
 use arrow_device::{
     DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, ExportOptions, FFI_ArrowDeviceArrayStream, NullCounts,
     ReleasePolicy, SyncPolicy, Validation,
 };
-use arrow_schema::{DataType, Field, Schema, UnionMode};
+use arrow_schema::{DataType, Field, FieldRef, Fields, Schema, UnionMode};
 
 use crate::check::{comparable, read};
 use crate::exercise::nulls_of;
@@ -131,7 +133,11 @@ impl Held {
 fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Option<Held> {
     let Held { device, rows } = &held[from];
     let n = rows.len();
-    let op = input.choice(14);
+    // Lower bytes mean what they mean in kept inputs.
+    let op = match input.u8() {
+        byte @ 224.. => 14 + byte % 6,
+        byte => byte % 14,
+    };
     let (name, device, rows) = match op {
         0 => {
             let (offset, length) = part(input, n);
@@ -197,7 +203,31 @@ fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Opt
             exercise::loans(world, device);
             return None;
         }
-        _ => ("DLPack", through_dlpack(device, rows)?, rows.clone()),
+        13 => ("DLPack", through_dlpack(device, rows)?, rows.clone()),
+        14 => ("new_struct", new_struct(device, input)?, struct_of(rows)?),
+        15 => fixed_size_list(device, rows, input)?,
+        16 => {
+            let to = &world.places[input.choice(3)].device;
+            let nulls = DeviceArray::new_null(to, n).expect("few rows");
+            ("new_null", nulls, Arc::new(NullArray::new(n)) as ArrayRef)
+        }
+        17 => manners(device, rows),
+        18 => {
+            let values = device.values()?;
+            let rows = child_of(rows, 0).unwrap_or_else(|| values.to_host().expect("valid"));
+            ("values", values, rows)
+        }
+        _ => {
+            device.get_slice_memory_size().expect("valid");
+            let compact = device.compact().expect("valid");
+            let bytes = compact.get_slice_memory_size().expect("valid");
+            let own = compact.get_array_memory_size();
+            assert!(
+                bytes <= own,
+                "{bytes} bytes of rows, {own} held by {device:?}"
+            );
+            return None;
+        }
     };
     let made = Held { device, rows };
     made.check(name);
@@ -313,6 +343,85 @@ fn from_values(device: &DeviceArray, input: &mut Input<'_>) -> Option<DeviceArra
 }
 
 type Made = (&'static str, DeviceArray, ArrayRef);
+
+/// The fields of a struct of two such columns.
+fn pair(data_type: &DataType) -> Fields {
+    let field = |name| Field::new(name, data_type.clone(), true);
+    vec![field("a"), field("b")].into()
+}
+
+/// The array and a copy of it in other memory, null where the array is.
+fn new_struct(device: &DeviceArray, input: &mut Input<'_>) -> Option<DeviceArray> {
+    if nodes(device.data_type()) > 40 {
+        return None;
+    }
+    let columns = [device.clone(), device.compact().expect("valid")];
+    let (fields, validity) = (pair(device.data_type()), device.validity());
+    let made = DeviceArray::new_struct(fields, &columns, validity).expect("of equal length");
+    // Each child keeps its own memory.
+    let child = made.child(input.choice(2))?;
+    assert!(child.get_array_memory_size() <= made.get_array_memory_size());
+    Some(made)
+}
+
+fn struct_of(rows: &ArrayRef) -> Option<ArrayRef> {
+    let columns = vec![rows.clone(), rows.clone()];
+    let made = StructArray::try_new_with_length(
+        pair(rows.data_type()),
+        columns,
+        rows.nulls().cloned(),
+        rows.len(),
+    );
+    Some(Arc::new(made.expect("of equal length")))
+}
+
+fn nodes(data_type: &DataType) -> usize {
+    let children = kinds::children(data_type);
+    1 + children.iter().map(|t| nodes(t)).sum::<usize>()
+}
+
+/// Lists of some of the rows.
+fn fixed_size_list(device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) -> Option<Made> {
+    if nodes(device.data_type()) > 40 {
+        return None;
+    }
+    let size = 1 + input.choice(4);
+    let lists = rows.len() / size;
+    let field: FieldRef = Arc::new(Field::new("item", device.data_type().clone(), true));
+    let (values, rows) = (device.slice(0, lists * size), rows.slice(0, lists * size));
+    let new = DeviceArray::new_fixed_size_list;
+    let made = new(
+        field.clone(),
+        size as i32,
+        lists,
+        &values.expect("inside"),
+        None,
+    );
+    let expected = FixedSizeListArray::try_new_with_length(field, size as i32, rows, None, lists);
+    let expected = Arc::new(expected.expect("so many values"));
+    Some((
+        "new_fixed_size_list",
+        made.expect("so many values"),
+        expected,
+    ))
+}
+
+/// A batch of two columns in different memory, with another schema, as a struct and back, and in parts.
+fn manners(device: &DeviceArray, rows: &ArrayRef) -> Made {
+    let columns = [device.clone(), device.compact().expect("valid")];
+    let schema = Arc::new(Schema::new(pair(device.data_type())));
+    let new = DeviceRecordBatch::try_new_with_rows;
+    let batch = new(device.device(), schema, &columns, rows.len()).expect("of the schema");
+    let metadata = HashMap::from([("k".to_owned(), "ü".to_owned())]);
+    let schema = batch.schema().as_ref().clone().with_metadata(metadata);
+    let batch = batch.with_schema(Arc::new(schema)).expect("a superset");
+    let schema = batch.schema();
+    let batch = DeviceRecordBatch::try_from(DeviceArray::from(batch)).expect("no nulls");
+    assert_eq!(batch.schema(), schema);
+    let (_, mut columns, n) = batch.into_parts();
+    assert_eq!((columns.len(), n), (2, rows.len()));
+    ("into_parts", columns.swap_remove(1), rows.clone())
+}
 
 /// The column twice, in a batch that goes some ways.
 fn batch(
