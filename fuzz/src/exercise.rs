@@ -38,6 +38,9 @@ fn at_depth(world: &World, array: &DeviceArray, input: &mut Input<'_>, left: &mu
     }
     structure(array);
     loans(world, array);
+    if let Err(e) = array.get_slice_memory_size() {
+        too_large(array.len(), &e);
+    }
     operation(world, array, &host, input);
     for i in 0..=array.num_children() {
         let child = array.child(i);
@@ -85,6 +88,10 @@ pub(crate) fn structure(array: &DeviceArray) {
         array.dictionary().is_some(),
         matches!(array.data_type(), DataType::Dictionary(..))
     );
+    if let Some(values) = array.values() {
+        assert_eq!(array.num_children(), 1);
+        assert!(values.get_array_memory_size() <= array.get_array_memory_size());
+    }
 }
 
 /// Typed access, as work on a queue uses it.
@@ -100,6 +107,11 @@ pub(crate) fn loans(world: &World, array: &DeviceArray) {
     loan(&queue, array.sizes_on::<i32>(&queue));
     loan(&queue, array.sizes_on::<i64>(&queue));
     loan(&queue, array.type_ids_on(&queue));
+    loan(&queue, array.bytes_on(&queue));
+    macro_rules! keys {
+        ($($t:ty)*) => { $( loan(&queue, array.keys_on::<$t>(&queue)); )* };
+    }
+    keys!(i8 i16 i32 i64 u8 u16 u32 u64);
     if let Ok(Some(bits)) = array.validity_on(&queue) {
         assert_eq!(bits.len(), array.len());
         touch(
@@ -133,6 +145,7 @@ pub(crate) fn loans(world: &World, array: &DeviceArray) {
 
 fn loan<T: ArrowNativeType>(queue: &Queue, values: arrow_device::Result<DeviceSlice<'_, T>>) {
     let Ok(values) = values else { return };
+    assert!(values.queue().same_as(queue));
     assert_eq!(values.address().address() % align_of::<T>(), 0);
     touch(queue, values.address(), values.len() * size_of::<T>());
 }

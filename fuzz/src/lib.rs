@@ -18,6 +18,7 @@
 
 mod async_streams;
 mod check;
+mod constructors;
 mod contract;
 mod dlpack;
 mod exercise;

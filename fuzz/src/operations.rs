@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchReader};
+use arrow_array::{Array, ArrayRef, NullArray, RecordBatch, RecordBatchReader};
 use arrow_device::{
     DeviceArray, DeviceBufferMut, DeviceRecordBatch, DeviceRecordBatchIterator,
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, ExportOptions,
@@ -15,6 +15,9 @@ use arrow_device::{
 use arrow_schema::{DataType, Field, Schema, UnionMode};
 
 use crate::check::{comparable, read};
+use crate::constructors::{
+    Made, fixed_size_list, from_parts, from_values, new_struct, pair, struct_of,
+};
 use crate::exercise::nulls_of;
 use crate::input::Input;
 use crate::panics::caught;
@@ -133,7 +136,11 @@ impl Held {
 fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Option<Held> {
     let Held { device, rows } = &held[from];
     let n = rows.len();
-    let op = input.choice(15);
+    // Lower bytes mean what they mean in kept inputs.
+    let op = match input.u8() {
+        byte @ 224.. => 14 + byte % 7,
+        byte => byte % 14,
+    };
     let (name, device, rows) = match op {
         0 => {
             let (offset, length) = part(input, n);
@@ -205,8 +212,32 @@ fn step(world: &World, held: &[Held], from: usize, input: &mut Input<'_>) -> Opt
             buffers(device, input);
             return None;
         }
-        13 => concat(held, from, input)?,
-        _ => ("DLPack", through_dlpack(device, rows)?, rows.clone()),
+        13 => ("DLPack", through_dlpack(device, rows)?, rows.clone()),
+        14 => ("new_struct", new_struct(device, input)?, struct_of(rows)?),
+        15 => fixed_size_list(device, rows, input)?,
+        16 => {
+            let to = &world.places[input.choice(3)].device;
+            let nulls = DeviceArray::new_null(to, n).expect("few rows");
+            ("new_null", nulls, Arc::new(NullArray::new(n)) as ArrayRef)
+        }
+        17 => manners(device, rows),
+        18 => {
+            let values = device.values()?;
+            let rows = child_of(rows, 0).unwrap_or_else(|| values.to_host().expect("valid"));
+            ("values", values, rows)
+        }
+        19 => concat(held, from, input)?,
+        _ => {
+            device.get_slice_memory_size().expect("valid");
+            let compact = device.compact().expect("valid");
+            let bytes = compact.get_slice_memory_size().expect("valid");
+            let own = compact.get_array_memory_size();
+            assert!(
+                bytes <= own,
+                "{bytes} bytes of rows, {own} held by {device:?}"
+            );
+            return None;
+        }
     };
     let made = Held { device, rows };
     made.check(name);
@@ -271,58 +302,6 @@ fn export_options(input: &mut Input<'_>) -> ExportOptions {
     ExportOptions::new(sync).with_release(release)
 }
 
-/// The bitmap's bits start at the first.
-fn starts_at_0(device: &DeviceArray) -> bool {
-    let queue = device.device().default_queue();
-    let bits = device.validity_on(&queue).expect("its own queue");
-    device.offset() == 0 && bits.is_none_or(|bits| bits.bit_offset() == 0)
-}
-
-/// The same array from its own buffers and children.
-fn from_parts(device: &DeviceArray, rows: &ArrayRef, input: &mut Input<'_>) -> Option<DeviceArray> {
-    let nulls = [None, Some(nulls_of(rows))][input.choice(2)];
-    if !starts_at_0(device) || device.num_buffers() + device.num_children() == 0 {
-        return None;
-    }
-    device.resolve_sizes().expect("valid");
-    let buffers: Vec<_> = (0..device.num_buffers())
-        .map(|i| device.buffer(i))
-        .collect();
-    let children: Vec<_> = (0..device.num_children())
-        .filter_map(|i| device.child(i))
-        .collect();
-    let data_type = device.data_type().clone();
-    // SAFETY: values of an array of this type, in the same places.
-    let made =
-        unsafe { DeviceArray::from_parts(data_type, device.len(), nulls, &buffers, &children) };
-    match made {
-        Ok(made) => Some(made),
-        // Nothing tells the device.
-        Err(e) => {
-            assert!(
-                buffers.iter().all(Option::is_none) && children.is_empty(),
-                "{e}"
-            );
-            None
-        }
-    }
-}
-
-/// The same array from its values and its validity, which may start within a byte.
-fn from_values(device: &DeviceArray, input: &mut Input<'_>) -> Option<DeviceArray> {
-    if device.offset() > 0 || device.num_buffers() != 2 || device.num_children() > 0 {
-        return None;
-    }
-    let (data_type, values) = (device.data_type().clone(), device.buffer(1)?);
-    match input.choice(2) {
-        0 => DeviceArray::from_values(data_type, device.len(), values, device.validity()),
-        _ => device.with_values(data_type, values),
-    }
-    .ok()
-}
-
-type Made = (&'static str, DeviceArray, ArrayRef);
-
 /// The array, a part of it, and another one of its type and device; or a batch of the first two. Only what is too much
 /// for keys, run ends or offsets is refused.
 fn concat(held: &[Held], from: usize, input: &mut Input<'_>) -> Option<Made> {
@@ -380,6 +359,23 @@ fn too_many(error: &arrow_device::Error) -> Option<Made> {
     let text = error.to_string();
     assert!(text.contains(", at most "), "{text}");
     None
+}
+
+/// A batch of two columns in different memory, with another schema, as a struct and back, and in parts.
+fn manners(device: &DeviceArray, rows: &ArrayRef) -> Made {
+    let columns = [device.clone(), device.compact().expect("valid")];
+    let schema = Arc::new(Schema::new(pair(device.data_type())));
+    let new = DeviceRecordBatch::try_new_with_rows;
+    let batch = new(device.device(), schema, &columns, rows.len()).expect("of the schema");
+    let metadata = HashMap::from([("k".to_owned(), "ü".to_owned())]);
+    let schema = batch.schema().as_ref().clone().with_metadata(metadata);
+    let batch = batch.with_schema(Arc::new(schema)).expect("a superset");
+    let schema = batch.schema();
+    let batch = DeviceRecordBatch::try_from(DeviceArray::from(batch)).expect("no nulls");
+    assert_eq!(batch.schema(), schema);
+    let (_, mut columns, n) = batch.into_parts();
+    assert_eq!((columns.len(), n), (2, rows.len()));
+    ("into_parts", columns.swap_remove(1), rows.clone())
 }
 
 /// The column twice, in a batch that goes some ways.

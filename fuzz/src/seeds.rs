@@ -127,7 +127,27 @@ fn generated(data_type: &DataType, i: u8, seeds: &mut Vec<Seed>) {
         seeds.push(("operations", input));
         // A slice, and both together, as arrays and as batches.
         let mut input = vec![k];
-        text(&mut input, &[0, 0, 3 + i % 9, 11, 0, 13, 2, 9, k % 2, 1, 1, 13, 5, 20, 1 - k % 2, 0]);
+        text(
+            &mut input,
+            &[
+                0,
+                0,
+                3 + i % 9,
+                11,
+                0,
+                13,
+                2,
+                9,
+                k % 2,
+                1,
+                1,
+                13,
+                5,
+                20,
+                1 - k % 2,
+                0,
+            ],
+        );
         if put::data_type(&mut input, data_type).is_none() {
             return;
         }

@@ -50,6 +50,9 @@ impl Device {
     /// are copied from where they are (see [`HostSlab`](crate::HostSlab)). Beyond about 128 MiB of staging memory the call waits
     /// for the oldest copies.
     ///
+    /// The columns share the allocation, which is freed when the last of them is dropped. To keep one column without the
+    /// others, [`compact`](DeviceArray::compact) it, or upload it by itself.
+    ///
     /// ```
     /// # use arrow_device::{Devices, Error};
     /// # use arrow_array::{RecordBatch, record_batch};
@@ -132,7 +135,8 @@ impl Device {
 impl DeviceArray {
     /// Returns the array's rows as an arrow-rs array. Memory that the host can read is not copied, but waited for; other
     /// memory is copied with one list of copies and one host wait, after one read of the sizes that are stored in
-    /// device memory.
+    /// device memory. What is copied together, the columns of a batch for example, shares one piece of host memory, and
+    /// each part keeps all of it; to keep one column without the others, download it by itself.
     ///
     /// # Errors
     /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) if a size that is stored in device memory is

@@ -5,9 +5,12 @@ use crate::error::Result;
 use crate::transfer::planner::{Extent, plan};
 
 impl DeviceArray {
-    /// Returns the bytes of exactly these rows, without padding: those that [`to_host`](Self::to_host) copies if the host
-    /// cannot read the memory. Dictionaries, the children of list views and dense unions, and the data buffers of view
-    /// arrays count whole. Nothing is copied or allocated on the device.
+    /// Returns the bytes of these rows, without padding: those that [`to_host`](Self::to_host) copies if the host cannot
+    /// read the memory. Nothing is copied or allocated on the device.
+    ///
+    /// What moves as a whole counts as a whole: dictionaries, the children of list views and dense unions, the data buffers
+    /// of view arrays, and the data buffer or child of a binary, text, list or map array that is not a slice. A validity
+    /// bitmap that is known to have no nulls does not count.
     ///
     /// Numbers that are stored in device memory are read where they are not known, as [`to_host`](Self::to_host) does: the
     /// last offset of binary and text arrays whose size is not known yet, and the first and last offsets of slices of

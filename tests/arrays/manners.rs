@@ -57,6 +57,10 @@ fn manners_of_record_batches() {
                 ) {
                     (Ok(up), Ok(host)) => {
                         assert_eq!(up.schema(), target);
+                        let root = DataType::Struct(target.fields().clone());
+                        assert_eq!(up.as_struct().data_type(), &root);
+                        let column = up.column(1).unwrap();
+                        assert_eq!(column.field(), Some(&target.fields()[1]));
                         assert_same_batch(&host, &up.to_host().unwrap(), &target);
                         let (c_array, c_schema) = up.export(SyncPolicy::Event).unwrap();
                         // SAFETY: both come from `export`.
