@@ -174,3 +174,4 @@ pub use stream::{
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostArrayReader, HostRecordBatchReader,
     UploadingReader, export_reader,
 };
+pub use transfer::Download;

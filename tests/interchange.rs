@@ -130,8 +130,7 @@ fn batches_and_slices() {
                 assert_eq!(array.array().null_count(), 0);
                 // SAFETY: array and type come from one export of this crate.
                 let again =
-                    unsafe { DeviceRecordBatch::import_as(array, up.schema().clone(), &options) }
-                        .unwrap();
+                    unsafe { DeviceRecordBatch::import_as(array, up.schema(), &options) }.unwrap();
                 let expected = batch.slice(offset, length);
                 assert_same_batch(&expected, &again.to_host().unwrap(), device.to_string());
             }

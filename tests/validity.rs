@@ -71,7 +71,7 @@ fn through(array: &DeviceArray, export: &ExportOptions, options: &ImportOptions)
 fn batch_through(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
     let exported = batch.export_array(&EXACT).unwrap();
     // SAFETY: the array comes from an export, and the schema is its own.
-    unsafe { DeviceRecordBatch::import_as(exported, batch.schema().clone(), options) }.unwrap()
+    unsafe { DeviceRecordBatch::import_as(exported, batch.schema(), options) }.unwrap()
 }
 
 const EXACT: ExportOptions = ExportOptions::new(SyncPolicy::Event);

@@ -177,7 +177,7 @@ pub(crate) fn run(device: &Device) -> Result<Report> {
     // the kernel, which may still be running.
     let options = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
     let array = result.export_array(&options)?;
-    let schema = FFI_ArrowSchema::try_from(&**result.schema())?;
+    let schema = FFI_ArrowSchema::try_from(&*result.schema())?;
     let has_event = !array.sync_event().is_null();
     // A consumer sees only the structs. Here it is this crate.
     // SAFETY: `import` requires live structs that follow the specification and hold valid data. The array was just exported,

@@ -5,11 +5,10 @@ use std::collections::VecDeque;
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, FieldRef, SchemaRef};
 
-use crate::data::host::{to_array, to_batch};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
-use crate::transfer::{Extent, ToHost};
+use crate::transfer::Download;
 
 /// Reads a device stream as host batches, made by
 /// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader). It ends after an error.
@@ -25,7 +24,7 @@ use crate::transfer::{Extent, ToHost};
 pub struct HostRecordBatchReader<R> {
     reader: R,
     schema: SchemaRef,
-    downloads: Downloads<SchemaRef>,
+    downloads: Downloads<RecordBatch>,
 }
 
 impl<R> HostRecordBatchReader<R> {
@@ -62,16 +61,15 @@ impl<R: Iterator<Item = Result<DeviceRecordBatch>>> Iterator for HostRecordBatch
 
     fn next(&mut self) -> Option<Self::Item> {
         let fields = self.schema.fields();
-        let check = |batch: DeviceRecordBatch| {
-            if batch.schema().fields() != fields {
+        let start = |batch: DeviceRecordBatch, queues: &mut CopyQueues, prefetch| {
+            if batch.schema_ref().fields() != fields {
                 return Err(Error::argument(
                     "a batch's schema differs from its stream's",
                 ));
             }
-            Ok((batch.schema().clone(), batch.as_struct().clone()))
+            Download::<RecordBatch>::queued(&batch, queues.of(batch.device(), prefetch)?)
         };
-        let finish = |schema: SchemaRef, array: DeviceArray| to_batch(&schema, &array);
-        let next = self.downloads.next(&mut self.reader, check, finish)?;
+        let next = self.downloads.next(&mut self.reader, start)?;
         Some(next.map_err(Error::into))
     }
 }
@@ -89,7 +87,7 @@ impl<R: Iterator<Item = Result<DeviceRecordBatch>>> RecordBatchReader for HostRe
 pub struct HostArrayReader<R> {
     reader: R,
     field: FieldRef,
-    downloads: Downloads<()>,
+    downloads: Downloads<ArrayRef>,
 }
 
 impl<R> HostArrayReader<R> {
@@ -120,33 +118,33 @@ impl<R: Iterator<Item = Result<DeviceArray>>> Iterator for HostArrayReader<R> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let expected = self.field.data_type();
-        let check = |array: DeviceArray| {
+        let start = |array: DeviceArray, queues: &mut CopyQueues, prefetch| {
             if array.data_type() != expected {
                 let got = array.data_type();
                 return Err(Error::argument(format!(
                     "an array of type {got} in a stream of {expected}"
                 )));
             }
-            Ok(((), array))
+            let queue = queues.of(array.device(), prefetch)?;
+            Download::<ArrayRef>::queued(array, queue)
         };
-        let finish = |(), array: DeviceArray| to_array(&array);
-        self.downloads.next(&mut self.reader, check, finish)
+        self.downloads.next(&mut self.reader, start)
     }
 }
 
 /// Downloads that were started and not yet returned.
 #[derive(Debug)]
-struct Downloads<M> {
+struct Downloads<H> {
     /// How many there are ahead of the one that the consumer reads.
     prefetch: usize,
-    /// Oldest first, each with what is needed to return it. An error is the last.
-    started: VecDeque<Result<(M, ToHost)>>,
+    /// Oldest first. An error is the last.
+    started: VecDeque<Result<Download<H>>>,
     queues: CopyQueues,
     /// The stream is not read any more.
     ended: bool,
 }
 
-impl<M> Default for Downloads<M> {
+impl<H> Default for Downloads<H> {
     fn default() -> Self {
         Self {
             prefetch: 1,
@@ -157,29 +155,23 @@ impl<M> Default for Downloads<M> {
     }
 }
 
-impl<M> Downloads<M> {
-    /// Starts downloads of what `stream` returns and `check` accepts. Then waits for the oldest, and `finish`es it.
-    fn next<T, H>(
+impl<H> Downloads<H> {
+    /// `start`s downloads of what `stream` returns, with the number of downloads ahead. Then waits for the oldest.
+    fn next<T>(
         &mut self,
         stream: &mut impl Iterator<Item = Result<T>>,
-        check: impl Fn(T) -> Result<(M, DeviceArray)>,
-        finish: impl FnOnce(M, DeviceArray) -> Result<H>,
+        start: impl Fn(T, &mut CopyQueues, usize) -> Result<Download<H>>,
     ) -> Option<Result<H>> {
         while self.wants_more() {
             let Some(item) = stream.next() else {
                 self.ended = true;
                 break;
             };
-            let started = item.and_then(|item| {
-                let (meta, array) = check(item)?;
-                let queue = self.queues.of(array.device(), self.prefetch)?;
-                Ok((meta, array.start_to_host(Extent::Rows, &queue)?))
-            });
+            let started = item.and_then(|item| start(item, &mut self.queues, self.prefetch));
             self.ended = started.is_err();
             self.started.push_back(started);
         }
-        let oldest = self.started.pop_front()?;
-        let next = oldest.and_then(|(meta, array)| finish(meta, array.finish()?));
+        let next = self.started.pop_front()?.and_then(Download::wait);
         if next.is_err() {
             self.ended = true;
             self.started.clear();
@@ -190,7 +182,7 @@ impl<M> Downloads<M> {
     /// Whether to read from the stream before returning the oldest. What needs no copy gains nothing from it.
     fn wants_more(&self) -> bool {
         let oldest = self.started.front();
-        let worth_it = oldest.is_none_or(|o| matches!(o, Ok((_, a)) if a.event().is_some()));
+        let worth_it = oldest.is_none_or(|o| matches!(o, Ok(oldest) if oldest.is_waiting()));
         !self.ended && self.started.len() <= self.prefetch && worth_it
     }
 }

@@ -15,7 +15,7 @@ fn exports_again() {
             let source = wide_batch(100, 50);
             let up = rig.upload(&source).unwrap();
             let export = || ExportOptions::new(SyncPolicy::Event);
-            let (array, schema) = (up.export_array(&export()).unwrap(), up.schema().clone());
+            let (array, schema) = (up.export_array(&export()).unwrap(), up.schema());
             drop(up);
             // SAFETY: of an export.
             let imported = unsafe { DeviceRecordBatch::import_as(array, schema, &rig.options) };

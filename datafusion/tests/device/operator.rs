@@ -141,7 +141,7 @@ impl Mapped {
         }
         drop(values);
         columns[0] = DeviceArray::from_values(DataType::Int64, rows, out.freeze()?, None)?;
-        DeviceRecordBatch::try_new(batch.schema().clone(), &columns)
+        DeviceRecordBatch::try_new(batch.schema(), &columns)
     }
 }
 

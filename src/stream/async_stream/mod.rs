@@ -24,7 +24,7 @@
 //!
 //! // The producer, often another library, sends its batches to the handler.
 //! let batch = Devices::cpu().upload(&record_batch!(("id", Int64, [1, 2, 3]))?)?;
-//! let (schema, device_type) = (batch.schema().clone(), batch.device().id().device_type);
+//! let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
 //! let batches = futures::stream::iter([Ok(batch)]);
 //! let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
 //! let producing = produce(batches, handler, ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)));

@@ -196,7 +196,7 @@ impl<S: DeviceRecordBatchStream> Produce<S> {
                     return Poll::Ready(Ok(Some(refused(answer).unwrap_or(Outcome::Completed))));
                 };
                 let AsyncBatch { batch, metadata } = batch.into();
-                if batch.schema().fields() != self.schema.fields() {
+                if batch.schema_ref().fields() != self.schema.fields() {
                     let what = "a batch's schema differs from its stream's";
                     return Poll::Ready(Err(Error::argument(what)));
                 }
