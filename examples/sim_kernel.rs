@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Float64Type, UInt64Type};
+use arrow_array::types::Float64Type;
 use arrow_array::{Float64Array, RecordBatch, record_batch};
 use arrow_device::device::sim::SimMemory;
 use arrow_device::{
@@ -64,7 +64,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 
 /// Returns twice the values of `column`, null where it is null.
 pub(crate) fn double(column: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
-    let doubled = DeviceBufferMut::allocate(queue, 8 * column.len())?; // bytes
+    let doubled = DeviceBufferMut::for_values::<f64>(queue, column.len())?;
     let input = column.values_on::<f64>(queue)?; // the queue waits until the column is ready
     let (from, to, rows) = (input.address(), doubled.address(), input.len());
     let kernel = move |memory: &mut SimMemory<'_>| {
@@ -84,8 +84,8 @@ pub(crate) fn double(column: &DeviceArray, queue: &Queue) -> Result<DeviceArray>
 pub(crate) fn product(a: &DeviceArray, b: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
     let rows = a.len();
     assert_eq!(b.len(), rows);
-    let products = DeviceBufferMut::allocate(queue, 8 * rows)?; // bytes
-    let valid = DeviceBufferMut::allocate(queue, rows.div_ceil(8))?;
+    let products = DeviceBufferMut::for_values::<f64>(queue, rows)?;
+    let valid = DeviceBufferMut::for_bitmap(queue, rows)?;
     let (x, y) = (a.values_on::<f64>(queue)?, b.values_on::<f64>(queue)?);
     let bitmaps = [a.validity_on(queue)?, b.validity_on(queue)?];
     let bits = bitmaps
@@ -112,8 +112,8 @@ pub(crate) fn product(a: &DeviceArray, b: &DeviceArray, queue: &Queue) -> Result
 /// number of values is known only then.
 pub(crate) fn above(column: &DeviceArray, limit: f64, queue: &Queue) -> Result<DeviceArray> {
     let rows = column.len();
-    let kept = DeviceBufferMut::allocate(queue, 8 * rows)?; // bytes, for all rows at most
-    let count = DeviceBufferMut::allocate(queue, 8)?;
+    let mut kept = DeviceBufferMut::for_values::<f64>(queue, rows)?; // room for all rows
+    let count = DeviceBufferMut::for_values::<u64>(queue, 1)?;
     let (input, bitmap) = (column.values_on::<f64>(queue)?, column.validity_on(queue)?);
     let bits = bitmap
         .as_ref()
@@ -129,8 +129,9 @@ pub(crate) fn above(column: &DeviceArray, limit: f64, queue: &Queue) -> Result<D
     };
     // SAFETY: the kernel writes only `kept` and `count`, which nothing else uses yet.
     unsafe { queue.as_sim()?.launch(kernel) }?;
-    let count = DeviceArray::from_values(DataType::UInt64, 1, count.freeze()?, None)?;
-    let count = count.to_host()?.as_primitive::<UInt64Type>().value(0) as usize;
-    let kept = kept.freeze()?.slice(0, 8 * count)?;
-    DeviceArray::from_values(DataType::Float64, count, kept, None)
+    let count = count.freeze()?.to_host_on(queue)?; // waits for the kernel
+    let count = count.typed_data::<u64>()[0] as usize;
+    kept.truncate(8 * count); // bytes
+    kept.shrink_to_fit()?;
+    DeviceArray::from_values(DataType::Float64, count, kept.freeze()?, None)
 }

@@ -8,8 +8,9 @@ use std::thread;
 
 use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, make_array};
 use arrow_device::{
-    DeviceArray, DeviceRecordBatch, Devices, ExportOptions, FFI_ArrowDeviceArray, NullCounts,
-    ReleasePolicy, SyncPolicy,
+    DeviceArray, DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader,
+    DeviceRecordBatch, Devices, ExportOptions, FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream,
+    NullCounts, ReleasePolicy, SyncPolicy,
 };
 use arrow_schema::{DataType, Field};
 use support::types::{dictionary, fixed_list, list, map, run_ends, structure, union};
@@ -194,6 +195,31 @@ fn batches() {
         .join()
         .unwrap();
     assert_same_batch(&batch.slice(1, 4), &moved, "batch");
+}
+
+/// Out and in as a C stream, then read on the host.
+#[test]
+fn a_stream_of_arrays() {
+    let place = cpu();
+    for data_type in [
+        list(DataType::Utf8),
+        dictionary(DataType::Int8, DataType::Utf8),
+    ] {
+        let array = array(&data_type, 5, Nulls::Some, 1);
+        let up = place.device.upload_array(&array).unwrap();
+        let both = [up.slice(1, 3), Ok(up)];
+        let device_type = place.device.id().device_type;
+        let both = DeviceArrayIterator::new(both, field(&data_type), device_type);
+        let stream = FFI_ArrowDeviceArrayStream::new_arrays(both, options()).unwrap();
+        // SAFETY: the stream comes from an export of this crate, whose values are valid.
+        let reader =
+            unsafe { DeviceArrayStreamReader::new(stream, place.options.clone()) }.unwrap();
+        let mut host = reader.into_host_reader();
+        for expected in [array.slice(1, 3), array.slice(0, 5)] {
+            assert_same(&expected, &host.next().unwrap().unwrap(), &data_type);
+        }
+        assert!(host.next().is_none());
+    }
 }
 
 #[test]

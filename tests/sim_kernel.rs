@@ -25,7 +25,7 @@ fn the_kernels_of_the_example() {
             above: &|column, limit| example::above(column, limit, &queue).unwrap(),
         };
         kernel_suite::check(&sim, &kernels);
-        kernel_suite::check_costs(&sim, &kernels);
+        kernel_suite::check_costs(&sim, &kernels, true);
         drop(queue);
         sim.assert_done();
     }

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::{Float64Type, UInt64Type};
+use arrow_array::types::Float64Type;
 use arrow_array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
 use arrow_device::cuda::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
 use arrow_device::cuda::cudarc::nvrtc::Ptx;
@@ -71,7 +71,7 @@ pub(crate) fn double(
     column: &DeviceArray,
     queue: &Queue,
 ) -> Result<DeviceArray> {
-    let mut doubled = DeviceBufferMut::allocate(queue, 8 * column.len())?; // bytes
+    let mut doubled = DeviceBufferMut::for_values::<f64>(queue, column.len())?;
     let input = column.values_on::<f64>(queue)?; // the stream waits until the column is ready
     let (rows, stream) = (input.len(), queue.cuda_stream()?);
     let mut launch = stream.launch_builder(kernel);
@@ -91,8 +91,8 @@ pub(crate) fn product(
 ) -> Result<DeviceArray> {
     let rows = a.len();
     assert_eq!(b.len(), rows);
-    let mut products = DeviceBufferMut::allocate(queue, 8 * rows)?; // bytes
-    let mut valid = DeviceBufferMut::allocate(queue, rows.div_ceil(8))?;
+    let mut products = DeviceBufferMut::for_values::<f64>(queue, rows)?;
+    let mut valid = DeviceBufferMut::for_bitmap(queue, rows)?;
     let (x, y) = (a.values_on::<f64>(queue)?, b.values_on::<f64>(queue)?);
     let (x_valid, y_valid) = (a.validity_on(queue)?, b.validity_on(queue)?);
     let [x_bits, y_bits] = [&x_valid, &y_valid].map(bitmap);
@@ -122,8 +122,8 @@ pub(crate) fn above(
     queue: &Queue,
 ) -> Result<DeviceArray> {
     let rows = column.len();
-    let mut kept = DeviceBufferMut::allocate(queue, 8 * rows)?; // bytes, for all rows at most
-    let mut count = DeviceBufferMut::allocate(queue, 8)?;
+    let mut kept = DeviceBufferMut::for_values::<f64>(queue, rows)?; // room for all rows
+    let mut count = DeviceBufferMut::for_values::<u64>(queue, 1)?;
     let (input, valid) = (column.values_on::<f64>(queue)?, column.validity_on(queue)?);
     let bits = bitmap(&valid);
     let stream = queue.cuda_stream()?;
@@ -133,13 +133,14 @@ pub(crate) fn above(
     // One thread, which keeps the order. A fast filter first computes the place of each value with a prefix sum.
     // SAFETY: these are the parameters of `above_f64`, which stays within `rows`.
     unsafe { launch.launch(LaunchConfig::for_num_elems(1)) }?;
-    let count = DeviceArray::from_values(DataType::UInt64, 1, count.freeze()?, None)?;
-    let count = count.to_host()?.as_primitive::<UInt64Type>().value(0) as usize;
-    let kept = kept.freeze()?.slice(0, 8 * count)?;
+    let count = count.freeze()?.to_host_on(queue)?; // waits for the kernel
+    let count = count.typed_data::<u64>()[0] as usize;
+    kept.truncate(8 * count); // bytes
+    kept.shrink_to_fit()?;
     Ok(DeviceArray::from_values(
         DataType::Float64,
         count,
-        kept,
+        kept.freeze()?,
         None,
     )?)
 }

@@ -1,14 +1,15 @@
 //! Every safe accessor of a device array, at every depth.
 
+use std::sync::Arc;
+
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{ArrowNativeType, i256};
 use arrow_device::device::DevicePtr;
 use arrow_device::{
-    DeviceArray, DeviceRecordBatch, DeviceSlice, Error, Queue, SyncPolicy, Validation,
-    check_for_cudf,
+    DeviceArray, DeviceArrayIterator, DeviceArrayReader, DeviceRecordBatch, DeviceSlice, Error,
+    Queue, SyncPolicy, Validation, check_for_cudf,
 };
-
-use arrow_schema::DataType;
+use arrow_schema::{DataType, Field};
 
 use crate::check::{comparable, read};
 use crate::input::Input;
@@ -243,6 +244,16 @@ fn operation(world: &World, array: &DeviceArray, host: &ArrayRef, input: &mut In
             assert!(array.ready_event().expect("waited for").is_none());
         }
         _ => {
+            let field = Arc::new(Field::new("", array.data_type().clone(), true));
+            let stream = [Ok(array.clone()), array.slice(n / 2, n - n / 2)];
+            let stream = DeviceArrayIterator::new(stream, field, array.device().id().device_type);
+            for (back, from) in stream.into_host_reader().zip([0, n / 2]) {
+                let back = back.expect("as to_host");
+                read(&back);
+                if comparable(host) {
+                    same(&host.slice(from, n - from), &back).expect("a host reader");
+                }
+            }
             let data = array.to_host_data().expect("as to_host");
             let to = &world.places[usize::from(choice / 8) % 3].device;
             match to.upload_data(data) {

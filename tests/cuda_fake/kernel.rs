@@ -152,7 +152,7 @@ fn the_kernels_of_the_example() {
             above: &|column, limit| work::above(&above, column, limit, &queue).unwrap(),
         };
         kernel_suite::check(&rig, &kernels);
-        kernel_suite::check_costs(&rig, &kernels);
+        kernel_suite::check_costs(&rig, &kernels, false);
         drop((double, product, above, queue));
         rig.assert_done();
         rig.end();

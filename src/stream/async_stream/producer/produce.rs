@@ -59,7 +59,7 @@ pub enum Outcome {
 }
 
 /// Sends the batches of `stream` to a consumer's handler: the C struct, or what
-/// [`AsyncDeviceRecordBatchStream::handler`](super::super::AsyncDeviceRecordBatchStream::handler) returns.
+/// [`AsyncDeviceRecordBatchStream::handler`](crate::async_stream::AsyncDeviceRecordBatchStream::handler) returns.
 ///
 /// Nothing happens until the future is polled, on any thread; only its polls call the handler. A poll never blocks,
 /// neither for the consumer's requests nor, with [`SyncPolicy::Event`](crate::SyncPolicy::Event), for the device: both
