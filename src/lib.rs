@@ -96,7 +96,7 @@
 //! # }
 //! ```
 //!
-//! The modules `cuda` and `rocm` launch real kernels; on the simulated device a kernel is a closure (`device::sim::SimQueue`).
+//! The modules `cuda` and `rocm` launch real kernels; on the simulated device a kernel is a closure (`Queue::as_sim`).
 //!
 //! # Streams
 //!
@@ -171,6 +171,7 @@ pub use interchange::{
 pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{
     DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
-    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostRecordBatchReader, UploadingReader,
-    export_reader,
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostArrayReader, HostRecordBatchReader,
+    UploadingReader, export_reader,
 };
+pub use transfer::Download;

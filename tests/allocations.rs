@@ -40,9 +40,8 @@ fn check(place: &Place, sync: SyncPolicy, most_export: usize) {
         // Pools are warm after the first.
         let exported = batch.export_array(&options).unwrap();
         // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
-        let imported = unsafe {
-            DeviceRecordBatch::import_as(exported, batch.schema().clone(), &place.options)
-        };
+        let imported =
+            unsafe { DeviceRecordBatch::import_as(exported, batch.schema(), &place.options) };
         drop(imported.unwrap());
         let (exported, n) = count(|| batch.export_array(&options).unwrap());
         assert!(n <= most_export, "{context}: {n} allocations to export");
@@ -50,9 +49,8 @@ fn check(place: &Place, sync: SyncPolicy, most_export: usize) {
             exported.sync_event().is_null(),
             place.sim.is_none() || sync == SyncPolicy::Wait
         );
-        let schema = batch.schema().clone();
-        // SAFETY: the struct comes from an export of this crate, whose values are valid, and the
-        // type is the exported one.
+        let schema = batch.schema();
+        // SAFETY: array and type come from one export of this crate.
         let (imported, n) =
             count(|| unsafe { DeviceRecordBatch::import_as(exported, schema, &place.options) });
         let imported = imported.unwrap();

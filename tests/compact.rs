@@ -202,7 +202,7 @@ fn batches() {
         assert_eq!((stats.allocations, stats.fills), (1, 1));
         drop((cut, up));
         check_layout(copy.as_struct(), true, Some(stats.allocated_bytes), "batch");
-        assert_eq!(copy.schema(), &expected.schema());
+        assert_eq!(copy.schema(), expected.schema());
         assert_same_batch(&expected, &copy.to_host().unwrap(), "batch");
         // One more of what is compact already.
         let again = copy.compact().unwrap();

@@ -243,7 +243,7 @@ fn exports_again() {
             let source = wide_batch(100, 50);
             let up = place.device.upload(&source).unwrap();
             let array = up.export_array(&ExportOptions::new(sync)).unwrap();
-            let schema = up.schema().clone();
+            let schema = up.schema();
             drop(up);
             // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
             let imported =

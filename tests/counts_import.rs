@@ -41,8 +41,7 @@ fn three_hundred_strings() {
                 .export_array(&ExportOptions::new(SyncPolicy::Event))
                 .unwrap();
             // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
-            unsafe { DeviceRecordBatch::import_as(exported, up.schema().clone(), &place.options) }
-                .unwrap()
+            unsafe { DeviceRecordBatch::import_as(exported, up.schema(), &place.options) }.unwrap()
         };
         let before = place.device.stats();
         let imported = import();

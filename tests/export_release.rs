@@ -10,7 +10,7 @@ use std::thread;
 
 use arrow_buffer::Buffer;
 use arrow_device::device::DevicePtr;
-use arrow_device::device::sim::{SimMode, SimQueue};
+use arrow_device::device::sim::SimMode;
 use arrow_device::{
     DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ExportOptions, NullCounts,
     ReleasePolicy, SyncPolicy, Validity,
@@ -215,7 +215,7 @@ fn release_synchronizes_elsewhere() {
         drop(up);
         let queue = place.device.new_queue().unwrap();
         let (go, gate) = mpsc::channel::<()>();
-        let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+        let sim = queue.as_sim().unwrap();
         // SAFETY: the kernel writes nothing.
         unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
         drop(exported);
@@ -288,7 +288,7 @@ fn lists_of_lengths_wait_too() {
         let list = unsafe { *c(&mut exported).array.buffers.add(3) };
         let queue = place.device.new_queue().unwrap();
         let (go, gate) = mpsc::channel::<()>();
-        let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+        let sim = queue.as_sim().unwrap();
         // SAFETY: the kernel writes nothing.
         unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
         drop(exported);

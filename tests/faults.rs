@@ -320,6 +320,51 @@ fn null_counts() {
     );
 }
 
+#[test]
+fn buffers_to_the_host() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = sims(false);
+    let array = array(&DataType::Int64, 300, Nulls::None, 5);
+    fail_everywhere(
+        "buffer to the host",
+        &sims,
+        0,
+        || {
+            let up = sims[0].upload_array(&array).unwrap();
+            up.buffer(1).unwrap()
+        },
+        |buffer| buffer.to_host(),
+        |host| assert_eq!(host.len(), 2400),
+    );
+}
+
+#[test]
+fn shrunk_buffers() {
+    if cfg!(miri) {
+        return;
+    }
+    let config = SimConfig::default().with_mode(SimMode::Deferred);
+    for shrinks in [true, false] {
+        let sims = [Sim::with(config.clone().with_shrink(shrinks))];
+        fail_everywhere(
+            "shrink",
+            &sims,
+            0,
+            || (),
+            |()| {
+                let mut memory = DeviceBufferMut::allocate(&sims[0].default_queue(), 1000)?;
+                memory.fill(7)?;
+                memory.truncate(100);
+                memory.shrink_to_fit()?;
+                memory.freeze()
+            },
+            |buffer| assert_eq!(buffer.to_host().unwrap().as_slice(), [7; 100]),
+        );
+    }
+}
+
 /// A use that cannot be recorded: the free waits for the device.
 #[test]
 fn loans() {

@@ -132,8 +132,7 @@ fn batches_and_slices() {
                 // SAFETY: the struct comes from an export of this crate, whose values are valid,
                 // and the type is the exported one.
                 let again =
-                    unsafe { DeviceRecordBatch::import_as(array, up.schema().clone(), &options) }
-                        .unwrap();
+                    unsafe { DeviceRecordBatch::import_as(array, up.schema(), &options) }.unwrap();
                 let expected = batch.slice(offset, length);
                 assert_same_batch(&expected, &again.to_host().unwrap(), device.to_string());
             }

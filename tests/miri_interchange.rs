@@ -187,7 +187,7 @@ fn batches() {
     let batch = small();
     let up = place.device.upload(&batch).unwrap().slice(1, 4).unwrap();
     let exported = up.export_array(&options()).unwrap();
-    let schema = up.schema().clone();
+    let schema = up.schema();
     // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type is the exported one.
     let again = unsafe { DeviceRecordBatch::import_as(exported, schema, &place.options) }.unwrap();
     let moved = thread::spawn(move || again.to_host().unwrap())

@@ -247,12 +247,15 @@ fn parts_that_do_not_fit_are_refused() {
         Arc::new(two.clone()),
         &uneven
     )));
-    assert!(is_argument(DeviceRecordBatch::try_new_empty(&cpu, two, 4)));
-    assert!(is_argument(DeviceRecordBatch::try_new_empty(
-        &cpu,
-        Schema::empty(),
-        usize::MAX
-    )));
+    let with_rows = DeviceRecordBatch::try_new_with_rows;
+    assert!(is_argument(with_rows(&cpu, Arc::new(two), &[], 4)));
+    let empty = Arc::new(Schema::empty());
+    assert!(is_argument(with_rows(&cpu, empty.clone(), one, 9)));
+    assert!(is_argument(with_rows(&cpu, empty.clone(), &[], usize::MAX)));
+    assert_eq!(with_rows(&cpu, empty, &[], 4).unwrap().num_rows(), 4);
+    let nullable = schema(DataType::Int32, true);
+    assert!(with_rows(&cpu, nullable.clone(), one, 9).is_ok());
+    assert!(is_argument(with_rows(&cpu, nullable, one, 8)));
     assert!(is_argument(child.clone().with_field(Arc::new(Field::new(
         "x",
         DataType::Int8,

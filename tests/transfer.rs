@@ -203,7 +203,7 @@ fn batches_round_trip() {
             let context = format!("{device}, batch {i}");
             let up = device.upload(batch).unwrap();
             assert!(is_on(&up, device));
-            assert_eq!(up.schema(), &batch.schema());
+            assert_eq!(up.schema(), batch.schema());
             assert_eq!(
                 (up.num_rows(), up.num_columns()),
                 (batch.num_rows(), batch.num_columns())

@@ -70,8 +70,8 @@ fn through(array: &DeviceArray, export: &ExportOptions, options: &ImportOptions)
 
 fn batch_through(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
     let exported = batch.export_array(&EXACT).unwrap();
-    // SAFETY: the struct is an export of valid data, and the type is the exported one.
-    unsafe { DeviceRecordBatch::import_as(exported, batch.schema().clone(), options) }.unwrap()
+    // SAFETY: the array comes from an export, and the schema is its own.
+    unsafe { DeviceRecordBatch::import_as(exported, batch.schema(), options) }.unwrap()
 }
 
 const EXACT: ExportOptions = ExportOptions::new(SyncPolicy::Event);

@@ -44,8 +44,8 @@ fn cost<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<(T, Tran
 
 fn round_trip(batch: &DeviceRecordBatch, options: &ImportOptions) -> Result<DeviceRecordBatch> {
     let array = batch.export_array(&OPTIONS)?;
-    // SAFETY: this crate has just exported the struct from a batch of this schema.
-    Ok(unsafe { DeviceRecordBatch::import_as(array, batch.schema().clone(), options) }?)
+    // SAFETY: exported just now, of this schema.
+    Ok(unsafe { DeviceRecordBatch::import_as(array, batch.schema(), options) }?)
 }
 
 /// E4 and I3: the most that any width takes, once warm.
@@ -64,8 +64,8 @@ fn allocations() -> Result<()> {
             drop(round_trip(&up, &options)?);
             let (array, n) = count(|| up.export_array(&OPTIONS));
             exports = n.max(exports);
-            let (array, schema) = (array?, up.schema().clone());
-            // SAFETY: this crate has just exported the struct from a batch of this schema.
+            let (array, schema) = (array?, up.schema());
+            // SAFETY: exported just now, of this schema.
             let (imported, n) =
                 count(|| unsafe { DeviceRecordBatch::import_as(array, schema, &options) });
             imports = n.max(imports);

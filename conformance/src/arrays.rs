@@ -38,7 +38,7 @@ pub(super) fn types(subject: &Subject) -> Verdict {
     let batch = batch();
     let queue = queue(device);
     let up = device.upload_on(&batch, &queue).expect("upload_on");
-    assert_eq!(up.schema(), &batch.schema());
+    assert_eq!(up.schema(), batch.schema());
     assert_eq!(up.num_rows(), ROWS);
     assert_batch(&batch, &up.to_host().expect("to_host"), "a batch");
     let part = up

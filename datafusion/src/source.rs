@@ -86,7 +86,7 @@ impl DeviceTable {
     ) -> arrow_device::Result<Self> {
         let mut rows = 0;
         for batch in partitions.iter().flatten() {
-            if batch.schema().fields() != schema.fields() || *batch.device() != device {
+            if batch.schema_ref().fields() != schema.fields() || *batch.device() != device {
                 return Err(not_the_tables(&device));
             }
             rows += batch.num_rows();
@@ -372,7 +372,7 @@ struct Scan {
 
 impl Scan {
     fn cut(&mut self, mut batch: DeviceRecordBatch) -> arrow_device::Result<DeviceRecordBatch> {
-        if *batch.device() != self.device || batch.schema().fields() != self.table.fields() {
+        if *batch.device() != self.device || batch.schema_ref().fields() != self.table.fields() {
             return Err(not_the_tables(&self.device));
         }
         if let Some(projection) = &self.projection {

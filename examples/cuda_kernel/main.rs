@@ -1,4 +1,4 @@
-//! Multiplies two columns of a record batch with a CUDA kernel, nulls included.
+//! Multiplies two columns of a record batch with a CUDA kernel, nulls included. Two more kernels double a column and filter it.
 //!
 //! ```text
 //! cargo run --example cuda_kernel --features cuda -- --device cuda:0
@@ -44,6 +44,7 @@ fn run() -> Result<(), (u8, String)> {
         return Err((NO_DEVICE, e.to_string()));
     }
     let report = work::run(&device).map_err(|e| (DIFFERENT, e.to_string()))?;
+    work::double_and_filter(&device).map_err(|e| (DIFFERENT, e.to_string()))?;
     let stats = report.stats;
     println!(
         "{device}: {} rows, {} null products, all equal to the CPU's",

@@ -297,7 +297,7 @@ fn consumer(world: &World, place: &Place, input: &mut Input<'_>) {
         up(other, 4),
         place.device.upload(&wrong).expect("valid"),
     ];
-    let schema = batches[0].schema().clone();
+    let schema = batches[0].schema();
     let script = Script {
         items: script.into(),
         batches,

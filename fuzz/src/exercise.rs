@@ -3,7 +3,6 @@
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{ArrowNativeType, i256};
 use arrow_device::device::DevicePtr;
-use arrow_device::device::sim::SimQueue;
 use arrow_device::{
     DeviceArray, DeviceRecordBatch, DeviceSlice, Error, Queue, SyncPolicy, Validation,
     check_for_cudf,
@@ -144,14 +143,14 @@ fn touch(queue: &Queue, address: DevicePtr, bytes: usize) {
         return;
     }
     let sum = |bytes: &[u8]| _ = std::hint::black_box(bytes.iter().fold(0u8, |sum, b| sum ^ b));
-    match queue.raw().as_any().downcast_ref::<SimQueue>() {
+    match queue.as_sim() {
         // SAFETY: the kernel only reads.
-        Some(sim) => unsafe {
+        Ok(sim) => unsafe {
             sim.launch(move |memory| memory.read(address, bytes).map(sum))
                 .expect("the device is alive");
         },
         // SAFETY: a loan says that the host's memory is there; AddressSanitizer looks.
-        None => sum(unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) }),
+        Err(_) => sum(unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes) }),
     }
 }
 

@@ -370,7 +370,7 @@ fn stream(
     let parts = [(0, half), (half, rows.len() - half)];
     let batches: Vec<_> = parts.map(|(at, n)| up.slice(at, n)).into();
     let device_type = device.device().id().device_type;
-    let reader = DeviceRecordBatchIterator::new(batches, up.schema().clone(), device_type);
+    let reader = DeviceRecordBatchIterator::new(batches, up.schema(), device_type);
     let stream =
         FFI_ArrowDeviceArrayStream::new(reader, export_options(input)).expect("names are C's");
     let options = place_of(world, device).options(Validation::Structure);

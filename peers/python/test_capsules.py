@@ -358,6 +358,15 @@ class BadInput(Balanced):
             with self.assertRaises(TypeError, msg=repr(wrong)):
                 ad.Stream(wrong)
 
+    def test_a_stream_is_no_batch(self):
+        table = pa.table({"a": [1, 2]})
+        for stream in (table, table.to_reader(), ad.Stream(table)):
+            for of_one in (ad.Batch, ad.Array):
+                with self.assertRaisesRegex(TypeError, type(stream).__name__ + ".*is a stream.*use Stream"):
+                    of_one(stream)
+        with self.assertRaisesRegex(TypeError, "Array.*a single array or batch"):
+            ad.Stream(ad.Array(pa.array([1])))
+
     def test_answers(self):
         schema, array = ad.Batch(batch()).__arrow_c_device_array__()
         for wrong in (None, 3, array, (array, schema), (schema,), (schema, None), (schema, schema), (array, array)):

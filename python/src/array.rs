@@ -12,7 +12,7 @@ use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
-use crate::{export_options, open};
+use crate::{export_options, name_stream, open};
 
 /// An array on a device.
 #[pyclass(frozen)]
@@ -23,7 +23,8 @@ impl Array {
     /// Makes an array of any object with `__arrow_c_device_array__` or `__arrow_c_array__`, without copying it.
     #[new]
     fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        array_from_python(object).map(Self)
+        let imported = array_from_python(object);
+        imported.map(Self).map_err(|e| name_stream(object, e))
     }
 
     /// The device's name.

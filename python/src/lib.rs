@@ -22,6 +22,7 @@ use std::collections::HashMap;
 
 use arrow_device::python::pyo3;
 use arrow_device::{Device, Devices, Error, ExportOptions, SyncPolicy};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 /// Arrow data on devices.
@@ -36,6 +37,16 @@ mod arrow_device_example {
 /// Opens a device by its name: "cpu", "sim", "cuda:1", ...
 fn open(py: Python<'_>, name: &str) -> PyResult<Device> {
     Ok(py.detach(|| Devices::open(name))?)
+}
+
+/// Adds the name of the class for streams to the error that a table or a reader causes in another class.
+fn name_stream(object: &Bound<'_, PyAny>, e: PyErr) -> PyErr {
+    let has = |method| object.hasattr(method).unwrap_or(false);
+    let is_array = has("__arrow_c_device_array__") || has("__arrow_c_array__");
+    if is_array || !(has("__arrow_c_device_stream__") || has("__arrow_c_stream__")) {
+        return e;
+    }
+    PyTypeError::new_err(format!("{}: use Stream", e.value(object.py())))
 }
 
 /// Returns the device's counters since it was opened.

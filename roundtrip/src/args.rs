@@ -14,7 +14,7 @@ what comes back with what was sent: the schema, every value and every null.
 Usage: roundtrip [OPTIONS] [FILE...]
 
 A FILE is an Arrow IPC file or stream (compressed or not), a Parquet file, or a CSV file with a header.
-Without files, the program generates the eight TPC-H tables. The figures leave out the time for that.
+Without files, the program generates the eight TPC-H tables. The rates leave out the time that this takes.
 
 Options:
       --device NAME[:N]   the device: sim (simulated, needs no GPU), cpu, cuda, cuda-host, cuda-managed,
@@ -32,9 +32,9 @@ CUDA needs a build with `--features cuda`, ROCm one with `--features rocm`:
 Columns:
   bytes uploaded       bytes copied from host to device memory
   upload GB/s          10^9 bytes per second for upload, export and import, until the device has finished
-  download GB/s        the same for the way back
-  there and back GB/s  bytes uploaded per second of a stream, in which both ways overlap; the first 1 GiB of
-                       an input is in memory before the stream starts, the rest is read meanwhile
+  download GB/s        10^9 bytes per second for the copy back to host memory
+  there and back GB/s  10^9 bytes uploaded per second by a stream, which uploads and downloads at once; the first
+                       1 GiB of an input is read before the stream starts, the rest while it runs
 
 Exit status:
   0  everything that came back is identical

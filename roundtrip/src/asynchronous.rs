@@ -29,7 +29,7 @@ pub(crate) fn host_reader(
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(QUEUE_DEPTH, ImportOptions::default()) };
     let options = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event));
-    let producing = produce(batches, handler.into_ffi(), options);
+    let producing = produce(batches, handler, options);
     let producer = thread::spawn(move || block_on(producing));
     let stream = block_on(opening)?.into_host_stream();
     let schema = arrow_array::nonblocking::RecordBatchStream::schema(&stream).clone();

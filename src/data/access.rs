@@ -109,6 +109,39 @@ impl DeviceArray {
         self.elements_on(queue, 1, 0)
     }
 
+    /// Lends the keys of a dictionary array, which are positions in [`dictionary`](Self::dictionary). `K` is the native
+    /// type of the keys, for example `i32`. The queue waits as for [`values_on`](Self::values_on); nothing is copied.
+    ///
+    /// ```
+    /// # use arrow_array::{DictionaryArray, types::Int32Type};
+    /// # use arrow_device::Devices;
+    /// let device = Devices::cpu();
+    /// let queue = device.default_queue();
+    /// let colours: DictionaryArray<Int32Type> = ["red", "blue", "red"].into_iter().collect();
+    /// let colours = device.upload_array(&colours)?;
+    /// let keys = colours.keys_on::<i32>(&queue)?;
+    /// let names = colours.dictionary().expect("its values");
+    /// assert_eq!((keys.len(), names.len()), (3, 2));
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`values_on`](Self::values_on).
+    pub fn keys_on<K: ArrowNativeType>(&self, queue: &Queue) -> Result<DeviceSlice<'_, K>> {
+        match self.data_type() {
+            DataType::Dictionary(key, _) if is_native::<K>(key) => self.elements_on(queue, 1, 0),
+            DataType::Dictionary(key, _) => Err(Error::argument(format!(
+                "keys_on on {}: the keys are of type {key}, not {}",
+                self.device(),
+                std::any::type_name::<K>()
+            ))),
+            t => Err(Error::argument(format!(
+                "keys_on on {}: {t} is not a dictionary and has no keys; use values_on",
+                self.device()
+            ))),
+        }
+    }
+
     /// Lends the offsets of a binary, text, list or map array (one more than rows), of a list view or of a dense
     /// union (one for each row). `T` is `i32` or `i64`, depending on the type.
     ///
@@ -131,6 +164,68 @@ impl DeviceArray {
                 "{t} has no offsets of {width} bytes"
             ))),
         }
+    }
+
+    /// Lends the bytes of a binary or text array, or of a fixed-size binary array.
+    ///
+    /// For binary and text these are all bytes of the data buffer, even if this array is a slice: the offsets of
+    /// [`offsets_on`](Self::offsets_on) count from the first of them. For fixed-size binary they are exactly these
+    /// rows' bytes.
+    ///
+    /// Nothing is copied or allocated. This thread does not wait, unless the size of the data buffer is stored in device
+    /// memory and not known yet: then it is read on `queue` with one host wait, and kept. Of imported arrays it may be
+    /// unknown, of uploaded ones never.
+    ///
+    /// ```
+    /// # use arrow_array::StringArray;
+    /// # use arrow_device::Devices;
+    /// let device = Devices::cpu();
+    /// let queue = device.default_queue();
+    /// let names = device.upload_array(&StringArray::from(vec!["a", "bcd"]))?;
+    /// // What a kernel needs for the lengths of strings, and for their bytes.
+    /// let offsets = names.offsets_on::<i32>(&queue)?;
+    /// let bytes = names.bytes_on(&queue)?;
+    /// assert_eq!((offsets.len(), bytes.len()), (3, 4));
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if the array has another type or if the queue belongs to another device, and
+    /// [`Error::InvalidInput`] if a size that is stored in device memory is impossible. Also returns the errors that the
+    /// device reports.
+    pub fn bytes_on(&self, queue: &Queue) -> Result<DeviceSlice<'_, u8>> {
+        let (buffer, first, len) = match self.tree().layout(self.view().node).buffers() {
+            [_, BufferKind::Offsets { .. }, BufferKind::Bytes] => {
+                check_queue(queue, self.device())?;
+                (2, 0, self.read_bytes_on(queue)?)
+            }
+            [_, BufferKind::Fixed { width, .. }]
+                if matches!(self.data_type(), DataType::FixedSizeBinary(_)) =>
+            {
+                // The buffer has the bytes of all rows, which was checked when the array was made.
+                let width = *width as usize;
+                (1, self.offset() * width, self.len() * width)
+            }
+            _ => {
+                return Err(Error::argument(format!(
+                    "bytes_on on {}: {} has no data bytes; only binary, text and fixed-size binary arrays have them",
+                    self.device(),
+                    self.data_type()
+                )));
+            }
+        };
+        let (owner, base) = self.lend(queue, buffer)?;
+        let len = if base.is_null() { 0 } else { len };
+        Ok(DeviceSlice {
+            owner,
+            queue: queue.clone(),
+            address: match len {
+                0 => DevicePtr::NULL,
+                _ => base.offset(first),
+            },
+            len,
+            values: PhantomData,
+        })
     }
 
     /// Lends the sizes of a list view, in elements. `T` is `i32` or `i64`, depending on the type.

@@ -1,13 +1,12 @@
 //! [`DeviceArray`]: its properties, slices and readiness. See `build` for how one is made.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use arrow_schema::{DataType, FieldRef};
 
 use crate::data::tree::{NullCount, Tree, View};
-use crate::device::{Device, SyncEvent};
+use crate::device::{Device, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceBuffer, Owner};
 
@@ -134,7 +133,7 @@ impl DeviceArray {
             owner,
             slot.base,
             slot.offset,
-            slot.bytes()?,
+            self.tree.bytes(self.view.node, i)?,
         ))
     }
 
@@ -144,16 +143,52 @@ impl DeviceArray {
     }
 
     /// Returns child `i`: for structs, sparse unions and fixed-size lists the rows that belong to this array,
-    /// otherwise the whole child.
+    /// otherwise the whole child. Nothing is copied.
+    ///
+    /// The child keeps only its own memory alive: the allocations in which its buffers lie. Children that were
+    /// uploaded together share one allocation; [`compact`](Self::compact) copies a child to one of its own.
     pub fn child(&self, i: usize) -> Option<Self> {
-        (i < self.num_children())
-            .then(|| Self::from_view(self.tree.clone(), self.tree.child(self.view, i)))
+        if i >= self.num_children() {
+            return None;
+        }
+        let view = self.tree.child(self.view, i);
+        let Some(tree) = self.tree.child_tree(i) else {
+            return Some(Self::from_view(self.tree.clone(), view));
+        };
+        let field = self.tree.field(view.node).cloned();
+        let child = Self::from_view(tree, View { node: 0, ..view });
+        Some(Self { field, ..child })
     }
 
     /// Returns a dictionary's values, or `None` for any other type.
     pub fn dictionary(&self) -> Option<Self> {
         match self.data_type() {
             DataType::Dictionary(_, _) => self.child(0),
+            _ => None,
+        }
+    }
+
+    /// Returns what the rows of a list, large list, fixed-size list, list view or map refer to, or `None` for any
+    /// other type. As for arrow-rs, those of a fixed-size list are its own rows' values, and those of the others are
+    /// the whole child, in which [`offsets_on`](Self::offsets_on) counts. Nothing is copied.
+    ///
+    /// ```
+    /// use arrow_array::{ListArray, types::Int32Type};
+    /// use arrow_device::Devices;
+    /// let lists = ListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(1), Some(2)]), None]);
+    /// let lists = Devices::cpu().upload_array(&lists)?;
+    /// assert_eq!(lists.values().map(|values| values.len()), Some(2));
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    pub fn values(&self) -> Option<Self> {
+        use DataType as D;
+        match self.data_type() {
+            D::List(_)
+            | D::LargeList(_)
+            | D::FixedSizeList(_, _)
+            | D::ListView(_)
+            | D::LargeListView(_)
+            | D::Map(_, _) => self.child(0),
             _ => None,
         }
     }
@@ -197,7 +232,7 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn is_ready(&self) -> Result<bool> {
-        for owner in self.owners().iter() {
+        for owner in self.owners() {
             if let Some(event) = owner.ready() {
                 if !event.is_complete()? {
                     return Ok(false);
@@ -222,9 +257,18 @@ impl DeviceArray {
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn ready_event(&self) -> Result<Option<SyncEvent>> {
+        self.merged_event(|| self.device().default_queue())
+    }
+
+    /// As [`ready_event`](Self::ready_event), but several events become one on `queue`, a queue of the array's device.
+    pub(crate) fn ready_event_on(&self, queue: &Queue) -> Result<Option<SyncEvent>> {
+        self.merged_event(|| queue.clone())
+    }
+
+    fn merged_event(&self, of: impl Fn() -> Queue) -> Result<Option<SyncEvent>> {
         let mut one: Option<SyncEvent> = None;
         let mut queue = None;
-        for owner in self.owners().iter() {
+        for owner in self.owners() {
             let Some(event) = owner.ready() else { continue };
             if event.is_complete()? {
                 continue;
@@ -233,7 +277,7 @@ impl DeviceArray {
                 (Some(own), None) if queue.is_none() => one = Some(own.clone()),
                 (Some(own), Some(seen)) if own.as_ptr() == seen.as_ptr() => {}
                 _ => {
-                    let queue = queue.get_or_insert_with(|| self.device().default_queue());
+                    let queue = queue.get_or_insert_with(&of);
                     owner.wait_on(queue)?;
                 }
             }
@@ -249,16 +293,10 @@ impl DeviceArray {
         }
     }
 
-    /// The owners of the array's buffers and of its descendants'.
-    pub(crate) fn owners(&self) -> Cow<'_, [Arc<Owner>]> {
-        let all = self.tree.owners.as_slice();
-        if self.view.node == 0 || all.len() == 1 {
-            return Cow::Borrowed(all);
-        }
-        let mut used = vec![false; all.len()];
-        self.tree.mark_owners(self.view.node, &mut used);
-        let used = all.iter().zip(used).filter(|(_, used)| *used);
-        Cow::Owned(used.map(|(owner, _)| owner.clone()).collect())
+    /// The owners of the array's buffers and of its descendants'. A tree has no others: a child is a tree of its own if
+    /// there are several ([`child`](Self::child)).
+    pub(crate) fn owners(&self) -> &[Arc<Owner>] {
+        self.tree.owners.as_slice()
     }
 
     pub(crate) fn tree(&self) -> &Arc<Tree> {

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_schema::{DataType, FieldRef, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 
 use crate::data::array::DeviceArray;
 use crate::data::build::struct_tree;
 use crate::data::layout::check_rows;
+use crate::data::nested::check_columns;
 use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
 
@@ -45,66 +46,77 @@ impl DeviceRecordBatch {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the number, types, lengths or devices of the columns do not fit
     /// together, if a column whose field is not nullable is known to have nulls, or if there is no column (see
-    /// [`try_new_empty`](Self::try_new_empty)).
+    /// [`try_new_with_rows`](Self::try_new_with_rows)).
     pub fn try_new(schema: SchemaRef, columns: &[DeviceArray]) -> Result<Self> {
         let Some(first) = columns.first() else {
             return Err(Error::argument(
-                "the device of a batch without columns is unknown; use try_new_empty",
+                "DeviceRecordBatch::try_new: without columns, device and number of rows are unknown; use \
+                 try_new_with_rows",
             ));
         };
-        if schema.fields().len() != columns.len() {
-            return Err(Error::argument(format!(
-                "{} columns for {} fields",
-                columns.len(),
-                schema.fields().len()
-            )));
-        }
-        for (field, column) in schema.fields().iter().zip(columns) {
-            let wrong = |what: String| {
-                Err(Error::argument(format!(
-                    "column '{}': {what}",
-                    field.name()
-                )))
-            };
-            if field.data_type() != column.data_type() {
-                return wrong(format!(
-                    "is of type {}, the schema says {}",
-                    column.data_type(),
-                    field.data_type()
-                ));
-            }
-            if column.len() != first.len() {
-                return wrong(format!("has {} rows, not {}", column.len(), first.len()));
-            }
-            if !field.is_nullable() && column.null_count().is_some_and(|n| n > 0) {
-                return wrong("has nulls, but its field is not nullable".into());
-            }
-        }
-        let root = DataType::Struct(schema.fields().clone());
-        let tree = struct_tree(first.device().clone(), root, first.len(), columns)?;
-        Ok(Self {
+        Self::assemble(
+            "DeviceRecordBatch::try_new",
+            first.device(),
             schema,
-            array: DeviceArray::from_tree(Arc::new(tree)),
-        })
+            columns,
+            first.len(),
+        )
     }
 
-    /// Makes a batch of `rows` rows and no columns.
+    /// As [`try_new`](Self::try_new), for a batch of `rows` rows with any number of columns, none included.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use arrow_device::{DeviceRecordBatch, Devices};
+    /// use arrow_schema::Schema;
+    /// let schema = Arc::new(Schema::empty());
+    /// let counted = DeviceRecordBatch::try_new_with_rows(&Devices::cpu(), schema, &[], 7)?;
+    /// assert_eq!((counted.num_rows(), counted.num_columns()), (7, 0));
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] if the schema has fields, or for more than `i64::MAX` rows.
-    pub fn try_new_empty(device: &Device, metadata: Schema, rows: usize) -> Result<Self> {
-        if !metadata.fields().is_empty() {
-            return Err(Error::argument(
-                "the schema of an empty batch has no fields",
-            ));
-        }
+    /// Returns [`Error::InvalidArgument`] if the number, types, lengths or devices of the columns do not fit to the schema,
+    /// to `rows` and to `device`, if a column whose field is not nullable is known to have nulls, or for more than
+    /// `i64::MAX` rows.
+    pub fn try_new_with_rows(
+        device: &Device,
+        schema: SchemaRef,
+        columns: &[DeviceArray],
+        rows: usize,
+    ) -> Result<Self> {
         check_rows(rows)?;
-        let root = DataType::Struct(metadata.fields().clone());
-        let tree = struct_tree(device.clone(), root, rows, &[])?;
-        Ok(Self {
-            schema: Arc::new(metadata),
-            array: DeviceArray::from_tree(Arc::new(tree)),
-        })
+        Self::assemble(
+            "DeviceRecordBatch::try_new_with_rows",
+            device,
+            schema,
+            columns,
+            rows,
+        )
+    }
+
+    fn assemble(
+        operation: &str,
+        device: &Device,
+        schema: SchemaRef,
+        columns: &[DeviceArray],
+        rows: usize,
+    ) -> Result<Self> {
+        check_columns(operation, device, schema.fields(), columns, rows, 0)?;
+        Self::of(device, schema, columns, rows)
+    }
+
+    /// A batch of columns that fit the schema.
+    fn of(
+        device: &Device,
+        schema: SchemaRef,
+        columns: &[DeviceArray],
+        rows: usize,
+    ) -> Result<Self> {
+        let root = DataType::Struct(schema.fields().clone());
+        let tree = struct_tree(device.clone(), root, rows, columns)?;
+        let array = DeviceArray::from_tree(Arc::new(tree));
+        Ok(Self { schema, array })
     }
 
     /// Returns the device whose memory holds the batch.
@@ -113,8 +125,54 @@ impl DeviceRecordBatch {
     }
 
     /// Returns the schema.
-    pub fn schema(&self) -> &SchemaRef {
+    pub fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    /// Returns a reference to the schema.
+    pub fn schema_ref(&self) -> &SchemaRef {
         &self.schema
+    }
+
+    /// Returns the same columns with another schema, which must be a superset of the batch's: it may have more metadata,
+    /// and fields that are nullable where the batch's are not ([`Schema::contains`]). Nothing is copied or read.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use arrow_array::record_batch;
+    /// use arrow_device::Devices;
+    /// let batch = Devices::cpu().upload(&record_batch!(("id", Int64, [1, 2, 3]))?)?;
+    /// let metadata = [("source".to_owned(), "sensor".to_owned())].into();
+    /// let schema = batch.schema().as_ref().clone().with_metadata(metadata);
+    /// let batch = batch.with_schema(Arc::new(schema))?;
+    /// assert_eq!(batch.to_host()?.schema_ref().metadata()["source"], "sensor");
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if the schema is not a superset of the batch's.
+    pub fn with_schema(self, schema: SchemaRef) -> Result<Self> {
+        if !schema.contains(&self.schema) {
+            return Err(Error::argument(format!(
+                "DeviceRecordBatch::with_schema on {}: the target schema is not a superset of the batch's: target={schema} \
+                 current={}; keep names, types and metadata, and make no field less nullable",
+                self.device(),
+                self.schema
+            )));
+        }
+        if self.schema.fields() == schema.fields() {
+            let array = self.array;
+            return Ok(Self { schema, array });
+        }
+        let columns: Vec<_> = self.columns().collect();
+        Self::of(self.device(), schema, &columns, self.num_rows())
+    }
+
+    /// Returns the schema, the columns and the number of rows. Nothing is copied; each column keeps only its own memory
+    /// alive, as from [`column`](Self::column).
+    pub fn into_parts(self) -> (SchemaRef, Vec<DeviceArray>, usize) {
+        let (columns, rows) = (self.columns().collect(), self.num_rows());
+        (self.schema, columns, rows)
     }
 
     /// Returns the number of rows.
@@ -127,7 +185,11 @@ impl DeviceRecordBatch {
         self.schema.fields().len()
     }
 
-    /// Returns column `i`.
+    /// Returns column `i`. Nothing is copied.
+    ///
+    /// The column keeps only its own memory alive: the allocations in which its buffers lie, not those of other columns.
+    /// What was uploaded or imported together stays together: all columns of an uploaded batch share one allocation.
+    /// [`DeviceArray::compact`] copies a column to an allocation of its own.
     ///
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if there is no such column.
@@ -179,10 +241,7 @@ impl DeviceRecordBatch {
             .map(|&i| self.schema.fields()[i].clone())
             .collect();
         let schema = Schema::new_with_metadata(fields, self.schema.metadata().clone());
-        if columns.is_empty() {
-            return Self::try_new_empty(self.device(), schema, self.num_rows());
-        }
-        Self::try_new(Arc::new(schema), &columns)
+        Self::of(self.device(), Arc::new(schema), &columns, self.num_rows())
     }
 
     /// Returns whether the batch's memory may be read now. Never waits.
@@ -247,6 +306,17 @@ impl TryFrom<DeviceArray> for DeviceRecordBatch {
             schema: Arc::new(schema),
             array,
         })
+    }
+}
+
+impl From<DeviceRecordBatch> for DeviceArray {
+    /// Returns the batch as a struct array without nulls. The schema's metadata becomes that of the array's field, so
+    /// that [`TryFrom`] returns the same batch. Nothing is copied.
+    fn from(batch: DeviceRecordBatch) -> Self {
+        let root = batch.array.data_type().clone();
+        let field = Field::new("", root, false).with_metadata(batch.schema.metadata().clone());
+        let with_field = batch.array.with_field(Arc::new(field));
+        with_field.expect("the field has the array's type")
     }
 }
 

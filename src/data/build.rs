@@ -7,7 +7,7 @@ use arrow_schema::DataType;
 
 use crate::data::array::DeviceArray;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_rows, check_type, child_type};
-use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
+use crate::data::tree::{Node, NullCount, Slot, Tree};
 use crate::data::validity::Validity;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -50,11 +50,42 @@ impl DeviceArray {
                 "{data_type} has more than a buffer of values; use DeviceArray::from_parts"
             )));
         }
+        let (device, operation) = (values.device().clone(), "DeviceArray::from_values");
+        let values = [Some(values)];
+        // SAFETY: every bit pattern is a value of these types.
+        unsafe {
+            Self::with_validity(
+                operation,
+                &device,
+                data_type,
+                length,
+                validity,
+                &values,
+                &[],
+            )
+        }
+    }
+
+    /// As [`from_parts`](Self::from_parts), for an array with this validity; `others` are the buffers after the bitmap.
+    ///
+    /// # Safety
+    /// The values in `others` and their relation to the children must be valid, as for [`from_parts`](Self::from_parts).
+    pub(super) unsafe fn with_validity(
+        operation: &str,
+        device: &Device,
+        data_type: DataType,
+        length: usize,
+        validity: Option<Validity>,
+        others: &[Option<DeviceBuffer>],
+        children: &[DeviceArray],
+    ) -> Result<Self> {
         let (bitmap, bit_offset, nulls) = match validity {
-            Some(validity) if validity.len() != length => {
+            Some(validity) if validity.len() != length || validity.device() != device => {
                 return Err(Error::argument(format!(
-                    "{data_type}: a validity bitmap of {} rows for {length} rows",
-                    validity.len()
+                    "{operation} on {device}: {data_type} of {length} rows with a validity bitmap of {} rows on {}; \
+                     pass one of the same rows and device",
+                    validity.len(),
+                    validity.device()
                 )));
             }
             Some(validity) => {
@@ -63,10 +94,12 @@ impl DeviceArray {
             }
             None => (None, 0, Some(0)),
         };
-        let buffers = [bitmap, Some(values)];
-        // SAFETY: every bit pattern is a value of these types. A `Validity` knows a null count only from an array
+        let mut buffers = Vec::with_capacity(1 + others.len());
+        buffers.push(bitmap);
+        buffers.extend_from_slice(others);
+        // SAFETY: the caller guarantees the values (see `# Safety`). A `Validity` knows a null count only from an array
         // that has these rows of the bitmap and knows it (`Validity::nulls`); without a bitmap there are no nulls.
-        unsafe { Self::assemble(data_type, length, nulls, bit_offset, &buffers, &[]) }
+        unsafe { Self::assemble(data_type, length, nulls, bit_offset, &buffers, children) }
     }
 
     /// Makes an array of any type from its buffers and children, at offset 0.
@@ -322,7 +355,7 @@ impl Builder {
             root,
             nodes: self.nodes,
             slots: self.slots,
-            owners: Owners::Many(self.owners),
+            owners: self.owners.into(),
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::data::tree::Tree;
-use crate::device::{CopyKind, CopyOp, DevicePtr, Queue};
+use crate::device::{CopyKind, CopyOp, DevicePtr, Queue, SyncEvent};
 use crate::error::{Error, Result};
 use crate::memory::{HostSlab, Owner, Reading};
 
@@ -64,13 +64,17 @@ pub(crate) struct Gathering {
     copies: Option<Reading<Vec<Arc<Owner>>>>,
 }
 
-/// Reads all `requests` of a tree: one list of copies, one host wait.
+/// Reads all `requests` of a tree on `queue`, or on the device's default queue: one list of copies, one host wait.
 ///
 /// # Safety
 /// As [`Gathering::start`].
-pub(crate) unsafe fn gather(tree: &Tree, requests: &[Request]) -> Result<Answers> {
+pub(crate) unsafe fn gather(
+    tree: &Tree,
+    requests: &[Request],
+    queue: Option<&Queue>,
+) -> Result<Answers> {
     // SAFETY: the caller keeps to the contract of `Gathering::start`.
-    unsafe { Gathering::start(tree, requests, None) }?.finish()
+    unsafe { Gathering::start(tree, requests, queue) }?.finish()
 }
 
 impl Gathering {
@@ -153,13 +157,11 @@ impl Gathering {
     }
 
     /// Returns the event after which the answers are there, or `None` if they are there already.
-    #[cfg(feature = "async")]
-    pub(crate) fn event(&self) -> Option<&crate::device::SyncEvent> {
+    pub(crate) fn event(&self) -> Option<&SyncEvent> {
         self.copies.as_ref()?.event()
     }
 
     /// Says that the event was waited for: [`finish`](Self::finish) does not wait again.
-    #[cfg(feature = "async")]
     pub(crate) fn waited(&mut self) {
         if let Some(reading) = &mut self.copies {
             reading.waited();

@@ -48,6 +48,11 @@ impl<T> DeviceSlice<'_, T> {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+
+    /// Returns the queue that the elements are lent to.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
 }
 
 #[cfg(feature = "cuda")]
@@ -132,5 +137,10 @@ impl<'a> DeviceBits<'a> {
     /// Returns whether there are no bits.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Returns the queue that the bits are lent to.
+    pub fn queue(&self) -> &Queue {
+        &self.bytes.queue
     }
 }

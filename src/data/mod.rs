@@ -8,6 +8,8 @@ pub(crate) mod gather;
 pub(crate) mod host;
 pub(crate) mod layout;
 mod loan;
+mod memory_size;
+mod nested;
 pub(crate) mod nulls;
 pub(crate) mod parts;
 pub(crate) mod sizes;
@@ -18,3 +20,13 @@ pub use array::DeviceArray;
 pub use batch::DeviceRecordBatch;
 pub use loan::{DeviceBits, DeviceSlice};
 pub use validity::Validity;
+
+/// A panic in foreign code leaves these types as they were: they are immutable except for caches of single numbers.
+const _: () = {
+    use std::panic::{RefUnwindSafe, UnwindSafe};
+    const fn check<T: UnwindSafe + RefUnwindSafe>() {}
+    check::<DeviceArray>();
+    check::<DeviceRecordBatch>();
+    check::<Validity>();
+    check::<crate::memory::DeviceBuffer>();
+};

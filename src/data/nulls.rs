@@ -4,16 +4,32 @@ use crate::data::array::DeviceArray;
 use crate::data::gather::{Answers, Gathering, Request};
 use crate::data::parts::Parts;
 use crate::data::tree::{Tree, View};
+use crate::device::Queue;
 use crate::error::{Error, Result};
+use crate::memory::check_queue;
 
 impl DeviceArray {
     /// Counts the nulls of this array and of its descendants where they are not known yet, and returns those of
-    /// the array's own validity bitmap. All bitmaps that are needed are copied to the host together, with one
-    /// host wait; where the host can read them, nothing is copied.
+    /// the array's own validity bitmap. All bitmaps that are needed are copied to the host together, on the
+    /// device's default queue, with one host wait; where the host can read them, nothing is copied.
     ///
     /// # Errors
     /// Returns the errors that the device reports.
     pub fn resolve_null_counts(&self) -> Result<usize> {
+        self.count_unknown_nulls(None)
+    }
+
+    /// As [`resolve_null_counts`](Self::resolve_null_counts), on a queue of the array's device.
+    ///
+    /// # Errors
+    /// As [`resolve_null_counts`](Self::resolve_null_counts). Also returns [`Error::InvalidArgument`] if the queue
+    /// belongs to another device.
+    pub fn resolve_null_counts_on(&self, queue: &Queue) -> Result<usize> {
+        check_queue(queue, self.device())?;
+        self.count_unknown_nulls(Some(queue))
+    }
+
+    fn count_unknown_nulls(&self, queue: Option<&Queue>) -> Result<usize> {
         let parts = Parts::of(self, false);
         let mut unknown = Vec::new();
         parts.each(|i, node, view, _| {
@@ -22,7 +38,7 @@ impl DeviceArray {
             }
         });
         if !unknown.is_empty() {
-            NullCounting::start(self, unknown)?.finish(self)?;
+            NullCounting::start(self, unknown, queue)?.finish(self)?;
         }
         Ok(self.null_count().unwrap_or(0))
     }
@@ -31,7 +47,7 @@ impl DeviceArray {
     #[cfg(feature = "dlpack")]
     pub(crate) fn count_own_nulls(&self) -> Result<usize> {
         if self.null_count().is_none() {
-            NullCounting::start(self, vec![self.view()])?.finish(self)?;
+            NullCounting::start(self, vec![self.view()], None)?.finish(self)?;
         }
         Ok(self.null_count().unwrap_or(0))
     }
@@ -45,10 +61,14 @@ pub(crate) struct NullCounting {
 }
 
 impl NullCounting {
-    /// Starts to read the validity bitmaps of `views`, each of which has one. Waits only where the host reads
-    /// them in place.
-    pub(crate) fn start(array: &DeviceArray, views: Vec<View>) -> Result<Self> {
-        let bitmaps = read_bitmaps(array.tree(), views.iter())?;
+    /// Starts to read the validity bitmaps of `views`, each of which has one, on `queue`, or on the device's
+    /// default queue. Waits only where the host reads them in place.
+    pub(crate) fn start(
+        array: &DeviceArray,
+        views: Vec<View>,
+        queue: Option<&Queue>,
+    ) -> Result<Self> {
+        let bitmaps = read_bitmaps(array.tree(), views.iter(), queue)?;
         Ok(Self { views, bitmaps })
     }
 
@@ -88,6 +108,7 @@ pub(crate) fn with_bitmaps(tree: &Tree) -> Vec<View> {
 pub(crate) fn read_bitmaps<'a>(
     tree: &Tree,
     views: impl Iterator<Item = &'a View>,
+    queue: Option<&Queue>,
 ) -> Result<Gathering> {
     let request = |view: &View| Request {
         address: tree.slots(view.node)[0]
@@ -99,7 +120,7 @@ pub(crate) fn read_bitmaps<'a>(
     let requests: Vec<_> = views.map(request).collect();
     // SAFETY: a bitmap has one bit for each row of its node, which was checked when the node was made, and views lie
     // inside their node. Nobody writes to an array's memory: imports and constructors demand it.
-    unsafe { Gathering::start(tree, &requests, None) }
+    unsafe { Gathering::start(tree, &requests, queue) }
 }
 
 /// Returns the nulls of `view`, whose bits are answer `i`; see [`read_bitmaps`].

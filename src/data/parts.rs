@@ -8,19 +8,6 @@ use crate::data::tree::{Node, NullCount, Tree, View};
 use crate::error::Result;
 use crate::memory::DeviceBuffer;
 
-/// A node and its descendants, level by level, each with the position of its first child.
-fn below(tree: &Tree, node: usize) -> Vec<(u32, u32)> {
-    let mut order = vec![(node as u32, 1)];
-    let mut i = 0;
-    while i < order.len() {
-        let n = &tree.nodes[order[i].0 as usize];
-        order[i].1 = order.len() as u32;
-        order.extend((n.first_child..n.first_child + n.n_children).map(|node| (node, 0)));
-        i += 1;
-    }
-    order
-}
-
 /// The rows of child `i` in a C struct. The root of a batch has no offset there: its rows are pushed down to its
 /// children. Otherwise they are all rows of the child.
 #[inline]
@@ -57,7 +44,7 @@ impl<'a> Parts<'a> {
         let (tree, root) = (&**array.tree(), array.view());
         let order = match root.node {
             0 => Vec::new(),
-            node => below(tree, node),
+            node => tree.below(node),
         };
         Self {
             tree,

@@ -3,21 +3,37 @@
 //! lacks are read together.
 
 use crate::data::array::DeviceArray;
-use crate::data::gather::{Request, gather, int};
+use crate::data::gather::{Gathering, Request, gather, int};
 use crate::data::layout::BufferKind;
 use crate::data::tree::Tree;
-use crate::device::{AddressClass, DeviceId, DevicePtr};
+use crate::device::{AddressClass, DeviceId, DevicePtr, Queue};
 use crate::error::{Error, Result};
+use crate::memory::check_queue;
 
 impl DeviceArray {
-    /// Finds out the sizes of this array's buffers, and of its descendants', that are stored in device memory.
-    /// They are read together, with one host wait, and kept: [`buffer`](Self::buffer) returns such buffers
-    /// afterwards.
+    /// Reads the sizes of this array's buffers, and of its descendants', that are stored in device memory and not
+    /// known yet. They are copied to the host together, on the device's default queue, with one host wait, and
+    /// kept: [`buffer`](Self::buffer) returns such buffers afterwards. Where the host can read them, nothing is
+    /// copied.
     ///
     /// # Errors
     /// Returns [`Error::InvalidInput`] with the buffer's path if a size is impossible, and the errors that the
     /// device reports.
     pub fn resolve_sizes(&self) -> Result<()> {
+        self.read_unknown_sizes(None)
+    }
+
+    /// As [`resolve_sizes`](Self::resolve_sizes), on a queue of the array's device.
+    ///
+    /// # Errors
+    /// As [`resolve_sizes`](Self::resolve_sizes). Also returns [`Error::InvalidArgument`] if the queue belongs to
+    /// another device.
+    pub fn resolve_sizes_on(&self, queue: &Queue) -> Result<()> {
+        check_queue(queue, self.device())?;
+        self.read_unknown_sizes(Some(queue))
+    }
+
+    fn read_unknown_sizes(&self, queue: Option<&Queue>) -> Result<()> {
         let tree = self.tree();
         let mut unknown = Vec::new();
         unknown_sizes(tree, self.view().node, &mut unknown);
@@ -27,9 +43,22 @@ impl DeviceArray {
         let requests: Vec<_> = unknown.iter().map(|sizes| sizes.request).collect();
         // SAFETY: the requests of `Sizes::of` lie in the tree's memory; nobody writes to an array's memory (contract
         // of the import).
-        let answers = unsafe { gather(tree, &requests) }?;
+        let answers = unsafe { gather(tree, &requests, queue) }?;
         let mut unknown = unknown.iter().enumerate();
         unknown.try_for_each(|(i, sizes)| sizes.set(tree, answers.bytes(i)))
+    }
+
+    /// Returns the size in bytes of the data buffer of a binary or text array. If it is not known yet, it is read on
+    /// `queue` with one host wait, and kept.
+    pub(super) fn read_bytes_on(&self, queue: &Queue) -> Result<usize> {
+        let (tree, node) = (self.tree(), self.view().node);
+        if let Some(sizes) = Sizes::of(tree, node) {
+            // SAFETY: the request of `Sizes::of` lies in the tree's memory; nobody writes to an array's memory: imports
+            // and constructors demand it.
+            let reading = unsafe { Gathering::start(tree, &[sizes.request], Some(queue)) }?;
+            sizes.set(tree, reading.finish()?.bytes(0))?;
+        }
+        Ok(tree.bytes(node, 2).unwrap_or(0))
     }
 }
 
@@ -101,11 +130,11 @@ impl Sizes {
         let slots = tree.slots(node);
         if let [_, BufferKind::Offsets { width }, BufferKind::Bytes] = *n.layout.buffers() {
             let width = usize::from(width);
-            if slots[2].bytes().is_some() {
+            if tree.bytes(node, 2).is_some() {
                 return None;
             }
             if slots[1].is_null() || n.length == 0 {
-                slots[2].set_bytes(0);
+                tree.keep_bytes(node, 2, 0);
                 return None;
             }
             let request = Request {
@@ -122,7 +151,8 @@ impl Sizes {
         let [_, _, data @ .., sizes] = slots else {
             return None;
         };
-        if !n.layout.variadic || data.iter().all(|slot| slot.bytes().is_some()) {
+        let known = |k: usize| tree.bytes(node, 2 + k).is_some();
+        if !n.layout.variadic || (0..data.len()).all(known) {
             return None;
         }
         let (address, bytes) = (sizes.address(), data.len() * 8);
@@ -145,7 +175,8 @@ impl Sizes {
         for (k, (slot, bytes)) in slots.iter().zip(stored.chunks(self.width)).enumerate() {
             let at = || tree.buffer_path(self.node, 2 + k);
             let bytes = int(bytes, self.width);
-            slot.set_bytes(check_size(tree, slot.address(), bytes, at)?);
+            let bytes = check_size(tree, slot.address(), bytes, at)?;
+            tree.keep_bytes(self.node, 2 + k, bytes);
         }
         Ok(())
     }

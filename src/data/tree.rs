@@ -1,7 +1,11 @@
 //! The flat form of an array and all its descendants: three allocations, however many columns there are.
+//!
+//! A tree whose memory has several owners keeps all of them. Its children are therefore trees of their own, with the
+//! owners of their own buffers only ([`Tree::child_tree`]).
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 
 use arrow_schema::{DataType, FieldRef};
 
@@ -25,7 +29,25 @@ pub(crate) struct Tree {
 #[derive(Debug)]
 pub(crate) enum Owners {
     One(Arc<Owner>),
-    Many(Vec<Arc<Owner>>),
+    Many(Box<Many>),
+}
+
+/// Any number of owners.
+#[derive(Debug, Default)]
+pub(crate) struct Many {
+    owners: Vec<Arc<Owner>>,
+    /// The root's children as trees of their own; each is made when it is first asked for.
+    children: OnceLock<Box<[OnceLock<Arc<Tree>>]>>,
+    /// The tree that this one is a child of, if any.
+    origin: Option<Origin>,
+}
+
+/// The tree that a child was taken from. The child does not keep it alive.
+#[derive(Debug)]
+struct Origin {
+    tree: Weak<Tree>,
+    /// The number in that tree of each node of the child.
+    nodes: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -195,7 +217,22 @@ impl Owners {
     pub(crate) fn as_slice(&self) -> &[Arc<Owner>] {
         match self {
             Self::One(owner) => std::slice::from_ref(owner),
-            Self::Many(owners) => owners,
+            Self::Many(many) => &many.owners,
+        }
+    }
+}
+
+impl From<Vec<Arc<Owner>>> for Owners {
+    fn from(mut owners: Vec<Arc<Owner>>) -> Self {
+        match owners.pop() {
+            Some(only) if owners.is_empty() => Self::One(only),
+            last => {
+                owners.extend(last);
+                Self::Many(Box::new(Many {
+                    owners,
+                    ..Many::default()
+                }))
+            }
         }
     }
 }
@@ -248,17 +285,6 @@ impl Tree {
         &self.owners.as_slice()[slot.owner as usize]
     }
 
-    /// Marks the owners whose memory a node and its descendants use.
-    pub(crate) fn mark_owners(&self, node: usize, used: &mut [bool]) {
-        for slot in self.slots(node).iter().filter(|slot| !slot.is_null()) {
-            used[slot.owner as usize] = true;
-        }
-        let n = &self.nodes[node];
-        for child in 0..n.n_children {
-            self.mark_owners((n.first_child + child) as usize, used);
-        }
-    }
-
     /// All rows of a node.
     #[inline]
     pub(crate) fn whole(&self, node: usize) -> View {
@@ -307,8 +333,17 @@ impl Tree {
             _ if view.length == 0 || self.bitmap_of(node).is_none() => Some(0),
             Some(n) if n == node.length => Some(view.length),
             Some(n) if node.is_all(view) => Some(n),
+            None => self.null_count_of_origin(node, view),
             _ => None,
         }
+    }
+
+    /// As [`null_count_of`](Self::null_count_of), if the tree that this one is a child of has counted them meanwhile.
+    #[cold]
+    fn null_count_of_origin(&self, node: &Node, view: View) -> Option<usize> {
+        let (origin, at) = self.origin(view.node)?;
+        node.nulls.set(origin.null_count(origin.whole(at))?);
+        self.null_count_of(node, view)
     }
 
     /// Keeps the nulls that were counted in a view, if the view is all of its node.
@@ -317,6 +352,113 @@ impl Tree {
         if node.is_all(view) {
             node.nulls.set(nulls);
         }
+        if let Some((origin, at)) = self.origin(view.node) {
+            origin.keep_null_count(View { node: at, ..view }, nulls);
+        }
+    }
+
+    /// The size in bytes of a node's buffer, if it is known.
+    pub(crate) fn bytes(&self, node: usize, buffer: usize) -> Option<usize> {
+        let slot = &self.slots(node)[buffer];
+        slot.bytes().or_else(|| {
+            let (origin, at) = self.origin(node)?;
+            let bytes = origin.bytes(at, buffer)?;
+            slot.set_bytes(bytes);
+            Some(bytes)
+        })
+    }
+
+    /// Keeps the size in bytes of a node's buffer.
+    pub(crate) fn keep_bytes(&self, node: usize, buffer: usize, bytes: usize) {
+        self.slots(node)[buffer].set_bytes(bytes);
+        if let Some((origin, at)) = self.origin(node) {
+            origin.keep_bytes(at, buffer, bytes);
+        }
+    }
+
+    /// The tree that this one is a child of, if it is still there, and the number of a node in it.
+    fn origin(&self, node: usize) -> Option<(Arc<Self>, usize)> {
+        let Owners::Many(many) = &self.owners else {
+            return None;
+        };
+        let origin = many.origin.as_ref()?;
+        Some((origin.tree.upgrade()?, origin.nodes[node] as usize))
+    }
+
+    /// Child `i` of the root as a tree of its own, which keeps only the owners of its own buffers. It is made once, so
+    /// that what is counted in it stays known. `None` if this tree has no more than one owner, which every child
+    /// needs.
+    pub(crate) fn child_tree(self: &Arc<Self>, i: usize) -> Option<Arc<Self>> {
+        let many = match &self.owners {
+            Owners::Many(many) if many.owners.len() > 1 => many,
+            _ => return None,
+        };
+        let children = many.children.get_or_init(|| {
+            let n = self.nodes[0].n_children;
+            (0..n).map(|_| OnceLock::new()).collect()
+        });
+        let child = children.get(i)?;
+        let made =
+            child.get_or_init(|| Arc::new(self.part(self.nodes[0].first_child as usize + i)));
+        Some(made.clone())
+    }
+
+    /// A node and its descendants as a tree of their own.
+    fn part(self: &Arc<Self>, node: usize) -> Self {
+        let order = self.below(node);
+        let mut parents = vec![0; order.len()];
+        let (mut nodes, mut slots) = (Vec::with_capacity(order.len()), Vec::new());
+        let (mut owners, mut indices) = (Vec::new(), HashMap::new());
+        for (i, &(index, first_child)) in order.iter().enumerate() {
+            let source = &self.nodes[index as usize];
+            let children = first_child as usize..(first_child + source.n_children) as usize;
+            parents[children].fill(i as u32);
+            let first_slot = slots.len() as u32;
+            for slot in self.slots_of(source) {
+                let mut owner = 0;
+                if !slot.is_null() {
+                    owner = *indices.entry(slot.owner).or_insert_with(|| {
+                        owners.push(self.owner(slot).clone());
+                        owners.len() as u32 - 1
+                    });
+                }
+                slots.push(Slot::new(slot.base, slot.offset, slot.bytes(), owner));
+            }
+            nodes.push(Node {
+                nulls: source.nulls.clone(),
+                parent: parents[i],
+                first_child,
+                first_slot,
+                ..*source
+            });
+        }
+        Self {
+            device: self.device.clone(),
+            root: self.data_type(node).clone(),
+            nodes,
+            slots,
+            owners: Owners::Many(Box::new(Many {
+                owners,
+                children: OnceLock::new(),
+                origin: Some(Origin {
+                    tree: Arc::downgrade(self),
+                    nodes: order.into_iter().map(|(node, _)| node).collect(),
+                }),
+            })),
+        }
+    }
+
+    /// A node and its descendants, level by level, each with the position of its first child.
+    pub(crate) fn below(&self, node: usize) -> Vec<(u32, u32)> {
+        let mut order = vec![(node as u32, 1)];
+        let mut i = 0;
+        while i < order.len() {
+            let n = &self.nodes[order[i].0 as usize];
+            order[i].1 = order.len() as u32;
+            order.extend((n.first_child..n.first_child + n.n_children).map(|node| (node, 0)));
+            i += 1;
+        }
+        order
     }
 
     /// The path of a node from the root, for errors.

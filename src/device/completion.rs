@@ -33,6 +33,10 @@ impl Completion {
         Self { event, task: None }
     }
 
+    pub(crate) fn event(&self) -> &SyncEvent {
+        &self.event
+    }
+
     /// Polls the future in `wait`, if there is one, and removes it once it is ready.
     pub(crate) fn poll_all(wait: &mut Option<Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let Some(completion) = wait else {

@@ -42,6 +42,10 @@ struct Inner {
     backend: Arc<dyn Backend>,
 }
 
+// For callers that catch panics. A panic leaves a device usable: what is behind its locks is consistent whenever a lock is free
+// (`lock`), and the rest are counters.
+impl std::panic::RefUnwindSafe for Inner {}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         self.slabs.clear(&*self.backend);

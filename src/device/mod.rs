@@ -22,7 +22,6 @@
 mod backend;
 pub(crate) mod block;
 mod bulk;
-#[cfg(feature = "async")]
 mod completion;
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -49,7 +48,6 @@ pub use backend::{
     AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Notify, RawQueue, device_error,
 };
 pub(crate) use bulk::{LARGE, copy_large};
-#[cfg(feature = "async")]
 pub(crate) use completion::Completion;
 pub(crate) use cpu::ALIGNMENT;
 #[cfg(test)]

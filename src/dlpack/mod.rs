@@ -37,7 +37,7 @@
 //!
 //! - **Nulls.** A column with nulls is exported only if they are [ignored](DlpackOptions::with_nulls_ignored). Its validity
 //!   bitmap is exported separately.
-//! - **Bits.** DLPack's booleans are bytes. Bits are exported as the bytes that hold them.
+//! - **Bits.** DLPack's booleans are bytes, Arrow's are bits. Bits are exported as the bytes that hold them.
 //! - **Read-only memory**, before version 1.0. Exporting such a struct is `unsafe`: the caller guarantees that the consumer
 //!   does not write.
 //! - **When a consumer's work ends.** The memory is freed after all work of the device, unless the consumer is known to

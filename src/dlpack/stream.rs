@@ -36,7 +36,7 @@ enum Kind<'a> {
 }
 
 impl DlpackStream<'static> {
-    /// `None`, which every device accepts.
+    /// Python's `None`, which every device accepts.
     pub const NONE: Self = Self(Kind::Number(None));
 
     /// -1: the consumer orders its work itself.

@@ -64,7 +64,7 @@ impl Checking {
                 Stage::Ready => match nulls_to_count(array, self.validation) {
                     views if views.is_empty() => Stage::Rows,
                     views => {
-                        let counting = NullCounting::start(array, views)?;
+                        let counting = NullCounting::start(array, views, None)?;
                         self.wait = counting.bitmaps.event().cloned().map(Completion::of);
                         Stage::Nulls(counting)
                     }

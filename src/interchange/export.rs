@@ -73,7 +73,7 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`DeviceArray::export`].
     pub fn export(&self, sync: SyncPolicy) -> Result<(FFI_ArrowDeviceArray, FFI_ArrowSchema)> {
-        let schema = export_schema(self.schema())?;
+        let schema = export_schema(self.schema_ref())?;
         Ok((self.export_array(&ExportOptions::new(sync))?, schema))
     }
 

@@ -77,7 +77,7 @@ impl DeviceArray {
         let tree = unsafe { import(array, field.data_type().clone(), options) }?;
         let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
         if options.validation == Validation::Full {
-            NullCounting::start(&array, with_bitmaps(array.tree()))?.finish(&array)?;
+            NullCounting::start(&array, with_bitmaps(array.tree()), None)?.finish(&array)?;
             validate_full(&array.reachable_data()?)?;
         }
         Ok(array)
@@ -132,7 +132,7 @@ impl DeviceRecordBatch {
         let array = batch.as_struct();
         let views = nulls_to_count(array, options.validation);
         if !views.is_empty() {
-            NullCounting::start(array, views)?.finish(array)?;
+            NullCounting::start(array, views, None)?.finish(array)?;
         }
         check_no_nulls(array)?;
         if options.validation == Validation::Full {

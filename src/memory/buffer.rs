@@ -1,4 +1,4 @@
-//! [`DeviceBuffer`] and [`DeviceBufferMut`].
+//! [`DeviceBuffer`]: shared memory of a device, its views on the host, and loans of it to a queue.
 
 use std::any::Any;
 use std::fmt;
@@ -7,9 +7,9 @@ use std::sync::Arc;
 use arrow_buffer::Buffer;
 use bytes::Bytes;
 
-use crate::device::{Device, DevicePtr, Devices, Queue, SyncEvent};
+use crate::device::{CopyKind, CopyOp, Device, DevicePtr, Devices, Queue, SyncEvent};
 use crate::error::{Error, Result};
-use crate::memory::{Kept, Memory, Owner, Ready};
+use crate::memory::{Kept, Memory, Owner, Ready, read_back};
 
 /// Shared, immutable memory of a device. Clones and slices share the owner that keeps it alive.
 ///
@@ -132,6 +132,7 @@ impl DeviceBuffer {
             owner: &self.owner,
             queue: queue.clone(),
             address: self.address(),
+            len: self.len,
         })
     }
 
@@ -144,13 +145,55 @@ impl DeviceBuffer {
             return Err(Error::NotSupported {
                 device: self.device().id(),
                 operation: "reading memory on the host",
-                reason: "the host cannot read this device's memory; download it".into(),
+                reason: "the host cannot read this device's memory; copy it with to_host".into(),
             });
         }
         self.owner.wait_host()?;
         // SAFETY: the device is host-readable and the memory is ready, as was just checked; the owner keeps `len` bytes at
         // the address alive.
         Ok(unsafe { host_buffer(&self.owner, self.address(), self.len) })
+    }
+
+    /// Returns the bytes as an arrow buffer. Memory that the host can read is not copied, but waited for. Other memory is copied
+    /// into a host slab of the device's pool ([`Device::host_slab`]) on the device's default queue: one copy and one host wait.
+    ///
+    /// ```
+    /// use arrow_device::{DeviceBufferMut, Devices};
+    /// # fn main() -> arrow_device::Result<()> {
+    /// let device = Devices::simulated()?;
+    /// let mut sums = DeviceBufferMut::for_values::<i64>(&device.default_queue(), 2)?;
+    /// sums.fill(0)?; // stands for a kernel
+    /// assert_eq!(sums.freeze()?.to_host()?.typed_data::<i64>(), [0, 0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns [`Error::OutOfMemory`], or the device's own error.
+    pub fn to_host(&self) -> Result<Buffer> {
+        self.to_host_on(&self.device().default_queue())
+    }
+
+    /// As [`to_host`](Self::to_host), on a queue of the buffer's device.
+    ///
+    /// # Errors
+    /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`] if the queue belongs to another device.
+    pub fn to_host_on(&self, queue: &Queue) -> Result<Buffer> {
+        check_queue(queue, self.device())?;
+        if self.device().is_host_readable() {
+            return self.clone().into_host();
+        }
+        let slab = self.device().host_slab(self.len)?;
+        let whole = CopyOp {
+            src: self.address(),
+            dst: slab.as_device_ptr(),
+            bytes: self.len,
+            kind: CopyKind::DeviceToHost,
+        };
+        let copies = if self.is_empty() { &[][..] } else { &[whole] };
+        // SAFETY: the source is the buffer, whose owner keeps all `len` bytes alive; the slab has as many.
+        let slab = unsafe { read_back(queue, &[self.owner.clone()], copies, slab) }?;
+        Ok(slab.into_buffer())
     }
 
     pub(crate) fn owner(&self) -> &Arc<Owner> {
@@ -233,12 +276,29 @@ pub struct Loan<'a> {
     owner: &'a Arc<Owner>,
     queue: Queue,
     address: DevicePtr,
+    /// Bytes.
+    len: usize,
 }
 
 impl Loan<'_> {
     /// Returns the address of the first byte.
     pub fn address(&self) -> DevicePtr {
         self.address
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the queue that the buffer is lent to.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
     }
 }
 
@@ -255,120 +315,6 @@ impl Drop for Loan<'_> {
     }
 }
 
-/// Fresh device memory with arbitrary content, which its only holder fills by work on a queue and then
-/// [freezes](Self::freeze) into a [`DeviceBuffer`].
-///
-/// ```
-/// use arrow_device::{DeviceBufferMut, Devices};
-///
-/// let queue = Devices::cpu().default_queue();
-/// let mut memory = DeviceBufferMut::allocate(&queue, 16)?;
-/// memory.fill(0)?;
-/// assert_eq!(memory.freeze()?.len(), 16);
-/// # Ok::<(), arrow_device::Error>(())
-/// ```
-#[derive(Debug)]
-pub struct DeviceBufferMut {
-    queue: Queue,
-    base: DevicePtr,
-    len: usize,
-}
-
-impl DeviceBufferMut {
-    /// Allocates `len` bytes, aligned to 64 bytes and padded to a multiple of 64, in the order of `queue`.
-    ///
-    /// # Errors
-    /// Returns [`Error::OutOfMemory`], or the device's own error.
-    pub fn allocate(queue: &Queue, len: usize) -> Result<Self> {
-        let base = match padded(len) {
-            Some(0) => DevicePtr::NULL,
-            Some(bytes) => queue.allocate(bytes)?,
-            None => {
-                return Err(Error::OutOfMemory {
-                    device: queue.device().id(),
-                    operation: "allocate",
-                    bytes: len,
-                });
-            }
-        };
-        Ok(Self {
-            queue: queue.clone(),
-            base,
-            len,
-        })
-    }
-
-    /// Returns the queue in whose order the memory was allocated. Work on another queue must first wait for an event of this
-    /// one.
-    pub fn queue(&self) -> &Queue {
-        &self.queue
-    }
-
-    /// Returns the length in bytes, without the padding.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns whether the length is 0.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Returns the address of the first byte, for work that writes to it.
-    pub fn address(&self) -> DevicePtr {
-        self.base
-    }
-
-    /// Sets all bytes, padding included, by work on the queue.
-    ///
-    /// # Errors
-    /// Returns the device's own error.
-    pub fn fill(&mut self, byte: u8) -> Result<()> {
-        // SAFETY: `allocate` allocated the padded length, and the memory is freed in the queue's order, after the fill.
-        unsafe {
-            self.queue
-                .fill(self.base, byte, padded(self.len).unwrap_or(0))
-        }
-    }
-
-    /// Ends the writing. The buffer is ready once all work that the queue was given so far has completed; this does not wait.
-    ///
-    /// # Errors
-    /// Returns the device's own error if no event can be recorded. The memory is freed then.
-    pub fn freeze(self) -> Result<DeviceBuffer> {
-        let ready = match self.queue.record()? {
-            Some(event) => Ready::Event(event),
-            None => Ready::Now,
-        };
-        let (base, len) = (self.base, self.len);
-        let device = self.queue.device().clone();
-        let owner = Owner::new(device, self.into_memory(), ready);
-        Ok(DeviceBuffer::from_parts(Arc::new(owner), base, 0, len))
-    }
-
-    /// Returns the memory for an owner.
-    pub(crate) fn into_memory(self) -> Memory {
-        let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: `this` is neither dropped nor used as a whole again, so the queue is moved out once.
-        let queue = unsafe { std::ptr::read(&this.queue) };
-        match padded(this.len) {
-            Some(bytes @ 1..) => Memory::Device {
-                queue,
-                base: this.base,
-                bytes,
-            },
-            _ => Memory::Kept(Kept(Box::new(queue))),
-        }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl DeviceBufferMut {
-    pub(crate) fn address_ref(&self) -> &DevicePtr {
-        &self.base
-    }
-}
-
 #[cfg(feature = "cuda")]
 impl DeviceBuffer {
     /// Transfers the memory, all of it, to the caller's work on `queue`, which waits for what the free would wait for. After
@@ -379,20 +325,5 @@ impl DeviceBuffer {
             .ok_or_else(|| Error::argument("the memory is shared with other buffers"))?;
         owner.surrender(queue, base, len)?;
         Ok(base)
-    }
-}
-
-/// Returns `len` bytes rounded up to a multiple of 64.
-fn padded(len: usize) -> Option<usize> {
-    len.checked_next_multiple_of(crate::device::ALIGNMENT)
-}
-
-impl Drop for DeviceBufferMut {
-    fn drop(&mut self) {
-        if let Some(bytes @ 1..) = padded(self.len) {
-            // SAFETY: `allocate` allocated this many bytes on this queue, and they were not frozen. `queue` asks callers to
-            // order work on other queues themselves.
-            unsafe { self.queue.free(self.base, bytes) }
-        }
     }
 }

@@ -1,12 +1,14 @@
 //! Memory and its owners: device buffers, host memory that becomes arrow buffers, and what keeps either alive.
 
 mod buffer;
+mod buffer_mut;
 mod owner;
 mod reading;
 mod slab;
 
-pub use buffer::{DeviceBuffer, DeviceBufferMut, Loan};
+pub use buffer::{DeviceBuffer, Loan};
 pub(crate) use buffer::{check_queue, host_buffer};
+pub use buffer_mut::DeviceBufferMut;
 pub(crate) use owner::{Kept, Memory, Owner, Ready};
 pub(crate) use reading::{Reading, read_back};
 pub use slab::HostSlab;

@@ -55,7 +55,7 @@ pub(crate) enum Memory {
         bytes: usize,
     },
     /// Host memory of this crate.
-    Slab(#[allow(dead_code)] HostSlab),
+    Slab(HostSlab),
     /// Arrow arrays in host memory.
     Arrow(#[allow(dead_code)] Vec<ArrayRef>),
     /// A foreign producer's array, which owns the memory until its release.
@@ -97,6 +97,15 @@ impl Owner {
 
     pub(crate) fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Returns the bytes of the allocation if it is this crate's.
+    pub(crate) fn allocated(&self) -> Option<usize> {
+        match &self.memory {
+            Some(Memory::Device { bytes, .. }) => Some(*bytes),
+            Some(Memory::Slab(slab)) => Some(slab.len()),
+            _ => None,
+        }
     }
 
     /// Returns the event after which the memory may be read, if there is one.
@@ -187,7 +196,8 @@ impl Owner {
             _ => false,
         };
         if !whole {
-            let why = "the buffer is not all of an allocation on the device";
+            let why = "the buffer is not all of an allocation on the device; copy it, or call \
+                       DeviceBufferMut::shrink_to_fit after truncate";
             return Err(Error::argument(why));
         }
         self.hand_over(queue)?;

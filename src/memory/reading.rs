@@ -59,7 +59,6 @@ impl<S: Send + 'static> Reading<S> {
     }
 
     /// Says that the caller has waited for the event, so that [`finish`](Self::finish) does not wait again.
-    #[cfg(feature = "async")]
     pub(crate) fn waited(&mut self) {
         self.event = None;
     }

@@ -1,15 +1,16 @@
 //! [`HostSlab`]: host memory that becomes arrow buffers.
 
 use std::fmt;
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use arrow_buffer::Buffer;
+use arrow_buffer::{ArrowNativeType, Buffer};
 use bytes::Bytes;
 
 use crate::device::block::{Block, out_of_memory, round};
-use crate::device::{Counters, Device, DeviceId, DevicePtr};
+use crate::device::{ALIGNMENT, Counters, Device, DeviceId, DevicePtr};
 use crate::error::Result;
 
 /// A block of host memory, aligned to 64 bytes and initialised, which becomes an arrow [`Buffer`] or [`Bytes`] without a copy.
@@ -17,14 +18,41 @@ use crate::error::Result;
 /// Slabs of [`Device::host_slab`](crate::Device::host_slab) are page-locked where the device has such memory, which makes copies
 /// fast; the memory returns to the device's pool when the last holder is dropped. Downloaded arrays lie in such slabs.
 ///
+/// Fill a slab as bytes ([`as_bytes_mut`](Self::as_bytes_mut), [`read_from`](Self::read_from)) or as values
+/// ([`typed_mut`](Self::typed_mut), [`fill_from_iter`](Self::fill_from_iter)), and make an array of it without a copy:
+///
 /// ```
-/// use arrow_device::HostSlab;
-/// let mut slab = HostSlab::new(8)?;
-/// slab.copy_from_slice(&42u64.to_le_bytes());
-/// let buffer = slab.into_buffer();
-/// assert_eq!(buffer.typed_data::<u64>(), [42]);
-/// # Ok::<(), arrow_device::Error>(())
+/// use arrow_array::Int64Array;
+/// use arrow_buffer::ScalarBuffer;
+/// use arrow_device::Devices;
+/// # fn main() -> arrow_device::Result<()> {
+/// let device = Devices::simulated()?;
+/// let mut slab = device.host_slab(3 * size_of::<i64>())?;
+/// assert_eq!(slab.fill_from_iter([1i64, 2, 3]), 3);
+/// let column = Int64Array::new(ScalarBuffer::from(slab.into_buffer()), None);
+/// let on_device = device.upload_array(&column)?;
+/// # let _ = on_device;
+/// # Ok(())
+/// # }
 /// ```
+///
+/// # Slabs and arrow's builders
+///
+/// Arrow's builders and `MutableBuffer` allocate memory of their own and never write into a slab. What a builder makes is
+/// ordinary memory: an upload stages it, and copying it into a slab first gains nothing. To avoid the copy, write the values
+/// into the slab, and wrap it: [`ScalarBuffer`](arrow_buffer::ScalarBuffer) for primitive arrays,
+/// [`BooleanBuffer`](arrow_buffer::BooleanBuffer) for bits, [`OffsetBuffer`](arrow_buffer::OffsetBuffer) and
+/// [`Buffer`] for text and binary arrays. One slab can hold all buffers of a batch: slice the buffer that it becomes.
+///
+/// An array over a slab cannot be changed in place: `Buffer::into_mutable`, `PrimitiveArray::into_builder` and
+/// `PrimitiveArray::unary_mut` return it unchanged as an error, because arrow-rs does not own the memory.
+///
+/// # Uploads from page-locked memory
+///
+/// [`Device::upload`] copies a buffer of 1 MiB or more straight from a page-locked slab: the host moves none of its bytes, except
+/// the last ones that do not fill a block of 64 bytes. So it does, whatever its length, with a buffer that is all there is to
+/// upload and ends with such a block. Smaller buffers are packed with others into a staging slab, because a copy of its own for
+/// each of them would cost a call to the driver: 1000 columns of 8 KiB are two copies of 4 MiB, not 1000.
 pub struct HostSlab {
     block: Block,
     /// Bytes in use; the block may be larger.
@@ -55,6 +83,90 @@ impl HostSlab {
     /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Shortens the slab to `bytes` bytes, as [`Vec::truncate`] does. A greater number changes nothing. The memory stays
+    /// allocated.
+    pub fn truncate(&mut self, bytes: usize) {
+        self.len = self.len.min(bytes);
+    }
+
+    /// Returns the bytes, for writing.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        self
+    }
+
+    /// Returns the memory as values of an arrow type. Bytes after the last whole value are left out.
+    pub fn typed<T: ArrowNativeType>(&self) -> &[T] {
+        const { assert!(align_of::<T>() <= ALIGNMENT) };
+        let (ptr, values) = (self.block.ptr().cast::<T>(), self.len / size_of::<T>());
+        // SAFETY: the bytes are initialised and not written meanwhile (see `deref`); a block is aligned to `ALIGNMENT`, which is
+        // enough for `T`; every bit pattern is a value of a native type, as arrow-rs guarantees of this sealed trait.
+        unsafe { std::slice::from_raw_parts(ptr.as_ptr(), values) }
+    }
+
+    /// Returns the memory as values of an arrow type, for writing. Bytes after the last whole value are left out.
+    ///
+    /// ```
+    /// use arrow_device::HostSlab;
+    /// let mut slab = HostSlab::new(11)?;
+    /// slab.typed_mut::<i32>().copy_from_slice(&[7, 8]);
+    /// assert_eq!(slab.typed::<i32>(), [7, 8]);
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    pub fn typed_mut<T: ArrowNativeType>(&mut self) -> &mut [T] {
+        const { assert!(align_of::<T>() <= ALIGNMENT) };
+        let (ptr, values) = (self.block.ptr().cast::<T>(), self.len / size_of::<T>());
+        // SAFETY: the bytes are initialised, and nothing else uses them (see `deref_mut`); a block is aligned to `ALIGNMENT`, which
+        // is enough for `T`; every bit pattern is a value of a native type, as arrow-rs guarantees of this sealed trait, and
+        // native types have no padding, so that the bytes stay initialised.
+        unsafe { std::slice::from_raw_parts_mut(ptr.as_ptr(), values) }
+    }
+
+    /// Reads into the slab from its start until it is full or the reader has ended. Returns how many bytes were read; the others
+    /// keep what they were ([`truncate`](Self::truncate) cuts them off).
+    ///
+    /// ```
+    /// use arrow_device::HostSlab;
+    /// let mut slab = HostSlab::new(8)?;
+    /// let bytes = slab.read_from(&mut "hello".as_bytes()).unwrap();
+    /// slab.truncate(bytes);
+    /// assert_eq!(slab.into_buffer().as_slice(), b"hello");
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the reader's error. Bytes that were read before it are in the slab. [`io::ErrorKind::Interrupted`] is tried again.
+    pub fn read_from(&mut self, reader: &mut impl io::Read) -> io::Result<usize> {
+        let mut done = 0;
+        while let rest @ [_, ..] = &mut self[done..] {
+            let room = rest.len();
+            match reader.read(rest) {
+                Ok(0) => break,
+                Ok(bytes) if bytes <= room => done += bytes,
+                Ok(bytes) => {
+                    let what = format!("the reader returned {bytes} bytes for {room}");
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes values from the slab's start until it is full or the iterator has ended. Returns how many values were written; the
+    /// bytes after them keep what they were. Takes no value for which there is no room.
+    pub fn fill_from_iter<T: ArrowNativeType>(
+        &mut self,
+        values: impl IntoIterator<Item = T>,
+    ) -> usize {
+        let mut written = 0;
+        for (place, value) in self.typed_mut().iter_mut().zip(values) {
+            *place = value;
+            written += 1;
+        }
+        written
     }
 
     /// Returns the address of the first byte, for copies.

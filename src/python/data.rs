@@ -88,7 +88,7 @@ impl sealed::Array for DeviceRecordBatch {
     }
 
     fn schema(&self) -> Result<FFI_ArrowSchema> {
-        export_schema(self.schema())
+        export_schema(self.schema_ref())
     }
 
     fn array(&self, options: &ExportOptions) -> Result<FFI_ArrowDeviceArray> {

@@ -18,8 +18,8 @@ use crate::stream::export_reader;
 /// Exports an array or a batch as two capsules, `arrow_schema` and `arrow_device_array`: the result of
 /// `__arrow_c_device_array__(requested_schema=None, **kwargs)`. Nothing is copied.
 ///
-/// `requested_schema` and `keywords` are the method's arguments. Nothing is converted: a request for another
-/// representation of the same data is answered with the data as it is. pyarrow ignores events. For it, and for other
+/// `requested_schema` and `keywords` are the method's arguments. Nothing is converted: if another representation of the same
+/// data is requested, the data is exported as it is, which the protocol allows. pyarrow ignores events. For it, and for other
 /// consumers that read on the host, use [`SyncPolicy::Wait`](crate::SyncPolicy::Wait).
 ///
 /// # Errors

@@ -12,6 +12,11 @@ use super::stream::{self, HostStream};
 use crate::abi::{FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream};
 use crate::interchange::{ImportOptions, Validation};
 
+/// The methods of arrays and batches, the preferred one first.
+const ARRAY: [&str; 2] = ["__arrow_c_device_array__", "__arrow_c_array__"];
+/// The methods of streams, the preferred one first.
+const STREAM: [&str; 2] = ["__arrow_c_device_stream__", "__arrow_c_stream__"];
+
 /// Imports an array or a batch: a [`DeviceArray`](crate::DeviceArray) or a
 /// [`DeviceRecordBatch`](crate::DeviceRecordBatch), whichever the caller asks for. Nothing is copied.
 ///
@@ -48,8 +53,9 @@ pub unsafe fn array_from_python_with<T: CapsuleArray>(
     object: &Bound<'_, PyAny>,
     options: &ImportOptions,
 ) -> PyResult<T> {
-    let methods = ["__arrow_c_device_array__", "__arrow_c_array__"];
-    let answer = answer(object, object.is_instance_of::<PyTuple>(), &methods)?;
+    let is_pair = object.is_instance_of::<PyTuple>();
+    let other = (STREAM, "a stream, not a single array or batch");
+    let answer = answer(object, is_pair, ARRAY, other)?;
     let Ok((schema, array)) = answer.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
         return Err(PyTypeError::new_err(format!(
             "expected a pair of capsules, got an object of type {}",
@@ -105,9 +111,9 @@ pub unsafe fn stream_from_python_with<S: CapsuleStream>(
     object: &Bound<'_, PyAny>,
     options: ImportOptions,
 ) -> PyResult<Detached<S>> {
-    let methods = ["__arrow_c_device_stream__", "__arrow_c_stream__"];
+    let other = (ARRAY, "a single array or batch, not a stream");
     let is_capsule = holds::<FFI_ArrowDeviceArrayStream>(object) || holds::<HostStream>(object);
-    let answer = answer(object, is_capsule, &methods)?;
+    let answer = answer(object, is_capsule, STREAM, other)?;
     let stream = if holds::<HostStream>(&answer) {
         stream::incoming_host(unpack(&answer)?)?
     } else {
@@ -123,24 +129,32 @@ fn checked() -> ImportOptions {
     ImportOptions::default().with_validation(Validation::Full)
 }
 
-/// Calls the first of the methods that the object has. Returns the object itself if it is already such a result.
+/// Calls the first of the methods that the object has. Returns the object itself if it is already such a result. If it has
+/// one of the `other` methods instead, the error says what it is.
 fn answer<'py>(
     object: &Bound<'py, PyAny>,
     is_answer: bool,
-    methods: &[&str; 2],
+    methods: [&str; 2],
+    other: ([&str; 2], &str),
 ) -> PyResult<Bound<'py, PyAny>> {
     if is_answer {
         return Ok(object.clone());
     }
     for method in methods {
-        if let Some(method) = object.getattr_opt(*method)? {
+        if let Some(method) = object.getattr_opt(method)? {
             return method.call0();
         }
     }
-    Err(PyTypeError::new_err(format!(
-        "an object of type {} has neither {} nor {}",
-        object.get_type().name()?,
-        methods[0],
-        methods[1]
-    )))
+    let name = object.get_type().name()?;
+    let mut text = format!(
+        "an object of type {name} has neither {} nor {}",
+        methods[0], methods[1]
+    );
+    for method in other.0 {
+        if object.hasattr(method)? {
+            text.push_str(&format!("; it has {method}, so it is {}", other.1));
+            break;
+        }
+    }
+    Err(PyTypeError::new_err(text))
 }

@@ -42,9 +42,9 @@
 //! (which copies memory that the host can read, since others may write to it) and `tensor_from_python_shared` (which never
 //! copies).
 //!
-//! There are no Python classes here: an extension module has its own. The package `python` of the repository is a complete
-//! module. The choice between an extension (`extension-module`, `PYO3_BUILD_EXTENSION_MODULE`) and a program that embeds
-//! Python is also the module's.
+//! There are no Python classes here: an extension module has its own. The folder `python` of the repository is a complete
+//! module. Whether an extension module is built (pyo3's feature `extension-module`, or `PYO3_BUILD_EXTENSION_MODULE`) or a
+//! program that embeds Python is decided by the crate that uses this one.
 //!
 //! # The interpreter
 //!
@@ -59,9 +59,9 @@
 //!
 //! # Trust
 //!
-//! The pointers in a capsule are trusted, as everywhere in Python, and so is that one consumer at a time takes from it.
-//! Values are not trusted: they are checked ([`Validation::Full`](crate::Validation::Full)), unless an `unsafe` variant is
-//! told otherwise. If a stream of this module is called while another call on it is under way, the second call fails with
+//! The pointers in a capsule are trusted, as everywhere in Python. So is the rule that only one consumer takes the struct out
+//! of it. Values are not trusted: they are checked ([`Validation::Full`](crate::Validation::Full)), unless an `unsafe` variant
+//! is told otherwise. If a stream of this module is called while another call on it is under way, the second call fails with
 //! `EBUSY`.
 //!
 //! The interface is specified in "The Arrow PyCapsule Interface" of the Arrow format documentation.

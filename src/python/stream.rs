@@ -1,7 +1,7 @@
-//! C streams in front of C streams, between this crate and Python. They release and take the interpreter as needed.
+//! Wraps the C streams that go from this crate to Python, and back, in C streams that release the GIL and acquire it as needed.
 //!
-//! A consumer that keeps the interpreter attached may believe that no other thread can call its stream meanwhile. These
-//! streams release the interpreter in the middle of a call, so a second call may come then. It is refused.
+//! A consumer that holds the GIL may rely on it to keep other threads from calling its stream. These streams release the GIL
+//! in the middle of a call, so a second call may come then. It is refused.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;

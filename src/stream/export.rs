@@ -41,7 +41,7 @@ impl FFI_ArrowDeviceArrayStream {
     /// # use arrow_device::{ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, Error, ExportOptions};
     /// # use arrow_device::{FFI_ArrowDeviceArrayStream, SyncPolicy};
     /// # fn export(batch: DeviceRecordBatch) -> Result<FFI_ArrowDeviceArrayStream, Error> {
-    /// let (schema, shared) = (batch.schema().clone(), std::rc::Rc::new(batch));
+    /// let (schema, shared) = (batch.schema(), std::rc::Rc::new(batch));
     /// let batches = std::iter::once_with(move || Ok(DeviceRecordBatch::clone(&shared)));
     /// let reader = DeviceRecordBatchIterator::new(batches, schema, ArrowDeviceType::CPU);
     /// FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Event)) // does not compile: an `Rc`
@@ -97,7 +97,7 @@ impl<R: DeviceRecordBatchReader + Send> Source for Batches<R> {
             Ok(batch) => batch,
             Err(e) => return Some(Err(e)),
         };
-        if batch.schema().fields() != self.2.fields() {
+        if batch.schema_ref().fields() != self.2.fields() {
             return Some(Err(Error::argument(
                 "a batch's schema differs from its stream's",
             )));

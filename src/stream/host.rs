@@ -1,61 +1,46 @@
-//! Device readers read as host readers.
+//! Device streams read as host streams.
 
 use std::collections::VecDeque;
 
-use arrow_array::{RecordBatch, RecordBatchReader};
-use arrow_schema::{ArrowError, SchemaRef};
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchReader};
+use arrow_schema::{ArrowError, FieldRef, SchemaRef};
 
-use crate::data::DeviceRecordBatch;
-use crate::data::host::to_batch;
+use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{Device, Queue};
 use crate::error::{Error, Result};
-use crate::stream::reader::DeviceRecordBatchReader;
-use crate::transfer::{Extent, ToHost};
+use crate::transfer::Download;
 
 /// Reads a device stream as host batches, made by
-/// [`into_host_reader`](DeviceRecordBatchReader::into_host_reader). It ends after an error.
+/// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader). It ends after an error.
 ///
-/// While a batch is downloaded, the stream is asked for the next one, whose copies are queued behind. A stream that takes as
-/// long to make a batch as the device takes to copy it therefore loses no time to copies. Batches and errors come in the
-/// stream's order. The stream is asked for at most one batch more than were read, so at most two batches use host memory
-/// besides those that the consumer keeps. The copies run on a queue of their own for each device.
+/// The reader requests one batch ahead: while a batch is being downloaded, the stream makes the next one, whose copies are
+/// queued behind. If making a batch takes as long as copying one, the copies therefore cost no time. Batches and errors keep
+/// the stream's order. At most two batches use host memory, besides those that the consumer keeps. The copies run on a queue
+/// of their own for each device.
 ///
 /// A consumer that must see a batch before the next one is made, or that may stop early, switches this off with
 /// [`with_prefetch(0)`](Self::with_prefetch). Batches in memory that the host can read are never requested ahead.
 #[derive(Debug)]
 pub struct HostRecordBatchReader<R> {
     reader: R,
-    prefetch: usize,
-    /// Batches that were taken from the stream and not yet returned, oldest first. An error is the last.
-    coming: VecDeque<Result<Coming>>,
-    queues: CopyQueues,
-    /// The stream is not read any more.
-    ended: bool,
-}
-
-/// A batch on its way to the host.
-#[derive(Debug)]
-struct Coming {
     schema: SchemaRef,
-    array: ToHost,
+    downloads: Downloads<RecordBatch>,
 }
 
-impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
-    pub(super) fn new(reader: R) -> Self {
+impl<R> HostRecordBatchReader<R> {
+    pub(super) fn new(reader: R, schema: SchemaRef) -> Self {
         Self {
             reader,
-            prefetch: 1,
-            coming: VecDeque::new(),
-            queues: CopyQueues::default(),
-            ended: false,
+            schema,
+            downloads: Downloads::default(),
         }
     }
 
     /// Sets how many batches are downloaded ahead of the consumer: 1 by default.
     ///
-    /// With 0, each batch is requested, copied and waited for when the consumer reads it. 2 is for a stream whose batches
-    /// are themselves still being uploaded ([`UploadingReader`](crate::UploadingReader)). More even out batches that take
-    /// different times. Each uses host memory, and all are requested before the first is returned.
+    /// With 0, each batch is requested, copied and waited for when the consumer reads it. 2 suits a stream whose batches are
+    /// still being uploaded ([`UploadingReader`](crate::UploadingReader)), and more suit a stream whose batches take very
+    /// different times. Each batch ahead uses host memory, and all are requested before the first is returned.
     ///
     /// ```
     /// # use arrow_device::{DeviceRecordBatchReader, Result};
@@ -66,33 +51,143 @@ impl<R: DeviceRecordBatchReader> HostRecordBatchReader<R> {
     /// ```
     #[must_use]
     pub fn with_prefetch(mut self, batches: usize) -> Self {
-        self.prefetch = batches;
+        self.downloads.prefetch = batches;
         self
-    }
-
-    /// Whether to read from the stream before returning a batch.
-    fn wants_more(&self) -> bool {
-        let next = self.coming.front();
-        let worth_it = next.is_none_or(|next| matches!(next, Ok(n) if n.array.event().is_some()));
-        !self.ended && self.coming.len() <= self.prefetch && worth_it
-    }
-
-    /// Starts a download.
-    fn start(&mut self, batch: &DeviceRecordBatch) -> Result<Coming> {
-        if batch.schema().fields() != self.reader.schema().fields() {
-            return Err(Error::argument(
-                "a batch's schema differs from its stream's",
-            ));
-        }
-        let queue = self.queues.of(batch.device(), self.prefetch)?;
-        Ok(Coming {
-            schema: batch.schema().clone(),
-            array: batch.as_struct().start_to_host(Extent::Rows, &queue)?,
-        })
     }
 }
 
-/// Queues for copies to the host, one for each device, made when the first of its batches is copied.
+impl<R: Iterator<Item = Result<DeviceRecordBatch>>> Iterator for HostRecordBatchReader<R> {
+    type Item = Result<RecordBatch, ArrowError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let fields = self.schema.fields();
+        let start = |batch: DeviceRecordBatch, queues: &mut CopyQueues, prefetch| {
+            if batch.schema_ref().fields() != fields {
+                return Err(Error::argument(
+                    "a batch's schema differs from its stream's",
+                ));
+            }
+            Download::<RecordBatch>::queued(&batch, queues.of(batch.device(), prefetch)?)
+        };
+        let next = self.downloads.next(&mut self.reader, start)?;
+        Some(next.map_err(Error::into))
+    }
+}
+
+impl<R: Iterator<Item = Result<DeviceRecordBatch>>> RecordBatchReader for HostRecordBatchReader<R> {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+}
+
+/// Reads a device stream of arrays as host arrays, made by
+/// [`into_host_reader`](crate::DeviceArrayReader::into_host_reader). It ends after an error, and reads ahead like
+/// [`HostRecordBatchReader`].
+#[derive(Debug)]
+pub struct HostArrayReader<R> {
+    reader: R,
+    field: FieldRef,
+    downloads: Downloads<ArrayRef>,
+}
+
+impl<R> HostArrayReader<R> {
+    pub(super) fn new(reader: R, field: FieldRef) -> Self {
+        Self {
+            reader,
+            field,
+            downloads: Downloads::default(),
+        }
+    }
+
+    /// Returns the type of all arrays, with name, nullability and metadata.
+    pub fn field(&self) -> FieldRef {
+        self.field.clone()
+    }
+
+    /// Sets how many arrays are downloaded ahead of the consumer: 1 by default. See
+    /// [`HostRecordBatchReader::with_prefetch`].
+    #[must_use]
+    pub fn with_prefetch(mut self, arrays: usize) -> Self {
+        self.downloads.prefetch = arrays;
+        self
+    }
+}
+
+impl<R: Iterator<Item = Result<DeviceArray>>> Iterator for HostArrayReader<R> {
+    type Item = Result<ArrayRef>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let expected = self.field.data_type();
+        let start = |array: DeviceArray, queues: &mut CopyQueues, prefetch| {
+            if array.data_type() != expected {
+                let got = array.data_type();
+                return Err(Error::argument(format!(
+                    "an array of type {got} in a stream of {expected}"
+                )));
+            }
+            let queue = queues.of(array.device(), prefetch)?;
+            Download::<ArrayRef>::queued(array, queue)
+        };
+        self.downloads.next(&mut self.reader, start)
+    }
+}
+
+/// Downloads that were started and not yet returned.
+#[derive(Debug)]
+struct Downloads<H> {
+    /// How many there are ahead of the one that the consumer reads.
+    prefetch: usize,
+    /// Oldest first. An error is the last.
+    started: VecDeque<Result<Download<H>>>,
+    queues: CopyQueues,
+    /// The stream is not read any more.
+    ended: bool,
+}
+
+impl<H> Default for Downloads<H> {
+    fn default() -> Self {
+        Self {
+            prefetch: 1,
+            started: VecDeque::new(),
+            queues: CopyQueues::default(),
+            ended: false,
+        }
+    }
+}
+
+impl<H> Downloads<H> {
+    /// `start`s downloads of what `stream` returns, with the number of downloads ahead. Then waits for the oldest.
+    fn next<T>(
+        &mut self,
+        stream: &mut impl Iterator<Item = Result<T>>,
+        start: impl Fn(T, &mut CopyQueues, usize) -> Result<Download<H>>,
+    ) -> Option<Result<H>> {
+        while self.wants_more() {
+            let Some(item) = stream.next() else {
+                self.ended = true;
+                break;
+            };
+            let started = item.and_then(|item| start(item, &mut self.queues, self.prefetch));
+            self.ended = started.is_err();
+            self.started.push_back(started);
+        }
+        let next = self.started.pop_front()?.and_then(Download::wait);
+        if next.is_err() {
+            self.ended = true;
+            self.started.clear();
+        }
+        Some(next)
+    }
+
+    /// Whether to read from the stream before returning the oldest. What needs no copy gains nothing from it.
+    fn wants_more(&self) -> bool {
+        let oldest = self.started.front();
+        let worth_it = oldest.is_none_or(|o| matches!(o, Ok(oldest) if oldest.is_waiting()));
+        !self.ended && self.started.len() <= self.prefetch && worth_it
+    }
+}
+
+/// Queues for copies to the host, one for each device, made when the first copy is.
 #[derive(Debug, Default)]
 pub(super) struct CopyQueues(Vec<Queue>);
 
@@ -108,41 +203,5 @@ impl CopyQueues {
         let queue = device.new_queue()?;
         self.0.push(queue.clone());
         Ok(queue)
-    }
-}
-
-impl Coming {
-    fn finish(self) -> Result<RecordBatch> {
-        to_batch(&self.schema, &self.array.finish()?)
-    }
-}
-
-impl<R: DeviceRecordBatchReader> Iterator for HostRecordBatchReader<R> {
-    type Item = Result<RecordBatch, ArrowError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        while self.wants_more() {
-            let coming = match self.reader.next() {
-                Some(batch) => batch.and_then(|batch| self.start(&batch)),
-                None => {
-                    self.ended = true;
-                    break;
-                }
-            };
-            self.ended = coming.is_err();
-            self.coming.push_back(coming);
-        }
-        let batch = self.coming.pop_front()?.and_then(Coming::finish);
-        if batch.is_err() {
-            self.ended = true;
-            self.coming.clear();
-        }
-        Some(batch.map_err(Error::into))
-    }
-}
-
-impl<R: DeviceRecordBatchReader> RecordBatchReader for HostRecordBatchReader<R> {
-    fn schema(&self) -> SchemaRef {
-        self.reader.schema()
     }
 }

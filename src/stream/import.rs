@@ -31,7 +31,7 @@ pub struct DeviceArrayStreamReader {
 }
 
 impl DeviceRecordBatchStreamReader {
-    /// Moves the stream out of `stream`, which is marked released, and reads its schema.
+    /// Moves the stream out of `stream`, where a released struct remains, and reads its schema.
     ///
     /// # Safety
     /// `stream` is null, or points to a struct that keeps to the C device stream interface and whose arrays meet the safety
@@ -61,7 +61,7 @@ impl DeviceRecordBatchStreamReader {
 }
 
 impl DeviceArrayStreamReader {
-    /// Moves the stream out of `stream`, which is marked released, and reads the type of its arrays.
+    /// Moves the stream out of `stream`, where a released struct remains, and reads the type of its arrays.
     ///
     /// # Safety
     /// The same as for [`DeviceRecordBatchStreamReader::from_raw`].

@@ -30,7 +30,7 @@ mod reader;
 mod upload;
 
 pub use export::export_reader;
-pub use host::HostRecordBatchReader;
+pub use host::{HostArrayReader, HostRecordBatchReader};
 pub use import::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};
 pub use reader::{
     DeviceArrayIterator, DeviceArrayReader, DeviceRecordBatchIterator, DeviceRecordBatchReader,

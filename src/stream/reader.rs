@@ -5,7 +5,7 @@ use arrow_schema::{FieldRef, SchemaRef};
 use crate::abi::ArrowDeviceType;
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::error::Result;
-use crate::stream::host::HostRecordBatchReader;
+use crate::stream::host::{HostArrayReader, HostRecordBatchReader};
 
 /// A reader of batches of one schema on one type of device: [`arrow_array::RecordBatchReader`] for device memory. Batches
 /// may be on several devices of that type. All readers of this crate end after an error.
@@ -36,7 +36,8 @@ pub trait DeviceRecordBatchReader: Iterator<Item = Result<DeviceRecordBatch>> {
     where
         Self: Sized,
     {
-        HostRecordBatchReader::new(self)
+        let schema = self.schema();
+        HostRecordBatchReader::new(self, schema)
     }
 }
 
@@ -47,6 +48,32 @@ pub trait DeviceArrayReader: Iterator<Item = Result<DeviceArray>> {
 
     /// Returns the type of device that all arrays are on.
     fn device_type(&self) -> ArrowDeviceType;
+
+    /// Returns the stream as an iterator of host arrays. Memory that the host can read is not copied; other memory is
+    /// downloaded, one array ahead of the consumer ([`HostArrayReader`]).
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use arrow_array::{ArrayRef, Int64Array};
+    /// # use arrow_device::{DeviceArrayIterator, DeviceArrayReader, Devices};
+    /// # use arrow_schema::{DataType, Field};
+    /// # let device = Devices::cpu();
+    /// let ids: ArrayRef = Arc::new(Int64Array::from(vec![1, 2, 3]));
+    /// let on_device = device.upload_array(&ids)?;
+    /// let field = Arc::new(Field::new("id", DataType::Int64, false));
+    /// let reader = DeviceArrayIterator::new([Ok(on_device)], field, device.id().device_type);
+    /// for back in reader.into_host_reader() {
+    ///     assert_eq!(&back?, &ids);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn into_host_reader(self) -> HostArrayReader<Self>
+    where
+        Self: Sized,
+    {
+        let field = self.field();
+        HostArrayReader::new(self, field)
+    }
 }
 
 impl<R: DeviceRecordBatchReader + ?Sized> DeviceRecordBatchReader for Box<R> {

@@ -19,8 +19,8 @@ const UPLOADS: usize = 64;
 /// Uploads the batches of a [`RecordBatchReader`] to a device as they are read. An upload runs while the next batch is
 /// produced.
 ///
-/// If the reader is faster than the device, it is held up: once 128 MiB or 64 batches are being uploaded, the next read
-/// waits for the oldest upload. The reader ends after an error, its own or that of an upload.
+/// If the host reader is faster than the device, the next read waits: once 128 MiB or 64 batches are being uploaded, for the
+/// oldest upload. The reader ends after an error, its own or that of an upload.
 ///
 /// Each batch is one allocation and one transfer, so many small batches are slow. Join them first, for example with
 /// arrow-rs's `BatchCoalescer` (see `examples/small_batches.rs`).

@@ -1,17 +1,17 @@
-//! A download that a task polls.
+//! [`Arriving`]: a download as a state machine, for threads that poll, wait or await.
 
 use std::task::{Context, Poll, ready};
 
 use crate::data::DeviceArray;
 use crate::data::gather::{Answers, Gathering, Request};
-use crate::device::{Completion, Queue};
+use crate::device::{Completion, Queue, SyncEvent};
 use crate::error::{Error, Result};
-use crate::transfer::ToHost;
-use crate::transfer::download::Download;
 use crate::transfer::planner::{Extent, plan_with};
+use crate::transfer::to_slab::ToSlab;
 
-/// Copies an array, or what can be reached from it, to the host as [`DeviceArray::to_host`] does. A poll never
-/// blocks: the task waits for sizes that are stored in device memory, and for the copies.
+/// Copies an array, or what can be reached from it, to the host as [`DeviceArray::to_host`] does, in steps that never block:
+/// reads of sizes that are stored in device memory, then the copies. Between two steps there is an event to wait for. What the
+/// running copies use is kept if this is dropped.
 #[derive(Debug)]
 pub(crate) struct Arriving {
     array: DeviceArray,
@@ -27,7 +27,8 @@ enum Stage {
     Start,
     /// Reads of sizes and offsets that are done, and one that may still be running.
     Reading(Vec<Read<Answers>>, Option<Read<Gathering>>),
-    Copies(ToHost),
+    /// The last stage. `None` if the host reads the array where it is.
+    Copies(Option<ToSlab>),
     Over,
 }
 
@@ -35,6 +36,7 @@ enum Stage {
 type Read<T> = (Vec<Request>, T);
 
 impl Arriving {
+    /// Makes a download that starts with its first poll. `queue` belongs to the array's device.
     pub(crate) fn new(array: DeviceArray, extent: Extent, queue: Queue) -> Self {
         Self {
             array,
@@ -45,44 +47,119 @@ impl Arriving {
         }
     }
 
+    /// Makes a download whose copies are queued when this returns, after a wait for sizes that are stored in device memory.
+    /// Does nothing yet if the host reads the array where it is.
+    pub(super) fn queued(array: DeviceArray, extent: Extent, queue: Queue) -> Result<Self> {
+        let copies = match array.device().is_host_readable() {
+            true => None,
+            false => Some(ToSlab::start(&array, extent, &queue)?),
+        };
+        let mut this = Self::new(array, extent, queue);
+        this.copies(copies);
+        Ok(this)
+    }
+
     /// Whether the host reads the memory in place, so that nothing is gained by an early start.
     pub(crate) fn is_in_place(&self) -> bool {
         self.array.device().is_host_readable()
+    }
+
+    /// Whether there is an event to wait for.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.wait.is_some()
     }
 
     /// Returns the array in memory that the host can read and that is ready. Must not be polled again after that.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<DeviceArray>> {
         loop {
             ready!(Completion::poll_all(&mut self.wait, cx))?;
-            match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::Start if self.is_in_place() => {
-                    self.wait = self.array.ready_event()?.map(Completion::of);
-                    self.stage = self.copies(None);
-                }
-                Stage::Start => self.plan(Vec::new())?,
-                Stage::Reading(mut answers, reading) => {
-                    if let Some((requests, mut reading)) = reading {
-                        reading.waited();
-                        answers.push((requests, reading.finish()?));
-                    }
-                    self.plan(answers)?;
-                }
-                Stage::Copies(mut to_host) => {
-                    if let Some(download) = &mut to_host.download {
-                        download.waited();
-                    }
-                    return Poll::Ready(to_host.finish());
-                }
-                Stage::Over => {
-                    return Poll::Ready(Err(Error::argument("the download is over")));
-                }
+            if matches!(self.stage, Stage::Copies(_)) {
+                return Poll::Ready(self.take());
             }
+            self.step()?;
         }
     }
 
-    fn copies(&self, download: Option<Download>) -> Stage {
-        let array = self.array.clone();
-        Stage::Copies(ToHost { array, download })
+    /// Takes the steps before the first wait.
+    pub(super) fn start(&mut self) -> Result<()> {
+        while self.wait.is_none() && !matches!(self.stage, Stage::Copies(_)) {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    /// Takes the steps that need no wait. Returns whether [`wait`](Self::wait) has nothing to wait for.
+    pub(super) fn advance(&mut self) -> Result<bool> {
+        loop {
+            if let Some(wait) = &self.wait {
+                if !wait.event().is_complete()? {
+                    return Ok(false);
+                }
+                self.wait = None;
+            }
+            if matches!(self.stage, Stage::Copies(_)) {
+                return Ok(true);
+            }
+            self.step()?;
+        }
+    }
+
+    /// Returns the array, as [`poll`](Self::poll) does. Blocks this thread: one host wait for each step whose event
+    /// [`advance`](Self::advance) has not seen completed.
+    pub(super) fn wait(mut self) -> Result<DeviceArray> {
+        loop {
+            if let Some(wait) = &self.wait {
+                wait.event().wait()?;
+                self.wait = None;
+            }
+            if matches!(self.stage, Stage::Copies(_)) {
+                return self.take();
+            }
+            self.step()?;
+        }
+    }
+
+    /// Returns the array, whose copies were waited for.
+    fn take(&mut self) -> Result<DeviceArray> {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Copies(Some(mut copies)) => {
+                copies.waited();
+                copies.finish()
+            }
+            _ => Ok(self.array.clone()),
+        }
+    }
+
+    /// Takes the next step, once what it has to wait for has completed. Does not block. An error ends the download.
+    fn step(&mut self) -> Result<()> {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Start if self.is_in_place() => {
+                self.copies(None);
+                self.wait_for(self.array.ready_event_on(&self.queue)?);
+                Ok(())
+            }
+            Stage::Start => self.plan(Vec::new()),
+            Stage::Reading(mut answers, reading) => {
+                if let Some((requests, mut reading)) = reading {
+                    reading.waited();
+                    answers.push((requests, reading.finish()?));
+                }
+                self.plan(answers)
+            }
+            Stage::Copies(_) | Stage::Over => Err(Error::argument(
+                "the download is over: it has returned its data or an error",
+            )),
+        }
+    }
+
+    fn wait_for(&mut self, event: Option<SyncEvent>) {
+        self.wait = event.map(Completion::of);
+    }
+
+    fn copies(&mut self, copies: Option<ToSlab>) {
+        let event = copies.as_ref().and_then(|copies| copies.event().cloned());
+        self.stage = Stage::Copies(copies);
+        self.wait_for(event);
     }
 
     /// Plans with the numbers that are known; starts the copies, or else a read of the next numbers.
@@ -104,23 +181,25 @@ impl Arriving {
             reading = Some((requests.to_vec(), started));
             Ok(None)
         })?;
-        let (event, stage) = match (plan, reading) {
+        match (plan, reading) {
             (Some(plan), _) => {
-                let download = Download::of(plan, array, queue)?;
-                let event = download.event().cloned();
-                (event, self.copies(Some(download)))
+                let copies = ToSlab::of(plan, array, queue)?;
+                self.copies(Some(copies));
             }
             (None, Some(reading)) => {
                 let event = reading.1.event().cloned();
-                (event, Stage::Reading(answers, Some(reading)))
+                self.stage = Stage::Reading(answers, Some(reading));
+                self.wait_for(event);
             }
             (None, None) => {
-                let event = if unready { array.ready_event()? } else { None };
-                (event, Stage::Reading(answers, None))
+                let event = match unready {
+                    true => array.ready_event_on(queue)?,
+                    false => None,
+                };
+                self.stage = Stage::Reading(answers, None);
+                self.wait_for(event);
             }
-        };
-        self.wait = event.map(Completion::of);
-        self.stage = stage;
+        }
         Ok(())
     }
 }

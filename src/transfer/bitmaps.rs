@@ -93,7 +93,7 @@ impl Bitmaps {
         let mut parts = Vec::with_capacity(all.len());
         all.each(|i, node, view, _| parts.push((view, task(&all, i, node, view, count))));
         let read = parts.iter().filter(|(_, task)| *task != Task::Nothing);
-        let reading = read_bitmaps(array.tree(), read.map(|(view, _)| view))?;
+        let reading = read_bitmaps(array.tree(), read.map(|(view, _)| view), None)?;
         Ok(Self {
             as_batch,
             parts,

@@ -22,7 +22,8 @@ const STAGED: usize = 16 << 20;
 /// wait on the way back.
 pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<Tree> {
     let to_host = queue.device().id() == DeviceId::CPU;
-    let plan = plan(array, extent, !to_host)?;
+    let reads_on = Some(queue).filter(|queue| queue.device() == array.device());
+    let plan = plan(array, extent, !to_host, reads_on)?;
     if to_host {
         return pack_all(array, plan);
     }
@@ -47,7 +48,7 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result
     let waited = array.device().is_host_readable()
         || groups.iter().flatten().any(|piece| piece.src_bytes() > 0);
     if !waited {
-        for owner in array.owners().iter() {
+        for owner in array.owners() {
             owner.wait_on(queue)?;
         }
     }
@@ -167,7 +168,7 @@ fn on_host(
         };
         // SAFETY: the plan's sources lie in the array's buffers, which the array's owners keep alive; the slab has room for
         // the region of each piece, which is at least its source's bytes.
-        staging = unsafe { read_back(&queue, &array.owners(), &downs, staging) }?;
+        staging = unsafe { read_back(&queue, array.owners(), &downs, staging) }?;
     }
     let mut regions = &mut staging[..];
     for piece in pieces {

@@ -1,73 +1,147 @@
-//! Device memory to host memory: one list of copies, one host wait, one slab.
+//! [`Download`]: a copy to the host that was started.
 
-use crate::data::DeviceArray;
-use crate::data::tree::Tree;
-use crate::device::{CopyKind, CopyOp, Counters, Devices, Queue, SyncEvent};
+use std::convert::identity;
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use arrow_array::{ArrayRef, RecordBatch};
+use arrow_schema::SchemaRef;
+
+use crate::data::host::{to_array, to_batch};
+use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::device::Queue;
 use crate::error::Result;
-use crate::memory::{Memory, Owner, Reading, Ready};
-use crate::transfer::fix::{Fix, fix_in_place};
-use crate::transfer::plan::Plan;
-use crate::transfer::planner::{Extent, plan};
-use crate::transfer::upload::tree;
+use crate::transfer::arriving::Arriving;
+use crate::transfer::planner::Extent;
 
-/// A download of an array's rows. All buffers share one slab of the source device's pool.
-#[derive(Debug)]
-pub(crate) struct Download {
-    plan: Plan,
-    reading: Reading<DeviceArray>,
+/// A copy of an array (`T` is [`ArrayRef`]) or of a batch ([`RecordBatch`]) to the host that was started and may still be
+/// running. [`DeviceArray::start_to_host`] and [`DeviceRecordBatch::start_to_host`] make one.
+///
+/// Poll it ([`is_ready`](Self::is_ready)), block on it ([`wait`](Self::wait)) or await it: it is a [`Future`], which the device
+/// wakes on any executor and whose polls never block. Dropping it gives up the data; the memory that the copies use stays alive
+/// until they have completed.
+///
+/// ```
+/// use arrow_array::record_batch;
+/// use arrow_device::Devices;
+/// # fn main() -> arrow_device::Result<()> {
+/// let device = Devices::simulated()?;
+/// let batch = record_batch!(("id", Int64, [1, 2, 3]))?;
+/// let download = device.upload(&batch)?.start_to_host()?; // nothing waits yet
+/// // ... other work of this thread ...
+/// assert_eq!(download.wait()?, batch);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the data is lost if the download is dropped"]
+pub struct Download<T> {
+    arriving: Arriving,
+    target: Target<T>,
 }
 
-impl Download {
-    /// Queues the copies. Waits only for sizes that are stored in device memory.
-    pub(crate) fn start(array: &DeviceArray, extent: Extent, queue: &Queue) -> Result<Self> {
-        Self::of(plan(array, extent, false)?, array, queue)
+/// What becomes of the array. The functions do not change what they are given: they say what `T` is.
+enum Target<T> {
+    Array(fn(ArrayRef) -> T),
+    Batch(SchemaRef, fn(RecordBatch) -> T),
+}
+
+impl Download<ArrayRef> {
+    /// Starts a download on `queue`, a queue of the array's device. Does not block.
+    pub(super) fn of_array(array: DeviceArray, queue: Queue) -> Result<Self> {
+        let mut arriving = Arriving::new(array, Extent::Rows, queue);
+        arriving.start()?;
+        let target = Target::Array(identity);
+        Ok(Self { arriving, target })
     }
 
-    /// As [`start`](Self::start), for a plan that was made already. Does not wait.
-    pub(super) fn of(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Self> {
-        let slab = array.device().host_slab(plan.bytes)?;
-        let base = slab.as_device_ptr();
-        let copies: Vec<_> = plan
-            .pieces()
-            .filter(|piece| !matches!(piece.fix, Fix::Ready(_)))
-            .map(|piece| CopyOp {
-                src: piece.src,
-                dst: base.offset(piece.dst),
-                bytes: piece.src_bytes(),
-                kind: CopyKind::DeviceToHost,
-            })
-            .collect();
-        // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of its
-        // owners; its destinations lie in the slab, which has `plan.bytes` bytes.
-        let reading =
-            unsafe { Reading::start(queue, &array.owners(), &copies, slab, array.clone()) }?;
-        Ok(Self { plan, reading })
+    /// As [`queued`](Download::<RecordBatch>::queued), for an array.
+    pub(crate) fn queued(array: DeviceArray, queue: Queue) -> Result<Self> {
+        Ok(Self {
+            arriving: Arriving::queued(array, Extent::Rows, queue)?,
+            target: Target::Array(identity),
+        })
+    }
+}
+
+impl Download<RecordBatch> {
+    /// As [`of_array`](Download::of_array), for a batch.
+    pub(super) fn of_batch(batch: &DeviceRecordBatch, queue: Queue) -> Result<Self> {
+        let mut this = Self::lazy(batch, queue);
+        this.arriving.start()?;
+        Ok(this)
     }
 
-    /// Returns the event after which the copies are done, or `None` if there are none.
-    pub(crate) fn event(&self) -> Option<&SyncEvent> {
-        self.reading.event()
-    }
-
-    /// Says that the event was waited for: [`finish`](Self::finish) does not wait again.
-    #[cfg(feature = "async")]
-    pub(crate) fn waited(&mut self) {
-        self.reading.waited();
-    }
-
-    /// Waits for the copies, and applies the fixes.
-    pub(crate) fn finish(self) -> Result<Tree> {
-        let (mut slab, array) = self.reading.finish()?;
-        let base = slab.as_device_ptr();
-        for piece in self.plan.pieces() {
-            if !piece.is_plain() {
-                let copied = &array.device().counters().host_copied_bytes;
-                Counters::add(copied, piece.dst_bytes);
-            }
-            let region = &mut slab[piece.dst..][..piece.region()];
-            fix_in_place(&piece, &self.plan.ready, region);
+    /// Makes a download of a batch that starts with its first poll.
+    pub(crate) fn lazy(batch: &DeviceRecordBatch, queue: Queue) -> Self {
+        Self {
+            arriving: Arriving::new(batch.as_struct().clone(), Extent::Rows, queue),
+            target: Target::Batch(batch.schema(), identity),
         }
-        let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
-        Ok(tree(&array, self.plan, base, owner))
+    }
+
+    /// Makes a download of a batch whose copies are queued when this returns. Blocks for sizes that are stored in device memory.
+    pub(crate) fn queued(batch: &DeviceRecordBatch, queue: Queue) -> Result<Self> {
+        Ok(Self {
+            arriving: Arriving::queued(batch.as_struct().clone(), Extent::Rows, queue)?,
+            target: Target::Batch(batch.schema(), identity),
+        })
+    }
+}
+
+impl<T> Download<T> {
+    /// Returns whether [`wait`](Self::wait) would return at once. Never blocks. Once sizes that are stored in device memory have
+    /// been read, this starts the copies.
+    ///
+    /// # Errors
+    /// Returns the errors that the device reports, and [`Error::InvalidInput`](crate::Error::InvalidInput) if a size that is
+    /// stored in device memory is impossible. The download may be over then: later calls return an error.
+    pub fn is_ready(&mut self) -> Result<bool> {
+        self.arriving.advance()
+    }
+
+    /// Blocks this thread until the data has arrived, and returns it. That is one host wait for the copies, none if
+    /// [`is_ready`](Self::is_ready) has returned `true`, and one more for each read of sizes that is still running or not started.
+    ///
+    /// # Errors
+    /// As [`DeviceArray::to_host`].
+    pub fn wait(self) -> Result<T> {
+        self.target.make(&self.arriving.wait()?)
+    }
+
+    /// Whether the host reads the memory in place, so that nothing is gained by an early start.
+    #[cfg(feature = "async")]
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.arriving.is_in_place()
+    }
+
+    /// Whether copies or reads were queued that nobody has waited for.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.arriving.is_waiting()
+    }
+}
+
+impl<T> Target<T> {
+    fn make(&self, array: &DeviceArray) -> Result<T> {
+        match self {
+            Self::Array(of) => to_array(array).map(of),
+            Self::Batch(schema, of) => to_batch(schema, array).map(of),
+        }
+    }
+}
+
+impl<T> Future for Download<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        let this = &mut *self;
+        let arrived = std::task::ready!(this.arriving.poll(cx));
+        Poll::Ready(arrived.and_then(|array| this.target.make(&array)))
+    }
+}
+
+impl<T> fmt::Debug for Download<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.arriving.fmt(f)
     }
 }

@@ -12,7 +12,6 @@
 //! What a transfer wrote is padded to 64 bytes with zeros, and so are the bits after the last row. Buffers that one
 //! transfer put next to each other stay so, and are one copy in the next one.
 
-#[cfg(feature = "async")]
 mod arriving;
 mod bitmaps;
 mod copy;
@@ -20,6 +19,9 @@ mod download;
 mod fix;
 mod plan;
 mod planner;
+
+mod row_bytes;
+mod to_slab;
 mod upload;
 
 use std::borrow::Cow;
@@ -31,18 +33,21 @@ use arrow_data::ArrayData;
 use crate::data::host::{to_array, to_batch, unwrap, wrap_batch, wrap_data};
 use crate::data::tree::Tree;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{Device, DeviceId, Queue, SyncEvent};
+use crate::device::{Device, DeviceId, Queue};
 use crate::error::Result;
+use crate::memory::check_queue;
 #[cfg(feature = "async")]
 pub(crate) use crate::transfer::arriving::Arriving;
 pub(crate) use crate::transfer::bitmaps::{Bitmaps, Resolved};
-use crate::transfer::download::Download;
+pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
+use crate::transfer::to_slab::ToSlab;
 
 impl Device {
     /// Copies a batch to this device: one allocation and one list of copies, which may run after this call returns. On
-    /// the CPU device nothing is copied. Small buffers are packed into staging memory; beyond about 128 MiB of it the
-    /// call waits for the oldest copies.
+    /// the CPU device nothing is copied. Buffers are packed into staging memory, except page-locked ones of 1 MiB or more, which
+    /// are copied from where they are (see [`HostSlab`](crate::HostSlab)). Beyond about 128 MiB of staging memory the call waits
+    /// for the oldest copies.
     ///
     /// ```
     /// # use arrow_device::{Devices, Error};
@@ -85,6 +90,14 @@ impl Device {
         self.upload_data(array.to_data())
     }
 
+    /// As [`upload_array`](Self::upload_array), on a queue of this device.
+    ///
+    /// # Errors
+    /// As [`upload_on`](Self::upload_on).
+    pub fn upload_array_on(&self, array: &dyn Array, queue: &Queue) -> Result<DeviceArray> {
+        self.upload_data_on(array.to_data(), queue)
+    }
+
     /// Copies `ArrayData` of any type to this device, as [`upload`](Self::upload) does a batch.
     ///
     /// # Errors
@@ -104,7 +117,7 @@ impl Device {
 
     /// Copies an array over host memory to this device.
     fn bring(&self, host: Tree, queue: &Queue) -> Result<DeviceArray> {
-        crate::memory::check_queue(queue, self)?;
+        check_queue(queue, self)?;
         let host = DeviceArray::from_tree(Arc::new(host));
         if self.id() == DeviceId::CPU {
             return Ok(host);
@@ -112,29 +125,6 @@ impl Device {
         Ok(DeviceArray::from_tree(Arc::new(upload::upload(
             &host, queue,
         )?)))
-    }
-}
-
-/// A copy of an array to the host that may still be running.
-#[derive(Debug)]
-pub(crate) struct ToHost {
-    array: DeviceArray,
-    /// `None` if the host can read the array where it is.
-    download: Option<Download>,
-}
-
-impl ToHost {
-    /// Returns the event after which [`finish`](Self::finish) has nothing to wait for, or `None` if it never has.
-    pub(crate) fn event(&self) -> Option<&SyncEvent> {
-        self.download.as_ref()?.event()
-    }
-
-    /// Returns the array in host memory: one host wait if there were copies.
-    pub(crate) fn finish(self) -> Result<DeviceArray> {
-        match self.download {
-            Some(download) => self.array.like(Arc::new(download.finish()?)),
-            None => Ok(self.array),
-        }
     }
 }
 
@@ -147,7 +137,16 @@ impl DeviceArray {
     /// Returns [`Error::InvalidInput`](crate::Error::InvalidInput) if a size that is stored in device memory is
     /// impossible, and the errors that the device reports.
     pub fn to_host(&self) -> Result<ArrayRef> {
-        to_array(&*self.to_host_memory(Extent::Rows)?)
+        self.to_host_on(&self.device().default_queue())
+    }
+
+    /// As [`to_host`](Self::to_host), with all reads and copies on a queue of the array's device.
+    ///
+    /// # Errors
+    /// As [`to_host`](Self::to_host). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
+    /// belongs to another device.
+    pub fn to_host_on(&self, queue: &Queue) -> Result<ArrayRef> {
+        to_array(&*self.to_host_memory(Extent::Rows, queue)?)
     }
 
     /// As [`to_host`](Self::to_host), but returns [`ArrayData`].
@@ -155,39 +154,69 @@ impl DeviceArray {
     /// # Errors
     /// As [`to_host`](Self::to_host).
     pub fn to_host_data(&self) -> Result<ArrayData> {
-        unwrap(&*self.to_host_memory(Extent::Rows)?)
+        self.to_host_data_on(&self.device().default_queue())
+    }
+
+    /// As [`to_host_on`](Self::to_host_on), but returns [`ArrayData`].
+    ///
+    /// # Errors
+    /// As [`to_host_on`](Self::to_host_on).
+    pub fn to_host_data_on(&self, queue: &Queue) -> Result<ArrayData> {
+        unwrap(&*self.to_host_memory(Extent::Rows, queue)?)
+    }
+
+    /// Starts to copy the array's rows to the host as [`to_host`](Self::to_host) does, without blocking. If sizes are stored in
+    /// device memory and not known yet, this queues the read of them, and the next call on the [`Download`] that finds it
+    /// done queues the copies. Nothing is queued for memory that the host can read.
+    ///
+    /// ```
+    /// use arrow_array::Int32Array;
+    /// use arrow_device::Devices;
+    /// # fn main() -> arrow_device::Result<()> {
+    /// let device = Devices::simulated()?;
+    /// let array = device.upload_array(&Int32Array::from(vec![1, 2, 3]))?;
+    /// let mut download = array.start_to_host()?;
+    /// while !download.is_ready()? {
+    ///     std::thread::yield_now(); // other work of this thread
+    /// }
+    /// assert_eq!(download.wait()?.len(), 3); // does not block any more
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`to_host`](Self::to_host).
+    pub fn start_to_host(&self) -> Result<Download<ArrayRef>> {
+        self.start_to_host_on(&self.device().default_queue())
+    }
+
+    /// As [`start_to_host`](Self::start_to_host), with all reads and copies on a queue of the array's device.
+    ///
+    /// # Errors
+    /// As [`to_host_on`](Self::to_host_on).
+    pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<ArrayRef>> {
+        check_queue(queue, self.device())?;
+        Download::of_array(self.clone(), queue.clone())
     }
 
     /// As [`to_host_data`](Self::to_host_data), with all that safe calls can reach from the array. Each buffer is copied
     /// at most once.
     pub(crate) fn reachable_data(&self) -> Result<ArrayData> {
-        unwrap(&*self.to_host_memory(Extent::Reachable)?)
+        let queue = self.device().default_queue();
+        unwrap(&*self.to_host_memory(Extent::Reachable, &queue)?)
     }
 
-    /// Returns this array if the host can read it, otherwise a copy on the CPU.
-    fn to_host_memory(&self, extent: Extent) -> Result<Cow<'_, Self>> {
+    /// Returns this array if the host can read it, otherwise a copy on the CPU, which is made on `queue`.
+    fn to_host_memory(&self, extent: Extent, queue: &Queue) -> Result<Cow<'_, Self>> {
+        check_queue(queue, self.device())?;
         if self.device().is_host_readable() {
             return Ok(Cow::Borrowed(self));
         }
-        let started = self.start_to_host(extent, &self.device().default_queue())?;
-        Ok(Cow::Owned(started.finish()?))
-    }
-
-    /// Starts what [`to_host_memory`](Self::to_host_memory) does, on `queue`. Waits only if sizes are stored in device
-    /// memory.
-    pub(crate) fn start_to_host(&self, extent: Extent, queue: &Queue) -> Result<ToHost> {
-        let download = match self.device().is_host_readable() {
-            true => None,
-            false => Some(Download::start(self, extent, queue)?),
-        };
-        Ok(ToHost {
-            array: self.clone(),
-            download,
-        })
+        Ok(Cow::Owned(ToSlab::start(self, extent, queue)?.finish()?))
     }
 
     /// Returns the array of `tree` with this array's field.
-    fn like(&self, tree: Arc<Tree>) -> Result<Self> {
+    pub(super) fn like(&self, tree: Arc<Tree>) -> Result<Self> {
         let array = Self::from_tree(tree);
         match self.field() {
             Some(field) => array.with_field(field.clone()),
@@ -217,7 +246,7 @@ impl DeviceArray {
         if !from.is_host_readable() && to.backend().reaches(from.backend()) {
             return self.like(Arc::new(copy::copy(self, queue, Extent::Rows)?));
         }
-        let host = self.to_host_memory(Extent::Rows)?;
+        let host = self.to_host_memory(Extent::Rows, &from.default_queue())?;
         if to.id() == DeviceId::CPU {
             // Host memory of another device (page-locked memory, say) becomes the CPU's.
             if *host.device() == *to {
@@ -263,7 +292,7 @@ impl DeviceArray {
     /// As [`compact`](Self::compact). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
     /// belongs to another device.
     pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
-        crate::memory::check_queue(queue, self.device())?;
+        check_queue(queue, self.device())?;
         self.like(Arc::new(copy::copy(self, queue, Extent::Compact)?))
     }
 }
@@ -274,10 +303,33 @@ impl DeviceRecordBatch {
     /// # Errors
     /// As [`DeviceArray::to_host`].
     pub fn to_host(&self) -> Result<RecordBatch> {
-        to_batch(
-            self.schema(),
-            &*self.as_struct().to_host_memory(Extent::Rows)?,
-        )
+        self.to_host_on(&self.device().default_queue())
+    }
+
+    /// As [`to_host`](Self::to_host), with all reads and copies on a queue of the batch's device.
+    ///
+    /// # Errors
+    /// As [`DeviceArray::to_host_on`].
+    pub fn to_host_on(&self, queue: &Queue) -> Result<RecordBatch> {
+        let host = self.as_struct().to_host_memory(Extent::Rows, queue)?;
+        to_batch(self.schema_ref(), &host)
+    }
+
+    /// Starts to copy the batch's rows to the host without blocking; see [`DeviceArray::start_to_host`] and [`Download`].
+    ///
+    /// # Errors
+    /// As [`DeviceArray::to_host`].
+    pub fn start_to_host(&self) -> Result<Download<RecordBatch>> {
+        self.start_to_host_on(&self.device().default_queue())
+    }
+
+    /// As [`start_to_host`](Self::start_to_host), with all reads and copies on a queue of the batch's device.
+    ///
+    /// # Errors
+    /// As [`DeviceArray::to_host_on`].
+    pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<RecordBatch>> {
+        check_queue(queue, self.device())?;
+        Download::of_batch(self, queue.clone())
     }
 
     /// Returns the batch on `device`; see [`DeviceArray::to_device`].
@@ -294,7 +346,7 @@ impl DeviceRecordBatch {
     /// As [`to_device`](Self::to_device).
     pub fn to_device_on(&self, queue: &Queue) -> Result<Self> {
         let array = self.as_struct().to_device_on(queue)?;
-        Ok(Self::from_struct(self.schema().clone(), array))
+        Ok(Self::from_struct(self.schema(), array))
     }
 
     /// Copies exactly these rows to one fresh allocation on the same device; see [`DeviceArray::compact`].
@@ -311,6 +363,6 @@ impl DeviceRecordBatch {
     /// As [`DeviceArray::compact_on`].
     pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
         let array = self.as_struct().compact_on(queue)?;
-        Ok(Self::from_struct(self.schema().clone(), array))
+        Ok(Self::from_struct(self.schema(), array))
     }
 }

@@ -16,7 +16,7 @@ use crate::data::layout::{BufferKind, Nesting};
 use crate::data::nulls::count_bits;
 use crate::data::sizes::check_size;
 use crate::data::tree::{Node, NullCount, Slot, Tree, View};
-use crate::device::{AddressClass, DevicePtr};
+use crate::device::{AddressClass, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
 use crate::transfer::plan::{PLAIN, Plan, SLAB, WHOLE};
@@ -71,11 +71,17 @@ enum Need {
 }
 
 /// Plans the transfer of an array's rows to a slab on the host or on a device. Where the source is
-/// host-readable this waits until it is ready.
-pub(crate) fn plan(array: &DeviceArray, extent: Extent, to_device: bool) -> Result<Plan> {
+/// host-readable this waits until it is ready. Numbers that are stored in device memory are read on `queue`, a queue of the
+/// source's device, or on its default queue.
+pub(crate) fn plan(
+    array: &DeviceArray,
+    extent: Extent,
+    to_device: bool,
+    queue: Option<&Queue>,
+) -> Result<Plan> {
     // SAFETY: the requests of `plan_with` lie in the tree's memory (see there), to which nobody writes: imports and
     // constructors demand it.
-    let read = |tree: &_, requests: &[_]| unsafe { gather(tree, requests) }.map(Some);
+    let read = |tree: &_, requests: &[_]| unsafe { gather(tree, requests, queue) }.map(Some);
     let plan = plan_with(array, extent, to_device, read)?;
     plan.ok_or_else(|| Error::argument("a plan without its numbers"))
 }
@@ -412,7 +418,7 @@ impl<'a> Planner<'a> {
                 let last = answers.int(request, 0, width);
                 let at = || tree.buffer_path(view.node, 2);
                 let bytes = check_size(tree, slot.address(), last, at)?;
-                slot.set_bytes(bytes);
+                tree.keep_bytes(view.node, 2, bytes);
                 self.whole_range(node, view, width, Err(bytes))
             }
             Need::Runs => self.cut_runs(node, view, answers.bytes(request)),
@@ -421,7 +427,8 @@ impl<'a> Planner<'a> {
                 for (k, slot) in slots[2..slots.len() - 1].iter().enumerate() {
                     let at = || tree.buffer_path(view.node, 2 + k);
                     let bytes = answers.int(request, k, 8);
-                    slot.set_bytes(check_size(tree, slot.address(), bytes, at)?);
+                    let bytes = check_size(tree, slot.address(), bytes, at)?;
+                    tree.keep_bytes(view.node, 2 + k, bytes);
                 }
                 self.variadic(node, view)
             }

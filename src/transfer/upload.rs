@@ -15,7 +15,9 @@ use crate::transfer::planner::{Extent, plan};
 
 /// The bytes of one staging slab.
 const CHUNK: usize = 4 << 20;
-/// Pieces of at least this many bytes are copied directly from where they are, if the device can do that.
+/// Pieces of at least this many bytes are copied directly from where they are, if the device can do that. A direct piece costs up
+/// to two copies more, its own and that of what was packed before it, and saves the host `DIRECT` bytes of packing. See
+/// [`HostSlab`], whose documentation promises this number.
 const DIRECT: usize = 1 << 20;
 /// The staged bytes after which the copies so far are queued.
 const RING: usize = 64 << 20;
@@ -25,12 +27,14 @@ const RING_LISTS: usize = 2;
 /// Copies an array's rows from host-readable memory to `queue`'s device. The source is kept alive until the copies
 /// have completed.
 pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
-    let plan = plan(array, Extent::Rows, true)?;
+    let plan = plan(array, Extent::Rows, true, None)?;
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let mut stage = Stage {
         queue,
         base: slab.address(),
         left: plan.bytes,
+        // A piece of all bytes is the only one: its copy takes the place of the packed one.
+        direct: DIRECT.min(plan.bytes),
         open: None,
         copies: Vec::new(),
         slabs: Vec::new(),
@@ -98,6 +102,8 @@ struct Stage<'a> {
     base: DevicePtr,
     /// Bytes of the device slab that no copy covers yet.
     left: usize,
+    /// Pieces of at least this many bytes are copied directly.
+    direct: usize,
     open: Option<Open>,
     copies: Vec<CopyOp>,
     slabs: Vec<HostSlab>,
@@ -121,7 +127,7 @@ impl Stage<'_> {
     #[inline]
     fn piece(&mut self, piece: &Piece, ready: &[u8]) -> Result<()> {
         let region = piece.region();
-        let mut done = if piece.dst_bytes < DIRECT {
+        let mut done = if piece.dst_bytes < self.direct {
             0
         } else {
             self.direct(piece)

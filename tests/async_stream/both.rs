@@ -31,7 +31,7 @@ fn pipe(
     // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
     let (handler, opening) =
         unsafe { AsyncDeviceRecordBatchStream::handler(depth, ImportOptions::default()) };
-    let produce = produce(adapted(batches), handler.into_ffi(), options());
+    let produce = produce(adapted(batches), handler, options());
     (Box::pin(produce), opening)
 }
 

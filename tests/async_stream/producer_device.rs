@@ -28,7 +28,7 @@ pub(crate) fn on_sim(
         this.request(100);
         0
     });
-    let schema = batches[0].schema().clone();
+    let schema = batches[0].schema();
     let batches = stream::iter(batches.into_iter().map(Ok));
     let batches = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::EXT_DEV, batches);
     let options = ProduceOptions::new(ExportOptions::new(sync));
@@ -178,10 +178,8 @@ fn nulls_are_counted_without_a_wait() {
     let up = sim.upload(&host).unwrap();
     let unknown = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
     let array = up.slice(3, 30).unwrap().export_array(&unknown).unwrap();
-    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
-    // is the exported one.
-    let cut =
-        unsafe { DeviceRecordBatch::import_as(array, up.schema().clone(), &options_of(&sim)) };
+    // SAFETY: of an export.
+    let cut = unsafe { DeviceRecordBatch::import_as(array, up.schema(), &options_of(&sim)) };
     let cut = cut.unwrap();
     assert_eq!(
         cut.column(0).unwrap().null_count(),

@@ -26,6 +26,9 @@ enum Twist {
     FillGoesTooFar,
     FreesAtOnce,
     FreeWaits,
+    ShrinksAtOnce,
+    ShrinksInName,
+    ShrinksElsewhere,
     Misaligned,
     NeverNotifies,
     NotifiesEarly,
@@ -224,6 +227,30 @@ unsafe impl RawQueue for WrappedQueue {
         }
     }
 
+    unsafe fn shrink(&self, base: DevicePtr, bytes: usize, keep: usize) -> Result<bool> {
+        // SAFETY: the caller guarantees a live allocation of `bytes` bytes and a smaller multiple of 64; what a twist breaks, the
+        // simulated device refuses and notes.
+        unsafe {
+            match self.twist {
+                // Memory of a twisted address.
+                Twist::Misaligned => Ok(false),
+                Twist::ShrinksInName => Ok(true),
+                Twist::ShrinksAtOnce => {
+                    self.side.shrink(base, bytes, keep)?;
+                    let event = self.side.record()?;
+                    let waited = self.sim.wait_event(event);
+                    self.sim.release_event(event);
+                    waited.map(|()| true)
+                }
+                Twist::ShrinksElsewhere => {
+                    self.queue.fill(base, 0, keep)?;
+                    self.queue.shrink(base, bytes, keep)
+                }
+                _ => self.queue.shrink(base, bytes, keep),
+            }
+        }
+    }
+
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         let mut copies = copies.to_vec();
         let queue = match self.twist {
@@ -331,6 +358,9 @@ fn broken_backends_are_refused() {
         (Twist::FillGoesTooFar, "fill.exact"),
         (Twist::FreesAtOnce, "free.in-order"),
         (Twist::FreeWaits, "event.never-waits"),
+        (Twist::ShrinksAtOnce, "shrink.in-order"),
+        (Twist::ShrinksInName, "shrink.in-order"),
+        (Twist::ShrinksElsewhere, "shrink.to-fit"),
         (Twist::Misaligned, "allocate.aligned"),
         (Twist::NeverNotifies, "notify.backend"),
         (Twist::NeverNotifies, "notify.event"),

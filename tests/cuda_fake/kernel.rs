@@ -8,6 +8,7 @@ use arrow_device::{Device, DeviceId, Devices, TransferStats};
 
 use crate::cuda_suite::example as work;
 use crate::fake::{Group, LAZY};
+use crate::kernel_suite::{self, Kernels};
 use crate::rig::{MODES, Rig, soon, unclean};
 
 /// The example imports with the default set of devices, so its device must be there.
@@ -101,7 +102,7 @@ fn numbers(rows: usize, n: usize) -> ArrayRef {
 fn any_rows_any_bits_any_masks() {
     for flags in MODES {
         let rig = Rig::new(flags);
-        let kernel = work::load(&rig).unwrap();
+        let kernel = work::load(&rig, "product_f64").unwrap();
         let queue = rig.new_queue().unwrap();
         for rows in [0, 1, 7, 8, 9, 63, 64, 65, 1000] {
             for (a_nulls, b_nulls) in [(0, 0), (0, 3), (2, 0), (2, 3), (1, 1)] {
@@ -136,6 +137,39 @@ fn any_rows_any_bits_any_masks() {
         rig.assert_done();
         rig.end();
     }
+}
+
+#[test]
+fn the_kernels_of_the_example() {
+    for flags in MODES {
+        let rig = Rig::new(flags);
+        let load = |name| work::load(&rig, name).unwrap();
+        let (double, product, above) = (load("double_f64"), load("product_f64"), load("above_f64"));
+        let queue = rig.new_queue().unwrap();
+        let kernels = Kernels {
+            double: &|column| work::double(&double, column, &queue).unwrap(),
+            product: &|a, b| work::product(&product, a, b, &queue).unwrap(),
+            above: &|column, limit| work::above(&above, column, limit, &queue).unwrap(),
+        };
+        kernel_suite::check(&rig, &kernels);
+        kernel_suite::check_costs(&rig, &kernels);
+        drop((double, product, above, queue));
+        rig.assert_done();
+        rig.end();
+    }
+}
+
+#[test]
+fn the_guide_shows_the_example() {
+    let work = include_str!("../../examples/cuda_kernel/work.rs");
+    // What rustfmt breaks before the first parameter.
+    let work = work.replace("(\n    kernel: ", "(kernel: ");
+    let functions = [
+        ("fn double(kernel: ", 15),
+        ("fn product(kernel: ", 20),
+        ("fn above(kernel: ", 30),
+    ];
+    kernel_suite::check_guide(&work, &functions);
 }
 
 /// The check of the example itself notices what is wrong.

@@ -38,6 +38,8 @@ mod failures;
 mod imports;
 mod interop;
 mod kernel;
+#[path = "../kernel_suite/mod.rs"]
+mod kernel_suite;
 mod managed;
 #[path = "../gpu_fake/memory.rs"]
 mod memory;

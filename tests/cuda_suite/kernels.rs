@@ -140,13 +140,24 @@ fn batch(columns: [(&str, ArrayRef); 3]) -> RecordBatch {
     RecordBatch::try_from_iter(columns).unwrap()
 }
 
+#[test]
+fn the_other_kernels_of_the_example() {
+    everywhere(|place| {
+        for memory in MEMORIES {
+            let device = place.open(memory);
+            example::double_and_filter(&device).unwrap_or_else(|e| panic!("{memory:?}: {e}"));
+            device.assert_done();
+        }
+    });
+}
+
 /// Upload, kernel and download on three queues, with memory that is freed and used again meanwhile.
 #[test]
 fn upload_kernel_download_again_and_again() {
     everywhere(|place| {
         for memory in MEMORIES {
             let device = place.open(memory);
-            let kernel = example::load(&device).unwrap();
+            let kernel = example::load(&device, "product_f64").unwrap();
             let (up, work) = (device.new_queue().unwrap(), device.new_queue().unwrap());
             let check = |round: usize, rows: usize, total: DeviceArray| {
                 let [a, b] = inputs(round, rows);

@@ -148,7 +148,7 @@ fn consumer(throws: &'static str) {
     if throws == "on_error" {
         items.push(Err(Error::Cancelled { operation: "it" }));
     }
-    let schema = batch().schema().clone();
+    let schema = batch().schema();
     let stream =
         DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::CPU, stream::iter(items));
     let outcome = block_on(produce(stream, handler, ProduceOptions::new(EVENT)));
@@ -228,7 +228,7 @@ fn producer(throws: &'static str) {
     };
     let mut handler = handler.into_ffi();
     let (ours, this) = (&raw mut ours, &raw mut handler);
-    let mut schema = FFI_ArrowSchema::try_from(&**batch().schema()).unwrap();
+    let mut schema = FFI_ArrowSchema::try_from(&*batch().schema()).unwrap();
     // SAFETY: the producer lives until the release; calls come in order.
     let opened = unsafe {
         (*this).set_producer(ours);

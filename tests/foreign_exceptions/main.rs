@@ -32,7 +32,7 @@ use arrow_array::Array;
 use arrow_buffer::Buffer;
 use arrow_device::abi::ForeignSchema;
 use arrow_device::device::DevicePtr;
-use arrow_device::device::sim::{SimMode, SimQueue};
+use arrow_device::device::sim::SimMode;
 use arrow_device::dlpack::{DLManagedTensorVersioned, DlpackOptions, DlpackStream};
 use arrow_device::{
     Device, DeviceArray, DeviceArrayIterator, DeviceArrayStreamReader, DeviceBuffer, Error,
@@ -192,7 +192,7 @@ fn on_the_reaper() {
         let queue = place.device.new_queue().unwrap();
         let values = array.values_on::<i32>(&queue).unwrap();
         let (go, gate) = mpsc::channel::<()>();
-        let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+        let sim = queue.as_sim().unwrap();
         // SAFETY: the kernel writes nothing.
         unsafe { sim.launch(move |_| gate.recv().map_err(|e| e.to_string())) }.unwrap();
         drop(values);

@@ -15,7 +15,7 @@ fn exports_again() {
             let source = wide_batch(100, 50);
             let up = rig.upload(&source).unwrap();
             let export = || ExportOptions::new(SyncPolicy::Event);
-            let (array, schema) = (up.export_array(&export()).unwrap(), up.schema().clone());
+            let (array, schema) = (up.export_array(&export()).unwrap(), up.schema());
             drop(up);
             // SAFETY: the struct comes from an export of this crate, whose values are valid, and
             // the type is the exported one.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, Int32Array, Int64Array, RecordBatch};
 use arrow_buffer::Buffer;
-use arrow_device::device::sim::{Faults, SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
+use arrow_device::device::sim::{Faults, SimConfig, SimDevice, SimMemory, SimMode};
 use arrow_device::{Device, DeviceRecordBatch, Queue, Result};
 
 pub(crate) const MODES: [SimMode; 2] = [SimMode::Async, SimMode::Deferred];
@@ -74,7 +74,7 @@ pub(crate) fn launch(
     queue: &Queue,
     kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
 ) -> Result<()> {
-    let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+    let sim = queue.as_sim().unwrap();
     // SAFETY: the tests' kernels write only buffers that are not frozen yet.
     unsafe { sim.launch(kernel) }
 }

@@ -1,5 +1,6 @@
 //! Streams in and out: the suite on simulated devices.
 
+mod arrays;
 mod devices;
 mod overlap;
 mod rigs;

@@ -418,7 +418,7 @@ async fn a_scan_lets_its_producer_go_at_the_end() {
             let items = futures::stream::iter(items).inspect(move |_| {
                 let _ = &held;
             });
-            let (schema, device_type) = (batch.schema().clone(), batch.device().id().device_type);
+            let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
             let items = DeviceRecordBatchStreamAdapter::new(schema, device_type, items);
             Ok(Box::pin(items) as _)
         };

@@ -138,7 +138,7 @@ pub(crate) fn device_table(device: &Device, partitions: &[Vec<RecordBatch>]) -> 
         .iter()
         .flatten()
         .next()
-        .map_or_else(schema, |b| b.schema().clone());
+        .map_or_else(schema, |b| b.schema());
     Arc::new(DeviceTable::from_batches(schema, device.clone(), partitions).unwrap())
 }
 

@@ -393,8 +393,8 @@ async fn rows_without_columns_are_counted() {
     // A table that has none.
     let schema = Arc::new(Schema::empty());
     let batch = |rows| {
-        let (device, schema) = (&sim.device, Schema::empty());
-        arrow_device::DeviceRecordBatch::try_new_empty(device, schema, rows).unwrap()
+        let (device, schema) = (&sim.device, schema.clone());
+        arrow_device::DeviceRecordBatch::try_new_with_rows(device, schema, &[], rows).unwrap()
     };
     let partitions = vec![vec![batch(3), batch(0)], vec![batch(4)]];
     let table = DeviceTable::from_batches(schema, sim.device.clone(), partitions).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::device::sim::{SimMemory, SimQueue};
+use arrow_device::device::sim::SimMemory;
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Queue,
 };
@@ -28,7 +28,7 @@ fn launch(
     queue: &Queue,
     kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
 ) -> arrow_device::Result<()> {
-    let sim = queue.raw().as_any().downcast_ref::<SimQueue>().unwrap();
+    let sim = queue.as_sim().unwrap();
     // SAFETY: the kernels of these tests write only buffers that are not frozen yet.
     unsafe { sim.launch(kernel) }
 }
@@ -141,7 +141,7 @@ impl Mapped {
         }
         drop(values);
         columns[0] = DeviceArray::from_values(DataType::Int64, rows, out.freeze()?, None)?;
-        DeviceRecordBatch::try_new(batch.schema().clone(), &columns)
+        DeviceRecordBatch::try_new(batch.schema(), &columns)
     }
 }
 

@@ -228,7 +228,7 @@ pub(crate) fn assert_done(device: &Device, sim: &SimDevice) {
 pub(crate) fn endless(device: &Device, batches: usize) -> (SessionContext, Arc<AtomicUsize>) {
     let asked = Arc::new(AtomicUsize::new(0));
     let up = device.upload(&batch(0)).unwrap();
-    let (schema, device_type) = (up.schema().clone(), device.id().device_type);
+    let (schema, device_type) = (up.schema(), device.id().device_type);
     let (of, counter) = (schema.clone(), asked.clone());
     let open: OpenPartition = Arc::new(move |_| {
         let (up, asked) = (up.clone(), counter.clone());

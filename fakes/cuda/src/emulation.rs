@@ -7,6 +7,9 @@ pub(crate) enum Emulation {
     ProductF64,
     /// `double_f64(input, output, rows)`: output[i] = 2 * input[i].
     DoubleF64,
+    /// `above_f64(values, bits, bit, limit, kept, count, rows)`: kept = the valid values above limit, in their order; count =
+    /// how many. Bits of 0 have no nulls.
+    AboveF64,
     /// `fill_i64(out, value, n)`
     FillI64,
     /// `fail()`: the engine fails with 719.
@@ -18,6 +21,7 @@ impl Emulation {
         match name {
             "product_f64" => Some(Self::ProductF64),
             "double_f64" => Some(Self::DoubleF64),
+            "above_f64" => Some(Self::AboveF64),
             "fill_i64" => Some(Self::FillI64),
             "fail" => Some(Self::Fail),
             _ => None,
@@ -28,6 +32,7 @@ impl Emulation {
     pub(crate) fn parameters(self) -> usize {
         match self {
             Self::ProductF64 => 9,
+            Self::AboveF64 => 7,
             Self::DoubleF64 | Self::FillI64 => 3,
             Self::Fail => 0,
         }

@@ -22,6 +22,7 @@ impl Emulation {
             match self {
                 Self::ProductF64 => product_f64(&mut view, &p),
                 Self::DoubleF64 => double_f64(&mut view, &p),
+                Self::AboveF64 => above_f64(&mut view, &p),
                 Self::FillI64 => fill_i64(&mut view, &p),
                 Self::Fail => Err(view.engine.failure(LAUNCH_FAILED, "the kernel failed")),
             }
@@ -47,6 +48,12 @@ impl Emulation {
             (Self::DoubleF64, &[input, output, rows]) => {
                 vec![values(input, rows), values(output, rows)]
             }
+            (Self::AboveF64, &[input, bits, bit, _, kept, count, rows]) => vec![
+                values(input, rows),
+                mask(bits, bit, rows),
+                values(kept, rows),
+                values(count, 1),
+            ],
             (Self::FillI64, &[out, _, n]) => vec![values(out, n)],
             _ => Vec::new(),
         };
@@ -165,6 +172,24 @@ fn double_f64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
     view.values(output, rows)?;
     let doubled: Vec<u8> = values.iter().flat_map(|v| (v + v).to_ne_bytes()).collect();
     view.write(output, &doubled)
+}
+
+fn above_f64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
+    let &[input, bits, bit, limit, kept, count, rows] = p else {
+        return Err("above_f64 takes 7 parameters".into());
+    };
+    let (values, valid) = (
+        view.read_f64(input, rows)?,
+        view.read_mask(bits, bit, rows)?,
+    );
+    let limit = f64::from_bits(limit);
+    let above = values
+        .iter()
+        .zip(valid)
+        .filter(|(value, valid)| *valid && **value > limit);
+    let above: Vec<u8> = above.flat_map(|(value, _)| value.to_ne_bytes()).collect();
+    view.write(kept, &above)?;
+    view.write(count, &(above.len() as u64 / 8).to_ne_bytes())
 }
 
 fn fill_i64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {

@@ -26,11 +26,12 @@ pub struct SimConfig {
     pub(super) quarantine_bytes: usize,
     pub(super) bytes_per_second: Option<u64>,
     pub(super) peer_access: bool,
+    pub(super) shrink: bool,
 }
 
 impl Default for SimConfig {
     /// [`SimMode::Async`], 4 GiB of addresses (256 MiB where they are 32 bits), a quarantine of
-    /// 64 MiB, copies at full speed, no peer access.
+    /// 64 MiB, copies at full speed, no peer access, allocations that shrink in place.
     fn default() -> Self {
         Self {
             mode: SimMode::default(),
@@ -38,6 +39,7 @@ impl Default for SimConfig {
             quarantine_bytes: 64 << 20,
             bytes_per_second: None,
             peer_access: false,
+            shrink: true,
         }
     }
 }
@@ -78,6 +80,14 @@ impl SimConfig {
     #[must_use]
     pub fn with_peer_access(mut self, peer_access: bool) -> Self {
         self.peer_access = peer_access;
+        self
+    }
+
+    /// Sets whether allocations shrink in place ([`RawQueue::shrink`](crate::device::RawQueue::shrink)). Most real devices cannot
+    /// do that: there, [`DeviceBufferMut::shrink_to_fit`](crate::DeviceBufferMut::shrink_to_fit) copies.
+    #[must_use]
+    pub fn with_shrink(mut self, shrink: bool) -> Self {
+        self.shrink = shrink;
         self
     }
 }

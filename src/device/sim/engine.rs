@@ -148,6 +148,10 @@ impl Core {
                 self.state().finish_free(&self.mapping, offset);
                 Ok(())
             }
+            Some(Op::Shrink { offset, keep }) => {
+                self.state().finish_shrink(&self.mapping, offset, keep);
+                Ok(())
+            }
             Some(Op::Kernel(None) | Op::Mark | Op::Wait(_)) | None => Ok(()),
         };
         let mut state = self.state();

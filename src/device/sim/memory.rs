@@ -145,6 +145,8 @@ impl Drop for Mapping {
 #[derive(Debug)]
 struct Allocation {
     bytes: usize,
+    /// The bytes that its owner has left: fewer than `bytes` while a shrink waits in a queue.
+    kept: usize,
     /// Freed by its owner; the free waits in a queue.
     freeing: bool,
 }
@@ -207,7 +209,12 @@ impl Allocator {
         mapping.set(start..start + block, RED_ZONE);
         mapping.set(offset..offset + bytes, FRESH);
         let freeing = false;
-        self.live.insert(offset, Allocation { bytes, freeing });
+        let allocation = Allocation {
+            bytes,
+            kept: bytes,
+            freeing,
+        };
+        self.live.insert(offset, allocation);
         Some(offset)
     }
 
@@ -216,9 +223,9 @@ impl Allocator {
         match self.live.get_mut(&offset) {
             None => Err("not the start of a live allocation (double free?)".into()),
             Some(allocation) if allocation.freeing => Err("double free".into()),
-            Some(allocation) if allocation.bytes != bytes => Err(format!(
+            Some(allocation) if allocation.kept != bytes => Err(format!(
                 "freed as {bytes} bytes, allocated as {}",
-                allocation.bytes
+                allocation.kept
             )),
             Some(allocation) => {
                 allocation.freeing = true;
@@ -227,7 +234,44 @@ impl Allocator {
         }
     }
 
-    /// Poisons and quarantines an allocation. Returns whether its red zones were intact.
+    /// Records that an allocation's owner has `keep` bytes left. The error says what is wrong with that.
+    pub(super) fn begin_shrink(
+        &mut self,
+        offset: usize,
+        bytes: usize,
+        keep: usize,
+    ) -> Result<(), String> {
+        match self.live.get_mut(&offset) {
+            None => Err("not the start of a live allocation (freed?)".into()),
+            Some(allocation) if allocation.freeing => Err("freed".into()),
+            Some(allocation) if allocation.kept != bytes => {
+                Err(format!("allocated as {} bytes", allocation.kept))
+            }
+            Some(_) if keep % UNIT != 0 || keep == 0 || keep >= bytes => {
+                Err(format!("not a smaller multiple of {UNIT} bytes"))
+            }
+            Some(allocation) => {
+                allocation.kept = keep;
+                Ok(())
+            }
+        }
+    }
+
+    /// Poisons and quarantines the end of an allocation. Returns whether the red zone after it was intact.
+    pub(super) fn finish_shrink(&mut self, mapping: &Mapping, offset: usize, keep: usize) -> bool {
+        let Some(allocation) = self.live.get_mut(&offset) else {
+            return true;
+        };
+        let [_, tail] = red_zones(offset, allocation.bytes);
+        let [_, new_tail] = red_zones(offset, keep);
+        allocation.bytes = keep;
+        let intact = mapping.intact(tail.clone());
+        mapping.set(new_tail.clone(), RED_ZONE);
+        self.retire(mapping, new_tail.end..tail.end);
+        intact
+    }
+
+    /// Poisons and quarantines an allocation. Answers whether its red zones were intact.
     pub(super) fn finish_free(&mut self, mapping: &Mapping, offset: usize) -> bool {
         let Some(Allocation { bytes, .. }) = self.live.remove(&offset) else {
             return true;
@@ -235,13 +279,18 @@ impl Allocator {
         let [head, tail] = red_zones(offset, bytes);
         let block = head.start..tail.end;
         let intact = mapping.intact(head) && mapping.intact(tail);
+        self.retire(mapping, block);
+        intact
+    }
+
+    /// Poisons and quarantines a block.
+    fn retire(&mut self, mapping: &Mapping, block: Range<usize>) {
         mapping.set(block.clone(), FREED);
         self.quarantine.push_back((block.start, block.len()));
         self.quarantined_bytes += block.len();
         while self.quarantined_bytes > self.quarantine_max_bytes {
             self.evict();
         }
-        intact
     }
 
     /// Makes the oldest block of the quarantine usable again.
@@ -281,11 +330,13 @@ impl Allocator {
         }
     }
 
-    /// Returns whether [`check`](Self::check) succeeds and the allocation's owner has not freed it
-    /// either.
+    /// As [`check`](Self::check), and its owner has not freed any of it either.
     pub(super) fn owned(&self, offset: usize, bytes: usize) -> bool {
         let before = self.live.range(..=offset).next_back();
-        self.check(offset, bytes).is_ok() && before.is_some_and(|(_, a)| !a.freeing)
+        let kept = |(start, a): (&usize, &Allocation)| {
+            !a.freeing && (a.kept.checked_sub(offset - start)).is_some_and(|left| bytes <= left)
+        };
+        self.check(offset, bytes).is_ok() && before.is_some_and(kept)
     }
 
     /// Repairs damaged red zones. Returns the byte offsets of their allocations.
@@ -305,7 +356,7 @@ impl Allocator {
     /// Returns the number and the bytes of allocations that their owners have not freed.
     pub(super) fn owned_total(&self) -> (usize, usize) {
         let owned = self.live.values().filter(|a| !a.freeing);
-        owned.fold((0, 0), |(count, bytes), a| (count + 1, bytes + a.bytes))
+        owned.fold((0, 0), |(count, bytes), a| (count + 1, bytes + a.kept))
     }
 
     /// Returns the number of allocations whose free waits in a queue.

@@ -25,7 +25,10 @@
 //! - **[Failures](Faults)** can be injected, and [`SimDevice::report`] counts leaks, double frees, host memory that is freed
 //!   under a copy, and similar errors.
 //!
-//! [Kernels](SimQueue::launch) are closures that run on a queue with a view of device memory.
+//! [Kernels](SimQueue::launch) are closures that run on a queue with a view of device memory. [`Queue::as_sim`] returns what
+//! launches them.
+//!
+//! [`Queue::as_sim`]: crate::Queue::as_sim
 //!
 //! # The event type
 //!
@@ -258,6 +261,29 @@ impl Core {
             let text = format!("free of {base:?} ({bytes} bytes): {why}");
             state.violations.push(text.clone());
             device_error(self.id, "free", MISUSE, text)
+        })
+    }
+
+    /// Records that an allocation has `keep` bytes left, and returns its byte offset. Anything else is refused, and becomes a
+    /// violation.
+    fn begin_shrink(
+        &self,
+        state: &mut State,
+        base: DevicePtr,
+        bytes: usize,
+        keep: usize,
+    ) -> Result<usize> {
+        let shrunk = match self.mapping.offset(base.address()) {
+            Some(offset) => {
+                let shrunk = state.memory.begin_shrink(offset, bytes, keep);
+                shrunk.map(|()| offset)
+            }
+            None => Err("not an address of this device".into()),
+        };
+        shrunk.map_err(|why| {
+            let text = format!("shrinking {base:?} ({bytes} bytes) to {keep} bytes: {why}");
+            state.violations.push(text.clone());
+            device_error(self.id, "shrink", MISUSE, text)
         })
     }
 

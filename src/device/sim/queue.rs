@@ -9,10 +9,10 @@ use super::engine::Handle;
 use super::fault::FaultOp;
 use super::kernel::{self, SimMemory};
 use super::state::{Core, Op, QueueState};
-use crate::device::{CopyOp, DevicePtr, EventPtr, RawQueue, device_error};
+use crate::device::{CopyOp, DevicePtr, EventPtr, Queue, RawQueue, device_error};
 use crate::error::{Error, Result};
 
-/// A queue of a [`SimDevice`](super::SimDevice): what [`RawQueue::as_any`] returns.
+/// A queue of a [`SimDevice`](super::SimDevice), which runs [kernels](Self::launch). [`Queue::as_sim`] returns it.
 pub struct SimQueue {
     handle: Arc<Handle>,
     id: u64,
@@ -21,6 +21,21 @@ pub struct SimQueue {
 impl fmt::Debug for SimQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "SimQueue({} #{})", self.core().id, self.id)
+    }
+}
+
+impl Queue {
+    /// Returns the queue as one of a simulated device, which runs [kernels](SimQueue::launch).
+    ///
+    /// # Errors
+    /// Returns [`Error::NotSupported`] if the queue's device is not a simulated device.
+    pub fn as_sim(&self) -> Result<&SimQueue> {
+        let sim = self.raw().as_any().downcast_ref();
+        sim.ok_or_else(|| Error::NotSupported {
+            device: self.device().id(),
+            operation: "running a closure as a kernel",
+            reason: "it is not a simulated device; open one with Devices::simulated()".into(),
+        })
     }
 }
 
@@ -55,7 +70,7 @@ impl SimQueue {
         queue.map_or(0, |queue| queue.pending.len())
     }
 
-    /// Queues a kernel: a closure that runs in queue order with a view of the device's memory.
+    /// Queues a kernel: a closure that runs in queue order with a view of the device's memory. This does not wait.
     ///
     /// If the kernel returns an error, panics, or touches memory that it must not touch, the device fails: waiting for the
     /// work, and every later call, returns that error. A kernel must not wait for a device; such a wait returns an error.
@@ -163,6 +178,19 @@ unsafe impl RawQueue for SimQueue {
             core.enqueue(&mut state, self.id, Op::Free(offset))?;
         }
         Ok(())
+    }
+
+    unsafe fn shrink(&self, base: DevicePtr, bytes: usize, keep: usize) -> Result<bool> {
+        let core = self.core();
+        if !core.config.shrink {
+            return Ok(false);
+        }
+        let mut state = core.state();
+        state.alive()?;
+        core.faults.pass(FaultOp::Shrink, core.id, "shrink", 0)?;
+        let offset = core.begin_shrink(&mut state, base, bytes, keep)?;
+        core.enqueue(&mut state, self.id, Op::Shrink { offset, keep })?;
+        Ok(true)
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {

@@ -141,7 +141,18 @@ impl State {
 
     /// Runs a free.
     pub(super) fn finish_free(&mut self, mapping: &Mapping, offset: usize) {
-        if !self.memory.finish_free(mapping, offset) {
+        let intact = self.memory.finish_free(mapping, offset);
+        self.check_intact(mapping, offset, intact);
+    }
+
+    /// Runs a shrink.
+    pub(super) fn finish_shrink(&mut self, mapping: &Mapping, offset: usize, keep: usize) {
+        let intact = self.memory.finish_shrink(mapping, offset, keep);
+        self.check_intact(mapping, offset, intact);
+    }
+
+    fn check_intact(&mut self, mapping: &Mapping, offset: usize, intact: bool) {
+        if !intact {
             let address = mapping.device(offset);
             self.violations
                 .push(format!("red zone damaged around {address:p}"));
@@ -221,6 +232,11 @@ pub(super) enum Op {
     },
     /// Frees the allocation at this byte offset.
     Free(usize),
+    /// Frees all but the first `keep` bytes of the allocation at this byte offset.
+    Shrink {
+        offset: usize,
+        keep: usize,
+    },
     /// `None` once it has begun to run.
     Kernel(Option<Work>),
     /// The position of an event.
@@ -242,6 +258,10 @@ impl Op {
                 bytes: *bytes,
             },
             Self::Free(offset) => Self::Free(*offset),
+            Self::Shrink { offset, keep } => Self::Shrink {
+                offset: *offset,
+                keep: *keep,
+            },
             Self::Kernel(kernel) => Self::Kernel(kernel.take()),
             Self::Mark => Self::Mark,
             Self::Wait(point) => Self::Wait(*point),
@@ -301,6 +321,7 @@ impl fmt::Debug for Op {
             Self::Copy { .. } => "Copy",
             Self::Fill { .. } => "Fill",
             Self::Free(_) => "Free",
+            Self::Shrink { .. } => "Shrink",
             Self::Kernel(_) => "Kernel",
             Self::Mark => "Mark",
             Self::Wait(_) => "Wait",

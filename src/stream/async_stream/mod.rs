@@ -1,50 +1,50 @@
 //! The async device stream: producers that push batches to consumers, both ways (feature `async`).
 //!
+//! ```
+//! use arrow_array::record_batch;
+//! use arrow_device::async_stream::{
+//!     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce,
+//! };
+//! use arrow_device::{Devices, ExportOptions, SyncPolicy};
+//! use futures::StreamExt;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // The consumer makes a handler, which requests up to 4 batches ahead, and a future of its stream.
+//! // SAFETY: the producer below is this crate's.
+//! let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(4, Default::default()) };
+//! let consuming = async {
+//!     let mut batches = opening.await?.into_host_stream(); // the schema is known
+//!     let mut rows = 0;
+//!     while let Some(batch) = batches.next().await {
+//!         rows += batch?.num_rows();
+//!     }
+//!     Ok(rows)
+//! };
+//!
+//! // The producer, often another library, sends its batches to the handler.
+//! let batch = Devices::cpu().upload(&record_batch!(("id", Int64, [1, 2, 3]))?)?;
+//! let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
+//! let batches = futures::stream::iter([Ok(batch)]);
+//! let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
+//! let producing = produce(batches, handler, ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)));
+//!
+//! let (produced, rows): (_, arrow_device::Result<usize>) = futures::join!(producing, consuming);
+//! produced?;
+//! assert_eq!(rows?, 3);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! In a C stream the consumer pulls: it calls the producer and waits. In the specification's async device stream the
 //! producer calls the consumer's `ArrowAsyncDeviceStreamHandler`, and the consumer says how many batches it can take. This
 //! module turns such streams into [`futures`](futures_core::Stream) streams, and streams into producers. It needs no
 //! particular executor.
 //!
-//! ```
-//! use arrow_array::{RecordBatch, record_batch};
-//! use arrow_device::async_stream::{
-//!     AsyncDeviceRecordBatchStream, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ProduceOptions, produce,
-//! };
-//! use arrow_device::{Devices, ExportOptions, SyncPolicy};
-//! use futures::TryStreamExt;
-//!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let host = record_batch!(("id", Int64, [1, 2, 3]))?;
-//! let batch = Devices::cpu().upload(&host)?;
-//!
-//! // The consumer makes a handler, which requests up to 4 batches ahead.
-//! // SAFETY: the producer below is this crate's.
-//! let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(4, Default::default()) };
-//!
-//! // The producer, usually a C library, sends its batches to the handler.
-//! let (schema, device_type) = (batch.schema().clone(), batch.device().id().device_type);
-//! let batches = futures::stream::iter([Ok(batch)]);
-//! let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
-//! let options = ProduceOptions::new(ExportOptions::new(SyncPolicy::Event));
-//! let producing = produce(batches, handler.into_ffi(), options);
-//!
-//! // The consumer awaits the schema, then the batches: here as host batches, whatever device they are on.
-//! let consuming = async {
-//!     let stream = opening.await?;
-//!     stream.into_host_stream().try_collect::<Vec<RecordBatch>>().await
-//! };
-//! let (produced, consumed) = futures::join!(producing, consuming);
-//! produced?;
-//! assert_eq!(consumed?, [host]);
-//! # Ok(())
-//! # }
-//! ```
-//!
 //! | side | step | with |
 //! | --- | --- | --- |
 //! | consumer | makes a handler and a future of its stream | [`AsyncDeviceRecordBatchStream::handler`] |
-//! | | gives the C struct to any producer | [`AsyncStreamHandler::into_raw`], [`into_ffi`](AsyncStreamHandler::into_ffi) |
+//! | | gives the handler to a producer of this crate, or its C struct to any other | [`produce`], [`AsyncStreamHandler::into_raw`] |
 //! | | awaits the schema, then batches with their metadata | [`Opening`], [`AsyncDeviceRecordBatchStream`] |
 //! | producer | is given a handler and has a stream of device batches | [`produce`], [`produce_at`] |
 //! | | polls the future on any executor | [`Produce`] |
@@ -63,7 +63,7 @@
 //!
 //! # Waiting
 //!
-//! Polling never blocks, except to upload a single batch of more than 128 MiB: a device that has finished wakes the task. A
+//! Polling never blocks, except to upload a single batch of more than 128 MiB. A device that has finished wakes the task. A
 //! batch may be returned before the device has filled it; it carries the event to wait for. All streams end after an error.
 
 mod adapters;

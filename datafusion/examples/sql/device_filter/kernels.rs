@@ -7,7 +7,7 @@ use arrow_device::{
     Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Queue, Result,
 };
 use datafusion::arrow::array::cast::AsArray;
-use datafusion::arrow::datatypes::{DataType, Field, Fields, Int64Type, Schema, SchemaRef};
+use datafusion::arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::filter::FilterExec;
 use futures::{StreamExt, stream};
@@ -148,8 +148,7 @@ impl Launched {
         let count = |i: usize| usize::try_from(counts[i]).unwrap_or(usize::MAX);
         let rows = count(0);
         if self.columns.is_empty() {
-            let schema = Schema::new_with_metadata(Fields::empty(), self.schema.metadata().clone());
-            return DeviceRecordBatch::try_new_empty(&device, schema, rows);
+            return DeviceRecordBatch::try_new_with_rows(&device, self.schema, &[], rows);
         }
         let mut columns = Vec::new();
         for (i, (values, mask)) in self.columns.into_iter().enumerate() {

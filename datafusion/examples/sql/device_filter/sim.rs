@@ -1,20 +1,16 @@
 //! The kernels of the simulated device: closures on its queue.
 
 use arrow_device::device::DevicePtr;
-use arrow_device::device::sim::{SimMemory, SimQueue};
+use arrow_device::device::sim::SimMemory;
 use arrow_device::{DeviceBufferMut, Queue, Result};
 use datafusion::arrow::datatypes::ArrowNativeType;
 
 use super::column::Column;
 use super::predicate::{Condition, Kind, float_key};
 
-fn sim(queue: &Queue) -> Option<&SimQueue> {
-    queue.raw().as_any().downcast_ref()
-}
-
 /// Whether these kernels run on this device.
 pub(crate) fn is_queue(queue: &Queue) -> bool {
-    sim(queue).is_some()
+    queue.as_sim().is_ok()
 }
 
 /// # Safety
@@ -23,9 +19,8 @@ unsafe fn launch(
     queue: &Queue,
     kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
 ) -> Result<()> {
-    let queue = sim(queue).expect("asked by Kernels::of");
     // SAFETY: the caller guarantees that the kernel writes only buffers that are not frozen yet.
-    unsafe { queue.launch(kernel) }
+    unsafe { queue.as_sim()?.launch(kernel) }
 }
 
 /// Sets `passing` to 0 for rows that fail the condition.

@@ -37,7 +37,7 @@ use crate::stream::DeviceRecordBatchReader;
 /// # async fn main() -> Result<()> {
 /// # let batch = arrow_array::RecordBatch::new_empty(std::sync::Arc::new(arrow_schema::Schema::empty()));
 /// # let batch = arrow_device::Devices::cpu().upload(&batch)?;
-/// let (schema, device_type) = (batch.schema().clone(), batch.device().id().device_type);
+/// let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
 /// let (sender, mut receiver) = mpsc::channel::<Result<DeviceRecordBatch>>(4);
 /// tokio::spawn(async move { while sender.send(Ok(batch.clone())).await.is_ok() {} });
 ///

@@ -10,13 +10,12 @@ use arrow_schema::{ArrowError, SchemaRef};
 use futures_core::Stream;
 
 use crate::async_stream::DeviceRecordBatchStream;
-use crate::data::host::to_batch;
-use crate::data::{DeviceArray, DeviceRecordBatch};
+use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::stream::host::CopyQueues;
-use crate::transfer::{Arriving, Extent};
+use crate::transfer::Download;
 
-/// Reads a device stream as host batches: [`HostRecordBatchReader`](crate::HostRecordBatchReader) for tasks.
+/// Reads a device stream as host batches: the asynchronous [`HostRecordBatchReader`](crate::HostRecordBatchReader).
 ///
 /// Batches are downloaded one ahead of the consumer. Polling never blocks, neither for copies nor for sizes that are stored
 /// in device memory. The stream ends after an error.
@@ -34,17 +33,16 @@ pub struct HostRecordBatchStream<S> {
 /// A batch on its way to the host.
 #[derive(Debug)]
 struct Coming {
-    schema: SchemaRef,
-    array: Arriving,
-    /// The array, once it has arrived.
-    arrived: Option<Result<DeviceArray>>,
+    download: Download<RecordBatch>,
+    /// The batch, once it has arrived.
+    arrived: Option<Result<RecordBatch>>,
 }
 
 impl Coming {
     fn drive(&mut self, cx: &mut Context<'_>) {
         if self.arrived.is_none() {
-            if let Poll::Ready(array) = self.array.poll(cx) {
-                self.arrived = Some(array);
+            if let Poll::Ready(batch) = Pin::new(&mut self.download).poll(cx) {
+                self.arrived = Some(batch);
             }
         }
     }
@@ -96,19 +94,18 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
     /// Batches that need no copy gain nothing from a prefetch.
     fn worth_it(&self) -> bool {
         let next = self.coming.front();
-        next.is_none_or(|next| matches!(next, Ok(next) if !next.array.is_in_place()))
+        next.is_none_or(|next| matches!(next, Ok(next) if !next.download.is_in_place()))
     }
 
     fn start(&mut self, batch: DeviceRecordBatch) -> Result<Coming> {
-        if batch.schema().fields() != self.schema.fields() {
+        if batch.schema_ref().fields() != self.schema.fields() {
             return Err(Error::argument(
                 "a batch's schema differs from its stream's",
             ));
         }
         let queue = self.queues.of(batch.device(), self.prefetch)?;
         Ok(Coming {
-            schema: batch.schema().clone(),
-            array: Arriving::new(batch.as_struct().clone(), Extent::Rows, queue),
+            download: Download::lazy(&batch, queue),
             arrived: None,
         })
     }
@@ -137,9 +134,7 @@ impl<S: DeviceRecordBatchStream> Stream for HostRecordBatchStream<S> {
             Some(_) => this.coming.pop_front(),
         };
         let batch = batch.and_then(|next| match next {
-            Ok(Coming {
-                schema, arrived, ..
-            }) => arrived.map(|array| to_batch(&schema, &array?)),
+            Ok(next) => next.arrived,
             Err(e) => Some(Err(e)),
         });
         if matches!(batch, Some(Err(_))) {

@@ -15,9 +15,9 @@ use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::stream::DeviceRecordBatchReader;
 
-/// Makes a stream of a reader. A thread of its own reads, so that a reader that blocks, such as a foreign stream's
-/// `get_next`, holds up no task. The thread ends with the reader, after an error, or at the next batch after the stream has
-/// been dropped.
+/// Makes a stream of a reader. A thread of its own reads it, so that a reader that blocks (the `get_next` of a foreign stream,
+/// for example) does not block a thread of the executor. The thread ends with the reader, after an error, or at the next batch
+/// after the stream has been dropped.
 #[derive(Debug)]
 pub struct ReaderStream {
     batches: Receiver<Result<DeviceRecordBatch>>,
@@ -30,7 +30,7 @@ pub struct ReaderStream {
 type Task = Arc<Mutex<Option<Waker>>>;
 
 impl ReaderStream {
-    /// Starts the thread. It reads until `depth` batches (at least 1) wait in the stream and it holds one more.
+    /// Starts the thread. It reads ahead until `depth` batches (at least 1) wait to be taken, and then one more.
     ///
     /// # Errors
     /// [`Error::Arrow`] with an [`IoError`](arrow_schema::ArrowError::IoError) if the thread cannot be started.

@@ -15,10 +15,10 @@ use crate::device::{Completion, Device, Queue};
 use crate::error::{Error, Result};
 use crate::stream::upload::Uploads;
 
-/// Uploads the batches of a host stream to a device: [`UploadingReader`](crate::UploadingReader) for tasks.
+/// Uploads the batches of a host stream to a device: the asynchronous [`UploadingReader`](crate::UploadingReader).
 ///
-/// If the stream is faster than the device, it is held up once 128 MiB or 64 batches are being uploaded: the stream is
-/// pending until the oldest upload is done. Polling does not block, except to upload a single batch that needs more staging
+/// If the host stream is faster than the device, this stream is pending once 128 MiB or 64 batches are being uploaded, until
+/// the oldest upload is done. Polling does not block, except to upload a single batch that needs more staging
 /// memory than that. The stream ends after an error, its own or that of an upload.
 #[derive(Debug)]
 pub struct UploadingStream<S> {

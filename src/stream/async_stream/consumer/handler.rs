@@ -18,7 +18,7 @@ use crate::interchange::schema::decode_metadata;
 /// Producers add up what is requested, some without a check. This many, and one more for each task, never overflow.
 const MAX_DEPTH: usize = 1 << 31;
 
-/// The consumer's struct for a producer. Dropping it without giving it to a producer ends its stream with an error.
+/// The consumer's side of an async device stream, which a producer calls. Dropping it without giving it to a producer ends its stream with an error.
 #[derive(Debug)]
 pub struct AsyncStreamHandler {
     handler: FFI_ArrowAsyncDeviceStreamHandler,
@@ -51,8 +51,8 @@ impl AsyncStreamHandler {
         (this, shared)
     }
 
-    /// Returns the struct itself: for [`produce`](crate::async_stream::produce), or for memory of the caller's own,
-    /// which must stay where it is until the producer has released the handler.
+    /// Returns the struct itself, for memory of the caller's own, which must stay where it is until the producer has released
+    /// the handler. ([`produce`](crate::async_stream::produce) accepts the handler as it is.)
     pub fn into_ffi(self) -> FFI_ArrowAsyncDeviceStreamHandler {
         self.handler
     }
@@ -67,6 +67,12 @@ impl AsyncStreamHandler {
         let memory = Box::into_raw(Box::new(MaybeUninit::new(self.handler)));
         self.shared.memory.store(memory, Ordering::Release);
         memory.cast()
+    }
+}
+
+impl From<AsyncStreamHandler> for FFI_ArrowAsyncDeviceStreamHandler {
+    fn from(handler: AsyncStreamHandler) -> Self {
+        handler.into_ffi()
     }
 }
 

@@ -92,10 +92,10 @@ impl AsyncDeviceRecordBatchStream {
     /// let batch = Devices::cpu().upload(&record_batch!(("id", Int64, [1, 2, 3]))?)?;
     /// // SAFETY: the producer is one of ours.
     /// let (handler, opening) = unsafe { AsyncDeviceRecordBatchStream::handler(4, Default::default()) };
-    /// let (schema, device_type) = (batch.schema().clone(), batch.device().id().device_type);
+    /// let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
     /// let batches = futures::stream::iter([Ok(batch)]);
     /// let batches = DeviceRecordBatchStreamAdapter::new(schema, device_type, batches);
-    /// let producing = produce(batches, handler.into_ffi(), ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)));
+    /// let producing = produce(batches, handler, ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)));
     /// let consuming = async {
     ///     let mut stream = opening.await?;
     ///     while let Some(batch) = stream.next().await {

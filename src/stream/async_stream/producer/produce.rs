@@ -58,7 +58,8 @@ pub enum Outcome {
     },
 }
 
-/// Sends the batches of `stream` to a consumer's handler.
+/// Sends the batches of `stream` to a consumer's handler: the C struct, or what
+/// [`AsyncDeviceRecordBatchStream::handler`](super::super::AsyncDeviceRecordBatchStream::handler) returns.
 ///
 /// Nothing happens until the future is polled, on any thread; only its polls call the handler. A poll never blocks,
 /// neither for the consumer's requests nor, with [`SyncPolicy::Event`](crate::SyncPolicy::Event), for the device: both
@@ -93,10 +94,10 @@ pub enum Outcome {
 /// ```
 pub fn produce<S: DeviceRecordBatchStream>(
     stream: S,
-    handler: FFI_ArrowAsyncDeviceStreamHandler,
+    handler: impl Into<FFI_ArrowAsyncDeviceStreamHandler>,
     options: ProduceOptions,
 ) -> Produce<S> {
-    Produce::new(stream, ForeignHandler::own(handler), options)
+    Produce::new(stream, ForeignHandler::own(handler.into()), options)
 }
 
 /// Sends batches like [`produce`], to a handler that stays where the consumer put it.
@@ -195,7 +196,7 @@ impl<S: DeviceRecordBatchStream> Produce<S> {
                     return Poll::Ready(Ok(Some(refused(answer).unwrap_or(Outcome::Completed))));
                 };
                 let AsyncBatch { batch, metadata } = batch.into();
-                if batch.schema().fields() != self.schema.fields() {
+                if batch.schema_ref().fields() != self.schema.fields() {
                     let what = "a batch's schema differs from its stream's";
                     return Poll::Ready(Err(Error::argument(what)));
                 }

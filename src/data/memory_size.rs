@@ -1,0 +1,57 @@
+//! How much device memory arrays and batches keep.
+
+use crate::data::array::DeviceArray;
+use crate::data::batch::DeviceRecordBatch;
+use crate::data::tree::Slot;
+
+impl DeviceArray {
+    /// Returns the bytes of device memory that the array keeps alive, each allocation once. Never reads device memory.
+    ///
+    /// Memory that this crate allocated counts as a whole with its padding, even if the array is a slice or one of several
+    /// columns in it: [`compact`](Self::compact) makes an array that keeps only its rows. Of other memory (imported,
+    /// wrapped) the bytes that buffers lie in count, each byte once; a buffer whose size is stored in device memory counts
+    /// after [`resolve_sizes`](Self::resolve_sizes) only. For the bytes of the rows, see
+    /// [`get_slice_memory_size`](Self::get_slice_memory_size).
+    ///
+    /// ```
+    /// # #[cfg(all(target_os = "linux", not(miri)))]
+    /// # fn main() -> arrow_device::Result<()> {
+    /// use arrow_array::Int64Array;
+    /// use arrow_device::Devices;
+    /// let up = Devices::simulated()?.upload_array(&Int64Array::from(vec![7; 1000]))?;
+    /// let slice = up.slice(10, 100)?;
+    /// assert_eq!(slice.get_array_memory_size(), 8000);
+    /// assert_eq!(slice.get_slice_memory_size()?, 800);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(all(target_os = "linux", not(miri))))]
+    /// # fn main() {}
+    /// ```
+    pub fn get_array_memory_size(&self) -> usize {
+        let tree = self.tree();
+        let owners = tree.owners.as_slice();
+        let own = owners.iter().filter_map(|owner| owner.allocated());
+        let foreign = |slot: &&Slot| !slot.is_null() && tree.owner(slot).allocated().is_none();
+        let mut ranges: Vec<_> = (tree.slots.iter().filter(foreign))
+            .map(|slot| {
+                let start = slot.address().address();
+                (start, start.saturating_add(slot.bytes().unwrap_or(0)))
+            })
+            .collect();
+        ranges.sort_unstable();
+        let (mut total, mut counted) = (own.sum(), 0);
+        for (start, end) in ranges {
+            total += end.saturating_sub(start.max(counted));
+            counted = end.max(counted);
+        }
+        total
+    }
+}
+
+impl DeviceRecordBatch {
+    /// Returns the bytes of device memory that the batch keeps alive, each allocation once; see
+    /// [`DeviceArray::get_array_memory_size`].
+    pub fn get_array_memory_size(&self) -> usize {
+        self.as_struct().get_array_memory_size()
+    }
+}

@@ -1,0 +1,217 @@
+//! [`DeviceBufferMut`]: fresh memory of a device, for kernels to write.
+
+use std::sync::Arc;
+
+use arrow_buffer::ArrowNativeType;
+
+use crate::device::{ALIGNMENT, CopyKind, CopyOp, DevicePtr, Queue};
+use crate::error::{Error, Result};
+use crate::memory::{DeviceBuffer, Kept, Memory, Owner, Ready};
+
+/// Fresh device memory with arbitrary content, which its only holder fills by work on a queue and then
+/// [freezes](Self::freeze) into a [`DeviceBuffer`].
+///
+/// A kernel whose output may be shorter than its input, such as a filter, writes to a buffer of the input's length, which is then
+/// [truncated](Self::truncate) to what was written, and [shrunk](Self::shrink_to_fit) if the result is kept for long:
+///
+/// ```
+/// use arrow_device::{DeviceBufferMut, Devices};
+///
+/// let queue = Devices::cpu().default_queue();
+/// let mut memory = DeviceBufferMut::for_values::<i32>(&queue, 1000)?;
+/// memory.fill(0)?; // stands for a kernel that writes 10 values
+/// memory.truncate(10 * size_of::<i32>());
+/// memory.shrink_to_fit()?;
+/// assert_eq!(memory.freeze()?.len(), 40);
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct DeviceBufferMut {
+    queue: Queue,
+    base: DevicePtr,
+    /// Bytes in use.
+    len: usize,
+    /// Bytes allocated: a multiple of 64, at least `len`. With 0 there is no allocation.
+    capacity: usize,
+}
+
+impl DeviceBufferMut {
+    /// Allocates `len` bytes, aligned to 64 bytes and padded to a multiple of 64, in the order of `queue`. Does not wait.
+    ///
+    /// # Errors
+    /// Returns [`Error::OutOfMemory`], or the device's own error.
+    pub fn allocate(queue: &Queue, len: usize) -> Result<Self> {
+        let capacity = len
+            .checked_next_multiple_of(ALIGNMENT)
+            .ok_or_else(|| out_of_memory(queue, len))?;
+        let base = match capacity {
+            0 => DevicePtr::NULL,
+            bytes => queue.allocate(bytes)?,
+        };
+        Ok(Self {
+            queue: queue.clone(),
+            base,
+            len,
+            capacity,
+        })
+    }
+
+    /// As [`allocate`](Self::allocate), for this number of values of an arrow type.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    pub fn for_values<T: ArrowNativeType>(queue: &Queue, elements: usize) -> Result<Self> {
+        let bytes = elements
+            .checked_mul(size_of::<T>())
+            .ok_or_else(|| out_of_memory(queue, usize::MAX))?;
+        Self::allocate(queue, bytes)
+    }
+
+    /// As [`allocate`](Self::allocate), for one bit for each row: a validity bitmap, or the values of a boolean array.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    pub fn for_bitmap(queue: &Queue, rows: usize) -> Result<Self> {
+        Self::allocate(queue, rows.div_ceil(8))
+    }
+
+    /// Returns the queue in whose order the memory was allocated. Work on another queue must first wait for an event of this
+    /// one.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// Returns the length in bytes, without the padding.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the number of bytes of device memory that the buffer holds, padding included.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Returns the address of the first byte, for work that writes to it. Changes if [`shrink_to_fit`](Self::shrink_to_fit)
+    /// copies.
+    pub fn address(&self) -> DevicePtr {
+        self.base
+    }
+
+    /// Sets all bytes, padding included, by work on the queue.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
+    pub fn fill(&mut self, byte: u8) -> Result<()> {
+        // SAFETY: the allocation has at least the padded length, and is freed in the queue's order, after the fill.
+        unsafe { self.queue.fill(self.base, byte, self.padded()) }
+    }
+
+    /// Shortens the buffer to `bytes` bytes, as [`Vec::truncate`] does. A greater number changes nothing. The memory stays
+    /// allocated: [`shrink_to_fit`](Self::shrink_to_fit) frees it.
+    pub fn truncate(&mut self, bytes: usize) {
+        self.len = self.len.min(bytes);
+    }
+
+    /// Frees the memory after the buffer's length and its padding to 64 bytes, once all work that the queue was given so far has
+    /// completed. Does not wait.
+    ///
+    /// If the device can free a part of an allocation, nothing is copied and the address stays. The simulated device can; CUDA, HIP
+    /// and the CPU cannot: there, the content is copied to a smaller allocation by one copy on the device, and work that is queued
+    /// from now on must use the new [`address`](Self::address). Work on other queues that uses the memory must be ordered before,
+    /// as for the drop of the buffer. Without memory to free, nothing happens.
+    ///
+    /// # Errors
+    /// Returns [`Error::OutOfMemory`], or the device's own error. The buffer is unchanged then.
+    pub fn shrink_to_fit(&mut self) -> Result<()> {
+        let keep = self.padded();
+        if keep == self.capacity {
+            return Ok(());
+        }
+        // SAFETY: `base` is a live allocation of `capacity` bytes, `keep` is 0 or a smaller multiple of 64. The caller orders
+        // work on other queues before this one, as `queue` asks.
+        if keep > 0 && unsafe { self.queue.shrink(self.base, self.capacity, keep) }? {
+            self.capacity = keep;
+            return Ok(());
+        }
+        let mut smaller = Self::allocate(&self.queue, self.len)?;
+        if !self.is_empty() {
+            let content = CopyOp {
+                src: self.base,
+                dst: smaller.base,
+                bytes: self.len,
+                kind: CopyKind::DeviceToDevice,
+            };
+            // SAFETY: both allocations have at least `len` bytes and are freed in the queue's order, after the copy.
+            unsafe { self.queue.copy(&[content]) }?;
+        }
+        // The drop frees the larger allocation.
+        std::mem::swap(self, &mut smaller);
+        Ok(())
+    }
+
+    /// Returns the length in bytes with the padding.
+    fn padded(&self) -> usize {
+        // No overflow: the capacity is such a multiple.
+        self.len.next_multiple_of(ALIGNMENT)
+    }
+
+    /// Ends the writing. The buffer is ready once all work that the queue was given so far has completed; this does not wait.
+    ///
+    /// # Errors
+    /// Returns the device's own error if no event can be recorded. The memory is freed then.
+    pub fn freeze(self) -> Result<DeviceBuffer> {
+        let ready = match self.queue.record()? {
+            Some(event) => Ready::Event(event),
+            None => Ready::Now,
+        };
+        let (base, len) = (self.base, self.len);
+        let device = self.queue.device().clone();
+        let owner = Owner::new(device, self.into_memory(), ready);
+        Ok(DeviceBuffer::from_parts(Arc::new(owner), base, 0, len))
+    }
+
+    /// Returns the memory for an owner.
+    pub(crate) fn into_memory(self) -> Memory {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is neither dropped nor used as a whole again, so the queue is moved out once.
+        let queue = unsafe { std::ptr::read(&this.queue) };
+        match this.capacity {
+            0 => Memory::Kept(Kept(Box::new(queue))),
+            bytes => Memory::Device {
+                queue,
+                base: this.base,
+                bytes,
+            },
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl DeviceBufferMut {
+    pub(crate) fn address_ref(&self) -> &DevicePtr {
+        &self.base
+    }
+}
+
+fn out_of_memory(queue: &Queue, bytes: usize) -> Error {
+    Error::OutOfMemory {
+        device: queue.device().id(),
+        operation: "allocate",
+        bytes,
+    }
+}
+
+impl Drop for DeviceBufferMut {
+    fn drop(&mut self) {
+        if self.capacity > 0 {
+            // SAFETY: `allocate` allocated the memory on this queue, it has this many bytes left, and it was not frozen. `queue`
+            // asks callers to order work on other queues themselves.
+            unsafe { self.queue.free(self.base, self.capacity) }
+        }
+    }
+}

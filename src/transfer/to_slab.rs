@@ -1,0 +1,73 @@
+//! Device memory to host memory: one list of copies, one host wait, one slab.
+
+use std::sync::Arc;
+
+use crate::data::DeviceArray;
+use crate::device::{CopyKind, CopyOp, Counters, Devices, Queue, SyncEvent};
+use crate::error::Result;
+use crate::memory::{Memory, Owner, Reading, Ready};
+use crate::transfer::fix::{Fix, fix_in_place};
+use crate::transfer::plan::Plan;
+use crate::transfer::planner::{Extent, plan};
+use crate::transfer::upload::tree;
+
+/// Copies of an array's rows that were queued. All buffers share one slab of the source device's pool.
+#[derive(Debug)]
+pub(super) struct ToSlab {
+    plan: Plan,
+    reading: Reading<DeviceArray>,
+}
+
+impl ToSlab {
+    /// Queues the copies. Waits only for sizes that are stored in device memory.
+    pub(super) fn start(array: &DeviceArray, extent: Extent, queue: &Queue) -> Result<Self> {
+        Self::of(plan(array, extent, false, Some(queue))?, array, queue)
+    }
+
+    /// As [`start`](Self::start), for a plan that was made already. Does not wait.
+    pub(super) fn of(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Self> {
+        let slab = array.device().host_slab(plan.bytes)?;
+        let base = slab.as_device_ptr();
+        let copies: Vec<_> = plan
+            .pieces()
+            .filter(|piece| !matches!(piece.fix, Fix::Ready(_)))
+            .map(|piece| CopyOp {
+                src: piece.src,
+                dst: base.offset(piece.dst),
+                bytes: piece.src_bytes(),
+                kind: CopyKind::DeviceToHost,
+            })
+            .collect();
+        // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of its
+        // owners; its destinations lie in the slab, which has `plan.bytes` bytes.
+        let reading =
+            unsafe { Reading::start(queue, array.owners(), &copies, slab, array.clone()) }?;
+        Ok(Self { plan, reading })
+    }
+
+    /// Returns the event after which the copies are done, or `None` if there are none.
+    pub(super) fn event(&self) -> Option<&SyncEvent> {
+        self.reading.event()
+    }
+
+    /// Says that the event was waited for: [`finish`](Self::finish) does not wait again.
+    pub(super) fn waited(&mut self) {
+        self.reading.waited();
+    }
+
+    /// Waits for the copies, and applies the fixes.
+    pub(super) fn finish(self) -> Result<DeviceArray> {
+        let (mut slab, array) = self.reading.finish()?;
+        let base = slab.as_device_ptr();
+        for piece in self.plan.pieces() {
+            if !piece.is_plain() {
+                let copied = &array.device().counters().host_copied_bytes;
+                Counters::add(copied, piece.dst_bytes);
+            }
+            let region = &mut slab[piece.dst..][..piece.region()];
+            fix_in_place(&piece, &self.plan.ready, region);
+        }
+        let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
+        array.like(Arc::new(tree(&array, self.plan, base, owner)))
+    }
+}
