@@ -50,7 +50,8 @@ fn check(place: &Place, sync: SyncPolicy, most_export: usize) {
             place.sim.is_none() || sync == SyncPolicy::Wait
         );
         let schema = batch.schema();
-        // SAFETY: array and type come from one export of this crate.
+        // SAFETY: the struct comes from an export of this crate, whose values are valid, and the
+        // type is the exported one.
         let (imported, n) =
             count(|| unsafe { DeviceRecordBatch::import_as(exported, schema, &place.options) });
         let imported = imported.unwrap();

@@ -70,7 +70,7 @@ fn through(array: &DeviceArray, export: &ExportOptions, options: &ImportOptions)
 
 fn batch_through(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
     let exported = batch.export_array(&EXACT).unwrap();
-    // SAFETY: the array comes from an export, and the schema is its own.
+    // SAFETY: the struct is an export of valid data, and the schema is the exported one.
     unsafe { DeviceRecordBatch::import_as(exported, batch.schema(), options) }.unwrap()
 }
 

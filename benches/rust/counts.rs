@@ -44,7 +44,7 @@ fn cost<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<(T, Tran
 
 fn round_trip(batch: &DeviceRecordBatch, options: &ImportOptions) -> Result<DeviceRecordBatch> {
     let array = batch.export_array(&OPTIONS)?;
-    // SAFETY: exported just now, of this schema.
+    // SAFETY: this crate has just exported the struct from a batch of this schema.
     Ok(unsafe { DeviceRecordBatch::import_as(array, batch.schema(), options) }?)
 }
 
@@ -65,7 +65,7 @@ fn allocations() -> Result<()> {
             let (array, n) = count(|| up.export_array(&OPTIONS));
             exports = n.max(exports);
             let (array, schema) = (array?, up.schema());
-            // SAFETY: exported just now, of this schema.
+            // SAFETY: this crate has just exported the struct from a batch of this schema.
             let (imported, n) =
                 count(|| unsafe { DeviceRecordBatch::import_as(array, schema, &options) });
             imports = n.max(imports);

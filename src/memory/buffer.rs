@@ -192,7 +192,7 @@ impl DeviceBuffer {
         };
         let copies = if self.is_empty() { &[][..] } else { &[whole] };
         // SAFETY: the source is the buffer, whose owner keeps all `len` bytes alive; the slab has as many.
-        let slab = unsafe { read_back(queue, &[self.owner.clone()], copies, slab) }?;
+        let slab = unsafe { read_back(queue, std::slice::from_ref(&self.owner), copies, slab) }?;
         Ok(slab.into_buffer())
     }
 

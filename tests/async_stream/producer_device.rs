@@ -178,7 +178,8 @@ fn nulls_are_counted_without_a_wait() {
     let up = sim.upload(&host).unwrap();
     let unknown = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
     let array = up.slice(3, 30).unwrap().export_array(&unknown).unwrap();
-    // SAFETY: of an export.
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
+    // is the exported one.
     let cut = unsafe { DeviceRecordBatch::import_as(array, up.schema(), &options_of(&sim)) };
     let cut = cut.unwrap();
     assert_eq!(
