@@ -234,7 +234,8 @@ impl Allocator {
         }
     }
 
-    /// Records that an allocation's owner has `keep` bytes left. The error says what is wrong with that.
+    /// Records that an allocation's owner has `keep` bytes left. The error says what is wrong with
+    /// that.
     pub(super) fn begin_shrink(
         &mut self,
         offset: usize,
@@ -257,7 +258,8 @@ impl Allocator {
         }
     }
 
-    /// Poisons and quarantines the end of an allocation. Returns whether the red zone after it was intact.
+    /// Poisons and quarantines the end of an allocation. Returns whether the red zone after it was
+    /// intact.
     pub(super) fn finish_shrink(&mut self, mapping: &Mapping, offset: usize, keep: usize) -> bool {
         let Some(allocation) = self.live.get_mut(&offset) else {
             return true;
