@@ -273,7 +273,7 @@ impl Allocator {
         intact
     }
 
-    /// Poisons and quarantines an allocation. Answers whether its red zones were intact.
+    /// Poisons and quarantines an allocation. Returns whether its red zones were intact.
     pub(super) fn finish_free(&mut self, mapping: &Mapping, offset: usize) -> bool {
         let Some(Allocation { bytes, .. }) = self.live.remove(&offset) else {
             return true;
@@ -332,7 +332,8 @@ impl Allocator {
         }
     }
 
-    /// As [`check`](Self::check), and its owner has not freed any of it either.
+    /// Returns whether [`check`](Self::check) succeeds and the allocation's owner has not freed any of
+    /// it either.
     pub(super) fn owned(&self, offset: usize, bytes: usize) -> bool {
         let before = self.live.range(..=offset).next_back();
         let kept = |(start, a): (&usize, &Allocation)| {
