@@ -70,7 +70,7 @@ fn through(array: &DeviceArray, export: &ExportOptions, options: &ImportOptions)
 
 fn batch_through(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
     let exported = batch.export_array(&EXACT).unwrap();
-    // SAFETY: the struct is an export of valid data, and the type is the exported one.
+    // SAFETY: the struct is an export of valid data, and the schema is the exported one.
     unsafe { DeviceRecordBatch::import_as(exported, batch.schema(), options) }.unwrap()
 }
 

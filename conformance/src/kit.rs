@@ -57,8 +57,8 @@ impl Block {
 
     /// Frees all but the first `keep` bytes, if the backend can do that in place.
     pub(super) fn shrink(&mut self, keep: usize) -> bool {
-        // SAFETY: `new` has allocated the memory, of which `bytes` bytes are left. Rules pass a smaller multiple of 64, and use the
-        // memory on this queue only.
+        // SAFETY: `new` has allocated the memory, of which `bytes` bytes are left. Rules pass a
+        // smaller multiple of 64, and use the memory on this queue only.
         let shrunk = unsafe { self.queue.raw().shrink(self.base, self.bytes, keep) };
         let shrunk = shrunk.expect("shrink");
         if shrunk {

@@ -180,7 +180,7 @@ impl FFI_ArrowDeviceArray {
     }
 
     /// Calls the release callback, if there is one. The struct is released even if this returns an
-    /// error ([`Error::Panic`](crate::Error::Panic)).
+    /// error ([`Error::Panic`]).
     pub(crate) fn release(mut self) -> Result<(), Error> {
         self.release_once()
     }

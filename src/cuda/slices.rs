@@ -147,6 +147,7 @@ impl DeviceBuffer {
             };
             // cudarc panics if it cannot create events.
             guard::call_foreign("CudaStream::upgrade_device_ptr", upgrade)
+                .map_err(|_| Error::argument("cudarc could not create the slice's events"))
         };
         let slice = plain_device(&device)
             .and_then(|cuda| cuda.with_current("CudaStream::upgrade_device_ptr", upgrade)?);

@@ -12,13 +12,14 @@ use crate::error::{Error, Result};
 
 /// An address in the memory of a device, such as `buffers[i]` of a C struct.
 ///
-/// On devices whose memory the host can read, it is an ordinary pointer; elsewhere only the device can read through it. `Debug`
-/// prints the address and never reads the memory.
+/// On devices whose memory the host can read, it is an ordinary pointer; elsewhere only the device
+/// can read through it. `Debug` prints the address and never reads the memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct DevicePtr(*mut c_void);
 
-// SAFETY: the type only holds an address. Reading through it is unsafe, and whoever does so upholds the rules of the memory.
+// SAFETY: the type only holds an address. Reading through it is unsafe, and whoever does so upholds
+// the rules of the memory.
 unsafe impl Send for DevicePtr {}
 // SAFETY: a shared reference only reads the address.
 unsafe impl Sync for DevicePtr {}
@@ -60,13 +61,14 @@ impl fmt::Debug for DevicePtr {
     }
 }
 
-/// The value of `ArrowDeviceArray.sync_event`: a pointer to an event object of the device's type ("Synchronization event types"
-/// of the specification), never the event itself.
+/// The value of `ArrowDeviceArray.sync_event`: a pointer to an event object of the device's type
+/// ("Synchronization event types" of the specification), never the event itself.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(transparent)]
 pub struct EventPtr(NonNull<c_void>);
 
-// SAFETY: the type only holds an address. The functions of a backend that read through it are unsafe and work on any thread.
+// SAFETY: the type only holds an address. The functions of a backend that read through it are
+// unsafe and work on any thread.
 unsafe impl Send for EventPtr {}
 // SAFETY: a shared reference only reads the address.
 unsafe impl Sync for EventPtr {}
@@ -135,30 +137,34 @@ pub enum Notify {
     Unsupported,
 }
 
-/// The implementation of a device. Programs use [`Device`](crate::Device), which wraps a backend and counts what it does; crates
-/// that add a device implement this trait and register it with [`Devices::register`](crate::Devices::register).
+/// The implementation of a device. Programs use [`Device`](crate::Device), which wraps a backend
+/// and counts what it does; crates that add a device implement this trait and register it with
+/// [`Devices::register`](crate::Devices::register).
 ///
-/// Methods may be called from any thread, with any or no context current, and do not panic. New methods will always have
-/// defaults. Safe methods accept all arguments: none reads through a pointer, and a size that is not available (0 bytes
-/// included) is an error.
+/// Methods may be called from any thread, with any or no context current, and do not panic. New
+/// methods will always have defaults. Safe methods accept all arguments: none reads through a
+/// pointer, and a size that is not available (0 bytes included) is an error.
 ///
-/// Direct calls of a backend and its queues are not counted in [`TransferStats`](crate::TransferStats), and the memory and events
-/// that they return leak unless the caller frees and releases them. [`Queue`](crate::Queue) and
+/// Direct calls of a backend and its queues are not counted in
+/// [`TransferStats`](crate::TransferStats), and the memory and events that they return leak unless
+/// the caller frees and releases them. [`Queue`](crate::Queue) and
 /// [`DeviceBufferMut`](crate::DeviceBufferMut) do both.
 ///
 /// # Safety
 ///
 /// Safe code relies on the following:
-/// - [`host_readable`](Self::host_readable) returns `true` only if the host may read all memory of this device with ordinary
-///   loads, once the event that guards it has completed.
-/// - [`classify`](Self::classify) returns `Device` or `HostAccessible` only for memory that this device may read for the whole
-///   length that was asked about. It returns `Host` only for memory that the host may read, or for addresses where there is no
-///   memory at all, which a driver cannot tell from ordinary memory.
-/// - A completed event ([`query_event`](Self::query_event), [`wait_event`](Self::wait_event)) means that all work queued before it
-///   was recorded has finished and is visible to the host.
-/// - After [`settle`](Self::settle), even if it failed, no work that was queued before it runs any more.
-/// - [`allocate_host`](Self::allocate_host) returns memory that the host may read and write. If the device is host-readable,
-///   [`RawQueue::allocate`] returns initialised memory.
+/// - [`host_readable`](Self::host_readable) returns `true` only if the host may read all memory of
+///   this device with ordinary loads, once the event that guards it has completed.
+/// - [`classify`](Self::classify) returns `Device` or `HostAccessible` only for memory that this
+///   device may read for the whole length that was asked about. It returns `Host` only for memory
+///   that the host may read, or for addresses where there is no memory at all, which a driver
+///   cannot tell from ordinary memory.
+/// - A completed event ([`query_event`](Self::query_event), [`wait_event`](Self::wait_event)) means
+///   that all work queued before it was recorded has finished and is visible to the host.
+/// - After [`settle`](Self::settle), even if it failed, no work that was queued before it runs any
+///   more.
+/// - [`allocate_host`](Self::allocate_host) returns memory that the host may read and write. If the
+///   device is host-readable, [`RawQueue::allocate`] returns initialised memory.
 pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Returns the device type and id, as in `ArrowDeviceArray`.
     fn id(&self) -> DeviceId;
@@ -166,8 +172,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Returns whether the host may read this device's memory with ordinary loads.
     fn host_readable(&self) -> bool;
 
-    /// Returns whether work has completed when the call that queues it returns. Such a device has no events: none is recorded,
-    /// queried or waited for.
+    /// Returns whether work has completed when the call that queues it returns. Such a device has
+    /// no events: none is recorded, queried or waited for.
     fn is_synchronous(&self) -> bool {
         false
     }
@@ -178,11 +184,13 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Creates a queue.
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>>;
 
-    /// Returns an error for an event pointer that cannot be an event of this device. Backends that cannot tell accept it.
+    /// Returns an error for an event pointer that cannot be an event of this device. Backends that
+    /// cannot tell accept it.
     ///
     /// # Safety
-    /// If `event` is aligned for the event type of this device (a `cudaEvent_t` or `hipEvent_t`, for example), it points to as
-    /// many readable bytes as that type has, because the backend may read them. They need not be a live event.
+    /// If `event` is aligned for the event type of this device (a `cudaEvent_t` or `hipEvent_t`,
+    /// for example), it points to as many readable bytes as that type has, because the backend may
+    /// read them. They need not be a live event.
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let _ = event;
         Ok(())
@@ -200,11 +208,13 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// As [`query_event`](Self::query_event).
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()>;
 
-    /// Arranges that `waker` is called, on any thread, once the event has completed or never will because the device failed. If
-    /// the backend drops all clones of it without a call, this crate falls back to [`query_event`](Self::query_event).
+    /// Arranges that `waker` is called, on any thread, once the event has completed or never will
+    /// because the device failed. If the backend drops all clones of it without a call, this crate
+    /// falls back to [`query_event`](Self::query_event).
     ///
     /// # Safety
-    /// As [`query_event`](Self::query_event); the event lives until the waker was called, or all its clones were dropped.
+    /// As [`query_event`](Self::query_event); the event lives until the waker was called, or all
+    /// its clones were dropped.
     unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
         let _ = (event, waker);
         Ok(Notify::Unsupported)
@@ -222,15 +232,16 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         AddressClass::Unknown
     }
 
-    /// Returns text for an error message: why [`classify`](Self::classify) does not accept `bytes` bytes at `address`, and what to
-    /// do about it; `None` if there is nothing to add.
+    /// Returns text for an error message: why [`classify`](Self::classify) does not accept `bytes`
+    /// bytes at `address`, and what to do about it; `None` if there is nothing to add.
     fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
         let _ = (address, bytes);
         None
     }
 
-    /// Allocates `bytes` bytes of the host memory from which this device copies fastest (page-locked memory), aligned to 64 bytes.
-    /// Returns `Ok(None)` if ordinary memory is as good. 0 bytes are an error, or `None`.
+    /// Allocates `bytes` bytes of the host memory from which this device copies fastest
+    /// (page-locked memory), aligned to 64 bytes. Returns `Ok(None)` if ordinary memory is as good.
+    /// 0 bytes are an error, or `None`.
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
         let _ = bytes;
         Ok(None)
@@ -239,13 +250,14 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Frees memory of [`allocate_host`](Self::allocate_host). Must not wait for the device.
     ///
     /// # Safety
-    /// `address` and `bytes` are those of one call of `allocate_host`, and no copy uses the memory any more.
+    /// `address` and `bytes` are those of one call of `allocate_host`, and no copy uses the memory
+    /// any more.
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
         let _ = (address, bytes);
     }
 
-    /// Returns whether the device copies directly from this host memory: the call that queues the copy neither reads the memory
-    /// nor stages it.
+    /// Returns whether the device copies directly from this host memory: the call that queues the
+    /// copy neither reads the memory nor stages it.
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
         let _ = (address, bytes);
         false
@@ -257,18 +269,20 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Returns whether this device's queues can wait for events of `other`. If not, a host thread waits.
+    /// Returns whether this device's queues can wait for events of `other`. If not, a host thread
+    /// waits.
     fn accepts_events_of(&self, other: &dyn Backend) -> bool {
         let _ = other;
         false
     }
 
-    /// Makes later work of any stream of the device's runtime wait for `event`, without waiting itself. `stream` is the runtime's
-    /// handle as a number. Returns `Ok(false)`, and does nothing, if the backend has no streams with handles.
+    /// Makes later work of any stream of the device's runtime wait for `event`, without waiting
+    /// itself. `stream` is the runtime's handle as a number. Returns `Ok(false)`, and does nothing,
+    /// if the backend has no streams with handles.
     ///
     /// # Safety
-    /// `stream` is a handle of the device's runtime: that of a live stream, or one that stands for a default stream. `event`
-    /// points to a live event of this device's type.
+    /// `stream` is a handle of the device's runtime: that of a live stream, or one that stands for
+    /// a default stream. `event` points to a live event of this device's type.
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
         let _ = (stream, event);
         Ok(false)
@@ -280,8 +294,9 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Makes the calling thread wait for all work of this device.
     fn synchronize(&self) -> Result<()>;
 
-    /// As [`synchronize`](Self::synchronize), but waits as long as it takes: an error means that the device has failed and that no
-    /// work that was queued before runs any more. It is called after errors, and on threads that block nobody.
+    /// As [`synchronize`](Self::synchronize), but waits as long as it takes: an error means that
+    /// the device has failed and that no work that was queued before runs any more. It is called
+    /// after errors, and on threads that block nobody.
     fn settle(&self) -> Result<()> {
         self.synchronize()
     }
@@ -290,47 +305,53 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// An ordered, asynchronous queue of device work, such as a CUDA or HIP stream. As for [`Backend`], safe methods accept all
-/// arguments, and direct calls are neither counted nor undone automatically.
+/// An ordered, asynchronous queue of device work, such as a CUDA or HIP stream. As for [`Backend`],
+/// safe methods accept all arguments, and direct calls are neither counted nor undone
+/// automatically.
 ///
 /// # Safety
 ///
 /// Safe code relies on the following:
-/// - [`allocate`](Self::allocate) returns at least `bytes` bytes, aligned to 64 bytes, that nothing else uses, valid for work on
-///   this queue at once and elsewhere after an event.
-/// - Work runs in the order in which it was queued, and after the events of earlier [`wait`](Self::wait) calls.
-/// - An event of [`record`](Self::record) completes when all earlier work has, and not before: the events of a queue complete in
-///   the order in which they were recorded.
+/// - [`allocate`](Self::allocate) returns at least `bytes` bytes, aligned to 64 bytes, that nothing
+///   else uses, valid for work on this queue at once and elsewhere after an event.
+/// - Work runs in the order in which it was queued, and after the events of earlier
+///   [`wait`](Self::wait) calls.
+/// - An event of [`record`](Self::record) completes when all earlier work has, and not before: the
+///   events of a queue complete in the order in which they were recorded.
 pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// Allocates `bytes` bytes of device memory in the order of the queue. 0 bytes are an error.
     fn allocate(&self, bytes: usize) -> Result<DevicePtr>;
 
-    /// Frees memory after all work that was queued before. Never waits. After an error the memory is lost: the caller does not own
-    /// it again.
+    /// Frees memory after all work that was queued before. Never waits. After an error the memory
+    /// is lost: the caller does not own it again.
     ///
     /// # Safety
-    /// `base` and `bytes` are those of one call of `allocate` on this device, less what [`shrink`](Self::shrink) has freed of
-    /// it, and are freed once. This queue waits for work on other queues that uses the memory.
+    /// `base` and `bytes` are those of one call of `allocate` on this device, less what
+    /// [`shrink`](Self::shrink) has freed of it, and are freed once. This queue waits for work on
+    /// other queues that uses the memory.
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()>;
 
-    /// Frees the end of an allocation in place: the first `keep` bytes stay where they are, and the rest is freed after all work
-    /// that was queued before. Never waits. Returns `Ok(false)`, and does nothing, if the backend cannot free a part of an
-    /// allocation. After `Ok(true)` the allocation has `keep` bytes, for [`free`](Self::free) too. After an error it is unchanged.
+    /// Frees the end of an allocation in place: the first `keep` bytes stay where they are, and the
+    /// rest is freed after all work that was queued before. Never waits. Returns `Ok(false)`, and
+    /// does nothing, if the backend cannot free a part of an allocation. After `Ok(true)` the
+    /// allocation has `keep` bytes, for [`free`](Self::free) too. After an error it is unchanged.
     ///
     /// # Safety
-    /// `base` and `bytes` are those of one call of `allocate` on this device, or of a later `shrink`, and are not freed. `keep` is
-    /// a multiple of 64, more than 0 and less than `bytes`. This queue waits for work on other queues that uses the bytes that
-    /// are freed, and the free of the others is ordered after this.
+    /// `base` and `bytes` are those of one call of `allocate` on this device, or of a later
+    /// `shrink`, and are not freed. `keep` is a multiple of 64, more than 0 and less than `bytes`.
+    /// This queue waits for work on other queues that uses the bytes that are freed, and the free
+    /// of the others is ordered after this.
     unsafe fn shrink(&self, base: DevicePtr, bytes: usize, keep: usize) -> Result<bool> {
         let _ = (base, bytes, keep);
         Ok(false)
     }
 
-    /// Queues copies, which run in any order among themselves. If this returns an error, none of them runs.
+    /// Queues copies, which run in any order among themselves. If this returns an error, none of
+    /// them runs.
     ///
     /// # Safety
-    /// All memory is valid for its length and lives, unchanged, until the copies have completed. No destination
-    /// overlaps another range of the list.
+    /// All memory is valid for its length and lives, unchanged, until the copies have completed. No
+    /// destination overlaps another range of the list.
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()>;
 
     /// Queues setting `bytes` bytes of device memory to `byte`.
@@ -339,13 +360,15 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// As [`copy`](Self::copy).
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()>;
 
-    /// Returns whether all work that is given to the queue's handle, by anybody on any thread, runs in one order. For a per-thread
-    /// default stream only work that is given through this queue does.
+    /// Returns whether all work that is given to the queue's handle, by anybody on any thread, runs
+    /// in one order. For a per-thread default stream only work that is given through this queue
+    /// does.
     fn is_one_stream(&self) -> bool {
         true
     }
 
-    /// Records an event after all work so far. The pointer is valid until [`Backend::release_event`].
+    /// Records an event after all work so far. The pointer is valid until
+    /// [`Backend::release_event`].
     fn record(&self) -> Result<EventPtr>;
 
     /// Makes later work of this queue wait for `event`, which may be released after this call.

@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 /// The alignment, in bytes, of everything this crate allocates.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Host memory: the CPU, and, with their own ids, the page-locked memory of devices without a backend. Synchronous, without
-/// events.
+/// Host memory: the CPU, and, with their own ids, the page-locked memory of devices without a
+/// backend. Synchronous, without events.
 #[derive(Debug)]
 pub(crate) struct HostBackend {
     queue: Arc<HostQueue>,
@@ -45,11 +45,13 @@ impl HostBackend {
 /// Runs copies on the calling thread.
 ///
 /// # Safety
-/// All ranges are in host memory and valid for their bytes, and no destination overlaps another range.
+/// All ranges are in host memory and valid for their bytes, and no destination overlaps another
+/// range.
 pub(crate) unsafe fn copy_on_host(copies: &[CopyOp]) {
     for copy in copies {
         let (src, dst) = (copy.src.as_ptr(), copy.dst.as_ptr());
-        // SAFETY: the caller guarantees that both ranges are valid host memory and do not overlap (see `# Safety`).
+        // SAFETY: the caller guarantees that both ranges are valid host memory and do not overlap
+        // (see `# Safety`).
         unsafe { std::ptr::copy_nonoverlapping(src.cast::<u8>(), dst.cast::<u8>(), copy.bytes) };
     }
 }
@@ -62,8 +64,9 @@ fn no_events(device: DeviceId) -> Error {
     }
 }
 
-// SAFETY: all memory of this device is host memory, from the global allocator or from a producer that declares it as such; work
-// has completed when a call returns, and there are no events; `classify` accepts no address.
+// SAFETY: all memory of this device is host memory, from the global allocator or from a producer
+// that declares it as such; work has completed when a call returns, and there are no events;
+// `classify` accepts no address.
 unsafe impl Backend for HostBackend {
     fn id(&self) -> DeviceId {
         self.queue.id
@@ -108,7 +111,8 @@ unsafe impl Backend for HostBackend {
     }
 }
 
-// SAFETY: memory comes from the global allocator with the requested size, aligned to `ALIGNMENT`; work runs at once, so in order.
+// SAFETY: memory comes from the global allocator with the requested size, aligned to `ALIGNMENT`;
+// work runs at once, so in order.
 unsafe impl RawQueue for HostQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         if self.id != DeviceId::CPU {
@@ -139,14 +143,15 @@ unsafe impl RawQueue for HostQueue {
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let layout = Layout::from_size_align(bytes, ALIGNMENT)
             .map_err(|_| Error::argument("free of a size that was never allocated"))?;
-        // SAFETY: the caller guarantees that `base` came from `allocate`, with this size, and is freed once (see `# Safety`).
+        // SAFETY: the caller guarantees that `base` came from `allocate`, with this size, and is
+        // freed once (see `# Safety`).
         unsafe { alloc::dealloc(base.as_ptr().cast(), layout) };
         Ok(())
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
-        // SAFETY: the caller guarantees that all ranges are valid and do not overlap (see `RawQueue::copy`); a CPU's memory is
-        // the host's.
+        // SAFETY: the caller guarantees that all ranges are valid and do not overlap (see
+        // `RawQueue::copy`); a CPU's memory is the host's.
         unsafe { copy_on_host(copies) };
         Ok(())
     }

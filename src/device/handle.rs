@@ -42,8 +42,8 @@ struct Inner {
     backend: Arc<dyn Backend>,
 }
 
-// For callers that catch panics. A panic leaves a device usable: what is behind its locks is consistent whenever a lock is free
-// (`lock`), and the rest are counters.
+// For callers that catch panics. A panic leaves a device usable: what is behind its locks is
+// consistent whenever a lock is free (`lock`), and the rest are counters.
 impl std::panic::RefUnwindSafe for Inner {}
 
 impl Drop for Inner {
@@ -53,7 +53,8 @@ impl Drop for Inner {
 }
 
 impl Device {
-    /// Wraps a backend. Devices from two calls with the same backend are different devices: clone one instead.
+    /// Wraps a backend. Devices from two calls with the same backend are different devices: clone
+    /// one instead.
     ///
     /// # Errors
     /// Returns the backend's error if it has no default queue.
@@ -77,7 +78,8 @@ impl Device {
         self.0.id
     }
 
-    /// Returns whether the host may read this device's memory with ordinary loads, once its event has completed.
+    /// Returns whether the host may read this device's memory with ordinary loads, once its event
+    /// has completed.
     pub fn is_host_readable(&self) -> bool {
         self.0.host_readable
     }
@@ -126,15 +128,17 @@ impl Device {
         self.0.counters.snapshot()
     }
 
-    /// Returns the last error of an operation that cannot return one (a release, a drop), and forgets it.
+    /// Returns the last error of an operation that cannot return one (a release, a drop), and
+    /// forgets it.
     pub fn take_drop_error(&self) -> Option<Error> {
         lock(&self.0.drop_error).take()
     }
 
-    /// Returns the backend, for downcasts to its own type ([`Backend::as_any`]) and for queries such as [`Backend::classify`].
+    /// Returns the backend, for downcasts to its own type ([`Backend::as_any`]) and for queries
+    /// such as [`Backend::classify`].
     ///
-    /// Direct calls are not counted in [`stats`](Self::stats), and the memory, events and queues that they return have no owner
-    /// (see [`Backend`]).
+    /// Direct calls are not counted in [`stats`](Self::stats), and the memory, events and queues
+    /// that they return have no owner (see [`Backend`]).
     pub fn backend(&self) -> &dyn Backend {
         &*self.0.backend
     }
@@ -145,8 +149,9 @@ impl Device {
         *lock(&self.0.drop_error) = Some(e);
     }
 
-    /// Waits until no work that was queued before runs any more. An error, which means that the device has failed and runs nothing
-    /// more ([`Backend::settle`]), is kept for [`take_drop_error`](Self::take_drop_error).
+    /// Waits until no work that was queued before runs any more. An error, which means that the
+    /// device has failed and runs nothing more ([`Backend::settle`]), is kept for
+    /// [`take_drop_error`](Self::take_drop_error).
     pub(crate) fn settle(&self) {
         Counters::add(&self.0.counters.host_waits, 1);
         if let Err(e) = self.0.backend.settle() {
@@ -158,7 +163,8 @@ impl Device {
         &self.0.counters
     }
 
-    /// Runs `f`, which drops or releases something, and keeps its panic for [`take_drop_error`](Self::take_drop_error).
+    /// Runs `f`, which drops or releases something, and keeps its panic for
+    /// [`take_drop_error`](Self::take_drop_error).
     pub(crate) fn parking(&self, operation: &'static str, f: impl FnOnce()) {
         if let Err(e) = guard::call_foreign(operation, f) {
             self.park_drop_error(e);

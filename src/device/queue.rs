@@ -10,8 +10,8 @@ use crate::error::Result;
 
 /// An ordered queue of device work, such as a CUDA or HIP stream. Clones are the same queue.
 ///
-/// Work runs asynchronously, in the order in which it was queued. Work on two queues is ordered only by events:
-/// [`record`](Self::record) on one, [`wait`](Self::wait) on the other.
+/// Work runs asynchronously, in the order in which it was queued. Work on two queues is ordered
+/// only by events: [`record`](Self::record) on one, [`wait`](Self::wait) on the other.
 ///
 /// ```
 /// use arrow_device::Devices;
@@ -50,9 +50,11 @@ impl Queue {
 
     /// Returns the backend's own queue, for downcasts to its type ([`RawQueue::as_any`]).
     ///
-    /// Work that is given to it directly runs in this queue's order, but is not counted in [`Device::stats`]. Memory and events
-    /// that it returns leak unless the caller frees and releases them, which is `unsafe`; those of
-    /// [`DeviceBufferMut::allocate`](crate::DeviceBufferMut::allocate) and [`record`](Self::record) have owners.
+    /// Work that is given to it directly runs in this queue's order, but is not counted in
+    /// [`Device::stats`]. Memory and events that it returns leak unless the caller frees and
+    /// releases them, which is `unsafe`; those of
+    /// [`DeviceBufferMut::allocate`](crate::DeviceBufferMut::allocate) and [`record`](Self::record)
+    /// have owners.
     pub fn raw(&self) -> &Arc<dyn RawQueue> {
         &self.raw
     }
@@ -62,7 +64,8 @@ impl Queue {
         Arc::ptr_eq(&self.raw, &other.raw)
     }
 
-    /// Records an event after all work so far. Returns `None` if the device is synchronous, like the CPU: that work has completed.
+    /// Records an event after all work so far. Returns `None` if the device is synchronous, like
+    /// the CPU: that work has completed.
     ///
     /// # Errors
     /// Returns the device's own error.
@@ -79,8 +82,8 @@ impl Queue {
         }))
     }
 
-    /// Makes later work of this queue wait for `event`. If this device cannot wait for events of the other one, this thread waits
-    /// instead.
+    /// Makes later work of this queue wait for `event`. If this device cannot wait for events of
+    /// the other one, this thread waits instead.
     ///
     /// # Errors
     /// Returns the device's own error.
@@ -99,7 +102,8 @@ impl Queue {
             return event.wait();
         }
         Counters::add(&self.device.counters().queue_waits, 1);
-        // SAFETY: an `EventRef` is a live event of its device, which is this one or one whose events this one accepts.
+        // SAFETY: an `EventRef` is a live event of its device, which is this one or one whose
+        // events this one accepts.
         unsafe { self.raw.wait(event.ptr()) }
     }
 
@@ -123,8 +127,8 @@ impl Queue {
     /// As [`RawQueue::free`].
     pub(crate) unsafe fn free(&self, base: DevicePtr, bytes: usize) {
         Counters::add(&self.device.counters().frees, 1);
-        // SAFETY: the caller guarantees that the memory is from one `allocate` of this device, is freed once, and that this
-        // queue waits for its uses on other queues (see `# Safety`).
+        // SAFETY: the caller guarantees that the memory is from one `allocate` of this device, is
+        // freed once, and that this queue waits for its uses on other queues (see `# Safety`).
         if let Err(e) = unsafe { self.raw.free(base, bytes) } {
             self.device.park_drop_error(e);
         }
@@ -133,8 +137,9 @@ impl Queue {
     /// # Safety
     /// As [`RawQueue::shrink`].
     pub(crate) unsafe fn shrink(&self, base: DevicePtr, bytes: usize, keep: usize) -> Result<bool> {
-        // SAFETY: the caller guarantees a live allocation of `bytes` bytes, of which `keep` is a smaller multiple of 64, and that
-        // this queue waits for uses of the rest on other queues (see `# Safety`).
+        // SAFETY: the caller guarantees a live allocation of `bytes` bytes, of which `keep` is a
+        // smaller multiple of 64, and that this queue waits for uses of the rest on other queues
+        // (see `# Safety`).
         let shrunk = unsafe { self.raw.shrink(base, bytes, keep) }?;
         if shrunk {
             Counters::add(&self.device.counters().shrinks, 1);
@@ -148,8 +153,8 @@ impl Queue {
         if copies.is_empty() {
             return Ok(());
         }
-        // SAFETY: the caller guarantees that sources and destinations are valid for their bytes, do not overlap, and live,
-        // unchanged, until the copies have completed (see `# Safety`).
+        // SAFETY: the caller guarantees that sources and destinations are valid for their bytes, do
+        // not overlap, and live, unchanged, until the copies have completed (see `# Safety`).
         unsafe { self.raw.copy(copies) }?;
         let counters = self.device.counters();
         Counters::add(&counters.copies, copies.len());
@@ -170,8 +175,8 @@ impl Queue {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the caller guarantees that `dst` is valid for `bytes` bytes, and lives until the fill has completed (see
-        // `# Safety`).
+        // SAFETY: the caller guarantees that `dst` is valid for `bytes` bytes, and lives until the
+        // fill has completed (see `# Safety`).
         unsafe { self.raw.fill(dst, byte, bytes) }?;
         let counters = self.device.counters();
         Counters::add(&counters.fills, 1);
@@ -190,8 +195,8 @@ impl Queue {
         }
     }
 
-    /// Keeps `sources` alive until all work of this queue so far has completed. If no event can be recorded, the reaper waits for
-    /// the device.
+    /// Keeps `sources` alive until all work of this queue so far has completed. If no event can be
+    /// recorded, the reaper waits for the device.
     pub(crate) fn keep_until_done<T: Send + 'static>(&self, sources: T) {
         match self.record() {
             Ok(None) => drop(sources),

@@ -7,8 +7,8 @@ pub(crate) enum Emulation {
     ProductF64,
     /// `double_f64(input, output, rows)`: output[i] = 2 * input[i].
     DoubleF64,
-    /// `above_f64(values, bits, bit, limit, kept, count, rows)`: kept = the valid values above limit, in their order; count =
-    /// how many. Bits of 0 have no nulls.
+    /// `above_f64(values, bits, bit, limit, kept, count, rows)`: kept = the valid values above
+    /// limit, in their order; count = how many. Bits of 0 have no nulls.
     AboveF64,
     /// `fill_i64(out, value, n)`
     FillI64,

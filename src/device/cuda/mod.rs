@@ -6,7 +6,7 @@
 //! | `config.rs` | how a device is opened |
 //! | `driver.rs` | the driver library, loaded at run time |
 //! | `context.rs` | a device's context |
-//! | `runtime.rs` | what CUDA does differently from HIP, for [`gpu`](super::gpu) |
+//! | `runtime.rs` | what CUDA does differently from HIP, for [`gpu`] |
 
 mod config;
 mod context;
@@ -190,7 +190,7 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// A queue of a CUDA device: what [`RawQueue::as_any`](crate::device::RawQueue::as_any) returns.
+/// A queue of a CUDA device: what [`RawQueue::as_any`] returns.
 pub struct CudaQueue {
     stream: CUstream,
     given: Option<Arc<CudaStream>>,

@@ -273,7 +273,7 @@ pub(crate) struct Api {
     pub(crate) vendor: &'static str,
     /// What a user can do about streams and memory of another context.
     pub(crate) advice: &'static str,
-    /// Whether [`destroy_stream`](Self::destroy_stream) may wait for the stream's work.
+    /// Whether [`destroy_stream`](Calls::destroy_stream) may wait for the stream's work.
     pub(crate) destroying_waits: bool,
     /// Whether a code means that a context is lost.
     pub(crate) is_lost: fn(Code) -> bool,

@@ -24,7 +24,8 @@ pub(crate) struct GpuQueue {
     order: Order,
     /// Unlike a stream's handle, this is never used again.
     id: u64,
-    /// What [`RawQueue::as_any`] returns: the vendor's type of queue, which owns a stream that was given.
+    /// What [`RawQueue::as_any`] returns: the vendor's type of queue, which owns a stream that was
+    /// given.
     vendor: Box<dyn Any + Send + Sync>,
     me: Weak<Self>,
 }
@@ -38,8 +39,8 @@ enum Order {
     PerThread(Mutex<Hop>),
 }
 
-/// Orders the work of a per-thread queue. The handle means another stream on each thread, so each piece of work is followed
-/// by an event, for which the next thread's stream waits.
+/// Orders the work of a per-thread queue. The handle means another stream on each thread, so each
+/// piece of work is followed by an event, for which the next thread's stream waits.
 #[derive(Default)]
 struct Hop {
     last: Option<(ThreadId, Box<EventCell>)>,
@@ -76,7 +77,8 @@ impl GpuQueue {
     /// Makes a queue of a stream that was given, which `vendor` keeps alive.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] for a stream of another context. Default streams are not checked.
+    /// Returns [`Error::InvalidArgument`] for a stream of another context. Default streams are not
+    /// checked.
     ///
     /// # Safety
     /// The stream is live, or stands for a default stream, for as long as `vendor` lives.
@@ -85,7 +87,8 @@ impl GpuQueue {
         stream: RawStream,
         vendor: Box<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>> {
-        // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
+        // SAFETY: the caller guarantees that the stream is live or a default stream (see
+        // `# Safety`).
         unsafe { Self::check_stream(&shared.context, stream) }?;
         let order = match stream {
             RawStream::PER_THREAD => Order::PerThread(Mutex::default()),
@@ -94,7 +97,8 @@ impl GpuQueue {
         Ok(Self::with(shared, stream, order, vendor))
     }
 
-    /// Refuses a stream of another context. The default streams belong to whichever context is current.
+    /// Refuses a stream of another context. The default streams belong to whichever context is
+    /// current.
     ///
     /// # Safety
     /// `stream` is a live stream, or stands for a default stream.
@@ -103,7 +107,8 @@ impl GpuQueue {
             return Ok(());
         }
         let current = context.enter(context.api().stream_of)?;
-        // SAFETY: the caller guarantees that the stream is live (see `# Safety`); default streams were returned for above.
+        // SAFETY: the caller guarantees that the stream is live (see `# Safety`); default streams
+        // were returned for above.
         match context.check(unsafe { current.foreign(stream) })? {
             None => Ok(()),
             Some(why) => Err(Error::argument(format!("{}: {why}", context.id))),
@@ -120,7 +125,8 @@ impl GpuQueue {
         stream: RawStream,
         operation: &'static str,
     ) -> Result<()> {
-        // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
+        // SAFETY: the caller guarantees that the stream is live or a default stream (see
+        // `# Safety`).
         if context.check(unsafe { current.is_captured(stream) })? {
             return Err(Error::NotSupported {
                 device: context.id,
@@ -134,7 +140,8 @@ impl GpuQueue {
         Ok(())
     }
 
-    /// Makes later work of somebody else's stream, or of a default stream of the context, wait for an event.
+    /// Makes later work of somebody else's stream, or of a default stream of the context, wait for
+    /// an event.
     ///
     /// # Safety
     /// `stream` is a live stream, or stands for a default stream; the event is live.
@@ -144,12 +151,15 @@ impl GpuQueue {
         event: EventPtr,
     ) -> Result<()> {
         let operation = context.api().wait.name;
-        // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
+        // SAFETY: the caller guarantees that the stream is live or a default stream (see
+        // `# Safety`).
         unsafe { Self::check_stream(context, stream) }?;
         let current = context.enter(operation)?;
-        // SAFETY: the caller guarantees that the stream is live or a default stream (see `# Safety`).
+        // SAFETY: the caller guarantees that the stream is live or a default stream (see
+        // `# Safety`).
         unsafe { Self::check_capture(context, &current, stream, operation) }?;
-        // SAFETY: the caller guarantees that the event is live (see `# Safety`). It may be of any context.
+        // SAFETY: the caller guarantees that the event is live (see `# Safety`). It may be of any
+        // context.
         let raw = unsafe { event_of(event) };
         // SAFETY: the caller guarantees that stream and event are live (see `# Safety`).
         context.check(unsafe { current.wait(stream, raw) })
@@ -172,7 +182,8 @@ impl GpuQueue {
         let mut hop = lock(hop);
         match &hop.last {
             Some((thread, event)) if *thread != this => {
-                // SAFETY: the queue keeps the event alive; the stream is this thread's default stream.
+                // SAFETY: the queue keeps the event alive; the stream is this thread's default
+                // stream.
                 context.check(unsafe { current.wait(stream, event.raw()) })?;
             }
             _ => {}
@@ -183,10 +194,12 @@ impl GpuQueue {
             None => context.event(&current)?,
         };
         let done = work(&current);
-        // SAFETY: the event is from this context, and the stream is this thread's default stream in it.
+        // SAFETY: the event is from this context, and the stream is this thread's default stream in
+        // it.
         let recorded = unsafe { current.record(event.raw(), stream) };
         if context.check(recorded).is_err() {
-            // The event stands for earlier work only, so the work must end for the order to be kept.
+            // The event stands for earlier work only, so the work must end for the order to be
+            // kept.
             // SAFETY: the stream is this thread's default stream.
             let ended = unsafe { current.synchronize_stream(stream) };
             if context.check(ended).is_err() {
@@ -205,9 +218,9 @@ impl GpuQueue {
         let (context, api) = (&self.shared.context, self.shared.context.api());
         if context.pool.is_some() {
             return self.run(api.free_in_order.name, |current| {
-                // SAFETY: with a pool, `allocate` allocates in stream order; the caller guarantees that the memory is from
-                // it, is freed once, and that the queue waited for its uses (see `# Safety`). The queue keeps its stream
-                // alive.
+                // SAFETY: with a pool, `allocate` allocates in stream order; the caller guarantees
+                // that the memory is from it, is freed once, and that the queue waited for its uses
+                // (see `# Safety`). The queue keeps its stream alive.
                 context.check(unsafe { current.free_in_order(base, self.stream) })
             });
         }
@@ -230,7 +243,8 @@ impl GpuQueue {
     fn record_event(&self, current: &Current<'_>) -> Result<(Box<EventCell>, Place)> {
         let context = &self.shared.context;
         let event = context.event(current)?;
-        // SAFETY: the event is from this context; the queue keeps its stream alive, which is of this context.
+        // SAFETY: the event is from this context; the queue keeps its stream alive, which is of
+        // this context.
         let record = || unsafe { current.record(event.raw(), self.stream) };
         let (recorded, place) = Place::of(self.id, record);
         match context.check(recorded) {
@@ -259,9 +273,10 @@ impl FreesInOrder for GpuQueue {
     }
 }
 
-// SAFETY: the library aligns allocations to 64 bytes and more, and gives them to nobody else (contract of `Runtime`); blocks
-// are used again only in the order of their stream or after an event; a stream runs its work in order, waits included, and
-// an event completes after all work before it. A per-thread stream is one queue by the events between its threads.
+// SAFETY: the library aligns allocations to 64 bytes and more, and gives them to nobody else
+// (contract of `Runtime`); blocks are used again only in the order of their stream or after an
+// event; a stream runs its work in order, waits included, and an event completes after all work
+// before it. A per-thread stream is one queue by the events between its threads.
 unsafe impl RawQueue for GpuQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         // Libraries differ: HIP returns success and null.
@@ -296,7 +311,8 @@ unsafe impl RawQueue for GpuQueue {
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let context = &self.shared.context;
-        // SAFETY: the caller guarantees what `RawQueue::free` asks for; an error leaves the memory to the arms below.
+        // SAFETY: the caller guarantees what `RawQueue::free` asks for; an error leaves the memory
+        // to the arms below.
         let freed = unsafe { self.free_in_order(base, bytes) };
         match (freed, self.me.upgrade()) {
             (Ok(()), _) => Ok(()),
@@ -316,8 +332,8 @@ unsafe impl RawQueue for GpuQueue {
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
-        // SAFETY: the queue's stream is live; the caller of `RawQueue::copy` guarantees that all memory is valid for its
-        // bytes and lives, unchanged, until the copies have completed.
+        // SAFETY: the queue's stream is live; the caller of `RawQueue::copy` guarantees that all
+        // memory is valid for its bytes and lives, unchanged, until the copies have completed.
         let copy = |current: &Current<'_>| unsafe {
             copy::run(&self.shared, self.stream, copies, current)
         };
@@ -329,12 +345,13 @@ unsafe impl RawQueue for GpuQueue {
         self.run(context.api().fill.name, |current| {
             if self.shared.memory == Memory::Host {
                 let job = Job::Fill { dst, byte, bytes };
-                // SAFETY: the device's memory is page-locked host memory, and the caller of `RawQueue::fill` guarantees that
-                // these bytes live until the fill has completed; the queue's stream is live.
+                // SAFETY: the device's memory is page-locked host memory, and the caller of
+                // `RawQueue::fill` guarantees that these bytes live until the fill has completed;
+                // the queue's stream is live.
                 return unsafe { context.queue_job(current, self.stream, job) };
             }
-            // SAFETY: the caller of `RawQueue::fill` guarantees that `bytes` bytes at `dst` are valid until the fill has
-            // completed; the queue's stream is live.
+            // SAFETY: the caller of `RawQueue::fill` guarantees that `bytes` bytes at `dst` are
+            // valid until the fill has completed; the queue's stream is live.
             context.check(unsafe { current.fill(dst, byte, bytes, self.stream) })
         })
     }
@@ -354,8 +371,8 @@ unsafe impl RawQueue for GpuQueue {
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let context = &self.shared.context;
         self.run(context.api().wait.name, |current| {
-            // SAFETY: the caller of `RawQueue::wait` guarantees that the event is live; it may be of any context. The queue's
-            // stream is live.
+            // SAFETY: the caller of `RawQueue::wait` guarantees that the event is live; it may be
+            // of any context. The queue's stream is live.
             context.check(unsafe { current.wait(self.stream, event_of(event)) })
         })
     }
@@ -391,7 +408,8 @@ impl Drop for GpuQueue {
                     let after = done.map_or(After::Everything, event);
                     return scrap(context, Waste::Stream(self.stream), after, None);
                 }
-                // SAFETY: the stream was created in `new`, and nothing uses it after this drop. Its work runs on.
+                // SAFETY: the stream was created in `new`, and nothing uses it after this drop. Its
+                // work runs on.
                 unsafe { current.destroy_stream(self.stream) };
             }
         }

@@ -7,7 +7,7 @@
 //! | `library.rs` | the runtime's library, loaded at run time |
 //! | `device.rs` | a device |
 //! | `pointer.rs` | what the runtime reports about an address, in its version's numbers |
-//! | `runtime.rs` | what HIP does differently from CUDA, for [`gpu`](super::gpu) |
+//! | `runtime.rs` | what HIP does differently from CUDA, for [`gpu`] |
 
 mod config;
 mod device;
@@ -110,7 +110,7 @@ impl fmt::Debug for RocmDevice {
     }
 }
 
-/// A queue of a ROCm device: what [`RawQueue::as_any`](crate::device::RawQueue::as_any) returns.
+/// A queue of a ROCm device: what [`RawQueue::as_any`] returns.
 pub struct RocmQueue {
     stream: RawStream,
     /// The owner of a stream that was given.

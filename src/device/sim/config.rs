@@ -83,8 +83,9 @@ impl SimConfig {
         self
     }
 
-    /// Sets whether allocations shrink in place ([`RawQueue::shrink`](crate::device::RawQueue::shrink)). Most real devices cannot
-    /// do that: there, [`DeviceBufferMut::shrink_to_fit`](crate::DeviceBufferMut::shrink_to_fit) copies.
+    /// Sets whether allocations shrink in place
+    /// ([`RawQueue::shrink`](crate::device::RawQueue::shrink)). Most real devices cannot do that:
+    /// there, [`DeviceBufferMut::shrink_to_fit`](crate::DeviceBufferMut::shrink_to_fit) copies.
     #[must_use]
     pub fn with_shrink(mut self, shrink: bool) -> Self {
         self.shrink = shrink;

@@ -71,8 +71,9 @@ impl SimMemory<'_> {
         Ok(())
     }
 
-    /// Returns a copy of `rows` bits of a bitmap, least significant bit first. `start` is the bitmap's address and the number of
-    /// bits before the first row's. If it is `None`, as for a column without a validity bitmap, all bits are set.
+    /// Returns a copy of `rows` bits of a bitmap, least significant bit first. `start` is the
+    /// bitmap's address and the number of bits before the first row's. If it is `None`, as for a
+    /// column without a validity bitmap, all bits are set.
     pub fn bits(
         &self,
         start: Option<(DevicePtr, usize)>,
@@ -87,7 +88,8 @@ impl SimMemory<'_> {
         Ok(BooleanBuffer::new(Buffer::from(bytes), bit, rows))
     }
 
-    /// Writes a bitmap from `ptr` on, with the first bit in the least significant bit of the first byte.
+    /// Writes a bitmap from `ptr` on, with the first bit in the least significant bit of the first
+    /// byte.
     pub fn write_bits(&mut self, ptr: DevicePtr, bits: &BooleanBuffer) -> Result<(), String> {
         self.write(ptr, &bits.sliced()[..bits.len().div_ceil(8)])
     }

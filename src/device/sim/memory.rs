@@ -234,7 +234,8 @@ impl Allocator {
         }
     }
 
-    /// Records that an allocation's owner has `keep` bytes left. The error says what is wrong with that.
+    /// Records that an allocation's owner has `keep` bytes left. The error says what is wrong with
+    /// that.
     pub(super) fn begin_shrink(
         &mut self,
         offset: usize,
@@ -257,7 +258,8 @@ impl Allocator {
         }
     }
 
-    /// Poisons and quarantines the end of an allocation. Returns whether the red zone after it was intact.
+    /// Poisons and quarantines the end of an allocation. Returns whether the red zone after it was
+    /// intact.
     pub(super) fn finish_shrink(&mut self, mapping: &Mapping, offset: usize, keep: usize) -> bool {
         let Some(allocation) = self.live.get_mut(&offset) else {
             return true;
@@ -330,8 +332,8 @@ impl Allocator {
         }
     }
 
-    /// Returns whether [`check`](Self::check) succeeds and the allocation's owner has not freed it
-    /// either.
+    /// Returns whether [`check`](Self::check) succeeds and the allocation's owner has not freed any of
+    /// it either.
     pub(super) fn owned(&self, offset: usize, bytes: usize) -> bool {
         let before = self.live.range(..=offset).next_back();
         let kept = |(start, a): (&usize, &Allocation)| {

@@ -15,27 +15,28 @@
 //! ```
 //!
 //! It is as strict as a real device:
-//! - **The host cannot touch its memory.** A load or store through a [`DevicePtr`] ends the process with SIGSEGV; a system
-//!   call with such an address fails with EFAULT.
-//! - **Its queues are asynchronous.** Copies read and write host memory when they run, not when they are submitted. In
-//!   [`SimMode::Deferred`] nothing runs until a thread waits for it, so a missing wait fails every time. Lists of copies run
-//!   with the last one first.
-//! - **Every access is checked when it runs** against the live allocations. Memory is filled with `0xA5` when fresh and with
-//!   `0x5A` when freed, surrounded by red zones, and quarantined before it is used again.
-//! - **[Failures](Faults)** can be injected, and [`SimDevice::report`] counts leaks, double frees, host memory that is freed
-//!   under a copy, and similar errors.
+//! - **The host cannot touch its memory.** A load or store through a [`DevicePtr`] ends the process
+//!   with SIGSEGV; a system call with such an address fails with EFAULT.
+//! - **Its queues are asynchronous.** Copies read and write host memory when they run, not when
+//!   they are submitted. In [`SimMode::Deferred`] nothing runs until a thread waits for it, so a
+//!   missing wait fails every time. Lists of copies run with the last one first.
+//! - **Every access is checked when it runs** against the live allocations. Memory is filled with
+//!   `0xA5` when fresh and with `0x5A` when freed, surrounded by red zones, and quarantined before
+//!   it is used again.
+//! - **[Failures](Faults)** can be injected, and [`SimDevice::report`] counts leaks, double frees,
+//!   host memory that is freed under a copy, and similar errors.
 //!
-//! [Kernels](SimQueue::launch) are closures that run on a queue with a view of device memory. [`Queue::as_sim`] returns what
-//! launches them.
+//! [Kernels](SimQueue::launch) are closures that run on a queue with a view of device memory.
+//! [`Queue::as_sim`] returns what launches them.
 //!
 //! [`Queue::as_sim`]: crate::Queue::as_sim
 //!
 //! # The event type
 //!
-//! The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. Here `sync_event` points to a
-//! [`SimEvent`]. Only the device that recorded the event can use it, in the same process; null means that there is nothing
-//! to wait for. Since any producer of test data may use this device type, a simulated device accepts only its own addresses
-//! and events.
+//! The specification leaves the event type of `ARROW_DEVICE_EXT_DEV` to the producer. Here
+//! `sync_event` points to a [`SimEvent`]. Only the device that recorded the event can use it, in
+//! the same process; null means that there is nothing to wait for. Since any producer of test data
+//! may use this device type, a simulated device accepts only its own addresses and events.
 //!
 //! # Errors
 //!
@@ -48,8 +49,8 @@
 //! | 3 | a kernel failed | yes |
 //! | 4 | a call that is wrong in itself: a double free, a released event, a wait inside a kernel | no |
 //!
-//! A lasting error ends the device, as on a GPU: remaining work is dropped, wakers are called, and every later call returns
-//! the same error, except frees and releases.
+//! A lasting error ends the device, as on a GPU: remaining work is dropped, wakers are called, and
+//! every later call returns the same error, except frees and releases.
 //!
 //! Simulated devices need Linux. On other systems, and under Miri, [`SimDevice::new`] returns
 //! [`Error::DeviceNotAvailable`].
@@ -144,8 +145,8 @@ impl Ids {
 
 /// A simulated device.
 ///
-/// It lives until it and its queues are dropped. Work that is still queued then is finished in [`SimMode::Async`] and dropped
-/// in [`SimMode::Deferred`].
+/// It lives until it and its queues are dropped. Work that is still queued then is finished in
+/// [`SimMode::Async`] and dropped in [`SimMode::Deferred`].
 ///
 /// ```
 /// use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
@@ -229,8 +230,8 @@ impl SimDevice {
         &self.core().faults
     }
 
-    /// Frees an allocation at once, in no queue's order and without running queued work, which fails when it runs if it still
-    /// uses the memory.
+    /// Frees an allocation at once, in no queue's order and without running queued work, which
+    /// fails when it runs if it still uses the memory.
     ///
     /// # Errors
     /// Returns [`Error::Device`] if this is not a live allocation of the device with this length.
@@ -251,7 +252,8 @@ impl SimDevice {
 }
 
 impl Core {
-    /// Marks an allocation as freed, and returns its byte offset. Anything else is refused, and becomes a violation.
+    /// Marks an allocation as freed, and returns its byte offset. Anything else is refused, and
+    /// becomes a violation.
     fn begin_free(&self, state: &mut State, base: DevicePtr, bytes: usize) -> Result<usize> {
         let freed = match self.mapping.offset(base.address()) {
             Some(offset) => state.memory.begin_free(offset, bytes).map(|()| offset),
@@ -264,8 +266,8 @@ impl Core {
         })
     }
 
-    /// Records that an allocation has `keep` bytes left, and returns its byte offset. Anything else is refused, and becomes a
-    /// violation.
+    /// Records that an allocation has `keep` bytes left, and returns its byte offset. Anything else
+    /// is refused, and becomes a violation.
     fn begin_shrink(
         &self,
         state: &mut State,
@@ -287,7 +289,8 @@ impl Core {
         })
     }
 
-    /// Returns the position of a live event of this device. Anything else is refused, and becomes a violation.
+    /// Returns the position of a live event of this device. Anything else is refused, and becomes a
+    /// violation.
     fn point_of(
         &self,
         state: &mut State,
@@ -310,9 +313,10 @@ fn host_layout(bytes: usize) -> Result<Layout> {
     }
 }
 
-// SAFETY: `host_readable` is false; `classify` returns `Device` only inside one allocation that is not freed, and never
-// `HostAccessible`; a position counts as reached only when the operations up to it have run, and the lock of the state makes
-// them visible; host memory comes from the global allocator.
+// SAFETY: `host_readable` is false; `classify` returns `Device` only inside one allocation that is
+// not freed, and never `HostAccessible`; a position counts as reached only when the operations up
+// to it have run, and the lock of the state makes them visible; host memory comes from the global
+// allocator.
 unsafe impl Backend for SimDevice {
     fn id(&self) -> DeviceId {
         self.core().id
@@ -441,7 +445,8 @@ unsafe impl Backend for SimDevice {
             Some(_) => {
                 state.host.0.remove(&start);
                 if let Ok(layout) = host_layout(bytes) {
-                    // SAFETY: `allocate_host` allocated it with this layout, and it is freed once: it was in `host`.
+                    // SAFETY: `allocate_host` allocated it with this layout, and it is freed once:
+                    // it was in `host`.
                     unsafe { std::alloc::dealloc(address.as_ptr().cast(), layout) };
                 }
                 return;

@@ -12,7 +12,8 @@ use super::state::{Core, Op, QueueState};
 use crate::device::{CopyOp, DevicePtr, EventPtr, Queue, RawQueue, device_error};
 use crate::error::{Error, Result};
 
-/// A queue of a [`SimDevice`](super::SimDevice), which runs [kernels](Self::launch). [`Queue::as_sim`] returns it.
+/// A queue of a [`SimDevice`](super::SimDevice), which runs [kernels](Self::launch).
+/// [`Queue::as_sim`] returns it.
 pub struct SimQueue {
     handle: Arc<Handle>,
     id: u64,
@@ -63,19 +64,22 @@ impl SimQueue {
         Ok(())
     }
 
-    /// Returns how many operations have not completed. Unlike recording an event, this queues no further operation.
+    /// Returns how many operations have not completed. Unlike recording an event, this queues no
+    /// further operation.
     pub fn pending_operations(&self) -> usize {
         let state = self.core().state();
         let queue = state.queues.get(&self.id);
         queue.map_or(0, |queue| queue.pending.len())
     }
 
-    /// Queues a kernel: a closure that runs in queue order with a view of the device's memory. This does not wait.
+    /// Queues a kernel: a closure that runs in queue order with a view of the device's memory. This
+    /// does not wait.
     ///
-    /// If the kernel returns an error, panics, or touches memory that it must not touch, the device fails: waiting for the
-    /// work, and every later call, returns that error. A kernel must not wait for a device; such a wait returns an error.
-    /// What the closure holds is dropped once it has run: in [`SimMode::Deferred`](super::SimMode::Deferred) a closure that
-    /// holds the device and is never waited for keeps the device alive.
+    /// If the kernel returns an error, panics, or touches memory that it must not touch, the device
+    /// fails: waiting for the work, and every later call, returns that error. A kernel must not
+    /// wait for a device; such a wait returns an error. What the closure holds is dropped once it
+    /// has run: in [`SimMode::Deferred`](super::SimMode::Deferred) a closure that holds the device
+    /// and is never waited for keeps the device alive.
     ///
     /// ```
     /// use arrow_device::device::Backend;
@@ -113,8 +117,9 @@ impl SimQueue {
     /// ```
     ///
     /// # Safety
-    /// The kernel writes only memory that is not yet arrow data: not that of a [`DeviceBuffer`](crate::DeviceBuffer), an array
-    /// or a batch, whose values other code relies on.
+    /// The kernel writes only memory that is not yet arrow data: not that of a
+    /// [`DeviceBuffer`](crate::DeviceBuffer), an array or a batch, whose values other code relies
+    /// on.
     pub unsafe fn launch(
         &self,
         kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
@@ -145,8 +150,9 @@ fn check_copy(copy: &CopyOp) -> Result<()> {
     }
 }
 
-// SAFETY: the allocator returns 64-byte aligned blocks that nothing else has, valid from then on; the engine runs only the
-// first operation of a queue, removes it when it has run, and runs a wait only when its event's position is reached.
+// SAFETY: the allocator returns 64-byte aligned blocks that nothing else has, valid from then on;
+// the engine runs only the first operation of a queue, removes it when it has run, and runs a wait
+// only when its event's position is reached.
 unsafe impl RawQueue for SimQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         let core = self.core();

@@ -133,7 +133,8 @@ fn the_worker_may_drop_the_last_handle() {
     assert_eq!(core.strong_count(), 0);
 }
 
-/// What a kernel or a waker panics with may itself panic when it is dropped; the worker outlives both.
+/// What a kernel or a waker panics with may itself panic when it is dropped; the worker outlives
+/// both.
 #[test]
 fn panics_that_panic_again_do_not_end_the_worker() {
     struct Bomb;

@@ -384,7 +384,8 @@ fn shrinks_run_in_the_order_of_the_queue() {
     let queue = device.default_queue().unwrap();
     let memory = queue.allocate(1024).unwrap();
     fill(&queue, memory, 7, 1024).unwrap();
-    // SAFETY: a live allocation; what breaks the rules is noted and refused, which is what is tested.
+    // SAFETY: a live allocation; what breaks the rules is noted and refused, which is what is
+    // tested.
     let shrink = |bytes, keep| unsafe { queue.shrink(memory, bytes, keep) };
     assert!(shrink(1024, 256).unwrap());
     assert_eq!(device.report().live_bytes, 256);
