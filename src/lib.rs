@@ -83,7 +83,7 @@
 //! let batch = device.upload(&record_batch!(("price", Float64, [Some(1.0), None, Some(3.0)]))?)?;
 //! let price = batch.column_by_name("price")?;
 //!
-//! let mut output = DeviceBufferMut::allocate(&queue, 8 * price.len())?; // bytes
+//! let mut output = DeviceBufferMut::for_values::<f64>(&queue, price.len())?;
 //! {
 //!     let input = price.values_on::<f64>(&queue)?; // the queue waits for the upload
 //!     let _addresses = (input.address(), output.address()); // for the kernel, which is launched here
