@@ -388,3 +388,41 @@ fn a_download_that_failed() {
     drop(up);
     sim.assert_done();
 }
+
+/// A poll that fails ends the download: its copies were not waited for, so nothing may read them.
+#[test]
+fn a_poll_that_fails() {
+    if cfg!(miri) {
+        return;
+    }
+    let host = array(&DataType::Utf8, 60, Nulls::Some, 9);
+    for sizes_first in [false, true] {
+        let sim = Sim::new(SimMode::Deferred);
+        let up = sim.upload_array(&host).unwrap();
+        up.wait().unwrap();
+        let source = if sizes_first {
+            unknown(&up)
+        } else {
+            up.clone()
+        };
+        for again in 0..3 {
+            let mut download = source.start_to_host().unwrap();
+            sim.faults().fail_nth(FaultOp::Query, 1);
+            let mut cx = Context::from_waker(Waker::noop());
+            let polled = pin!(&mut download).poll(&mut cx);
+            assert!(matches!(polled, Poll::Ready(Err(_))), "{polled:?}");
+            sim.faults().clear();
+            let error = match again {
+                0 => download.wait().unwrap_err(),
+                1 => download.is_ready().unwrap_err(),
+                _ => match pin!(&mut download).poll(&mut cx) {
+                    Poll::Ready(result) => result.unwrap_err(),
+                    Poll::Pending => panic!("a download that is over is pending"),
+                },
+            };
+            assert!(error.to_string().contains("is over"), "{error}");
+        }
+        drop((source, up));
+        sim.assert_done();
+    }
+}

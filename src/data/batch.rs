@@ -7,7 +7,7 @@ use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 
 use crate::data::array::DeviceArray;
 use crate::data::build::struct_tree;
-use crate::data::layout::check_rows;
+use crate::data::layout::{Layout, check_rows, check_type, child_type};
 use crate::data::nested::check_columns;
 use crate::device::{Device, SyncEvent};
 use crate::error::{Error, Result};
@@ -103,6 +103,7 @@ impl DeviceRecordBatch {
         rows: usize,
     ) -> Result<Self> {
         check_columns(operation, device, schema.fields(), columns, rows, 0)?;
+        check_type(&DataType::Struct(schema.fields().clone()))?;
         Self::of(device, schema, columns, rows)
     }
 
@@ -135,7 +136,8 @@ impl DeviceRecordBatch {
     }
 
     /// Returns the same columns with another schema, which must be a superset of the batch's: it may have more metadata,
-    /// and fields that are nullable where the batch's are not ([`Schema::contains`]). Nothing is copied or read.
+    /// and fields that are nullable where the batch's are not ([`Schema::contains`]). The fields of unions keep their number and
+    /// order. Nothing is copied or read.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -152,10 +154,12 @@ impl DeviceRecordBatch {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if the schema is not a superset of the batch's.
     pub fn with_schema(self, schema: SchemaRef) -> Result<Self> {
-        if !schema.contains(&self.schema) {
+        let mut pairs = schema.fields().iter().zip(self.schema.fields());
+        let unions = pairs.all(|(new, old)| unions_agree(new.data_type(), old.data_type()));
+        if !schema.contains(&self.schema) || !unions {
             return Err(Error::argument(format!(
                 "DeviceRecordBatch::with_schema on {}: the target schema is not a superset of the batch's: target={schema} \
-                 current={}; keep names, types and metadata, and make no field less nullable",
+                 current={}; keep names, types, metadata and the fields of unions, and make no field less nullable",
                 self.device(),
                 self.schema
             )));
@@ -318,6 +322,24 @@ impl From<DeviceRecordBatch> for DeviceArray {
         let with_field = batch.array.with_field(Arc::new(field));
         with_field.expect("the field has the array's type")
     }
+}
+
+/// Whether the unions in two types, of which `new` contains `old`, have the same children in the same order.
+/// [`DataType::contains`] accepts unions with fewer or reordered fields, and children are found by position.
+fn unions_agree(new: &DataType, old: &DataType) -> bool {
+    if let (DataType::Union(new, _), DataType::Union(old, _)) = (new, old) {
+        if !new
+            .iter()
+            .map(|(id, _)| id)
+            .eq(old.iter().map(|(id, _)| id))
+        {
+            return false;
+        }
+    }
+    (0..Layout::of(old).n_children()).all(|i| match (child_type(new, i), child_type(old, i)) {
+        (Some(new), Some(old)) => unions_agree(new, old),
+        _ => false,
+    })
 }
 
 /// Refuses a struct that cannot be a batch because its rows may be null.

@@ -292,15 +292,15 @@ impl Builder {
         Ok(())
     }
 
-    /// Appends the slots of a node of `tree`; returns the number of the first.
-    pub(crate) fn slots_of(&mut self, tree: &Tree, node: &Node) -> Result<usize> {
+    /// Appends the slots of node `node` of `tree`; returns the number of the first.
+    pub(crate) fn slots_of(&mut self, tree: &Tree, node: usize) -> Result<usize> {
         let first = self.slots.len();
-        for slot in tree.slots_of(node) {
+        for (i, slot) in tree.slots(node).iter().enumerate() {
             let owner = match slot.is_null() {
                 true => 0,
                 false => self.owner(tree.owner(slot))?,
             };
-            let slot = Slot::new(slot.base, slot.offset, slot.bytes(), owner);
+            let slot = Slot::new(slot.base, slot.offset, tree.bytes(node, i), owner);
             self.slots.push(slot);
         }
         Ok(first)
@@ -338,7 +338,7 @@ impl Builder {
     /// Copies one node with its slots.
     fn node(&mut self, tree: &Tree, from: usize, parent: usize) -> Result<()> {
         let source = &tree.nodes[from];
-        let first_slot = self.slots_of(tree, source)?;
+        let first_slot = self.slots_of(tree, from)?;
         self.nodes.push(Node {
             parent: parent as u32,
             first_child: 0,

@@ -31,13 +31,17 @@ impl DeviceArray {
         let tree = self.tree();
         let owners = tree.owners.as_slice();
         let own = owners.iter().filter_map(|owner| owner.allocated());
-        let foreign = |slot: &&Slot| !slot.is_null() && tree.owner(slot).allocated().is_none();
-        let mut ranges: Vec<_> = (tree.slots.iter().filter(foreign))
-            .map(|slot| {
-                let start = slot.address().address();
-                (start, start.saturating_add(slot.bytes().unwrap_or(0)))
-            })
-            .collect();
+        let foreign = |slot: &Slot| !slot.is_null() && tree.owner(slot).allocated().is_none();
+        let mut ranges = Vec::new();
+        for node in 0..tree.nodes.len() {
+            for (i, slot) in tree.slots(node).iter().enumerate() {
+                if foreign(slot) {
+                    let start = slot.address().address();
+                    let bytes = tree.bytes(node, i).unwrap_or(0);
+                    ranges.push((start, start.saturating_add(bytes)));
+                }
+            }
+        }
         ranges.sort_unstable();
         let (mut total, mut counted) = (own.sum(), 0);
         for (start, end) in ranges {

@@ -21,7 +21,8 @@ pub use batch::DeviceRecordBatch;
 pub use loan::{DeviceBits, DeviceSlice};
 pub use validity::Validity;
 
-/// A panic in foreign code leaves these types as they were: they are immutable except for caches of single numbers.
+/// A panic in foreign code leaves these types as they were: they are immutable except for caches,
+/// each of which is there as a whole or not at all, and for lists of uses behind locks.
 const _: () = {
     use std::panic::{RefUnwindSafe, UnwindSafe};
     const fn check<T: UnwindSafe + RefUnwindSafe>() {}

@@ -130,7 +130,7 @@ impl<'a> Parts<'a> {
             if self.as_batch && i == 0 {
                 (view.offset, view.validity_offset) = (0, 0);
             }
-            let first_slot = builder.slots_of(self.tree, node)?;
+            let first_slot = builder.slots_of(self.tree, view.node)?;
             if let Some(bitmap) = &counted.bitmap {
                 builder.buffer(Some(bitmap))?;
                 builder.slots.swap_remove(first_slot);

@@ -50,9 +50,9 @@ use crate::error::Result;
 /// # Uploads from page-locked memory
 ///
 /// [`Device::upload`] copies a buffer of 1 MiB or more straight from a page-locked slab: the host moves none of its bytes, except
-/// the last ones that do not fill a block of 64 bytes. So it does, whatever its length, with a buffer that is all there is to
-/// upload and ends with such a block. Smaller buffers are packed with others into a staging slab, because a copy of its own for
-/// each of them would cost a call to the driver: 1000 columns of 8 KiB are two copies of 4 MiB, not 1000.
+/// the last ones that do not fill a block of 64 bytes. A buffer that is the only one of its upload, and whose length is a multiple of
+/// 64 bytes, is copied straight whatever its length. Smaller buffers are packed with others into a staging slab, because a copy of
+/// its own for each of them would cost a call to the driver: 1000 columns of 8 KiB are two copies of 4 MiB, not 1000.
 pub struct HostSlab {
     block: Block,
     /// Bytes in use; the block may be larger.
@@ -137,7 +137,7 @@ impl HostSlab {
     ///
     /// # Errors
     /// Returns the reader's error. Bytes that were read before it are in the slab. [`io::ErrorKind::Interrupted`] is tried again.
-    pub fn read_from(&mut self, reader: &mut impl io::Read) -> io::Result<usize> {
+    pub fn read_from(&mut self, reader: &mut (impl io::Read + ?Sized)) -> io::Result<usize> {
         let mut done = 0;
         while let rest @ [_, ..] = &mut self[done..] {
             let room = rest.len();

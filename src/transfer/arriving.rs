@@ -69,10 +69,14 @@ impl Arriving {
         self.wait.is_some()
     }
 
-    /// Returns the array in memory that the host can read and that is ready. Must not be polled again after that.
+    /// Returns the array in memory that the host can read and that is ready. Later calls return an error.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<DeviceArray>> {
         loop {
-            ready!(Completion::poll_all(&mut self.wait, cx))?;
+            if let Err(e) = ready!(Completion::poll_all(&mut self.wait, cx)) {
+                // The copies may still run: dropping the stage keeps what they use, and nothing reads it.
+                self.stage = Stage::Over;
+                return Poll::Ready(Err(e));
+            }
             if matches!(self.stage, Stage::Copies(_)) {
                 return Poll::Ready(self.take());
             }
@@ -134,8 +138,9 @@ impl Arriving {
     fn step(&mut self) -> Result<()> {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Start if self.is_in_place() => {
+                let event = self.array.ready_event_on(&self.queue)?;
                 self.copies(None);
-                self.wait_for(self.array.ready_event_on(&self.queue)?);
+                self.wait_for(event);
                 Ok(())
             }
             Stage::Start => self.plan(Vec::new()),

@@ -23,7 +23,8 @@ use crate::transfer::staged::{Content, Work};
 impl DeviceArray {
     /// Copies the rows of `arrays`, one array after the other, to one fresh allocation on their device. The types must be
     /// equal. The result is laid out as that of [`compact`](Self::compact): offsets start at 0, null counts are known, and
-    /// every buffer is padded with zeros to a multiple of 64 bytes. It has the field of the first array.
+    /// every buffer is padded with zeros to a multiple of 64 bytes. It has the field of the first array, nullable if there are
+    /// nulls.
     ///
     /// Dictionaries, the children of list views and dense unions, and the data buffers of view arrays are kept once if
     /// several arrays share their memory, and are otherwise copied whole, one after the other. Equal values are not merged.
@@ -31,10 +32,12 @@ impl DeviceArray {
     /// If the host cannot read the memory, values are copied on the device with one list of copies, which may run after
     /// this call returns. First the ends of binary, text, list and map arrays are read, and all run ends: one read for
     /// each level, all columns of all arrays together. What must be rewritten is copied to the host and back in groups of
-    /// at most 16 MiB, with one more read for each: offsets, and dictionary keys, views, list-view and dense-union offsets
+    /// at most 16 MiB, with one more read for each that has a source: offsets, and dictionary keys, views, list-view and dense-union offsets
     /// if they refer to something that is not shared, of all arrays but the first; the parts of bitmaps that do not
-    /// continue at the bit of a byte where they start in their own array; bitmaps whose nulls are not counted yet. Each
-    /// read is one host wait, and so is the way back of each group except the last.
+    /// continue at the bit of a byte where they start in their own array; bitmaps whose nulls are not counted yet. The
+    /// host also makes the run ends, and the set bits of arrays without a bitmap where another array has one. Each read is
+    /// one host wait, and so is the way back of each group except the last. If the host can read the memory, this waits
+    /// until all arrays are ready.
     ///
     /// ```
     /// # use arrow_array::{Array, record_batch};
@@ -69,7 +72,16 @@ impl DeviceArray {
                 ("array".into(), format!("array {i}"), "array 0")
             })?;
         }
-        first.like(Arc::new(concat(first.data_type(), arrays, queue)?))
+        let tree = concat(first.data_type(), arrays, queue)?;
+        let whole = first.like(Arc::new(tree))?;
+        let nulls = whole.null_count() != Some(0) && *whole.data_type() != DataType::Null;
+        match whole.field() {
+            Some(field) if nulls && !field.is_nullable() => {
+                let field = field.as_ref().clone().with_nullable(true);
+                whole.with_field(Arc::new(field))
+            }
+            _ => Ok(whole),
+        }
     }
 }
 

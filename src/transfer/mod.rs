@@ -172,7 +172,8 @@ impl DeviceArray {
 
     /// Starts to copy the array's rows to the host as [`to_host`](Self::to_host) does, without blocking. If sizes are stored in
     /// device memory and not known yet, this queues the read of them, and the next call on the [`Download`] that finds it
-    /// done queues the copies. Nothing is queued for memory that the host can read.
+    /// done queues the copies. Memory that the host can read is not copied; if several parts of it, or memory of another
+    /// library, are not ready yet, the queue waits for them, and one event is recorded.
     ///
     /// ```
     /// use arrow_array::Int32Array;

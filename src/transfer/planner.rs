@@ -370,7 +370,7 @@ impl<'a> Planner<'a> {
         let tree = self.tree;
         let slots = tree.slots(view.node);
         let (variadic, sizes) = (&slots[2..slots.len() - 1], &slots[slots.len() - 1]);
-        if variadic.iter().any(|slot| slot.bytes().is_none()) {
+        if (0..variadic.len()).any(|k| tree.bytes(view.node, 2 + k).is_none()) {
             self.wait_for(
                 node,
                 view,
@@ -393,7 +393,7 @@ impl<'a> Planner<'a> {
         let owner = plain(&tree.nodes[view.node], view);
         let first = self.plan.nodes[node].first_slot as usize + 2;
         for (i, source) in variadic.iter().enumerate() {
-            let bytes = source.bytes().unwrap_or(0);
+            let bytes = tree.bytes(view.node, 2 + i).unwrap_or(0);
             let wanted = used.as_ref().is_none_or(|used| used[i]);
             if wanted && bytes > 0 && view.length > 0 {
                 self.plan.slots[first + i] =

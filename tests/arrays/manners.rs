@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StructArray, record_batch};
+use arrow_array::{
+    Array, ArrayRef, BinaryArray, FixedSizeListArray, Int64Array, RecordBatch, StringArray,
+    StructArray, UnionArray, record_batch,
+};
 use arrow_buffer::Buffer;
 use arrow_device::{DeviceArray, DeviceBuffer, DeviceRecordBatch, SyncPolicy, TransferStats};
-use arrow_schema::{DataType, Field, Schema};
+use arrow_schema::{DataType, Field, Schema, UnionFields, UnionMode};
 
 use crate::support::{Nulls, all_types, array, assert_same, assert_same_batch};
 use crate::support_c::sim::{cpu, places};
@@ -100,6 +103,71 @@ fn manners_of_record_batches() {
         }
         place.assert_clean();
     }
+}
+
+/// arrow-rs lets a schema leave out or reorder the fields of a union. Children are found by position here, so such a
+/// schema would give them types that are not theirs.
+#[test]
+fn fields_of_unions_stay() {
+    let fields = |of: &[(i8, DataType)]| {
+        let fields = of
+            .iter()
+            .map(|(id, t)| (*id, Arc::new(Field::new("f", t.clone(), true))));
+        fields.collect::<UnionFields>()
+    };
+    let (text, bytes) = ((0, DataType::Utf8), (1, DataType::Binary));
+    let union = |of: &[(i8, DataType)]| DataType::Union(fields(of), UnionMode::Dense);
+    let children: Vec<ArrayRef> = vec![
+        Arc::new(StringArray::from(vec!["a"])),
+        Arc::new(BinaryArray::from(vec![&[0xFFu8, 0xFE][..]])),
+    ];
+    let ids = vec![0i8, 1].into();
+    let offsets = Some(vec![0i32, 0].into());
+    let own = fields(&[text.clone(), bytes.clone()]);
+    let rows = UnionArray::try_new(own, ids, offsets, children).unwrap();
+    let inside = FixedSizeListArray::new(
+        Arc::new(Field::new("item", rows.data_type().clone(), true)),
+        1,
+        Arc::new(rows.clone()),
+        None,
+    );
+    let nested = |of: DataType| DataType::FixedSizeList(Arc::new(Field::new("item", of, true)), 1);
+    for place in places() {
+        for (column, is_nested) in [(&rows as &dyn Array, false), (&inside, true)] {
+            let up = batch_of(&[place.device.upload_array(column).unwrap()]);
+            for of in [
+                union(&[bytes.clone(), text.clone()]),
+                union(&[text.clone()]),
+                union(&[]),
+            ] {
+                let of = if is_nested { nested(of) } else { of };
+                let field = up.schema_ref().field(0).clone().with_data_type(of);
+                let target = Arc::new(Schema::new(vec![field]));
+                refused(up.clone().with_schema(target), &["with_schema", "unions"]);
+            }
+            up.clone().with_schema(up.schema()).unwrap();
+        }
+        place.assert_clean();
+    }
+}
+
+/// Batches in batches have the depth of other types.
+#[test]
+fn depth_of_batches() {
+    let cpu = cpu();
+    let mut array = cpu.device.upload_array(&Int64Array::from(vec![1])).unwrap();
+    let mut depth = 0;
+    let error = loop {
+        let field = Field::new("f", array.data_type().clone(), true);
+        let schema = Arc::new(Schema::new(vec![field]));
+        match DeviceRecordBatch::try_new(schema, &[array.clone()]) {
+            Ok(batch) => array = batch.into(),
+            Err(e) => break e,
+        }
+        depth += 1;
+        assert!(depth < 100, "no limit");
+    };
+    assert!(error.to_string().contains("deep"), "{error}");
 }
 
 /// The bytes that arrays of every type hold, and those of their rows.

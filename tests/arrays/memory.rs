@@ -253,9 +253,17 @@ fn sizes_of_columns_of_separate_memory() {
         }
         let (_, stats) = counted(device, || batch.as_struct().resolve_sizes().unwrap());
         assert_eq!(stats.copies, on_device, "the other one");
+        // A column that was taken before knows them too, and so does what is made of it.
+        let again = batch_of(&[early.clone()]);
+        let own = again.as_struct().get_array_memory_size();
+        assert_eq!(early.get_array_memory_size(), own);
+        assert!(own >= 8 && again.column(0).unwrap().buffer(2).is_some());
+        let (down, stats) = counted(device, || early.to_host().unwrap());
+        assert_eq!(stats.host_waits, on_device, "none for sizes");
+        assert_same(&strings(), &down, "text");
         assert_eq!(early.buffer(2).unwrap().len(), 8);
         assert_same(&strings(), &early.to_host().unwrap(), "text");
-        drop((batch, early));
+        drop((batch, again, early));
         place.assert_clean();
     }
 }

@@ -149,12 +149,17 @@ fn on_the_stand_in() {
         command
     };
     run(stand_in());
-    let others = ["the_example", "a_kernel_that", "two_contexts"];
+    let others = [
+        "the_example_in",
+        "the_other_kernels",
+        "a_kernel_that",
+        "two_contexts",
+    ];
     let output = stand_in().args(others).output().unwrap();
     let both = [output.stdout, output.stderr].concat();
     let text = String::from_utf8_lossy(&both);
     assert!(
-        output.status.success() && text.contains("3 passed"),
+        output.status.success() && text.contains("4 passed"),
         "{text}"
     );
 }

@@ -264,6 +264,10 @@ impl Allocator {
         let Some(allocation) = self.live.get_mut(&offset) else {
             return true;
         };
+        // It was freed meanwhile, and this is another one.
+        if allocation.kept > keep || allocation.bytes <= keep {
+            return true;
+        }
         let [_, tail] = red_zones(offset, allocation.bytes);
         let [_, new_tail] = red_zones(offset, keep);
         allocation.bytes = keep;

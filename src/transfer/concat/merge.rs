@@ -29,6 +29,9 @@ pub(super) struct Merged {
     pub(super) bytes: usize,
 }
 
+/// More bytes than any device has for a bitmap.
+const MOST_BITMAP: usize = 1 << 40;
+
 /// Merges plans that were made with [`Extent::Concat`](crate::transfer::Extent) for arrays of type `root` on `device`.
 pub(super) fn merge(
     root: &DataType,
@@ -384,6 +387,10 @@ impl<'a> Merger<'a> {
             });
             start += node.length;
         }
+        // Rows that take no memory may be more than there are bits anywhere.
+        if length.div_ceil(8) > MOST_BITMAP {
+            return Err(too_large());
+        }
         pieces(&segments, self.merged.bytes, at, &mut self.merged.content);
         self.close(length.div_ceil(8))
     }
@@ -457,7 +464,12 @@ impl<'a> Merger<'a> {
                 dst = dst.checked_add(piece.dst_bytes).ok_or_else(too_large)?;
             }
         }
-        self.close(dst - self.merged.bytes)
+        match dst - self.merged.bytes {
+            // At the start of the slab: the end of the content may be the end of the allocation.
+            0 => self.merged.slots.push(Slot::new(SLAB, 0, Some(0), 0)),
+            bytes => self.close(bytes)?,
+        }
+        Ok(())
     }
 
     /// Adds the offsets, from 0 on. Those of each part start at the number in `starts`, and end at `end` in all.

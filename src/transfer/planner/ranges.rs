@@ -44,7 +44,7 @@ impl Planner<'_> {
                 let child = tree.child(view, 0);
                 return self.whole_range(node, view, width, Ok(child));
             }
-            if let Some(bytes) = slots[2].bytes() {
+            if let Some(bytes) = tree.bytes(view.node, 2) {
                 return self.whole_range(node, view, width, Err(bytes));
             }
             self.wait_for(node, view, Need::Last, &[(last, width)]);
@@ -134,7 +134,7 @@ impl Planner<'_> {
             return self.only_child(node, cut);
         }
         let at = || tree.buffer_path(view.node, 2);
-        match slots[2].bytes() {
+        match tree.bytes(view.node, 2) {
             None => {
                 check_size(tree, slots[2].address(), last, at)?;
             }

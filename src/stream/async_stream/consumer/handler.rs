@@ -18,7 +18,8 @@ use crate::interchange::schema::decode_metadata;
 /// Producers add up what is requested, some without a check. This many, and one more for each task, never overflow.
 const MAX_DEPTH: usize = 1 << 31;
 
-/// The consumer's side of an async device stream, which a producer calls. Dropping it without giving it to a producer ends its stream with an error.
+/// The consumer's side of an async device stream, which a producer calls. Dropping it without giving it to a producer ends
+/// its stream with an error.
 #[derive(Debug)]
 pub struct AsyncStreamHandler {
     handler: FFI_ArrowAsyncDeviceStreamHandler,

@@ -154,11 +154,8 @@ impl<'a> Merger<'a> {
         let mut rows = 0usize;
         for part in parts {
             let node = self.node_of(*part);
-            let first = (0..node.n_slots as usize).find_map(|i| self.piece(*part, i));
-            let key = (
-                first.map_or(DevicePtr::NULL, |piece| piece.src),
-                node.length,
-            );
+            let source = self.first_source(*part).unwrap_or(DevicePtr::NULL);
+            let key = (source, node.length);
             let alike = seen.entry(key).or_default();
             let same = alike.iter().find(|i| self.same(kept[**i].0, *part));
             starts.push(match same {
@@ -177,6 +174,17 @@ impl<'a> Merger<'a> {
             starts,
             rows,
         ))
+    }
+
+    /// The source of the first buffer of a node or of its descendants that is not made by the host.
+    fn first_source(&self, part: Part) -> Option<DevicePtr> {
+        let node = self.node_of(part);
+        let copied = |piece: &Piece| !matches!(piece.fix, Fix::Ready(_));
+        let mut own = (0..node.n_slots as usize).filter_map(|i| self.piece(part, i));
+        own.find(copied).map(|piece| piece.src).or_else(|| {
+            let mut children = (0..node.n_children as usize).map(|i| self.child(part, i));
+            children.find_map(|child| self.first_source(child))
+        })
     }
 
     /// Whether two nodes have the same rows of the same memory.
