@@ -137,7 +137,7 @@ fn fields_of_unions_stay() {
             let up = batch_of(&[place.device.upload_array(column).unwrap()]);
             for of in [
                 union(&[bytes.clone(), text.clone()]),
-                union(&[text.clone()]),
+                union(std::slice::from_ref(&text)),
                 union(&[]),
             ] {
                 let of = if is_nested { nested(of) } else { of };
@@ -160,7 +160,7 @@ fn depth_of_batches() {
     let error = loop {
         let field = Field::new("f", array.data_type().clone(), true);
         let schema = Arc::new(Schema::new(vec![field]));
-        match DeviceRecordBatch::try_new(schema, &[array.clone()]) {
+        match DeviceRecordBatch::try_new(schema, std::slice::from_ref(&array)) {
             Ok(batch) => array = batch.into(),
             Err(e) => break e,
         }

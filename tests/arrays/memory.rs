@@ -254,7 +254,7 @@ fn sizes_of_columns_of_separate_memory() {
         let (_, stats) = counted(device, || batch.as_struct().resolve_sizes().unwrap());
         assert_eq!(stats.copies, on_device, "the other one");
         // A column that was taken before knows them too, and so does what is made of it.
-        let again = batch_of(&[early.clone()]);
+        let again = batch_of(std::slice::from_ref(&early));
         let own = again.as_struct().get_array_memory_size();
         assert_eq!(early.get_array_memory_size(), own);
         assert!(own >= 8 && again.column(0).unwrap().buffer(2).is_some());
