@@ -90,7 +90,7 @@ pub(super) fn host_stream(
     metrics: Option<DeviceMetrics>,
 ) -> SendableRecordBatchStream {
     let schema = stream.schema();
-    let stream = HostRecordBatchStream::new(stream);
+    let stream = stream.into_host_stream();
     make_cooperative(Box::pin(Staged {
         schema,
         stream,

@@ -177,7 +177,7 @@ fn dropping_a_reader_stream_ends_its_thread() {
 fn a_stream_as_a_reader() {
     let (reader, _) = reader(counting(50));
     let stream = ReaderStream::spawn(reader, 3).unwrap();
-    let reader = BlockingReader::new(stream);
+    let reader = stream.into_blocking_reader();
     assert_eq!(reader.schema(), numbers(0, 1).schema());
     assert_eq!(reader.device_type(), ArrowDeviceType::CPU);
     let found: Vec<_> = reader.map(|b| number_of(&b.unwrap())).collect();
@@ -233,7 +233,7 @@ fn a_reader_waits_for_a_wake_and_not_for_a_token() {
         std::thread::park();
         Poll::Pending
     });
-    assert!(BlockingReader::new(adapted(stream)).next().is_none());
+    assert!(adapted(stream).into_blocking_reader().next().is_none());
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_stream_is_not_asked_after_its_end_or_an_error() {
             assert_eq!(polls, 1, "asked again");
             Poll::Ready(fails.then(|| Err(Error::InvalidArgument("no".into()))))
         });
-        let mut reader = BlockingReader::new(adapted(stream));
+        let mut reader = adapted(stream).into_blocking_reader();
         assert_eq!(reader.next().is_some(), fails);
         assert!(reader.next().is_none());
     }

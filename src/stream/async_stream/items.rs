@@ -1,40 +1,23 @@
 //! Streams of device batches.
 
-use std::collections::HashMap;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use arrow_schema::SchemaRef;
 use futures_core::Stream;
 
-use super::adapters::{BlockingReader, HostRecordBatchStream};
+use super::adapters::blocking::BlockingReader;
+use super::adapters::host::HostRecordBatchStream;
+use super::batch::AsyncBatch;
 use crate::abi::ArrowDeviceType;
-use crate::data::DeviceRecordBatch;
 use crate::error::Result;
-
-/// A batch of an async device stream with its metadata.
-#[derive(Clone, Debug)]
-pub struct AsyncBatch {
-    /// The batch.
-    pub batch: DeviceRecordBatch,
-    /// Key-value metadata of the `on_next_task` call that announced the batch; usually empty.
-    pub metadata: HashMap<String, String>,
-}
-
-impl From<DeviceRecordBatch> for AsyncBatch {
-    /// Without metadata.
-    fn from(batch: DeviceRecordBatch) -> Self {
-        let metadata = HashMap::new();
-        Self { batch, metadata }
-    }
-}
 
 /// A stream of batches of one schema on one type of device: arrow-rs's [`RecordBatchStream`] for device memory. Batches may
 /// be on several devices of that type. All streams of this crate end after an error.
 ///
 /// [`RecordBatchStream`]: arrow_array::nonblocking::RecordBatchStream
 pub trait DeviceRecordBatchStream: Stream<Item = Result<Self::Batch>> {
-    /// [`DeviceRecordBatch`], or [`AsyncBatch`] if batches have metadata.
+    /// [`DeviceRecordBatch`](crate::DeviceRecordBatch), or [`AsyncBatch`] if batches have metadata.
     type Batch: Into<AsyncBatch>;
 
     /// Returns the schema of all batches.
@@ -51,7 +34,8 @@ pub trait DeviceRecordBatchStream: Stream<Item = Result<Self::Batch>> {
     where
         Self: Sized,
     {
-        HostRecordBatchStream::new(self)
+        let schema = self.schema();
+        HostRecordBatchStream::new(self, schema)
     }
 
     /// Returns the stream as a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader), whose reads block the thread.
@@ -59,7 +43,8 @@ pub trait DeviceRecordBatchStream: Stream<Item = Result<Self::Batch>> {
     where
         Self: Sized,
     {
-        BlockingReader::new(self)
+        let (schema, device_type) = (self.schema(), self.device_type());
+        BlockingReader::new(self, schema, device_type)
     }
 }
 

@@ -67,12 +67,14 @@
 //! batch may be returned before the device has filled it; it carries the event to wait for. All streams end after an error.
 
 mod adapters;
+mod batch;
 mod consumer;
 mod items;
 mod producer;
 mod sync;
 
 pub use adapters::{BlockingReader, HostRecordBatchStream, ReaderStream, UploadingStream};
+pub use batch::AsyncBatch;
 pub use consumer::{AsyncDeviceRecordBatchStream, AsyncStreamHandler, Batches, Opening};
-pub use items::{AsyncBatch, DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
+pub use items::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
 pub use producer::{Outcome, Produce, ProduceOptions, produce, produce_at};

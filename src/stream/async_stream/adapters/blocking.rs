@@ -8,15 +8,17 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
 use arrow_schema::SchemaRef;
+use futures_core::Stream;
 use tokio::task::block_in_place;
 
 use crate::abi::ArrowDeviceType;
-use crate::async_stream::DeviceRecordBatchStream;
+use crate::async_stream::batch::AsyncBatch;
 use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::stream::DeviceRecordBatchReader;
 
-/// Makes a [`DeviceRecordBatchReader`] of a stream. Reading a batch blocks the thread until there is one.
+/// Reads a stream as a [`DeviceRecordBatchReader`], made by
+/// [`into_blocking_reader`](crate::async_stream::DeviceRecordBatchStream::into_blocking_reader). Reading a batch blocks the thread until there is one.
 ///
 /// | thread that reads | what happens |
 /// | --- | --- |
@@ -55,18 +57,21 @@ pub struct BlockingReader<S> {
     device_type: ArrowDeviceType,
 }
 
-impl<S: DeviceRecordBatchStream> BlockingReader<S> {
-    /// Makes a reader of `stream`.
-    pub fn new(stream: S) -> Self {
+impl<S> BlockingReader<S> {
+    pub(in crate::stream) fn new(
+        stream: S,
+        schema: SchemaRef,
+        device_type: ArrowDeviceType,
+    ) -> Self {
         Self {
-            schema: stream.schema(),
-            device_type: stream.device_type(),
+            schema,
+            device_type,
             stream: Some(Box::pin(stream)),
         }
     }
 }
 
-impl<S: DeviceRecordBatchStream> Iterator for BlockingReader<S> {
+impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> Iterator for BlockingReader<S> {
     type Item = Result<DeviceRecordBatch>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -80,7 +85,9 @@ impl<S: DeviceRecordBatchStream> Iterator for BlockingReader<S> {
     }
 }
 
-impl<S: DeviceRecordBatchStream> DeviceRecordBatchReader for BlockingReader<S> {
+impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> DeviceRecordBatchReader
+    for BlockingReader<S>
+{
     fn schema(&self) -> SchemaRef {
         self.schema.clone()
     }

@@ -9,13 +9,14 @@ use arrow_array::nonblocking::RecordBatchStream;
 use arrow_schema::{ArrowError, SchemaRef};
 use futures_core::Stream;
 
-use crate::async_stream::DeviceRecordBatchStream;
+use crate::async_stream::batch::AsyncBatch;
 use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
 use crate::stream::host::CopyQueues;
 use crate::transfer::Download;
 
-/// Reads a device stream as host batches: the asynchronous [`HostRecordBatchReader`](crate::HostRecordBatchReader).
+/// Reads a device stream as host batches, made by
+/// [`into_host_stream`](crate::async_stream::DeviceRecordBatchStream::into_host_stream): the asynchronous [`HostRecordBatchReader`](crate::HostRecordBatchReader).
 ///
 /// Batches are downloaded one ahead of the consumer. Polling never blocks, neither for copies nor for sizes that are stored
 /// in device memory. The stream ends after an error.
@@ -48,11 +49,10 @@ impl Coming {
     }
 }
 
-impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
-    /// Makes a host stream of `stream`.
-    pub fn new(stream: S) -> Self {
+impl<S> HostRecordBatchStream<S> {
+    pub(in crate::stream) fn new(stream: S, schema: SchemaRef) -> Self {
         Self {
-            schema: stream.schema(),
+            schema,
             stream: Some(Box::pin(stream)),
             prefetch: 1,
             coming: VecDeque::new(),
@@ -67,7 +67,9 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
         self.prefetch = batches;
         self
     }
+}
 
+impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> HostRecordBatchStream<S> {
     /// Takes batches from the stream until there are enough, or it is pending.
     fn fill(&mut self, cx: &mut Context<'_>) {
         while self.coming.len() <= self.prefetch && self.worth_it() {
@@ -111,7 +113,7 @@ impl<S: DeviceRecordBatchStream> HostRecordBatchStream<S> {
     }
 }
 
-impl<S: DeviceRecordBatchStream> Stream for HostRecordBatchStream<S> {
+impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> Stream for HostRecordBatchStream<S> {
     type Item = Result<RecordBatch, ArrowError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -145,7 +147,9 @@ impl<S: DeviceRecordBatchStream> Stream for HostRecordBatchStream<S> {
     }
 }
 
-impl<S: DeviceRecordBatchStream> RecordBatchStream for HostRecordBatchStream<S> {
+impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> RecordBatchStream
+    for HostRecordBatchStream<S>
+{
     fn schema(&self) -> &SchemaRef {
         &self.schema
     }

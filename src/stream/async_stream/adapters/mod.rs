@@ -1,7 +1,7 @@
 //! Adapters to and from other streams and readers.
 
-mod blocking;
-mod host;
+pub(super) mod blocking;
+pub(super) mod host;
 mod reader;
 mod upload;
 
