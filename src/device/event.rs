@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::task::Waker;
 
-use crate::device::backend::EventPtr;
+use crate::device::backend::{EventPtr, Notify};
+use crate::device::reaper::Item;
 use crate::device::{Counters, Device, Place};
 use crate::error::Result;
 
@@ -32,10 +33,6 @@ impl SyncEvent {
     /// `ptr` was recorded by a queue of `device` and is owned by nobody else.
     pub(crate) unsafe fn from_recorded(device: Device, ptr: EventPtr, place: Place) -> Self {
         Self(Arc::new(Owned { device, ptr, place }))
-    }
-
-    pub(super) fn place(&self) -> Place {
-        self.0.place
     }
 
     pub(crate) fn as_ref(&self) -> EventRef<'_> {
@@ -72,13 +69,6 @@ impl SyncEvent {
         self.as_ref().wait()
     }
 
-    /// As [`wait`](Self::wait), but not counted: for background threads, which hold up no other
-    /// work.
-    pub(crate) fn wait_uncounted(&self) -> Result<()> {
-        // SAFETY: the event lives as long as `self`, and is of this device.
-        unsafe { self.device().backend().wait_event(self.0.ptr) }
-    }
-
     /// Arranges that `waker` is called once the event has completed, without waiting. Returns
     /// `true` if it has completed already; the waker is not called then. The event may be dropped
     /// before it completes.
@@ -91,8 +81,81 @@ impl SyncEvent {
         }
         let waker = waker.clone();
         let done = vec![self.clone()];
-        self.device().reaper().after(done, move || waker.wake());
+        self.device().after(done, move || waker.wake());
         Ok(false)
+    }
+}
+
+impl Device {
+    /// Runs `action` once all `events` have completed: at once, on this thread, if they have
+    /// already, or else on the reaper's thread. A panic is kept for
+    /// [`take_drop_error`](Self::take_drop_error).
+    pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
+        events.retain(|event| !event.is_complete().unwrap_or(false));
+        if events.is_empty() {
+            return self.parking("release", action);
+        }
+        self.reap(events, action);
+    }
+
+    /// Runs `action`, which may wait for the device, on the reaper's thread. A panic is kept for
+    /// [`take_drop_error`](Self::take_drop_error).
+    pub(crate) fn later(&self, action: impl FnOnce() + Send + 'static) {
+        self.reap(Vec::new(), action);
+    }
+
+    fn reap(&self, events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
+        let device = self.clone();
+        let action = move || device.parking("release", action);
+        self.reaper().push(Box::new(After { events, action }));
+    }
+}
+
+/// An action, and the events that it comes after.
+struct After<F> {
+    /// Waited for from the last one to the first.
+    events: Vec<SyncEvent>,
+    action: F,
+}
+
+impl<F: FnOnce() + Send> Item for After<F> {
+    fn next(&self) -> Option<Place> {
+        self.events.last().map(|event| event.0.place)
+    }
+
+    unsafe fn notify(&self, waker: &Waker) -> Result<Notify> {
+        let Some(event) = self.events.last() else {
+            return Ok(Notify::Completed);
+        };
+        // SAFETY: the event is of its device, and lives as long as this item, which the caller keeps
+        // until the waker was called or dropped (see `Item::notify`).
+        unsafe { event.device().backend().notify_event(event.0.ptr, waker) }
+    }
+
+    fn is_complete(&self) -> Result<bool> {
+        self.events.last().map_or(Ok(true), SyncEvent::is_complete)
+    }
+
+    /// Not counted: a background thread holds up no other work.
+    fn wait(&self) -> Result<()> {
+        self.events.last().map_or(Ok(()), |event| {
+            // SAFETY: the event lives as long as `self`, and is of its device.
+            unsafe { event.device().backend().wait_event(event.0.ptr) }
+        })
+    }
+
+    fn settle(&self) {
+        if let Some(event) = self.events.last() {
+            event.device().settle();
+        }
+    }
+
+    fn advance(&mut self) {
+        self.events.pop();
+    }
+
+    fn run(self: Box<Self>) {
+        (self.action)();
     }
 }
 

@@ -7,8 +7,8 @@ use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
 use crate::device::block::SlabPool;
 use crate::device::order::new_queue_id;
-use crate::device::reaper::{Reaper, ReaperOf};
-use crate::device::{Counters, DeviceId, Queue, TransferStats, lock};
+use crate::device::reaper::Reaper;
+use crate::device::{Counters, DeviceId, TransferStats, lock};
 use crate::error::{Error, Result};
 
 /// A device, with its memory, queues and counters. Clones are the same device.
@@ -89,26 +89,9 @@ impl Device {
         self.0.synchronous
     }
 
-    /// Returns the queue that is used when no other is named.
-    pub fn default_queue(&self) -> Queue {
-        let (raw, id) = (self.0.default_queue.clone(), self.0.default_queue_id);
-        Queue::with_id(self.clone(), raw, id)
-    }
-
-    /// Creates a queue.
-    ///
-    /// # Errors
-    /// Returns the device's own error.
-    pub fn new_queue(&self) -> Result<Queue> {
-        Ok(Queue::new(self.clone(), self.0.backend.new_queue()?))
-    }
-
-    /// Wraps a queue that the backend's own functions made.
-    ///
-    /// # Safety
-    /// `raw` is a queue of this device's backend.
-    pub unsafe fn wrap_queue(&self, raw: Arc<dyn RawQueue>) -> Queue {
-        Queue::new(self.clone(), raw)
+    /// Returns the backend's default queue and its id.
+    pub(super) fn raw_default_queue(&self) -> (Arc<dyn RawQueue>, u64) {
+        (self.0.default_queue.clone(), self.0.default_queue_id)
     }
 
     /// Makes this thread wait for all work of the device: one host wait.
@@ -171,8 +154,8 @@ impl Device {
         }
     }
 
-    pub(crate) fn reaper(&self) -> ReaperOf<'_> {
-        ReaperOf::new(self, &self.0.reaper)
+    pub(super) fn reaper(&self) -> &Reaper {
+        &self.0.reaper
     }
 
     pub(crate) fn slabs(&self) -> &SlabPool {

@@ -33,13 +33,34 @@ pub struct Queue {
     id: u64,
 }
 
-impl Queue {
-    pub(crate) fn new(device: Device, raw: Arc<dyn RawQueue>) -> Self {
-        Self::with_id(device, raw, new_queue_id())
+impl Device {
+    /// Returns the queue that is used when no other is named.
+    pub fn default_queue(&self) -> Queue {
+        let device = self.clone();
+        let (raw, id) = self.raw_default_queue();
+        Queue { device, raw, id }
     }
 
-    /// Creates a handle with the id of an earlier one of the same `raw`.
-    pub(super) fn with_id(device: Device, raw: Arc<dyn RawQueue>, id: u64) -> Self {
+    /// Creates a queue.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
+    pub fn new_queue(&self) -> Result<Queue> {
+        Ok(Queue::new(self.clone(), self.backend().new_queue()?))
+    }
+
+    /// Wraps a queue that the backend's own functions made.
+    ///
+    /// # Safety
+    /// `raw` is a queue of this device's backend.
+    pub unsafe fn wrap_queue(&self, raw: Arc<dyn RawQueue>) -> Queue {
+        Queue::new(self.clone(), raw)
+    }
+}
+
+impl Queue {
+    pub(crate) fn new(device: Device, raw: Arc<dyn RawQueue>) -> Self {
+        let id = new_queue_id();
         Self { device, raw, id }
     }
 
@@ -200,13 +221,10 @@ impl Queue {
     pub(crate) fn keep_until_done<T: Send + 'static>(&self, sources: T) {
         match self.record() {
             Ok(None) => drop(sources),
-            Ok(Some(event)) => self
-                .device
-                .reaper()
-                .after(vec![event], move || drop(sources)),
+            Ok(Some(event)) => self.device.after(vec![event], move || drop(sources)),
             Err(_) => {
                 let device = self.device.clone();
-                self.device.reaper().later(move || {
+                self.device.later(move || {
                     device.settle();
                     drop(sources);
                 });

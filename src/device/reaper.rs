@@ -1,12 +1,12 @@
-//! The reaper: a thread per device, started when needed, that runs actions once events have
+//! The reaper: a thread per device, started when needed, that runs items once their events have
 //! completed.
 //!
-//! Actions run on the reaper's thread, outside its lock, in no particular order. Only an action of
-//! [`ReaperOf::later`] may wait for the device. The thread ends after it has been idle for a while.
+//! Items run on the reaper's thread, outside its lock, in no particular order. The thread ends after
+//! it has been idle for a while.
 //!
 //! If the backend cannot notify, the thread polls the first pending event of each queue, at growing
 //! intervals. It waits only for a device whose queries fail, so no event delays another that could
-//! complete before it. The cost of an action does not depend on how many others are pending.
+//! complete before it. The cost of an item does not depend on how many others are pending.
 
 use std::collections::HashMap;
 use std::mem::take;
@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 
 use crate::abi::guard;
 use crate::device::backend::Notify;
-use crate::device::order::{Asked, Round};
-use crate::device::{Device, SyncEvent, lock};
+use crate::device::lock;
+use crate::device::order::{Asked, Place, Round};
+use crate::error::Result;
 
 /// How long an idle thread lives.
 const IDLE: Duration = Duration::from_secs(2);
@@ -32,10 +33,33 @@ pub(crate) struct Reaper {
     shared: Arc<Shared>,
 }
 
-/// The reaper of a device, which keeps the panics of actions ([`Device::parking`]).
-pub(crate) struct ReaperOf<'a> {
-    device: &'a Device,
-    reaper: &'a Reaper,
+/// Something to run once a list of events has completed.
+pub(super) trait Item: Send {
+    /// Returns the place of the event to wait for next, or `None` if all have completed.
+    fn next(&self) -> Option<Place>;
+
+    /// Arranges that `waker` is called once the next event has completed, as
+    /// [`Backend::notify_event`](crate::device::Backend::notify_event) does.
+    ///
+    /// # Safety
+    /// After `Ok(Notify::Registered)` the item is kept as it is until `waker` was called, or all its
+    /// clones were dropped.
+    unsafe fn notify(&self, waker: &Waker) -> Result<Notify>;
+
+    /// Returns whether the next event has completed.
+    fn is_complete(&self) -> Result<bool>;
+
+    /// Makes this thread wait for the next event.
+    fn wait(&self) -> Result<()>;
+
+    /// Makes this thread wait until the work before the next event does not run any more, even if
+    /// its device has failed.
+    fn settle(&self);
+
+    /// Removes the next event, which has completed.
+    fn advance(&mut self);
+
+    fn run(self: Box<Self>);
 }
 
 #[derive(Default)]
@@ -52,7 +76,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Items that the thread has not seen yet.
-    items: Vec<Item>,
+    items: Vec<Box<dyn Item>>,
     /// Registrations whose waker was called, or dropped without a call, and that the thread has not
     /// seen yet.
     woken: Vec<(u64, Fired)>,
@@ -61,20 +85,14 @@ struct State {
     closed: bool,
 }
 
-struct Item {
-    /// Waited for from the last one to the first.
-    events: Vec<SyncEvent>,
-    action: Box<dyn FnOnce() + Send>,
-}
-
 /// The items that the thread has seen. None is looked at again before its event may have completed.
 #[derive(Default)]
 struct Waiting {
-    /// By the registration of a waker for their last event. The event is kept until the waker was
+    /// By the registration of a waker for their next event. The event is kept until the waker was
     /// called or dropped.
-    registered: HashMap<u64, Item>,
-    /// Those for whose last event the backend cannot notify, or did not.
-    asked: Asked<Item>,
+    registered: HashMap<u64, Box<dyn Item>>,
+    /// Those for whose next event the backend cannot notify, or did not.
+    asked: Asked<Box<dyn Item>>,
 }
 
 /// What a backend did with a waker.
@@ -183,11 +201,11 @@ impl Waiting {
         self.registered.is_empty() && self.asked.is_empty()
     }
 
-    /// Runs the action if all events have completed; else waits for the last one that has not.
-    fn proceed(&mut self, mut item: Item, shared: &Arc<Shared>) {
+    /// Runs the item if all events have completed; else waits for the next one that has not.
+    fn proceed(&mut self, mut item: Box<dyn Item>, shared: &Arc<Shared>) {
         #[cfg(test)]
         shared.visits.fetch_add(1, Ordering::Relaxed);
-        while let Some(event) = item.events.last() {
+        while item.next().is_some() {
             let registration = shared.registrations.fetch_add(1, Ordering::Relaxed);
             let signal = Arc::new(Signal {
                 registration,
@@ -195,10 +213,8 @@ impl Waiting {
                 shared: shared.clone(),
             });
             let waker = Waker::from(signal.clone());
-            let backend = event.device().backend();
-            // SAFETY: the item owns the event, which is its device's; `registered` keeps the item
-            // until the waker was called or dropped.
-            let answer = unsafe { backend.notify_event(event.as_ptr(), &waker) };
+            // SAFETY: `registered` keeps the item as it is until the waker was called or dropped.
+            let answer = unsafe { item.notify(&waker) };
             if let Ok(Notify::Registered) = answer {
                 self.registered.insert(registration, item);
                 return;
@@ -208,88 +224,49 @@ impl Waiting {
             if !matches!(answer, Ok(Notify::Completed)) {
                 return self.ask_later(item);
             }
-            item.events.pop();
+            item.advance();
         }
-        run_action(item.action);
+        run(item);
     }
 
-    /// Polls the last event from now on.
-    fn ask_later(&mut self, item: Item) {
-        match item.events.last().map(SyncEvent::place) {
+    /// Polls the next event from now on.
+    fn ask_later(&mut self, item: Box<dyn Item>) {
+        match item.next() {
             Some(place) => self.asked.add(place, item),
-            None => run_action(item.action),
+            None => run(item),
         }
     }
 
     /// Polls events, and proceeds with the items of those that have completed.
     fn ask(&mut self, shared: &Arc<Shared>) {
         let mut round = Round::default();
-        let is_done = |item: &mut Item| {
-            item.events.last().is_none_or(|event| {
-                event.is_complete().unwrap_or_else(|_| {
-                    // The query failed: wait until all work has ended.
-                    event.device().settle();
-                    true
-                })
+        let is_done = |item: &mut Box<dyn Item>| {
+            item.is_complete().unwrap_or_else(|_| {
+                // The query failed: wait until all work has ended.
+                item.settle();
+                true
             })
         };
         while let Some(items) = self.asked.next_done(&mut round, is_done) {
             for mut item in items {
-                item.events.pop();
+                item.advance();
                 self.proceed(item, shared);
             }
         }
     }
 }
 
-impl Item {
-    /// Makes this thread wait for all events.
-    fn wait(&self) {
-        for event in &self.events {
-            if event.wait_uncounted().is_err() {
-                event.device().settle();
-            }
-        }
-    }
-}
-
-/// Runs an action, outside all locks. [`ReaperOf::push`] keeps its panics, but the action may also
-/// drop the device, which may panic.
-fn run_action(action: Box<dyn FnOnce() + Send>) {
-    let _ = guard::call_foreign("release", action);
-}
-
-impl<'a> ReaperOf<'a> {
-    pub(super) fn new(device: &'a Device, reaper: &'a Reaper) -> Self {
-        Self { device, reaper }
-    }
-
-    /// Runs `action` once all `events` have completed: at once, on this thread, if they have
-    /// already, or else on the reaper's thread.
-    pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
-        events.retain(|event| !event.is_complete().unwrap_or(false));
-        if events.is_empty() {
-            return self.device.parking("release", action);
-        }
-        self.push(events, action);
-    }
-
-    /// Runs `action`, which may wait for the device, on the reaper's thread.
-    pub(crate) fn later(&self, action: impl FnOnce() + Send + 'static) {
-        self.push(Vec::new(), action);
-    }
-
-    fn push(&self, events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
-        let device = self.device.clone();
-        let action = move || device.parking("release", action);
-        self.reaper.push(events, Box::new(action));
-    }
+/// Runs an item, outside all locks. It keeps the panics of its action, but may also drop the device,
+/// which may panic.
+fn run(item: Box<dyn Item>) {
+    let _ = guard::call_foreign("release", || item.run());
 }
 
 impl Reaper {
-    fn push(&self, events: Vec<SyncEvent>, action: Box<dyn FnOnce() + Send>) {
+    /// Runs `item` on the reaper's thread once its events have completed.
+    pub(super) fn push(&self, item: Box<dyn Item>) {
         let mut state = self.shared.lock();
-        state.items.push(Item { events, action });
+        state.items.push(item);
         if !state.running {
             let shared = self.shared.clone();
             state.running = std::thread::Builder::new()
@@ -309,10 +286,15 @@ impl Reaper {
         };
         drop(state);
         self.shared.wake.notify_one();
-        // No thread could be started: wait here rather than lose the action.
-        for item in stranded {
-            item.wait();
-            run_action(item.action);
+        // No thread could be started: wait here rather than lose the item.
+        for mut item in stranded {
+            while item.next().is_some() {
+                if item.wait().is_err() {
+                    item.settle();
+                }
+                item.advance();
+            }
+            run(item);
         }
     }
 }
@@ -333,6 +315,7 @@ mod tests {
 
     use super::*;
     use crate::device::sim::{SimConfig, SimDevice, SimMode};
+    use crate::device::{Device, SyncEvent};
 
     /// Each action runs as soon as its event has completed, and items of pending events are not
     /// looked at.
@@ -348,7 +331,7 @@ mod tests {
                 let event = queue.record().unwrap().unwrap();
                 let sender = sender.clone();
                 let action = move || sender.send(i).unwrap();
-                device.reaper().after(vec![event.clone()], action);
+                device.after(vec![event.clone()], action);
                 event
             })
             .collect();
@@ -356,7 +339,7 @@ mod tests {
             event.wait().unwrap();
             assert_eq!(done.recv_timeout(Duration::from_secs(60)), Ok(i));
         }
-        let visits = device.reaper().reaper.shared.visits.load(Ordering::Relaxed);
+        let visits = device.reaper().shared.visits.load(Ordering::Relaxed);
         assert!((N..=2 * N).contains(&visits), "{visits} visits");
     }
 }

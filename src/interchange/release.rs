@@ -38,7 +38,7 @@ impl ReleasePolicy {
             return drop(kept);
         }
         let settled = device.clone();
-        device.reaper().later(move || {
+        device.later(move || {
             settled.settle();
             drop(kept);
         });

@@ -251,7 +251,7 @@ impl Drop for Owner {
         let mut uses = std::mem::take(&mut uses.events);
         if *self.unrecorded.get_mut() {
             let device = self.device.clone();
-            return self.device.reaper().later(move || {
+            return self.device.later(move || {
                 device.settle();
                 memory.free(&device);
             });
@@ -268,9 +268,7 @@ impl Drop for Owner {
             memory.free(&self.device);
         } else {
             let device = self.device.clone();
-            self.device
-                .reaper()
-                .after(uses, move || memory.free(&device));
+            self.device.after(uses, move || memory.free(&device));
         }
     }
 }

@@ -81,7 +81,7 @@ impl<S: Send + 'static> Drop for Reading<S> {
             return;
         };
         let device = event.device().clone();
-        device.reaper().after(vec![event], move || drop(kept));
+        device.after(vec![event], move || drop(kept));
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn keep_until<T: Send + 'static>(
     match &event {
         Ok(Some(event)) => {
             let done = vec![event.clone()];
-            queue.device().reaper().after(done, move || drop(sources));
+            queue.device().after(done, move || drop(sources));
         }
         Ok(None) => {}
         Err(_) => queue.keep_until_done(sources),

@@ -30,7 +30,7 @@ pub(super) struct Merged {
 }
 
 /// More bytes than any device has for a bitmap.
-const MOST_BITMAP: usize = 1 << 40;
+const MOST_BITMAP: u64 = 1 << 40;
 
 /// Merges plans that were made with [`Extent::Concat`](crate::transfer::Extent) for arrays of type `root` on `device`.
 pub(super) fn merge(
@@ -388,7 +388,7 @@ impl<'a> Merger<'a> {
             start += node.length;
         }
         // Rows that take no memory may be more than there are bits anywhere.
-        if length.div_ceil(8) > MOST_BITMAP {
+        if length.div_ceil(8) as u64 > MOST_BITMAP {
             return Err(too_large());
         }
         pieces(&segments, self.merged.bytes, at, &mut self.merged.content);
