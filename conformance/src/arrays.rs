@@ -113,8 +113,11 @@ pub(super) fn concat(subject: &Subject) -> Verdict {
         let mut start = 0;
         for (_, offset, rows) in cuts {
             let part = down.slice(start, rows);
-            let what = format_args!("{what}, {rows} rows from {offset}, at {start}");
-            assert_same(&array.slice(offset, rows), &part, what);
+            assert_same(
+                &array.slice(offset, rows),
+                &part,
+                format_args!("{what}, {rows} rows from {offset}, at {start}"),
+            );
             start += rows;
         }
         assert_eq!(start, whole.len(), "{what}");
