@@ -1,5 +1,6 @@
 //! Schemas, conversions and sizes, as `RecordBatch` has them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::{
@@ -26,7 +27,7 @@ fn manners_of_record_batches() {
     ]));
     let columns: Vec<ArrayRef> = vec![Arc::new(inner), host.column(0).clone()];
     let host = RecordBatch::try_new(schema.clone(), columns).unwrap();
-    let metadata = || [("k".to_owned(), "v".to_owned())].into();
+    let metadata = || HashMap::from([("k".to_owned(), "v".to_owned())]);
     let nullable = Field::new("n", DataType::Int32, true);
     let targets = [
         schema.as_ref().clone().with_metadata(metadata()),
