@@ -1,5 +1,6 @@
 //! Arrays and batches of columns, made by safe constructors.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::{
@@ -245,7 +246,7 @@ fn fixed_size_lists() {
 fn batches_of_any_number_of_columns() {
     for place in places() {
         let device = &place.device;
-        let metadata = [("k".to_owned(), "v".to_owned())].into();
+        let metadata = HashMap::from([("k".to_owned(), "v".to_owned())]);
         let schema = Arc::new(Schema::empty().with_metadata(metadata));
         let batch = DeviceRecordBatch::try_new_with_rows(device, schema.clone(), &[], 7).unwrap();
         let options = RecordBatchOptions::new().with_row_count(Some(7));
