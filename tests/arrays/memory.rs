@@ -263,7 +263,7 @@ fn sizes_of_columns_of_separate_memory() {
         assert_same(&strings(), &down, "text");
         assert_eq!(early.buffer(2).unwrap().len(), 8);
         assert_same(&strings(), &early.to_host().unwrap(), "text");
-        drop((batch, again, early));
+        drop((batch, again, early, down));
         place.assert_clean();
     }
 }
