@@ -14,10 +14,8 @@ use crate::transfer::fix::{Fix, Piece};
 pub(crate) struct Plan {
     /// The nodes of the result; their offset is 0.
     pub(crate) nodes: Vec<Node>,
-    /// The buffers of the result. Until [`place`](Self::place) has been called, the base of a slot is the address of its
-    /// source (until [`lay_out`](Self::lay_out): base plus offset), and its owner is one of the constants below, or
-    /// `NOTES` plus the index of its note.
-    pub(super) slots: Vec<Slot>,
+    /// The buffers of the result.
+    pub(super) regions: Vec<Region>,
     notes: Vec<Note>,
     /// The bytes that [`Fix::Ready`] refers to.
     pub(crate) ready: Vec<u8>,
@@ -25,30 +23,149 @@ pub(crate) struct Plan {
     pub(crate) bytes: usize,
 }
 
-/// The base of buffers that are present but have no source.
+/// A buffer of a plan's result: where its bytes come from, where they go, and how.
+///
+/// It is kept in the slot that it becomes in the result, so that a plan makes no second list of buffers. First the slot says
+/// where the source is; [`Plan::lay_out`] turns that into an address, and gives the slot its offset in the slab.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(super) struct Region(Slot);
+
+/// How the bytes of a [`Region`] are copied.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Copying(u32);
+
+/// The base of regions that are present but have no source.
 pub(super) const SLAB: DevicePtr = DevicePtr::new(std::ptr::dangling_mut());
 
-/// The bytes are copied unchanged.
-pub(super) const PLAIN: u32 = 0;
-/// The same, and they are all bytes of a buffer that an earlier transfer wrote and padded with zeros.
-pub(super) const WHOLE: u32 = 1;
-/// The bytes are copied with those of another slot: of the one before ([`Note::Run`]), or of one with the same source.
-const FOLLOWS: u32 = 2;
-/// The owner of the slot whose note is the first.
-const NOTES: u32 = 3;
-
-/// What a plan states about a slot besides its bytes.
+/// What a plan states about a region besides its bytes.
 #[derive(Clone, Copy, Debug)]
 enum Note {
     Fix(Fix),
-    /// The slot and those that follow it are copied together; this is the number of bytes, of all of them.
+    /// The region and those that follow it are copied together; this is the number of bytes, of all of them.
     Run(usize),
+}
+
+impl Copying {
+    /// The bytes are copied unchanged.
+    pub(super) const PLAIN: Self = Self(0);
+    /// The same, and they are all bytes of a buffer that an earlier transfer wrote and padded with zeros.
+    pub(super) const WHOLE: Self = Self(1);
+    /// The bytes are copied with those of another region: of the one before ([`Note::Run`]), or of one with the same source.
+    const FOLLOWS: Self = Self(2);
+    const FIRST_NOTE: u32 = 3;
+
+    /// As note `i` of the plan says.
+    #[inline]
+    fn noted(i: usize) -> Self {
+        Self(Self::FIRST_NOTE + i as u32)
+    }
+
+    /// The index of the note, if there is one.
+    #[inline]
+    fn note(self) -> Option<usize> {
+        self.0.checked_sub(Self::FIRST_NOTE).map(|i| i as usize)
+    }
+}
+
+impl Region {
+    /// Makes a buffer of `bytes` bytes at byte `offset` of the source's allocation at `base`.
+    #[inline]
+    pub(super) fn new(base: DevicePtr, offset: usize, bytes: usize, copying: Copying) -> Self {
+        Self(Slot::new(base, offset, Some(bytes), copying.0))
+    }
+
+    /// A missing buffer.
+    #[inline]
+    pub(super) fn absent() -> Self {
+        Self(Slot::absent())
+    }
+
+    /// A buffer without bytes: missing if `base` is null, otherwise present.
+    #[inline]
+    pub(super) fn empty(base: DevicePtr) -> Self {
+        Self::new(base, 0, 0, Copying::PLAIN)
+    }
+
+    #[inline]
+    fn is_absent(&self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Its length in bytes, or `None` if it does not fit in memory.
+    #[inline]
+    pub(super) fn bytes(&self) -> Option<usize> {
+        self.0.bytes()
+    }
+
+    #[inline]
+    fn has_bytes(&self) -> bool {
+        self.bytes() != Some(0)
+    }
+
+    #[inline]
+    fn copying(&self) -> Copying {
+        Copying(self.0.owner)
+    }
+
+    #[inline]
+    fn copy(&mut self, copying: Copying) {
+        self.0.owner = copying.0;
+    }
+
+    /// Turns base and offset of the source into its address, which is returned.
+    #[inline]
+    fn resolve(&mut self) -> DevicePtr {
+        self.0.base = self.0.address();
+        self.0.base
+    }
+
+    /// Says where the region goes, in bytes from the start of the slab.
+    #[inline]
+    fn lay_out(&mut self, at: usize) {
+        self.0.offset = at;
+    }
+
+    /// What is copied, once the region has been laid out, without what a note says.
+    #[inline]
+    fn piece(&self) -> Piece {
+        Piece {
+            src: self.0.base,
+            dst: self.0.offset,
+            dst_bytes: self.bytes().unwrap_or(0),
+            fix: Fix::None,
+        }
+    }
+
+    /// As [`piece`](Self::piece), with what its note says. `None` if another region's piece includes it.
+    #[inline(never)]
+    fn noted(&self, notes: &[Note]) -> Option<Piece> {
+        let mut piece = self.piece();
+        if let Some(note) = self.copying().note() {
+            match notes[note] {
+                Note::Fix(fix) => piece.fix = fix,
+                Note::Run(bytes) => piece.dst_bytes = bytes,
+            }
+        }
+        (self.copying() != Copying::FOLLOWS).then_some(piece)
+    }
+
+    /// The slot in a slab at `base`.
+    #[inline]
+    fn place(self, base: DevicePtr) -> Slot {
+        let mut slot = self.0;
+        if !slot.is_null() {
+            slot.base = base;
+            slot.owner = 0;
+        }
+        slot
+    }
 }
 
 impl Plan {
     /// Returns the bytes to allocate on a device, where buffers without bytes need an address too.
     pub(crate) fn device_bytes(&self) -> usize {
-        match self.slots.iter().all(Slot::is_null) {
+        match self.regions.iter().all(Region::is_absent) {
             true => self.bytes,
             false => self.bytes.max(ALIGNMENT),
         }
@@ -56,34 +173,39 @@ impl Plan {
 
     /// Returns what is copied, in ascending order of destination.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
-        let there = self.slots.iter().filter(|slot| there(slot));
-        there.filter_map(|slot| noted(slot, &self.notes))
+        let regions = self.regions.iter().filter(|region| region.has_bytes());
+        regions.filter_map(|region| region.noted(&self.notes))
     }
 
     /// As [`pieces`](Self::pieces), each with whether its source is followed by zeros up to the next multiple of 64 bytes.
     pub(super) fn padded_pieces(&self) -> impl Iterator<Item = (Piece, bool)> {
-        let there = self.slots.iter().filter(|slot| there(slot));
-        there.filter_map(|slot| {
-            let run = |note| matches!(self.notes[note as usize], Note::Run(_));
-            let padded = slot.owner == WHOLE || (slot.owner >= NOTES && run(slot.owner - NOTES));
-            noted(slot, &self.notes).map(|piece| (piece, padded))
+        let regions = self.regions.iter().filter(|region| region.has_bytes());
+        regions.filter_map(|region| {
+            let padded = match region.copying().note() {
+                Some(note) => matches!(self.notes[note], Note::Run(_)),
+                None => region.copying() == Copying::WHOLE,
+            };
+            region.noted(&self.notes).map(|piece| (piece, padded))
         })
     }
 
     /// Returns what is copied for buffer `i` of a node, or `None` if the buffer has no bytes.
     pub(super) fn piece(&self, node: &Node, i: usize) -> Option<Piece> {
-        let slot = &self.slots[node.first_slot as usize + i];
-        there(slot).then(|| noted(slot, &self.notes)).flatten()
+        let region = &self.regions[node.first_slot as usize + i];
+        region
+            .has_bytes()
+            .then(|| region.noted(&self.notes))
+            .flatten()
     }
 
     /// Calls `work` with each of the [`pieces`](Self::pieces). This is faster than the iterator: the call for unchanged
     /// bytes, by far the most frequent, is compiled separately, so that the piece stays in registers.
     #[inline(always)]
     pub(crate) fn each(&self, mut work: impl FnMut(Piece) -> Result<()>) -> Result<()> {
-        for slot in self.slots.iter().filter(|slot| there(slot)) {
-            if slot.owner == PLAIN {
-                work(plain(slot))?;
-            } else if let Some(piece) = noted(slot, &self.notes) {
+        for region in self.regions.iter().filter(|region| region.has_bytes()) {
+            if region.copying() == Copying::PLAIN {
+                work(region.piece())?;
+            } else if let Some(piece) = region.noted(&self.notes) {
                 work(piece)?;
             }
         }
@@ -92,71 +214,69 @@ impl Plan {
 
     /// Returns the nodes and slots of the result in a slab at `base`.
     pub(crate) fn place(self, base: DevicePtr) -> (Vec<Node>, Vec<Slot>) {
-        let mut slots = self.slots;
-        for slot in slots.iter_mut().filter(|slot| !slot.is_null()) {
-            slot.base = base;
-            slot.owner = 0;
-        }
-        (self.nodes, slots)
+        // In the memory of the regions.
+        let slots = self.regions.into_iter().map(|region| region.place(base));
+        (self.nodes, slots.collect())
     }
 
-    /// Adds a note of what the host changes in a slot's bytes; returns the owner that refers to it.
-    pub(super) fn fix(&mut self, fix: Fix) -> u32 {
+    /// Adds a note of what the host changes in a region's bytes.
+    pub(super) fn fix(&mut self, fix: Fix) -> Copying {
         self.notes.push(Note::Fix(fix));
-        NOTES + (self.notes.len() - 1) as u32
+        Copying::noted(self.notes.len() - 1)
     }
 
     /// Combines buffers that an earlier transfer wrote next to each other into one piece; they stay next to each other.
     pub(super) fn join(&mut self) {
         let mut run: Option<Run> = None;
-        for slot in self.slots.iter_mut().filter(|slot| there(slot)) {
-            if slot.owner != WHOLE {
+        for region in self.regions.iter_mut().filter(|region| region.has_bytes()) {
+            if region.copying() != Copying::WHOLE {
                 run = None;
                 continue;
             }
-            let bytes = slot.bytes().unwrap_or(0);
+            let bytes = region.bytes().unwrap_or(0);
+            let (base, offset) = (region.0.base, region.0.offset);
             let mut next = Run {
-                base: slot.base,
-                start: slot.offset,
-                end: slot.offset + bytes.next_multiple_of(ALIGNMENT),
+                base,
+                start: offset,
+                end: offset + bytes.next_multiple_of(ALIGNMENT),
                 note: self.notes.len(),
             };
             match run {
-                Some(run) if run.base == slot.base && run.end == slot.offset => {
+                Some(run) if run.base == base && run.end == offset => {
                     (next.start, next.note) = (run.start, run.note);
-                    self.notes[run.note] = Note::Run(slot.offset + bytes - run.start);
-                    slot.owner = FOLLOWS;
+                    self.notes[run.note] = Note::Run(offset + bytes - run.start);
+                    region.copy(Copying::FOLLOWS);
                 }
                 _ => {
                     self.notes.push(Note::Run(bytes));
-                    slot.owner = NOTES + next.note as u32;
+                    region.copy(Copying::noted(next.note));
                 }
             }
             run = Some(next);
         }
     }
 
-    /// Assigns each slot its offset in the slab. With `share`, slots that have the same source and the same changes get
+    /// Assigns each region its offset in the slab. With `share`, regions that have the same source and the same changes get
     /// the same offset.
     pub(super) fn lay_out(&mut self, share: bool) -> Result<()> {
         let mut places = HashMap::new();
         let mut at = 0usize;
-        for slot in self.slots.iter_mut().filter(|slot| there(slot)) {
-            slot.bytes().ok_or_else(too_large)?;
-            let mut piece = plain(slot);
-            let mut alone = slot.owner != FOLLOWS;
-            if slot.owner >= NOTES {
-                match self.notes[(slot.owner - NOTES) as usize] {
+        for region in self.regions.iter_mut().filter(|region| region.has_bytes()) {
+            region.bytes().ok_or_else(too_large)?;
+            let mut piece = region.piece();
+            let mut alone = region.copying() != Copying::FOLLOWS;
+            if let Some(note) = region.copying().note() {
+                match self.notes[note] {
                     Note::Fix(fix) => piece.fix = fix,
                     Note::Run(_) => alone = false,
                 }
             }
-            slot.base = slot.address();
+            let source = region.resolve();
             if share && alone {
-                match places.entry((slot.base, piece.dst_bytes, piece.fix)) {
+                match places.entry((source, piece.dst_bytes, piece.fix)) {
                     Entry::Occupied(place) => {
-                        slot.offset = *place.get();
-                        slot.owner = FOLLOWS;
+                        region.lay_out(*place.get());
+                        region.copy(Copying::FOLLOWS);
                         continue;
                     }
                     Entry::Vacant(place) => _ = place.insert(at),
@@ -167,7 +287,7 @@ impl Plan {
             if isize::try_from(end).is_err() {
                 return Err(too_large());
             }
-            slot.offset = at;
+            region.lay_out(at);
             at = end;
         }
         self.bytes = at;
@@ -175,43 +295,14 @@ impl Plan {
     }
 }
 
-/// Slots that are next to each other in one allocation of the source.
+/// Regions whose sources are next to each other in one allocation.
 struct Run {
-    /// The allocation, and the first byte and the end of the slots in it.
+    /// The allocation, and the first byte and the end of the sources in it.
     base: DevicePtr,
     start: usize,
     end: usize,
-    /// The index of the first slot's note.
+    /// The index of the first region's note.
     note: usize,
-}
-
-/// Whether a slot has bytes.
-#[inline]
-fn there(slot: &Slot) -> bool {
-    slot.bytes() != Some(0)
-}
-
-#[inline]
-fn plain(slot: &Slot) -> Piece {
-    Piece {
-        src: slot.base,
-        dst: slot.offset,
-        dst_bytes: slot.bytes().unwrap_or(0),
-        fix: Fix::None,
-    }
-}
-
-/// Returns what is copied for a slot whose owner is not `PLAIN`, or `None` if another slot's piece includes it.
-#[inline(never)]
-fn noted(slot: &Slot, notes: &[Note]) -> Option<Piece> {
-    let mut piece = plain(slot);
-    if slot.owner >= NOTES {
-        match notes[(slot.owner - NOTES) as usize] {
-            Note::Fix(fix) => piece.fix = fix,
-            Note::Run(bytes) => piece.dst_bytes = bytes,
-        }
-    }
-    (slot.owner != FOLLOWS).then_some(piece)
 }
 
 pub(super) fn too_large() -> Error {

@@ -18,7 +18,7 @@ use crate::data::tree::{Node, NullCount, Slot, Tree, View};
 use crate::device::{AddressClass, DevicePtr, Queue};
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
-use crate::transfer::plan::{PLAIN, Plan, SLAB, WHOLE};
+use crate::transfer::plan::{Copying, Plan, Region, SLAB};
 
 /// How much of an array a transfer copies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,7 +114,7 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
     };
     if array.view().node == 0 {
         planner.plan.nodes.reserve(tree.nodes.len());
-        planner.plan.slots.reserve(tree.slots.len());
+        planner.plan.regions.reserve(tree.slots.len());
     }
     planner.node(array.view(), array.null_count(), 0)?;
     let mut next = 0;
@@ -157,7 +157,7 @@ impl<'a> Planner<'a> {
         let layout = &source.layout;
         let slots = tree.slots(view.node);
         let node = self.plan.nodes.len();
-        let first_slot = self.plan.slots.len();
+        let first_slot = self.plan.regions.len();
         let mut kinds = layout.buffers();
         let mut rest = slots;
         let mut nulls = nulls;
@@ -165,7 +165,7 @@ impl<'a> Planner<'a> {
             (kinds, rest) = (others, buffers);
             if bitmap.is_null() {
                 nulls = Some(0);
-                self.plan.slots.push(Slot::absent());
+                self.plan.regions.push(Region::absent());
             } else {
                 nulls = self.validity(view, bitmap, nulls);
             }
@@ -201,8 +201,8 @@ impl<'a> Planner<'a> {
                     // `lay_out` refuses buffers that do not fit in memory.
                     let bytes = view.length.saturating_mul(width);
                     let from = source.offset + view.offset * width;
-                    let slot = Slot::new(source.base, from, Some(bytes), plain);
-                    self.plan.slots.push(slot);
+                    let region = Region::new(source.base, from, bytes, plain);
+                    self.plan.regions.push(region);
                 }
                 Some(BufferKind::Bits) => self.bits(view, source, view.offset, false),
                 // Offsets, and what they refer to, are filled in below or later.
@@ -223,8 +223,7 @@ impl<'a> Planner<'a> {
 
     /// Adds a buffer without bytes, or one that is filled in later.
     fn nothing(&mut self) {
-        let slot = Slot::new(self.nothing, 0, Some(0), PLAIN);
-        self.plan.slots.push(slot);
+        self.plan.regions.push(Region::empty(self.nothing));
     }
 
     /// As [`sibling`](Self::sibling), but not inlined, for paths where speed does not matter.
@@ -314,7 +313,7 @@ impl<'a> Planner<'a> {
             })
         });
         if nulls == Some(0) || view.length == 0 {
-            self.plan.slots.push(Slot::absent());
+            self.plan.regions.push(Region::absent());
         } else {
             let counts = nulls.is_none() && self.is_exact();
             self.bits(view, bitmap, view.validity_offset, counts);
@@ -328,7 +327,8 @@ impl<'a> Planner<'a> {
     fn bits(&mut self, view: View, source: &Slot, first: usize, counts: bool) {
         let node = &self.tree.nodes[view.node];
         let (skip, bits) = (first % 8, view.length);
-        let owner = if counts || (plain(node, view) == PLAIN && (skip > 0 || bits % 8 > 0)) {
+        let rewritten = skip > 0 || bits % 8 > 0;
+        let copying = if counts || (plain(node, view) == Copying::PLAIN && rewritten) {
             let next = self.plan.nodes.len() as u32 + 1;
             self.plan.fix(Fix::Bits {
                 skip: skip as u8,
@@ -339,15 +339,15 @@ impl<'a> Planner<'a> {
             plain(node, view)
         };
         let from = source.offset + first / 8;
-        let slot = Slot::new(source.base, from, Some(bits.div_ceil(8)), owner);
-        self.plan.slots.push(slot);
+        let region = Region::new(source.base, from, bits.div_ceil(8), copying);
+        self.plan.regions.push(region);
     }
 
     /// Sets a buffer to bytes that are known already.
     fn ready(&mut self, slot: usize, bytes: &[u8]) {
         let fix = self.plan.fix(Fix::Ready(self.plan.ready.len()));
         self.plan.ready.extend_from_slice(bytes);
-        self.plan.slots[slot] = Slot::new(SLAB, 0, Some(bytes.len()), fix);
+        self.plan.regions[slot] = Region::new(SLAB, 0, bytes.len(), fix);
     }
 
     fn wait_for(&mut self, node: usize, view: View, need: Need, requests: &[(DevicePtr, usize)]) {
@@ -390,14 +390,14 @@ impl<'a> Planner<'a> {
             // `offset + length` of them was checked when the array was made.
             unsafe { referenced(slots[1].address(), view, variadic.len()) }
         });
-        let owner = plain(&tree.nodes[view.node], view);
+        let copying = plain(&tree.nodes[view.node], view);
         let first = self.plan.nodes[node].first_slot as usize + 2;
         for (i, source) in variadic.iter().enumerate() {
             let bytes = tree.bytes(view.node, 2 + i).unwrap_or(0);
             let wanted = used.as_ref().is_none_or(|used| used[i]);
             if wanted && bytes > 0 && view.length > 0 {
-                self.plan.slots[first + i] =
-                    Slot::new(source.base, source.offset, Some(bytes), owner);
+                self.plan.regions[first + i] =
+                    Region::new(source.base, source.offset, bytes, copying);
             }
         }
         Ok(())
@@ -444,13 +444,13 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Returns the owner of slots whose bytes are copied unchanged: `WHOLE` if an earlier transfer wrote the node, and the view
+/// Returns how bytes are copied that do not change: `WHOLE` if an earlier transfer wrote the node, and the view
 /// is all of it, otherwise `PLAIN`.
-fn plain(node: &Node, view: View) -> u32 {
+fn plain(node: &Node, view: View) -> Copying {
     let uncut = !node.cut && view.offset == 0 && node.offset == 0 && view.length == node.length;
     match node.padded && uncut {
-        true => WHOLE,
-        false => PLAIN,
+        true => Copying::WHOLE,
+        false => Copying::PLAIN,
     }
 }
 

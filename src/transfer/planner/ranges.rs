@@ -5,7 +5,7 @@ use crate::data::tree::{Slot, View};
 use crate::device::DevicePtr;
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
-use crate::transfer::plan::{PLAIN, SLAB};
+use crate::transfer::plan::{Copying, Region, SLAB};
 use crate::transfer::planner::{Extent, Need, Planner, plain};
 
 impl Planner<'_> {
@@ -66,8 +66,8 @@ impl Planner<'_> {
         let slot = self.plan.nodes[node].first_slot as usize;
         let bytes = (view.length + 1) * width;
         let from = slots[1].offset + view.offset * width;
-        let owner = plain(&self.tree.nodes[view.node], view);
-        self.plan.slots[slot + 1] = Slot::new(slots[1].base, from, Some(bytes), owner);
+        let copying = plain(&self.tree.nodes[view.node], view);
+        self.plan.regions[slot + 1] = Region::new(slots[1].base, from, bytes, copying);
         match target {
             Ok(child) => self.only_child(node, child)?,
             Err(bytes) => self.bytes(slot + 2, view, &slots[2], 0, bytes),
@@ -104,14 +104,14 @@ impl Planner<'_> {
         } else {
             let bytes = (view.length + 1) * width;
             let from = slots[1].offset + view.offset * width;
-            let owner = match first {
+            let copying = match first {
                 0 => plain(&tree.nodes[view.node], view),
                 base => self.plan.fix(Fix::Offsets {
                     width: width as u8,
                     base,
                 }),
             };
-            self.plan.slots[slot + 1] = Slot::new(slots[1].base, from, Some(bytes), owner);
+            self.plan.regions[slot + 1] = Region::new(slots[1].base, from, bytes, copying);
         }
         if nested {
             let child = tree.child(view, 0);
@@ -152,13 +152,13 @@ impl Planner<'_> {
     /// Sets a buffer to the `bytes` bytes from byte `first` on that offsets refer to. It is present even if it is empty,
     /// because some consumers reject a null pointer.
     fn bytes(&mut self, slot: usize, view: View, source: &Slot, first: usize, bytes: usize) {
-        let owner = match source.bytes() {
+        let copying = match source.bytes() {
             Some(all) if all == bytes => plain(&self.tree.nodes[view.node], view),
-            _ => PLAIN,
+            _ => Copying::PLAIN,
         };
-        self.plan.slots[slot] = match bytes {
-            0 => Slot::new(SLAB, 0, Some(0), PLAIN),
-            _ => Slot::new(source.base, source.offset + first, Some(bytes), owner),
+        self.plan.regions[slot] = match bytes {
+            0 => Region::empty(SLAB),
+            _ => Region::new(source.base, source.offset + first, bytes, copying),
         };
     }
 }

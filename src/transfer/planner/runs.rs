@@ -3,8 +3,9 @@
 use arrow_schema::DataType;
 
 use crate::data::gather::int;
-use crate::data::tree::{Node, Slot, Tree, View};
+use crate::data::tree::{Node, Tree, View};
 use crate::error::{Error, Result};
+use crate::transfer::plan::Region;
 use crate::transfer::planner::{Need, Planner};
 
 impl Planner<'_> {
@@ -54,9 +55,9 @@ impl Planner<'_> {
             cut.extend_from_slice(&end.to_ne_bytes()[..width]);
         }
         self.begin_children(node, 2);
-        let first_slot = self.plan.slots.len();
-        self.plan.slots.push(Slot::absent());
-        self.plan.slots.push(Slot::new(self.nothing, 0, Some(0), 0));
+        let first_slot = self.plan.regions.len();
+        self.plan.regions.push(Region::absent());
+        self.plan.regions.push(Region::empty(self.nothing));
         self.plan.nodes.push(Node {
             padded: true,
             ..Node::new(*tree.layout(run_ends.node), runs.len(), node, first_slot, 2)
