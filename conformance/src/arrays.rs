@@ -98,7 +98,7 @@ pub(super) fn concat(subject: &Subject) -> Verdict {
             (0, ROWS - 4, 2),
             (1, 0, 7),
             (1, 3, 0),
-            (0, 8, 16),
+            (0, 8, ROWS.min(24) - 8),
         ];
         let parts = cuts.map(|(i, offset, rows)| up[i].slice(offset, rows).expect("slice"));
         let before = device.stats();
