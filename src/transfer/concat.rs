@@ -32,9 +32,10 @@ impl DeviceArray {
     /// If the host cannot read the memory, values are copied on the device with one list of copies, which may run after
     /// this call returns. First the ends of binary, text, list and map arrays are read, and all run ends: one read for
     /// each level, all columns of all arrays together. What must be rewritten is copied to the host and back in groups of
-    /// at most 16 MiB, with one more read for each that has a source: offsets, and dictionary keys, views, list-view and dense-union offsets
-    /// if they refer to something that is not shared, of all arrays but the first; the parts of bitmaps that do not
-    /// continue at the bit of a byte where they start in their own array; bitmaps whose nulls are not counted yet. The
+    /// at most 16 MiB, with one more read for each that has a source: offsets, of all arrays except the first; dictionary
+    /// keys, views, list-view and dense-union offsets that refer to something that is not shared, of all arrays except the
+    /// first; the parts of bitmaps that do not continue at the bit of a byte where they start in their own array; bitmaps
+    /// whose nulls are not counted yet. The
     /// host also makes the run ends, and the set bits of arrays without a bitmap where another array has one. Each read is
     /// one host wait, and so is the way back of each group except the last. If the host can read the memory, this waits
     /// until all arrays are ready.

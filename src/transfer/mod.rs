@@ -6,7 +6,8 @@
 //!
 //! From device to device, unchanged bytes are copied directly. Only three kinds of pieces are copied through the host,
 //! which rewrites them: validity bitmaps that start within a byte, the last byte of bitmaps that have other bits after
-//! their last row, and offsets that do not start at 0. An export moves validity bitmaps that start at another bit of a
+//! their last row, and offsets that do not start at 0. A concatenation also rewrites what refers to rows or buffers of one
+//! input: offsets, dictionary keys, run ends, views. An export moves validity bitmaps that start at another bit of a
 //! byte than the values, through the host too.
 //!
 //! What a transfer wrote is padded to 64 bytes with zeros, and so are the bits after the last row. Buffers that one

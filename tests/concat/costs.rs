@@ -213,7 +213,7 @@ fn staging_memory_is_bounded() {
     let (whole, stats) = counted(&sim, || {
         DeviceArray::concat(&[&parts[0], &parts[1]]).unwrap()
     });
-    // The nulls are counted: 20 MiB in parts of 1 MiB, seven to a group with their sources. The values go straight, but for
+    // The nulls are counted: 20 MiB in parts of 1 MiB, seven to a group with their sources. The values go straight, except
     // the few at the end.
     assert_eq!(stats.host_waits, 2 * 3 - 1);
     assert_eq!(sim.faults().seen(FaultOp::Copy) - lists, 2 * 3);

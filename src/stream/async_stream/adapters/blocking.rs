@@ -18,7 +18,8 @@ use crate::error::{Error, Result};
 use crate::stream::DeviceRecordBatchReader;
 
 /// Reads a stream as a [`DeviceRecordBatchReader`], made by
-/// [`into_blocking_reader`](crate::async_stream::DeviceRecordBatchStream::into_blocking_reader). Reading a batch blocks the thread until there is one.
+/// [`into_blocking_reader`](crate::async_stream::DeviceRecordBatchStream::into_blocking_reader). Reading a batch
+/// blocks the thread until there is one.
 ///
 /// | thread that reads | what happens |
 /// | --- | --- |

@@ -16,7 +16,8 @@ use crate::stream::host::CopyQueues;
 use crate::transfer::Download;
 
 /// Reads a device stream as host batches, made by
-/// [`into_host_stream`](crate::async_stream::DeviceRecordBatchStream::into_host_stream): the asynchronous [`HostRecordBatchReader`](crate::HostRecordBatchReader).
+/// [`into_host_stream`](crate::async_stream::DeviceRecordBatchStream::into_host_stream): the asynchronous
+/// [`HostRecordBatchReader`](crate::HostRecordBatchReader).
 ///
 /// Batches are downloaded one ahead of the consumer. Polling never blocks, neither for copies nor for sizes that are stored
 /// in device memory. The stream ends after an error.
