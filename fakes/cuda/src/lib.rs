@@ -16,7 +16,7 @@
 //!
 //! | function | what it does |
 //! |---|---|
-//! | `i32 fake_cuda_open(i32 count, u32 flags, u64 capacity_bytes)` | Reserves `count` consecutive ordinals with one engine; returns the first one, or -1. Ordinal 0 is used only if no other is left. Flags: 1 lazy, 2 pageable sources are read during the call, 4 no pools, 8 no concurrent managed access, 16 no lists of copies. A capacity of 0 means 1 GiB. |
+//! | `i32 fake_cuda_open(i32 count, u32 flags, u64 capacity_bytes)` | Reserves `count` consecutive ordinals with one engine; returns the first one, or -1. Ordinal 0 is used only if no other is left. Flags: see below. A capacity of 0 means 1 GiB. |
 //! | `i32 fake_cuda_close(i32 ordinal)` | Frees the ordinals of a group, for tests that need many; returns -1 while it has contexts. |
 //! | `i32 fake_cuda_fail(i32 ordinal, const char *name, u32 nth, i32 code)` | Makes the `nth` call of that function from now (1: the next) return `code` and do nothing. `"*"`: any function except pushes, pops, and queries of attributes, error texts and pointers. |
 //! | `u32 fake_cuda_clear(i32 ordinal)` | Cancels all failures that have not happened yet; returns how many have happened since the last time. |
@@ -27,9 +27,30 @@
 //! | `u64 fake_cuda_live(i32 ordinal, const char *what)` | Returns how many there are of `device`, `pinned`, `managed`, `registered`, `events`, `streams`, `pools`, `contexts`, `pending` (queued operations). |
 //! | `i32 fake_cuda_drain(i32 ordinal)` | Runs all that is queued, and waits for it; returns 0, or the code with which the engine has failed. For the end of tests on lazy engines. |
 //!
-//! Environment variables, read once: `FAKE_CUDA_INIT` is what `cuInit` returns, and
-//! `FAKE_CUDA_COUNT` the number of devices (256 by default); with `FAKE_CUDA_TRACE`, calls and what
-//! they return are written to stderr.
+//! # Flags
+//!
+//! | flag | name | mode |
+//! |---|---|---|
+//! | 1 | `LAZY` | Nothing runs until a call waits for it: a device so slow that no event is complete. |
+//! | 2 | `PAGEABLE_EAGER` | Pageable sources are read during the call. |
+//! | 4 | `NO_POOLS` | There are no memory pools. |
+//! | 8 | `NO_CONCURRENT_MANAGED` | The host must not use managed memory while the device works. |
+//! | 16 | `NO_BATCH` | Lists of copies are not supported. |
+//! | 32 | `PINNING_FAILS` | Page-locking answers 1, 208 and 911 in turn. |
+//! | 64 | `POOL_CREATION_FAILS` | `cuMemPoolCreate` answers 801, although the attribute says that there are pools. |
+//! | 128 | `LISTS_UP_TO_64` | A list of more copies answers 1. |
+//! | 256 | `LISTS_WITHOUT_ATTRIBUTES` | A list of copies that comes with attributes answers 1, and one without is taken. |
+//! | 512 | `FREE_BLOCKS` | While host functions are queued or running, a free that is in no stream's order blocks, and all other calls of the engine with it. |
+//! | 1024 | `OOM_IS_INVALID` | Out of memory is answered as 1. |
+//! | 2048 | `INSTANT` | All work is complete when the call that queues it returns, except behind a host function that blocks. |
+//!
+//! # Environment variables
+//!
+//! They are read once. `FAKE_CUDA_INIT` is what `cuInit` returns, and `FAKE_CUDA_COUNT` the number
+//! of devices (256 by default); with `FAKE_CUDA_TRACE`, calls and what they return are written to
+//! stderr. `FAKE_CUDA_FLAGS`, a decimal number, is added to the flags of every engine, so that whole
+//! programs run in a mode; only an engine that is opened lazy does not become instant, nor the
+//! other way around.
 //!
 //! # How it runs work
 //!
@@ -54,5 +75,6 @@ mod errors;
 mod ffi;
 mod kernels;
 mod memory;
+mod modes;
 mod registry;
 mod stack;
