@@ -13,6 +13,7 @@ pub(crate) const PAGEABLE_EAGER: u32 = 2;
 pub(crate) const NO_POOLS: u32 = 4;
 pub(crate) const NO_CONCURRENT_MANAGED: u32 = 8;
 pub(crate) const NO_BATCH: u32 = 16;
+pub(crate) const HOLLOW: u32 = 1 << 16;
 
 /// The library. It stays loaded.
 pub(crate) fn library() -> &'static Library {
