@@ -20,6 +20,7 @@ pub(crate) const LISTS_WITHOUT_ATTRIBUTES: u32 = 256;
 pub(crate) const FREE_BLOCKS: u32 = 512;
 pub(crate) const OOM_IS_INVALID: u32 = 1024;
 pub(crate) const INSTANT: u32 = 2048;
+pub(crate) const HOLLOW: u32 = 1 << 16;
 
 /// The library. It stays loaded.
 pub(crate) fn library() -> &'static Library {

@@ -1,6 +1,7 @@
 //! The stand-in for the CUDA driver does what the tests of the CUDA backend rely on.
 #![cfg(all(target_os = "linux", not(miri)))]
 
+mod clock;
 mod context;
 mod fake;
 mod faults;

@@ -11,6 +11,7 @@ use arrow_device::Error;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
 use arrow_device::device::{Backend, EventPtr, RawQueue};
 
+use crate::clock::{self, Bytes, Clock};
 use crate::ffi::*;
 use crate::modes::{BlockingFree, HostFunctions};
 
@@ -39,6 +40,7 @@ fn with_environment(flags: u32) -> u32 {
     };
     flags | (more & !contrary)
 }
+pub(crate) const HOLLOW: u32 = 1 << 16;
 
 /// A queue of the simulated device.
 pub(crate) type Queue = Arc<dyn RawQueue>;
@@ -87,6 +89,7 @@ pub(crate) struct Engine {
     pub(crate) host_functions: Arc<HostFunctions>,
     /// Attempts to page-lock memory while [`PINNING_FAILS`].
     refused_pinnings: AtomicUsize,
+    pub(crate) clock: Clock,
     books: Mutex<Books>,
     shut_down: AtomicBool,
     /// What a kernel ended the engine with; 0 if none has.
@@ -128,7 +131,9 @@ impl Engine {
         } else {
             SimMode::Async
         };
+        let clock = Clock::from_environment().map_err(|e| Error::InvalidArgument(e.into()))?;
         let config = SimConfig::default().with_mode(mode);
+        let config = config.with_fill(flags & HOLLOW == 0);
         let sim = SimDevice::new(config.with_capacity_bytes(capacity_bytes))?;
         let queue = sim.default_queue()?;
         Ok(Arc::new(Self {
@@ -140,6 +145,7 @@ impl Engine {
             queues: Mutex::default(),
             host_functions: Arc::default(),
             refused_pinnings: AtomicUsize::new(0),
+            clock,
             books: Mutex::default(),
             shut_down: AtomicBool::new(false),
             code: AtomicI32::new(0),
@@ -316,6 +322,17 @@ impl Engine {
         host: impl IntoIterator<Item = Range<usize>>,
         work: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
     ) -> Outcome {
+        self.launch_copies(queue, Bytes::default(), host, work)
+    }
+
+    /// As [`launch`](Self::launch), for work that copies these bytes.
+    pub(crate) fn launch_copies(
+        self: &Arc<Self>,
+        queue: &Queue,
+        bytes: Bytes,
+        host: impl IntoIterator<Item = Range<usize>>,
+        work: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
+    ) -> Outcome {
         let Some(sim) = queue.as_any().downcast_ref::<SimQueue>() else {
             return Err(UNKNOWN);
         };
@@ -325,9 +342,20 @@ impl Engine {
             drop(uses);
             result
         };
-        // SAFETY: the caller of the driver function guarantees what CUDA requires of the memory; no
-        // `DeviceBuffer` is made of it inside this library.
-        unsafe { sim.launch(work) }.map_err(|error| self.code_of(&error))
+        let launched = if self.clock.times(bytes) {
+            let engine = self.clone();
+            let end = move |ready| {
+                clock::wake_in_time();
+                engine.clock.copy(bytes, ready)
+            };
+            // SAFETY: as below.
+            unsafe { sim.launch_timed(end, work) }
+        } else {
+            // SAFETY: the caller of the driver function guarantees what CUDA requires of the
+            // memory; no `DeviceBuffer` is made of it inside this library.
+            unsafe { sim.launch(work) }
+        };
+        launched.map_err(|error| self.code_of(&error))
     }
 
     /// Fails now. Waits for the operation that is running.
