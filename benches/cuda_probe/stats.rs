@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::time::Instant;
 
+use crate::rows;
+
 pub(crate) type Res<T> = Result<T, Box<dyn Error>>;
 
 /// How often something is done.
@@ -184,6 +186,8 @@ pub(crate) fn compare(
         ]);
     }
     table.print();
+    let names = sides.into_iter().map(|side| side.name);
+    rows::keep(title, names.zip(total).collect());
     Ok(())
 }
 

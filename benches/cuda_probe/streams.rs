@@ -9,6 +9,7 @@ use arrow_device::{DeviceRecordBatch, Queue};
 use crate::Probe;
 use crate::data::{fill, ordinary, over};
 use crate::raw::{Event, Locked, OnDevice};
+use crate::rows;
 use crate::stats::{LEGEND, Res, Sample, compare, side, since, size, time, total_only};
 
 pub(crate) fn run(probe: &Probe) -> Res<()> {
@@ -149,6 +150,7 @@ fn produce(seconds: f64) {
 fn producer(probe: &Probe) -> Res<()> {
     let each = probe.bytes(8 << 20, 64 << 10);
     let (parts, count) = (probe.bytes(32, 2), probe.bytes(50, 4));
+    rows::count(rows::BATCHES, count);
     // More than caches hold: the batches take turns.
     let source = ordinary(parts * each, 12);
     let batches: Vec<_> = (0..count)
