@@ -40,6 +40,7 @@ mod interop;
 mod kernel;
 #[path = "../kernel_suite/mod.rs"]
 mod kernel_suite;
+mod loading;
 mod managed;
 #[path = "../gpu_fake/memory.rs"]
 mod memory;

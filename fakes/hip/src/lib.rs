@@ -1,7 +1,7 @@
 //! HIP's runtime library (`libamdhip64.so.7`) on the CUDA driver library, for tests.
 //!
 //! It exports the HIP calls that the ROCm backend uses and forwards each to the CUDA driver library
-//! that it finds at run time as `libcuda.so`, else as `libcuda.so.1`:
+//! that the process has loaded, or else that is found as `libcuda.so.1` or `libcuda.so`:
 //!
 //! 1. on the stand-in for the driver (`fakes/cuda`), loaded first, the two are a fake HIP runtime
 //!    on the simulated device: failures, counts and reports are the stand-in's, by CUDA's names of

@@ -20,15 +20,18 @@ use crate::device::gpu::{
     RawStream, called, check_alike, either, find_call, functions, load,
 };
 
+/// What the stub library returns from every function that is called. It has no texts.
+const STUB_LIBRARY: Code = 34;
+
 /// Whether nothing that was queued before runs any more, and every later call fails. Some codes
 /// also stand for the loss of another context.
 fn is_lost(code: Code) -> bool {
-    // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; MPS
-    // client terminated; illegal address to launch failure, with "context is destroyed" in between;
-    // tensor memory leak; external device.
+    // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; illegal
+    // address to launch failure, with "context is destroyed" in between; tensor memory leak; MPS
+    // client terminated; external device.
     matches!(
         code,
-        46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 808 | 911
+        46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911
     )
 }
 
@@ -164,11 +167,12 @@ impl Library for Driver {
 
 impl Driver {
     fn load() -> Result<Self, String> {
-        // The order in which cudarc looks, so that both find the same library.
+        // The driver installs the name with the number; the plain one may be the toolkit's stub,
+        // which only serves to link programs.
         let names: &[&str] = if cfg!(windows) {
             &["nvcuda.dll"]
         } else {
-            &["libcuda.so", "libcuda.so.1"]
+            &["libcuda.so.1", "libcuda.so"]
         };
         let advice = "the NVIDIA driver's library cannot be loaded; install the driver";
         load(names, advice, Self::check)
@@ -188,6 +192,11 @@ impl Driver {
         // SAFETY: called before all other functions, with the only flags that there are.
         match unsafe { (driver.cuInit)(0) } {
             0 => Ok(driver),
+            STUB_LIBRARY => Err(
+                "cuInit failed: the CUDA toolkit's stub library was loaded instead of the driver \
+                 (code 34); remove the toolkit's folder `stubs` from the library path"
+                    .into(),
+            ),
             code => {
                 let text = driver.text(code);
                 Err(format!("cuInit failed: {text} (code {code})"))

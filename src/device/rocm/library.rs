@@ -189,20 +189,6 @@ const NAMES: &[&str] = if cfg!(windows) {
     ]
 };
 
-/// Returns the name of the library that the process has loaded already, if it has one: another one
-/// beside it would not know its memory, streams and events.
-fn loaded() -> Option<&'static str> {
-    #[cfg(all(unix, not(target_os = "aix")))]
-    for &name in NAMES {
-        use libloading::os::unix::{Library, RTLD_LAZY};
-        // SAFETY: with `RTLD_NOLOAD` nothing is loaded, so no initialiser runs.
-        if unsafe { Library::open(Some(name), RTLD_LAZY | libc::RTLD_NOLOAD) }.is_ok() {
-            return Some(name);
-        }
-    }
-    None
-}
-
 impl Library for Hip {
     fn get() -> Result<&'static Self, &'static str> {
         static HIP: OnceLock<Result<Hip, String>> = OnceLock::new();
@@ -225,10 +211,8 @@ impl Library for Hip {
 
 impl Hip {
     fn load() -> Result<Self, String> {
-        let loaded = loaded();
-        let names = loaded.as_ref().map_or(NAMES, std::slice::from_ref);
         let advice = "the HIP runtime's library cannot be loaded; install ROCm";
-        load(names, advice, Self::check)
+        load(NAMES, advice, Self::check)
     }
 
     /// Returns the runtime, or why it cannot be used. It initialises itself: without a device,
