@@ -8,6 +8,10 @@ mod block;
 mod cuda_suite;
 #[path = "../cuda_fake_self/fake.rs"]
 mod fake;
+#[path = "../gpu_fake/fork.rs"]
+mod fork;
+#[path = "../support/fork_kit.rs"]
+mod fork_kit;
 #[path = "../gpu_fake/given.rs"]
 mod given;
 #[path = "../gpu_suite/mod.rs"]

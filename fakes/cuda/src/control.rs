@@ -73,9 +73,9 @@ pub(crate) unsafe extern "C" fn fake_cuda_break(ordinal: c_int, code: c_int) -> 
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn fake_cuda_shutdown(ordinal: c_int, on: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn fake_cuda_shutdown(ordinal: c_int, code: c_int) -> c_int {
     caught(-1, || {
-        engine(ordinal)?.shut_down(on != 0);
+        engine(ordinal)?.shut_down(code);
         Some(0)
     })
 }

@@ -107,6 +107,9 @@ fn retain(driver: &Driver, device: CUdevice) -> Answer<CUcontext> {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
+        if !self.driver.api().process.is_this() {
+            return;
+        }
         let release = self.driver.cuDevicePrimaryCtxRelease_v2.function;
         for (_, device, _) in lock(&self.others).drain(..) {
             // SAFETY: the context was retained in `primary_of`, and is released once.

@@ -15,6 +15,7 @@ use cudarc::driver::sys::{
     CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 
+use crate::device::Process;
 use crate::device::gpu::{
     self, Api, Call, Calls, Code, CopyList, HostFunction, Library, PoolProps, RawEvent, RawPool,
     RawStream, called, check_alike, either, find_call, functions, load,
@@ -246,6 +247,7 @@ fn api(driver: &Functions, calls: Calls, library: &libloading::Library) -> Api {
     };
     Api {
         vendor: "CUDA",
+        process: Process::this(),
         advice: super::ADVICE,
         destroying_waits: false,
         is_lost,

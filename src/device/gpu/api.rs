@@ -4,6 +4,7 @@
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
 use std::ops::Deref;
 
+use crate::device::Process;
 use crate::device::backend::{CopyOp, DevicePtr};
 
 /// What a call returns: the vendor's enum as an integer, for a library may return codes that its
@@ -15,6 +16,7 @@ pub(crate) mod code {
     use super::Code;
 
     pub(crate) const OUT_OF_MEMORY: Code = 2;
+    pub(crate) const NOT_INITIALIZED: Code = 3;
     pub(crate) const DEINITIALIZED: Code = 4;
     pub(crate) const NOT_READY: Code = 600;
     pub(crate) const NOT_SUPPORTED: Code = 801;
@@ -271,6 +273,8 @@ pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 /// work in the current context.
 pub(crate) struct Api {
     pub(crate) vendor: &'static str,
+    /// Where the library was initialised. A child of that process must not call it.
+    pub(crate) process: Process,
     /// What a user can do about streams and memory of another context.
     pub(crate) advice: &'static str,
     /// Whether [`destroy_stream`](Calls::destroy_stream) may wait for the stream's work.

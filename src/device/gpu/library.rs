@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 
 use super::api::{Answer, Api, Code, Failed};
 use crate::abi::ArrowDeviceType;
-use crate::device::DeviceId;
+use crate::device::{DeviceId, FORKED};
 use crate::error::{Error, Result};
 
 /// A vendor's library, which stays loaded.
@@ -27,6 +27,9 @@ pub(crate) trait Library: 'static {
 /// Returns a vendor's library, and how many devices it has.
 fn counted<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
     let library = L::get().map_err(|why| absent(id, why))?;
+    if !library.api().process.is_this() {
+        return Err(absent(id, FORKED));
+    }
     let count = library.device_count();
     let count = count.map_err(|failed| absent_after(library, id, failed))?;
     Ok((library, count))

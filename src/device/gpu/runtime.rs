@@ -126,7 +126,8 @@ impl dyn Runtime {
     pub(super) fn meaning(&self, code: Code) -> Meaning {
         match code {
             code::OUT_OF_MEMORY => Meaning::OutOfMemory,
-            code::DEINITIALIZED => Meaning::ShutDown,
+            // A device was opened before: a library that is not initialised any more has gone.
+            code::DEINITIALIZED | code::NOT_INITIALIZED => Meaning::ShutDown,
             // Calls that cannot be made during a stream capture, or in a host function (CUDA only).
             800 | 900..=908 => Meaning::Passing,
             code if (self.library().api().is_lost)(code) => Meaning::Lost,

@@ -16,6 +16,7 @@ use hip_runtime_sys::{
     hipStreamCaptureStatus,
 };
 
+use crate::device::Process;
 use crate::device::gpu::{
     self, Answer, Api, Call, Calls, Code, CopyList, HostFunction, Library, PoolProps, RawEvent,
     RawPool, RawStream, called, check_alike, either, find_call, functions, load,
@@ -265,6 +266,7 @@ fn api(hip: &Functions, calls: Calls, library: &libloading::Library) -> Api {
     let copy_list = unsafe { find_call!(library, "hipErrorOutOfMemory", hipMemcpyBatchAsync) };
     Api {
         vendor: "ROCm",
+        process: Process::this(),
         advice: "",
         // HIP's header says so.
         destroying_waits: true,

@@ -139,6 +139,9 @@ struct GivenEvent {
 
 impl Drop for GivenEvent {
     fn drop(&mut self) {
+        if !self.hip.api().process.is_this() {
+            return;
+        }
         // HIP destroys events whatever device is current; an error has no place to go.
         // SAFETY: the caller of `adopt_event` gave the event to this crate, and nothing uses it any
         // more.
