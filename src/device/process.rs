@@ -15,7 +15,10 @@ impl Process {
     pub(crate) fn this() -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {
-            #[cfg(all(unix, not(any(target_os = "aix", miri))))]
+            #[cfg(all(
+                any(target_os = "linux", target_os = "android", target_vendor = "apple"),
+                not(miri)
+            ))]
             // SAFETY: the handler may run in any child: it changes one atomic number. If the system
             // has no room for it, forks go unnoticed.
             unsafe {
@@ -31,7 +34,10 @@ impl Process {
     }
 }
 
-#[cfg(all(unix, not(any(target_os = "aix", miri))))]
+#[cfg(all(
+    any(target_os = "linux", target_os = "android", target_vendor = "apple"),
+    not(miri)
+))]
 extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }

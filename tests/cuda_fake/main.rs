@@ -51,3 +51,5 @@ mod memory;
 mod pending;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;
+#[path = "../gpu_fake/waits.rs"]
+mod waits;

@@ -46,3 +46,5 @@ mod imports;
 mod memory;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;
+#[path = "../gpu_fake/waits.rs"]
+mod waits;

@@ -17,8 +17,8 @@ use cudarc::driver::sys::{
 
 use crate::device::Process;
 use crate::device::gpu::{
-    self, Api, Call, Calls, Code, CopyList, HostFunction, Library, PoolProps, RawEvent, RawPool,
-    RawStream, called, check_alike, either, find_call, functions, load,
+    self, Api, Call, Calls, Code, CopyList, HostFunction, LaunchHost, Library, PoolProps, RawEvent,
+    RawPool, RawStream, called, check_alike, either, find_call, functions, load,
 };
 
 /// What the stub library returns from every function that is called. It has no texts.
@@ -127,10 +127,17 @@ functions! {
 // `CUdeviceptr` is an integer of the size of a pointer, which is passed as one.
 const _: () = assert!(size_of::<CUdeviceptr>() == size_of::<*mut c_void>());
 
+type StreamContexts = unsafe extern "C" fn(RawStream, *mut CUcontext, *mut *mut c_void) -> Code;
+
 /// The driver.
 pub(super) struct Driver {
     functions: Functions,
     api: Api,
+    /// Records an event after all work of a context. Since CUDA 12.5, which not all bindings are
+    /// of.
+    pub(super) record_context: Option<Call<unsafe extern "C" fn(CUcontext, RawEvent) -> Code>>,
+    /// Returns a stream's context and its green context, null if it is of none. As above.
+    pub(super) stream_contexts: Option<Call<StreamContexts>>,
     /// Stays loaded.
     _library: ManuallyDrop<libloading::Library>,
 }
@@ -185,9 +192,18 @@ impl Driver {
         let functions = unsafe { Functions::find(&library) };
         let (functions, calls) = functions
             .map_err(|name| format!("the driver has no {name}: it is too old, update it"))?;
+        // SAFETY: the library is the driver, and stays loaded; the types are those of its header.
+        let (record_context, stream_contexts) = unsafe {
+            (
+                find_call!(library, "CUDA_ERROR_OUT_OF_MEMORY", cuCtxRecordEvent),
+                find_call!(library, "CUDA_ERROR_OUT_OF_MEMORY", cuStreamGetCtx_v2),
+            )
+        };
         let driver = Self {
             api: api(&functions, calls, &library),
             functions,
+            record_context: record_context.ok(),
+            stream_contexts: stream_contexts.ok(),
             _library: library,
         };
         // SAFETY: called before all other functions, with the only flags that there are.
@@ -258,7 +274,7 @@ fn api(driver: &Functions, calls: Calls, library: &libloading::Library) -> Api {
         host_flags: PORTABLE,
         allocate_managed: Some(driver.cuMemAllocManaged),
         copy_list: copy_list.map(call),
-        launch_host: Some(driver.cuLaunchHostFunc),
+        launch_host: Some(driver.cuLaunchHostFunc.map(LaunchHost::Function)),
         calls,
     }
 }

@@ -335,9 +335,9 @@ impl Context {
         job: Job,
     ) -> Result<()> {
         let number = jobs::add(self.address(), job);
-        // SAFETY: `run` is called with a job's number while the memory is valid (see `# Safety`),
-        // and does not unwind.
-        let launched = unsafe { current.launch_host(stream, jobs::run, number) };
+        // SAFETY: the number is the job's, whose memory is valid until the stream has run it (see
+        // `# Safety`).
+        let launched = unsafe { current.launch_host(stream, number) };
         self.check(launched).inspect_err(|_| jobs::forget(number))
     }
 

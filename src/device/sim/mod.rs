@@ -52,6 +52,10 @@
 //! A lasting error ends the device, as on a GPU: remaining work is dropped, wakers are called, and
 //! every later call returns the same error, except frees and releases.
 //!
+//! After a `fork`, a simulated device works in the parent only, as a GPU does: in the child it can
+//! be dropped with all that is on it, and every other use is an error (code 4). The child can make
+//! simulated devices of its own.
+//!
 //! Simulated devices need Linux. On other systems, and under Miri, [`SimDevice::new`] returns
 //! [`Error::DeviceNotAvailable`].
 
