@@ -111,8 +111,9 @@ impl Group {
         fake!(fake_cuda_break(self.first => i32, code => i32) -> i32);
     }
 
-    pub(crate) fn shut_down(self, on: bool) {
-        fake!(fake_cuda_shutdown(self.first => i32, i32::from(on) => i32) -> i32);
+    /// From now on every call answers this code; 0 ends that.
+    pub(crate) fn shut_down(self, code: i32) {
+        fake!(fake_cuda_shutdown(self.first => i32, code => i32) -> i32);
     }
 
     /// Runs everything that is queued.

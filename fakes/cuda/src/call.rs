@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::clock;
@@ -55,10 +55,17 @@ thread_local! {
     static HOST_FUNCTION_OF: RefCell<Option<Arc<Engine>>> = const { RefCell::new(None) };
 }
 
-static INITIALIZED: AtomicBool = AtomicBool::new(false);
+/// The process that has initialised the library; 0: none.
+static INITIALIZED: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn set_initialized() {
-    INITIALIZED.store(true, Ordering::SeqCst);
+    INITIALIZED.store(std::process::id(), Ordering::SeqCst);
+}
+
+/// Whether a parent of this process has initialised the library, which then never works here.
+pub(crate) fn is_forked() -> bool {
+    let process = INITIALIZED.load(Ordering::SeqCst);
+    process != 0 && process != std::process::id()
 }
 
 /// Runs a host function, in which no call is permitted.
@@ -83,7 +90,7 @@ pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -
     let begin = clock::now();
     let code = caught(name, || {
         permitted(name)?;
-        if !INITIALIZED.load(Ordering::SeqCst) {
+        if INITIALIZED.load(Ordering::SeqCst) != std::process::id() {
             return Err(NOT_INITIALIZED);
         }
         let engine = engine_of(of);
