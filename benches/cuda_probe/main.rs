@@ -2,11 +2,11 @@
 //! beside it in the same run.
 //!
 //! ```text
-//! cargo bench --features cuda --bench cuda_probe > benches/results/NAME.txt
+//! cargo bench --features cuda --bench cuda_probe
 //! ```
 //!
 //! Tables of all that it measures, and a line for each row that has a target (`rows`). About two
-//! minutes; less than 6 GiB of host memory.
+//! minutes; less than 6 GiB of host memory. `gpu/run` makes a record of it.
 
 mod calls;
 mod data;

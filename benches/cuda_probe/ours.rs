@@ -153,7 +153,7 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
 
     // SAFETY: both blocks have `all` bytes, and one copy at a time uses them.
     let raw_down = || unsafe { copy(&probe.stream, &event, other.address(), there.address(), all) };
-    let mut sink = vec![0; all];
+    let mut sink = peer.locked(all)?;
     let up = probe.device.upload(&batch)?;
     up.wait()?;
     compare(
@@ -163,7 +163,7 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
         vec![
             side("this crate", || download(&up)),
             side("raw(n)", raw_down),
-            side("cudarc, into ordinary", || peer.down(&block, &mut sink)),
+            side("cudarc", || peer.down(&block, &mut sink)),
         ],
     )?;
     drop(sink);

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arrow_buffer::Buffer;
-use arrow_device::cuda::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use arrow_device::cuda::cudarc::driver::{
+    CudaContext, CudaSlice, CudaStream, HostSlice, PinnedHostSlice,
+};
 
 use crate::Probe;
 use crate::stats::{Res, since};
@@ -32,6 +34,12 @@ impl Peer {
         Ok(block)
     }
 
+    /// Page-locked memory, not write-combined.
+    pub(crate) fn locked(&self, bytes: usize) -> Res<PinnedHostSlice<u8>> {
+        // SAFETY: bytes may have any content, and the kernel has zeroed these.
+        Ok(unsafe { self.stream.context().alloc_pinned_with_flags(bytes, 0) }?)
+    }
+
     fn finish(&self, start: Instant) -> Res<[f64; 2]> {
         let submitted = since(start);
         self.stream.synchronize()?;
@@ -46,7 +54,7 @@ impl Peer {
     }
 
     /// One copy out of a block.
-    pub(crate) fn down(&self, from: &CudaSlice<u8>, to: &mut [u8]) -> Res<[f64; 2]> {
+    pub(crate) fn down(&self, from: &CudaSlice<u8>, to: &mut impl HostSlice<u8>) -> Res<[f64; 2]> {
         let start = Instant::now();
         self.stream.memcpy_dtoh(from, to)?;
         self.finish(start)

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 
-use crate::stats::Sample;
+use crate::stats::{Compared, Sample, compared};
 
 /// What a row should be.
 #[derive(Clone, Copy)]
@@ -188,22 +188,9 @@ const ROWS: [Row; 16] = [
     ),
 ];
 
-/// A comparison that has run: its title, and for each way its name and its seconds, run for run.
-struct Seen {
-    title: String,
-    ways: Vec<(String, Vec<f64>)>,
-}
-
 thread_local! {
-    // The probe measures on one thread.
-    static SEEN: RefCell<Vec<Seen>> = const { RefCell::new(Vec::new()) };
+    // The probe counts on one thread.
     static COUNTS: RefCell<Vec<(&'static str, f64)>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Keeps a comparison for the rows.
-pub(crate) fn keep(title: &str, ways: Vec<(String, Vec<f64>)>) {
-    let title = title.to_owned();
-    SEEN.with_borrow_mut(|seen| seen.push(Seen { title, ways }));
 }
 
 /// Keeps a count for the rows.
@@ -215,39 +202,42 @@ fn counted(name: &str) -> Option<f64> {
     COUNTS.with_borrow(|counts| counts.iter().find(|(n, _)| *n == name).map(|(_, v)| *v))
 }
 
-impl Seen {
-    /// The seconds of the way whose name begins so.
-    fn way(&self, name: &str) -> Result<&[f64], String> {
-        let found = self.ways.iter().find(|(n, _)| n.starts_with(name));
-        let (_, seconds) = found.ok_or_else(|| format!("there is no way {name:?}"))?;
-        Ok(seconds)
-    }
+/// The seconds of the way whose name begins so.
+fn way<'a>(compared: &'a Compared, name: &str) -> Result<&'a [f64], String> {
+    let found = compared.ways.iter().find(|(n, _)| n.starts_with(name));
+    let (_, seconds) = found.ok_or_else(|| format!("there is no way {name:?}"))?;
+    Ok(seconds)
+}
 
-    fn measure(&self, from: &From) -> Result<f64, String> {
-        let (_, first) = self.ways.first().ok_or("there is no way")?;
-        let by: Vec<f64> = match from {
-            Time(names) => {
-                let ways: Result<Vec<_>, _> = names.iter().map(|name| self.way(name)).collect();
-                let ways = ways?;
-                let slowest = |i| ways.iter().filter_map(move |way| way.get(i)).copied();
-                (0..first.len())
-                    .map(|i| slowest(i).fold(f64::NAN, f64::max))
-                    .collect()
+fn measure(compared: &Compared, from: &From) -> Result<f64, String> {
+    let (_, first) = compared.ways.first().ok_or("there is no way")?;
+    let ratios: Vec<f64> = match from {
+        Time(names) => {
+            let mut slowest = vec![f64::NAN; first.len()];
+            for name in *names {
+                for (slowest, seconds) in slowest.iter_mut().zip(way(compared, name)?) {
+                    *slowest = slowest.max(*seconds);
+                }
             }
-            Rate(name) => {
-                let ratios = self.way(name)?.iter().zip(first).map(|(by, own)| by / own);
-                return Ok(Sample::new(ratios.collect()).median());
-            }
-            Pipeline { producer, uploads } => {
-                let batches = counted(BATCHES).ok_or("the batches were not counted")?;
-                let both = self.way(producer)?.iter().zip(self.way(uploads)?);
-                both.map(|(p, u)| p.max(*u) + u / batches).collect()
-            }
-            Count => return Err("a count has no ways".into()),
-        };
-        let ratios = first.iter().zip(by).map(|(own, by)| own / by);
-        Ok(Sample::new(ratios.collect()).median())
-    }
+            first
+                .iter()
+                .zip(slowest)
+                .map(|(own, by)| own / by)
+                .collect()
+        }
+        Rate(name) => {
+            let by = way(compared, name)?;
+            by.iter().zip(first).map(|(by, own)| by / own).collect()
+        }
+        Pipeline { producer, uploads } => {
+            let batches = counted(BATCHES).ok_or("the batches were not counted")?;
+            let parts = way(compared, producer)?.iter().zip(way(compared, uploads)?);
+            let best = parts.map(|(producer, uploads)| producer.max(*uploads) + uploads / batches);
+            first.iter().zip(best).map(|(own, by)| own / by).collect()
+        }
+        Count => return Err("a count has no ways".into()),
+    };
+    Ok(Sample::new(ratios).median())
 }
 
 impl Row {
@@ -256,10 +246,7 @@ impl Row {
         if matches!(self.from, Count) {
             return counted(self.of).map(Ok);
         }
-        SEEN.with_borrow(|seen| {
-            let found = seen.iter().find(|seen| seen.title.starts_with(self.of))?;
-            Some(found.measure(&self.from))
-        })
+        compared(self.of, |compared| measure(compared, &self.from))
     }
 
     fn target(&self) -> String {
