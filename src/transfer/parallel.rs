@@ -61,14 +61,7 @@ pub(super) unsafe fn run(
     base: DevicePtr,
     threads: usize,
 ) -> (Result<()>, Slabs) {
-    let mut work = Work {
-        ready: &plan.ready,
-        parts: Vec::new(),
-        slabs: Vec::new(),
-        bytes: 0,
-        next: AtomicUsize::new(0),
-        failed: OnceLock::new(),
-    };
+    let mut work = Work::new(&plan.ready);
     let mut straight = Vec::new();
     for piece in plan.pieces() {
         let done = direct(queue, &piece, DIRECT);
@@ -114,7 +107,18 @@ pub(super) unsafe fn run(
     (work.failed.into_inner().map_or(Ok(()), Err), slabs)
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
+    fn new(ready: &'a [u8]) -> Self {
+        Self {
+            ready,
+            parts: Vec::new(),
+            slabs: Vec::new(),
+            bytes: 0,
+            next: AtomicUsize::new(0),
+            failed: OnceLock::new(),
+        }
+    }
+
     /// Adds the bytes of a piece's region from `start` on, to the last slab and to others.
     fn add(&mut self, piece: Piece, mut start: usize) {
         let region = piece.region();
@@ -163,48 +167,62 @@ mod tests {
     use super::*;
     use crate::transfer::fix::Fix;
 
+    fn work(pieces: &[(usize, usize, Fix)]) -> Work<'static> {
+        let mut work = Work::new(&[]);
+        for (bytes, done, fix) in pieces {
+            let piece = Piece {
+                src: DevicePtr::NULL,
+                dst: 0,
+                dst_bytes: *bytes,
+                fix: *fix,
+            };
+            work.add(piece, *done);
+        }
+        work
+    }
+
     #[test]
     fn slabs_of_pieces() {
-        let mut work = Work {
-            ready: &[],
-            parts: Vec::new(),
-            slabs: Vec::new(),
-            bytes: 0,
-            next: AtomicUsize::new(0),
-            failed: OnceLock::new(),
-        };
-        for (bytes, done) in [
+        let pieces = [
             (100, 0),
             (CHUNK - 128, 0),
             (64, 64),
             (2 * CHUNK + 1, 64),
             (7, 0),
-        ] {
-            let piece = Piece {
-                src: DevicePtr::NULL,
-                dst: 0,
-                dst_bytes: bytes,
-                fix: Fix::None,
-            };
-            work.add(piece, done);
-        }
-        let parts: Vec<_> = work
-            .parts
-            .iter()
-            .map(|part| (part.start, part.end))
-            .collect();
-        let end = 2 * CHUNK + 64;
+        ];
+        let work = work(&pieces.map(|(bytes, done)| (bytes, done, Fix::None)));
+        let parts = work.parts.iter().map(|part| (part.start, part.end));
+        let (middle, end) = (CHUNK + 64, 2 * CHUNK + 64);
         assert_eq!(
-            parts,
+            parts.collect::<Vec<_>>(),
             [
                 (0, 128),
                 (0, CHUNK - 128),
-                (64, CHUNK + 64),
-                (CHUNK + 64, end),
+                (64, middle),
+                (middle, end),
                 (0, 64)
             ]
         );
-        assert_eq!(work.slabs, [0..2, 2..3, 3..5]);
+        assert_eq!(work.slabs, [0..2, 2..3, 3..4, 4..5]);
         assert_eq!(work.bytes, 3 * CHUNK + 64);
+    }
+
+    /// The panic of a thread is the error of the upload, and the other threads begin no other slab.
+    #[test]
+    #[cfg(all(feature = "sim", target_os = "linux", not(miri)))]
+    fn a_panic_is_an_error() {
+        let queue = crate::Devices::simulated().unwrap().default_queue();
+        let memory = crate::DeviceBufferMut::allocate(&queue, 64).unwrap();
+        // There are no ready bytes.
+        let work = work(&vec![(64, 0, Fix::Ready(1)); 3 * CHUNK / 64]);
+        let mut stages = [0; 2].map(|_| Stage::new(&queue, memory.address(), work.bytes, 4));
+        scope(|scope| {
+            for stage in &mut stages {
+                // SAFETY: the pieces have no source; nothing is copied, because packing panics.
+                scope.spawn(|| unsafe { work.pack(stage) });
+            }
+        });
+        assert!(matches!(work.failed.get(), Some(Error::Panic { .. })));
+        assert!((1..=2).contains(&work.next.into_inner()));
     }
 }
