@@ -6,6 +6,7 @@ mod context;
 mod fake;
 mod faults;
 mod memory;
+mod modes;
 mod raw;
 mod safe;
 mod work;

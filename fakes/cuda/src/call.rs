@@ -89,8 +89,14 @@ pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -
         let engine = engine_of(of);
         if let Some(engine) = &engine {
             engine.admit(name, kind)?;
+            engine.pass_frees();
+        } else if let (Of::Nobody, Some(engine)) = (of, engine_of(Of::Current)) {
+            engine.count_other(name);
         }
         let result = body();
+        if let (Some(engine), true) = (&engine, kind.any) {
+            engine.run_at_once();
+        }
         match engine.and_then(|engine| engine.lasting()) {
             Some(code) if kind.lasting == Lasting::After => Err(code),
             _ => result,
