@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, RecordBatchIterator};
+use arrow_array::{ArrayRef, Int64Array, RecordBatch, RecordBatchIterator};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Error, ExportOptions,
