@@ -97,6 +97,8 @@ pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -
         if let Some(engine) = &engine {
             engine.admit(name, kind)?;
             engine.pass_frees();
+        } else if let (Of::Nobody, Some(engine)) = (of, engine_of(Of::Current)) {
+            engine.count_other(name);
         }
         let result = body();
         if let (Some(engine), true) = (&engine, kind.any) {

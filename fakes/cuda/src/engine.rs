@@ -27,6 +27,7 @@ pub(crate) const LISTS_WITHOUT_ATTRIBUTES: u32 = 256;
 pub(crate) const FREE_BLOCKS: u32 = 512;
 pub(crate) const OOM_IS_INVALID: u32 = 1024;
 pub(crate) const INSTANT: u32 = 2048;
+pub(crate) const HOLLOW: u32 = 1 << 16;
 
 /// The flags of an engine that is opened with `flags`: those of the environment are added. An
 /// engine cannot be lazy and instant; what it was opened with prevails.
@@ -40,7 +41,6 @@ fn with_environment(flags: u32) -> u32 {
     };
     flags | (more & !contrary)
 }
-pub(crate) const HOLLOW: u32 = 1 << 16;
 
 /// A queue of the simulated device.
 pub(crate) type Queue = Arc<dyn RawQueue>;
@@ -75,6 +75,8 @@ struct Books {
     faults: Vec<Fault>,
     fired: u32,
     calls: BTreeMap<&'static str, u64>,
+    /// Of functions that belong to no engine, by threads whose context is of this one.
+    others: BTreeMap<&'static str, u64>,
     violations: Vec<String>,
 }
 
@@ -242,8 +244,16 @@ impl Engine {
         let books = lock(&self.books);
         match name {
             "*" => books.calls.values().sum(),
-            name => books.calls.get(name).copied().unwrap_or(0),
+            name => {
+                let calls = books.calls.get(name).or_else(|| books.others.get(name));
+                calls.copied().unwrap_or(0)
+            }
         }
+    }
+
+    /// Counts a call of a function that belongs to no engine.
+    pub(crate) fn count_other(&self, name: &'static str) {
+        *lock(&self.books).others.entry(name).or_default() += 1;
     }
 
     pub(crate) fn shut_down(&self, code: Code) {

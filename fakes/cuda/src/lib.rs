@@ -20,7 +20,7 @@
 //! | `i32 fake_cuda_close(i32 ordinal)` | Frees the ordinals of a group, for tests that need many; returns -1 while it has contexts. |
 //! | `i32 fake_cuda_fail(i32 ordinal, const char *name, u32 nth, i32 code)` | Makes the `nth` call of that function from now (1: the next) return `code` and do nothing. `"*"`: any function except pushes, pops, and queries of attributes, error texts and pointers. |
 //! | `u32 fake_cuda_clear(i32 ordinal)` | Cancels all failures that have not happened yet; returns how many have happened since the last time. |
-//! | `u64 fake_cuda_calls(i32 ordinal, const char *name)` | Returns the number of calls of a function since the engine was opened; `"*"`: of all functions. |
+//! | `u64 fake_cuda_calls(i32 ordinal, const char *name)` | Returns the number of calls of a function since the engine was opened; `"*"`: of all functions but those that belong to no engine, which are counted by name for the engine of the calling thread's context. |
 //! | `i32 fake_cuda_break(i32 ordinal, i32 code)` | Makes the engine fail for good with this code and drops its queued work. Waits for the operation that is running now, if any. |
 //! | `i32 fake_cuda_shutdown(i32 ordinal, i32 code)` | Unless `code` is 0, every call returns it (4: deinitialized) and does nothing, until this is called with 0. |
 //! | `usize fake_cuda_report(i32 ordinal, u8 *text, usize bytes)` | Writes what is not clean, one item a line, as much as fits; returns the whole length, 0 if all is clean. Ordinal -1: violations that belong to no engine. |
@@ -45,7 +45,7 @@
 //! | 512 | `FREE_BLOCKS` | While host functions are queued or running, a free that is in no stream's order blocks, and all other calls of the engine with it. |
 //! | 1024 | `OOM_IS_INVALID` | Out of memory is answered as 1. |
 //! | 2048 | `INSTANT` | All work is complete when the call that queues it returns, except behind a host function that blocks. |
-//! | 65536 | `HOLLOW` | Copies are hollow (see below). |
+//! | 65536 | `HOLLOW` | Copies of more than 64 KiB move nothing; for measurements with a clock (see there). |
 //!
 //! # Environment variables
 //!
@@ -80,7 +80,7 @@
 //!   `query` is that of a query of a pointer or an event. Calls of a thread without a context are
 //!   free if no handle or address names an engine.
 //!
-//! On an engine with the flag 65536, copies of more than 64 KiB are hollow: they are checked and
+//! On a hollow engine, copies of more than 64 KiB are hollow: they are checked and
 //! timed, but move nothing, and device memory is not filled when it is allocated or freed. What a
 //! program does beside the copies is then measured on a machine that has no copy engines. Values
 //! that come back are undefined: only columns of fixed width may be used.
