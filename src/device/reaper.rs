@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use crate::abi::guard;
 use crate::device::backend::Notify;
-use crate::device::lock;
 use crate::device::order::{Asked, Place, Round};
+use crate::device::{Process, lock};
 use crate::error::Result;
 
 /// How long an idle thread lives.
@@ -28,9 +28,19 @@ const ASK: (Duration, Duration) = (Duration::from_micros(20), Duration::from_mil
 /// The longest interval if polling itself takes long.
 const LONG_ASK: Duration = Duration::from_millis(10);
 
-#[derive(Default)]
 pub(crate) struct Reaper {
     shared: Arc<Shared>,
+    /// Where the thread runs.
+    process: Process,
+}
+
+impl Default for Reaper {
+    fn default() -> Self {
+        Self {
+            shared: Arc::default(),
+            process: Process::this(),
+        }
+    }
 }
 
 /// Something to run once a list of events has completed.
@@ -263,8 +273,12 @@ fn run(item: Box<dyn Item>) {
 }
 
 impl Reaper {
-    /// Runs `item` on the reaper's thread once its events have completed.
+    /// Runs `item` on the reaper's thread once its events have completed. After a fork, the child
+    /// has neither that thread nor work of the device: the item runs at once, on this thread.
     pub(super) fn push(&self, item: Box<dyn Item>) {
+        if !self.process.is_this() {
+            return run(item);
+        }
         let mut state = self.shared.lock();
         state.items.push(item);
         if !state.running {
@@ -301,6 +315,9 @@ impl Reaper {
 
 impl Drop for Reaper {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            return;
+        }
         // No item is left: each holds the device.
         let mut state = self.shared.lock();
         state.closed = true;

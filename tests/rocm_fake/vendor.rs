@@ -113,10 +113,32 @@ pub(crate) fn memory_info(device: &Device) -> (usize, usize) {
     (free, total)
 }
 
+type HostFunction = unsafe extern "C" fn(*mut c_void);
+
+/// Runs a host function as a callback.
+///
+/// # Safety
+/// `both` is a box with the function and what it may be called with, and is taken once.
+unsafe extern "C" fn unpack(_: Ptr, _: c_int, both: Ptr) {
+    // SAFETY: the caller guarantees such a box (see `# Safety`).
+    unsafe {
+        let (f, data) = *Box::from_raw(both.cast::<(HostFunction, *mut c_void)>());
+        f(data);
+    }
+}
+
 /// Queues a host function.
-pub(crate) fn launch_host(queue: &Queue, f: unsafe extern "C" fn(*mut c_void), data: *mut c_void) {
+pub(crate) fn launch_host(queue: &Queue, f: HostFunction, data: *mut c_void) {
     with_device(queue.device(), || {
-        assert_eq!(hip::hipLaunchHostFunc(stream(queue), f, data), 0);
+        if std::env::var_os(hip::CHANGED).is_none() {
+            assert_eq!(hip::hipLaunchHostFunc(stream(queue), f, data), 0);
+            return;
+        }
+        let both = Box::into_raw(Box::new((f, data)));
+        assert_eq!(
+            hip::hipStreamAddCallback(stream(queue), unpack, both.cast(), 0),
+            0
+        );
     });
 }
 

@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use crate::clock;
 use crate::engine::{Engine, Kind, Lasting};
 use crate::ffi::*;
 use crate::registry::{blame, registry};
@@ -54,10 +55,17 @@ thread_local! {
     static HOST_FUNCTION_OF: RefCell<Option<Arc<Engine>>> = const { RefCell::new(None) };
 }
 
-static INITIALIZED: AtomicBool = AtomicBool::new(false);
+/// The process that has initialised the library; 0: none.
+static INITIALIZED: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn set_initialized() {
-    INITIALIZED.store(true, Ordering::SeqCst);
+    INITIALIZED.store(std::process::id(), Ordering::SeqCst);
+}
+
+/// Whether a parent of this process has initialised the library, which then never works here.
+pub(crate) fn is_forked() -> bool {
+    let process = INITIALIZED.load(Ordering::SeqCst);
+    process != 0 && process != std::process::id()
 }
 
 /// Runs a host function, in which no call is permitted.
@@ -79,21 +87,37 @@ pub(crate) fn plain(name: &'static str, body: impl FnOnce() -> Outcome) -> Code 
 
 /// Carries out a call.
 pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -> Outcome) -> Code {
-    caught(name, || {
+    let begin = clock::now();
+    let code = caught(name, || {
         permitted(name)?;
-        if !INITIALIZED.load(Ordering::SeqCst) {
+        if INITIALIZED.load(Ordering::SeqCst) != std::process::id() {
             return Err(NOT_INITIALIZED);
         }
         let engine = engine_of(of);
         if let Some(engine) = &engine {
             engine.admit(name, kind)?;
+            engine.pass_frees();
+        } else if let (Of::Nobody, Some(engine)) = (of, engine_of(Of::Current)) {
+            engine.count_other(name);
         }
         let result = body();
+        if let (Some(engine), true) = (&engine, kind.any) {
+            engine.run_at_once();
+        }
         match engine.and_then(|engine| engine.lasting()) {
             Some(code) if kind.lasting == Lasting::After => Err(code),
             _ => result,
         }
-    })
+    });
+    if let Some(begin) = begin {
+        // That of a thread without a context takes no time.
+        let engine = engine_of(of).or_else(|| registry().current_engine());
+        if let Some(engine) = engine {
+            let query = kind == POINTER || name == "cuEventQuery";
+            engine.clock.spend(begin, query);
+        }
+    }
+    code
 }
 
 /// Calls inside host functions are not permitted.

@@ -47,7 +47,11 @@ pub struct CudaDevice {
 /// Opens a device.
 fn open(config: &CudaConfig) -> Result<Gpu> {
     let id = DeviceId::new(config.memory.device_type(), config.ordinal as i64);
-    let cuda = Arc::new(Cuda::new(id, config.context.clone())?);
+    let cuda = Arc::new(Cuda::new(
+        id,
+        config.context.clone(),
+        config.blocking_waits,
+    )?);
     if config.memory == CudaMemory::Managed && !cuda.has(Has::CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY) {
         return Err(absent(id, "the device has no managed memory"));
     }

@@ -8,7 +8,26 @@ use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUpointer_attribute as Attribu
 use super::context::Cuda;
 use super::{CudaDevice, CudaQueue};
 use crate::device::backend::CopyOp;
-use crate::device::gpu::{Answer, Before, Library, Peer, PointerKind, RawStream, Runtime};
+use crate::device::gpu::{
+    Answer, Before, Library, Peer, PointerKind, RawEvent, RawStream, Runtime,
+};
+
+impl Cuda {
+    /// Whether a stream belongs to a green context, as far as the driver tells.
+    ///
+    /// # Safety
+    /// The stream is live, and not a default stream.
+    unsafe fn is_green(&self, stream: RawStream) -> bool {
+        let Some(call) = &self.driver.stream_contexts else {
+            return false;
+        };
+        let (mut of, mut green) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the caller guarantees a live stream (see `# Safety`); both are valid for the
+        // write of a handle.
+        let code = unsafe { call(stream, &raw mut of, &raw mut green) };
+        code == 0 && !green.is_null()
+    }
+}
 
 // SAFETY: each method is the call of the driver that its name and its documentation ask for; the
 // driver aligns memory to 256 bytes and more.
@@ -27,6 +46,10 @@ unsafe impl Runtime for Cuda {
 
     fn supports_pools(&self) -> bool {
         self.has(super::Has::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
+    }
+
+    fn blocks_waits(&self) -> bool {
+        self.blocking_waits
     }
 
     fn owns(&self, kind: PointerKind) -> bool {
@@ -63,13 +86,26 @@ unsafe impl Runtime for Cuda {
     }
 
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>> {
+        const NOT_SUPPORTED: c_int = 801;
         let call = &self.driver.cuStreamGetCtx;
         let mut of = std::ptr::null_mut();
         // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`); `of` is valid for
         // the write of a handle.
-        call.check(unsafe { call(stream, &raw mut of) })?;
-        let why = || format!("the stream belongs to another context{}", super::ADVICE);
-        Ok((of != self.raw).then(why))
+        let code = unsafe { call(stream, &raw mut of) };
+        if code == 0 && of == self.raw {
+            return Ok(None);
+        }
+        // For a stream of a green context the driver returns a context that stands for that one,
+        // or the code for what it does not support.
+        // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`).
+        if code == NOT_SUPPORTED || unsafe { self.is_green(stream) } {
+            let why = "the stream belongs to a green context, whose work this crate cannot order; \
+                       use a queue of the device, and make the stream wait for its events";
+            return Ok(Some(why.into()));
+        }
+        call.check(code)?;
+        let why = format!("the stream belongs to another context{}", super::ADVICE);
+        Ok(Some(why))
     }
 
     fn kind_of_byte(&self, address: usize) -> Answer<PointerKind> {
@@ -124,6 +160,13 @@ unsafe impl Runtime for Cuda {
             }
             _ => Ok(None),
         }
+    }
+
+    unsafe fn record_all(&self, event: RawEvent) -> Option<Answer> {
+        let call = self.driver.record_context.as_ref()?;
+        // SAFETY: the context lives as long as `self`, and the caller guarantees a live event of it
+        // (see `Runtime::record_all`).
+        Some(call.check(unsafe { call(self.raw, event) }))
     }
 
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer {

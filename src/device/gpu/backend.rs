@@ -184,6 +184,7 @@ unsafe impl Backend for Gpu {
         if bytes == 0 {
             return Err(Error::argument("host allocation of 0 bytes"));
         }
+        self.context().check_process()?;
         // Page-locked memory needs no staging.
         if self.shared.memory == Memory::Host || isize::try_from(bytes).is_err() {
             return Ok(None);
@@ -192,6 +193,9 @@ unsafe impl Backend for Gpu {
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
+        if self.context().is_forked() {
+            return;
+        }
         self.page_locked.free(self.context(), address, bytes);
     }
 
@@ -242,6 +246,9 @@ unsafe impl Backend for Gpu {
     }
 
     fn trim(&self) {
+        if self.context().is_forked() {
+            return;
+        }
         self.shared.blocks.clear(self.context());
         let _ = self.context().trim_pool();
     }
@@ -253,6 +260,9 @@ unsafe impl Backend for Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
+        if self.context().is_forked() {
+            return;
+        }
         self.shared.blocks.clear(self.context());
     }
 }

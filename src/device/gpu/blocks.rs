@@ -304,6 +304,9 @@ fn add(kind: Kind, items: Vec<Scrap>) {
     let Some(first) = items.first() else {
         return;
     };
+    if first.context.is_forked() {
+        return;
+    }
     let key = (Arc::as_ptr(&first.context).addr(), kind);
     let work: fn(Key) = match kind {
         Kind::Events => free_all,

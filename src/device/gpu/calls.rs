@@ -3,10 +3,11 @@
 use std::ffi::{c_uint, c_void};
 
 use super::api::{
-    Answer, Failed, HostFunction, NOT_CAPTURED, PoolProps, RELEASE_THRESHOLD, RawEvent, RawPool,
+    Answer, Failed, LaunchHost, NOT_CAPTURED, PoolProps, RELEASE_THRESHOLD, RawEvent, RawPool,
     RawStream, code,
 };
 use super::context::Current;
+use super::jobs;
 use super::runtime::{MANAGED, Memory, PointerKind, to_ptr};
 use crate::device::backend::{CopyOp, DevicePtr};
 
@@ -14,6 +15,8 @@ use crate::device::backend::{CopyOp, DevicePtr};
 impl Current<'_> {
     /// Waits for all work.
     pub(super) fn synchronize(&self) -> Answer {
+        // SAFETY: the event is of this context.
+        self.sleep_until(|event| unsafe { self.record_all(event) });
         let call = &self.api().synchronize;
         // SAFETY: the call has no arguments, and a context is current.
         call.check(unsafe { call() })
@@ -43,6 +46,9 @@ impl Current<'_> {
     /// # Safety
     /// The stream is live, or stands for a default stream.
     pub(super) unsafe fn synchronize_stream(&self, stream: RawStream) -> Answer {
+        // SAFETY: the event is of this context; the caller guarantees a live or default stream (see
+        // `# Safety`).
+        self.sleep_until(|event| Some(unsafe { self.record(event, stream) }));
         let call = &self.api().synchronize_stream;
         // SAFETY: the caller guarantees a live or default stream (see `# Safety`).
         call.check(unsafe { call(stream) })
@@ -81,9 +87,31 @@ impl Current<'_> {
         call.check(unsafe { call(stream, event, 0) })
     }
 
-    /// Creates an event without timing.
+    /// Where waits are to sleep, sleeps until an event has completed that `record` records: the
+    /// calls that wait for streams and contexts spin, unless the context's owner has decided
+    /// otherwise. They still follow, and return its errors.
+    fn sleep_until(&self, record: impl FnOnce(RawEvent) -> Option<Answer>) {
+        if !self.blocks_waits() {
+            return;
+        }
+        let Ok(event) = self.create_event() else {
+            return;
+        };
+        if let Some(Ok(())) = record(event) {
+            // SAFETY: the event was made above.
+            let _ = unsafe { self.wait_event(event) };
+        }
+        // SAFETY: the event was made above, and nothing else has its handle.
+        unsafe { self.destroy_event(event) };
+    }
+
+    /// Creates an event without timing. Whoever waits for it sleeps, if waits are to sleep.
     pub(super) fn create_event(&self) -> Answer<RawEvent> {
-        let (call, flags) = (&self.api().create_event, self.api().event_flags);
+        const BLOCKING_SYNC: c_uint = 1;
+        let (call, mut flags) = (&self.api().create_event, self.api().event_flags);
+        if self.blocks_waits() {
+            flags |= BLOCKING_SYNC;
+        }
         let mut event = RawEvent(std::ptr::null_mut());
         // SAFETY: `event` is valid for the write of a handle.
         call.check(unsafe { call(&raw mut event, flags) })?;
@@ -290,24 +318,24 @@ impl Current<'_> {
         call.check(unsafe { call(dst.as_ptr(), byte, bytes, stream) })
     }
 
-    /// Makes the library call a function in a stream's order.
+    /// Makes the library run a job in a stream's order.
     ///
     /// # Safety
-    /// The stream is live, or stands for a default stream; the function may be called with `data`
-    /// once, on any thread, and does not unwind.
-    pub(super) unsafe fn launch_host(
-        &self,
-        stream: RawStream,
-        function: HostFunction,
-        data: *mut c_void,
-    ) -> Answer {
+    /// The stream is live, or stands for a default stream; `number` is a job's, and it may be run
+    /// on any thread until the stream has run it.
+    pub(super) unsafe fn launch_host(&self, stream: RawStream, number: *mut c_void) -> Answer {
         let Some(call) = &self.api().launch_host else {
             // Devices that need it are not opened without it.
             return Err(not_supported("a host function"));
         };
-        // SAFETY: the caller guarantees a live or default stream, and a function that may be called
-        // with `data` (see `# Safety`).
-        call.check(unsafe { call(stream, Some(function), data) })
+        // SAFETY: the caller guarantees a live or default stream, and a job that may be run (see
+        // `# Safety`). Neither function unwinds.
+        call.check(unsafe {
+            match call.function {
+                LaunchHost::Function(launch) => launch(stream, Some(jobs::run), number),
+                LaunchHost::Callback(add) => add(stream, Some(jobs::run_after), number, 0),
+            }
+        })
     }
 }
 

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::api::{Answer, Api, Code, Failed, RELAXED, RawEvent, RawPool, RawStream};
+use super::api::{Answer, Api, Code, Failed, RELAXED, RawEvent, RawPool, RawStream, code};
 use super::jobs::{self, Job};
 use super::runtime::{Before, Meaning, Runtime};
 use crate::device::backend::{EventPtr, device_error};
-use crate::device::{DeviceId, lock};
+use crate::device::{DeviceId, FORKED, lock};
 use crate::error::{Error, Result};
 
 /// More idle events than this are destroyed.
@@ -162,6 +162,7 @@ impl Context {
 
     /// As [`enter`](Self::enter), to free what a failed device still has.
     pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_>> {
+        self.check_process()?;
         match self.runtime.enter() {
             Ok(before) => {
                 // Calls that would spoil other libraries' stream captures are allowed: this crate
@@ -253,12 +254,26 @@ impl Context {
 
     /// Whether nothing works any more.
     pub(super) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire) != 0
+        self.failed.load(Ordering::Acquire) != 0 || self.is_forked()
     }
 
     /// Whether the library has shut down, and so taken everything back.
     pub(super) fn is_shut_down(&self) -> bool {
-        self.meaning(self.failed.load(Ordering::Acquire)) == Meaning::ShutDown
+        self.meaning(self.failed.load(Ordering::Acquire)) == Meaning::ShutDown || self.is_forked()
+    }
+
+    /// Whether this process is a child of the one that opened the device. It has nothing to free
+    /// then, and must take no lock that a thread of the parent may have held.
+    pub(super) fn is_forked(&self) -> bool {
+        !self.api().process.is_this()
+    }
+
+    /// Refuses to work in a child of the process that opened the device.
+    pub(super) fn check_process(&self) -> Result<()> {
+        match self.is_forked() {
+            true => Err(device_error(self.id, "fork", code::NOT_INITIALIZED, FORKED)),
+            false => Ok(()),
+        }
     }
 
     /// Gives idle memory of the pool back to the library.
@@ -283,7 +298,7 @@ impl Context {
 
     /// Keeps an event for reuse.
     pub(super) fn recycle(&self, cell: Box<EventCell>) {
-        if cell.given.is_some() {
+        if cell.given.is_some() || self.is_forked() {
             return;
         }
         let mut idle = lock(&self.events);
@@ -320,9 +335,9 @@ impl Context {
         job: Job,
     ) -> Result<()> {
         let number = jobs::add(self.address(), job);
-        // SAFETY: `run` is called with a job's number while the memory is valid (see `# Safety`),
-        // and does not unwind.
-        let launched = unsafe { current.launch_host(stream, jobs::run, number) };
+        // SAFETY: the number is the job's, whose memory is valid until the stream has run it (see
+        // `# Safety`).
+        let launched = unsafe { current.launch_host(stream, number) };
         self.check(launched).inspect_err(|_| jobs::forget(number))
     }
 
@@ -340,6 +355,7 @@ impl Context {
     /// As [`synchronize`](Self::synchronize), again and again until it succeeds or the context is
     /// lost: then nothing of it runs any more.
     pub(super) fn settle(&self) -> Result<()> {
+        self.check_process()?;
         let start = Instant::now();
         let mut pause = Duration::from_millis(1);
         loop {
@@ -369,6 +385,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
         if jobs::are_under_way(self.address()) {
             // Nothing has waited for them.
             let _ = self.settle();

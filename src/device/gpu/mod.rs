@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `api.rs` | handles, codes and functions that both libraries have |
 //! | `library.rs` | a vendor's library, loaded at run time |
+//! | `newer_hip.rs` | what newer versions of HIP have that its bindings lack |
 //! | `runtime.rs` | what differs between vendors |
 //! | `context.rs` | what all work of a device goes through: the context guard, errors, reuse of events |
 //! | `calls.rs` | the calls that can be made while a context is current |
@@ -25,14 +26,18 @@ mod context;
 mod copy;
 mod jobs;
 mod library;
+#[cfg_attr(not(feature = "rocm"), allow(dead_code))]
+pub(crate) mod newer_hip;
 mod page_locked;
 mod queue;
 mod runtime;
 mod shared;
 
+#[cfg(feature = "rocm")]
+pub(crate) use self::api::StreamCallback;
 pub(crate) use self::api::{
-    Answer, Api, Call, Calls, Code, CopyList, HostFunction, PoolProps, RawEvent, RawPool,
-    RawStream, check_alike,
+    Answer, Api, Call, Calls, Code, CopyList, HostFunction, LaunchHost, PoolProps, RawEvent,
+    RawPool, RawStream, check_alike,
 };
 pub(crate) use self::backend::Gpu;
 pub(crate) use self::context::EventCell;

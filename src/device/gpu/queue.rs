@@ -389,6 +389,9 @@ unsafe impl RawQueue for GpuQueue {
 impl Drop for GpuQueue {
     fn drop(&mut self) {
         let context = &self.shared.context;
+        if context.is_forked() {
+            return;
+        }
         match &self.order {
             Order::Given => {}
             Order::PerThread(hop) => {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
 
-use super::api::{Answer, Api, Code, RawStream, code};
+use super::api::{Answer, Api, Code, RawEvent, RawStream, code};
 use super::library::Library;
 use crate::device::backend::{CopyOp, DevicePtr};
 
@@ -78,6 +78,8 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn reads_managed(&self) -> bool;
     /// Whether the device has memory pools.
     fn supports_pools(&self) -> bool;
+    /// Whether threads that wait sleep, instead of asking again and again.
+    fn blocks_waits(&self) -> bool;
     /// Whether device memory is this device's own, and of this context if it belongs to one.
     fn owns(&self, kind: PointerKind) -> bool;
     /// Returns the device's number of a backend of the same vendor's, by what it returns from
@@ -106,6 +108,14 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// As [`RawQueue::copy`](crate::device::RawQueue::copy); `from` is what `peer_of` returned for
     /// the source; the stream is live, or stands for a default stream.
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer;
+    /// Records an event after all work of the context; `None` if the library cannot.
+    ///
+    /// # Safety
+    /// The event is live and of this context.
+    unsafe fn record_all(&self, event: RawEvent) -> Option<Answer> {
+        let _ = event;
+        None
+    }
 }
 
 /// The name for errors where there is no call for managed memory.
@@ -126,7 +136,8 @@ impl dyn Runtime {
     pub(super) fn meaning(&self, code: Code) -> Meaning {
         match code {
             code::OUT_OF_MEMORY => Meaning::OutOfMemory,
-            code::DEINITIALIZED => Meaning::ShutDown,
+            // A device was opened before: a library that is not initialised any more has gone.
+            code::DEINITIALIZED | code::NOT_INITIALIZED => Meaning::ShutDown,
             // Calls that cannot be made during a stream capture, or in a host function (CUDA only).
             800 | 900..=908 => Meaning::Passing,
             code if (self.library().api().is_lost)(code) => Meaning::Lost,

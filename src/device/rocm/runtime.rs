@@ -46,6 +46,10 @@ unsafe impl Runtime for Rocm {
         self.has(Has::hipDeviceAttributeMemoryPoolsSupported)
     }
 
+    fn blocks_waits(&self) -> bool {
+        self.blocking_waits
+    }
+
     fn owns(&self, kind: PointerKind) -> bool {
         matches!(kind, PointerKind::Device(ordinal, _) if ordinal == self.ordinal)
     }

@@ -5,8 +5,9 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use super::event::Point;
-use super::state::{After, Core, Op, Pick, State};
-use super::{INVALID_ACCESS, MISUSE, SimMode};
+use super::state::{After, Core, End, Op, Pick, State, Timed, Work};
+use super::{INVALID_ACCESS, KERNEL, MISUSE, SimError, SimMode};
+use crate::abi::guard;
 use crate::device::{device_error, lock};
 use crate::error::Result;
 
@@ -66,6 +67,7 @@ impl Core {
             let message = "waits for a device inside a kernel or on a worker";
             return Err(device_error(self.id, operation, MISUSE, message));
         }
+        self.check_process()?;
         match self.config.mode {
             SimMode::Async => {
                 let mut state = self.state();
@@ -144,6 +146,16 @@ impl Core {
                 let _mark = EngineMark::set();
                 kernel(self)
             }
+            Some(Op::Timed(Timed {
+                kernel: Some((kernel, end)),
+                submitted,
+            })) => {
+                let ready = self.state().ready(id, submitted);
+                match self.run_timed(kernel, end, ready) {
+                    Ok(end) if self.hold(id, end) => return after,
+                    result => result.map(|_| ()),
+                }
+            }
             Some(Op::Free(offset)) => {
                 self.state().finish_free(&self.mapping, offset);
                 Ok(())
@@ -152,7 +164,7 @@ impl Core {
                 self.state().finish_shrink(&self.mapping, offset, keep);
                 Ok(())
             }
-            Some(Op::Kernel(None) | Op::Mark | Op::Wait(_)) | None => Ok(()),
+            Some(Op::Kernel(None) | Op::Timed(_) | Op::Mark | Op::Wait(_)) | None => Ok(()),
         };
         let mut state = self.state();
         match result {
@@ -172,12 +184,47 @@ impl Core {
     }
 }
 
+impl Core {
+    /// Runs a timed kernel. Returns when it ends.
+    fn run_timed(&self, kernel: Work, end: End, ready: Instant) -> Result<Instant, SimError> {
+        let _mark = EngineMark::set();
+        let end =
+            guard::call_foreign("end of a kernel", || end(ready)).map_err(|panic| SimError {
+                operation: "kernel",
+                code: KERNEL,
+                message: panic.to_string(),
+            })?;
+        kernel(self)?;
+        Ok(end)
+    }
+
+    /// Keeps the first operation of a queue there until it ends. Without a worker, this thread
+    /// waits for that here, and `false` comes back.
+    fn hold(&self, id: u64, end: Instant) -> bool {
+        let mut state = self.state();
+        let Some(queue) = state.queues.get_mut(&id) else {
+            return false;
+        };
+        queue.time = Some(end);
+        if self.config.mode == SimMode::Async {
+            queue.due.set(Some(end));
+            return true;
+        }
+        drop(state);
+        std::thread::sleep(end.saturating_duration_since(Instant::now()));
+        false
+    }
+}
+
 /// What a device and its queues hold: the device closes when the last one is dropped.
 #[derive(Debug)]
 pub(super) struct Handle(pub(super) Arc<Core>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.0.is_forked() {
+            return;
+        }
         let mut state = self.0.state();
         state.closing = true;
         let worker = state.worker.take();

@@ -3,12 +3,13 @@
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::MISUSE;
 use super::engine::Handle;
 use super::fault::FaultOp;
 use super::kernel::{self, SimMemory};
-use super::state::{Core, Op, QueueState};
+use super::state::{Core, Op, QueueState, Timed, Work};
 use crate::device::{CopyOp, DevicePtr, EventPtr, Queue, RawQueue, device_error};
 use crate::error::{Error, Result};
 
@@ -57,8 +58,7 @@ impl SimQueue {
     /// Counts an operation, then queues it.
     fn submit(&self, fault: FaultOp, operation: &'static str, op: Op) -> Result<()> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         core.faults.pass(fault, core.id, operation, 0)?;
         core.enqueue(&mut state, self.id, op)?;
         Ok(())
@@ -67,6 +67,9 @@ impl SimQueue {
     /// Returns how many operations have not completed. Unlike recording an event, this queues no
     /// further operation.
     pub fn pending_operations(&self) -> usize {
+        if self.core().is_forked() {
+            return 0;
+        }
         let state = self.core().state();
         let queue = state.queues.get(&self.id);
         queue.map_or(0, |queue| queue.pending.len())
@@ -127,6 +130,48 @@ impl SimQueue {
         let kernel = Op::Kernel(Some(Box::new(move |core| kernel::run(core, kernel))));
         self.submit(FaultOp::Launch, "launch", kernel)
     }
+
+    /// Queues a kernel that takes time: the queue runs nothing further before the time that `end`
+    /// returns. Meanwhile, other queues run.
+    ///
+    /// `end` is called when the queue has reached the kernel, and the kernel runs right after it.
+    /// Its argument is the time from which on the kernel could run: when it was submitted, or when
+    /// the work before it (and what that waited for) ended, whichever is later. In
+    /// [`SimMode::Deferred`](super::SimMode::Deferred), the thread that runs the kernel sleeps
+    /// until it ends. Otherwise this is [`launch`](Self::launch).
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use arrow_device::device::Backend;
+    /// use arrow_device::device::sim::{SimConfig, SimDevice, SimQueue};
+    /// # fn main() -> arrow_device::Result<()> {
+    /// # if cfg!(any(miri, not(target_os = "linux"))) { return Ok(()) }
+    /// let device = SimDevice::new(SimConfig::default())?;
+    /// let queue = device.default_queue()?;
+    /// let sim = queue.as_any().downcast_ref::<SimQueue>().unwrap();
+    /// let begin = Instant::now();
+    /// // SAFETY: the kernel writes nothing.
+    /// unsafe { sim.launch_timed(|ready| ready + Duration::from_millis(20), |_| Ok(())) }?;
+    /// device.synchronize()?;
+    /// assert!(begin.elapsed() >= Duration::from_millis(20));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    pub unsafe fn launch_timed(
+        &self,
+        end: impl FnOnce(Instant) -> Instant + Send + 'static,
+        kernel: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
+    ) -> Result<()> {
+        let work: Work = Box::new(move |core| kernel::run(core, kernel));
+        let timed = Op::Timed(Timed {
+            kernel: Some((work, Box::new(end))),
+            submitted: Instant::now(),
+        });
+        self.submit(FaultOp::Launch, "launch", timed)
+    }
 }
 
 /// Checks what holds for a copy in any memory.
@@ -156,8 +201,7 @@ fn check_copy(copy: &CopyOp) -> Result<()> {
 unsafe impl RawQueue for SimQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         if bytes == 0 {
             return Err(Error::argument("allocation of 0 bytes"));
         }
@@ -175,6 +219,10 @@ unsafe impl RawQueue for SimQueue {
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let core = self.core();
+        if core.is_forked() {
+            // The memory is the parent's.
+            return Ok(());
+        }
         let mut state = core.state();
         let offset = core.begin_free(&mut state, base, bytes)?;
         if state.error.is_some() {
@@ -191,8 +239,7 @@ unsafe impl RawQueue for SimQueue {
         if !core.config.shrink {
             return Ok(false);
         }
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         core.faults.pass(FaultOp::Shrink, core.id, "shrink", 0)?;
         let offset = core.begin_shrink(&mut state, base, bytes, keep)?;
         core.enqueue(&mut state, self.id, Op::Shrink { offset, keep })?;
@@ -202,7 +249,7 @@ unsafe impl RawQueue for SimQueue {
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         copies.iter().try_for_each(check_copy)?;
         if copies.is_empty() {
-            return self.core().state().alive();
+            return self.core().alive().map(drop);
         }
         let op = Op::Copy {
             copies: copies.into(),
@@ -220,8 +267,7 @@ unsafe impl RawQueue for SimQueue {
 
     fn record(&self) -> Result<EventPtr> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         core.faults.pass(FaultOp::Record, core.id, "record", 0)?;
         let point = core.enqueue(&mut state, self.id, Op::Mark)?;
         let event = state.events.record(core.id.id, point);
@@ -230,8 +276,7 @@ unsafe impl RawQueue for SimQueue {
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "queue wait")?;
         core.faults
             .pass(FaultOp::QueueWait, core.id, "queue wait", 0)?;
@@ -246,6 +291,9 @@ unsafe impl RawQueue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
+        if self.core().is_forked() {
+            return;
+        }
         let mut state = self.core().state();
         let queue = state.queues.get_mut(&self.id);
         if queue.is_some_and(|queue| {
