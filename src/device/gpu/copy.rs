@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::api::RawStream;
-use super::context::{Context, Current};
+use super::context::Context;
+use super::entry::Current;
 use super::jobs::Job;
 use super::runtime::{Memory, Peer, PointerKind};
 use super::shared::Shared;

@@ -7,7 +7,8 @@
 //! | `api.rs` | handles, codes and functions that both libraries have |
 //! | `library.rs` | a vendor's library, loaded at run time |
 //! | `runtime.rs` | what differs between vendors |
-//! | `context.rs` | what all work of a device goes through: the context guard, errors, reuse of events |
+//! | `context.rs` | what all work of a device goes through: errors, reuse of events |
+//! | `entry.rs` | the guard that makes a context current, and scopes in which calls share one entry |
 //! | `calls.rs` | the calls that can be made while a context is current |
 //! | `shared.rs` | what a device and its queues have in common |
 //! | `queue.rs` | streams as queues |
@@ -23,6 +24,7 @@ mod blocks;
 mod calls;
 mod context;
 mod copy;
+mod entry;
 mod jobs;
 mod library;
 mod page_locked;
@@ -41,7 +43,7 @@ pub(crate) use self::library::{
     text,
 };
 pub(crate) use self::queue::GpuQueue;
-pub(crate) use self::runtime::{Before, Memory, Peer, PointerKind, Runtime};
+pub(crate) use self::runtime::{Before, Found, Memory, Peer, PointerKind, Runtime};
 pub(crate) use self::shared::Shared;
 #[cfg(feature = "cuda")]
 pub(crate) use self::{api::Failed, library::absent_after};

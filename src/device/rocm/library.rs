@@ -156,6 +156,11 @@ functions! {
     optional {
         // Not in Debian's 5.2.3.
         hipLaunchHostFunc(stream: RawStream as hipStream_t, function: Option<HostFunction>, data: *mut c_void);
+        hipMemGetAddressRange(
+            start: *mut *mut c_void as *mut hipDeviceptr_t,
+            bytes: *mut usize,
+            ptr: *mut c_void as hipDeviceptr_t
+        );
     }
 }
 
