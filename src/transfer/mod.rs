@@ -19,9 +19,11 @@ mod concat;
 mod copy;
 mod download;
 mod fix;
+mod parallel;
 mod plan;
 mod planner;
 mod row_bytes;
+mod stage;
 mod staged;
 mod to_slab;
 mod upload;
@@ -46,10 +48,13 @@ pub(crate) use crate::transfer::planner::Extent;
 use crate::transfer::to_slab::ToSlab;
 
 impl Device {
-    /// Copies a batch to this device: one allocation and one list of copies, which may run after this call returns. On
-    /// the CPU device nothing is copied. Buffers are packed into staging memory, except page-locked ones of 1 MiB or more, which
-    /// are copied from where they are (see [`HostSlab`](crate::HostSlab)). Beyond about 128 MiB of staging memory the call waits
-    /// for the oldest copies.
+    /// Copies a batch to this device: one allocation, and copies that may run after this call returns. On the CPU device
+    /// nothing is copied. Buffers are packed into staging memory, except page-locked ones of 1 MiB or more, which are copied from
+    /// where they are (see [`HostSlab`](crate::HostSlab)).
+    ///
+    /// Each packed MiB is a copy that is queued at once, so that it runs while the next one is packed. From 16 MiB of packed
+    /// bytes on, several threads pack ([`set_packing_threads`](Device::set_packing_threads)). Staging memory whose copies are
+    /// done is used again; beyond 128 MiB of copies that run, the call waits for the oldest.
     ///
     /// The columns share the allocation, which is freed when the last of them is dropped. To keep one column without the
     /// others, [`compact`](DeviceArray::compact) it, or upload it by itself.

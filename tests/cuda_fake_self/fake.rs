@@ -13,6 +13,14 @@ pub(crate) const PAGEABLE_EAGER: u32 = 2;
 pub(crate) const NO_POOLS: u32 = 4;
 pub(crate) const NO_CONCURRENT_MANAGED: u32 = 8;
 pub(crate) const NO_BATCH: u32 = 16;
+pub(crate) const PINNING_FAILS: u32 = 32;
+pub(crate) const POOL_CREATION_FAILS: u32 = 64;
+pub(crate) const LISTS_UP_TO_64: u32 = 128;
+pub(crate) const LISTS_WITHOUT_ATTRIBUTES: u32 = 256;
+pub(crate) const FREE_BLOCKS: u32 = 512;
+pub(crate) const OOM_IS_INVALID: u32 = 1024;
+pub(crate) const INSTANT: u32 = 2048;
+pub(crate) const HOLLOW: u32 = 1 << 16;
 
 /// The library. It stays loaded.
 pub(crate) fn library() -> &'static Library {

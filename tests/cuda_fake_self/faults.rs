@@ -166,7 +166,7 @@ fn ordinals_can_be_given_back() {
 }
 
 /// Runs one test of this binary in a process of its own.
-fn child(test: &str, variable: &str, value: &str) {
+pub(crate) fn child(test: &str, variable: &str, value: &str) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--test-threads=1"]);
     let output = command.env(variable, value).output().unwrap();

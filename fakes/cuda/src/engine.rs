@@ -2,20 +2,45 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::Duration;
 
 use arrow_device::Error;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMemory, SimMode, SimQueue};
 use arrow_device::device::{Backend, EventPtr, RawQueue};
 
+use crate::clock::{self, Bytes, Clock};
 use crate::ffi::*;
+use crate::modes::{BlockingFree, HostFunctions};
 
 pub(crate) const LAZY: u32 = 1;
 pub(crate) const PAGEABLE_EAGER: u32 = 2;
 pub(crate) const NO_POOLS: u32 = 4;
 pub(crate) const NO_CONCURRENT_MANAGED: u32 = 8;
 pub(crate) const NO_BATCH: u32 = 16;
+pub(crate) const PINNING_FAILS: u32 = 32;
+pub(crate) const POOL_CREATION_FAILS: u32 = 64;
+pub(crate) const LISTS_UP_TO_64: u32 = 128;
+pub(crate) const LISTS_WITHOUT_ATTRIBUTES: u32 = 256;
+pub(crate) const FREE_BLOCKS: u32 = 512;
+pub(crate) const OOM_IS_INVALID: u32 = 1024;
+pub(crate) const INSTANT: u32 = 2048;
+pub(crate) const HOLLOW: u32 = 1 << 16;
+
+/// The flags of an engine that is opened with `flags`: those of the environment are added. An
+/// engine cannot be lazy and instant; what it was opened with prevails.
+fn with_environment(flags: u32) -> u32 {
+    static FLAGS: OnceLock<u32> = OnceLock::new();
+    let more = *FLAGS.get_or_init(|| environment("FAKE_CUDA_FLAGS").unwrap_or(0));
+    let contrary = match flags {
+        flags if flags & LAZY != 0 => INSTANT,
+        flags if flags & INSTANT != 0 => LAZY,
+        _ => 0,
+    };
+    flags | (more & !contrary)
+}
 
 /// A queue of the simulated device.
 pub(crate) type Queue = Arc<dyn RawQueue>;
@@ -24,6 +49,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// How many operations of a queue have not run.
+pub(crate) fn pending(queue: &Queue) -> usize {
+    let sim = queue.as_any().downcast_ref::<SimQueue>();
+    sim.map_or(0, SimQueue::pending_operations)
+}
+
+/// A number that the environment sets.
+pub(crate) fn environment<T: FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok()?.parse().ok()
 }
 
 /// A failure that was ordered.
@@ -39,6 +75,8 @@ struct Books {
     faults: Vec<Fault>,
     fired: u32,
     calls: BTreeMap<&'static str, u64>,
+    /// Of functions that belong to no engine, by threads whose context is of this one.
+    others: BTreeMap<&'static str, u64>,
     violations: Vec<String>,
 }
 
@@ -48,6 +86,12 @@ pub(crate) struct Engine {
     pub(crate) capacity_bytes: usize,
     pub(crate) ordinals: Range<i32>,
     queue: Queue,
+    /// All queues that streams were given.
+    queues: Mutex<Vec<Weak<dyn RawQueue>>>,
+    pub(crate) host_functions: Arc<HostFunctions>,
+    /// Attempts to page-lock memory while [`PINNING_FAILS`].
+    refused_pinnings: AtomicUsize,
+    pub(crate) clock: Clock,
     books: Mutex<Books>,
     /// What all calls return; 0 while the library works.
     shut_down: AtomicI32,
@@ -84,12 +128,15 @@ impl Engine {
             Ok(bytes) => bytes,
             Err(_) => usize::MAX,
         };
+        let flags = with_environment(flags);
         let mode = if flags & LAZY != 0 {
             SimMode::Deferred
         } else {
             SimMode::Async
         };
+        let clock = Clock::from_environment().map_err(|e| Error::InvalidArgument(e.into()))?;
         let config = SimConfig::default().with_mode(mode);
+        let config = config.with_fill(flags & HOLLOW == 0);
         let sim = SimDevice::new(config.with_capacity_bytes(capacity_bytes))?;
         let queue = sim.default_queue()?;
         Ok(Arc::new(Self {
@@ -98,6 +145,10 @@ impl Engine {
             capacity_bytes,
             ordinals,
             queue,
+            queues: Mutex::default(),
+            host_functions: Arc::default(),
+            refused_pinnings: AtomicUsize::new(0),
+            clock,
             books: Mutex::default(),
             shut_down: AtomicI32::new(0),
             code: AtomicI32::new(0),
@@ -193,8 +244,16 @@ impl Engine {
         let books = lock(&self.books);
         match name {
             "*" => books.calls.values().sum(),
-            name => books.calls.get(name).copied().unwrap_or(0),
+            name => {
+                let calls = books.calls.get(name).or_else(|| books.others.get(name));
+                calls.copied().unwrap_or(0)
+            }
         }
+    }
+
+    /// Counts a call of a function that belongs to no engine.
+    pub(crate) fn count_other(&self, name: &'static str) {
+        *lock(&self.books).others.entry(name).or_default() += 1;
     }
 
     pub(crate) fn shut_down(&self, code: Code) {
@@ -202,7 +261,63 @@ impl Engine {
     }
 
     pub(crate) fn new_queue(&self) -> Outcome<Queue> {
-        self.sim.new_queue().map_err(|error| self.code_of(&error))
+        let queue = self.sim.new_queue();
+        let queue = queue.map_err(|error| self.code_of(&error))?;
+        let mut queues = lock(&self.queues);
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(&queue));
+        Ok(queue)
+    }
+
+    /// Whether some stream has work.
+    fn is_busy(&self) -> bool {
+        let queues: Vec<Queue> = {
+            let queues = lock(&self.queues);
+            queues.iter().filter_map(Weak::upgrade).collect()
+        };
+        queues.iter().any(|queue| pending(queue) > 0)
+    }
+
+    /// Waits while a free blocks this engine. No lock may be held.
+    pub(crate) fn pass_frees(&self) {
+        self.host_functions.pass_frees();
+    }
+
+    /// Begins a free in no stream's order, which blocks if frees do: until no host function is
+    /// queued, and all other calls until the result is dropped. No lock may be held.
+    pub(crate) fn begin_free(&self) -> Option<BlockingFree> {
+        if !self.has(FREE_BLOCKS) {
+            return None;
+        }
+        let free = self.host_functions.begin_free();
+        while self.host_functions.are_under_way() {
+            // On a lazy engine this is what runs them. A failed engine drops them soon.
+            if self.sim.synchronize().is_err() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        Some(free)
+    }
+
+    /// Waits until all work has run, on an engine that runs it at once. Work behind a host function
+    /// that blocks is not waited for. No lock may be held.
+    pub(crate) fn run_at_once(&self) {
+        if !self.has(INSTANT) || self.has(LAZY) {
+            return;
+        }
+        while self.is_busy() && self.lasting().is_none() && !self.host_functions.are_blocked() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// What an attempt to page-lock memory answers instead, if it fails.
+    pub(crate) fn may_pin(&self) -> Outcome {
+        const CODES: [Code; 3] = [INVALID_VALUE, ALREADY_MAPPED, EXTERNAL_DEVICE];
+        if !self.has(PINNING_FAILS) {
+            return Ok(());
+        }
+        let refused = self.refused_pinnings.fetch_add(1, Ordering::Relaxed);
+        Err(CODES[refused % CODES.len()])
     }
 
     /// Records an event.
@@ -219,6 +334,17 @@ impl Engine {
         host: impl IntoIterator<Item = Range<usize>>,
         work: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
     ) -> Outcome {
+        self.launch_copies(queue, Bytes::default(), host, work)
+    }
+
+    /// As [`launch`](Self::launch), for work that copies these bytes.
+    pub(crate) fn launch_copies(
+        self: &Arc<Self>,
+        queue: &Queue,
+        bytes: Bytes,
+        host: impl IntoIterator<Item = Range<usize>>,
+        work: impl FnOnce(&mut SimMemory<'_>) -> Result<(), String> + Send + 'static,
+    ) -> Outcome {
         let Some(sim) = queue.as_any().downcast_ref::<SimQueue>() else {
             return Err(UNKNOWN);
         };
@@ -228,9 +354,20 @@ impl Engine {
             drop(uses);
             result
         };
-        // SAFETY: the caller of the driver function guarantees what CUDA requires of the memory; no
-        // `DeviceBuffer` is made of it inside this library.
-        unsafe { sim.launch(work) }.map_err(|error| self.code_of(&error))
+        let launched = if self.clock.times(bytes) {
+            let engine = self.clone();
+            let end = move |ready| {
+                clock::wake_in_time();
+                engine.clock.copy(bytes, ready)
+            };
+            // SAFETY: as below.
+            unsafe { sim.launch_timed(end, work) }
+        } else {
+            // SAFETY: the caller of the driver function guarantees what CUDA requires of the
+            // memory; no `DeviceBuffer` is made of it inside this library.
+            unsafe { sim.launch(work) }
+        };
+        launched.map_err(|error| self.code_of(&error))
     }
 
     /// Fails now. Waits for the operation that is running.

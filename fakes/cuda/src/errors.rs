@@ -21,6 +21,7 @@ static TABLE: &[(Code, &CStr, &CStr)] = &[
     (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
     (200, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
     (201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+    (208, c"CUDA_ERROR_ALREADY_MAPPED", c"resource already mapped"),
     (214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered"),
     (217, c"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", c"peer access is not supported between these two devices"),
     (218, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
@@ -41,5 +42,6 @@ static TABLE: &[(Code, &CStr, &CStr)] = &[
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
     (802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
     (803, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported display driver / cuda driver combination"),
+    (911, c"CUDA_ERROR_EXTERNAL_DEVICE", c"an error of an external device"),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];

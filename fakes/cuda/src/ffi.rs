@@ -10,6 +10,7 @@ pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const NOT_INITIALIZED: Code = 3;
 pub(crate) const INVALID_IMAGE: Code = 200;
 pub(crate) const INVALID_CONTEXT: Code = 201;
+pub(crate) const ALREADY_MAPPED: Code = 208;
 pub(crate) const INVALID_PTX: Code = 218;
 pub(crate) const INVALID_HANDLE: Code = 400;
 pub(crate) const NOT_FOUND: Code = 500;
@@ -23,6 +24,7 @@ pub(crate) const NOT_REGISTERED: Code = 713;
 pub(crate) const MISALIGNED_ADDRESS: Code = 716;
 pub(crate) const LAUNCH_FAILED: Code = 719;
 pub(crate) const NOT_PERMITTED: Code = 800;
+pub(crate) const EXTERNAL_DEVICE: Code = 911;
 
 /// A pointer parameter that the function reads values from.
 #[repr(transparent)]

@@ -5,10 +5,8 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::ThreadId;
 
-use arrow_device::device::sim::SimQueue;
-
 use crate::emulation::Emulation;
-use crate::engine::{Engine, Queue, Recorded, lock};
+use crate::engine::{Engine, Queue, Recorded, environment, lock, pending};
 use crate::ffi::*;
 use crate::memory::Memory;
 use crate::stack;
@@ -148,11 +146,7 @@ pub(crate) fn orphans() -> Vec<String> {
 /// How many devices there are.
 pub(crate) fn device_count() -> i32 {
     static COUNT: OnceLock<i32> = OnceLock::new();
-    *COUNT.get_or_init(|| environment("FAKE_CUDA_COUNT").map_or(256, |count| count.max(0)))
-}
-
-pub(crate) fn environment(name: &str) -> Option<i32> {
-    std::env::var(name).ok()?.parse().ok()
+    *COUNT.get_or_init(|| environment("FAKE_CUDA_COUNT").map_or(256, |count: i32| count.max(0)))
 }
 
 /// A stream as work is given to it.
@@ -169,11 +163,6 @@ pub(crate) fn is_legacy(stream: Handle) -> bool {
 
 fn is_default(stream: Handle) -> bool {
     number(stream) <= 2
-}
-
-pub(crate) fn pending(queue: &Queue) -> usize {
-    let sim = queue.as_any().downcast_ref::<SimQueue>();
-    sim.map_or(0, SimQueue::pending_operations)
 }
 
 impl Registry {

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
+use super::SimConfig;
+
 /// The byte that fills fresh memory.
 pub(super) const FRESH: u8 = 0xA5;
 /// The byte that fills freed memory.
@@ -162,6 +164,8 @@ pub(super) struct Allocator {
     quarantine: VecDeque<(usize, usize)>,
     quarantined_bytes: usize,
     quarantine_max_bytes: usize,
+    /// Whether fresh and freed memory is filled.
+    fill: bool,
 }
 
 /// Length in bytes of the block for an allocation.
@@ -179,17 +183,18 @@ fn red_zones(offset: usize, bytes: usize) -> [Range<usize>; 2] {
 }
 
 impl Allocator {
-    pub(super) fn new(capacity_bytes: usize, quarantine_max_bytes: usize) -> Self {
+    pub(super) fn new(capacity_bytes: usize, config: &SimConfig) -> Self {
         Self {
             unused: BTreeMap::from([(0, capacity_bytes)]),
             live: BTreeMap::new(),
             quarantine: VecDeque::new(),
             quarantined_bytes: 0,
-            quarantine_max_bytes,
+            quarantine_max_bytes: config.quarantine_bytes,
+            fill: config.fill,
         }
     }
 
-    /// Allocates memory, which is poisoned. Returns its byte offset, or `None` if there is not
+    /// Allocates memory, and fills it. Returns its byte offset, or `None` if there is not
     /// enough.
     pub(super) fn allocate(&mut self, mapping: &Mapping, bytes: usize) -> Option<usize> {
         let block = block_bytes(bytes)?;
@@ -206,8 +211,12 @@ impl Allocator {
             self.unused.insert(start + block, length - block);
         }
         let offset = start + UNIT;
-        mapping.set(start..start + block, RED_ZONE);
-        mapping.set(offset..offset + bytes, FRESH);
+        for zone in red_zones(offset, bytes) {
+            mapping.set(zone, RED_ZONE);
+        }
+        if self.fill {
+            mapping.set(offset..offset + bytes, FRESH);
+        }
         let freeing = false;
         let allocation = Allocation {
             bytes,
@@ -289,9 +298,11 @@ impl Allocator {
         intact
     }
 
-    /// Poisons and quarantines a block.
+    /// Fills and quarantines a block.
     fn retire(&mut self, mapping: &Mapping, block: Range<usize>) {
-        mapping.set(block.clone(), FREED);
+        if self.fill {
+            mapping.set(block.clone(), FREED);
+        }
         self.quarantine.push_back((block.start, block.len()));
         self.quarantined_bytes += block.len();
         while self.quarantined_bytes > self.quarantine_max_bytes {

@@ -6,7 +6,7 @@ use crate::api::home::Location;
 use crate::api::streams::refuse_legacy;
 use crate::call::{Of, WORK, call};
 use crate::copy::{self, Copy, Reads, Way};
-use crate::engine::NO_BATCH;
+use crate::engine::{Engine, LISTS_UP_TO_64, LISTS_WITHOUT_ATTRIBUTES, NO_BATCH};
 use crate::ffi::*;
 use crate::registry::{Lane, Registry, registry};
 
@@ -210,9 +210,18 @@ struct Batch {
     attribute_count: usize,
 }
 
+/// A library is known that ends the process for longer lists.
+const LONGEST_LIST: usize = 8192;
+
 impl Batch {
     /// When each copy's source is read; `Err` if the attributes are not as they must be.
-    fn orders(&self) -> Outcome<Vec<Reads>> {
+    fn orders(&self, engine: &Engine) -> Outcome<Vec<Reads>> {
+        if engine.has(LISTS_WITHOUT_ATTRIBUTES) {
+            return match self.attribute_count {
+                0 => Ok(vec![Reads::AsFlagged; self.count]),
+                _ => Err(INVALID_VALUE),
+            };
+        }
         let attributes = self.attributes.list(self.attribute_count)?;
         let starts = self.starts.list(self.attribute_count)?;
         let ascending = starts.windows(2).all(|pair| pair[0] < pair[1]);
@@ -246,7 +255,15 @@ impl Batch {
             return Err(NOT_SUPPORTED);
         }
         refuse_legacy(stream)?;
-        let orders = self.orders()?;
+        if self.count > LONGEST_LIST {
+            let text = format!("a list of {} copies, which is too long", self.count);
+            lane.engine.blame(text);
+            return Err(INVALID_VALUE);
+        }
+        if self.count > 64 && lane.engine.has(LISTS_UP_TO_64) {
+            return Err(INVALID_VALUE);
+        }
+        let orders = self.orders(&lane.engine)?;
         let mut copies = Vec::new();
         for (index, reads) in orders.into_iter().enumerate() {
             let copy = self.copy(&registry, &lane.engine, index, reads);
@@ -258,7 +275,7 @@ impl Batch {
     fn copy(
         &self,
         registry: &Registry,
-        engine: &crate::engine::Engine,
+        engine: &Engine,
         index: usize,
         reads: Reads,
     ) -> Outcome<Copy> {

@@ -3,10 +3,10 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use crate::call::{Of, QUERY, QUIET, call, is_forked, plain, set_initialized};
-use crate::engine::{Engine, NO_CONCURRENT_MANAGED, NO_POOLS};
+use crate::engine::{Engine, NO_CONCURRENT_MANAGED, NO_POOLS, environment};
 use crate::errors;
 use crate::ffi::*;
-use crate::registry::{device_count, environment, registry};
+use crate::registry::{device_count, registry};
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuInit(flags: c_uint) -> Code {

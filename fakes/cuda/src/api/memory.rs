@@ -11,6 +11,7 @@ use crate::call::{FREE, Of, QUIET, WORK, call};
 use crate::engine::{Kind, Lasting};
 use crate::ffi::*;
 use crate::memory::{Block, What, pointer};
+use crate::modes::BlockingFree;
 use crate::registry::{Registry, blame, registry};
 
 fn device(dptr: Out<Address>, what: What, bytes: usize) -> Outcome {
@@ -48,6 +49,7 @@ fn pinned(pp: Out<*mut c_void>, bytes: usize) -> Outcome {
     }
     let mut registry = registry();
     let home = Home::current(&registry)?;
+    home.engine.may_pin()?;
     let start = home.allocate(&mut registry, What::Pinned, bytes, None)?;
     pp.put(pointer(start).as_ptr())
 }
@@ -93,10 +95,17 @@ fn take(
     })
 }
 
+/// Begins a free in no stream's order of the memory at an address.
+fn blocking(address: Address) -> Option<BlockingFree> {
+    let engine = registry().memory.engine_at(address)?;
+    engine.begin_free()
+}
+
 /// Frees at once. Queued work that still uses the memory fails when it runs.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuMemFree_v2(dptr: Address) -> Code {
     call("cuMemFree_v2", FREE, Of::Address(dptr), || {
+        let _free = blocking(dptr);
         let mut registry = registry();
         registry.current()?;
         let device = |block: &Block| matches!(block.what, What::Device | What::Managed);
@@ -114,6 +123,7 @@ pub(crate) unsafe extern "C" fn cuMemFreeHost(p: *mut c_void) -> Code {
     };
     let address = p.addr() as Address;
     call("cuMemFreeHost", KIND, Of::Address(address), || {
+        let _free = blocking(address);
         let mut registry = registry();
         registry.current()?;
         let pinned = |block: &Block| block.what == What::Pinned;
@@ -192,6 +202,7 @@ pub(crate) unsafe extern "C" fn cuMemHostRegister_v2(
         if registry.memory.overlaps(&(start..end)) {
             return Err(ALREADY_REGISTERED);
         }
+        home.engine.may_pin()?;
         registry.memory.insert(Block {
             what: What::Registered,
             start,
@@ -209,6 +220,7 @@ pub(crate) unsafe extern "C" fn cuMemHostRegister_v2(
 pub(crate) unsafe extern "C" fn cuMemHostUnregister(p: *mut c_void) -> Code {
     let address = p.addr() as Address;
     call("cuMemHostUnregister", FREE, Of::Address(address), || {
+        let _free = blocking(address);
         let mut registry = registry();
         registry.current()?;
         let registered = |block: &Block| block.what == What::Registered;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::api::device;
 use crate::api::home::{Home, Location};
 use crate::call::{FREE, Of, WORK, call};
-use crate::engine::{Engine, NO_POOLS};
+use crate::engine::{Engine, NO_POOLS, POOL_CREATION_FAILS};
 use crate::ffi::*;
 use crate::memory::What;
 use crate::registry::{Pool, Registry, registry};
@@ -113,6 +113,9 @@ pub(crate) unsafe extern "C" fn cuMemPoolCreate(pool: Out<Handle>, props: In<Poo
         let mut registry = registry();
         let engine = registry.open_engine(ordinal)?;
         check(&engine)?;
+        if engine.has(POOL_CREATION_FAILS) {
+            return Err(NOT_SUPPORTED);
+        }
         let new = Pool {
             ordinal,
             attributes: ATTRIBUTES,

@@ -6,8 +6,9 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::call::{FREE, Of, QUIET, WORK, call, host_function};
+use crate::engine::pending;
 use crate::ffi::*;
-use crate::registry::{Stream, is_legacy, pending, registry};
+use crate::registry::{Stream, is_legacy, registry};
 
 fn create(phStream: Out<Handle>, is_green: bool) -> Outcome {
     if phStream.is_null() {
@@ -237,7 +238,9 @@ pub(crate) unsafe extern "C" fn cuLaunchHostFunc(
         let lane = registry().work_lane(hStream)?;
         let data = userData.expose_provenance();
         let engine = lane.engine.clone();
+        let queued = engine.host_functions.queue();
         lane.engine.launch(&lane.queue, None, move |_| {
+            let _running = queued.run();
             host_function(engine, || {
                 // SAFETY: the caller of the driver function guarantees that the function may be
                 // called with this argument, once, on any thread.

@@ -11,6 +11,7 @@ mod ends;
 mod faults;
 mod memory;
 mod queues;
+mod timed;
 
 /// A device, or `None` where there are none.
 fn device(config: SimConfig) -> Option<Arc<SimDevice>> {
