@@ -43,6 +43,7 @@ pub(crate) use crate::transfer::arriving::Arriving;
 pub(crate) use crate::transfer::bitmaps::{Bitmaps, Resolved};
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
+pub(crate) use crate::transfer::to_slab::DownloadQueues;
 use crate::transfer::to_slab::ToSlab;
 
 impl Device {
@@ -219,7 +220,9 @@ impl DeviceArray {
         if self.device().is_host_readable() {
             return Ok(Cow::Borrowed(self));
         }
-        Ok(Cow::Owned(ToSlab::start(self, extent, queue)?.finish()?))
+        Ok(Cow::Owned(
+            ToSlab::start(self, extent, &queue.clone().into())?.finish()?,
+        ))
     }
 
     /// Returns the array of `tree` with this array's field.
