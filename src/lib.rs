@@ -173,6 +173,6 @@ pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{
     DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostArrayReader, HostRecordBatchReader,
-    UploadingReader, export_reader,
+    ReadAhead, UploadingReader, export_reader,
 };
 pub use transfer::Download;

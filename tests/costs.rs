@@ -85,7 +85,7 @@ fn calls_of_an_upload() {
                 let lengths = buffers(up.as_struct());
                 let direct = lengths.iter().filter(|n| **n >= 1 << 20).count() as u64;
                 // What is packed is cut by what is not.
-                let chunks = stats.host_copied_bytes / (4 << 20) + 1 + direct;
+                let chunks = stats.host_copied_bytes / (1 << 20) + 1 + direct;
                 assert_eq!(stats.allocations, 1, "{context}");
                 assert!(stats.copies <= chunks + direct, "{context}");
                 assert!(stats.events <= stats.copies + 1, "{context}");

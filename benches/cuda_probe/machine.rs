@@ -10,19 +10,30 @@ use crate::Probe;
 use crate::raw::check;
 use crate::stats::{Res, size};
 
-pub(crate) fn run(probe: &Probe) -> Res<()> {
+/// The driver's handle of the device.
+fn handle(probe: &Probe) -> Res<sys::CUdevice> {
     let mut device = 0;
     let ordinal = c_int::try_from(probe.ordinal)?;
     // SAFETY: `device` is valid for the write of a handle.
     let code = unsafe { sys::cuDeviceGet(&raw mut device, ordinal) };
     check("cuDeviceGet", code)?;
+    Ok(device)
+}
+
+/// The device's name, as the driver has it.
+pub(crate) fn name(probe: &Probe) -> Res<String> {
     let mut name = [0; 256];
     // SAFETY: `name` has the 256 bytes that the driver may write.
     check("cuDeviceGetName", unsafe {
-        sys::cuDeviceGetName(name.as_mut_ptr(), 256, device)
+        sys::cuDeviceGetName(name.as_mut_ptr(), 256, handle(probe)?)
     })?;
     // SAFETY: the driver has written a text that ends with NUL to `name`.
-    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+    Ok(name.to_string_lossy().into_owned())
+}
+
+pub(crate) fn run(probe: &Probe) -> Res<()> {
+    let (device, name) = (handle(probe)?, name(probe)?);
     let (mut free, mut total) = (0, 0);
     // SAFETY: `free` and `total` are valid for the write of a size.
     check("cuMemGetInfo", unsafe {

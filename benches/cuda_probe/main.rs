@@ -2,10 +2,11 @@
 //! beside it in the same run.
 //!
 //! ```text
-//! cargo bench --features cuda --bench cuda_probe > benches/results/NAME.txt
+//! cargo bench --features cuda --bench cuda_probe
 //! ```
 //!
-//! It measures and prints; it judges nothing. About two minutes; less than 6 GiB of host memory.
+//! Tables of all that it measures, and a line for each row that has a target (`rows`). About two
+//! minutes; less than 6 GiB of host memory. `gpu/run` makes a record of it.
 
 mod calls;
 mod data;
@@ -13,8 +14,10 @@ mod host;
 mod links;
 mod machine;
 mod ours;
+mod peer;
 mod raw;
 mod reads;
+mod rows;
 mod staged;
 mod stats;
 mod streams;
@@ -27,15 +30,17 @@ use arrow_device::cuda::{CudaConfig, CudaQueue};
 use arrow_device::{Device, Error};
 
 use raw::{Batch, Stream, check};
+use rows::Printer;
 use stats::{Res, Rounds};
 
 const HELP: &str = "\
 Measures copies, memory and calls of a CUDA device, and this crate beside them.
 
-Usage: cuda_probe [--device N] [--quick]
+Usage: cuda_probe [--device N] [--quick] [--machine]
 
   --device N  which device [default: 0]
   --quick     small sizes and few rounds: shows that it runs, measures nothing worth keeping
+  --machine   says what the machine is, and measures nothing
   -h, --help  print this text
 
 Without a device it says so and exits 0; with ARROW_DEVICE_REQUIRE=cuda it exits 1.
@@ -45,6 +50,7 @@ Exit status 1 also if something could not be measured, 2 after bad usage.
 struct Args {
     ordinal: usize,
     quick: bool,
+    machine: bool,
 }
 
 /// `None`: print the help.
@@ -53,12 +59,14 @@ fn arguments() -> Result<Option<Args>, lexopt::Error> {
     let mut args = Args {
         ordinal: 0,
         quick: false,
+        machine: false,
     };
     let mut parser = lexopt::Parser::from_env();
     while let Some(argument) = parser.next()? {
         match argument {
             Long("device") => args.ordinal = parser.value()?.parse()?,
             Long("quick") => args.quick = true,
+            Long("machine") => args.machine = true,
             Short('h') | Long("help") => return Ok(None),
             // Cargo adds them.
             Long("bench" | "test") => {}
@@ -166,13 +174,45 @@ fn is_required() -> bool {
 
 /// Answers how many measurements failed.
 fn run(args: &Args, device: Device) -> Res<usize> {
-    let start = Instant::now();
     let context = device.as_cuda()?.cu_context();
     // SAFETY: the context is the device's, which lives until the end of this function.
     check("cuCtxPushCurrent", unsafe {
         sys::cuCtxPushCurrent_v2(context)
     })?;
     let probe = Probe::new(args, device.clone())?;
+    let failed = if args.machine {
+        machine::run(&probe)?;
+        0
+    } else {
+        parts(&probe)?
+    };
+    drop(probe);
+    let mut popped = std::ptr::null_mut();
+    // SAFETY: `popped` is valid for the write of a handle; what is popped was pushed above.
+    check("cuCtxPopCurrent", unsafe {
+        sys::cuCtxPopCurrent_v2(&raw mut popped)
+    })?;
+    drop(device);
+    Ok(failed)
+}
+
+/// What stands in the place of a verdict, where figures are no measurement.
+fn no_measurement(probe: &Probe) -> Res<Option<&'static str>> {
+    Ok(if machine::name(probe)?.starts_with("Simulated") {
+        Some("stand-in: not a measurement")
+    } else if probe.quick {
+        Some("quick: not a measurement")
+    } else if cfg!(debug_assertions) {
+        Some("debug build: not a measurement")
+    } else {
+        None
+    })
+}
+
+/// Runs all parts; answers how many failed.
+fn parts(probe: &Probe) -> Res<usize> {
+    let start = Instant::now();
+    let mut rows = Printer::new(no_measurement(probe)?);
     if probe.quick {
         println!("QUICK: shows that the probe runs. These figures are no record.\n");
     }
@@ -195,23 +235,18 @@ fn run(args: &Args, device: Device) -> Res<usize> {
     for (name, part) in parts {
         println!("== {name}\n");
         let start = Instant::now();
-        if let Err(e) = part(&probe) {
+        if let Err(e) = part(probe) {
             println!("FAILED: {name}: {e}\n");
             failed += 1;
         }
         // What a failed part left behind must not count for the next.
-        device.synchronize()?;
-        device.trim();
+        probe.device.synchronize()?;
+        probe.device.trim();
         println!("({name}: {:.1} s)\n", stats::since(start));
+        rows.print();
     }
-    println!("peak resident host memory: {}", machine::peak());
+    rows.finish();
+    println!("\npeak resident host memory: {}", machine::peak());
     println!("all of it: {:.1} s", stats::since(start));
-    drop(probe);
-    let mut popped = std::ptr::null_mut();
-    // SAFETY: `popped` is valid for the write of a handle; what is popped was pushed above.
-    check("cuCtxPopCurrent", unsafe {
-        sys::cuCtxPopCurrent_v2(&raw mut popped)
-    })?;
-    drop(device);
     Ok(failed)
 }

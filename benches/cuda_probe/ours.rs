@@ -4,14 +4,16 @@ use std::time::Instant;
 
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
-use arrow_device::DeviceRecordBatch;
 use arrow_device::cuda::cudarc::driver::sys;
+use arrow_device::{DeviceRecordBatch, Devices};
 
 use crate::Probe;
 use crate::data::{buffers, fill, mixed, ordinary, over, single};
 use crate::host::copy_once;
 use crate::links::copy;
+use crate::peer::Peer;
 use crate::raw::{Copies, Event, Locked, OnDevice, Pool, check};
+use crate::rows;
 use crate::stats::{LEGEND, Res, compare, side, since, size, time, total_only};
 
 /// The seconds until the call returned, and until the batch was there.
@@ -100,6 +102,9 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
     // SAFETY: both blocks have `all` bytes, and one copy at a time uses them; `copy` waits for it.
     let raw_up = || unsafe { copy(&probe.stream, &event, there.address(), at(&locked), all) };
 
+    let peer = Peer::new(probe)?;
+    let mut block = peer.block(all)?;
+
     let batch = over(&locked, 8)?;
     println!("8 columns of {} in page-locked memory", size(each));
     describe(probe, &batch)?;
@@ -110,6 +115,7 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
         vec![
             side("this crate", || upload(probe, &batch)),
             side("raw(n)", raw_up),
+            side("cudarc", || peer.up(&locked, &mut block)),
         ],
     )?;
 
@@ -121,6 +127,7 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
     // What the rows copy into: its pages exist.
     // SAFETY: both blocks have `all` bytes, and one copy at a time uses them.
     unsafe { copy(&probe.stream, &event, other.address(), there.address(), all) }?;
+    let threads = probe.cores.min(4);
     // SAFETY: `other` has `all` bytes, which nothing else uses meanwhile.
     let memcpy = |threads: usize| unsafe { copy_once(threads, other.address(), &memory) };
     compare(
@@ -131,18 +138,22 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
             side("this crate", || upload(probe, &batch)),
             side("raw(n)", raw_up),
             side("memcpy, 1 thread", || memcpy(1)),
-            side("memcpy, 4 threads", || memcpy(4)),
+            side(format!("{}: {threads}", rows::BY_THREADS), || {
+                memcpy(threads)
+            }),
             side("memcpy, 8 threads", || memcpy(8)),
             // SAFETY: `memory` and the device block have `all` bytes, and one copy at a time uses
             // them.
-            side("the driver, from ordinary", || unsafe {
+            side(rows::PAGEABLE, || unsafe {
                 copy(&probe.stream, &event, there.address(), at(&memory), all)
             }),
+            side("cudarc, from ordinary", || peer.up(&memory, &mut block)),
         ],
     )?;
 
     // SAFETY: both blocks have `all` bytes, and one copy at a time uses them.
     let raw_down = || unsafe { copy(&probe.stream, &event, other.address(), there.address(), all) };
+    let mut sink = peer.locked(all)?;
     let up = probe.device.upload(&batch)?;
     up.wait()?;
     compare(
@@ -152,9 +163,12 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
         vec![
             side("this crate", || download(&up)),
             side("raw(n)", raw_down),
+            side("cudarc", || peer.down(&block, &mut sink)),
         ],
     )?;
-    drop(up);
+    drop(sink);
+    into_fresh(probe, &up, all, &peer)?;
+    drop((up, block));
     let ups: Vec<_> = (0..8)
         .map(|i| -> Res<_> {
             let part = over(&memory.slice_with_length(i * each, each), 1)?;
@@ -180,6 +194,52 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
     )?;
     drop(ups);
     probe.stream.wait()
+}
+
+/// Downloads into memory that no pool keeps.
+fn into_fresh(probe: &Probe, up: &DeviceRecordBatch, all: usize, peer: &Peer) -> Res<()> {
+    let (cpu, event) = (Devices::cpu(), Event::new()?);
+    let from = addresses(up)?;
+    let blocks = from.iter().map(|(_, bytes)| peer.block(*bytes));
+    let blocks = blocks.collect::<Res<Vec<_>>>()?;
+    compare(
+        "D2 download into fresh ordinary memory (this crate: to the CPU device)",
+        all,
+        probe.rounds(10, 2.0),
+        vec![
+            side("this crate", || {
+                let start = Instant::now();
+                let here = up.to_device(&cpu)?;
+                here.wait()?;
+                let seconds = since(start);
+                drop(here);
+                Ok(total_only(seconds))
+            }),
+            side(rows::LOOP, || {
+                let start = Instant::now();
+                let here = read_each(probe, &from)?;
+                event.record(&probe.stream)?;
+                event.wait()?;
+                let seconds = since(start);
+                drop(here);
+                Ok(total_only(seconds))
+            }),
+            side("cudarc, a copy for each", || peer.down_each(&blocks)),
+        ],
+    )
+}
+
+/// Queues a copy of each block of a batch into fresh memory, which must be kept until the copies are done.
+fn read_each(probe: &Probe, blocks: &[(u64, usize)]) -> Res<Vec<Vec<u8>>> {
+    let mut here = Vec::with_capacity(blocks.len());
+    for (address, bytes) in blocks {
+        let mut memory = Vec::<u8>::with_capacity(*bytes);
+        let to = memory.as_mut_ptr().expose_provenance() as u64;
+        here.push(memory);
+        // SAFETY: the block is the batch's, and callers keep the memory until they have waited.
+        unsafe { probe.stream.copy(to, *address, *bytes) }?;
+    }
+    Ok(here)
 }
 
 pub(crate) fn small(probe: &Probe) -> Res<()> {
@@ -258,6 +318,7 @@ impl<'a> Small<'a> {
             pieces.add(dst, src, buffer.len());
         }
         let (stream, event) = (&probe.stream, &self.event);
+        let peer = Peer::new(probe)?;
         let locked = packed.address();
         let mut ways = vec![
             side("this crate", || upload(probe, self.batch)),
@@ -266,7 +327,7 @@ impl<'a> Small<'a> {
             side(format!("raw({})", size(sent)), || unsafe {
                 copy(stream, event, there.address(), locked, sent)
             }),
-            side("packed by hand", || {
+            side(rows::PACKED, || {
                 let start = Instant::now();
                 for (buffer, offset) in self.buffers.iter().zip(&self.offsets) {
                     packed.bytes_mut()[*offset..][..buffer.len()].copy_from_slice(buffer);
@@ -276,11 +337,12 @@ impl<'a> Small<'a> {
                 unsafe { stream.copy(there.address(), locked, self.packed) }?;
                 self.finish(start)
             }),
-            side("loop", || self.pooled(&pool)),
+            side(rows::LOOP, || self.pooled(&pool)),
             side("blocking loop", || self.blocking()),
+            side("cudarc, a block for each", || peer.up_each(&self.buffers)),
         ];
         if let Some(batch) = &probe.batch {
-            ways.push(side("list of page-locked pieces", || {
+            ways.push(side(rows::LIST, || {
                 let start = Instant::now();
                 let block = pool.allocate(self.packed, stream)?;
                 // The list's places are in another block, of the same size.
@@ -312,15 +374,10 @@ impl<'a> Small<'a> {
                 }),
                 side("loop", || {
                     let start = Instant::now();
-                    let mut here = Vec::with_capacity(blocks.len());
-                    for (address, bytes) in &blocks {
-                        let mut memory = Vec::<u8>::with_capacity(*bytes);
-                        let to = memory.as_mut_ptr().expose_provenance() as u64;
-                        here.push(memory);
-                        // SAFETY: the block is the batch's, and the memory is kept until the wait.
-                        unsafe { stream.copy(to, *address, *bytes) }?;
-                    }
-                    self.finish(start)
+                    let here = read_each(probe, &blocks)?;
+                    let seconds = self.finish(start)?;
+                    drop(here);
+                    Ok(seconds)
                 }),
             ],
         )

@@ -333,7 +333,7 @@ impl Batch {
             // SAFETY: the library is the driver, whose initialisers have run: it is loaded already.
             unsafe { Library::new(name) }.ok()
         };
-        let library = load("libcuda.so").or_else(|| load("libcuda.so.1"))?;
+        let library = load("libcuda.so.1").or_else(|| load("libcuda.so"))?;
         // SAFETY: the type is that of the function in CUDA's header.
         let plain = unsafe { library.get::<Plain>(b"cuMemcpyBatchAsync_v2\0") };
         let call = match plain.map(|call| *call) {

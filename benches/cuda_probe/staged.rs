@@ -9,6 +9,7 @@ use crate::data;
 use crate::links::copy;
 use crate::ours::addresses;
 use crate::raw::{Copies, Event, Locked, OnDevice};
+use crate::rows;
 use crate::stats::{LEGEND, Res, compare, side, since, size};
 
 pub(crate) fn texts(probe: &Probe) -> Res<()> {
@@ -29,6 +30,7 @@ pub(crate) fn texts(probe: &Probe) -> Res<()> {
         return Err("what came down is not what went up".into());
     }
     let did = probe.device.stats().since(&before);
+    rows::count(rows::WAITS, usize::try_from(did.host_waits)?);
     let sent = did.bytes_to_host as usize;
     let blocks = addresses(&up)?;
     println!("{LEGEND}\n");
@@ -92,7 +94,7 @@ pub(crate) fn texts(probe: &Probe) -> Res<()> {
                 drop((here, again));
                 Ok(seconds)
             }),
-            side("a wait for each length", || {
+            side(rows::EACH_LENGTH, || {
                 let start = Instant::now();
                 for (dst, src, bytes) in reads.iter() {
                     // SAFETY: the batch and `lengths` live until the wait.

@@ -1,5 +1,6 @@
 //! Rounds, medians, tables.
 
+use std::cell::RefCell;
 use std::error::Error;
 use std::time::Instant;
 
@@ -118,6 +119,26 @@ impl Side<'_> {
     }
 }
 
+/// A comparison that has run.
+pub(crate) struct Compared {
+    title: String,
+    /// Each way's name and its seconds, run for run.
+    pub(crate) ways: Vec<(String, Vec<f64>)>,
+}
+
+thread_local! {
+    // The probe compares on one thread.
+    static COMPARED: RefCell<Vec<Compared>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What `read` makes of the comparison whose title begins so, if it has run.
+pub(crate) fn compared<T>(title: &str, read: impl FnOnce(&Compared) -> T) -> Option<T> {
+    COMPARED.with_borrow(|all| {
+        let found = all.iter().find(|one| one.title.starts_with(title));
+        found.map(read)
+    })
+}
+
 /// The first way beside the others. Each round runs all of them in turn, twice: the second time
 /// shows how far the same code is from itself.
 pub(crate) fn compare(
@@ -184,6 +205,12 @@ pub(crate) fn compare(
         ]);
     }
     table.print();
+    let names = sides.into_iter().map(|side| side.name);
+    let compared = Compared {
+        title: title.to_owned(),
+        ways: names.zip(total).collect(),
+    };
+    COMPARED.with_borrow_mut(|all| all.push(compared));
     Ok(())
 }
 

@@ -3,12 +3,13 @@
 use std::hint::spin_loop;
 use std::time::Instant;
 
-use arrow_array::RecordBatch;
-use arrow_device::{DeviceRecordBatch, Queue};
+use arrow_array::{RecordBatch, RecordBatchIterator};
+use arrow_device::{DeviceRecordBatch, Download, Queue, UploadingReader};
 
 use crate::Probe;
 use crate::data::{fill, ordinary, over};
 use crate::raw::{Event, Locked, OnDevice};
+use crate::rows;
 use crate::stats::{LEGEND, Res, Sample, compare, side, since, size, time, total_only};
 
 pub(crate) fn run(probe: &Probe) -> Res<()> {
@@ -53,7 +54,7 @@ fn both_ways(probe: &Probe) -> Res<()> {
     let from = source.as_ptr().expose_provenance() as u64;
     let (event, second) = (Event::new()?, Event::new()?);
     println!(
-        "S2 {count} batches of {}, 1 column, page-locked memory. Downloads are dropped one by one.\n",
+        "S2 {count} batches of {}, 1 column, page-locked memory. Downloads are queued one ahead, and dropped one by one.\n",
         size(each)
     );
     let raw_up = |event: &Event| -> Res<()> {
@@ -71,8 +72,16 @@ fn both_ways(probe: &Probe) -> Res<()> {
         }
         event.record(&probe.second)
     };
-    let download_all =
-        || -> arrow_device::Result<()> { (0..count).try_for_each(|_| up.to_host().map(drop)) };
+    // The next download is queued before the last one is waited for.
+    let download_all = || -> arrow_device::Result<()> {
+        let mut before: Option<Download<RecordBatch>> = None;
+        for _ in 0..count {
+            if let Some(before) = before.replace(up.start_to_host()?) {
+                drop(before.wait()?);
+            }
+        }
+        before.map_or(Ok(()), |last| last.wait().map(drop))
+    };
     let rounds = probe.rounds(20, 0.5);
     let timed = |work: &dyn Fn() -> Res<()>| -> Res<[f64; 2]> {
         let start = Instant::now();
@@ -138,6 +147,24 @@ fn both_ways(probe: &Probe) -> Res<()> {
     )
 }
 
+/// Uploads what a thread of its own produces, one wait at the end: a third thread packs.
+fn read_ahead(batches: &[RecordBatch], delay: f64, queue: &Queue) -> arrow_device::Result<()> {
+    let Some(first) = batches.first() else {
+        return Ok(());
+    };
+    let schema = first.schema();
+    let batches = batches.to_vec().into_iter().map(move |batch| {
+        produce(delay);
+        Ok(batch)
+    });
+    let reader = RecordBatchIterator::new(batches, schema);
+    let mut last: Option<DeviceRecordBatch> = None;
+    for up in UploadingReader::new(reader, queue.device()).read_ahead(4) {
+        last = Some(up?);
+    }
+    last.map_or(Ok(()), |last| last.wait())
+}
+
 /// Keeps this thread busy.
 fn produce(seconds: f64) {
     let start = Instant::now();
@@ -149,6 +176,7 @@ fn produce(seconds: f64) {
 fn producer(probe: &Probe) -> Res<()> {
     let each = probe.bytes(8 << 20, 64 << 10);
     let (parts, count) = (probe.bytes(32, 2), probe.bytes(50, 4));
+    rows::count(rows::BATCHES, count);
     // More than caches hold: the batches take turns.
     let source = ordinary(parts * each, 12);
     let batches: Vec<_> = (0..count)
@@ -190,7 +218,10 @@ fn producer(probe: &Probe) -> Res<()> {
             each * count,
             probe.rounds(5, 0.5),
             vec![
-                side("this crate, 1 wait at the end", || {
+                side("this crate, read ahead", || {
+                    timed(&|| Ok(read_ahead(&batches, delay, &queue)?))
+                }),
+                side("this crate, on one thread, 1 wait at the end", || {
                     timed(&|| Ok(upload_all(&batches, &queue, &mut || produce(delay))?))
                 }),
                 side("this crate, a wait each", || {

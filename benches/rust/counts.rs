@@ -92,7 +92,7 @@ fn uploads() -> Result<()> {
         std::thread::sleep(std::time::Duration::from_millis(100));
         let (up, first) = cost(&device, || Ok(device.upload(&batch)?))?;
         up.wait()?;
-        let chunks = first.host_copied_bytes.div_ceil(4 * MIB);
+        let chunks = first.host_copied_bytes.div_ceil(MIB);
         let figures = [
             ("allocations", first.allocations, 1),
             ("copies", first.copies, chunks + direct),

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchReader,
-    DeviceRecordBatchStreamReader, Devices, FFI_ArrowDeviceArrayStream, SyncPolicy, TransferStats,
-    export_reader,
+    DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArrayStream, SyncPolicy,
+    TransferStats, UploadingReader,
 };
 use arrow_schema::{ArrowError, SchemaRef};
 
@@ -28,6 +28,9 @@ pub(crate) enum Failure {
 /// An input is read into memory before it is streamed, up to this many bytes: reading or generating
 /// it must not count as transfer.
 const READ_AHEAD: usize = 1 << 30;
+
+/// How many batches of a stream are uploaded before they are asked for.
+const READ_AHEAD_BATCHES: usize = 2;
 
 /// What one input, or several, amounted to.
 #[derive(Default, Debug)]
@@ -158,14 +161,16 @@ impl Job {
         Ok((got, up, start.elapsed()))
     }
 
-    /// Sends `tee` through a C stream to the device and back.
+    /// Sends `tee` through a C stream to the device and back. Threads of their own read and upload it ahead.
     fn host_reader(&self, tee: Tee) -> arrow_device::Result<Box<dyn RecordBatchReader>> {
         if self.via == Via::Async {
             return crate::asynchronous::host_reader(tee, &self.device);
         }
-        let mut stream: FFI_ArrowDeviceArrayStream = export_reader(Box::new(tee), &self.device)?;
+        let uploads = UploadingReader::new(tee, &self.device).read_ahead(READ_AHEAD_BATCHES);
+        let options = ExportOptions::new(SyncPolicy::Event);
+        let mut stream = FFI_ArrowDeviceArrayStream::new(uploads, options)?;
         // SAFETY: `from_raw` requires a live stream that follows the specification and yields valid
-        // data. `export_reader` just made it, and it uploads record batches.
+        // data. It was just made of a reader that uploads record batches.
         let reader = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }?;
         Ok(Box::new(reader.into_host_reader()))
     }

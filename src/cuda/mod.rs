@@ -7,9 +7,16 @@
 //! | ARROW_DEVICE_CUDA_HOST | `cuda-host:N` | page-locked host memory |
 //! | ARROW_DEVICE_CUDA_MANAGED | `cuda-managed:N` | managed memory |
 //!
-//! The driver's library is loaded at the first use. Without a driver or a device, opening a device
-//! returns [`Error::DeviceNotAvailable`] with the reason; everything else works as usual. The
-//! oldest supported version is CUDA 11.4, cudarc's oldest.
+//! The driver's library is loaded at the first use: the one that the process has loaded already, or
+//! else `libcuda.so.1` or `libcuda.so` (`nvcuda.dll` on Windows). Without a driver or a device,
+//! opening a device returns [`Error::DeviceNotAvailable`] with the reason; everything else works as
+//! usual. The oldest supported version is CUDA 11.4, cudarc's oldest.
+//!
+//! cudarc loads the library by itself, at its own first use, and looks for `libcuda.so` first. If
+//! the CUDA toolkit's folder `stubs` is on the library path, that is a stub, every call of which
+//! returns `CUDA_ERROR_STUB_LIBRARY`: this crate uses the driver all the same, unless the stub was
+//! loaded before it, but the conversions below fail. Remove the folder from the path; it serves
+//! only to link programs.
 //!
 //! ```no_run
 //! use arrow_array::{RecordBatch, record_batch};
@@ -80,6 +87,16 @@
 //! CUDA sends no notification when an event completes. A thread polls the events that something
 //! waits for without blocking ([`SyncEvent::notify`](crate::SyncEvent::notify), releases), at least
 //! once per millisecond unless there are many.
+//!
+//! A thread that waits for the device asks it again and again, which returns soonest;
+//! [`CudaConfig::with_blocking_waits`] makes it sleep instead. A stream of a green context is
+//! refused: what events order there is not documented well enough.
+//!
+//! After a `fork`, CUDA works in the parent only. In the child everything may be dropped or
+//! released (nothing is freed, because it is the parent's, and nothing waits), every other use of a
+//! device is an error that says so, and host arrays in page-locked or managed memory must not be
+//! read. Do not fork while another thread is inside a call of this crate. A child that needs a
+//! device is started with `exec` (Python's multiprocessing: the start method "spawn").
 //!
 //! A per-thread default stream may be a queue: events order the work that several threads give to
 //! it through this crate. If the program itself launches kernels on such a stream, it must launch

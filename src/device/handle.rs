@@ -1,7 +1,9 @@
 //! [`Device`].
 
 use std::fmt;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::thread::available_parallelism;
 
 use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
@@ -38,6 +40,8 @@ struct Inner {
     reaper: Reaper,
     slabs: SlabPool,
     drop_error: Mutex<Option<Error>>,
+    /// 0 is the default number.
+    packing_threads: AtomicUsize,
     // Last, so that the fields above can still use it while they are dropped.
     backend: Arc<dyn Backend>,
 }
@@ -69,6 +73,7 @@ impl Device {
             reaper: Reaper::default(),
             slabs: SlabPool::default(),
             drop_error: Mutex::new(None),
+            packing_threads: AtomicUsize::new(0),
             backend,
         })))
     }
@@ -109,6 +114,34 @@ impl Device {
     /// Returns all counts since the device was created.
     pub fn stats(&self) -> TransferStats {
         self.0.counters.snapshot()
+    }
+
+    /// Sets how many threads may pack a large upload: the thread that calls the upload, and others that live as long as
+    /// that call. 1 means no other thread, 0 the default: as many as there are cores, but at most 4. More than 8 are not used.
+    ///
+    /// Other threads help from 16 MiB of packed bytes on. Memory that is copied from where it is, such as page-locked buffers
+    /// of 1 MiB and more, is not packed.
+    ///
+    /// ```
+    /// # use arrow_device::Devices;
+    /// let device = Devices::cpu();
+    /// device.set_packing_threads(1);
+    /// assert_eq!(device.packing_threads(), 1);
+    /// ```
+    pub fn set_packing_threads(&self, threads: usize) {
+        self.0.packing_threads.store(threads, Ordering::Relaxed);
+    }
+
+    /// Returns how many threads may pack a large upload ([`set_packing_threads`](Self::set_packing_threads)).
+    pub fn packing_threads(&self) -> usize {
+        static CORES: OnceLock<usize> = OnceLock::new();
+        match self.0.packing_threads.load(Ordering::Relaxed) {
+            // The system is asked once, because it reads files to answer.
+            0 => {
+                *CORES.get_or_init(|| available_parallelism().map_or(1, |cores| cores.get().min(4)))
+            }
+            threads => threads,
+        }
     }
 
     /// Returns the last error of an operation that cannot return one (a release, a drop), and

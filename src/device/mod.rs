@@ -34,11 +34,13 @@ mod handle;
 mod lock;
 mod name;
 mod order;
+mod process;
 mod queue;
 mod reaper;
 mod registry;
 #[cfg(feature = "rocm")]
 pub(crate) mod rocm;
+mod scope;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod stats;
@@ -52,11 +54,12 @@ pub(crate) use completion::Completion;
 pub(crate) use cpu::ALIGNMENT;
 #[cfg(test)]
 pub(crate) use cpu::HostBackend;
-pub(crate) use event::EventRef;
 pub use event::SyncEvent;
+pub(crate) use event::{EventRef, Seen};
 pub use handle::Device;
 pub(crate) use lock::lock;
 pub(crate) use order::Place;
+pub(crate) use process::{FORKED, Process};
 pub use queue::Queue;
 pub use registry::Devices;
 pub(crate) use stats::Counters;

@@ -16,8 +16,9 @@ use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::data::nulls::NullCounting;
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr};
+use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr, Seen};
 use crate::error::{Error, Result};
+use crate::interchange::known::Known;
 use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::path::Path;
 use crate::interchange::schema::{import_field, import_schema};
@@ -119,7 +120,8 @@ impl DeviceRecordBatch {
     }
 
     /// As [`import`](Self::import), for a schema that is known. Takes at most four heap
-    /// allocations, whatever the number of columns.
+    /// allocations, whatever the number of columns, and those of a list of the device's allocations
+    /// if the buffers lie in several.
     ///
     /// # Safety
     /// As [`DeviceArray::import`].
@@ -205,7 +207,7 @@ unsafe fn import(
             // belongs to the device (`DeviceArray::import`).
             let check = unsafe { device.backend().check_event(event) };
             check.map_err(|e| Error::invalid("sync_event", e.to_string()))?;
-            Ready::Foreign(event)
+            Ready::Foreign(event, Seen::default())
         }
         None => Ready::Now,
     };
@@ -214,10 +216,13 @@ unsafe fn import(
         nodes: Vec::new(),
         slots: Vec::new(),
         count: (1, 0),
+        known: Known::default(),
     };
-    // SAFETY: the caller guarantees that the struct complies with the interface
-    // (`DeviceArray::import`).
-    unsafe { importer.check(&array.array, &data_type, 0, &Path::Root("array")) }?;
+    device.within(|| {
+        // SAFETY: the caller guarantees that the struct complies with the interface
+        // (`DeviceArray::import`).
+        unsafe { importer.check(&array.array, &data_type, 0, &Path::Root("array")) }
+    })?;
     let (nodes, slots) = importer.count;
     importer.nodes.reserve_exact(nodes);
     importer.slots.reserve_exact(slots);
@@ -241,6 +246,7 @@ struct Importer<'a> {
     slots: Vec<Slot>,
     /// How many nodes and slots there will be in all.
     count: (usize, usize),
+    known: Known,
 }
 
 /// The most buffers that an array and its descendants may have. Structs may share one list of them.
@@ -417,15 +423,18 @@ impl Importer<'_> {
         Ok(())
     }
 
-    fn class(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+    fn class(&mut self, address: DevicePtr, bytes: usize) -> AddressClass {
         if self.device.id() == DeviceId::CPU {
             return AddressClass::HostAccessible;
         }
-        self.device.backend().classify(address, bytes)
+        let device = self.device;
+        self.known.class(address.range(bytes), || {
+            device.backend().classify_allocation(address, bytes)
+        })
     }
 
     fn accessible(
-        &self,
+        &mut self,
         address: DevicePtr,
         bytes: usize,
         buffer: usize,

@@ -7,8 +7,7 @@
 //! | ARROW_DEVICE_ROCM_HOST | `rocm-host:N` | page-locked host memory |
 //!
 //! The runtime's library is loaded at the first use: the one that the process has loaded already,
-//! or else `libamdhip64.so.7`, `.6`, `.5` or `.so`, from HIP 5.2 on (`rocm-host` needs
-//! `hipLaunchHostFunc`, which 5.2 lacks). Without a library or a device, opening a device returns
+//! or else `libamdhip64.so.7`, `.6`, `.5` or `.so`, from HIP 5.2 on. Without a library or a device, opening a device returns
 //! [`Error::DeviceNotAvailable`] with the reason; everything else works as usual. Building needs
 //! HIP's headers and library, for hip-runtime-sys; the built program starts without them.
 //!
@@ -63,10 +62,19 @@
 //!
 //! HIP waits when a stream is destroyed, so this crate destroys it on a thread of its own, after
 //! the stream's work. Memory of a stream that is being captured is freed once the capture has
-//! ended. From HIP 7.1 on, the runtime is given a list of copies in one call; if it refuses one,
-//! and in earlier versions, the copies are single calls. If the HIP library that the process has
+//! ended. From HIP 7.1 on, the runtime is given a list of copies in one call, without attributes,
+//! which 7.1 and 7.2 refuse; if it refuses a list, in earlier versions, and from HIP 8 on, whose
+//! call may take other parameters, the copies are single calls. Copies and fills of `rocm-host` are
+//! the host's work in the order of a stream: by `hipLaunchHostFunc` where the runtime has it, else
+//! (5.2.3) by `hipStreamAddCallback`. If the HIP library that the process has
 //! loaded has none of the names above (some Python wheels rename theirs), it is not found, and a
 //! second one is loaded.
+//!
+//! A thread that waits for the device asks it again and again, which returns soonest;
+//! [`RocmConfig::with_blocking_waits`] makes it sleep instead. After a `fork`, devices work in the
+//! parent only: in the child everything may be dropped or released (nothing is freed, and nothing
+//! waits), every other use is an error that says so, and host arrays in page-locked memory must not
+//! be read. Do not fork while another thread is inside a call of this crate.
 //!
 //! After a device has failed, every call, frees included, returns the code and its text; releases
 //! are still called once. (AMD's runtime ends the process for many faults of a kernel.)

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::stream::reader::DeviceRecordBatchReader;
 
 /// Once this many bytes are being uploaded, the oldest upload is waited for.
-const BYTES: usize = 128 << 20;
+pub(super) const BYTES: usize = 128 << 20;
 /// Once there are this many uploads, the oldest is waited for.
 const UPLOADS: usize = 64;
 
@@ -21,6 +21,9 @@ const UPLOADS: usize = 64;
 ///
 /// If the host reader is faster than the device, the next read waits: once 128 MiB or 64 batches are being uploaded, for the
 /// oldest upload. The reader ends after an error, its own or that of an upload.
+///
+/// The thread that asks for a batch also produces and packs it. To produce, pack and copy at the same time, use
+/// [`read_ahead`](Self::read_ahead).
 ///
 /// Each batch is one allocation and one transfer, so many small batches are slow. Join them first, for example with
 /// arrow-rs's `BatchCoalescer` (see `examples/small_batches.rs`).
@@ -59,6 +62,17 @@ impl<R: RecordBatchReader> UploadingReader<R> {
             ended: false,
         }
     }
+
+    /// Returns the reader, the uploads under way, and whether the reader is not to be read any more.
+    pub(super) fn into_parts(self) -> (R, Uploads, bool) {
+        (self.reader, self.uploads, self.ended)
+    }
+}
+
+/// Returns the bytes of all buffers of a batch.
+pub(super) fn bytes(batch: &DeviceRecordBatch) -> usize {
+    let slots = &batch.as_struct().tree().slots;
+    slots.iter().filter_map(|slot| slot.bytes()).sum()
 }
 
 /// Uploads under way.
@@ -102,7 +116,7 @@ impl Uploads {
     }
 
     /// Waits until there are few enough uploads.
-    fn make_room(&mut self) {
+    pub(super) fn make_room(&mut self) {
         while let Some(oldest) = self.oldest_beyond_limit() {
             let _ = oldest.wait();
         }
@@ -113,7 +127,7 @@ impl Uploads {
         let tree = batch.as_struct().tree();
         if let [owner] = tree.owners.as_slice() {
             if let Some(event) = owner.own_event() {
-                let bytes = tree.slots.iter().filter_map(|slot| slot.bytes()).sum();
+                let bytes = bytes(&batch);
                 self.under_way.push_back((event.clone(), bytes));
                 self.bytes += bytes;
             }

@@ -84,10 +84,11 @@ impl ToSlab {
                 kind: CopyKind::DeviceToHost,
             })
             .collect();
-        // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of its
-        // owners; its destinations lie in the slab, which has `plan.bytes` bytes.
-        let reading =
-            unsafe { Reading::start(queue, array.owners(), &copies, slab, array.clone()) }?;
+        let reading = queue.device().within(|| {
+            // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of
+            // its owners; its destinations lie in the slab, which has `plan.bytes` bytes.
+            unsafe { Reading::start(queue, array.owners(), &copies, slab, array.clone()) }
+        })?;
         Ok(Self { plan, reading })
     }
 

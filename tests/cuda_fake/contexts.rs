@@ -203,6 +203,39 @@ fn streams_that_are_given() {
     }
 }
 
+/// What a green context's streams order is not known well enough: the refusal says what serves.
+#[test]
+fn streams_of_green_contexts_are_refused() {
+    let rig = Rig::new(0);
+    let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
+    context.bind_to_thread().unwrap();
+    let mut raw: sys::CUstream = ptr::null_mut();
+    assert_eq!(
+        fake!(fake_cuda_green_stream(&raw mut raw => *mut sys::CUstream) -> i32),
+        0
+    );
+    for code in [0, 801] {
+        // SAFETY: the stream is live until it is destroyed below.
+        let stream = unsafe { context.wrap_borrowed_stream(raw) };
+        if code != 0 {
+            rig.group.fail("cuStreamGetCtx", 1, code);
+        }
+        let e = Queue::from_cuda_stream(&rig.device, stream).unwrap_err();
+        assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
+        for part in ["green context", "use a queue of the device"] {
+            assert!(e.to_string().contains(part), "{e}");
+        }
+        assert!(!e.to_string().contains("with_context"), "{e}");
+    }
+    assert_eq!(fake!(cuStreamDestroy_v2(raw => sys::CUstream) -> i32), 0);
+    drop(context);
+    // SAFETY: null is a valid argument: it makes no context current, where cudarc had made one so.
+    unsafe { assert_eq!(sys::cuCtxSetCurrent(ptr::null_mut()) as i32, 0) };
+    rig.group.clear();
+    rig.assert_done();
+    rig.end();
+}
+
 #[test]
 fn the_per_thread_stream_on_many_threads() {
     for mode in MODES {

@@ -8,6 +8,10 @@ mod block;
 mod cuda_suite;
 #[path = "../cuda_fake_self/fake.rs"]
 mod fake;
+#[path = "../gpu_fake/fork.rs"]
+mod fork;
+#[path = "../support/fork_kit.rs"]
+mod fork_kit;
 #[path = "../gpu_fake/given.rs"]
 mod given;
 #[path = "../gpu_suite/mod.rs"]
@@ -24,6 +28,8 @@ mod support;
 mod support_c;
 mod vendor;
 
+#[path = "../gpu_fake/calls.rs"]
+mod calls;
 #[path = "../gpu_fake/conformance.rs"]
 mod conformance;
 mod contexts;
@@ -40,9 +46,12 @@ mod interop;
 mod kernel;
 #[path = "../kernel_suite/mod.rs"]
 mod kernel_suite;
+mod loading;
 mod managed;
 #[path = "../gpu_fake/memory.rs"]
 mod memory;
 mod pending;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;
+#[path = "../gpu_fake/waits.rs"]
+mod waits;

@@ -2,6 +2,7 @@
 //! steer it with. `fakes/cuda/src/lib.rs` says what each function does.
 #![allow(dead_code)] // tests that include it use what they need
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
@@ -106,13 +107,34 @@ impl Group {
         fake!(fake_cuda_calls(self.first => i32, name.as_ptr() => *const c_char) -> u64)
     }
 
+    /// The calls that this thread has made, of any group or none, by their names.
+    pub(crate) fn thread_calls() -> BTreeMap<String, u64> {
+        let mut bytes = vec![0u8; 1 << 14];
+        let length = fake!(fake_cuda_thread_calls(bytes.as_mut_ptr() => *mut u8,
+            bytes.len() => usize) -> usize);
+        bytes.truncate(length);
+        let text = String::from_utf8(bytes).unwrap();
+        let calls = text.lines().map(|line| {
+            let (name, n) = line.split_once(' ').unwrap();
+            (name.into(), n.parse().unwrap())
+        });
+        calls.collect()
+    }
+
+    /// Makes the stand-in report another length for the block at an address.
+    pub(crate) fn misreport(address: usize, bytes: usize) {
+        let code = fake!(fake_cuda_misreport(address as u64 => u64, bytes => usize) -> i32);
+        assert_eq!(code, 0, "no block at {address:#x}");
+    }
+
     /// Makes the engine fail for good.
     pub(crate) fn break_with(self, code: i32) {
         fake!(fake_cuda_break(self.first => i32, code => i32) -> i32);
     }
 
-    pub(crate) fn shut_down(self, on: bool) {
-        fake!(fake_cuda_shutdown(self.first => i32, i32::from(on) => i32) -> i32);
+    /// From now on every call answers this code; 0 ends that.
+    pub(crate) fn shut_down(self, code: i32) {
+        fake!(fake_cuda_shutdown(self.first => i32, code => i32) -> i32);
     }
 
     /// Runs everything that is queued.

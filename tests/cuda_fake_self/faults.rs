@@ -89,14 +89,14 @@ fn a_driver_that_shuts_down_does_nothing() {
     let bound = Bound::new(0);
     let group = bound.group;
     let (memory, locked) = (device(8), pinned(8));
-    group.shut_down(true);
+    group.shut_down(4);
     assert_eq!(cuMemFree_v2(memory), 4);
     assert_eq!(cuMemFreeHost(locked.cast()), 4);
     assert_eq!(cuCtxPushCurrent_v2(bound.ctx), 4);
     assert_eq!(cuDevicePrimaryCtxRelease_v2(group.first), 4);
     assert_eq!(cuStreamCreate(&mut null_mut(), 1), 4);
     assert_eq!((group.live("device"), group.live("pinned")), (1, 1));
-    group.shut_down(false);
+    group.shut_down(0);
     assert_eq!(cuMemFree_v2(memory), 0);
     assert_eq!(cuMemFreeHost(locked.cast()), 0);
     bound.end();

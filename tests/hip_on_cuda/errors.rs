@@ -162,10 +162,10 @@ fn a_failed_device_answers_its_code() {
 fn a_driver_that_shuts_down_is_said_so() {
     let rig = Rig::new(1, 0);
     let memory = device(8);
-    rig.group.shut_down(true);
+    rig.group.shut_down(4);
     assert_eq!(hipFree(memory), 4);
     assert_eq!(hipStreamQuery(null_mut()), 4);
-    rig.group.shut_down(false);
+    rig.group.shut_down(0);
     assert_eq!(hipFree(memory), 0);
     rig.end();
 }

@@ -11,6 +11,11 @@ use crate::fake::Group;
 
 pub(crate) type Ptr = *mut c_void;
 
+pub(crate) type Callback = unsafe extern "C" fn(Ptr, c_int, Ptr);
+
+/// The variable with the path of a library without [`hipLaunchHostFunc`].
+pub(crate) const CHANGED: &str = "ARROW_DEVICE_TEST_HIP";
+
 /// The library. It stays loaded. The stand-in is loaded before it, unless `alone`.
 pub(crate) fn library(alone: bool) -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
@@ -22,6 +27,7 @@ pub(crate) fn library(alone: bool) -> &'static Library {
         // As for the stand-in.
         let beside = std::env::current_exe().unwrap().with_file_name(name);
         let path = if beside.exists() { beside } else { name.into() };
+        let path = std::env::var_os(CHANGED).map_or(path, Into::into);
         // SAFETY: the library's initialisers are those of the Rust runtime, which may run on any
         // thread.
         let library = unsafe { Library::new(path) };
@@ -67,6 +73,7 @@ functions! {
     hipStreamGetDevice(stream: Ptr, ordinal: *mut c_int) -> c_int;
     hipThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int;
     hipLaunchHostFunc(stream: Ptr, function: unsafe extern "C" fn(Ptr), data: Ptr) -> c_int;
+    hipStreamAddCallback(stream: Ptr, function: Callback, data: Ptr, flags: u32) -> c_int;
     hipEventCreateWithFlags(event: *mut Ptr, flags: u32) -> c_int;
     hipEventDestroy(event: Ptr) -> c_int;
     hipEventRecord(event: Ptr, stream: Ptr) -> c_int;

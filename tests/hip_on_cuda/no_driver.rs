@@ -102,10 +102,10 @@ fn what_a_driver_lacks_is_not_supported() {
     let source = dir.path().join("poor.c");
     std::fs::write(&source, POOR_DRIVER).unwrap();
     // Under the second name; the first one does not load.
-    std::fs::write(dir.path().join("libcuda.so"), "").unwrap();
+    std::fs::write(dir.path().join("libcuda.so.1"), "").unwrap();
     let mut compiler = Command::new("cc"); // rustc has it for its linker
     compiler.args(["-shared", "-fPIC", "-o"]);
-    let compiled = compiler.args([&dir.path().join("libcuda.so.1"), &source]);
+    let compiled = compiler.args([&dir.path().join("libcuda.so"), &source]);
     assert!(compiled.status().unwrap().success());
     child(
         "no_driver::child_with_a_poor_driver",

@@ -6,6 +6,10 @@
 mod block;
 #[path = "../cuda_fake_self/fake.rs"]
 mod fake;
+#[path = "../gpu_fake/fork.rs"]
+mod fork;
+#[path = "../support/fork_kit.rs"]
+mod fork_kit;
 #[path = "../gpu_fake/given.rs"]
 mod given;
 #[path = "../gpu_suite/mod.rs"]
@@ -28,6 +32,8 @@ mod support_c;
 mod vendor;
 mod versions;
 
+#[path = "../gpu_fake/calls.rs"]
+mod calls;
 #[path = "../gpu_fake/conformance.rs"]
 mod conformance;
 #[path = "../gpu_fake/devices.rs"]
@@ -42,3 +48,5 @@ mod imports;
 mod memory;
 #[path = "../stream_suite/mod.rs"]
 mod stream_suite;
+#[path = "../gpu_fake/waits.rs"]
+mod waits;

@@ -27,12 +27,17 @@ fn the_numbers_of_each_version() {
             "imports::",
             "gpu_suite::foreign",
             "own::the_threads",
+            "own::lists",
             "conformance::device_memory",
         ];
-        child(&tests, "test result: ok. 16 passed", |command| {
+        child(&tests, "test result: ok. 17 passed", |command| {
             command.env("HIP_ON_CUDA_VERSION", version);
         });
     }
+    // One that is yet to come.
+    child(&["own::lists"], "test result: ok. 1 passed", |command| {
+        command.env("HIP_ON_CUDA_VERSION", "80012345");
+    });
 }
 
 /// A HIP of which nothing works but what opens a device, and which lacks what came after 5.2.
@@ -138,11 +143,35 @@ fn a_library_that_is_too_old() {
     with_libraries("versions::a_library_that_is_too_old", old.path());
 }
 
-/// As Debian's 5.2.3 is.
+/// HIP 5.2.3 has only the older call for work of the host: page-locked memory works all the same.
+#[test]
+fn callbacks_instead_of_host_functions() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = std::env::current_exe().unwrap();
+    let mut bytes = std::fs::read(library.with_file_name("libhip_on_cuda.so")).unwrap();
+    // The name is no longer found.
+    let (name, mut at, mut renamed) = (b"hipLaunchHostFunc\0", 0, 0);
+    while let Some(next) = bytes[at..].windows(name.len()).position(|w| w == name) {
+        bytes[at + next + 3] = b'X';
+        at += next + 1;
+        renamed += 1;
+    }
+    assert!(renamed > 0);
+    let changed = folder.path().join("libhip_on_cuda.so");
+    std::fs::write(&changed, bytes).unwrap();
+    let tests = ["conformance::page_locked", "own::a_callback"];
+    child(&tests, "test result: ok. 3 passed", |command| {
+        command.env(crate::hip::CHANGED, &changed);
+        command.env("HIP_ON_CUDA_VERSION", "50221153");
+    });
+}
+
+/// As Debian's 5.2.3 is, without callbacks too.
 #[test]
 fn a_library_without_host_functions() {
     if folder().is_some() {
-        absent("rocm-host:0", &["hipLaunchHostFunc", "update ROCm"]);
+        let parts = ["hipLaunchHostFunc", "hipStreamAddCallback", "update ROCm"];
+        absent("rocm-host:0", &parts);
         absent("rocm:2", &["there are 2 ROCm devices, 0 to 1"]);
         let device = RocmConfig::new(1).open().unwrap();
         assert_eq!(device.as_rocm().unwrap().runtime_version(), 50_221_153);

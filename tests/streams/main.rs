@@ -3,6 +3,7 @@
 mod arrays;
 mod devices;
 mod overlap;
+mod read_ahead;
 mod rigs;
 #[path = "../simkit/mod.rs"]
 mod simkit;

@@ -27,9 +27,7 @@ const STREAM: usize = 64;
 const STREAM_BYTES: usize = 8 * MIB;
 
 /// How many threads pack an upload.
-const THREADS: [usize; 1] = [1];
-
-fn set_threads(_device: &Device, _threads: usize) {}
+const THREADS: [usize; 2] = [1, 2];
 
 fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
@@ -95,7 +93,7 @@ fn uploads(fake: &Fake) -> Result<()> {
         let batch = integers(bytes)?;
         let one = memcpy(&batch);
         for threads in THREADS {
-            set_threads(&fake.device, threads);
+            fake.device.set_packing_threads(threads);
             let (time, calls) = median(fake, || {
                 let begin = Instant::now();
                 let up = fake.device.upload(&batch)?;
@@ -111,7 +109,7 @@ fn uploads(fake: &Fake) -> Result<()> {
             line("K1", &what, time, Some((ideal, of)), Some(calls));
         }
     }
-    set_threads(&fake.device, 0);
+    fake.device.set_packing_threads(0);
     Ok(())
 }
 

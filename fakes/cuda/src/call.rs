@@ -1,8 +1,9 @@
 //! What every call goes through.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::clock;
@@ -55,10 +56,34 @@ thread_local! {
     static HOST_FUNCTION_OF: RefCell<Option<Arc<Engine>>> = const { RefCell::new(None) };
 }
 
-static INITIALIZED: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    /// The calls of this thread.
+    static CALLS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// The calls that this thread has made: one function a line, with the number of its calls.
+pub(crate) fn calls_of_thread() -> String {
+    let text = |calls: &RefCell<BTreeMap<&str, u64>>| {
+        let calls = calls.borrow();
+        calls
+            .iter()
+            .map(|(name, n)| format!("{name} {n}\n"))
+            .collect()
+    };
+    CALLS.try_with(text).unwrap_or_default()
+}
+
+/// The process that has initialised the library; 0: none.
+static INITIALIZED: AtomicU32 = AtomicU32::new(0);
 
 pub(crate) fn set_initialized() {
-    INITIALIZED.store(true, Ordering::SeqCst);
+    INITIALIZED.store(std::process::id(), Ordering::SeqCst);
+}
+
+/// Whether a parent of this process has initialised the library, which then never works here.
+pub(crate) fn is_forked() -> bool {
+    let process = INITIALIZED.load(Ordering::SeqCst);
+    process != 0 && process != std::process::id()
 }
 
 /// Runs a host function, in which no call is permitted.
@@ -83,7 +108,7 @@ pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -
     let begin = clock::now();
     let code = caught(name, || {
         permitted(name)?;
-        if !INITIALIZED.load(Ordering::SeqCst) {
+        if INITIALIZED.load(Ordering::SeqCst) != std::process::id() {
             return Err(NOT_INITIALIZED);
         }
         let engine = engine_of(of);
@@ -138,7 +163,9 @@ fn engine_of(of: Of) -> Option<Arc<Engine>> {
     own.or_else(|| registry.current_engine())
 }
 
-fn caught(name: &str, body: impl FnOnce() -> Outcome) -> Code {
+fn caught(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
+    // At the end of a thread nothing is counted any more.
+    let _ = CALLS.try_with(|calls| *calls.borrow_mut().entry(name).or_default() += 1);
     static TRACE: OnceLock<bool> = OnceLock::new();
     let code = caught_silently(name, body);
     if *TRACE.get_or_init(|| std::env::var_os("FAKE_CUDA_TRACE").is_some()) {

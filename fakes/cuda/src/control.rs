@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow_device::device::Backend;
 
+use crate::call::calls_of_thread;
 use crate::clock::Rates;
 use crate::engine::Engine;
 use crate::ffi::*;
@@ -64,6 +65,23 @@ pub(crate) unsafe extern "C" fn fake_cuda_calls(ordinal: c_int, name: In<c_char>
 }
 
 #[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_cuda_thread_calls(text: Out<u8>, bytes: usize) -> usize {
+    caught(0, || {
+        let calls = calls_of_thread();
+        text.put_bytes(calls.as_bytes(), bytes);
+        Some(calls.len())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_cuda_misreport(address: Address, bytes: usize) -> c_int {
+    caught(-1, || {
+        registry().memory.at_mut(address)?.reported = Some(bytes);
+        Some(0)
+    })
+}
+
+#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn fake_cuda_break(ordinal: c_int, code: c_int) -> c_int {
     caught(-1, || {
         let engine = engine(ordinal)?;
@@ -74,9 +92,9 @@ pub(crate) unsafe extern "C" fn fake_cuda_break(ordinal: c_int, code: c_int) -> 
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn fake_cuda_shutdown(ordinal: c_int, on: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn fake_cuda_shutdown(ordinal: c_int, code: c_int) -> c_int {
     caught(-1, || {
-        engine(ordinal)?.shut_down(on != 0);
+        engine(ordinal)?.shut_down(code);
         Some(0)
     })
 }
@@ -145,6 +163,15 @@ pub(crate) unsafe extern "C" fn fake_cuda_live(ordinal: c_int, what: In<c_char>)
             "streams" => objects("stream"),
             "events" => objects("event"),
             "pools" => objects("memory pool"),
+            "blocking events" => {
+                let own = |handle| {
+                    let owner = registry.owner(handle);
+                    owner.is_some_and(|owner| Arc::ptr_eq(&owner, &engine))
+                };
+                let events = registry.events.iter();
+                let blocking = events.filter(|(h, event)| event.flags & 1 != 0 && own(*h));
+                Some(blocking.count() as u64)
+            }
             "pending" => Some(engine.sim.report().pending_operations as u64),
             _ => None,
         }

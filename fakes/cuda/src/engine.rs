@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
@@ -93,7 +93,8 @@ pub(crate) struct Engine {
     refused_pinnings: AtomicUsize,
     pub(crate) clock: Clock,
     books: Mutex<Books>,
-    shut_down: AtomicBool,
+    /// What all calls return; 0 while the library works.
+    shut_down: AtomicI32,
     /// What a kernel ended the engine with; 0 if none has.
     code: AtomicI32,
 }
@@ -149,7 +150,7 @@ impl Engine {
             refused_pinnings: AtomicUsize::new(0),
             clock,
             books: Mutex::default(),
-            shut_down: AtomicBool::new(false),
+            shut_down: AtomicI32::new(0),
             code: AtomicI32::new(0),
         }))
     }
@@ -162,8 +163,9 @@ impl Engine {
     pub(crate) fn admit(&self, name: &'static str, kind: Kind) -> Outcome {
         let mut books = lock(&self.books);
         *books.calls.entry(name).or_default() += 1;
-        if self.shut_down.load(Ordering::SeqCst) {
-            return Err(DEINITIALIZED);
+        match self.shut_down.load(Ordering::SeqCst) {
+            0 => {}
+            code => return Err(code),
         }
         let mut failed = None;
         books.faults.retain_mut(|fault| {
@@ -254,8 +256,8 @@ impl Engine {
         *lock(&self.books).others.entry(name).or_default() += 1;
     }
 
-    pub(crate) fn shut_down(&self, on: bool) {
-        self.shut_down.store(on, Ordering::SeqCst);
+    pub(crate) fn shut_down(&self, code: Code) {
+        self.shut_down.store(code, Ordering::SeqCst);
     }
 
     pub(crate) fn new_queue(&self) -> Outcome<Queue> {

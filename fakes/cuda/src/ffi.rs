@@ -8,7 +8,6 @@ pub(crate) use out::*;
 
 pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const NOT_INITIALIZED: Code = 3;
-pub(crate) const DEINITIALIZED: Code = 4;
 pub(crate) const INVALID_IMAGE: Code = 200;
 pub(crate) const INVALID_CONTEXT: Code = 201;
 pub(crate) const ALREADY_MAPPED: Code = 208;

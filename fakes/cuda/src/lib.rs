@@ -21,10 +21,13 @@
 //! | `i32 fake_cuda_fail(i32 ordinal, const char *name, u32 nth, i32 code)` | Makes the `nth` call of that function from now (1: the next) return `code` and do nothing. `"*"`: any function except pushes, pops, and queries of attributes, error texts and pointers. |
 //! | `u32 fake_cuda_clear(i32 ordinal)` | Cancels all failures that have not happened yet; returns how many have happened since the last time. |
 //! | `u64 fake_cuda_calls(i32 ordinal, const char *name)` | Returns the number of calls of a function since the engine was opened; `"*"`: of all functions but those that belong to no engine, which are counted by name for the engine of the calling thread's context. |
+//! | `usize fake_cuda_thread_calls(u8 *text, usize bytes)` | Writes the calls that the calling thread has made since it began, of any engine or none: one function a line, with the number of its calls, as much as fits; returns the whole length. |
+//! | `i32 fake_cuda_misreport(u64 address, usize bytes)` | From now on this length is reported for the block at the address, as for memory that a program has mapped by itself, of which a driver may report all the addresses that were reserved for it. |
 //! | `i32 fake_cuda_break(i32 ordinal, i32 code)` | Makes the engine fail for good with this code and drops its queued work. Waits for the operation that is running now, if any. |
-//! | `i32 fake_cuda_shutdown(i32 ordinal, i32 on)` | While on, every call returns 4 (deinitialized) and does nothing. |
+//! | `i32 fake_cuda_shutdown(i32 ordinal, i32 code)` | Unless `code` is 0, every call returns it (4: deinitialized) and does nothing, until this is called with 0. |
 //! | `usize fake_cuda_report(i32 ordinal, u8 *text, usize bytes)` | Writes what is not clean, one item a line, as much as fits; returns the whole length, 0 if all is clean. Ordinal -1: violations that belong to no engine. |
-//! | `u64 fake_cuda_live(i32 ordinal, const char *what)` | Returns how many there are of `device`, `pinned`, `managed`, `registered`, `events`, `streams`, `pools`, `contexts`, `pending` (queued operations). |
+//! | `u64 fake_cuda_live(i32 ordinal, const char *what)` | Returns how many there are of `device`, `pinned`, `managed`, `registered`, `events`, `blocking events` (whose waits sleep), `streams`, `pools`, `contexts`, `pending` (queued operations). |
+//! | `i32 fake_cuda_green_stream(CUstream *stream)` | Makes a stream that belongs to a green context of the current context's device. |
 //! | `i32 fake_cuda_clock(i32 ordinal, f64 up, f64 down, u64 call, u64 query)` | Sets the clock of the engine (see below); 0 is free. Returns -1 if a rate is negative or not finite. |
 //! | `i32 fake_cuda_drain(i32 ordinal)` | Runs all that is queued, and waits for it; returns 0, or the code with which the engine has failed. For the end of tests on lazy engines. |
 //!
@@ -83,6 +86,9 @@
 //! timed, but move nothing, and device memory is not filled when it is allocated or freed. What a
 //! program does beside the copies is then measured on a machine that has no copy engines. Values
 //! that come back are undefined: only columns of fixed width may be used.
+//!
+//! In a child of the process that initialised it (after `fork`), every call returns 3 (not
+//! initialized) and does nothing.
 //!
 //! A failed engine returns its code from every call, but still records frees and destroys, so that
 //! a report shows what was not freed.

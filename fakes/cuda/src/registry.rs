@@ -29,6 +29,8 @@ pub(crate) struct Context {
 pub(crate) struct Stream {
     pub(crate) context: usize,
     pub(crate) queue: Queue,
+    /// The context that stands for its green context; 0 if it is of none.
+    pub(crate) green: usize,
 }
 
 pub(crate) struct Event {
@@ -338,7 +340,7 @@ impl Registry {
     /// The queue of a stream. The default streams are those of the current context.
     pub(crate) fn lane(&mut self, stream: Handle) -> Outcome<Lane> {
         if !is_default(stream) {
-            let (_, Stream { context, queue }) = self.find(&self.streams, stream)?;
+            let (_, Stream { context, queue, .. }) = self.find(&self.streams, stream)?;
             let (context, queue) = (*context, queue.clone());
             let engine = self.owner(context).ok_or(INVALID_HANDLE)?;
             return Ok(Lane {

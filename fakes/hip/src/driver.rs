@@ -83,6 +83,7 @@ functions! {
     cuMemHostUnregister(pointer: *mut c_void);
     cuMemHostGetDevicePointer_v2(device: *mut Address, host: *mut c_void, flags: c_uint);
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    cuMemGetAddressRange_v2(start: *mut Address, bytes: *mut usize, pointer: Address);
     cuMemPoolCreate(pool: *mut Handle, properties: *const c_void);
     cuMemPoolDestroy(pool: Handle);
     cuMemPoolSetAttribute(pool: Handle, attribute: c_int, value: *mut c_void);
@@ -119,16 +120,28 @@ impl Driver {
     }
 }
 
+/// For `dlopen` of Linux: only what is loaded already.
+const RTLD_NOLOAD: c_int = 4;
+
 /// The driver, initialised at the first call.
 pub(crate) fn driver() -> Outcome<&'static Driver> {
     static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
     let driver = DRIVER.get_or_init(|| {
-        // One that is loaded is found by its SONAME.
-        let found = ["libcuda.so", "libcuda.so.1"].into_iter().find_map(|name| {
-            // SAFETY: the initialisers of a library of this name are the driver's or the
-            // stand-in's.
-            unsafe { Library::new(name) }.ok()
+        let names = ["libcuda.so.1", "libcuda.so"];
+        // One that is loaded is found by its SONAME; the stand-in's is the second.
+        let loaded = names.into_iter().find_map(|name| {
+            use libloading::os::unix::{Library, RTLD_LAZY};
+            // SAFETY: nothing is loaded, so no initialiser runs.
+            unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_NOLOAD) }.ok()
         });
+        let open = || {
+            names.into_iter().find_map(|name| {
+                // SAFETY: the initialisers of a library of this name are the driver's or the
+                // stand-in's.
+                unsafe { Library::new(name) }.ok()
+            })
+        };
+        let found = loaded.map(Library::from).or_else(open);
         let driver = Driver::new(found?);
         // SAFETY: the function takes no pointers.
         let initialised = unsafe { driver.cuInit(0) };

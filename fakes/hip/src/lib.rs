@@ -1,7 +1,7 @@
 //! HIP's runtime library (`libamdhip64.so.7`) on the CUDA driver library, for tests.
 //!
 //! It exports the HIP calls that the ROCm backend uses and forwards each to the CUDA driver library
-//! that it finds at run time as `libcuda.so`, else as `libcuda.so.1`:
+//! that the process has loaded, or else that is found as `libcuda.so.1` or `libcuda.so`:
 //!
 //! 1. on the stand-in for the driver (`fakes/cuda`), loaded first, the two are a fake HIP runtime
 //!    on the simulated device: failures, counts and reports are the stand-in's, by CUDA's names of
@@ -35,7 +35,7 @@
 //! another. Below 60000000 the numbers are those of HIP 5, and for an unknown address
 //! `hipPointerGetAttributes` returns `hipErrorInvalidValue`; from there on it reports
 //! `hipMemoryTypeUnregistered`. Below 70000000 each call sets the thread's last error, even a
-//! success; from there on only errors do.
+//! success; from there on only errors do. Below 70300000 `hipMemcpyBatchAsync` refuses attributes.
 //!
 //! # Codes
 //!
@@ -57,6 +57,7 @@
 //!   leaks.
 //! - Flags about the reach of caches (coherent memory, events that release to the device or the
 //!   system) are checked and dropped.
+//! - `hipStreamAddCallback` does not call after a failure; HIP does, with the code.
 //! - `hipStreamDestroy` always waits for the stream's work; HIP may.
 //! - `hipFree` and `hipHostFree` wait only if the driver's own functions do; the stand-in's do not.
 //! - `hipMemcpyBatchAsync` does not say which copy has failed if the driver has the second form of

@@ -57,6 +57,7 @@ pub struct CudaConfig {
     pub(super) memory: CudaMemory,
     pub(super) context: Option<Arc<CudaContext>>,
     pub(super) page_locked_limit: usize,
+    pub(super) blocking_waits: bool,
 }
 
 impl CudaConfig {
@@ -67,6 +68,7 @@ impl CudaConfig {
             memory: CudaMemory::default(),
             context: None,
             page_locked_limit: PAGE_LOCKED_LIMIT,
+            blocking_waits: false,
         }
     }
 
@@ -96,6 +98,23 @@ impl CudaConfig {
     #[must_use]
     pub fn with_page_locked_limit(mut self, bytes: usize) -> Self {
         self.page_locked_limit = bytes;
+        self
+    }
+
+    /// Sets whether a thread that waits for the device sleeps until the device wakes it, instead of
+    /// asking again and again. The default is to ask, which keeps a core busy and returns a few
+    /// microseconds earlier: most waits are short, because this crate waits for copies that are
+    /// already under way.
+    ///
+    /// It applies to waits of the program's threads ([`SyncEvent::wait`](crate::SyncEvent::wait),
+    /// downloads, host reads) and to those of this crate's own threads, which wait only after an
+    /// error: otherwise they poll at intervals of up to a millisecond. Whoever waits for an event
+    /// that this device exports sleeps too.
+    /// [`Device::synchronize`] waits for streams of others as well, for which the driver has an
+    /// event since CUDA 12.5. With an older one it waits as the context's flags say.
+    #[must_use]
+    pub fn with_blocking_waits(mut self, blocking: bool) -> Self {
+        self.blocking_waits = blocking;
         self
     }
 

@@ -20,6 +20,8 @@ pub(super) struct Cuda {
     pub(super) ordinal: c_int,
     device: CUdevice,
     pub(super) raw: CUcontext,
+    /// Whether threads that wait sleep.
+    pub(super) blocking_waits: bool,
     /// The context's owner; `None` if it is the primary one, which is retained here.
     pub(super) given: Option<Arc<CudaContext>>,
     /// Primary contexts of other devices, by ordinal, retained.
@@ -33,7 +35,11 @@ unsafe impl Sync for Cuda {}
 
 impl Cuda {
     /// Makes a device's primary context, or adopts the one that is given.
-    pub(super) fn new(id: DeviceId, given: Option<Arc<CudaContext>>) -> Result<Self> {
+    pub(super) fn new(
+        id: DeviceId,
+        given: Option<Arc<CudaContext>>,
+        blocking_waits: bool,
+    ) -> Result<Self> {
         let (driver, ordinal) = find::<Driver>(id)?;
         let device =
             device_of(driver, ordinal).map_err(|failed| absent_after(driver, id, failed))?;
@@ -56,6 +62,7 @@ impl Cuda {
             ordinal,
             device,
             raw,
+            blocking_waits,
             given,
             others: Mutex::new(Vec::new()),
         };
@@ -107,6 +114,9 @@ fn retain(driver: &Driver, device: CUdevice) -> Answer<CUcontext> {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
+        if !self.driver.api().process.is_this() {
+            return;
+        }
         let release = self.driver.cuDevicePrimaryCtxRelease_v2.function;
         for (_, device, _) in lock(&self.others).drain(..) {
             // SAFETY: the context was retained in `primary_of`, and is released once.

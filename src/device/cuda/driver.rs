@@ -15,20 +15,24 @@ use cudarc::driver::sys::{
     CUpointer_attribute, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 
+use crate::device::Process;
 use crate::device::gpu::{
-    self, Api, Call, Calls, Code, CopyList, HostFunction, Library, PoolProps, RawEvent, RawPool,
-    RawStream, called, check_alike, either, find_call, functions, load,
+    self, Api, Call, Calls, Code, CopyList, HostFunction, LaunchHost, Library, PoolProps, RawEvent,
+    RawPool, RawStream, called, check_alike, either, find_call, functions, load,
 };
+
+/// What the stub library returns from every function that is called. It has no texts.
+const STUB_LIBRARY: Code = 34;
 
 /// Whether nothing that was queued before runs any more, and every later call fails. Some codes
 /// also stand for the loss of another context.
 fn is_lost(code: Code) -> bool {
-    // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; MPS
-    // client terminated; illegal address to launch failure, with "context is destroyed" in between;
-    // tensor memory leak; external device.
+    // Device unavailable; invalid context; uncorrectable ECC, NVLink and contained errors; illegal
+    // address to launch failure, with "context is destroyed" in between; tensor memory leak; MPS
+    // client terminated; external device.
     matches!(
         code,
-        46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 808 | 911
+        46 | 201 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810 | 911
     )
 }
 
@@ -123,10 +127,17 @@ functions! {
 // `CUdeviceptr` is an integer of the size of a pointer, which is passed as one.
 const _: () = assert!(size_of::<CUdeviceptr>() == size_of::<*mut c_void>());
 
+type StreamContexts = unsafe extern "C" fn(RawStream, *mut CUcontext, *mut *mut c_void) -> Code;
+
 /// The driver.
 pub(super) struct Driver {
     functions: Functions,
     api: Api,
+    /// Records an event after all work of a context. Since CUDA 12.5, which not all bindings are
+    /// of.
+    pub(super) record_context: Option<Call<unsafe extern "C" fn(CUcontext, RawEvent) -> Code>>,
+    /// Returns a stream's context and its green context, null if it is of none. As above.
+    pub(super) stream_contexts: Option<Call<StreamContexts>>,
     /// Stays loaded.
     _library: ManuallyDrop<libloading::Library>,
 }
@@ -164,11 +175,12 @@ impl Library for Driver {
 
 impl Driver {
     fn load() -> Result<Self, String> {
-        // The order in which cudarc looks, so that both find the same library.
+        // The driver installs the name with the number; the plain one may be the toolkit's stub,
+        // which only serves to link programs.
         let names: &[&str] = if cfg!(windows) {
             &["nvcuda.dll"]
         } else {
-            &["libcuda.so", "libcuda.so.1"]
+            &["libcuda.so.1", "libcuda.so"]
         };
         let advice = "the NVIDIA driver's library cannot be loaded; install the driver";
         load(names, advice, Self::check)
@@ -180,14 +192,28 @@ impl Driver {
         let functions = unsafe { Functions::find(&library) };
         let (functions, calls) = functions
             .map_err(|name| format!("the driver has no {name}: it is too old, update it"))?;
+        // SAFETY: the library is the driver, and stays loaded; the types are those of its header.
+        let (record_context, stream_contexts) = unsafe {
+            (
+                find_call!(library, "CUDA_ERROR_OUT_OF_MEMORY", cuCtxRecordEvent),
+                find_call!(library, "CUDA_ERROR_OUT_OF_MEMORY", cuStreamGetCtx_v2),
+            )
+        };
         let driver = Self {
             api: api(&functions, calls, &library),
             functions,
+            record_context: record_context.ok(),
+            stream_contexts: stream_contexts.ok(),
             _library: library,
         };
         // SAFETY: called before all other functions, with the only flags that there are.
         match unsafe { (driver.cuInit)(0) } {
             0 => Ok(driver),
+            STUB_LIBRARY => Err(
+                "cuInit failed: the CUDA toolkit's stub library was loaded instead of the driver \
+                 (code 34); remove the toolkit's folder `stubs` from the library path"
+                    .into(),
+            ),
             code => {
                 let text = driver.text(code);
                 Err(format!("cuInit failed: {text} (code {code})"))
@@ -237,6 +263,7 @@ fn api(driver: &Functions, calls: Calls, library: &libloading::Library) -> Api {
     };
     Api {
         vendor: "CUDA",
+        process: Process::this(),
         advice: super::ADVICE,
         destroying_waits: false,
         is_lost,
@@ -247,7 +274,7 @@ fn api(driver: &Functions, calls: Calls, library: &libloading::Library) -> Api {
         host_flags: PORTABLE,
         allocate_managed: Some(driver.cuMemAllocManaged),
         copy_list: copy_list.map(call),
-        launch_host: Some(driver.cuLaunchHostFunc),
+        launch_host: Some(driver.cuLaunchHostFunc.map(LaunchHost::Function)),
         calls,
     }
 }

@@ -3,12 +3,31 @@
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUpointer_attribute as Attribute};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUmemoryPool, CUpointer_attribute as Attribute};
 
 use super::context::Cuda;
 use super::{CudaDevice, CudaQueue};
 use crate::device::backend::CopyOp;
-use crate::device::gpu::{Answer, Before, Library, Peer, PointerKind, RawStream, Runtime};
+use crate::device::gpu::{
+    Answer, Before, Found, Library, Peer, PointerKind, RawEvent, RawStream, Runtime,
+};
+
+impl Cuda {
+    /// Whether a stream belongs to a green context, as far as the driver tells.
+    ///
+    /// # Safety
+    /// The stream is live, and not a default stream.
+    unsafe fn is_green(&self, stream: RawStream) -> bool {
+        let Some(call) = &self.driver.stream_contexts else {
+            return false;
+        };
+        let (mut of, mut green) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the caller guarantees a live stream (see `# Safety`); both are valid for the
+        // write of a handle.
+        let code = unsafe { call(stream, &raw mut of, &raw mut green) };
+        code == 0 && !green.is_null()
+    }
+}
 
 // SAFETY: each method is the call of the driver that its name and its documentation ask for; the
 // driver aligns memory to 256 bytes and more.
@@ -27,6 +46,10 @@ unsafe impl Runtime for Cuda {
 
     fn supports_pools(&self) -> bool {
         self.has(super::Has::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
+    }
+
+    fn blocks_waits(&self) -> bool {
+        self.blocking_waits
     }
 
     fn owns(&self, kind: PointerKind) -> bool {
@@ -63,34 +86,59 @@ unsafe impl Runtime for Cuda {
     }
 
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>> {
+        const NOT_SUPPORTED: c_int = 801;
         let call = &self.driver.cuStreamGetCtx;
         let mut of = std::ptr::null_mut();
         // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`); `of` is valid for
         // the write of a handle.
-        call.check(unsafe { call(stream, &raw mut of) })?;
-        let why = || format!("the stream belongs to another context{}", super::ADVICE);
-        Ok((of != self.raw).then(why))
+        let code = unsafe { call(stream, &raw mut of) };
+        if code == 0 && of == self.raw {
+            return Ok(None);
+        }
+        // For a stream of a green context the driver returns a context that stands for that one,
+        // or the code for what it does not support.
+        // SAFETY: the caller guarantees a live stream (see `Runtime::foreign`).
+        if code == NOT_SUPPORTED || unsafe { self.is_green(stream) } {
+            let why = "the stream belongs to a green context, whose work this crate cannot order; \
+                       use a queue of the device, and make the stream wait for its events";
+            return Ok(Some(why.into()));
+        }
+        call.check(code)?;
+        let why = format!("the stream belongs to another context{}", super::ADVICE);
+        Ok(Some(why))
     }
 
-    fn kind_of_byte(&self, address: usize) -> Answer<PointerKind> {
+    fn look_up(&self, address: usize) -> Answer<Found> {
         let mut memory_type: c_uint = 0;
         let mut managed: c_uint = 0;
         let mut ordinal: c_int = -1;
         let mut device_pointer: CUdeviceptr = 0;
         let mut of: CUcontext = std::ptr::null_mut();
+        let mut start: CUdeviceptr = 0;
+        let mut bytes: usize = 0;
+        let mut is_legacy: c_uint = 0;
+        let mut pool: CUmemoryPool = std::ptr::null_mut();
         let mut attributes = [
             Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
             Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
             Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
             Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
+            Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+            Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+            Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
         ];
-        let mut values: [*mut c_void; 5] = [
+        let mut values: [*mut c_void; 9] = [
             (&raw mut memory_type).cast(),
             (&raw mut managed).cast(),
             (&raw mut ordinal).cast(),
             (&raw mut device_pointer).cast(),
             (&raw mut of).cast(),
+            (&raw mut start).cast(),
+            (&raw mut bytes).cast(),
+            (&raw mut is_legacy).cast(),
+            (&raw mut pool).cast(),
         ];
         let call = &self.driver.cuPointerGetAttributes;
         // SAFETY: both lists have the length that is given, and each value has its attribute's
@@ -105,13 +153,23 @@ unsafe impl Runtime for Cuda {
         })?;
         const HOST: c_uint = 1;
         const DEVICE: c_uint = 2;
-        Ok(match memory_type {
+        let kind = match memory_type {
             _ if managed != 0 => PointerKind::Managed,
             HOST => PointerKind::Host {
                 mapped: device_pointer == address as CUdeviceptr,
             },
             DEVICE => PointerKind::Device(ordinal, (!of.is_null()).then(|| of.expose_provenance())),
             _ => PointerKind::Unknown,
+        };
+        let start = start as usize;
+        let end = start.checked_add(bytes).filter(|end| start < *end);
+        // Device memory that is neither of a pool nor of an ordinary allocation, whose handle other
+        // processes could open, is mapped by the program itself.
+        let is_mapped = matches!(kind, PointerKind::Device(..)) && is_legacy == 0 && pool.is_null();
+        Ok(Found {
+            kind,
+            range: end.map(|end| start..end),
+            is_exact: !is_mapped,
         })
     }
 
@@ -124,6 +182,13 @@ unsafe impl Runtime for Cuda {
             }
             _ => Ok(None),
         }
+    }
+
+    unsafe fn record_all(&self, event: RawEvent) -> Option<Answer> {
+        let call = self.driver.record_context.as_ref()?;
+        // SAFETY: the context lives as long as `self`, and the caller guarantees a live event of it
+        // (see `Runtime::record_all`).
+        Some(call.check(unsafe { call(self.raw, event) }))
     }
 
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer {

@@ -4,6 +4,8 @@
 use std::ffi::{c_int, c_uchar, c_uint, c_void};
 use std::ops::Deref;
 
+use super::newer_hip;
+use crate::device::Process;
 use crate::device::backend::{CopyOp, DevicePtr};
 
 /// What a call returns: the vendor's enum as an integer, for a library may return codes that its
@@ -15,6 +17,7 @@ pub(crate) mod code {
     use super::Code;
 
     pub(crate) const OUT_OF_MEMORY: Code = 2;
+    pub(crate) const NOT_INITIALIZED: Code = 3;
     pub(crate) const DEINITIALIZED: Code = 4;
     pub(crate) const NOT_READY: Code = 600;
     pub(crate) const NOT_SUPPORTED: Code = 801;
@@ -47,6 +50,17 @@ pub(crate) struct Call<F> {
     /// See [`Failed`].
     pub(crate) out_of_memory: &'static str,
     pub(crate) function: F,
+}
+
+impl<F: Copy> Call<F> {
+    /// Makes the same call of something that stands for its function.
+    pub(crate) fn map<G>(&self, map: impl FnOnce(F) -> G) -> Call<G> {
+        Call {
+            name: self.name,
+            out_of_memory: self.out_of_memory,
+            function: map(self.function),
+        }
+    }
 }
 
 impl<F> Call<F> {
@@ -166,8 +180,7 @@ pub(crate) const fn check_alike(
     assert!(location == std::mem::offset_of!(PoolProps, location_type));
 }
 
-/// `CUmemcpyAttributes` and `hipMemcpyAttributes`: how the copies of a list are to be made. Not all
-/// bindings have them.
+/// `CUmemcpyAttributes`: how the copies of a list are to be made. Not all bindings have them.
 #[repr(C)]
 pub(crate) struct CopyAttributes {
     source_access_order: c_uint,
@@ -187,8 +200,7 @@ impl CopyAttributes {
 }
 
 /// The function that runs a list of copies. Its parameters depend on the library's version, and
-/// bindings have only one of them, or none: the types are those of the vendors' headers, compared
-/// by eye.
+/// bindings have only one of them, or none: CUDA's types are those of its headers, compared by eye.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyList {
     /// `cuMemcpyBatchAsync_v2` of CUDA 13. HIP has no such function.
@@ -205,8 +217,8 @@ pub(crate) enum CopyList {
             RawStream,
         ) -> Code,
     ),
-    /// `cuMemcpyBatchAsync` of CUDA 12.8 and `hipMemcpyBatchAsync` of HIP 7.1, which also say which
-    /// copy they refused.
+    /// `cuMemcpyBatchAsync` of CUDA 12.8, which also says which copy it refused.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     WithIndex(
         unsafe extern "C" fn(
             *mut *mut c_void,
@@ -220,6 +232,10 @@ pub(crate) enum CopyList {
             RawStream,
         ) -> Code,
     ),
+    /// `hipMemcpyBatchAsync` of HIP 7, which takes no attributes before 7.3: 7.1 and 7.2 refuse
+    /// them. Without them a copy reads its source when a single one would.
+    #[cfg_attr(not(feature = "rocm"), allow(dead_code))]
+    WithoutAttributes(newer_hip::CopyList<RawStream, Code>),
 }
 
 impl CopyList {
@@ -252,6 +268,20 @@ impl CopyList {
                         dst, src, sizes, count, attributes, first, 1, refused, stream,
                     )
                 }
+                Self::WithoutAttributes(f) => {
+                    let (none, refused) = (std::ptr::null_mut::<usize>(), &raw mut refused);
+                    f(
+                        dst,
+                        src,
+                        sizes,
+                        count,
+                        none.cast(),
+                        none,
+                        0,
+                        refused,
+                        stream,
+                    )
+                }
             }
         }
     }
@@ -267,10 +297,27 @@ type AllocateWith = unsafe extern "C" fn(*mut usize, usize, c_uint) -> Code;
 /// A function that the library calls in a stream's order. It must not call the library.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
+/// A callback, which comes with the stream and a code.
+pub(crate) type StreamCallback = unsafe extern "C" fn(RawStream, Code, *mut c_void);
+
+/// The function that makes the library call the host in a stream's order. Later work of the stream
+/// waits for it.
+#[derive(Clone, Copy)]
+pub(crate) enum LaunchHost {
+    /// `cuLaunchHostFunc`, and `hipLaunchHostFunc` of HIP 5.3 and later. After a failure nothing is
+    /// called.
+    Function(unsafe extern "C" fn(RawStream, Option<HostFunction>, *mut c_void) -> Code),
+    /// `hipStreamAddCallback` of all versions of HIP. The callback is called after a failure too.
+    #[cfg_attr(not(feature = "rocm"), allow(dead_code))]
+    Callback(unsafe extern "C" fn(RawStream, Option<StreamCallback>, *mut c_void, c_uint) -> Code),
+}
+
 /// A vendor's library, by what CUDA and HIP have alike. All but the first functions of [`Calls`]
 /// work in the current context.
 pub(crate) struct Api {
     pub(crate) vendor: &'static str,
+    /// Where the library was initialised. A child of that process must not call it.
+    pub(crate) process: Process,
     /// What a user can do about streams and memory of another context.
     pub(crate) advice: &'static str,
     /// Whether [`destroy_stream`](Calls::destroy_stream) may wait for the stream's work.
@@ -291,9 +338,7 @@ pub(crate) struct Api {
     pub(crate) allocate_managed: Option<Call<AllocateWith>>,
     /// `None` in older libraries, as is the next.
     pub(crate) copy_list: Option<Call<CopyList>>,
-    #[allow(clippy::type_complexity)] // a function of C's
-    pub(crate) launch_host:
-        Option<Call<unsafe extern "C" fn(RawStream, Option<HostFunction>, *mut c_void) -> Code>>,
+    pub(crate) launch_host: Option<Call<LaunchHost>>,
     pub(crate) calls: Calls,
 }
 

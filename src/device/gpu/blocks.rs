@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::api::{Answer, RawStream};
-use super::context::{Context, Current, EventCell};
+use super::context::{Context, EventCell};
+use super::entry::Current;
 use super::runtime::{Meaning, Memory};
 use crate::device::backend::DevicePtr;
 use crate::device::lock;
@@ -304,6 +305,9 @@ fn add(kind: Kind, items: Vec<Scrap>) {
     let Some(first) = items.first() else {
         return;
     };
+    if first.context.is_forked() {
+        return;
+    }
     let key = (Arc::as_ptr(&first.context).addr(), kind);
     let work: fn(Key) = match kind {
         Kind::Events => free_all,

@@ -1,19 +1,34 @@
 //! The calls that CUDA and HIP have alike, made while a context is current.
 
 use std::ffi::{c_uint, c_void};
+use std::ops::Range;
 
 use super::api::{
-    Answer, Failed, HostFunction, NOT_CAPTURED, PoolProps, RELEASE_THRESHOLD, RawEvent, RawPool,
+    Answer, Failed, LaunchHost, NOT_CAPTURED, PoolProps, RELEASE_THRESHOLD, RawEvent, RawPool,
     RawStream, code,
 };
-use super::context::Current;
-use super::runtime::{MANAGED, Memory, PointerKind, to_ptr};
+use super::entry::Current;
+use super::jobs;
+use super::runtime::{Found, MANAGED, Memory, PointerKind, to_ptr};
 use crate::device::backend::{CopyOp, DevicePtr};
+
+/// What is known about some bytes.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    pub(super) kind: PointerKind,
+    /// The addresses of that kind: the allocation's, or only those of the bytes, of which the first
+    /// and the last one were asked about.
+    pub(super) range: Range<usize>,
+    /// Whether the library has not reported that the bytes lie in several allocations.
+    pub(super) is_one: bool,
+}
 
 /// All streams, events and pools are of the current context's library.
 impl Current<'_> {
     /// Waits for all work.
     pub(super) fn synchronize(&self) -> Answer {
+        // SAFETY: the event is of this context.
+        self.sleep_until(|event| unsafe { self.record_all(event) });
         let call = &self.api().synchronize;
         // SAFETY: the call has no arguments, and a context is current.
         call.check(unsafe { call() })
@@ -43,6 +58,9 @@ impl Current<'_> {
     /// # Safety
     /// The stream is live, or stands for a default stream.
     pub(super) unsafe fn synchronize_stream(&self, stream: RawStream) -> Answer {
+        // SAFETY: the event is of this context; the caller guarantees a live or default stream (see
+        // `# Safety`).
+        self.sleep_until(|event| Some(unsafe { self.record(event, stream) }));
         let call = &self.api().synchronize_stream;
         // SAFETY: the caller guarantees a live or default stream (see `# Safety`).
         call.check(unsafe { call(stream) })
@@ -81,9 +99,31 @@ impl Current<'_> {
         call.check(unsafe { call(stream, event, 0) })
     }
 
-    /// Creates an event without timing.
+    /// Where waits are to sleep, sleeps until an event has completed that `record` records: the
+    /// calls that wait for streams and contexts spin, unless the context's owner has decided
+    /// otherwise. They still follow, and return its errors.
+    fn sleep_until(&self, record: impl FnOnce(RawEvent) -> Option<Answer>) {
+        if !self.blocks_waits() {
+            return;
+        }
+        let Ok(event) = self.create_event() else {
+            return;
+        };
+        if let Some(Ok(())) = record(event) {
+            // SAFETY: the event was made above.
+            let _ = unsafe { self.wait_event(event) };
+        }
+        // SAFETY: the event was made above, and nothing else has its handle.
+        unsafe { self.destroy_event(event) };
+    }
+
+    /// Creates an event without timing. Whoever waits for it sleeps, if waits are to sleep.
     pub(super) fn create_event(&self) -> Answer<RawEvent> {
-        let (call, flags) = (&self.api().create_event, self.api().event_flags);
+        const BLOCKING_SYNC: c_uint = 1;
+        let (call, mut flags) = (&self.api().create_event, self.api().event_flags);
+        if self.blocks_waits() {
+            flags |= BLOCKING_SYNC;
+        }
         let mut event = RawEvent(std::ptr::null_mut());
         // SAFETY: `event` is valid for the write of a handle.
         call.check(unsafe { call(&raw mut event, flags) })?;
@@ -242,22 +282,67 @@ impl Current<'_> {
     }
 
     /// Returns what `bytes` bytes at `address` are; `None` if first and last byte are not the same,
-    /// or there is no such range. The library's own range of an allocation is not used: it is wrong
-    /// for mapped memory.
+    /// or there is no such range.
     ///
     /// # Errors
     /// The library cannot tell, so nothing may be assumed.
     pub(super) fn kind_of(&self, address: DevicePtr, bytes: usize) -> Answer<Option<PointerKind>> {
-        let address = address.address();
-        let Some(last) = address.checked_add(bytes.saturating_sub(1)) else {
+        let found = self.find(address, bytes, |_| None)?;
+        Ok(found.map(|found| found.kind))
+    }
+
+    /// As [`kind_of`](Self::kind_of), with the addresses around the bytes that are of that kind.
+    pub(super) fn allocation_of(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> Answer<Option<Allocation>> {
+        self.find(address, bytes, |first| self.range_of(first))
+    }
+
+    /// `range_of` is called if the library knows the first byte but has not reported a range.
+    fn find(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+        range_of: impl FnOnce(usize) -> Option<Range<usize>>,
+    ) -> Answer<Option<Allocation>> {
+        let first = address.address();
+        let Some(last) = first.checked_add(bytes.saturating_sub(1)) else {
             return Ok(None);
         };
-        if address == 0 {
+        if first == 0 {
             return Ok(None);
         }
-        let kind = self.kind_of_byte(address)?;
+        let Found {
+            kind,
+            range,
+            is_exact,
+        } = self.look_up(first)?;
+        let range = match kind {
+            PointerKind::Unknown => None,
+            _ => range.or_else(|| range_of(first)),
+        };
+        // A range that does not hold the first byte says nothing.
+        let range = range.filter(|range| range.contains(&first));
+        let is_one = range.as_ref().is_none_or(|range| range.contains(&last));
+        if let Some(range) = range.filter(|_| is_one) {
+            // Of memory that a program has mapped by itself, the library may report all the
+            // addresses that were reserved for it.
+            if is_exact || kind == self.kind_of_byte(range.end - 1)? {
+                return Ok(Some(Allocation {
+                    kind,
+                    range,
+                    is_one,
+                }));
+            }
+        }
         let same = bytes <= 1 || kind == self.kind_of_byte(last)?;
-        Ok(same.then_some(kind))
+        Ok(same.then_some(Allocation {
+            kind,
+            range: address.range(bytes),
+            is_one,
+        }))
     }
 
     /// Runs a list of copies in one call; `None` if the library has none. Sources are read in the
@@ -290,24 +375,24 @@ impl Current<'_> {
         call.check(unsafe { call(dst.as_ptr(), byte, bytes, stream) })
     }
 
-    /// Makes the library call a function in a stream's order.
+    /// Makes the library run a job in a stream's order.
     ///
     /// # Safety
-    /// The stream is live, or stands for a default stream; the function may be called with `data`
-    /// once, on any thread, and does not unwind.
-    pub(super) unsafe fn launch_host(
-        &self,
-        stream: RawStream,
-        function: HostFunction,
-        data: *mut c_void,
-    ) -> Answer {
+    /// The stream is live, or stands for a default stream; `number` is a job's, and it may be run
+    /// on any thread until the stream has run it.
+    pub(super) unsafe fn launch_host(&self, stream: RawStream, number: *mut c_void) -> Answer {
         let Some(call) = &self.api().launch_host else {
             // Devices that need it are not opened without it.
             return Err(not_supported("a host function"));
         };
-        // SAFETY: the caller guarantees a live or default stream, and a function that may be called
-        // with `data` (see `# Safety`).
-        call.check(unsafe { call(stream, Some(function), data) })
+        // SAFETY: the caller guarantees a live or default stream, and a job that may be run (see
+        // `# Safety`). Neither function unwinds.
+        call.check(unsafe {
+            match call.function {
+                LaunchHost::Function(launch) => launch(stream, Some(jobs::run), number),
+                LaunchHost::Callback(add) => add(stream, Some(jobs::run_after), number, 0),
+            }
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::api::{Code, RawStream};
 use crate::device::backend::{CopyOp, DevicePtr};
 use crate::device::cpu::copy_on_host;
 use crate::device::lock;
@@ -77,4 +78,45 @@ pub(super) unsafe extern "C" fn run(number: *mut c_void) {
     }
     jobs().remove(&number);
     RAN.notify_all();
+}
+
+/// As [`run`], as a callback, which the library also calls after a failure: the job is then not
+/// run.
+///
+/// # Safety
+/// As [`run`].
+pub(super) unsafe extern "C" fn run_after(_: RawStream, status: Code, number: *mut c_void) {
+    if status == 0 {
+        // SAFETY: the caller guarantees a number from `add`, and memory that is valid now (see
+        // `# Safety`).
+        unsafe { run(number) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A callback that comes with an error leaves the memory alone, and the job to `stop`.
+    #[test]
+    fn a_callback_after_a_failure_runs_nothing() {
+        const CONTEXT: usize = 64;
+        let mut byte = 1u8;
+        let dst = DevicePtr::new((&raw mut byte).cast());
+        let fill = Job::Fill {
+            dst,
+            byte: 7,
+            bytes: 1,
+        };
+        let number = add(CONTEXT, fill);
+        // SAFETY: the number is from `add`, and `byte` lives until the end of the test.
+        unsafe { run_after(RawStream::LEGACY, 719, number) };
+        assert_eq!(byte, 1);
+        assert!(are_under_way(CONTEXT));
+        stop(CONTEXT);
+        // SAFETY: as above.
+        unsafe { run_after(RawStream::LEGACY, 0, number) };
+        assert_eq!(byte, 1);
+        assert!(!are_under_way(CONTEXT));
+    }
 }

@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 
 use super::api::{Answer, Api, Code, Failed};
 use crate::abi::ArrowDeviceType;
-use crate::device::DeviceId;
+use crate::device::{DeviceId, FORKED};
 use crate::error::{Error, Result};
 
 /// A vendor's library, which stays loaded.
@@ -27,6 +27,9 @@ pub(crate) trait Library: 'static {
 /// Returns a vendor's library, and how many devices it has.
 fn counted<L: Library>(id: DeviceId) -> Result<(&'static L, c_int)> {
     let library = L::get().map_err(|why| absent(id, why))?;
+    if !library.api().process.is_this() {
+        return Err(absent(id, FORKED));
+    }
     let count = library.device_count();
     let count = count.map_err(|failed| absent_after(library, id, failed))?;
     Ok((library, count))
@@ -202,15 +205,36 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// Returns the first library that can be opened and passes the check. All that are opened stay
-/// loaded, even if they are refused: they may have started threads. An error is the reason of the
-/// last one that could be opened and did not, or `advice` and why the first one could not be
-/// opened.
+/// Returns the first of these libraries that the process has loaded already, under this name or
+/// with this SONAME.
+fn loaded(names: &[&str]) -> Option<libloading::Library> {
+    #[cfg(all(unix, not(target_os = "aix")))]
+    for name in names {
+        use libloading::os::unix::{Library, RTLD_LAZY};
+        // SAFETY: with `RTLD_NOLOAD` nothing is loaded, so no initialiser runs.
+        if let Ok(library) = unsafe { Library::open(Some(*name), RTLD_LAZY | libc::RTLD_NOLOAD) } {
+            return Some(library.into());
+        }
+    }
+    let _ = names;
+    None
+}
+
+/// Returns the library that the process has loaded already, or else the first that can be opened
+/// and passes the check. Beside one that is loaded no other is tried: it would not know the
+/// memory, streams and events that the process has from the first.
+///
+/// All that are opened stay loaded, even if they are refused: they may have started threads. An
+/// error is the reason of the last one that could be opened and did not, or `advice` and why the
+/// first one could not be opened.
 pub(crate) fn load<T>(
     names: &[&str],
     advice: &str,
     check: impl Fn(ManuallyDrop<libloading::Library>) -> Result<T, String>,
 ) -> Result<T, String> {
+    if let Some(library) = loaded(names) {
+        return check(ManuallyDrop::new(library));
+    }
     let mut why = None;
     for name in names {
         // SAFETY: the names are those of GPU vendors' libraries, whose initialisers may run on any

@@ -3,8 +3,9 @@
 use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
+use std::ops::Range;
 
-use super::api::{Answer, Api, Code, RawStream, code};
+use super::api::{Answer, Api, Code, RawEvent, RawStream, code};
 use super::library::Library;
 use crate::device::backend::{CopyOp, DevicePtr};
 
@@ -52,6 +53,16 @@ pub(crate) enum PointerKind {
     Unknown,
 }
 
+/// What the library reports about an address.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    pub(crate) kind: PointerKind,
+    /// The range of the allocation, if the same call reports it.
+    pub(crate) range: Option<Range<usize>>,
+    /// Whether all of a reported range is memory. Otherwise some of it may not be mapped.
+    pub(crate) is_exact: bool,
+}
+
 /// What [`Runtime::enter`] found on the thread, for [`Runtime::leave`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Before {
@@ -68,7 +79,7 @@ pub(crate) struct Before {
 /// # Safety
 /// The methods do what they say, and `library().api()` has the functions that its fields name.
 /// Memory that the library allocates is aligned to 64 bytes, and nothing else uses it.
-/// `kind_of_byte` returns what the library reports. The methods of the second group are called
+/// `look_up` returns what the library reports. The methods of the second group are called
 /// between `enter` and `leave` only: [`Current`](super::context::Current) sees to it.
 pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn library(&self) -> &dyn Library;
@@ -78,6 +89,8 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn reads_managed(&self) -> bool;
     /// Whether the device has memory pools.
     fn supports_pools(&self) -> bool;
+    /// Whether threads that wait sleep, instead of asking again and again.
+    fn blocks_waits(&self) -> bool;
     /// Whether device memory is this device's own, and of this context if it belongs to one.
     fn owns(&self, kind: PointerKind) -> bool;
     /// Returns the device's number of a backend of the same vendor's, by what it returns from
@@ -96,7 +109,16 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// The stream is live.
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>>;
     /// Returns what lies at an address, which is looked up and not followed.
-    fn kind_of_byte(&self, address: usize) -> Answer<PointerKind>;
+    fn look_up(&self, address: usize) -> Answer<Found>;
+    /// As [`look_up`](Self::look_up), for the kind alone.
+    fn kind_of_byte(&self, address: usize) -> Answer<PointerKind> {
+        self.look_up(address).map(|found| found.kind)
+    }
+    /// Returns the range of the allocation at an address, if that takes a call of its own.
+    fn range_of(&self, address: usize) -> Option<Range<usize>> {
+        let _ = address;
+        None
+    }
     /// Returns what the library must be told to copy out of such memory; `None` if it finds it by
     /// the address.
     fn peer_of(&self, kind: PointerKind) -> Answer<Option<Peer>>;
@@ -106,6 +128,14 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// As [`RawQueue::copy`](crate::device::RawQueue::copy); `from` is what `peer_of` returned for
     /// the source; the stream is live, or stands for a default stream.
     unsafe fn copy(&self, copy: &CopyOp, from: Option<Peer>, stream: RawStream) -> Answer;
+    /// Records an event after all work of the context; `None` if the library cannot.
+    ///
+    /// # Safety
+    /// The event is live and of this context.
+    unsafe fn record_all(&self, event: RawEvent) -> Option<Answer> {
+        let _ = event;
+        None
+    }
 }
 
 /// The name for errors where there is no call for managed memory.
@@ -126,7 +156,8 @@ impl dyn Runtime {
     pub(super) fn meaning(&self, code: Code) -> Meaning {
         match code {
             code::OUT_OF_MEMORY => Meaning::OutOfMemory,
-            code::DEINITIALIZED => Meaning::ShutDown,
+            // A device was opened before: a library that is not initialised any more has gone.
+            code::DEINITIALIZED | code::NOT_INITIALIZED => Meaning::ShutDown,
             // Calls that cannot be made during a stream capture, or in a host function (CUDA only).
             800 | 900..=908 => Meaning::Passing,
             code if (self.library().api().is_lost)(code) => Meaning::Lost,

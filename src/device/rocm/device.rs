@@ -17,25 +17,28 @@ pub(super) struct Rocm {
     pub(super) ordinal: c_int,
     /// The runtime's version.
     pub(super) version: c_int,
+    /// Whether threads that wait sleep.
+    pub(super) blocking_waits: bool,
 }
 
 impl Rocm {
-    pub(super) fn new(id: DeviceId, memory: Memory) -> Result<Self> {
+    pub(super) fn new(id: DeviceId, memory: Memory, blocking_waits: bool) -> Result<Self> {
         let (hip, ordinal) = find::<Hip>(id)?;
         let version = hip.quietly(|| hip.api().version());
         let version =
             version.ok_or_else(|| absent(id, "the HIP runtime does not say its version"))?;
-        if memory == Memory::Host && hip.hipLaunchHostFunc.is_none() {
+        if memory == Memory::Host && hip.api().launch_host.is_none() {
             return Err(absent(
                 id,
-                "the HIP runtime has no hipLaunchHostFunc, which copies between page-locked memory need; \
-                 update ROCm",
+                "the HIP runtime has neither hipLaunchHostFunc nor hipStreamAddCallback, one of \
+                 which copies between page-locked memory need; update ROCm",
             ));
         }
         Ok(Self {
             hip,
             ordinal,
             version,
+            blocking_waits,
         })
     }
 

@@ -12,13 +12,15 @@ use std::sync::OnceLock;
 use hip_runtime_sys::{
     self as bindings, hipDeviceAttribute_t, hipDeviceptr_t, hipError_t, hipEvent_t,
     hipMemAllocationType, hipMemLocationType, hipMemPool_t, hipMemPoolAttr, hipMemPoolProps,
-    hipMemcpyKind, hipPointerAttribute_t, hipStream_t, hipStreamCaptureMode,
+    hipMemcpyKind, hipPointerAttribute_t, hipStream_t, hipStreamCallback_t, hipStreamCaptureMode,
     hipStreamCaptureStatus,
 };
 
+use crate::device::Process;
 use crate::device::gpu::{
-    self, Answer, Api, Call, Calls, Code, CopyList, HostFunction, Library, PoolProps, RawEvent,
-    RawPool, RawStream, called, check_alike, either, find_call, functions, load,
+    self, Answer, Api, Call, Calls, Code, CopyList, HostFunction, LaunchHost, Library, PoolProps,
+    RawEvent, RawPool, RawStream, StreamCallback, called, check_alike, either, find_call,
+    functions, load, newer_hip,
 };
 
 /// Whether nothing that was queued before runs any more, and every later call fails. Some codes
@@ -156,6 +158,18 @@ functions! {
     optional {
         // Not in Debian's 5.2.3.
         hipLaunchHostFunc(stream: RawStream as hipStream_t, function: Option<HostFunction>, data: *mut c_void);
+        // In all versions. The code is passed as an integer, and the stream as a handle.
+        hipStreamAddCallback(
+            stream: RawStream as hipStream_t,
+            callback: Option<StreamCallback> as hipStreamCallback_t,
+            data: *mut c_void,
+            flags: c_uint
+        );
+        hipMemGetAddressRange(
+            start: *mut *mut c_void as *mut hipDeviceptr_t,
+            bytes: *mut usize,
+            ptr: *mut c_void as hipDeviceptr_t
+        );
     }
 }
 
@@ -164,7 +178,7 @@ pub(super) struct Hip {
     functions: Functions,
     api: Api,
     /// Returns the device of a stream. Not in HIP 5.2 and 5.4; in 6.2.
-    pub(super) stream_device: Option<Call<unsafe extern "C" fn(RawStream, *mut c_int) -> Code>>,
+    pub(super) stream_device: Option<Call<newer_hip::StreamDevice<RawStream, Code>>>,
     /// Stays loaded.
     _library: ManuallyDrop<libloading::Library>,
 }
@@ -189,20 +203,6 @@ const NAMES: &[&str] = if cfg!(windows) {
     ]
 };
 
-/// Returns the name of the library that the process has loaded already, if it has one: another one
-/// beside it would not know its memory, streams and events.
-fn loaded() -> Option<&'static str> {
-    #[cfg(all(unix, not(target_os = "aix")))]
-    for &name in NAMES {
-        use libloading::os::unix::{Library, RTLD_LAZY};
-        // SAFETY: with `RTLD_NOLOAD` nothing is loaded, so no initialiser runs.
-        if unsafe { Library::open(Some(name), RTLD_LAZY | libc::RTLD_NOLOAD) }.is_ok() {
-            return Some(name);
-        }
-    }
-    None
-}
-
 impl Library for Hip {
     fn get() -> Result<&'static Self, &'static str> {
         static HIP: OnceLock<Result<Hip, String>> = OnceLock::new();
@@ -225,10 +225,8 @@ impl Library for Hip {
 
 impl Hip {
     fn load() -> Result<Self, String> {
-        let loaded = loaded();
-        let names = loaded.as_ref().map_or(NAMES, std::slice::from_ref);
         let advice = "the HIP runtime's library cannot be loaded; install ROCm";
-        load(names, advice, Self::check)
+        load(NAMES, advice, Self::check)
     }
 
     /// Returns the runtime, or why it cannot be used. It initialises itself: without a device,
@@ -272,15 +270,33 @@ impl Hip {
     }
 }
 
+/// Returns the runtime's version; 0 if it does not say.
+fn version(calls: &Calls) -> c_int {
+    let mut version = 0;
+    // SAFETY: `version` is valid for the write of an int.
+    unsafe { (calls.version)(&raw mut version) };
+    version
+}
+
 /// The functions for the engine that CUDA and HIP share.
 fn api(hip: &Functions, calls: Calls, library: &libloading::Library) -> Api {
-    // AMD's tests of the function differ on whether it takes attributes: a runtime that refuses
-    // them is given single copies.
-    // SAFETY: the library is the HIP runtime; the type is that of its header, of the version that
-    // `CopyList` names.
-    let copy_list = unsafe { find_call!(library, "hipErrorOutOfMemory", hipMemcpyBatchAsync) };
+    // The function's parameters are expected to change (as CUDA's did in 13), under the same name:
+    // only versions are trusted whose bindings have these.
+    let known = (70_100_000..80_000_000).contains(&version(&calls));
+    // SAFETY: the library is the HIP runtime; the type is that of the versions above.
+    let copy_list: Option<Call<newer_hip::CopyList<RawStream, Code>>> =
+        unsafe { find_call!(library, "hipErrorOutOfMemory", hipMemcpyBatchAsync) }.ok();
+    let copy_list = copy_list.filter(|_| known);
+    let function = hip
+        .hipLaunchHostFunc
+        .map(|call| call.map(LaunchHost::Function));
+    let callback = || {
+        let call = hip.hipStreamAddCallback;
+        call.map(|call| call.map(LaunchHost::Callback))
+    };
     Api {
         vendor: "ROCm",
+        process: Process::this(),
         advice: "",
         // HIP's header says so.
         destroying_waits: true,
@@ -294,12 +310,8 @@ fn api(hip: &Functions, calls: Calls, library: &libloading::Library) -> Api {
         // Visible to the host without an event.
         host_flags: bindings::hipHostMallocPortable | bindings::hipHostMallocCoherent,
         allocate_managed: None,
-        copy_list: copy_list.ok().map(|call| Call {
-            name: call.name,
-            out_of_memory: call.out_of_memory,
-            function: CopyList::WithIndex(call.function),
-        }),
-        launch_host: hip.hipLaunchHostFunc,
+        copy_list: copy_list.map(|call| call.map(CopyList::WithoutAttributes)),
+        launch_host: function.or_else(callback),
         calls,
     }
 }

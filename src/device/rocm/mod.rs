@@ -43,7 +43,7 @@ pub struct RocmDevice {
 fn open(config: &RocmConfig) -> Result<Gpu> {
     let id = DeviceId::new(config.memory.device_type(), config.ordinal as i64);
     let (kind, limit) = (config.memory.kind(), config.page_locked_limit);
-    let rocm = Arc::new(Rocm::new(id, kind)?);
+    let rocm = Arc::new(Rocm::new(id, kind, config.blocking_waits)?);
     Gpu::new(id, rocm.clone(), kind, limit, |shared| {
         Box::new(RocmDevice {
             shared,
@@ -139,6 +139,9 @@ struct GivenEvent {
 
 impl Drop for GivenEvent {
     fn drop(&mut self) {
+        if !self.hip.api().process.is_this() {
+            return;
+        }
         // HIP destroys events whatever device is current; an error has no place to go.
         // SAFETY: the caller of `adopt_event` gave the event to this crate, and nothing uses it any
         // more.

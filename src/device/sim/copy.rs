@@ -109,6 +109,9 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
         let range = self.mapping.range();
         lock(&DEVICES).retain(|(other, _)| *other != range);
     }

@@ -67,6 +67,7 @@ impl Core {
             let message = "waits for a device inside a kernel or on a worker";
             return Err(device_error(self.id, operation, MISUSE, message));
         }
+        self.check_process()?;
         match self.config.mode {
             SimMode::Async => {
                 let mut state = self.state();
@@ -221,6 +222,9 @@ pub(super) struct Handle(pub(super) Arc<Core>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if self.0.is_forked() {
+            return;
+        }
         let mut state = self.0.state();
         state.closing = true;
         let worker = state.worker.take();

@@ -52,6 +52,10 @@
 //! A lasting error ends the device, as on a GPU: remaining work is dropped, wakers are called, and
 //! every later call returns the same error, except frees and releases.
 //!
+//! After a `fork`, a simulated device works in the parent only, as a GPU does: in the child it can
+//! be dropped with all that is on it, and every other use is an error (code 4). The child can make
+//! simulated devices of its own.
+//!
 //! Simulated devices need Linux. On other systems, and under Miri, [`SimDevice::new`] returns
 //! [`Error::DeviceNotAvailable`].
 
@@ -240,6 +244,7 @@ impl SimDevice {
     /// As [`RawQueue::free`]; no operation that uses the memory is running.
     pub unsafe fn free_now(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let core = self.core();
+        core.check_process()?;
         let mut state = core.state();
         let offset = core.begin_free(&mut state, base, bytes)?;
         state.finish_free(&core.mapping, offset);
@@ -332,7 +337,7 @@ unsafe impl Backend for SimDevice {
 
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
         let core = self.core();
-        core.state().alive()?;
+        drop(core.alive()?);
         core.faults
             .pass(FaultOp::NewQueue, core.id, "new queue", 0)?;
         Ok(Arc::new(SimQueue::new(self.handle.clone())))
@@ -340,6 +345,7 @@ unsafe impl Backend for SimDevice {
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let core = self.core();
+        core.check_process()?;
         match core.state().events.find(event) {
             Some(_) => Ok(()),
             None => Err(Error::argument(format!(
@@ -351,8 +357,7 @@ unsafe impl Backend for SimDevice {
 
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "query event")?;
         core.faults
             .pass(FaultOp::Query, core.id, "query event", 0)?;
@@ -361,8 +366,7 @@ unsafe impl Backend for SimDevice {
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "wait event")?;
         core.faults
             .pass(FaultOp::HostWait, core.id, "wait event", 0)?;
@@ -374,8 +378,7 @@ unsafe impl Backend for SimDevice {
         // Cloned and dropped while no lock is held: both run code of the waker's.
         let waker = waker.clone();
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "notify event")?;
         core.faults
             .pass(FaultOp::Query, core.id, "notify event", 0)?;
@@ -390,6 +393,9 @@ unsafe impl Backend for SimDevice {
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
+        if self.core().is_forked() {
+            return;
+        }
         let mut state = self.core().state();
         if !state.events.release(event) {
             let text = format!("release of {event:?}: not a live event (double release?)");
@@ -400,6 +406,9 @@ unsafe impl Backend for SimDevice {
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
         let core = self.core();
         let offset = core.mapping.offset(address.address());
+        if core.is_forked() {
+            return AddressClass::Inaccessible;
+        }
         match offset {
             Some(offset) if core.state().memory.owned(offset, bytes) => AddressClass::Device,
             // Only the copy engine reads host memory, work on the device does not.
@@ -412,8 +421,7 @@ unsafe impl Backend for SimDevice {
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         let layout = host_layout(bytes)?;
         let operation = "allocate_host";
         core.faults
@@ -435,6 +443,9 @@ unsafe impl Backend for SimDevice {
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
+        if self.core().is_forked() {
+            return;
+        }
         let mut state = self.core().state();
         let start = address.address();
         let why = match state.host.0.get(&start) {
@@ -469,9 +480,8 @@ unsafe impl Backend for SimDevice {
 
     fn synchronize(&self) -> Result<()> {
         let core = self.core();
-        let state = core.state();
         // Nothing is injected here: an error says that the device has failed for good.
-        state.alive()?;
+        let state = core.alive()?;
         let points = state.queues.iter().map(|(id, queue)| Point {
             queue: *id,
             position: queue.submitted,
@@ -481,6 +491,14 @@ unsafe impl Backend for SimDevice {
         points
             .into_iter()
             .try_for_each(|point| core.wait(point, "synchronize"))
+    }
+
+    fn settle(&self) -> Result<()> {
+        match self.core().is_forked() {
+            // The work is the parent's.
+            true => Ok(()),
+            false => self.synchronize(),
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

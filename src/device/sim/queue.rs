@@ -58,8 +58,7 @@ impl SimQueue {
     /// Counts an operation, then queues it.
     fn submit(&self, fault: FaultOp, operation: &'static str, op: Op) -> Result<()> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         core.faults.pass(fault, core.id, operation, 0)?;
         core.enqueue(&mut state, self.id, op)?;
         Ok(())
@@ -68,6 +67,9 @@ impl SimQueue {
     /// Returns how many operations have not completed. Unlike recording an event, this queues no
     /// further operation.
     pub fn pending_operations(&self) -> usize {
+        if self.core().is_forked() {
+            return 0;
+        }
         let state = self.core().state();
         let queue = state.queues.get(&self.id);
         queue.map_or(0, |queue| queue.pending.len())
@@ -199,8 +201,7 @@ fn check_copy(copy: &CopyOp) -> Result<()> {
 unsafe impl RawQueue for SimQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         if bytes == 0 {
             return Err(Error::argument("allocation of 0 bytes"));
         }
@@ -218,6 +219,10 @@ unsafe impl RawQueue for SimQueue {
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let core = self.core();
+        if core.is_forked() {
+            // The memory is the parent's.
+            return Ok(());
+        }
         let mut state = core.state();
         let offset = core.begin_free(&mut state, base, bytes)?;
         if state.error.is_some() {
@@ -234,8 +239,7 @@ unsafe impl RawQueue for SimQueue {
         if !core.config.shrink {
             return Ok(false);
         }
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         core.faults.pass(FaultOp::Shrink, core.id, "shrink", 0)?;
         let offset = core.begin_shrink(&mut state, base, bytes, keep)?;
         core.enqueue(&mut state, self.id, Op::Shrink { offset, keep })?;
@@ -245,7 +249,7 @@ unsafe impl RawQueue for SimQueue {
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         copies.iter().try_for_each(check_copy)?;
         if copies.is_empty() {
-            return self.core().state().alive();
+            return self.core().alive().map(drop);
         }
         let op = Op::Copy {
             copies: copies.into(),
@@ -263,8 +267,7 @@ unsafe impl RawQueue for SimQueue {
 
     fn record(&self) -> Result<EventPtr> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         core.faults.pass(FaultOp::Record, core.id, "record", 0)?;
         let point = core.enqueue(&mut state, self.id, Op::Mark)?;
         let event = state.events.record(core.id.id, point);
@@ -273,8 +276,7 @@ unsafe impl RawQueue for SimQueue {
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let core = self.core();
-        let mut state = core.state();
-        state.alive()?;
+        let mut state = core.alive()?;
         let point = core.point_of(&mut state, event, "queue wait")?;
         core.faults
             .pass(FaultOp::QueueWait, core.id, "queue wait", 0)?;
@@ -289,6 +291,9 @@ unsafe impl RawQueue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
+        if self.core().is_forked() {
+            return;
+        }
         let mut state = self.core().state();
         let queue = state.queues.get_mut(&self.id);
         if queue.is_some_and(|queue| {

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use super::event::{Events, Point};
 use super::fault::Faults;
 use super::memory::{Allocator, Mapping};
-use super::{SimConfig, SimError};
+use super::{MISUSE, SimConfig, SimError};
 use crate::abi::guard;
-use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr, lock};
+use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr, FORKED, Process, device_error, lock};
 use crate::error::{Error, Result};
 
 /// What a device, its queues and its worker share.
@@ -23,6 +23,9 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) id: DeviceId,
+    /// Where the worker runs. A child of that process shares the memory, but has no worker, and the
+    /// locks may be held for ever there.
+    process: Process,
     pub(super) config: SimConfig,
     pub(super) mapping: Mapping,
     pub(super) faults: Faults,
@@ -54,6 +57,7 @@ impl Core {
         let capacity_bytes = mapping.range().len();
         Arc::new(Self {
             id,
+            process: Process::this(),
             mapping,
             faults: Faults::default(),
             state: Mutex::new(State {
@@ -76,6 +80,27 @@ impl Core {
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// As [`state`](Self::state), of a device that can be used. The error says why it cannot.
+    pub(super) fn alive(&self) -> Result<MutexGuard<'_, State>> {
+        self.check_process()?;
+        let state = self.state();
+        state.alive()?;
+        Ok(state)
+    }
+
+    /// Whether this process is a child of the one that made the device.
+    pub(super) fn is_forked(&self) -> bool {
+        !self.process.is_this()
+    }
+
+    /// Refuses to work in a child of the process that made the device.
+    pub(super) fn check_process(&self) -> Result<()> {
+        match self.is_forked() {
+            true => Err(device_error(self.id, "fork", MISUSE, FORKED)),
+            false => Ok(()),
+        }
     }
 
     /// Returns where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch

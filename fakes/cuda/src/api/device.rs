@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
-use crate::call::{Of, QUERY, QUIET, call, plain, set_initialized};
+use crate::call::{Of, QUERY, QUIET, call, is_forked, plain, set_initialized};
 use crate::engine::{Engine, NO_CONCURRENT_MANAGED, NO_POOLS, environment};
 use crate::errors;
 use crate::ffi::*;
@@ -13,6 +13,7 @@ pub(crate) unsafe extern "C" fn cuInit(flags: c_uint) -> Code {
     static ANSWER: std::sync::OnceLock<Code> = std::sync::OnceLock::new();
     plain("cuInit", || {
         match *ANSWER.get_or_init(|| environment("FAKE_CUDA_INIT").unwrap_or(0)) {
+            _ if is_forked() => Err(NOT_INITIALIZED),
             0 if flags == 0 => {
                 set_initialized();
                 Ok(())

@@ -10,7 +10,7 @@ use crate::engine::pending;
 use crate::ffi::*;
 use crate::registry::{Stream, is_legacy, registry};
 
-fn create(phStream: Out<Handle>) -> Outcome {
+fn create(phStream: Out<Handle>, is_green: bool) -> Outcome {
     if phStream.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -18,14 +18,24 @@ fn create(phStream: Out<Handle>) -> Outcome {
     let (context, found) = registry.current()?;
     let engine = found.engine.clone();
     let queue = engine.new_queue()?;
-    let stream = registry.insert(|r| &mut r.streams, &engine, Stream { context, queue });
+    let green = if is_green {
+        registry.new_handle(&engine)
+    } else {
+        0
+    };
+    let stream = Stream {
+        context,
+        queue,
+        green,
+    };
+    let stream = registry.insert(|r| &mut r.streams, &engine, stream);
     phStream.put(stream)
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuStreamCreate(phStream: Out<Handle>, flags: c_uint) -> Code {
     call("cuStreamCreate", WORK, Of::Current, || match flags {
-        0 | 1 => create(phStream),
+        0 | 1 => create(phStream, false),
         _ => Err(INVALID_VALUE),
     })
 }
@@ -41,7 +51,7 @@ pub(crate) unsafe extern "C" fn cuStreamCreateWithPriority(
         WORK,
         Of::Current,
         || match flags {
-            0 | 1 => create(phStream),
+            0 | 1 => create(phStream, false),
             _ => Err(INVALID_VALUE),
         },
     )
@@ -62,7 +72,37 @@ pub(crate) unsafe extern "C" fn cuStreamDestroy_v2(hStream: Handle) -> Code {
 pub(crate) unsafe extern "C" fn cuStreamGetCtx(hStream: Handle, pctx: Out<Handle>) -> Code {
     call("cuStreamGetCtx", WORK, Of::Handle(hStream), || {
         let lane = registry().lane(hStream)?;
-        pctx.put(handle(lane.context))
+        let green = green(hStream);
+        pctx.put(handle(if green == 0 { lane.context } else { green }))
+    })
+}
+
+/// The context that stands for a stream's green context; 0 if it is of none.
+fn green(hStream: Handle) -> usize {
+    let registry = registry();
+    let stream = registry.streams.peek(number(hStream));
+    stream.map_or(0, |stream| stream.green)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuStreamGetCtx_v2(
+    hStream: Handle,
+    pCtx: Out<Handle>,
+    pGreenCtx: Out<Handle>,
+) -> Code {
+    call("cuStreamGetCtx_v2", WORK, Of::Handle(hStream), || {
+        let lane = registry().lane(hStream)?;
+        pCtx.put(handle(lane.context))?;
+        pGreenCtx.put(handle(green(hStream)))
+    })
+}
+
+/// Makes a stream of a green context of the current context's device. It is otherwise as others:
+/// what a driver does with it is not known well enough to be played.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_cuda_green_stream(phStream: Out<Handle>) -> Code {
+    call("fake_cuda_green_stream", QUIET, Of::Current, || {
+        create(phStream, true)
     })
 }
 

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uchar, c_void};
 
 use crate::call::{forward, on_device};
 use crate::contexts::primary;
+use crate::control::version;
 use crate::ffi::*;
 
 forward! {
@@ -45,7 +46,8 @@ pub(crate) unsafe extern "C" fn hipMemcpyPeerAsync(
     })
 }
 
-/// `hipMemcpyAttributes` and `CUmemcpyAttributes` are laid out alike and have the same numbers.
+/// `hipMemcpyAttributes` and `CUmemcpyAttributes` are laid out alike and have the same numbers. HIP
+/// does without them, and before 7.3 refuses them; CUDA asks for them.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn hipMemcpyBatchAsync(
     dsts: *mut *mut c_void,
@@ -59,6 +61,15 @@ pub(crate) unsafe extern "C" fn hipMemcpyBatchAsync(
     stream: Handle,
 ) -> Code {
     on_device(|driver| {
+        if numAttrs > 0 && version() < 70_300_000 {
+            return Err(NOT_SUPPORTED);
+        }
+        // In the stream's order, from the first copy on.
+        let (mut in_order, mut first) = ([1 as c_int, 0, 0, 0, 0, 0], 0);
+        let (attrs, attrsIdxs, numAttrs) = match numAttrs {
+            0 => ((&raw mut in_order).cast(), &raw mut first, 1),
+            some => (attrs, attrsIdxs, some),
+        };
         let (dsts, srcs): (*mut Address, *mut Address) = (dsts.cast(), srcs.cast());
         if !driver.has_batch_v2() {
             let failed = failIdx.raw();

@@ -1,0 +1,89 @@
+//! Devices that need no GPU, in a child of the process that opened them.
+#![cfg(all(target_os = "linux", feature = "sim", not(miri)))]
+
+#[path = "support/fork_kit.rs"]
+mod fork_kit;
+
+use arrow_array::{RecordBatch, record_batch};
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy};
+use fork_kit::{alone, forked};
+
+fn batch() -> RecordBatch {
+    record_batch!(("id", Int32, [1, 2, 3]), ("name", Utf8, ["a", "b", "c"])).unwrap()
+}
+
+fn round_trip(device: &Device) {
+    let up = device.upload(&batch()).unwrap();
+    let (array, schema) = up.export(SyncPolicy::Event).unwrap();
+    drop((array, schema));
+    assert_eq!(up.to_host().unwrap(), batch());
+}
+
+/// The CPU has no threads and no library of its own: it goes on.
+#[test]
+fn the_cpu_works_in_a_child() {
+    alone("the_cpu_works_in_a_child", || {
+        let cpu = Devices::cpu();
+        let up = cpu.upload(&batch()).unwrap();
+        let mut theirs = Some(up.export(SyncPolicy::Event).unwrap());
+        forked(|| {
+            round_trip(&cpu);
+            let (array, schema) = theirs.take().unwrap();
+            // SAFETY: both structs come from one export of this crate.
+            let again = unsafe { DeviceRecordBatch::import(array, &schema) }.unwrap();
+            drop(schema);
+            assert_eq!(again.to_host().unwrap(), batch());
+        });
+        round_trip(&cpu);
+    });
+}
+
+/// A simulated device's worker does not exist there, and its memory is the parent's.
+#[test]
+fn a_simulated_device_is_the_parents() {
+    alone("a_simulated_device_is_the_parents", || {
+        for mode in [SimMode::Async, SimMode::Deferred] {
+            let sim = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
+            let device = Device::new(sim.clone()).unwrap();
+            let up = device.upload(&batch()).unwrap();
+            let exported = up.export(SyncPolicy::Event).unwrap();
+            let event = device.default_queue().record().unwrap().unwrap();
+            let slab = device.host_slab(1 << 20).unwrap();
+            let mut child = Some((
+                up.clone(),
+                exported,
+                event,
+                slab,
+                device.clone(),
+                sim.clone(),
+            ));
+            forked(|| {
+                let (up, exported, event, slab, device, sim) = child.take().unwrap();
+                for e in [
+                    device.upload(&batch()).unwrap_err(),
+                    up.to_host().unwrap_err(),
+                    event.wait().unwrap_err(),
+                    event.is_complete().unwrap_err(),
+                    device.new_queue().unwrap_err(),
+                    device.synchronize().unwrap_err(),
+                ] {
+                    let text = e.to_string();
+                    assert!(text.contains("cannot be used after fork"), "{text}");
+                }
+                let (array, schema) = exported;
+                drop((array, schema, slab, event, up));
+                assert_eq!(device.take_drop_error().map(|e| e.to_string()), None);
+                drop((device, sim));
+                // One of its own works.
+                let own = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
+                round_trip(&Device::new(own.clone()).unwrap());
+            });
+            assert_eq!(up.to_host().unwrap(), batch());
+            drop((up, child));
+            device.synchronize().unwrap();
+            drop(device);
+            sim.assert_clean();
+        }
+    });
+}

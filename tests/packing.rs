@@ -1,0 +1,161 @@
+//! How uploads are packed: the lists that they take, and several threads.
+
+mod simkit;
+mod support;
+
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StructArray};
+use arrow_device::device::sim::{FaultOp, SimMode};
+use arrow_device::{Devices, Error};
+use arrow_schema::DataType;
+use simkit::{MODES, Sim};
+use support::types::list;
+use support::{Nulls, all_types, array, assert_same, batch};
+
+/// Columns that are just too short to be copied directly, of a little less than 1 MiB each.
+fn columns(n: usize) -> RecordBatch {
+    let rows = (1 << 17) - 8;
+    let whole = Int64Array::from_iter_values(0..(rows + n) as i64);
+    let columns = (0..n).map(|i| (format!("c{i}"), Arc::new(whole.slice(i, rows)) as ArrayRef));
+    RecordBatch::try_from_iter(columns).unwrap()
+}
+
+/// Columns of some hundred KiB, and one that is copied directly among them, all cut within the bytes of their bitmaps.
+fn columns_of_every_kind() -> RecordBatch {
+    let rows = 140_000;
+    let types = [
+        DataType::Utf8,
+        DataType::Boolean,
+        DataType::Int32,
+        list(DataType::Int8),
+    ];
+    let arrays: Vec<_> = types
+        .iter()
+        .map(|t| array(t, rows + 64, Nulls::Some, 7))
+        .collect();
+    let direct: ArrayRef = Arc::new(Int64Array::from_iter_values(0..rows as i64 + 64));
+    // Other rows each time: the same buffer would be copied once.
+    let columns = (0..44).map(|i| match i {
+        9 | 20 => direct.slice(i, rows),
+        _ => arrays[i % 4].slice(5 + i, rows),
+    });
+    RecordBatch::try_from_iter((0..).map(|i| format!("c{i}")).zip(columns)).unwrap()
+}
+
+/// Types whose buffers the host rewrites in other ways, in arrays of one type each.
+fn arrays_of_every_type() -> ArrayRef {
+    let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
+    let rows = 30_000;
+    let columns = batch(&types, rows, Nulls::Some, 5);
+    let array: ArrayRef = Arc::new(StructArray::from(columns));
+    array.slice(11, rows - 20)
+}
+
+/// Small uploads are one list; larger ones queue each packed MiB while the next one is packed.
+#[test]
+fn each_packed_mib_is_queued() {
+    if cfg!(miri) {
+        return;
+    }
+    for (n, lists) in [(1, 1), (2, 2), (4, 4), (9, 9), (15, 15)] {
+        let batch = columns(n);
+        let sim = Sim::new(SimMode::Deferred);
+        for nth in 1..=lists + 1 {
+            sim.faults().fail_nth(FaultOp::Copy, nth);
+            let before = sim.stats();
+            let up = sim.upload(&batch);
+            let stats = sim.stats().since(&before);
+            sim.faults().clear();
+            assert_eq!(up.is_err(), nth <= lists, "list {nth} of {n} columns");
+            if up.is_ok() {
+                let slabs = stats.bytes_to_device.div_ceil(4 << 20);
+                // From 8 MiB on each slab has an event, so that it can be used again.
+                let events = if n > 8 { slabs } else { 1 };
+                assert_eq!((stats.copies, stats.events), (lists, events), "{n} columns");
+                assert_eq!((stats.host_waits, stats.queue_waits), (0, 0));
+            }
+        }
+        sim.synchronize().unwrap();
+        sim.assert_done();
+    }
+}
+
+#[test]
+fn threads_of_a_device() {
+    let device = Devices::cpu();
+    let default = device.packing_threads();
+    assert!((1..=4).contains(&default), "{default}");
+    device.set_packing_threads(7);
+    assert_eq!(device.packing_threads(), 7);
+    device.set_packing_threads(0);
+    assert_eq!(device.packing_threads(), default);
+}
+
+#[test]
+fn several_threads_pack_what_one_packs() {
+    if cfg!(miri) {
+        return;
+    }
+    let batch = columns_of_every_kind();
+    let arrays: ArrayRef = Arc::new(StructArray::from(batch));
+    for array in [arrays, arrays_of_every_type()] {
+        for mode in MODES {
+            let sim = Sim::new(mode);
+            for threads in [1, 2, 100] {
+                sim.set_packing_threads(threads);
+                let before = sim.stats();
+                let up = sim.upload_array(&array).unwrap();
+                let stats = sim.stats().since(&before);
+                assert!(stats.host_copied_bytes > 16 << 20, "{stats:?}");
+                assert_eq!(stats.bytes_to_device, stats.allocated_bytes);
+                let context = format!("{mode:?}, {threads} threads");
+                assert_same(&array, &up.to_host().unwrap(), context);
+            }
+            sim.assert_done();
+        }
+    }
+}
+
+/// Slabs and sources live until the copies of all threads are done, and nothing is left.
+#[test]
+fn failures_of_several_threads() {
+    if cfg!(miri) {
+        return;
+    }
+    let expected = columns(24);
+    for op in [FaultOp::HostAllocate, FaultOp::Copy, FaultOp::Record] {
+        let mut failed = 0;
+        for n in [1, 2, 4, 5, 23] {
+            let sim = Sim::new(SimMode::Deferred);
+            sim.set_packing_threads(3);
+            sim.faults().fail_nth(op, n);
+            // The host's batch is dropped before the copies run.
+            let (own, unshared) = (expected.columns().iter(), |array: &ArrayRef| {
+                let values = array.as_primitive::<Int64Type>().values().to_vec();
+                Arc::new(Int64Array::from(values)) as ArrayRef
+            });
+            let own = RecordBatch::try_new(expected.schema(), own.map(unshared).collect());
+            let result = sim.upload(&own.unwrap());
+            let fired = sim.faults().fired() > 0;
+            sim.faults().clear();
+            // Host memory that was freed under a queued copy would be missed now.
+            sim.trim();
+            match result {
+                Err(e) => {
+                    assert!(fired, "{op:?} {n}: {e}");
+                    let sane =
+                        matches!(e, Error::OutOfMemory { .. } | Error::Device { code: 1, .. });
+                    assert!(sane, "{op:?} {n}: {e:?}");
+                    failed += 1;
+                }
+                Ok(up) => assert!(up.to_host().unwrap() == expected, "{op:?} {n}"),
+            }
+            sim.synchronize().unwrap();
+            sim.assert_done();
+        }
+        assert!(failed > 3, "{op:?}: {failed}");
+    }
+}

@@ -1,0 +1,304 @@
+//! Readers that are read and uploaded on threads of their own.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use arrow_array::{ArrayRef, Int64Array, RecordBatch, RecordBatchIterator};
+use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
+use arrow_device::{
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Error, ExportOptions,
+    FFI_ArrowDeviceArrayStream, ReadAhead, SyncPolicy, UploadingReader,
+};
+use arrow_schema::ArrowError;
+
+use crate::simkit::{MODES, Sim};
+use crate::support::assert_same_batch;
+
+fn batch(rows: usize, first: usize) -> RecordBatch {
+    let values = Int64Array::from_iter_values((first..first + rows).map(|i| i as i64));
+    RecordBatch::try_from_iter([("a", Arc::new(values) as ArrayRef)]).unwrap()
+}
+
+fn batches(n: usize) -> Vec<RecordBatch> {
+    (0..n).map(|i| batch(100 + i, 1000 * i)).collect()
+}
+
+/// Reads what `next` returns ahead.
+fn ahead(
+    sim: &Sim,
+    batches: usize,
+    next: impl FnMut() -> Option<Result<RecordBatch, ArrowError>> + Send + 'static,
+) -> ReadAhead {
+    let reader = RecordBatchIterator::new(std::iter::from_fn(next), batch(0, 0).schema());
+    UploadingReader::new(reader, sim).read_ahead(batches)
+}
+
+fn sent(sent: &[RecordBatch]) -> impl FnMut() -> Option<Result<RecordBatch, ArrowError>> + use<> {
+    let mut sent = sent.to_vec().into_iter();
+    move || sent.next().map(Ok)
+}
+
+/// Waits until something is so, which happens on another thread.
+#[track_caller]
+fn until(condition: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < end, "it does not happen");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn batches_keep_their_order() {
+    if cfg!(miri) {
+        return;
+    }
+    let all = batches(9);
+    for mode in MODES {
+        for most in [0, 1, 3, 100] {
+            let sim = Sim::new(mode);
+            let reader = ahead(&sim, most, sent(&all));
+            assert_eq!(reader.schema(), all[0].schema());
+            assert_eq!(reader.device_type(), sim.id().device_type);
+            let mut n = 0;
+            for (up, sent) in reader.zip(&all) {
+                assert_same_batch(sent, &up.unwrap().to_host().unwrap(), n);
+                n += 1;
+            }
+            assert_eq!(n, all.len());
+            // Through the C interface, and back to the host.
+            let reader = ahead(&sim, most, sent(&all));
+            let options = ExportOptions::new(SyncPolicy::Event);
+            let mut stream = FFI_ArrowDeviceArrayStream::new(reader, options).unwrap();
+            // SAFETY: the stream is this crate's.
+            let again = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }.unwrap();
+            let back: Vec<_> = again.into_host_reader().map(|b| b.unwrap()).collect();
+            assert_eq!(back.len(), all.len());
+            for (i, (back, sent)) in back.iter().zip(&all).enumerate() {
+                assert_same_batch(sent, back, i);
+            }
+            drop(back);
+            sim.assert_done();
+        }
+    }
+}
+
+/// A reader that was read before goes on; one that has ended is not read again.
+#[test]
+fn a_reader_goes_on() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Async);
+    let all = batches(3);
+    for taken in 0..5 {
+        let mut reads = sent(&all);
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let next = std::iter::from_fn(move || {
+            count.fetch_add(1, SeqCst);
+            reads()
+        });
+        let reader = RecordBatchIterator::new(next, all[0].schema());
+        let mut reader = UploadingReader::new(reader, &sim);
+        let first = reader.by_ref().take(taken).count();
+        assert_eq!(first + reader.read_ahead(2).count(), 3);
+        assert_eq!(asked.load(SeqCst), 4);
+    }
+    sim.assert_done();
+}
+
+#[test]
+fn errors_and_panics_come_once_and_in_order() {
+    if cfg!(miri) {
+        return;
+    }
+    let all = batches(3);
+    for panics in [false, true] {
+        for most in [1, 8] {
+            let sim = Sim::new(SimMode::Deferred);
+            let asked = Arc::new(AtomicUsize::new(0));
+            let (count, mut good) = (asked.clone(), sent(&all));
+            let mut reader = ahead(&sim, most, move || {
+                count.fetch_add(1, SeqCst);
+                match good() {
+                    None if panics => panic!("the reader is out of order"),
+                    None => Some(Err(ArrowError::ComputeError("the disk is gone".into()))),
+                    batch => batch,
+                }
+            });
+            for (i, sent) in all.iter().enumerate() {
+                let up = reader.next().unwrap().unwrap();
+                assert_same_batch(sent, &up.to_host().unwrap(), i);
+            }
+            match reader.next().unwrap().unwrap_err() {
+                Error::Panic { message, .. } if panics => {
+                    assert_eq!(message, "the reader is out of order");
+                }
+                e => assert!(!panics && e.to_string().contains("disk is gone"), "{e}"),
+            }
+            assert!(reader.next().is_none() && reader.next().is_none());
+            assert_eq!(asked.load(SeqCst), 4, "nothing is asked for after an error");
+            drop(reader);
+            sim.assert_done();
+        }
+    }
+}
+
+#[test]
+fn a_failed_upload_ends_the_stream() {
+    if cfg!(miri) {
+        return;
+    }
+    for op in [FaultOp::Allocate, FaultOp::Copy, FaultOp::Record] {
+        let sim = Sim::new(SimMode::Deferred);
+        sim.faults().fail_nth(op, 3);
+        let results: Vec<_> = ahead(&sim, 4, sent(&batches(9))).collect();
+        let good = results.iter().filter(|result| result.is_ok()).count();
+        assert_eq!((good, results.len()), (2, 3), "{op:?}");
+        assert!(results[2].is_err());
+        drop(results);
+        sim.faults().clear();
+        sim.assert_done();
+    }
+}
+
+/// Sets a flag when it is dropped.
+struct Dropped(Arc<AtomicBool>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+/// Dropping does not wait for a reader that is stuck, which its own thread drops later.
+#[test]
+fn dropping_waits_for_nobody() {
+    if cfg!(miri) {
+        return;
+    }
+    for mode in MODES {
+        for taken in [0, 2] {
+            let sim = Sim::new(mode);
+            let dropped = Arc::new(AtomicBool::new(false));
+            let (guard, mut good) = (Dropped(dropped.clone()), sent(&batches(2)));
+            let (release, released) = mpsc::channel::<()>();
+            let mut reader = ahead(&sim, 1, move || {
+                let _held = &guard;
+                good().or_else(|| {
+                    let _ = released.recv();
+                    Some(Ok(batch(5, 5)))
+                })
+            });
+            let kept: Vec<_> = reader.by_ref().take(taken).map(|up| up.unwrap()).collect();
+            assert_eq!(kept.len(), taken);
+            drop(reader);
+            assert!(!dropped.load(SeqCst));
+            drop(kept);
+            drop(release);
+            until(|| dropped.load(SeqCst));
+            sim.assert_done();
+        }
+    }
+}
+
+/// A panic of the reader's drop is kept by the device.
+#[test]
+fn a_reader_that_panics_when_it_is_dropped() {
+    if cfg!(miri) {
+        return;
+    }
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("not again");
+        }
+    }
+    let sim = Sim::new(SimMode::Async);
+    let (bomb, mut good) = (Bomb, sent(&batches(2)));
+    let reader = ahead(&sim, 1, move || {
+        let _held = &bomb;
+        good()
+    });
+    assert_eq!(reader.count(), 2);
+    until(|| match sim.take_drop_error() {
+        Some(Error::Panic { message, .. }) => message == "not again",
+        _ => false,
+    });
+    sim.assert_done();
+}
+
+/// What is read ahead of a consumer that has stopped is bounded, in batches and in bytes.
+#[test]
+fn memory_is_bounded_when_the_consumer_stops() {
+    if cfg!(miri) {
+        return;
+    }
+    let large = batch(5 << 20, 0);
+    // 3 and 3 batches are ahead, and each thread holds one; of 40 MiB, 3 batches are less than 128 MiB.
+    for (batch, most, ahead_of) in [(batch(100, 0), 3, 8), (large, 100, 8)] {
+        let sim = Sim::new(SimMode::Async);
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = asked.clone();
+        let mut reader = ahead(&sim, most, move || {
+            count.fetch_add(1, SeqCst);
+            Some(Ok(batch.clone()))
+        });
+        for taken in 0..3 {
+            until(|| asked.load(SeqCst) == taken + ahead_of);
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(asked.load(SeqCst), taken + ahead_of);
+            let bytes = sim.sim.report().live_host_bytes;
+            assert!(bytes <= 256 << 20, "{bytes} bytes of staging memory");
+            drop(reader.next().unwrap().unwrap());
+        }
+        drop(reader);
+        sim.assert_done();
+    }
+}
+
+/// A device that copies at a set rate, and a producer that takes none, half or all of that time: the stream takes hardly longer
+/// than the slower of them, though the consumer works as long on each batch.
+#[test]
+fn production_uploads_and_the_consumer_overlap() {
+    if cfg!(miri) {
+        return;
+    }
+    let (n, rate) = (12, 6_000_000);
+    let batch = batch(16_000, 0);
+    let copy = Duration::from_secs_f64(f64::from(16_000 * 8) / f64::from(rate));
+    for (share, consumed) in [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 0.9), (1.0, 0.9)] {
+        let config = SimConfig::default().with_bytes_per_second(rate as u64);
+        let sim = Sim::with(config);
+        let produce = copy.mul_f64(share);
+        let slowest = copy.mul_f64(f64::from(n));
+        // One batch more for each step that it takes, and a busy machine has some chances.
+        let most = slowest.mul_f64(1.15) + 3 * copy;
+        let took: Vec<_> = (0..10)
+            .map(|_| {
+                let (mut left, batch) = (n, batch.clone());
+                let start = Instant::now();
+                let reader = ahead(&sim, 2, move || {
+                    left -= 1;
+                    std::thread::sleep(produce);
+                    (left >= 0).then(|| Ok(batch.clone()))
+                });
+                let mut last = None;
+                for up in reader {
+                    std::thread::sleep(copy.mul_f64(consumed));
+                    last = Some(up.unwrap());
+                }
+                last.unwrap().wait().unwrap();
+                start.elapsed()
+            })
+            .take_while(|took| *took > most)
+            .collect();
+        assert!(
+            took.len() < 10,
+            "{share}, {consumed}: {took:?}, should be {most:?}"
+        );
+        sim.assert_done();
+    }
+}
