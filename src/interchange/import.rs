@@ -13,8 +13,8 @@ use crate::abi::FFI_ArrowDeviceArray;
 use crate::abi::c_data::CArray;
 use crate::data::batch::check_no_nulls;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
-use crate::data::nulls::{NullCounting, with_bitmaps};
-use crate::data::tree::{Node, NullCount, Owners, Slot, Tree, View};
+use crate::data::nulls::NullCounting;
+use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr, Seen};
 use crate::error::{Error, Result};
@@ -78,7 +78,9 @@ impl DeviceArray {
         let tree = unsafe { import(array, field.data_type().clone(), options) }?;
         let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
         if options.validation == Validation::Full {
-            NullCounting::start(&array, with_bitmaps(array.tree()), None)?.finish(&array)?;
+            if let Some(counting) = NullCounting::start_all(&array)? {
+                counting.finish(&array)?;
+            }
             validate_full(&array.reachable_data()?)?;
         }
         Ok(array)
@@ -132,9 +134,8 @@ impl DeviceRecordBatch {
         // asks for.
         let batch = unsafe { Self::import_unread(array, schema, options) }?;
         let array = batch.as_struct();
-        let views = nulls_to_count(array, options.validation);
-        if !views.is_empty() {
-            NullCounting::start(array, views, None)?.finish(array)?;
+        if let Some(counting) = start_counting(array, options.validation)? {
+            counting.finish(array)?;
         }
         check_no_nulls(array)?;
         if options.validation == Validation::Full {
@@ -163,13 +164,19 @@ impl DeviceRecordBatch {
     }
 }
 
-/// The rows whose nulls an import of a batch has to count: all, to check the counts that are
-/// stated, or those of the root if its count is not stated.
-pub(super) fn nulls_to_count(array: &DeviceArray, validation: Validation) -> Vec<View> {
+/// Starts to count the nulls that an import of a batch has to count: all, to check the counts that
+/// are stated, or those of the root if its count is not stated. In the former case, the sizes that
+/// the check of the values needs are read along with them.
+pub(super) fn start_counting(
+    array: &DeviceArray,
+    validation: Validation,
+) -> Result<Option<NullCounting>> {
     match validation {
-        Validation::Full => with_bitmaps(array.tree()),
-        Validation::Structure if array.null_count().is_none() => vec![array.view()],
-        Validation::Structure => Vec::new(),
+        Validation::Full => NullCounting::start_all(array),
+        Validation::Structure if array.null_count().is_none() => {
+            NullCounting::start(array, vec![array.view()], None).map(Some)
+        }
+        Validation::Structure => Ok(None),
     }
 }
 

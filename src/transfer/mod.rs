@@ -45,6 +45,7 @@ pub(crate) use crate::transfer::arriving::Arriving;
 pub(crate) use crate::transfer::bitmaps::{Bitmaps, Resolved};
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
+pub(crate) use crate::transfer::to_slab::DownloadQueues;
 use crate::transfer::to_slab::ToSlab;
 
 impl Device {
@@ -234,10 +235,11 @@ impl DeviceArray {
         if self.device().is_host_readable() {
             return Ok(Cow::Borrowed(self));
         }
+        let queues = queue.clone().into();
         // `self` keeps its owners, which may be foreign, until the scope has ended.
         let copied = queue
             .device()
-            .within(|| ToSlab::start(self, extent, queue)?.finish());
+            .within(|| ToSlab::start(self, extent, &queues)?.finish());
         copied.map(Cow::Owned)
     }
 
