@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
 use arrow_device::device::sim::SimMode;
-use arrow_device::{DeviceRecordBatch, ExportOptions, SyncPolicy};
+use arrow_device::{DeviceRecordBatch, ExportOptions, SyncPolicy, Validation};
 use arrow_schema::{DataType, Field, Schema};
 use support::assert_same_batch;
+use support_c::c;
 use support_c::sim::simulated;
 
 /// Strings of known size: offsets 4 * 17, bytes 16 * 6.
@@ -81,6 +82,83 @@ fn three_hundred_strings() {
         assert_eq!(data.bytes_to_host, 300 * (4 * 17 + 16 * 6), "{place}");
         assert_same_batch(&batch, &back, "at once");
         drop((up, imported, back));
+        place.assert_clean();
+    }
+}
+
+/// Strings with nulls that nobody has counted: their bitmaps come down with the sizes, if both are needed.
+#[test]
+fn bitmaps_come_with_sizes() {
+    for mode in [SimMode::Async, SimMode::Deferred] {
+        let Some(place) = simulated(mode) else { return };
+        let text = |i: usize| -> ArrayRef {
+            let rows = (0..16).map(|row| (row % 3 != i % 3).then(|| format!("{i}-{row}")));
+            Arc::new(StringArray::from_iter(rows))
+        };
+        let columns = (0..5).map(|i| (format!("s{i}"), text(i)));
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        let up = place.device.upload(&batch).unwrap();
+        let exact = ExportOptions::new(SyncPolicy::Event);
+        let import = |validation| {
+            let mut exported = up.export_array(&exact).unwrap();
+            let children = c(&mut exported).array.children;
+            for i in 0..5 {
+                // SAFETY: the export is live and has these children.
+                unsafe { (**children.add(i)).null_count = -1 };
+            }
+            let options = place.options.clone().with_validation(validation);
+            // SAFETY: the struct comes from an export of this crate, and the type is the exported one.
+            unsafe { DeviceRecordBatch::import_as(exported, up.schema(), &options) }.unwrap()
+        };
+        let waits = |work: &dyn Fn()| {
+            let before = place.device.stats();
+            work();
+            place.device.stats().since(&before).host_waits
+        };
+        place.device.synchronize().unwrap();
+
+        let imported = import(Validation::Structure);
+        assert_eq!(imported.column(0).unwrap().null_count(), None);
+        assert_eq!(
+            waits(&|| drop(imported.to_host().unwrap())),
+            2,
+            "sizes, and data with bitmaps"
+        );
+        assert_eq!(
+            waits(&|| drop(imported.export_array(&exact).unwrap())),
+            1,
+            "all bitmaps"
+        );
+        assert_eq!(waits(&|| drop(imported.export_array(&exact).unwrap())), 0);
+        drop(imported);
+
+        let imported = import(Validation::Structure);
+        assert_eq!(
+            waits(&|| drop(imported.export_array(&exact).unwrap())),
+            1,
+            "all bitmaps"
+        );
+        assert_eq!(
+            waits(&|| drop(imported.compact().unwrap())),
+            1,
+            "sizes alone"
+        );
+        drop(imported);
+
+        let full = || import(Validation::Full);
+        assert_eq!(
+            waits(&|| drop(full())),
+            2,
+            "bitmaps with sizes, and all values"
+        );
+        let imported = full();
+        assert_eq!(imported.column(0).unwrap().null_count(), Some(6));
+        assert_eq!(waits(&|| drop(imported.export_array(&exact).unwrap())), 0);
+        assert_eq!(
+            waits(&|| assert_same_batch(&batch, &imported.to_host().unwrap(), "full")),
+            1
+        );
+        drop((up, imported));
         place.assert_clean();
     }
 }

@@ -11,8 +11,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
-    DeviceArray, Devices, ExportOptions, ImportOptions, NullCounts, SyncPolicy, TransferStats,
-    Validation,
+    DeviceArray, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader, Devices,
+    ExportOptions, ImportOptions, NullCounts, SyncPolicy, TransferStats, Validation,
 };
 use arrow_schema::{DataType, Field, Schema};
 use simkit::*;
@@ -425,4 +425,83 @@ fn a_poll_that_fails() {
         drop((source, up));
         sim.assert_done();
     }
+}
+
+/// The next batch's copies are queued before the last one's are waited for.
+#[test]
+fn downloads_are_queued_ahead() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Deferred);
+    let sent: Vec<_> = (0..3)
+        .map(|i| array(&nested(), 50, Nulls::Some, i))
+        .collect();
+    let up: Vec<_> = sent
+        .iter()
+        .map(|array| sim.upload_array(array).unwrap())
+        .collect();
+    sim.synchronize().unwrap();
+    let lists = sim.faults().seen(FaultOp::Copy);
+    let (downloads, cost) = cost(|| {
+        let started = up.iter().map(|up| up.start_to_host().unwrap());
+        started.collect::<Vec<_>>()
+    });
+    assert_eq!(
+        (sim.faults().seen(FaultOp::Copy) - lists, cost.host_waits),
+        (3, 0)
+    );
+    for (sent, download) in sent.iter().zip(downloads) {
+        assert_same(sent, &download.wait().unwrap(), "started together");
+    }
+
+    for ahead in [0, 1, 2] {
+        let batches: Vec<_> = sent
+            .iter()
+            .map(|array| Ok(sim.upload(&batch_of(array))?))
+            .collect();
+        sim.synchronize().unwrap();
+        let schema = batch_of(&sent[0]).schema();
+        let stream = DeviceRecordBatchIterator::new(batches, schema, sim.id().device_type);
+        let mut reader = stream.into_host_reader().with_prefetch(ahead);
+        let lists = sim.faults().seen(FaultOp::Copy);
+        sim.faults().fail_nth(FaultOp::HostWait, 1);
+        reader.next().unwrap().unwrap_err();
+        let queued = sim.faults().seen(FaultOp::Copy) - lists;
+        assert_eq!(queued, 1 + ahead as u64, "the first wait comes after them");
+    }
+    sim.synchronize().unwrap();
+    drop(up);
+    sim.assert_done();
+}
+
+/// Sizes that are stored in device memory are not read behind the copies of the batch before: a wait for them would be one
+/// for those.
+#[test]
+fn reads_of_sizes_overtake_copies() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Deferred);
+    let text = array(&DataType::Utf8, 60, Nulls::Some, 9);
+    let sent = batch_of(&text);
+    let batch = || {
+        let column = unknown(&sim.upload_array(&text).unwrap());
+        DeviceRecordBatch::try_new(sent.schema(), &[column])
+    };
+    let batches = [batch(), batch()].map(Result::unwrap);
+    sim.synchronize().unwrap();
+    let results = batches.clone().map(Ok);
+    let stream = DeviceRecordBatchIterator::new(results, sent.schema(), sim.id().device_type);
+    let mut reader = stream.into_host_reader();
+    let lists = sim.faults().seen(FaultOp::Copy);
+    // Two reads of sizes, then the wait for the first batch's copies.
+    sim.faults().fail_nth(FaultOp::HostWait, 3);
+    reader.next().unwrap().unwrap_err();
+    assert_eq!(sim.faults().seen(FaultOp::Copy) - lists, 4);
+    // A wait for the batch, a list of copies and an event, for each batch.
+    assert_eq!(sim.sim.report().pending_operations, 6, "no copy has run");
+    drop((reader, batches));
+    sim.synchronize().unwrap();
+    sim.assert_done();
 }

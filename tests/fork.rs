@@ -4,6 +4,8 @@
 #[path = "support/fork_kit.rs"]
 mod fork_kit;
 
+use std::time::{Duration, Instant};
+
 use arrow_array::{RecordBatch, record_batch};
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy};
@@ -83,6 +85,11 @@ fn a_simulated_device_is_the_parents() {
             drop((up, child));
             device.synchronize().unwrap();
             drop(device);
+            // A thread of the device's drops some of it.
+            let end = Instant::now() + Duration::from_secs(10);
+            while !sim.report().is_clean() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             sim.assert_clean();
         }
     });

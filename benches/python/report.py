@@ -14,7 +14,7 @@ import rows
 from rounds import Rounds
 from sides import NAMES, Batch
 
-ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 P1 P2 P3 C1 C2 C3 D4 D3 S3 Z1 W1".split()
+ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 P1 P2 P3 C1 C2 C3 D4 D3 S3 Z1 W1 N1 N2 N3 N4".split()
 # What --quick lets pass of times, times the limit: machines that build are busy, and processors differ in what a copy or a lock costs.
 MARGIN = 1.5
 
@@ -23,21 +23,39 @@ def progress(text):
     print(f"{datetime.datetime.now():%H:%M:%S} {text}", file=sys.stderr, flush=True)
 
 
+MODEL = [
+    "## Model: the stand-in driver as a clock (25 GB/s each way, 1 us a call, 300 ns a query); not measured on a GPU", "",
+    "Copies take that time but move nothing, since no thread is as fast as a copy engine; everything else is done, and was",
+    "measured on this machine. These rows have no targets: they show what overlaps and what calls cost.", "",
+]
+
+
+def run(program, *arguments):
+    """The lines that a program prints."""
+    command = [f"target/release/{program}", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+
+
 class Report:
     def __init__(self, quick, wanted):
         self.quick, self.wanted = quick, wanted
-        self.rows, self.rounds = {}, {}
+        self.rows, self.rounds, self.model = {}, {}, []
         self.timed = {times.id for times in rows.TIMES} | {"S3"}
 
     def add(self, measured):
         self.rows |= {row.id: row for row in measured if row.id in self.wanted}
 
     def counts(self):
-        if not self.wanted & {row[0] for row in rows.COUNTS}:
-            return
-        progress("counts")
-        done = subprocess.run(["target/release/counts"], check=True, stdout=subprocess.PIPE, text=True)
-        self.add(rows.counts(done.stdout.splitlines()))
+        for cases, command in [(rows.COUNTS, ["counts"]), (rows.DRIVER, ["driver", "counts"])]:
+            if self.wanted & {row[0] for row in cases}:
+                progress(f"counts of {command[0]}")
+                self.add(rows.counts(cases, run(*command)))
+
+    def models(self):
+        """Times that the stand-in driver keeps: --quick has no use for them."""
+        if not self.quick and self.wanted & {id for id, _ in rows.MODEL}:
+            progress("model")
+            self.model = list(rows.model(self.wanted, run("driver", "model")))
 
     def instructions(self):
         if not self.wanted & {"E1", "E3"}:
@@ -68,6 +86,7 @@ class Report:
         self.counts()
         self.instructions()
         self.times()
+        self.models()
         self.rows = {id: self.rows[id] for id in ORDER if id in self.rows}
 
     def beyond(self):
@@ -169,6 +188,7 @@ def write(report, out):
     lines += ["Written by `benches/report`. Times are medians of the ratios of rounds in which all sides take turns in one process;",
               "the spread is their quartiles. A row's value is that of its worst shape.", ""]
     lines += [*report.table(), "", report.summary(), "", f"![Bandwidth against size, cost against columns]({name}.svg)", ""]
+    lines += [*MODEL, *report.model, ""]
     lines += ["## Machine", "", "| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in facts), ""]
     lines += ["## All shapes", "", *report.details()]
     lines += ["## Where the time goes in the worst three rows", ""]
@@ -186,12 +206,14 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, help="where to write, instead of benches/results")
     parser.add_argument("rows", nargs="*", metavar="ROW", help="these rows only, and nothing is written")
     options = parser.parse_args()
-    everything = {*ORDER, *(id for id, _ in rows.GPU)}
+    everything = {*ORDER, *(id for id, _ in rows.GPU), *(id for id, _ in rows.MODEL)}
     if unknown := set(options.rows) - everything:
         parser.error(f"no such rows: {', '.join(sorted(unknown))}")
     report = Report(options.quick, set(options.rows) or everything)
     report.measure()
     print("\n".join([*report.details(), *report.table(), ""]))
+    if report.model:
+        print("\n".join([*MODEL, *report.model, ""]))
     if not options.quick and not options.rows:
         where = pathlib.Path(os.environ["BENCHES_FROM"], options.out) if options.out else pathlib.Path("benches/results")
         write(report, where)

@@ -197,6 +197,23 @@ COUNTS = [
     ("W1", "16,000 small uploads that are pending at once, until their memory is back", "<= 3x the time of an upload beside 2,000; 3 questions"),
 ]
 
+# Rows of `driver counts`.
+DRIVER = [
+    ("N1", "small upload on the stand-in driver: driver calls", "<= 8"),
+    ("N2", "large upload on the stand-in driver: driver calls that each further copy list adds", "<= 2"),
+    ("N3", "import on the stand-in driver: pointer queries of each allocation", "<= 1"),
+    ("N4", "export of a ready batch on the stand-in driver: driver calls", "0"),
+]
+
+# Rows of `driver model`.
+MODEL = [
+    ("K1", "upload of a pageable batch until it is there"),
+    ("K2", "stream of batches up"),
+    ("K3", "stream of batches down, to be read"),
+    ("K4", "both streams at once"),
+    ("K5", "interchange of a batch on its device"),
+]
+
 GPU = [
     ("U1", "upload 8 x 64 MiB, page-locked source"), ("U2", "upload 8 x 64 MiB, pageable source"),
     ("U3", "the same, 4 threads"), ("U4", "upload 1000 columns x 10 rows"),
@@ -206,13 +223,26 @@ GPU = [
 ]
 
 
-def counts(lines):
-    """The rows of what the program `counts` printed."""
-    rows = {id: Row(id, case, target) for id, case, target in COUNTS}
+def counts(cases, lines):
+    """The rows of what the program `counts` or `driver counts` printed."""
+    rows = {id: Row(id, case, target) for id, case, target in cases}
     for line in lines:
         id, what, measured, limit = line.split("\t")
         rows[id].figures.append(Figure(what, float(measured), float(limit)))
     return list(rows.values())
+
+
+def model(wanted, lines):
+    """The table of what `driver model` printed."""
+    cases = dict(MODEL)
+    yield "| id | case | measured, ms | ideal, ms | | driver calls |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for line in lines:
+        id, what, measured, ideal, of, calls = line.split("\t")
+        if id not in wanted:
+            continue
+        beside = f"{float(ideal):.3g}, {of} | {float(measured) / float(ideal):.2f}x" if ideal else " | "
+        yield f"| {id} | {cases[id]}: {what} | {float(measured):.3g} | {beside} | {calls} |"
 
 
 def long_streams(rounds, batches=30):

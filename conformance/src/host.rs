@@ -142,6 +142,68 @@ pub(super) fn classify(subject: &Subject) -> Verdict {
     Verdict::Kept
 }
 
+pub(super) fn allocation(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    let backend = device.backend();
+    let queue = queue(device);
+    let block = Block::new(&queue, LARGE);
+    let host = Host::empty(device, 4096);
+    let heap = vec![0u8; 4096];
+    let heap_at =
+        |offset: usize| DevicePtr::new(heap.as_ptr().wrapping_add(offset).cast_mut().cast());
+    let there = [
+        (block.at(0), LARGE),
+        (block.at(64), 64),
+        (block.at(LARGE - 1), 1),
+        (host.at(0), 4096),
+        (host.at(64), 1),
+        (heap_at(0), 4096),
+        (heap_at(64), 64),
+    ];
+    // What is not there, or not all of it: that is for `classify` to say.
+    let not_there = [
+        (block.at(0), LARGE + (1 << 12)),
+        (block.at(1), usize::MAX),
+        (DevicePtr::NULL, 64),
+    ];
+    let asked = there.map(|asked| (asked, true)).into_iter();
+    let asked = asked.chain(not_there.map(|asked| (asked, false)));
+    for ((address, bytes), is_there) in asked {
+        let (class, range) = backend.classify_allocation(address, bytes);
+        assert_eq!(
+            class,
+            backend.classify(address, bytes),
+            "{bytes} at {address:?}"
+        );
+        let (first, end) = (address.address(), address.address().saturating_add(bytes));
+        assert!(
+            range.start <= first && end <= range.end,
+            "{bytes} bytes at {address:?} are not in {range:x?}"
+        );
+        if !is_there {
+            continue;
+        }
+        // All of it, and what lies inside it.
+        let length = range.end - range.start;
+        let parts = [
+            (range.start, length),
+            (range.start, 1),
+            (range.end - 1, 1),
+            (range.start + length / 2, length - length / 2),
+            (first, range.end - first),
+        ];
+        for (start, length) in parts {
+            let part = DevicePtr::new(std::ptr::without_provenance_mut(start));
+            assert_eq!(
+                class,
+                backend.classify(part, length),
+                "{length} bytes at {part:?} of {range:x?}, which was returned for {address:?}"
+            );
+        }
+    }
+    Verdict::Kept
+}
+
 pub(super) fn view(subject: &Subject) -> Verdict {
     let device = &subject.device;
     let queue = queue(device);

@@ -246,6 +246,8 @@ rules! {
         "id, host-readable, synchronous and the default queue never change"
     "identity.registry" identity::registry:
         "a registered device is found under its id, and no other takes that id"
+    "identity.within" identity::within:
+        "within runs its work once, on the same thread, also inside itself, and panics leave it as they are"
     "identity.another" identity::another:
         "two devices of a type have two ids, and neither takes the other's memory or events for its own"
     "allocate.aligned" memory::aligned:
@@ -302,6 +304,8 @@ rules! {
         "host slabs are copied to and from, and freeze into buffers and bytes without a copy"
     "host.classify" host::classify:
         "classify accepts an address only if the device can read the whole length"
+    "host.allocation" host::allocation:
+        "classify_allocation agrees with classify, for the bytes asked about and all of the range it returns"
     "host.view" host::view:
         "a host view waits for the event first, and exists only for memory that the host can read"
     "array.types" arrays::types:

@@ -3,6 +3,7 @@
 use crate::data::array::DeviceArray;
 use crate::data::gather::{Answers, Gathering, Request};
 use crate::data::parts::Parts;
+use crate::data::sizes::{Sizes, unknown_sizes};
 use crate::data::tree::{Tree, View};
 use crate::device::Queue;
 use crate::error::{Error, Result};
@@ -53,11 +54,12 @@ impl DeviceArray {
     }
 }
 
-/// Null counts whose bitmaps are being read.
+/// Null counts whose bitmaps are being read, and sizes that come with them.
 #[derive(Debug)]
 pub(crate) struct NullCounting {
     views: Vec<View>,
-    pub(crate) bitmaps: Gathering,
+    sizes: Vec<Sizes>,
+    pub(crate) reading: Gathering,
 }
 
 impl NullCounting {
@@ -68,17 +70,43 @@ impl NullCounting {
         views: Vec<View>,
         queue: Option<&Queue>,
     ) -> Result<Self> {
-        let bitmaps = read_bitmaps(array.tree(), views.iter(), queue)?;
-        Ok(Self { views, bitmaps })
+        let reading = read_bitmaps(array.tree(), views.iter(), queue)?;
+        let sizes = Vec::new();
+        Ok(Self {
+            views,
+            sizes,
+            reading,
+        })
     }
 
-    /// Waits for the bitmaps (one host wait) and keeps the null counts of `array`, the one of
-    /// [`start`](Self::start), and of all rows of its nodes.
+    /// As [`start`](Self::start), on the default queue, for all nodes that have a validity bitmap, together with the
+    /// sizes that are not known yet. `None` if the array has none of either.
+    pub(crate) fn start_all(array: &DeviceArray) -> Result<Option<Self>> {
+        let tree = array.tree();
+        let views = with_bitmaps(tree);
+        let sizes = unknown_sizes(tree, 0);
+        if views.is_empty() && sizes.is_empty() {
+            return Ok(None);
+        }
+        let mut requests: Vec<_> = views.iter().map(|view| bitmap(tree, view)).collect();
+        requests.extend(sizes.iter().map(|sizes| sizes.request));
+        // SAFETY: the bitmaps lie in the tree's memory (see `read_bitmaps`), and so do the sizes (`Sizes::of`). Nobody
+        // writes to an array's memory: imports and constructors demand it.
+        let reading = unsafe { Gathering::start(tree, &requests, None) }?;
+        Ok(Some(Self {
+            views,
+            sizes,
+            reading,
+        }))
+    }
+
+    /// Waits for the reading (one host wait) and keeps the null counts of `array`, the one of
+    /// [`start`](Self::start), and of all rows of its nodes, and then the sizes.
     ///
     /// # Errors
-    /// [`Error::InvalidInput`] if a node came with another null count.
+    /// [`Error::InvalidInput`] if a node came with another null count, or if a size is impossible.
     pub(crate) fn finish(self, array: &DeviceArray) -> Result<()> {
-        let bitmaps = self.bitmaps.finish()?;
+        let bitmaps = self.reading.finish()?;
         for (i, view) in self.views.iter().enumerate() {
             let counted = nulls_of(&bitmaps, i, view);
             let node = &array.tree().nodes[view.node];
@@ -92,15 +120,29 @@ impl NullCounting {
                 _ => array.keep_null_count(*view, counted),
             }
         }
+        let sizes = self.sizes.iter().zip(self.views.len()..);
+        for (sizes, i) in sizes {
+            sizes.set(array.tree(), bitmaps.bytes(i))?;
+        }
         Ok(())
     }
 }
 
 /// The rows of all nodes that have a validity bitmap, to check their null counts.
-pub(crate) fn with_bitmaps(tree: &Tree) -> Vec<View> {
+fn with_bitmaps(tree: &Tree) -> Vec<View> {
     let nodes = tree.nodes.iter().enumerate();
     let with = nodes.filter(|(_, node)| node.length > 0 && tree.bitmap_of(node).is_some());
     with.map(|(i, node)| node.whole(i)).collect()
+}
+
+/// The bytes that hold the validity bits of `view`, which has a bitmap.
+fn bitmap(tree: &Tree, view: &View) -> Request {
+    let first = view.validity_offset;
+    Request {
+        address: tree.slots(view.node)[0].address().offset(first / 8),
+        bytes: (first % 8 + view.length).div_ceil(8),
+        on_host: false,
+    }
 }
 
 /// Starts to read the bytes that hold the validity bits of `views`, each of which has a bitmap; see
@@ -110,14 +152,7 @@ pub(crate) fn read_bitmaps<'a>(
     views: impl Iterator<Item = &'a View>,
     queue: Option<&Queue>,
 ) -> Result<Gathering> {
-    let request = |view: &View| Request {
-        address: tree.slots(view.node)[0]
-            .address()
-            .offset(view.validity_offset / 8),
-        bytes: (view.validity_offset % 8 + view.length).div_ceil(8),
-        on_host: false,
-    };
-    let requests: Vec<_> = views.map(request).collect();
+    let requests: Vec<_> = views.map(|view| bitmap(tree, view)).collect();
     // SAFETY: a bitmap has one bit for each row of its node, which was checked when the node was made, and views lie
     // inside their node. Nobody writes to an array's memory: imports and constructors demand it.
     unsafe { Gathering::start(tree, &requests, queue) }

@@ -35,8 +35,7 @@ impl DeviceArray {
 
     fn read_unknown_sizes(&self, queue: Option<&Queue>) -> Result<()> {
         let tree = self.tree();
-        let mut unknown = Vec::new();
-        unknown_sizes(tree, self.view().node, &mut unknown);
+        let unknown = unknown_sizes(tree, self.view().node);
         if unknown.is_empty() {
             return Ok(());
         }
@@ -114,7 +113,7 @@ pub(crate) fn check_size(
 }
 
 /// Where the sizes of a node's buffers from number 2 on are stored.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub(crate) request: Request,
     node: usize,
@@ -183,10 +182,15 @@ impl Sizes {
 }
 
 /// Lists all unknown sizes of a node and its descendants.
-fn unknown_sizes(tree: &Tree, node: usize, unknown: &mut Vec<Sizes>) {
-    unknown.extend(Sizes::of(tree, node));
-    let n = &tree.nodes[node];
-    for child in 0..n.n_children {
-        unknown_sizes(tree, (n.first_child + child) as usize, unknown);
+pub(crate) fn unknown_sizes(tree: &Tree, node: usize) -> Vec<Sizes> {
+    fn list(tree: &Tree, node: usize, unknown: &mut Vec<Sizes>) {
+        unknown.extend(Sizes::of(tree, node));
+        let n = &tree.nodes[node];
+        for child in 0..n.n_children {
+            list(tree, (n.first_child + child) as usize, unknown);
+        }
     }
+    let mut unknown = Vec::new();
+    list(tree, node, &mut unknown);
+    unknown
 }

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::Waker;
@@ -52,6 +53,11 @@ impl DevicePtr {
     #[must_use]
     pub const fn offset(self, bytes: usize) -> Self {
         Self(self.0.wrapping_byte_add(bytes))
+    }
+
+    /// Returns the addresses of `bytes` bytes from here on, up to the end of the address space.
+    pub(crate) fn range(self, bytes: usize) -> Range<usize> {
+        self.address()..self.address().saturating_add(bytes)
     }
 }
 
@@ -158,7 +164,8 @@ pub enum Notify {
 /// - [`classify`](Self::classify) returns `Device` or `HostAccessible` only for memory that this
 ///   device may read for the whole length that was asked about. It returns `Host` only for memory
 ///   that the host may read, or for addresses where there is no memory at all, which a driver
-///   cannot tell from ordinary memory.
+///   cannot tell from ordinary memory. The same holds for
+///   [`classify_allocation`](Self::classify_allocation) and all bytes of the range that it returns.
 /// - A completed event ([`query_event`](Self::query_event), [`wait_event`](Self::wait_event)) means
 ///   that all work queued before it was recorded has finished and is visible to the host.
 /// - After [`settle`](Self::settle), even if it failed, no work that was queued before it runs any
@@ -230,6 +237,26 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
         let _ = (address, bytes);
         AddressClass::Unknown
+    }
+
+    /// As [`classify`](Self::classify), with the addresses around the bytes, and including them,
+    /// that are known to be of that class: those of the whole allocation if the backend can tell.
+    /// An import asks once about each allocation, not about each buffer in it.
+    fn classify_allocation(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> (AddressClass, Range<usize>) {
+        (self.classify(address, bytes), address.range(bytes))
+    }
+
+    /// Runs `work` once, on this thread. Calls of this backend and its queues that this thread
+    /// makes meanwhile may share what each would otherwise do by itself, such as making a context
+    /// current: that is then done at most once, and undone before this returns or unwinds. `work`
+    /// may call this function again, and that of another backend, and must not run foreign code,
+    /// which would find this device's context current.
+    fn within(&self, work: &mut dyn FnMut()) {
+        work();
     }
 
     /// Returns text for an error message: why [`classify`](Self::classify) does not accept `bytes`

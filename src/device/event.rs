@@ -1,11 +1,12 @@
 //! [`SyncEvent`]: a point in the work of a queue.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 use crate::device::backend::{EventPtr, Notify};
 use crate::device::reaper::Item;
-use crate::device::{Counters, Device, Place};
+use crate::device::{Counters, Device, Place, scope};
 use crate::error::Result;
 
 /// A point in the work of a queue: it completes once all work that was queued before it has. Clones
@@ -18,6 +19,22 @@ struct Owned {
     device: Device,
     ptr: EventPtr,
     place: Place,
+    seen: Seen,
+}
+
+/// Whether an event was seen complete, which it stays: the device is not asked again.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(AtomicBool);
+
+impl Seen {
+    /// What was done before the event is visible to who sees this.
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 impl Drop for Owned {
@@ -32,13 +49,19 @@ impl SyncEvent {
     /// # Safety
     /// `ptr` was recorded by a queue of `device` and is owned by nobody else.
     pub(crate) unsafe fn from_recorded(device: Device, ptr: EventPtr, place: Place) -> Self {
-        Self(Arc::new(Owned { device, ptr, place }))
+        Self(Arc::new(Owned {
+            device,
+            ptr,
+            place,
+            seen: Seen::default(),
+        }))
     }
 
     pub(crate) fn as_ref(&self) -> EventRef<'_> {
         EventRef {
             device: &self.0.device,
             ptr: self.0.ptr,
+            seen: &self.0.seen,
         }
     }
 
@@ -81,16 +104,20 @@ impl SyncEvent {
         }
         let waker = waker.clone();
         let done = vec![self.clone()];
-        self.device().after(done, move || waker.wake());
+        self.device().reap(done, move || waker.wake());
         Ok(false)
     }
 }
 
 impl Device {
     /// Runs `action` once all `events` have completed: at once, on this thread, if they have
-    /// already, or else on the reaper's thread. A panic is kept for
-    /// [`take_drop_error`](Self::take_drop_error).
+    /// already, or else on the reaper's thread. In a [scope](crate::device::scope) always there, and
+    /// the events, which are likely to have been recorded a moment ago, are not queried. A panic is
+    /// kept for [`take_drop_error`](Self::take_drop_error).
     pub(crate) fn after(&self, mut events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
+        if scope::is_inside() {
+            return self.reap(events, action);
+        }
         events.retain(|event| !event.is_complete().unwrap_or(false));
         if events.is_empty() {
             return self.parking("release", action);
@@ -104,7 +131,9 @@ impl Device {
         self.reap(Vec::new(), action);
     }
 
-    fn reap(&self, events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
+    /// As [`after`](Self::after), always on the reaper's thread, for events that have hardly
+    /// completed yet: they are not queried here.
+    pub(crate) fn reap(&self, events: Vec<SyncEvent>, action: impl FnOnce() + Send + 'static) {
         let device = self.clone();
         let action = move || device.parking("release", action);
         self.reaper().push(Box::new(After { events, action }));
@@ -138,10 +167,12 @@ impl<F: FnOnce() + Send> Item for After<F> {
 
     /// Not counted: a background thread holds up no other work.
     fn wait(&self) -> Result<()> {
-        self.events.last().map_or(Ok(()), |event| {
-            // SAFETY: the event lives as long as `self`, and is of its device.
-            unsafe { event.device().backend().wait_event(event.0.ptr) }
-        })
+        let wait = |event: &SyncEvent| event.as_ref().wait_uncounted();
+        self.events.last().map_or(Ok(()), wait)
+    }
+
+    fn device(&self) -> Option<&Device> {
+        self.events.last().map(SyncEvent::device)
     }
 
     fn settle(&self) {
@@ -164,13 +195,16 @@ impl<F: FnOnce() + Send> Item for After<F> {
 pub(crate) struct EventRef<'a> {
     device: &'a Device,
     ptr: EventPtr,
+    seen: &'a Seen,
 }
 
 impl<'a> EventRef<'a> {
+    /// `seen` belongs to the event.
+    ///
     /// # Safety
     /// `ptr` points to an event of `device`'s type that lives for `'a`.
-    pub(crate) unsafe fn new(device: &'a Device, ptr: EventPtr) -> Self {
-        Self { device, ptr }
+    pub(crate) unsafe fn new(device: &'a Device, ptr: EventPtr, seen: &'a Seen) -> Self {
+        Self { device, ptr, seen }
     }
 
     pub(crate) fn device(&self) -> &'a Device {
@@ -182,14 +216,30 @@ impl<'a> EventRef<'a> {
     }
 
     pub(crate) fn is_complete(&self) -> Result<bool> {
+        if self.seen.is_set() {
+            return Ok(true);
+        }
         // SAFETY: the event is of this device and lives for `'a` (`SyncEvent` owns it, or the
         // caller of `new` guaranteed it).
-        unsafe { self.device.backend().query_event(self.ptr) }
+        let done = unsafe { self.device.backend().query_event(self.ptr) }?;
+        if done {
+            self.seen.set();
+        }
+        Ok(done)
     }
 
     pub(crate) fn wait(&self) -> Result<()> {
         Counters::add(&self.device.counters().host_waits, 1);
+        self.wait_uncounted()
+    }
+
+    fn wait_uncounted(&self) -> Result<()> {
+        if self.seen.is_set() {
+            return Ok(());
+        }
         // SAFETY: the event is of this device and lives for `'a`, as in `is_complete`.
-        unsafe { self.device.backend().wait_event(self.ptr) }
+        unsafe { self.device.backend().wait_event(self.ptr) }?;
+        self.seen.set();
+        Ok(())
     }
 }

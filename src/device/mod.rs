@@ -40,6 +40,7 @@ mod reaper;
 mod registry;
 #[cfg(feature = "rocm")]
 pub(crate) mod rocm;
+mod scope;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod stats;
@@ -53,8 +54,8 @@ pub(crate) use completion::Completion;
 pub(crate) use cpu::ALIGNMENT;
 #[cfg(test)]
 pub(crate) use cpu::HostBackend;
-pub(crate) use event::EventRef;
 pub use event::SyncEvent;
+pub(crate) use event::{EventRef, Seen};
 pub use handle::Device;
 pub(crate) use lock::lock;
 pub(crate) use order::Place;

@@ -95,6 +95,11 @@ impl<T> Asked<T> {
         self.0.is_empty()
     }
 
+    /// Returns the item of the first event.
+    pub(crate) fn first(&self) -> Option<&T> {
+        self.0.values().next()?.first()
+    }
+
     /// Removes and returns the items that wait for the next completed event; `None` ends the round.
     /// `is_done` is called once for each event, and not at all for events after a pending one of
     /// the same queue.

@@ -210,10 +210,10 @@ impl Queue {
     /// # Errors
     /// Returns the device's own error.
     pub fn synchronize(&self) -> Result<()> {
-        match self.record()? {
+        self.device.within(|| match self.record()? {
             Some(event) => event.wait(),
             None => Ok(()),
-        }
+        })
     }
 
     /// Keeps `sources` alive until all work of this queue so far has completed. If no event can be
@@ -221,7 +221,7 @@ impl Queue {
     pub(crate) fn keep_until_done<T: Send + 'static>(&self, sources: T) {
         match self.record() {
             Ok(None) => drop(sources),
-            Ok(Some(event)) => self.device.after(vec![event], move || drop(sources)),
+            Ok(Some(event)) => self.device.reap(vec![event], move || drop(sources)),
             Err(_) => {
                 let device = self.device.clone();
                 self.device.later(move || {

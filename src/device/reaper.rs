@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use crate::abi::guard;
 use crate::device::backend::Notify;
 use crate::device::order::{Asked, Place, Round};
-use crate::device::{Process, lock};
+use crate::device::{Device, Process, lock, scope};
 use crate::error::Result;
 
 /// How long an idle thread lives.
@@ -62,6 +62,9 @@ pub(super) trait Item: Send {
     /// Makes this thread wait for the next event.
     fn wait(&self) -> Result<()>;
 
+    /// Returns the device of the next event.
+    fn device(&self) -> Option<&Device>;
+
     /// Makes this thread wait until the work before the next event does not run any more, even if
     /// its device has failed.
     fn settle(&self);
@@ -94,6 +97,8 @@ struct State {
     /// The device was dropped.
     closed: bool,
 }
+
+type Items = Vec<Box<dyn Item>>;
 
 /// The items that the thread has seen. None is looked at again before its event may have completed.
 #[derive(Default)]
@@ -250,19 +255,48 @@ impl Waiting {
     /// Polls events, and proceeds with the items of those that have completed.
     fn ask(&mut self, shared: &Arc<Shared>) {
         let mut round = Round::default();
-        let is_done = |item: &mut Box<dyn Item>| {
-            item.is_complete().unwrap_or_else(|_| {
-                // The query failed: wait until all work has ended.
+        loop {
+            let (done, failed) = self.completed(&mut round);
+            if done.is_empty() && failed.is_empty() {
+                return;
+            }
+            for mut item in done {
+                item.advance();
+                self.proceed(item, shared);
+            }
+            for mut item in failed {
+                // Wait until all work has ended.
                 item.settle();
-                true
-            })
-        };
-        while let Some(items) = self.asked.next_done(&mut round, is_done) {
-            for mut item in items {
                 item.advance();
                 self.proceed(item, shared);
             }
         }
+    }
+
+    /// Removes and returns the items whose event has completed, up to an event that cannot be
+    /// queried, whose items come second. The queries share one entry into the device's runtime.
+    fn completed(&mut self, round: &mut Round) -> (Items, Items) {
+        let (mut done, mut failed) = (Items::new(), Items::new());
+        let Some(device) = self.asked.first().and_then(|item| item.device()).cloned() else {
+            return (done, failed);
+        };
+        device.within(|| {
+            while failed.is_empty() {
+                let mut cannot_tell = false;
+                let items = self.asked.next_done(round, |item| {
+                    item.is_complete().unwrap_or_else(|_| {
+                        cannot_tell = true;
+                        true
+                    })
+                });
+                match items {
+                    Some(items) if cannot_tell => failed = items,
+                    Some(items) => done.extend(items),
+                    None => return,
+                }
+            }
+        });
+        (done, failed)
     }
 }
 
@@ -308,7 +342,7 @@ impl Reaper {
                 }
                 item.advance();
             }
-            run(item);
+            scope::outside(move || run(item));
         }
     }
 }
@@ -331,8 +365,8 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+    use crate::device::SyncEvent;
     use crate::device::sim::{SimConfig, SimDevice, SimMode};
-    use crate::device::{Device, SyncEvent};
 
     /// Each action runs as soon as its event has completed, and items of pending events are not
     /// looked at.

@@ -8,7 +8,7 @@ use crate::data::host::unwrap;
 use crate::data::nulls::NullCounting;
 use crate::device::Completion;
 use crate::error::Result;
-use crate::interchange::import::nulls_to_count;
+use crate::interchange::import::start_counting;
 use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::validate::validate_full;
 use crate::transfer::{Arriving, Extent};
@@ -61,16 +61,15 @@ impl Checking {
                     }
                     Stage::Ready
                 }
-                Stage::Ready => match nulls_to_count(array, self.validation) {
-                    views if views.is_empty() => Stage::Rows,
-                    views => {
-                        let counting = NullCounting::start(array, views, None)?;
-                        self.wait = counting.bitmaps.event().cloned().map(Completion::of);
+                Stage::Ready => match start_counting(array, self.validation)? {
+                    None => Stage::Rows,
+                    Some(counting) => {
+                        self.wait = counting.reading.event().cloned().map(Completion::of);
                         Stage::Nulls(counting)
                     }
                 },
                 Stage::Nulls(mut counting) => {
-                    counting.bitmaps.waited();
+                    counting.reading.waited();
                     counting.finish(array)?;
                     Stage::Rows
                 }

@@ -112,7 +112,9 @@ pub(super) fn export_resolved(
     as_batch: bool,
     nulls: &[Option<usize>],
 ) -> Result<FFI_ArrowDeviceArray> {
-    let event = Handover::of(array, options.sync)?;
+    let event = array
+        .device()
+        .within(|| Handover::of(array, options.sync))?;
     let id = array.device().id();
     let sync_event = event.pointer();
     Ok(FFI_ArrowDeviceArray {

@@ -13,11 +13,12 @@ use crate::abi::FFI_ArrowDeviceArray;
 use crate::abi::c_data::CArray;
 use crate::data::batch::check_no_nulls;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
-use crate::data::nulls::{NullCounting, with_bitmaps};
-use crate::data::tree::{Node, NullCount, Owners, Slot, Tree, View};
+use crate::data::nulls::NullCounting;
+use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr};
+use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr, Seen};
 use crate::error::{Error, Result};
+use crate::interchange::known::Known;
 use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::path::Path;
 use crate::interchange::schema::{import_field, import_schema};
@@ -77,7 +78,9 @@ impl DeviceArray {
         let tree = unsafe { import(array, field.data_type().clone(), options) }?;
         let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
         if options.validation == Validation::Full {
-            NullCounting::start(&array, with_bitmaps(array.tree()), None)?.finish(&array)?;
+            if let Some(counting) = NullCounting::start_all(&array)? {
+                counting.finish(&array)?;
+            }
             validate_full(&array.reachable_data()?)?;
         }
         Ok(array)
@@ -117,7 +120,8 @@ impl DeviceRecordBatch {
     }
 
     /// As [`import`](Self::import), for a schema that is known. Takes at most four heap
-    /// allocations, whatever the number of columns.
+    /// allocations, whatever the number of columns, and those of a list of the device's allocations
+    /// if the buffers lie in several.
     ///
     /// # Safety
     /// As [`DeviceArray::import`].
@@ -130,9 +134,8 @@ impl DeviceRecordBatch {
         // asks for.
         let batch = unsafe { Self::import_unread(array, schema, options) }?;
         let array = batch.as_struct();
-        let views = nulls_to_count(array, options.validation);
-        if !views.is_empty() {
-            NullCounting::start(array, views, None)?.finish(array)?;
+        if let Some(counting) = start_counting(array, options.validation)? {
+            counting.finish(array)?;
         }
         check_no_nulls(array)?;
         if options.validation == Validation::Full {
@@ -161,13 +164,19 @@ impl DeviceRecordBatch {
     }
 }
 
-/// The rows whose nulls an import of a batch has to count: all, to check the counts that are
-/// stated, or those of the root if its count is not stated.
-pub(super) fn nulls_to_count(array: &DeviceArray, validation: Validation) -> Vec<View> {
+/// Starts to count the nulls that an import of a batch has to count: all, to check the counts that
+/// are stated, or those of the root if its count is not stated. In the former case, the sizes that
+/// the check of the values needs are read along with them.
+pub(super) fn start_counting(
+    array: &DeviceArray,
+    validation: Validation,
+) -> Result<Option<NullCounting>> {
     match validation {
-        Validation::Full => with_bitmaps(array.tree()),
-        Validation::Structure if array.null_count().is_none() => vec![array.view()],
-        Validation::Structure => Vec::new(),
+        Validation::Full => NullCounting::start_all(array),
+        Validation::Structure if array.null_count().is_none() => {
+            NullCounting::start(array, vec![array.view()], None).map(Some)
+        }
+        Validation::Structure => Ok(None),
     }
 }
 
@@ -198,7 +207,7 @@ unsafe fn import(
             // belongs to the device (`DeviceArray::import`).
             let check = unsafe { device.backend().check_event(event) };
             check.map_err(|e| Error::invalid("sync_event", e.to_string()))?;
-            Ready::Foreign(event)
+            Ready::Foreign(event, Seen::default())
         }
         None => Ready::Now,
     };
@@ -207,10 +216,13 @@ unsafe fn import(
         nodes: Vec::new(),
         slots: Vec::new(),
         count: (1, 0),
+        known: Known::default(),
     };
-    // SAFETY: the caller guarantees that the struct complies with the interface
-    // (`DeviceArray::import`).
-    unsafe { importer.check(&array.array, &data_type, 0, &Path::Root("array")) }?;
+    device.within(|| {
+        // SAFETY: the caller guarantees that the struct complies with the interface
+        // (`DeviceArray::import`).
+        unsafe { importer.check(&array.array, &data_type, 0, &Path::Root("array")) }
+    })?;
     let (nodes, slots) = importer.count;
     importer.nodes.reserve_exact(nodes);
     importer.slots.reserve_exact(slots);
@@ -234,6 +246,7 @@ struct Importer<'a> {
     slots: Vec<Slot>,
     /// How many nodes and slots there will be in all.
     count: (usize, usize),
+    known: Known,
 }
 
 /// The most buffers that an array and its descendants may have. Structs may share one list of them.
@@ -410,15 +423,18 @@ impl Importer<'_> {
         Ok(())
     }
 
-    fn class(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+    fn class(&mut self, address: DevicePtr, bytes: usize) -> AddressClass {
         if self.device.id() == DeviceId::CPU {
             return AddressClass::HostAccessible;
         }
-        self.device.backend().classify(address, bytes)
+        let device = self.device;
+        self.known.class(address.range(bytes), || {
+            device.backend().classify_allocation(address, bytes)
+        })
     }
 
     fn accessible(
-        &self,
+        &mut self,
         address: DevicePtr,
         bytes: usize,
         buffer: usize,

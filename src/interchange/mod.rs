@@ -8,6 +8,7 @@ mod export;
 #[cfg(feature = "async")]
 mod exporting;
 mod import;
+mod known;
 mod options;
 mod path;
 mod release;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use arrow_array::ArrayRef;
 
 use crate::abi::FFI_ArrowDeviceArray;
-use crate::device::{Device, DevicePtr, EventPtr, EventRef, Queue, SyncEvent, lock};
+use crate::device::{Device, DevicePtr, EventPtr, EventRef, Queue, Seen, SyncEvent, lock};
 #[cfg(feature = "cuda")]
 use crate::error::Error;
 use crate::error::Result;
@@ -81,7 +81,7 @@ pub(crate) enum Ready {
     /// After this event.
     Event(SyncEvent),
     /// After the event that the foreign array carries; it lives as long as the array.
-    Foreign(EventPtr),
+    Foreign(EventPtr, Seen),
 }
 
 impl Owner {
@@ -115,7 +115,7 @@ impl Owner {
             Ready::Event(event) => Some(event.as_ref()),
             // SAFETY: the caller of the import guaranteed an event of the device's type that lives until the array is
             // released, and `memory` holds the array.
-            Ready::Foreign(ptr) => Some(unsafe { EventRef::new(&self.device, *ptr) }),
+            Ready::Foreign(ptr, seen) => Some(unsafe { EventRef::new(&self.device, *ptr, seen) }),
         }
     }
 
@@ -123,7 +123,7 @@ impl Owner {
     pub(crate) fn own_event(&self) -> Option<&SyncEvent> {
         match &self.ready {
             Ready::Event(event) => Some(event),
-            Ready::Now | Ready::Foreign(_) => None,
+            Ready::Now | Ready::Foreign(..) => None,
         }
     }
 
@@ -139,10 +139,10 @@ impl Owner {
 
     /// Makes this thread wait until the memory is ready. Counts no host wait if it is already.
     pub(crate) fn wait_host(&self) -> Result<()> {
-        match self.ready() {
+        self.device.within(|| match self.ready() {
             Some(event) if !event.is_complete()? => event.wait(),
             _ => Ok(()),
-        }
+        })
     }
 
     fn is_home(&self, queue: &Queue) -> bool {
@@ -227,11 +227,23 @@ impl Owner {
 }
 
 impl Memory {
+    /// Frees memory of this crate in the order of its queue, which stays.
+    ///
+    /// # Safety
+    /// Called once. The uses on other queues have completed, or the queue waits for them.
+    unsafe fn free_in_order(&self) {
+        if let Self::Device { queue, base, bytes } = self {
+            // SAFETY: `DeviceBufferMut` allocated `bytes` bytes at `base` on a queue of this device and moved them here; the
+            // caller guarantees the only free, after all uses (see `# Safety`).
+            unsafe { queue.free(*base, *bytes) };
+        }
+    }
+
     fn free(self, device: &Device) {
         match self {
-            // SAFETY: `DeviceBufferMut` allocated `bytes` bytes at `base` on a queue of this device and moved them here, so
-            // this is the only free. `Owner::drop` has waited on `queue` for the uses on other queues, or they have completed.
-            Self::Device { queue, base, bytes } => unsafe { queue.free(base, bytes) },
+            // SAFETY: the memory is consumed, so this is the only free; `Owner::drop` calls this after its uses on other queues
+            // have completed.
+            Self::Device { .. } => unsafe { self.free_in_order() },
             Self::Foreign(array) => {
                 if let Err(e) = array.release() {
                     device.park_drop_error(e);
@@ -262,7 +274,19 @@ impl Drop for Owner {
             uses.push(event.clone());
         }
         if let Memory::Device { queue, .. } = &memory {
-            uses.retain(|event| queue.wait_ref_unless_complete(event).is_err());
+            let freed = self.device.within(|| {
+                uses.retain(|event| queue.wait_ref_unless_complete(event).is_err());
+                if uses.is_empty() {
+                    // SAFETY: `memory` was taken out of the owner and is dropped below, so this is the only free. The queue waits
+                    // for the uses on other queues that have not completed.
+                    unsafe { memory.free_in_order() };
+                }
+                uses.is_empty()
+            });
+            // The queue, which may own foreign objects, is dropped outside the scope.
+            if freed {
+                return;
+            }
         }
         if uses.is_empty() {
             memory.free(&self.device);

@@ -6,9 +6,9 @@ use arrow_array::{ArrayRef, RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, FieldRef, SchemaRef};
 
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{Device, Queue};
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::transfer::Download;
+use crate::transfer::{Download, DownloadQueues};
 
 /// Reads a device stream as host batches, made by
 /// [`into_host_reader`](crate::DeviceRecordBatchReader::into_host_reader). It ends after an error.
@@ -16,7 +16,7 @@ use crate::transfer::Download;
 /// The reader requests one batch ahead: while a batch is being downloaded, the stream makes the next one, whose copies are
 /// queued behind. If making a batch takes as long as copying one, the copies therefore cost no time. Batches and errors keep
 /// the stream's order. At most two batches use host memory, besides those that the consumer keeps. The copies run on a queue
-/// of their own for each device.
+/// of their own for each device, and reads of sizes that are stored in device memory on another one.
 ///
 /// A consumer that must see a batch before the next one is made, or that may stop early, switches this off with
 /// [`with_prefetch(0)`](Self::with_prefetch). Batches in memory that the host can read are never requested ahead.
@@ -125,8 +125,8 @@ impl<R: Iterator<Item = Result<DeviceArray>>> Iterator for HostArrayReader<R> {
                     "an array of type {got} in a stream of {expected}"
                 )));
             }
-            let queue = queues.of(array.device(), prefetch)?;
-            Download::<ArrayRef>::queued(array, queue)
+            let queues = queues.of(array.device(), prefetch)?;
+            Download::<ArrayRef>::queued(array, queues)
         };
         self.downloads.next(&mut self.reader, start)
     }
@@ -187,21 +187,25 @@ impl<H> Downloads<H> {
     }
 }
 
-/// Queues for copies to the host, one for each device, made when the first copy is.
+/// Queues for copies to the host, for each device, made when the first copy is.
 #[derive(Debug, Default)]
-pub(super) struct CopyQueues(Vec<Queue>);
+pub(super) struct CopyQueues(Vec<DownloadQueues>);
 
 impl CopyQueues {
-    /// The device's queue for copies: one of its own if there is work that copies may overlap with.
-    pub(super) fn of(&mut self, device: &Device, prefetch: usize) -> Result<Queue> {
+    /// The device's queues for copies: some of its own if there is work that copies may overlap with.
+    pub(super) fn of(&mut self, device: &Device, prefetch: usize) -> Result<DownloadQueues> {
         if prefetch == 0 || device.is_host_readable() {
-            return Ok(device.default_queue());
+            return Ok(DownloadQueues::from(device.default_queue()));
         }
-        if let Some(queue) = self.0.iter().find(|queue| queue.device() == device) {
-            return Ok(queue.clone());
+        if let Some(queues) = self
+            .0
+            .iter()
+            .find(|queues| queues.copies().device() == device)
+        {
+            return Ok(queues.clone());
         }
-        let queue = device.new_queue()?;
-        self.0.push(queue.clone());
-        Ok(queue)
+        let queues = DownloadQueues::new(device)?;
+        self.0.push(queues.clone());
+        Ok(queues)
     }
 }

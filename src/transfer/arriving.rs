@@ -4,10 +4,10 @@ use std::task::{Context, Poll, ready};
 
 use crate::data::DeviceArray;
 use crate::data::gather::{Answers, Gathering, Request};
-use crate::device::{Completion, Queue, SyncEvent};
+use crate::device::{Completion, SyncEvent};
 use crate::error::{Error, Result};
 use crate::transfer::planner::{Extent, plan_with};
-use crate::transfer::to_slab::ToSlab;
+use crate::transfer::to_slab::{DownloadQueues, ToSlab};
 
 /// Copies an array, or what can be reached from it, to the host as [`DeviceArray::to_host`] does, in steps that never block:
 /// reads of sizes that are stored in device memory, then the copies. Between two steps there is an event to wait for. What the
@@ -16,7 +16,7 @@ use crate::transfer::to_slab::ToSlab;
 pub(crate) struct Arriving {
     array: DeviceArray,
     extent: Extent,
-    queue: Queue,
+    queues: DownloadQueues,
     /// What the next step has to wait for.
     wait: Option<Completion>,
     stage: Stage,
@@ -36,12 +36,16 @@ enum Stage {
 type Read<T> = (Vec<Request>, T);
 
 impl Arriving {
-    /// Makes a download that starts with its first poll. `queue` belongs to the array's device.
-    pub(crate) fn new(array: DeviceArray, extent: Extent, queue: Queue) -> Self {
+    /// Makes a download that starts with its first poll.
+    pub(crate) fn new(
+        array: DeviceArray,
+        extent: Extent,
+        queues: impl Into<DownloadQueues>,
+    ) -> Self {
         Self {
             array,
             extent,
-            queue,
+            queues: queues.into(),
             wait: None,
             stage: Stage::Start,
         }
@@ -49,12 +53,16 @@ impl Arriving {
 
     /// Makes a download whose copies are queued when this returns, after a wait for sizes that are stored in device memory.
     /// Does nothing yet if the host reads the array where it is.
-    pub(super) fn queued(array: DeviceArray, extent: Extent, queue: Queue) -> Result<Self> {
+    pub(super) fn queued(
+        array: DeviceArray,
+        extent: Extent,
+        queues: DownloadQueues,
+    ) -> Result<Self> {
         let copies = match array.device().is_host_readable() {
             true => None,
-            false => Some(ToSlab::start(&array, extent, &queue)?),
+            false => Some(ToSlab::start(&array, extent, &queues)?),
         };
-        let mut this = Self::new(array, extent, queue);
+        let mut this = Self::new(array, extent, queues);
         this.copies(copies);
         Ok(this)
     }
@@ -138,7 +146,7 @@ impl Arriving {
     fn step(&mut self) -> Result<()> {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Start if self.is_in_place() => {
-                let event = self.array.ready_event_on(&self.queue)?;
+                let event = self.array.ready_event_on(self.queues.copies())?;
                 self.copies(None);
                 self.wait_for(event);
                 Ok(())
@@ -169,7 +177,7 @@ impl Arriving {
 
     /// Plans with the numbers that are known; starts the copies, or else a read of the next numbers.
     fn plan(&mut self, answers: Vec<Read<Answers>>) -> Result<()> {
-        let (array, queue) = (&self.array, &self.queue);
+        let (array, queues) = (&self.array, &self.queues);
         let (mut reading, mut unready) = (None, false);
         let plan = plan_with(array, self.extent, false, |tree, requests| {
             if let Some((_, answers)) = answers.iter().find(|(asked, _)| asked == requests) {
@@ -182,13 +190,13 @@ impl Arriving {
             }
             // SAFETY: the requests of `plan_with` lie in the tree's memory (see there), to which nobody writes: imports and
             // constructors demand it.
-            let started = unsafe { Gathering::start(tree, requests, Some(queue)) }?;
+            let started = unsafe { Gathering::start(tree, requests, Some(queues.sizes()?)) }?;
             reading = Some((requests.to_vec(), started));
             Ok(None)
         })?;
         match (plan, reading) {
             (Some(plan), _) => {
-                let copies = ToSlab::of(plan, array, queue)?;
+                let copies = ToSlab::of(plan, array, queues.copies())?;
                 self.copies(Some(copies));
             }
             (None, Some(reading)) => {
@@ -198,7 +206,7 @@ impl Arriving {
             }
             (None, None) => {
                 let event = match unready {
-                    true => array.ready_event_on(queue)?,
+                    true => array.ready_event_on(queues.copies())?,
                     false => None,
                 };
                 self.stage = Stage::Reading(answers, None);

@@ -14,6 +14,7 @@ use crate::device::Queue;
 use crate::error::Result;
 use crate::transfer::arriving::Arriving;
 use crate::transfer::planner::Extent;
+use crate::transfer::to_slab::DownloadQueues;
 
 /// A copy of an array (`T` is [`ArrayRef`]) or of a batch ([`RecordBatch`]) to the host that was started and may still be
 /// running. [`DeviceArray::start_to_host`] and [`DeviceRecordBatch::start_to_host`] make one.
@@ -56,9 +57,9 @@ impl Download<ArrayRef> {
     }
 
     /// As [`queued`](Download::<RecordBatch>::queued), for an array.
-    pub(crate) fn queued(array: DeviceArray, queue: Queue) -> Result<Self> {
+    pub(crate) fn queued(array: DeviceArray, queues: DownloadQueues) -> Result<Self> {
         Ok(Self {
-            arriving: Arriving::queued(array, Extent::Rows, queue)?,
+            arriving: Arriving::queued(array, Extent::Rows, queues)?,
             target: Target::Array(identity),
         })
     }
@@ -73,17 +74,17 @@ impl Download<RecordBatch> {
     }
 
     /// Makes a download of a batch that starts with its first poll.
-    pub(crate) fn lazy(batch: &DeviceRecordBatch, queue: Queue) -> Self {
+    pub(crate) fn lazy(batch: &DeviceRecordBatch, queues: impl Into<DownloadQueues>) -> Self {
         Self {
-            arriving: Arriving::new(batch.as_struct().clone(), Extent::Rows, queue),
+            arriving: Arriving::new(batch.as_struct().clone(), Extent::Rows, queues),
             target: Target::Batch(batch.schema(), identity),
         }
     }
 
     /// Makes a download of a batch whose copies are queued when this returns. Blocks for sizes that are stored in device memory.
-    pub(crate) fn queued(batch: &DeviceRecordBatch, queue: Queue) -> Result<Self> {
+    pub(crate) fn queued(batch: &DeviceRecordBatch, queues: DownloadQueues) -> Result<Self> {
         Ok(Self {
-            arriving: Arriving::queued(batch.as_struct().clone(), Extent::Rows, queue)?,
+            arriving: Arriving::queued(batch.as_struct().clone(), Extent::Rows, queues)?,
             target: Target::Batch(batch.schema(), identity),
         })
     }

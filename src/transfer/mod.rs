@@ -45,6 +45,7 @@ pub(crate) use crate::transfer::arriving::Arriving;
 pub(crate) use crate::transfer::bitmaps::{Bitmaps, Resolved};
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
+pub(crate) use crate::transfer::to_slab::DownloadQueues;
 use crate::transfer::to_slab::ToSlab;
 
 impl Device {
@@ -132,10 +133,19 @@ impl Device {
         if self.id() == DeviceId::CPU {
             return Ok(host);
         }
-        Ok(DeviceArray::from_tree(Arc::new(upload::upload(
-            &host, queue,
-        )?)))
+        Ok(DeviceArray::from_tree(Arc::new(upload(&host, queue)?)))
     }
+}
+
+/// Copies an array from host-readable memory to a queue's device. The caller keeps the array until
+/// this returns: its owners, which may be foreign, must not be dropped in the scope.
+fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
+    queue.device().within(|| upload::upload(array, queue))
+}
+
+/// Copies an array to memory of a queue's device; see [`upload`].
+fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<Tree> {
+    queue.device().within(|| copy::copy(array, queue, extent))
 }
 
 impl DeviceArray {
@@ -208,7 +218,8 @@ impl DeviceArray {
     /// As [`to_host_on`](Self::to_host_on).
     pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<ArrayRef>> {
         check_queue(queue, self.device())?;
-        Download::of_array(self.clone(), queue.clone())
+        self.device()
+            .within(|| Download::of_array(self.clone(), queue.clone()))
     }
 
     /// As [`to_host_data`](Self::to_host_data), with all that safe calls can reach from the array. Each buffer is copied
@@ -224,7 +235,12 @@ impl DeviceArray {
         if self.device().is_host_readable() {
             return Ok(Cow::Borrowed(self));
         }
-        Ok(Cow::Owned(ToSlab::start(self, extent, queue)?.finish()?))
+        let queues = queue.clone().into();
+        // `self` keeps its owners, which may be foreign, until the scope has ended.
+        let copied = queue
+            .device()
+            .within(|| ToSlab::start(self, extent, &queues)?.finish());
+        copied.map(Cow::Owned)
     }
 
     /// Returns the array of `tree` with this array's field.
@@ -256,7 +272,7 @@ impl DeviceArray {
             return Ok(self.clone());
         }
         if !from.is_host_readable() && to.backend().reaches(from.backend()) {
-            return self.like(Arc::new(copy::copy(self, queue, Extent::Rows)?));
+            return self.like(Arc::new(copy(self, queue, Extent::Rows)?));
         }
         let host = self.to_host_memory(Extent::Rows, &from.default_queue())?;
         if to.id() == DeviceId::CPU {
@@ -266,7 +282,7 @@ impl DeviceArray {
             }
             return self.like(Arc::new(wrap_data(unwrap(&host)?)?));
         }
-        self.like(Arc::new(upload::upload(&host, queue)?))
+        self.like(Arc::new(upload(&host, queue)?))
     }
 
     /// Copies exactly these rows to one fresh allocation on the same device. Every buffer starts at a multiple of 64
@@ -305,7 +321,7 @@ impl DeviceArray {
     /// belongs to another device.
     pub fn compact_on(&self, queue: &Queue) -> Result<Self> {
         check_queue(queue, self.device())?;
-        self.like(Arc::new(copy::copy(self, queue, Extent::Compact)?))
+        self.like(Arc::new(copy(self, queue, Extent::Compact)?))
     }
 }
 
@@ -341,7 +357,8 @@ impl DeviceRecordBatch {
     /// As [`DeviceArray::to_host_on`].
     pub fn start_to_host_on(&self, queue: &Queue) -> Result<Download<RecordBatch>> {
         check_queue(queue, self.device())?;
-        Download::of_batch(self, queue.clone())
+        self.device()
+            .within(|| Download::of_batch(self, queue.clone()))
     }
 
     /// Returns the batch on `device`; see [`DeviceArray::to_device`].

@@ -81,9 +81,21 @@ pub(crate) fn plan(
     to_device: bool,
     queue: Option<&Queue>,
 ) -> Result<Plan> {
-    // SAFETY: the requests of `plan_with` lie in the tree's memory (see there), to which nobody writes: imports and
-    // constructors demand it.
-    let read = |tree: &_, requests: &[_]| unsafe { gather(tree, requests, queue) }.map(Some);
+    plan_on(array, extent, to_device, || Ok(queue))
+}
+
+/// As [`plan`], for a queue that is asked for only if there is something to read.
+pub(super) fn plan_on<'a>(
+    array: &DeviceArray,
+    extent: Extent,
+    to_device: bool,
+    queue: impl Fn() -> Result<Option<&'a Queue>>,
+) -> Result<Plan> {
+    let read = |tree: &_, requests: &[_]| {
+        // SAFETY: the requests of `plan_with` lie in the tree's memory (see there), to which nobody writes: imports and
+        // constructors demand it.
+        unsafe { gather(tree, requests, queue()?) }.map(Some)
+    };
     let plan = plan_with(array, extent, to_device, read)?;
     plan.ok_or_else(|| Error::argument("a plan without its numbers"))
 }

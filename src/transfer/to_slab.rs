@@ -1,15 +1,56 @@
 //! Device memory to host memory: one list of copies, one host wait, one slab.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::data::DeviceArray;
-use crate::device::{CopyKind, CopyOp, Counters, Devices, Queue, SyncEvent};
+use crate::device::{CopyKind, CopyOp, Counters, Device, Devices, Queue, SyncEvent};
 use crate::error::Result;
 use crate::memory::{Memory, Owner, Reading, Ready};
 use crate::transfer::fix::{Fix, fix_in_place};
 use crate::transfer::plan::Plan;
-use crate::transfer::planner::{Extent, plan};
+use crate::transfer::planner::{Extent, plan_on};
 use crate::transfer::upload::tree;
+
+/// The queues of a download, which belong to the array's device.
+#[derive(Clone, Debug)]
+pub(crate) struct DownloadQueues {
+    copies: Queue,
+    /// For reads of sizes that are stored in device memory, which come before the copies; made for the first such read.
+    /// `None` if they share the queue of the copies.
+    sizes: Option<Arc<OnceLock<Queue>>>,
+}
+
+impl DownloadQueues {
+    /// Makes queues for downloads one after the other. Sizes are not read behind the copies of an earlier download: a wait
+    /// for them would be one for those.
+    pub(crate) fn new(device: &Device) -> Result<Self> {
+        let copies = device.new_queue()?;
+        let sizes = Some(Arc::default());
+        Ok(Self { copies, sizes })
+    }
+
+    pub(crate) fn copies(&self) -> &Queue {
+        &self.copies
+    }
+
+    pub(super) fn sizes(&self) -> Result<&Queue> {
+        let Some(sizes) = &self.sizes else {
+            return Ok(&self.copies);
+        };
+        if let Some(queue) = sizes.get() {
+            return Ok(queue);
+        }
+        let queue = self.copies.device().new_queue()?;
+        Ok(sizes.get_or_init(|| queue))
+    }
+}
+
+impl From<Queue> for DownloadQueues {
+    fn from(copies: Queue) -> Self {
+        let sizes = None;
+        Self { copies, sizes }
+    }
+}
 
 /// Copies of an array's rows that were queued. All buffers share one slab of the source device's pool.
 #[derive(Debug)]
@@ -20,8 +61,13 @@ pub(super) struct ToSlab {
 
 impl ToSlab {
     /// Queues the copies. Waits only for sizes that are stored in device memory.
-    pub(super) fn start(array: &DeviceArray, extent: Extent, queue: &Queue) -> Result<Self> {
-        Self::of(plan(array, extent, false, Some(queue))?, array, queue)
+    pub(super) fn start(
+        array: &DeviceArray,
+        extent: Extent,
+        queues: &DownloadQueues,
+    ) -> Result<Self> {
+        let plan = plan_on(array, extent, false, || queues.sizes().map(Some))?;
+        Self::of(plan, array, &queues.copies)
     }
 
     /// As [`start`](Self::start), for a plan that was made already. Does not wait.
@@ -38,10 +84,11 @@ impl ToSlab {
                 kind: CopyKind::DeviceToHost,
             })
             .collect();
-        // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of its
-        // owners; its destinations lie in the slab, which has `plan.bytes` bytes.
-        let reading =
-            unsafe { Reading::start(queue, array.owners(), &copies, slab, array.clone()) }?;
+        let reading = queue.device().within(|| {
+            // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of
+            // its owners; its destinations lie in the slab, which has `plan.bytes` bytes.
+            unsafe { Reading::start(queue, array.owners(), &copies, slab, array.clone()) }
+        })?;
         Ok(Self { plan, reading })
     }
 

@@ -1,6 +1,7 @@
 //! Third-party backends that pass everything on to a simulated device, but for one thing.
 
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -33,10 +34,12 @@ enum Twist {
     NeverNotifies,
     NotifiesEarly,
     ClassifiesTooMuch,
+    AllocationsTooLong,
     RefusesOwnEvents,
     EventsLeak,
     SynchronizesOneQueue,
     NewDefaultQueues,
+    WithinTwice,
 }
 
 #[derive(Debug)]
@@ -158,6 +161,26 @@ unsafe impl Backend for Wrapped {
             return self.sim.classify(address, 1);
         }
         self.sim.classify(address, bytes)
+    }
+
+    fn classify_allocation(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> (AddressClass, Range<usize>) {
+        let (class, range) = self.sim.classify_allocation(address, bytes);
+        match self.twist {
+            Twist::AllocationsTooLong => (class, range.start..range.end.saturating_add(1 << 30)),
+            Twist::ClassifiesTooMuch => (self.classify(address, bytes), range),
+            _ => (class, range),
+        }
+    }
+
+    fn within(&self, work: &mut dyn FnMut()) {
+        work();
+        if self.twist == Twist::WithinTwice {
+            work();
+        }
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
@@ -366,6 +389,8 @@ fn broken_backends_are_refused() {
         (Twist::NeverNotifies, "notify.event"),
         (Twist::NotifiesEarly, "notify.backend"),
         (Twist::ClassifiesTooMuch, "host.classify"),
+        (Twist::AllocationsTooLong, "host.allocation"),
+        (Twist::WithinTwice, "identity.within"),
         (Twist::RefusesOwnEvents, "event.check"),
         (Twist::EventsLeak, "balance"),
         (Twist::SynchronizesOneQueue, "event.synchronize"),

@@ -10,6 +10,7 @@ use arrow_schema::DataType;
 use cudarc::driver::{CudaContext, CudaStream, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
 
+use crate::calls::captures_are_noticed;
 use crate::fake::{Group, NO_POOLS, PAGEABLE_EAGER, fake};
 use crate::given::assert_refused_while_captured;
 use crate::rig::{MODES, Rig, hold};
@@ -224,6 +225,26 @@ fn streams_that_are_captured() {
     assert_eq!(code, 0);
     drop(rig.upload_on(&batch, &queue).unwrap());
     let _ = rig.take_drop_error();
+    drop(queue);
+    world.end();
+}
+
+#[test]
+fn a_capture_that_begins_in_a_scope() {
+    let world = World::new(0);
+    let (rig, stream) = (&world.rig, &world.stream);
+    let queue = Queue::from_cuda_stream(&rig.device, stream.clone()).unwrap();
+    let raw = stream.cu_stream().addr();
+    let begin = || {
+        let code = fake!(cuStreamBeginCapture_v2(raw => usize, 0 => i32) -> i32);
+        assert_eq!(code, 0);
+    };
+    let end = || {
+        let mut graph: *mut () = ptr::null_mut();
+        let code = fake!(cuStreamEndCapture(raw => usize, &raw mut graph => *mut *mut ()) -> i32);
+        assert_eq!(code, 0);
+    };
+    captures_are_noticed(rig, &queue, begin, end);
     drop(queue);
     world.end();
 }

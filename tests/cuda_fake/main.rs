@@ -28,6 +28,8 @@ mod support;
 mod support_c;
 mod vendor;
 
+#[path = "../gpu_fake/calls.rs"]
+mod calls;
 #[path = "../gpu_fake/conformance.rs"]
 mod conformance;
 mod contexts;

@@ -63,7 +63,7 @@ fn primary_contexts_are_counted() {
     assert_eq!(cuDevicePrimaryCtxRelease_v2(group.first), 201);
     group.assert_report(&["released, but not retained"]);
     assert_eq!(cuDevicePrimaryCtxRelease_v2(-1), 101);
-    assert_eq!(cuDevicePrimaryCtxRetain(&mut null_mut(), 256), 101);
+    assert_eq!(cuDevicePrimaryCtxRetain(&mut null_mut(), 1024), 101);
 }
 
 #[test]

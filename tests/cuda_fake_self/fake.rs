@@ -2,6 +2,7 @@
 //! steer it with. `fakes/cuda/src/lib.rs` says what each function does.
 #![allow(dead_code)] // tests that include it use what they need
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
@@ -79,7 +80,7 @@ impl Group {
         Self { first, ordinals }
     }
 
-    /// Gives the ordinals back, if no context is left. There are 256.
+    /// Gives the ordinals back, if no context is left. There are 1024.
     pub(crate) fn close(self) -> bool {
         fake!(fake_cuda_close(self.first => i32) -> i32) == 0
     }
@@ -104,6 +105,26 @@ impl Group {
     pub(crate) fn calls(self, name: &str) -> u64 {
         let name = text(name);
         fake!(fake_cuda_calls(self.first => i32, name.as_ptr() => *const c_char) -> u64)
+    }
+
+    /// The calls that this thread has made, of any group or none, by their names.
+    pub(crate) fn thread_calls() -> BTreeMap<String, u64> {
+        let mut bytes = vec![0u8; 1 << 14];
+        let length = fake!(fake_cuda_thread_calls(bytes.as_mut_ptr() => *mut u8,
+            bytes.len() => usize) -> usize);
+        bytes.truncate(length);
+        let text = String::from_utf8(bytes).unwrap();
+        let calls = text.lines().map(|line| {
+            let (name, n) = line.split_once(' ').unwrap();
+            (name.into(), n.parse().unwrap())
+        });
+        calls.collect()
+    }
+
+    /// Makes the stand-in report another length for the block at an address.
+    pub(crate) fn misreport(address: usize, bytes: usize) {
+        let code = fake!(fake_cuda_misreport(address as u64 => u64, bytes => usize) -> i32);
+        assert_eq!(code, 0, "no block at {address:#x}");
     }
 
     /// Makes the engine fail for good.

@@ -310,6 +310,24 @@ fn addresses_tell_what_they_are() {
     let mut nothing = 0u64;
     assert_eq!(cuPointerGetAttribute((&raw mut nothing).cast(), 2, 8), 1);
     assert_eq!(attribute(13, locked), 1);
+    // Whether other processes could open it by a handle: not memory of pools.
+    assert_eq!([on_device, in_pool].map(|ptr| attribute(10, ptr)), [1, 0]);
+    // Reported as a part of more, as memory that a program has mapped by itself.
+    Group::misreport(on_device as usize, 64);
+    assert_eq!(
+        (known(on_device + 7).bytes, attribute(10, on_device)),
+        (64, 0)
+    );
+    assert_eq!(known(on_device + 8), unknown);
+    // The calls of this thread alone.
+    let asked = || Group::thread_calls()["cuPointerGetAttribute"];
+    let before = asked();
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(attribute(13, locked), 1));
+    });
+    assert_eq!(asked(), before);
+    assert_eq!(attribute(13, locked), 1);
+    assert_eq!(asked(), before + 1);
     assert_eq!(cuMemFree_v2(on_device), 0);
     assert_eq!(cuMemFreeAsync(in_pool, stream), 0);
     assert_eq!(cuStreamSynchronize(stream), 0);

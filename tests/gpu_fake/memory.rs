@@ -11,7 +11,7 @@ use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS};
 use crate::gpu_suite::host_memories;
 use crate::rig::{MODES, Rig, assert_gone, hold, soon};
 use crate::support::{assert_same_batch, wide_batch};
-use crate::vendor::{Config, MANAGED, MEMORIES, Memory, operation};
+use crate::vendor::{Config, LOOKUPS, MANAGED, MEMORIES, Memory, operation};
 
 fn longs(rows: usize) -> Int64Array {
     (0..rows as i64).collect()
@@ -189,7 +189,7 @@ fn page_locked_sources() {
         let buffer = unsafe { Buffer::from_custom_allocation(ptr, bytes, Arc::new(theirs)) };
         let theirs = Int64Array::new(buffer.into(), None);
 
-        for (column, queries) in [(&ours, 0), (&theirs, 2), (&theirs, 0)] {
+        for (column, queries) in [(&ours, 0), (&theirs, LOOKUPS), (&theirs, 0)] {
             let before = rig.stats();
             let mut up = None;
             let [asked] = calls(rig.group, ["cuPointerGetAttributes"], || {

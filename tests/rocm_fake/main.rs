@@ -32,6 +32,8 @@ mod support_c;
 mod vendor;
 mod versions;
 
+#[path = "../gpu_fake/calls.rs"]
+mod calls;
 #[path = "../gpu_fake/conformance.rs"]
 mod conformance;
 #[path = "../gpu_fake/devices.rs"]

@@ -13,6 +13,7 @@ use arrow_device::{
 };
 use arrow_schema::DataType;
 
+use crate::calls::captures_are_noticed;
 use crate::fake::{Group, LAZY, NO_POOLS};
 use crate::given::{assert_refused_while_captured, everything, on_many_threads};
 use crate::hip::*;
@@ -194,6 +195,28 @@ fn streams_that_are_captured() {
     assert_eq!(rig.take_drop_error().map(|e| e.to_string()), None);
     assert_eq!(hipSetDevice(0), 0);
     drop(rig.upload_on(&batch, &queue).unwrap());
+    drop(queue);
+    rig.assert_done();
+    assert_eq!(hipStreamDestroy(stream), 0);
+    rig.end();
+}
+
+#[test]
+fn a_capture_that_begins_in_a_scope() {
+    const RELAXED: c_int = 2;
+    let rig = Opened::new(0);
+    let stream = stream_of(rig.group.first);
+    let queue = queue(&rig, stream).unwrap();
+    let begin = || {
+        assert_eq!(hipSetDevice(rig.group.first), 0);
+        assert_eq!(hipStreamBeginCapture(stream, RELAXED), 0);
+    };
+    let end = || {
+        let mut graph = null_mut();
+        assert_eq!(hipStreamEndCapture(stream, &mut graph), 0);
+        assert_eq!(hipSetDevice(0), 0);
+    };
+    captures_are_noticed(&rig, &queue, begin, end);
     drop(queue);
     rig.assert_done();
     assert_eq!(hipStreamDestroy(stream), 0);

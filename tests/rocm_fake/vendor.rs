@@ -1,5 +1,6 @@
 //! ROCm, for the suites that every vendor's devices go through.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
@@ -22,6 +23,16 @@ pub(crate) const NAME: &str = "ROCm";
 pub(crate) const MEMORY_NAMES: [&str; 2] = ["rocm", "rocm-host"];
 /// What the names of all its calls start with.
 pub(crate) const CALLS: &str = "hip";
+
+/// How many questions of the driver the class of an allocation takes: HIP reports its range in a call
+/// of its own, of whose end it is asked.
+pub(crate) const LOOKUPS: u64 = 2;
+
+/// Leaves out calls of the driver that the library makes for reasons of its own: the stand-in for
+/// HIP enters a context in each of its calls, and checks a device's number when it becomes current.
+pub(crate) fn without_their_own(calls: &mut BTreeMap<String, u64>) {
+    calls.retain(|name, _| !name.starts_with("cuCtxP") && name != "cuDeviceGetCount");
+}
 
 /// Loads its library.
 pub(crate) fn load() {

@@ -93,7 +93,8 @@ fn arrays_of_two_devices_go_out_and_in() {
     }
 }
 
-/// Each batch is brought down from its own device, on that device's queue for copies, of which there is one.
+/// Each batch is brought down from its own device, on that device's queue for copies, of which there is one, after its sizes
+/// were read on another one.
 #[test]
 fn batches_of_two_devices_come_down() {
     for mode in MODES {
@@ -113,7 +114,12 @@ fn batches_of_two_devices_come_down() {
             }
             for (sim, before) in sims.iter().zip(&before) {
                 let queues = sim.faults().seen(FaultOp::NewQueue);
-                assert_eq!(queues, u64::from(prefetch > 0), "{} {prefetch}", sim.id());
+                assert_eq!(
+                    queues,
+                    2 * u64::from(prefetch > 0),
+                    "{} {prefetch}",
+                    sim.id()
+                );
                 let cost = sim.stats().since(before);
                 assert!(
                     cost.bytes_to_host > 0 && cost.bytes_on_device == 0,

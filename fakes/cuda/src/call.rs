@@ -1,6 +1,7 @@
 //! What every call goes through.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -53,6 +54,23 @@ pub(crate) enum Of {
 thread_local! {
     /// Whose host function this thread is in.
     static HOST_FUNCTION_OF: RefCell<Option<Arc<Engine>>> = const { RefCell::new(None) };
+}
+
+thread_local! {
+    /// The calls of this thread.
+    static CALLS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// The calls that this thread has made: one function a line, with the number of its calls.
+pub(crate) fn calls_of_thread() -> String {
+    let text = |calls: &RefCell<BTreeMap<&str, u64>>| {
+        let calls = calls.borrow();
+        calls
+            .iter()
+            .map(|(name, n)| format!("{name} {n}\n"))
+            .collect()
+    };
+    CALLS.try_with(text).unwrap_or_default()
 }
 
 /// The process that has initialised the library; 0: none.
@@ -145,7 +163,9 @@ fn engine_of(of: Of) -> Option<Arc<Engine>> {
     own.or_else(|| registry.current_engine())
 }
 
-fn caught(name: &str, body: impl FnOnce() -> Outcome) -> Code {
+fn caught(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
+    // At the end of a thread nothing is counted any more.
+    let _ = CALLS.try_with(|calls| *calls.borrow_mut().entry(name).or_default() += 1);
     static TRACE: OnceLock<bool> = OnceLock::new();
     let code = caught_silently(name, body);
     if *TRACE.get_or_init(|| std::env::var_os("FAKE_CUDA_TRACE").is_some()) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow_device::device::Backend;
 
+use crate::call::calls_of_thread;
 use crate::clock::Rates;
 use crate::engine::Engine;
 use crate::ffi::*;
@@ -61,6 +62,23 @@ pub(crate) unsafe extern "C" fn fake_cuda_clear(ordinal: c_int) -> u32 {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn fake_cuda_calls(ordinal: c_int, name: In<c_char>) -> u64 {
     caught(0, || Some(engine(ordinal)?.calls(&name.text().ok()?)))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_cuda_thread_calls(text: Out<u8>, bytes: usize) -> usize {
+    caught(0, || {
+        let calls = calls_of_thread();
+        text.put_bytes(calls.as_bytes(), bytes);
+        Some(calls.len())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn fake_cuda_misreport(address: Address, bytes: usize) -> c_int {
+    caught(-1, || {
+        registry().memory.at_mut(address)?.reported = Some(bytes);
+        Some(0)
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -21,6 +21,8 @@
 //! | `i32 fake_cuda_fail(i32 ordinal, const char *name, u32 nth, i32 code)` | Makes the `nth` call of that function from now (1: the next) return `code` and do nothing. `"*"`: any function except pushes, pops, and queries of attributes, error texts and pointers. |
 //! | `u32 fake_cuda_clear(i32 ordinal)` | Cancels all failures that have not happened yet; returns how many have happened since the last time. |
 //! | `u64 fake_cuda_calls(i32 ordinal, const char *name)` | Returns the number of calls of a function since the engine was opened; `"*"`: of all functions but those that belong to no engine, which are counted by name for the engine of the calling thread's context. |
+//! | `usize fake_cuda_thread_calls(u8 *text, usize bytes)` | Writes the calls that the calling thread has made since it began, of any engine or none: one function a line, with the number of its calls, as much as fits; returns the whole length. |
+//! | `i32 fake_cuda_misreport(u64 address, usize bytes)` | From now on this length is reported for the block at the address, as for memory that a program has mapped by itself, of which a driver may report all the addresses that were reserved for it. |
 //! | `i32 fake_cuda_break(i32 ordinal, i32 code)` | Makes the engine fail for good with this code and drops its queued work. Waits for the operation that is running now, if any. |
 //! | `i32 fake_cuda_shutdown(i32 ordinal, i32 code)` | Unless `code` is 0, every call returns it (4: deinitialized) and does nothing, until this is called with 0. |
 //! | `usize fake_cuda_report(i32 ordinal, u8 *text, usize bytes)` | Writes what is not clean, one item a line, as much as fits; returns the whole length, 0 if all is clean. Ordinal -1: violations that belong to no engine. |
@@ -50,7 +52,7 @@
 //! # Environment variables
 //!
 //! They are read once. `FAKE_CUDA_INIT` is what `cuInit` returns, and `FAKE_CUDA_COUNT` the number
-//! of devices (256 by default); with `FAKE_CUDA_TRACE`, calls and what they return are written to
+//! of devices (1024 by default); with `FAKE_CUDA_TRACE`, calls and what they return are written to
 //! stderr. `FAKE_CUDA_FLAGS`, a decimal number, is added to the flags of every engine, so that whole
 //! programs run in a mode; only an engine that is opened lazy does not become instant, nor the
 //! other way around.

@@ -40,6 +40,9 @@ pub(crate) struct Block {
     pub(crate) context: usize,
     /// The pool that it came from.
     pub(crate) pool: Option<usize>,
+    /// The length that is reported for it instead of its own, as for memory that a program has
+    /// mapped by itself.
+    pub(crate) reported: Option<usize>,
 }
 
 impl Block {
@@ -134,6 +137,12 @@ impl Memory {
         let address = usize::try_from(address).ok()?;
         let (_, block) = self.0.range(..=address).next_back()?;
         block.range().contains(&address).then_some(block)
+    }
+
+    /// As [`at`](Self::at), to change it.
+    pub(crate) fn at_mut(&mut self, address: Address) -> Option<&mut Block> {
+        let start = self.at(address)?.start;
+        self.0.get_mut(&start)
     }
 
     pub(crate) fn engine_at(&self, address: Address) -> Option<Arc<Engine>> {

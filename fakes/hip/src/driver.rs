@@ -83,6 +83,7 @@ functions! {
     cuMemHostUnregister(pointer: *mut c_void);
     cuMemHostGetDevicePointer_v2(device: *mut Address, host: *mut c_void, flags: c_uint);
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    cuMemGetAddressRange_v2(start: *mut Address, bytes: *mut usize, pointer: Address);
     cuMemPoolCreate(pool: *mut Handle, properties: *const c_void);
     cuMemPoolDestroy(pool: Handle);
     cuMemPoolSetAttribute(pool: Handle, attribute: c_int, value: *mut c_void);

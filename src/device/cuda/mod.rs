@@ -106,7 +106,10 @@ impl CudaDevice {
         let failed =
             |operation, e: DriverError| device_error(id, operation, e.0 as i32, e.to_string());
         // cudarc makes the context current; the guard undoes that.
-        let _current = self.shared.context.enter("cuDevicePrimaryCtxRetain")?;
+        let _current = self
+            .shared
+            .context
+            .enter_apart("cuDevicePrimaryCtxRetain")?;
         let context =
             CudaContext::new(self.ordinal()).map_err(|e| failed("CudaContext::new", e))?;
         let stream = context
@@ -123,7 +126,7 @@ impl CudaDevice {
         operation: &'static str,
         calls: impl FnOnce() -> T,
     ) -> Result<T> {
-        let _current = self.shared.context.enter(operation)?;
+        let _current = self.shared.context.enter_apart(operation)?;
         Ok(calls())
     }
 

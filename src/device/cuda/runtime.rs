@@ -3,13 +3,13 @@
 use std::any::Any;
 use std::ffi::{c_int, c_uint, c_void};
 
-use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUpointer_attribute as Attribute};
+use cudarc::driver::sys::{CUcontext, CUdeviceptr, CUmemoryPool, CUpointer_attribute as Attribute};
 
 use super::context::Cuda;
 use super::{CudaDevice, CudaQueue};
 use crate::device::backend::CopyOp;
 use crate::device::gpu::{
-    Answer, Before, Library, Peer, PointerKind, RawEvent, RawStream, Runtime,
+    Answer, Before, Found, Library, Peer, PointerKind, RawEvent, RawStream, Runtime,
 };
 
 impl Cuda {
@@ -108,25 +108,37 @@ unsafe impl Runtime for Cuda {
         Ok(Some(why))
     }
 
-    fn kind_of_byte(&self, address: usize) -> Answer<PointerKind> {
+    fn look_up(&self, address: usize) -> Answer<Found> {
         let mut memory_type: c_uint = 0;
         let mut managed: c_uint = 0;
         let mut ordinal: c_int = -1;
         let mut device_pointer: CUdeviceptr = 0;
         let mut of: CUcontext = std::ptr::null_mut();
+        let mut start: CUdeviceptr = 0;
+        let mut bytes: usize = 0;
+        let mut is_legacy: c_uint = 0;
+        let mut pool: CUmemoryPool = std::ptr::null_mut();
         let mut attributes = [
             Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
             Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
             Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
             Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
+            Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+            Attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+            Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
         ];
-        let mut values: [*mut c_void; 5] = [
+        let mut values: [*mut c_void; 9] = [
             (&raw mut memory_type).cast(),
             (&raw mut managed).cast(),
             (&raw mut ordinal).cast(),
             (&raw mut device_pointer).cast(),
             (&raw mut of).cast(),
+            (&raw mut start).cast(),
+            (&raw mut bytes).cast(),
+            (&raw mut is_legacy).cast(),
+            (&raw mut pool).cast(),
         ];
         let call = &self.driver.cuPointerGetAttributes;
         // SAFETY: both lists have the length that is given, and each value has its attribute's
@@ -141,13 +153,23 @@ unsafe impl Runtime for Cuda {
         })?;
         const HOST: c_uint = 1;
         const DEVICE: c_uint = 2;
-        Ok(match memory_type {
+        let kind = match memory_type {
             _ if managed != 0 => PointerKind::Managed,
             HOST => PointerKind::Host {
                 mapped: device_pointer == address as CUdeviceptr,
             },
             DEVICE => PointerKind::Device(ordinal, (!of.is_null()).then(|| of.expose_provenance())),
             _ => PointerKind::Unknown,
+        };
+        let start = start as usize;
+        let end = start.checked_add(bytes).filter(|end| start < *end);
+        // Device memory that is neither of a pool nor of an ordinary allocation, whose handle other
+        // processes could open, is mapped by the program itself.
+        let is_mapped = matches!(kind, PointerKind::Device(..)) && is_legacy == 0 && pool.is_null();
+        Ok(Found {
+            kind,
+            range: end.map(|end| start..end),
+            is_exact: !is_mapped,
         })
     }
 

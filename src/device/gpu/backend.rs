@@ -2,10 +2,12 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::api::{Api, RawStream};
 use super::blocks::Blocks;
+use super::calls::Allocation;
 use super::context::{Context, EventCell, event_of};
 use super::page_locked::PageLocked;
 use super::queue::GpuQueue;
@@ -64,13 +66,37 @@ impl Gpu {
         let current = context.enter(context.api().pointer)?;
         context.check(current.kind_of(address, bytes))
     }
+
+    fn allocation_of(&self, address: DevicePtr, bytes: usize) -> Result<Option<Allocation>> {
+        let context = self.context();
+        let current = context.enter(context.api().pointer)?;
+        context.check(current.allocation_of(address, bytes))
+    }
+
+    fn class_of(&self, kind: PointerKind) -> AddressClass {
+        use PointerKind as P;
+        match (self.shared.memory, kind) {
+            (Memory::Device, P::Device(..)) if self.context().runtime().owns(kind) => {
+                AddressClass::Device
+            }
+            // Kernels of this context cannot reach the memory, or the host could not read it.
+            (_, P::Device(..)) => AddressClass::Inaccessible,
+            // As host memory it would be read while the device works.
+            (Memory::Host, P::Managed) if !self.context().reads_managed => {
+                AddressClass::Inaccessible
+            }
+            (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
+            (Memory::Host, P::Host { mapped: false }) => AddressClass::HostAccessible,
+            (_, P::Host { mapped: false } | P::Unknown) => AddressClass::Host,
+        }
+    }
 }
 
 // SAFETY:
 // - page-locked memory is host memory, and so is managed memory where the host and the device may
 //   use it at once;
-// - the library vouches for the first and the last byte of what `classify` accepts; memory that it
-//   does not know is `Host`, which the caller of an import guarantees; where the library cannot
+// - the library vouches for the first and the last byte of what `classify` accepts, or for the
+//   range that `classify_allocation` returns; memory that it does not know is `Host`, which the caller of an import guarantees; where the library cannot
 //   tell, it is `Inaccessible`;
 // - a completed event means that its stream's work is done and visible to the host;
 // - `settle` returns when all work is done or the context is lost.
@@ -129,25 +155,27 @@ unsafe impl Backend for Gpu {
     }
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        use PointerKind as P;
-        // Memory that the library cannot identify must not be touched.
-        let Ok(Some(kind)) = self.kind_of(address, bytes) else {
-            return AddressClass::Inaccessible;
-        };
-        match (self.shared.memory, kind) {
-            (Memory::Device, P::Device(..)) if self.context().runtime().owns(kind) => {
-                AddressClass::Device
-            }
-            // Kernels of this context cannot reach the memory, or the host could not read it.
-            (_, P::Device(..)) => AddressClass::Inaccessible,
-            // As host memory it would be read while the device works.
-            (Memory::Host, P::Managed) if !self.context().reads_managed => {
-                AddressClass::Inaccessible
-            }
-            (_, P::Managed) | (_, P::Host { mapped: true }) => AddressClass::HostAccessible,
-            (Memory::Host, P::Host { mapped: false }) => AddressClass::HostAccessible,
-            (_, P::Host { mapped: false } | P::Unknown) => AddressClass::Host,
+        match self.kind_of(address, bytes) {
+            Ok(Some(kind)) => self.class_of(kind),
+            // Memory that the library cannot identify must not be touched.
+            _ => AddressClass::Inaccessible,
         }
+    }
+
+    fn classify_allocation(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> (AddressClass, Range<usize>) {
+        match self.allocation_of(address, bytes) {
+            Ok(Some(found)) => (self.class_of(found.kind), found.range),
+            _ => (AddressClass::Inaccessible, address.range(bytes)),
+        }
+    }
+
+    fn within(&self, work: &mut dyn FnMut()) {
+        let _scope = self.context().scope();
+        work();
     }
 
     fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
@@ -204,11 +232,14 @@ unsafe impl Backend for Gpu {
         if self.shared.memory == Memory::Host {
             return !address.is_null() && address.address().checked_add(bytes).is_some();
         }
-        let ask = || {
-            let kind = self.kind_of(address, bytes);
-            matches!(kind, Ok(Some(PointerKind::Host { .. })))
+        let ask = || match self.allocation_of(address, bytes) {
+            Ok(Some(found)) => {
+                let is_locked = matches!(found.kind, PointerKind::Host { .. }) && found.is_one;
+                (is_locked, found.range)
+            }
+            _ => (false, address.range(bytes)),
         };
-        self.page_locked.has(address.address(), bytes, ask)
+        self.page_locked.has(address.range(bytes), ask)
     }
 
     /// Devices of one library copy from each other without the host.

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::api::{Answer, RawStream};
-use super::context::{Context, Current, EventCell};
+use super::context::{Context, EventCell};
+use super::entry::Current;
 use super::runtime::{Meaning, Memory};
 use crate::device::backend::DevicePtr;
 use crate::device::lock;

@@ -1,15 +1,27 @@
 //! The calls that CUDA and HIP have alike, made while a context is current.
 
 use std::ffi::{c_uint, c_void};
+use std::ops::Range;
 
 use super::api::{
     Answer, Failed, LaunchHost, NOT_CAPTURED, PoolProps, RELEASE_THRESHOLD, RawEvent, RawPool,
     RawStream, code,
 };
-use super::context::Current;
+use super::entry::Current;
 use super::jobs;
-use super::runtime::{MANAGED, Memory, PointerKind, to_ptr};
+use super::runtime::{Found, MANAGED, Memory, PointerKind, to_ptr};
 use crate::device::backend::{CopyOp, DevicePtr};
+
+/// What is known about some bytes.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    pub(super) kind: PointerKind,
+    /// The addresses of that kind: the allocation's, or only those of the bytes, of which the first
+    /// and the last one were asked about.
+    pub(super) range: Range<usize>,
+    /// Whether the library has not reported that the bytes lie in several allocations.
+    pub(super) is_one: bool,
+}
 
 /// All streams, events and pools are of the current context's library.
 impl Current<'_> {
@@ -270,22 +282,67 @@ impl Current<'_> {
     }
 
     /// Returns what `bytes` bytes at `address` are; `None` if first and last byte are not the same,
-    /// or there is no such range. The library's own range of an allocation is not used: it is wrong
-    /// for mapped memory.
+    /// or there is no such range.
     ///
     /// # Errors
     /// The library cannot tell, so nothing may be assumed.
     pub(super) fn kind_of(&self, address: DevicePtr, bytes: usize) -> Answer<Option<PointerKind>> {
-        let address = address.address();
-        let Some(last) = address.checked_add(bytes.saturating_sub(1)) else {
+        let found = self.find(address, bytes, |_| None)?;
+        Ok(found.map(|found| found.kind))
+    }
+
+    /// As [`kind_of`](Self::kind_of), with the addresses around the bytes that are of that kind.
+    pub(super) fn allocation_of(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> Answer<Option<Allocation>> {
+        self.find(address, bytes, |first| self.range_of(first))
+    }
+
+    /// `range_of` is called if the library knows the first byte but has not reported a range.
+    fn find(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+        range_of: impl FnOnce(usize) -> Option<Range<usize>>,
+    ) -> Answer<Option<Allocation>> {
+        let first = address.address();
+        let Some(last) = first.checked_add(bytes.saturating_sub(1)) else {
             return Ok(None);
         };
-        if address == 0 {
+        if first == 0 {
             return Ok(None);
         }
-        let kind = self.kind_of_byte(address)?;
+        let Found {
+            kind,
+            range,
+            is_exact,
+        } = self.look_up(first)?;
+        let range = match kind {
+            PointerKind::Unknown => None,
+            _ => range.or_else(|| range_of(first)),
+        };
+        // A range that does not hold the first byte says nothing.
+        let range = range.filter(|range| range.contains(&first));
+        let is_one = range.as_ref().is_none_or(|range| range.contains(&last));
+        if let Some(range) = range.filter(|_| is_one) {
+            // Of memory that a program has mapped by itself, the library may report all the
+            // addresses that were reserved for it.
+            if is_exact || kind == self.kind_of_byte(range.end - 1)? {
+                return Ok(Some(Allocation {
+                    kind,
+                    range,
+                    is_one,
+                }));
+            }
+        }
         let same = bytes <= 1 || kind == self.kind_of_byte(last)?;
-        Ok(same.then_some(kind))
+        Ok(same.then_some(Allocation {
+            kind,
+            range: address.range(bytes),
+            is_one,
+        }))
     }
 
     /// Runs a list of copies in one call; `None` if the library has none. Sources are read in the

@@ -3,15 +3,14 @@
 use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
-use std::marker::PhantomData;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::api::{Answer, Api, Code, Failed, RELAXED, RawEvent, RawPool, RawStream, code};
+use super::api::{Answer, Api, Code, Failed, RawEvent, RawPool, RawStream, code};
+use super::entry::Current;
 use super::jobs::{self, Job};
-use super::runtime::{Before, Meaning, Runtime};
+use super::runtime::{Meaning, Runtime};
 use crate::device::backend::{EventPtr, device_error};
 use crate::device::{DeviceId, FORKED, lock};
 use crate::error::{Error, Result};
@@ -21,8 +20,8 @@ const IDLE_EVENTS: usize = 4096;
 /// A context whose calls fail for this long is taken for lost.
 const LOST: Duration = Duration::from_secs(5);
 
-/// A device's context. All calls go through [`Context::enter`], which makes it current for the call
-/// and leaves the caller's current context, or device, as it was.
+/// A device's context. All calls go through [`Context::enter`], which makes it current and leaves the
+/// caller's current context, or device, as it was.
 pub(crate) struct Context {
     runtime: Arc<dyn Runtime>,
     /// `None` if the device has no pools, or other memory than its own.
@@ -83,39 +82,6 @@ pub(crate) unsafe fn event_of(event: EventPtr) -> RawEvent {
     unsafe { event.as_ptr().cast::<RawEvent>().read() }
 }
 
-/// While it lives, the context is current on this thread, and the library's calls may be made. Not
-/// `Send`.
-pub(crate) struct Current<'a> {
-    context: &'a Context,
-    before: Before,
-    /// The thread's own capture mode.
-    capture_mode: c_int,
-    not_send: PhantomData<*const ()>,
-}
-
-impl Deref for Current<'_> {
-    type Target = dyn Runtime;
-
-    fn deref(&self) -> &Self::Target {
-        &*self.context.runtime
-    }
-}
-
-impl Current<'_> {
-    pub(super) fn api(&self) -> &Api {
-        self.context.api()
-    }
-}
-
-impl Drop for Current<'_> {
-    fn drop(&mut self) {
-        let exchange = self.api().exchange_capture_mode.function;
-        // SAFETY: the mode is valid for the exchange of an int.
-        unsafe { exchange(&raw mut self.capture_mode) };
-        self.context.runtime.leave(self.before);
-    }
-}
-
 impl Context {
     /// Makes the context of a device, with a pool of its own if `with_pool` is true and the device
     /// has pools.
@@ -150,39 +116,6 @@ impl Context {
 
     pub(super) fn runtime(&self) -> &dyn Runtime {
         &*self.runtime
-    }
-
-    /// Makes the context current for as long as the returned guard lives.
-    pub(crate) fn enter(&self, operation: &'static str) -> Result<Current<'_>> {
-        match self.failed.load(Ordering::Acquire) {
-            0 => self.enter_even_if_failed(),
-            code => Err(self.error(operation, code)),
-        }
-    }
-
-    /// As [`enter`](Self::enter), to free what a failed device still has.
-    pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_>> {
-        self.check_process()?;
-        match self.runtime.enter() {
-            Ok(before) => {
-                // Calls that would spoil other libraries' stream captures are allowed: this crate
-                // refuses streams that are captured, and touches no others'.
-                let mut capture_mode = RELAXED;
-                // SAFETY: the mode is valid for the exchange of an int.
-                unsafe { (self.api().exchange_capture_mode)(&raw mut capture_mode) };
-                Ok(Current {
-                    context: self,
-                    before,
-                    capture_mode,
-                    not_send: PhantomData,
-                })
-            }
-            Err(Failed { call, code, .. }) => {
-                // The context itself was refused.
-                self.mark(code);
-                Err(self.error(call, code))
-            }
-        }
     }
 
     /// Makes an error of a call's failure. If the context is lost, it has failed from now on.
@@ -225,7 +158,7 @@ impl Context {
     }
 
     /// Marks the context as failed if a code of its own says so.
-    fn mark(&self, code: Code) {
+    pub(super) fn mark(&self, code: Code) {
         if self.is_final(code) {
             self.fail(code);
         }
@@ -244,7 +177,7 @@ impl Context {
         }
     }
 
-    fn error(&self, operation: &'static str, code: Code) -> Error {
+    pub(super) fn error(&self, operation: &'static str, code: Code) -> Error {
         let mut text = self.runtime.library().text(code);
         if self.has_failed() {
             text.push_str("; the device cannot be used any more in this process");
@@ -254,7 +187,12 @@ impl Context {
 
     /// Whether nothing works any more.
     pub(super) fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire) != 0 || self.is_forked()
+        self.failure() != 0 || self.is_forked()
+    }
+
+    /// Returns the code of the failure after which nothing works any more; 0 before.
+    pub(super) fn failure(&self) -> Code {
+        self.failed.load(Ordering::Acquire)
     }
 
     /// Whether the library has shut down, and so taken everything back.
@@ -318,8 +256,8 @@ impl Context {
         }
     }
 
-    /// Identifies this context to `jobs`. Several of these may share one of the library's.
-    fn address(&self) -> usize {
+    /// Identifies this context while it lives. Several of these may share one of the library's.
+    pub(super) fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 

@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use super::api::RawStream;
-use super::context::{Context, Current};
+use super::calls::Allocation;
+use super::context::Context;
+use super::entry::Current;
 use super::jobs::Job;
 use super::runtime::{Memory, Peer, PointerKind};
 use super::shared::Shared;
@@ -67,10 +69,17 @@ pub(super) unsafe fn run(
         .iter()
         .any(|copy| copy.kind == CopyKind::DeviceToDevice)
     {
+        // Most sources lie in one allocation.
+        let mut last: Option<Allocation> = None;
         for copy in copies {
-            let kind = match copy.kind {
-                CopyKind::DeviceToDevice => context.check(current.kind_of(copy.src, 1))?,
-                _ => None,
+            let src = copy.src.address();
+            let kind = match &last {
+                _ if copy.kind != CopyKind::DeviceToDevice => None,
+                Some(last) if last.range.contains(&src) => Some(last.kind),
+                _ => {
+                    last = context.check(current.allocation_of(copy.src, 1))?;
+                    last.as_ref().map(|source| source.kind)
+                }
             };
             let from = kind.map_or(Ok(None), |kind| current.peer_of(kind));
             match context.check(from)? {

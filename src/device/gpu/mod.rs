@@ -8,7 +8,8 @@
 //! | `library.rs` | a vendor's library, loaded at run time |
 //! | `newer_hip.rs` | what newer versions of HIP have that its bindings lack |
 //! | `runtime.rs` | what differs between vendors |
-//! | `context.rs` | what all work of a device goes through: the context guard, errors, reuse of events |
+//! | `context.rs` | what all work of a device goes through: errors, reuse of events |
+//! | `entry.rs` | the guard that makes a context current, and scopes in which calls share one entry |
 //! | `calls.rs` | the calls that can be made while a context is current |
 //! | `shared.rs` | what a device and its queues have in common |
 //! | `queue.rs` | streams as queues |
@@ -24,6 +25,7 @@ mod blocks;
 mod calls;
 mod context;
 mod copy;
+mod entry;
 mod jobs;
 mod library;
 #[cfg_attr(not(feature = "rocm"), allow(dead_code))]
@@ -46,7 +48,7 @@ pub(crate) use self::library::{
     text,
 };
 pub(crate) use self::queue::GpuQueue;
-pub(crate) use self::runtime::{Before, Memory, Peer, PointerKind, Runtime};
+pub(crate) use self::runtime::{Before, Found, Memory, Peer, PointerKind, Runtime};
 pub(crate) use self::shared::Shared;
 #[cfg(feature = "cuda")]
 pub(crate) use self::{api::Failed, library::absent_after};

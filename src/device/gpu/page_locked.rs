@@ -2,6 +2,7 @@
 //! page-locked.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use super::blocks::{self, After, Waste, scrap};
@@ -19,9 +20,9 @@ const RESERVE: usize = 1 << 20;
 /// The number of the library's answers that are kept.
 const ASKED: usize = 32;
 
-/// A range that the library was asked about: address, bytes, whether it is page-locked. A stale
-/// answer costs only time: a copy is staged needlessly, or the library stages it by itself.
-type Asked = (usize, usize, bool);
+/// Addresses that the library was asked about, and whether they are page-locked. A stale answer
+/// costs only time: a copy is staged needlessly, or the library stages it by itself.
+type Asked = (Range<usize>, bool);
 
 /// A device's page-locked memory.
 pub(super) struct PageLocked {
@@ -92,28 +93,34 @@ impl PageLocked {
         scrap(context, waste, After::Nothing, Some(freed));
     }
 
-    /// Whether memory is page-locked: it was allocated here, or `ask` returns true.
-    pub(super) fn has(&self, start: usize, bytes: usize, ask: impl FnOnce() -> bool) -> bool {
-        let Some(end) = start.checked_add(bytes) else {
-            return false;
-        };
+    /// Whether memory is page-locked: it was allocated here, or `ask` says so, which also returns
+    /// the addresses around it that are alike.
+    pub(super) fn has(
+        &self,
+        wanted: Range<usize>,
+        ask: impl FnOnce() -> (bool, Range<usize>),
+    ) -> bool {
         let before = |held: &Held| {
-            let found = held.ranges.range(..=start).next_back();
-            found.is_some_and(|(at, len)| end <= at + len)
+            let found = held.ranges.range(..=wanted.start).next_back();
+            found.is_some_and(|(at, len)| wanted.end <= at + len)
         };
         if before(&lock(&self.held)) {
             return true;
         }
-        let known = |asked: &&Asked| (asked.0, asked.1) == (start, bytes);
-        if let Some((_, _, answer)) = lock(&self.asked).iter().find(known) {
+        // A part of what is not all page-locked may be.
+        let known = |(range, answer): &&Asked| match answer {
+            true => range.start <= wanted.start && wanted.end <= range.end,
+            false => *range == wanted,
+        };
+        if let Some((_, answer)) = lock(&self.asked).iter().find(known) {
             return *answer;
         }
-        let answer = ask();
+        let (answer, range) = ask();
         let mut asked = lock(&self.asked);
         if asked.len() == ASKED {
             asked.pop_front();
         }
-        asked.push_back((start, bytes, answer));
+        asked.push_back((range, answer));
         answer
     }
 }

@@ -7,8 +7,9 @@ use std::thread::ThreadId;
 
 use super::api::RawStream;
 use super::blocks::{After, FreesInOrder, Waste, scrap};
-use super::context::{Context, Current, EventCell, event_of};
+use super::context::{Context, EventCell, event_of};
 use super::copy;
+use super::entry::Current;
 use super::jobs::Job;
 use super::runtime::{Meaning, Memory};
 use super::shared::Shared;
@@ -173,8 +174,15 @@ impl GpuQueue {
     ) -> Result<T> {
         let (context, stream) = (&self.shared.context, self.stream);
         let current = context.enter(operation)?;
-        // SAFETY: the queue keeps its stream alive.
-        unsafe { Self::check_capture(context, &current, stream, operation) }?;
+        // Others may begin to capture a stream of theirs between two calls.
+        let is_own = matches!(self.order, Order::Own);
+        if !(is_own && current.is_uncaptured(stream)) {
+            // SAFETY: the queue keeps its stream alive.
+            unsafe { Self::check_capture(context, &current, stream, operation) }?;
+            if is_own {
+                current.keep_uncaptured(stream);
+            }
+        }
         let Order::PerThread(hop) = &self.order else {
             return work(&current);
         };

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
+use std::ops::Range;
 
 use super::api::{Answer, Api, Code, RawEvent, RawStream, code};
 use super::library::Library;
@@ -52,6 +53,16 @@ pub(crate) enum PointerKind {
     Unknown,
 }
 
+/// What the library reports about an address.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    pub(crate) kind: PointerKind,
+    /// The range of the allocation, if the same call reports it.
+    pub(crate) range: Option<Range<usize>>,
+    /// Whether all of a reported range is memory. Otherwise some of it may not be mapped.
+    pub(crate) is_exact: bool,
+}
+
 /// What [`Runtime::enter`] found on the thread, for [`Runtime::leave`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Before {
@@ -68,7 +79,7 @@ pub(crate) struct Before {
 /// # Safety
 /// The methods do what they say, and `library().api()` has the functions that its fields name.
 /// Memory that the library allocates is aligned to 64 bytes, and nothing else uses it.
-/// `kind_of_byte` returns what the library reports. The methods of the second group are called
+/// `look_up` returns what the library reports. The methods of the second group are called
 /// between `enter` and `leave` only: [`Current`](super::context::Current) sees to it.
 pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn library(&self) -> &dyn Library;
@@ -98,7 +109,16 @@ pub(crate) unsafe trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// The stream is live.
     unsafe fn foreign(&self, stream: RawStream) -> Answer<Option<String>>;
     /// Returns what lies at an address, which is looked up and not followed.
-    fn kind_of_byte(&self, address: usize) -> Answer<PointerKind>;
+    fn look_up(&self, address: usize) -> Answer<Found>;
+    /// As [`look_up`](Self::look_up), for the kind alone.
+    fn kind_of_byte(&self, address: usize) -> Answer<PointerKind> {
+        self.look_up(address).map(|found| found.kind)
+    }
+    /// Returns the range of the allocation at an address, if that takes a call of its own.
+    fn range_of(&self, address: usize) -> Option<Range<usize>> {
+        let _ = address;
+        None
+    }
     /// Returns what the library must be told to copy out of such memory; `None` if it finds it by
     /// the address.
     fn peer_of(&self, kind: PointerKind) -> Answer<Option<Peer>>;

@@ -165,6 +165,11 @@ functions! {
             data: *mut c_void,
             flags: c_uint
         );
+        hipMemGetAddressRange(
+            start: *mut *mut c_void as *mut hipDeviceptr_t,
+            bytes: *mut usize,
+            ptr: *mut c_void as hipDeviceptr_t
+        );
     }
 }
 

@@ -2,7 +2,8 @@
 //! memory, copies.
 
 use std::any::Any;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
 
 use hip_runtime_sys::{hipDeviceAttribute_t as Has, hipMemcpyKind};
 
@@ -10,7 +11,7 @@ use super::device::Rocm;
 use super::library::PointerAttributes;
 use super::{RocmDevice, RocmQueue, pointer};
 use crate::device::backend::CopyOp;
-use crate::device::gpu::{Answer, Before, Library, Peer, PointerKind, RawStream, Runtime};
+use crate::device::gpu::{Answer, Before, Found, Library, Peer, PointerKind, RawStream, Runtime};
 
 impl Rocm {
     /// Makes the device current; returns the number of the one before it.
@@ -98,19 +99,37 @@ unsafe impl Runtime for Rocm {
         Ok((of != self.ordinal).then(other))
     }
 
-    fn kind_of_byte(&self, address: usize) -> Answer<PointerKind> {
+    fn look_up(&self, address: usize) -> Answer<Found> {
         const INVALID_VALUE: c_int = 1;
         let call = &self.hip.hipPointerGetAttributes;
         let mut found = PointerAttributes::NONE;
         // SAFETY: `found` is valid for the write of the attributes. The runtime looks the address
         // up and does not follow it.
-        match unsafe { call(&raw mut found, std::ptr::without_provenance(address)) } {
+        let kind = match unsafe { call(&raw mut found, std::ptr::without_provenance(address)) } {
             // What HIP 5, and some later ones, return for memory that is not theirs.
-            INVALID_VALUE => Ok(PointerKind::Unknown),
-            code => call
-                .check(code)
-                .map(|()| pointer::kind(self.version, address, &found)),
-        }
+            INVALID_VALUE => PointerKind::Unknown,
+            code => {
+                call.check(code)?;
+                pointer::kind(self.version, address, &found)
+            }
+        };
+        Ok(Found {
+            kind,
+            range: None,
+            is_exact: false,
+        })
+    }
+
+    fn range_of(&self, address: usize) -> Option<Range<usize>> {
+        let call = self.hip.hipMemGetAddressRange.as_ref()?;
+        let (mut start, mut bytes) = (std::ptr::null_mut::<c_void>(), 0);
+        let ptr = std::ptr::without_provenance_mut(address);
+        // SAFETY: both results are valid for the write of their types. The runtime looks the
+        // address up and does not follow it.
+        call.check(unsafe { call(&raw mut start, &raw mut bytes, ptr) })
+            .ok()?;
+        let start = start.addr();
+        Some(start..start.checked_add(bytes)?)
     }
 
     fn peer_of(&self, kind: PointerKind) -> Answer<Option<Peer>> {

@@ -68,6 +68,7 @@ impl Home {
             ordinal: self.ordinal,
             context: self.context,
             pool: self.pool,
+            reported: None,
         });
         Ok(start)
     }

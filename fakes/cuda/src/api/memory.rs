@@ -211,6 +211,7 @@ pub(crate) unsafe extern "C" fn cuMemHostRegister_v2(
             ordinal: home.ordinal,
             context: home.context,
             pool: None,
+            reported: None,
         });
         Ok(())
     })

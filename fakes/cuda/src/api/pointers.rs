@@ -13,6 +13,7 @@ const DEVICE_POINTER: c_int = 3;
 const HOST_POINTER: c_int = 4;
 const IS_MANAGED: c_int = 8;
 const DEVICE_ORDINAL: c_int = 9;
+const IS_LEGACY_CUDA_IPC_CAPABLE: c_int = 10;
 const RANGE_START_ADDR: c_int = 11;
 const RANGE_SIZE: c_int = 12;
 const MAPPED: c_int = 13;
@@ -41,7 +42,12 @@ fn answer(data: Out<c_void>, attribute: c_int, address: Address, block: Option<&
         IS_MANAGED => data.cast::<c_int>().put(i32::from(is(What::Managed))),
         DEVICE_ORDINAL => data.cast::<c_int>().put(block.map_or(-2, |b| b.ordinal)),
         RANGE_START_ADDR => number(block.map(|b| b.start)),
-        RANGE_SIZE => number(block.map(|b| b.bytes)),
+        RANGE_SIZE => number(block.map(|b| b.reported.unwrap_or(b.bytes))),
+        IS_LEGACY_CUDA_IPC_CAPABLE => {
+            data.cast::<c_int>().put(i32::from(block.is_some_and(|b| {
+                b.what == What::Device && b.pool.is_none() && b.reported.is_none()
+            })))
+        }
         MAPPED => data.cast::<c_int>().put(i32::from(block.is_some())),
         MEMPOOL_HANDLE => number(block.and_then(|b| b.pool)),
         _ => Err(INVALID_VALUE),
@@ -98,7 +104,7 @@ pub(crate) unsafe extern "C" fn cuMemGetAddressRange_v2(
             registry.current()?;
             let block = registry.memory.at(dptr).ok_or(NOT_FOUND)?;
             base.put_if(block.start as Address);
-            size.put_if(block.bytes);
+            size.put_if(block.reported.unwrap_or(block.bytes));
             Ok(())
         },
     )

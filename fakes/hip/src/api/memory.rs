@@ -15,6 +15,8 @@ forward! {
     hipHostGetDevicePointer(devPtr: *mut *mut c_void, hstPtr: *mut c_void, flags: c_uint) =>
         cuMemHostGetDevicePointer_v2(devPtr.cast(), hstPtr, flags);
     hipMemGetInfo(free: *mut usize, total: *mut usize) => cuMemGetInfo_v2(free, total);
+    hipMemGetAddressRange(pbase: *mut *mut c_void, psize: *mut usize, dptr: *mut c_void) =>
+        cuMemGetAddressRange_v2(pbase.cast(), psize, address(dptr));
 
     // `hipMemPoolProps` and `CUmemPoolProps` are laid out alike and have the same numbers.
     hipMemPoolCreate(mem_pool: *mut Handle, pool_props: *const c_void) =>

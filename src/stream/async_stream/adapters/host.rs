@@ -106,9 +106,9 @@ impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> HostRecordBatchStream<S> 
                 "a batch's schema differs from its stream's",
             ));
         }
-        let queue = self.queues.of(batch.device(), self.prefetch)?;
+        let queues = self.queues.of(batch.device(), self.prefetch)?;
         Ok(Coming {
-            download: Download::lazy(&batch, queue),
+            download: Download::lazy(&batch, queues),
             arrived: None,
         })
     }
