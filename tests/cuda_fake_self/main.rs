@@ -4,6 +4,7 @@
 mod context;
 mod fake;
 mod faults;
+mod kernels;
 mod memory;
 mod raw;
 mod safe;
