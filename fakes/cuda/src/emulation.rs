@@ -86,7 +86,7 @@ impl Emulation {
             | Self::AboveF64
             | Self::CountPassing
             | Self::Select
-                if !grid.threads[0].is_multiple_of(32) =>
+                if grid.threads[0] % 32 != 0 =>
             {
                 "needs whole warps".to_owned()
             }

@@ -18,12 +18,16 @@ impl Emulation {
     /// Queues it.
     pub(crate) fn launch(self, lane: &Lane, grid: &Grid, p: Vec<u64>) -> Outcome {
         let engine = lane.engine.clone();
-        if let Some(text) = self.misfit(grid, &p) {
-            engine.blame(text);
+        let misfit = self.misfit(grid, &p);
+        if let Some(text) = &misfit {
+            engine.blame(text.clone());
         }
         let host = self.host(&engine, &p);
         lane.engine.launch(&lane.queue, host, move |memory| {
             let mut view = View { memory, engine };
+            if let Some(text) = misfit {
+                return Err(view.engine.failure(LAUNCH_FAILED, &text));
+            }
             match self {
                 Self::ProductF64 => product_f64(&mut view, &p),
                 Self::DoubleF64 => double_f64(&mut view, &p),

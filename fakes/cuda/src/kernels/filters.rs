@@ -130,11 +130,7 @@ fn read_kind(view: &View<'_, '_>, kind: u64, at: u64, rows: u64) -> Result<Vec<i
             });
             Ok(values.collect())
         }
-        1 | 2 => Ok(view
-            .read_u64(at, rows)?
-            .iter()
-            .map(|v| v.cast_signed())
-            .collect()),
+        1 | 2 => Ok(view.read_u64(at, rows)?.iter().map(|v| *v as i64).collect()),
         _ => Err(blame(view, format!("there are no values of kind {kind}"))),
     }
 }
@@ -153,7 +149,7 @@ pub(super) fn compare(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> 
             key if kind == 2 && key < 0 => key ^ i64::MAX,
             key => key,
         };
-        let ordering = 1u64 << (key.cmp(&literal.cast_signed()) as i8 + 1);
+        let ordering = 1u64 << (key.cmp(&(literal as i64)) as i8 + 1);
         if !valid[row] || ordering & orderings == 0 {
             *passes = 0;
         }
