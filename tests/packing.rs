@@ -71,9 +71,9 @@ fn each_packed_mib_is_queued() {
             sim.faults().clear();
             assert_eq!(up.is_err(), nth <= lists, "list {nth} of {n} columns");
             if up.is_ok() {
-                let slabs = stats.bytes_to_device.div_ceil(4 << 20);
-                // From 8 MiB on each slab has an event, so that it can be used again.
-                let events = if n > 8 { slabs } else { 1 };
+                let slabs = stats.bytes_to_device.div_ceil(2 << 20);
+                // From 4 MiB on each slab has an event, so that it can be used again.
+                let events = if n > 4 { slabs } else { 1 };
                 assert_eq!((stats.copies, stats.events), (lists, events), "{n} columns");
                 assert_eq!((stats.host_waits, stats.queue_waits), (0, 0));
             }
