@@ -52,7 +52,7 @@ use crate::error::Result;
 /// [`Device::upload`] copies a buffer of 1 MiB or more straight from a page-locked slab: the host moves none of its bytes, except
 /// the last ones that do not fill a block of 64 bytes. A buffer that is the only one of its upload, and whose length is a multiple of
 /// 64 bytes, is copied straight whatever its length. Smaller buffers are packed with others into a staging slab, because a copy of
-/// its own for each of them would cost a call to the driver: 1000 columns of 8 KiB are eight copies of up to 1 MiB, not 1000.
+/// its own for each of them would cost a call to the driver: 1000 columns of 8 KiB are eight copies of about 1 MiB, not 1000.
 pub struct HostSlab {
     block: Block,
     /// Bytes in use; the block may be larger.

@@ -112,7 +112,12 @@ impl<'a> Stage<'a> {
                 open.dst = piece.dst + done;
             }
             // Regions, chunks and what is left are multiples of 64 bytes, and so is every part.
-            let stop = open.slab.len().min((open.used / PIECE + 1) * PIECE);
+            let next = (open.used / PIECE + 1) * PIECE;
+            // Less than half a piece is no copy of its own.
+            let stop = match next + PIECE / 2 > open.slab.len() {
+                true => open.slab.len(),
+                false => next,
+            };
             let room = &mut open.slab[open.used..stop];
             let part = room.len().min(end - done);
             let full = part == room.len();
@@ -229,8 +234,12 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Ends the stage; its slabs must be kept until all work that the queue has been given is done.
+    /// Ends the stage; its slabs must be kept until all work that the queue has been given is done, of which the events of
+    /// single slabs say nothing more.
     pub(super) fn into_slabs(mut self) -> Slabs {
+        for full in &mut self.full {
+            full.copied = None;
+        }
         self.full.extend(self.open.map(|open| Full {
             slab: open.slab,
             copied: None,
