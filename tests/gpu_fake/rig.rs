@@ -73,6 +73,8 @@ impl Rig {
         let group = self.group;
         drop(self);
         assert_gone(group);
+        // For other tests: there are not many ordinals.
+        group.close();
     }
 }
 

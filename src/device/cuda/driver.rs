@@ -238,7 +238,6 @@ fn api(driver: &Functions, calls: Calls, library: &libloading::Library) -> Api {
     Api {
         vendor: "CUDA",
         advice: super::ADVICE,
-        destroying_waits: false,
         is_lost,
         stream_of: driver.cuStreamGetCtx.name,
         pointer: driver.cuPointerGetAttributes.name,

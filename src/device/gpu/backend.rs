@@ -10,7 +10,7 @@ use super::context::{Context, EventCell, event_of};
 use super::page_locked::PageLocked;
 use super::queue::GpuQueue;
 use super::runtime::{Memory, PointerKind, Runtime};
-use super::shared::Shared;
+use super::shared::{End, Shared};
 use crate::device::DeviceId;
 use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
@@ -20,9 +20,10 @@ pub(crate) struct Gpu {
     shared: Shared,
     host_readable: bool,
     queue: Arc<GpuQueue>,
-    page_locked: PageLocked,
     /// What [`Backend::as_any`] returns: the vendor's type of device.
     vendor: Box<dyn Any + Send + Sync>,
+    /// Dropped last, after the queue.
+    _end: End,
 }
 
 impl Gpu {
@@ -43,15 +44,16 @@ impl Gpu {
         };
         let shared = Shared {
             blocks: Arc::new(Blocks::new(memory)),
+            page_locked: Arc::new(PageLocked::new(page_locked_limit)),
             memory,
             context,
         };
         Ok(Self {
             queue: GpuQueue::new(shared.clone())?,
             vendor: vendor(shared.clone()),
+            _end: End(shared.clone()),
             shared,
             host_readable,
-            page_locked: PageLocked::new(page_locked_limit),
         })
     }
 
@@ -188,11 +190,11 @@ unsafe impl Backend for Gpu {
         if self.shared.memory == Memory::Host || isize::try_from(bytes).is_err() {
             return Ok(None);
         }
-        self.page_locked.allocate(self.context(), bytes)
+        self.shared.page_locked.allocate(self.context(), bytes)
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
-        self.page_locked.free(self.context(), address, bytes);
+        self.shared.page_locked.give_back(address, bytes);
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
@@ -204,7 +206,8 @@ unsafe impl Backend for Gpu {
             let kind = self.kind_of(address, bytes);
             matches!(kind, Ok(Some(PointerKind::Host { .. })))
         };
-        self.page_locked.has(address.address(), bytes, ask)
+        let page_locked = &self.shared.page_locked;
+        page_locked.has(address.address(), bytes, ask)
     }
 
     /// Devices of one library copy from each other without the host.
@@ -230,11 +233,11 @@ unsafe impl Backend for Gpu {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.context().synchronize()
+        self.shared.synchronize(Context::synchronize)
     }
 
     fn settle(&self) -> Result<()> {
-        match self.context().settle() {
+        match self.shared.synchronize(Context::settle) {
             // At the end of the process there is no work any more.
             Err(_) if self.context().is_shut_down() => Ok(()),
             done => done,
@@ -242,8 +245,7 @@ unsafe impl Backend for Gpu {
     }
 
     fn trim(&self) {
-        self.shared.blocks.clear(self.context());
-        let _ = self.context().trim_pool();
+        self.shared.trim();
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -251,16 +253,11 @@ unsafe impl Backend for Gpu {
     }
 }
 
-impl Drop for Gpu {
-    fn drop(&mut self) {
-        self.shared.blocks.clear(self.context());
-    }
-}
-
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple(self.context().api().vendor)
             .field(self.context())
+            .field(&self.shared.page_locked)
             .finish()
     }
 }

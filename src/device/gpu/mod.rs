@@ -9,11 +9,12 @@
 //! | `runtime.rs` | what differs between vendors |
 //! | `context.rs` | what all work of a device goes through: the context guard, errors, reuse of events |
 //! | `calls.rs` | the calls that can be made while a context is current |
-//! | `shared.rs` | what a device and its queues have in common |
+//! | `shared.rs` | what a device and its queues have in common, and when memory is freed |
 //! | `queue.rs` | streams as queues |
 //! | `copy.rs` | lists of copies |
 //! | `jobs.rs` | copies and fills that the host does in a stream's order |
-//! | `blocks.rs` | reuse of memory that is slow to allocate, and its free |
+//! | `blocks.rs` | reuse of memory that is slow to allocate |
+//! | `leftovers.rs` | what could not be freed at once |
 //! | `page_locked.rs` | page-locked memory for staging, within a limit |
 //! | `backend.rs` | the backend itself |
 
@@ -24,6 +25,7 @@ mod calls;
 mod context;
 mod copy;
 mod jobs;
+mod leftovers;
 mod library;
 mod page_locked;
 mod queue;
