@@ -43,6 +43,7 @@
 //! | 512 | `FREE_BLOCKS` | While host functions are queued or running, a free that is in no stream's order blocks, and all other calls of the engine with it. |
 //! | 1024 | `OOM_IS_INVALID` | Out of memory is answered as 1. |
 //! | 2048 | `INSTANT` | All work is complete when the call that queues it returns, except behind a host function that blocks. |
+//! | 2147483648 | `PINS` | The environment does not add `PINNING_FAILS`: for tests of page-locked memory. |
 //!
 //! # Environment variables
 //!

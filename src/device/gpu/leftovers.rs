@@ -64,9 +64,8 @@ struct Streams {
 }
 
 impl Streams {
-    /// Destroys streams that have no work any more, and forgets queues that were dropped.
+    /// Destroys streams that have no work any more.
     fn sweep(&mut self, current: &Current<'_>) {
-        self.queues.retain(|queue| queue.strong_count() > 0);
         self.dropped.retain(|stream| {
             // SAFETY: the stream was created by its queue, whose drop handed it over.
             let busy = unsafe { current.is_idle(*stream) } == Ok(false);
@@ -130,12 +129,10 @@ impl Leftovers {
     }
 
     /// Adds a queue of the context.
-    pub(super) fn add_queue(&self, queue: Weak<dyn Work>, current: Option<&Current<'_>>) {
-        let mut streams = lock(&self.streams);
-        if let Some(current) = current {
-            streams.sweep(current);
-        }
-        streams.queues.push(queue);
+    pub(super) fn add_queue(&self, queue: Weak<dyn Work>) {
+        let queues = &mut lock(&self.streams).queues;
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(queue);
     }
 
     /// Destroys a stream of our own once it has no work.

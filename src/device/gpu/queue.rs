@@ -72,10 +72,8 @@ impl GpuQueue {
             vendor,
             me: me.clone(),
         });
-        let (context, work) = (&queue.shared.context, queue.me.clone());
-        let current = context.enter_even_if_failed().ok();
-        context.leftovers.add_queue(work, current.as_ref());
-        drop(current);
+        let work = queue.me.clone();
+        queue.shared.context.leftovers.add_queue(work);
         queue
     }
 

@@ -40,7 +40,10 @@ impl Shared {
         let left = leftovers.take();
         let done = wait(context);
         let settled = done.is_ok() || context.has_failed();
-        let something = !left.is_empty() || self.blocks.is_over() || self.page_locked.has_idle();
+        let something = !left.is_empty()
+            || !leftovers.is_empty()
+            || self.blocks.is_over()
+            || self.page_locked.has_idle();
         // Other threads may have queued work since.
         let quiet = settled && something && context.is_quiet();
         leftovers.free(context, left, quiet);
