@@ -71,9 +71,26 @@
 //!
 //! Work runs on streams that do not wait for the legacy default stream. Memory is allocated and
 //! freed in the order of streams, from a pool that keeps it until
-//! [`Device::trim`](crate::Device::trim). Page-locked and managed memory is recycled, and freed on
-//! a thread of its own, because the driver waits for the device when it frees such memory. Events
-//! have no timing and are reused.
+//! [`Device::trim`](crate::Device::trim). Events have no timing and are reused.
+//!
+//! Page-locked and managed memory, and device memory where there is no pool, is recycled. The
+//! driver may wait for the device and for host functions when it frees such memory, and other
+//! threads' calls wait with it. So it is freed only while this crate's queues have no work: by
+//! [`Device::synchronize`](crate::Device::synchronize), which leaves up to 256 MiB for reuse, by
+//! [`Device::trim`](crate::Device::trim), after the device was dropped, or when an allocation finds
+//! too little. Page-locked memory that is kept counts towards
+//! [`CudaConfig::with_page_locked_limit`]; beyond the limit, or if the driver refuses page-locked
+//! memory for whatever reason, ordinary memory serves, which is slower. If more than 1 GiB of other
+//! blocks is idle and none fits, the next allocation waits for the device to free some.
+//!
+//! An allocation that finds too little memory frees what is idle, waits for the work of all queues
+//! of the device, which may free more, and tries again; only then it returns
+//! [`Error::OutOfMemory`]. While a queue's stream is being captured it does not wait.
+//!
+//! Memory of a pool cannot be shared through the older interprocess handles (`cuIpcGetMemHandle`),
+//! and kernels of another device reach it only after `cuMemPoolSetAccess`. This crate does not call
+//! that function, because copies between devices do not need it and may go wrong after it
+//! (reported for `cuMemcpyPeerAsync`).
 //!
 //! An import asks the driver about the first and the last byte of every buffer. It accepts memory
 //! of the device that the import names, managed memory, and page-locked memory that the device

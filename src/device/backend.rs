@@ -315,7 +315,7 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         Ok(false)
     }
 
-    /// Frees memory that is kept for reuse.
+    /// Frees memory that is kept for reuse. May wait for the device's work.
     fn trim(&self) {}
 
     /// Makes the calling thread wait for all work of this device.

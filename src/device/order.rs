@@ -35,12 +35,6 @@ impl Place {
         }
     }
 
-    /// Returns a place on a queue after all events so far.
-    #[cfg(any(feature = "cuda", feature = "rocm"))]
-    pub(crate) fn next(queue: u64) -> Self {
-        Self::of(queue, || ()).1
-    }
-
     #[cfg(any(feature = "cuda", feature = "rocm"))]
     pub(crate) fn is_of(&self, queue: u64) -> bool {
         self.queue == queue

@@ -268,7 +268,8 @@ impl Device {
 
     /// Sets how many bytes of idle host slabs, page-locked ones included, this device keeps for reuse. The default is 1 GiB;
     /// with 0 none are kept. Beyond the limit, slabs that have been idle for longest are freed first. A device keeps at most what
-    /// was in use at the same time; [`trim`](Self::trim) frees all of it.
+    /// was in use at the same time; [`trim`](Self::trim) frees all of it. Page-locked memory beyond the limit is freed once the device
+    /// has no work: by [`synchronize`](Self::synchronize), for example.
     ///
     /// ```
     /// # use arrow_device::Devices;
@@ -281,7 +282,8 @@ impl Device {
         }
     }
 
-    /// Frees the memory that this device keeps for reuse: idle host slabs, and what its backend keeps.
+    /// Frees the memory that this device keeps for reuse: idle host slabs, and what its backend keeps. May wait for the device's
+    /// work.
     pub fn trim(&self) {
         self.slabs().clear(self.backend());
         self.backend().trim();

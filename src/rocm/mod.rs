@@ -45,10 +45,11 @@
 //!
 //! The backend shares everything but the vendor's calls with CUDA's. Work runs on streams that do
 //! not wait for the null stream. Memory is allocated and freed in the order of streams, from a pool
-//! that keeps it until [`Device::trim`](crate::Device::trim), if the device has pools; page-locked
-//! memory is recycled, and freed on a thread of its own. Events have no timing, make host memory
-//! visible to the host, and are reused. Every call makes the device current on its thread, and
-//! restores the thread's own device afterwards.
+//! that keeps it until [`Device::trim`](crate::Device::trim), if the device has pools. Page-locked
+//! memory, and device memory without a pool, is recycled, and freed as the module `cuda` describes:
+//! while the device has no work. Events have no timing, make host memory visible to the host, and
+//! are reused. Every call makes the device current on its thread, and restores the thread's own
+//! device afterwards.
 //!
 //! An import asks the runtime about the first and the last byte of every buffer. It accepts memory
 //! of the device that the import names, managed memory, and page-locked memory that the device
@@ -60,9 +61,9 @@
 //! program has not read an earlier last error yet, that one stays, or a newer one in its place;
 //! before HIP 7 every HIP call sets it, even on success.
 //!
-//! HIP waits when a stream is destroyed, so this crate destroys it on a thread of its own, after
-//! the stream's work. Memory of a stream that is being captured is freed once the capture has
-//! ended. From HIP 7.1 on, the runtime is given a list of copies in one call, without attributes,
+//! HIP waits when a stream is destroyed, so this crate destroys it later, after the stream's work.
+//! Memory of a stream that is being captured is freed once the capture has ended, by the device's
+//! next allocation or free. From HIP 7.1 on, the runtime is given a list of copies in one call, without attributes,
 //! which 7.1 and 7.2 refuse; if it refuses a list, in earlier versions, and from HIP 8 on, whose
 //! call may take other parameters, the copies are single calls. Copies and fills of `rocm-host` are
 //! the host's work in the order of a stream: by `hipLaunchHostFunc` where the runtime has it, else

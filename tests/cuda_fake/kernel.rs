@@ -7,7 +7,7 @@ use arrow_device::cuda::CudaMemory;
 use arrow_device::{Device, DeviceId, Devices, TransferStats};
 
 use crate::cuda_suite::example as work;
-use crate::fake::{Group, LAZY};
+use crate::fake::{Group, LAZY, PINS};
 use crate::kernel_suite::{self, Kernels};
 use crate::rig::{MODES, Rig, soon, unclean};
 
@@ -32,14 +32,15 @@ fn assert_clean(group: Group, device: &Device) {
 
 fn costs(memory: CudaMemory) {
     for flags in MODES {
-        let group = Group::open(1, flags);
+        let group = Group::open(1, flags | PINS);
         let device = open(group, memory);
         // Twice: the second run finds everything warm.
         for run in 0..2 {
             let context = format!("{device}, flags {flags}, run {run}");
             let report = work::run(&device).unwrap_or_else(|e| panic!("{context}: {e}"));
             assert_eq!((report.rows, report.nulls), (100_000, 31_428), "{context}");
-            assert!(report.has_event, "{context}");
+            // A fast device has done the work before the export.
+            assert!(report.has_event || flags != LAZY, "{context}");
             check_costs(&report.stats, memory, flags, &context);
             assert_clean(group, &device);
         }
@@ -62,17 +63,17 @@ fn check_costs(stats: &TransferStats, memory: CudaMemory, flags: u32, context: &
     assert_eq!(stats.bytes_to_host, down, "{context}");
     assert_eq!(stats.copies, if own { 1 + 3 } else { 1 }, "{context}");
     // The upload, four loans, two results, the export; the download.
-    assert_eq!(stats.events, if own { 9 } else { 8 }, "{context}");
+    let events = if own { 9 } else { 8 };
     // Four loans wait for the upload, the export for the two results; the download for the export.
     let waits = (stats.queue_waits, stats.host_waits);
     let expected = (if own { 7 } else { 6 }, 1);
     if flags == LAZY {
-        assert_eq!(waits, expected, "{context}");
+        assert_eq!((stats.events, waits), (events, expected), "{context}");
     } else {
-        // Nobody waits for what has completed.
+        // Nobody waits for what has completed, or exports its event.
         assert!(
-            waits.0 <= expected.0 && waits.1 <= expected.1,
-            "{context}: {waits:?}"
+            stats.events <= events && waits.0 <= expected.0 && waits.1 <= expected.1,
+            "{context}: {stats:?}"
         );
     }
 }

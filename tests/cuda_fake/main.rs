@@ -40,6 +40,8 @@ mod dlpack;
 mod exports;
 #[path = "../gpu_fake/failures.rs"]
 mod failures;
+#[path = "../gpu_fake/frees.rs"]
+mod frees;
 #[path = "../gpu_fake/imports.rs"]
 mod imports;
 mod interop;

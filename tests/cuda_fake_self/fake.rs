@@ -22,6 +22,19 @@ pub(crate) const FREE_BLOCKS: u32 = 512;
 pub(crate) const OOM_IS_INVALID: u32 = 1024;
 pub(crate) const INSTANT: u32 = 2048;
 pub(crate) const HOLLOW: u32 = 1 << 16;
+/// For tests that are about page-locked memory: no mode of the whole program refuses it.
+pub(crate) const PINS: u32 = 1 << 31;
+
+/// The modes in which a driver refuses some list of copies, so that none is used after it.
+pub(crate) const NO_LISTS: u32 = NO_BATCH | LISTS_UP_TO_64 | LISTS_WITHOUT_ATTRIBUTES;
+
+/// Whether the whole program runs in one of these modes: `FAKE_CUDA_FLAGS` adds them to the flags of
+/// every group. Tests that are about other modes ask.
+pub(crate) fn in_mode(flags: u32) -> bool {
+    let set = std::env::var("FAKE_CUDA_FLAGS").ok();
+    set.and_then(|set| set.parse().ok())
+        .is_some_and(|set: u32| set & flags != 0)
+}
 
 /// The library. It stays loaded.
 pub(crate) fn library() -> &'static Library {

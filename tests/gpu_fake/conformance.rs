@@ -2,12 +2,13 @@
 
 use arrow_device_conformance::{Subject, run};
 
-use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS, PAGEABLE_EAGER};
+use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS, PAGEABLE_EAGER, PINS};
 use crate::rig::{Rig, assert_gone, hold, unclean};
 use crate::vendor::{Config, Memory};
 
 pub(crate) fn suite(flags: u32, memory: Memory) {
-    let group = Group::open(4, flags);
+    let pins = if memory == Memory::Host { PINS } else { 0 };
+    let group = Group::open(4, flags | pins);
     let open = move |i: usize| {
         let config = Config::new(group.ordinal() + i).with_memory(memory);
         Rig::of(group, &config).device

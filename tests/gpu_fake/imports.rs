@@ -7,7 +7,7 @@ use arrow_array::{Array, ArrayRef, Int32Array, StringViewArray};
 use arrow_device::{DeviceArray, Devices, Error};
 
 use crate::block::Block;
-use crate::fake::{Group, NO_CONCURRENT_MANAGED};
+use crate::fake::{Group, NO_CONCURRENT_MANAGED, PINS};
 use crate::gpu_suite::host_memories;
 use crate::rig::{MODES, Rig};
 use crate::support::assert_same;
@@ -45,7 +45,7 @@ fn accepted(rig: &Rig, mut foreign: Foreign) {
 #[test]
 fn device_memory_is_the_claimed_devices() {
     for mode in MODES {
-        let group = Group::open(2, mode);
+        let group = Group::open(2, mode | PINS);
         let rig = Rig::of(group, &Config::new(group.ordinal()));
         accepted(&rig, Foreign::new(&ints().to_data(), &rig.device));
         let values = ints().values().to_vec();
@@ -93,7 +93,7 @@ fn device_memory_is_the_claimed_devices() {
 #[test]
 fn what_the_host_is_to_read_it_can() {
     for memory in host_memories() {
-        let rig = Rig::with(0, memory);
+        let rig = Rig::with(PINS, memory);
         accepted(&rig, Foreign::new(&ints().to_data(), &rig.device));
         let values = ints().values().to_vec();
         // Device memory under such a name would be read by the host.
@@ -124,7 +124,7 @@ fn lengths_of_views() {
     ];
     let array: ArrayRef = std::sync::Arc::new(StringViewArray::from_iter_values(texts));
     for mode in MODES {
-        let rig = Rig::new(mode);
+        let rig = Rig::new(mode | PINS);
         let lengths: Vec<i64> = array.to_data().buffers()[1..]
             .iter()
             .map(|b| b.len() as i64)
@@ -162,7 +162,7 @@ fn lengths_of_views() {
 #[test]
 fn events() {
     for mode in MODES {
-        let rig = Rig::new(mode);
+        let rig = Rig::new(mode | PINS);
         let foreign = || Foreign::new(&ints().to_data(), &rig.device);
         // A handle that is null, and an address that cannot be an event's.
         let null: *mut c_void = ptr::null_mut();
@@ -199,7 +199,7 @@ fn events() {
 #[test]
 fn the_queue_waits_and_not_the_host() {
     for mode in MODES {
-        let rig = Rig::new(mode);
+        let rig = Rig::new(mode | PINS);
         let mut foreign = Foreign::new(&ints().to_data(), &rig.device);
         let before = rig.stats();
         let imported = foreign.import(&rig.options).unwrap();

@@ -7,9 +7,9 @@ use arrow_buffer::Buffer;
 use arrow_device::{DeviceBufferMut, DeviceRecordBatchReader, UploadingReader};
 
 use crate::block::Block;
-use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS};
+use crate::fake::{Group, LAZY, NO_BATCH, NO_LISTS, NO_POOLS, PINS, POOL_CREATION_FAILS, in_mode};
 use crate::gpu_suite::host_memories;
-use crate::rig::{MODES, Rig, assert_gone, hold, soon};
+use crate::rig::{MODES, Rig, assert_gone, hold};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::vendor::{Config, LOOKUPS, MANAGED, MEMORIES, Memory, operation};
 
@@ -63,7 +63,8 @@ fn warm_transfers_create_nothing() {
             "cuMemFree_v2",
             "cuMemFreeHost",
         ];
-        assert_eq!(calls(rig.group, pool, round), [1, 1, 0, 0]);
+        let once = u64::from(!in_mode(NO_POOLS | POOL_CREATION_FAILS));
+        assert_eq!(calls(rig.group, pool, round), [once, once, 0, 0]);
         let cost = rig.stats().since(&before);
         assert_eq!((cost.allocations, cost.host_allocations), (1, 0));
         rig.assert_done();
@@ -97,6 +98,9 @@ fn warm_streams_create_nothing() {
 
 #[test]
 fn the_pool_keeps_what_is_freed() {
+    if in_mode(NO_POOLS | POOL_CREATION_FAILS) {
+        return;
+    }
     let rig = Rig::new(0);
     let pool = ["cuMemPoolSetAttribute", "cuMemPoolTrimTo"];
     assert_eq!(rig.group.calls(pool[0]), 1, "the threshold");
@@ -124,9 +128,9 @@ fn lists_of_copies() {
         });
         let copies = rig.stats().since(&before).copies;
         assert!(copies > 50, "{copies} copies");
-        match flags & NO_BATCH {
-            0 => assert!(made[0] > 0 && made[1] < 8, "{made:?}"),
-            _ => assert_eq!(made[1], copies, "{made:?}"),
+        match flags & NO_BATCH != 0 || in_mode(NO_LISTS) {
+            false => assert!(made[0] > 0 && made[1] < 8, "{made:?}"),
+            true => assert_eq!(made[1], copies, "{made:?}"),
         }
         drop(up);
         rig.assert_done();
@@ -176,7 +180,7 @@ fn page_locked_sources() {
     let rows = 300_000;
     let bytes = rows * 8;
     for mode in MODES {
-        let rig = Rig::new(mode);
+        let rig = Rig::new(mode | PINS);
         let mut slab = rig.host_slab(bytes).unwrap();
         for (i, value) in slab.chunks_exact_mut(8).enumerate() {
             value.copy_from_slice(&(i as i64).to_ne_bytes());
@@ -219,7 +223,7 @@ fn page_locked_sources() {
 fn page_locked_memory_is_bounded() {
     let batch = wide_batch(20, 3000);
     for limit in [0, 100_000] {
-        let group = Group::open(1, 0);
+        let group = Group::open(1, PINS);
         let config = Config::new(group.ordinal()).with_page_locked_limit(limit);
         let rig = Rig::of(group, &config);
         let kept: Vec<_> = (0..4)
@@ -244,7 +248,7 @@ fn page_locked_memory_is_bounded() {
         rig.assert_done();
         rig.end();
     }
-    let rig = Rig::new(0);
+    let rig = Rig::new(PINS);
     rig.group.fail("cuMemHostAlloc", 1, 2);
     let slab = rig.host_slab(1 << 20).unwrap();
     assert_eq!((rig.group.clear(), rig.group.live("pinned")), (1, 0));
@@ -351,10 +355,7 @@ fn memory_that_is_kept_makes_room() {
         rig.synchronize().unwrap();
         drop(DeviceBufferMut::allocate(&queue, 6 << 20).unwrap());
         rig.trim();
-        assert!(soon(|| {
-            group.drain();
-            group.live("device") == 0
-        }));
+        assert_eq!(group.live("device"), 0);
         drop(queue);
         rig.end();
     }
@@ -386,7 +387,7 @@ fn uploads_do_not_wait() {
 /// What the host packs for another device has arrived in page-locked memory first. Nothing runs by itself here.
 #[test]
 fn a_copy_out_of_page_locked_memory_that_is_not_ready() {
-    let group = Group::open(1, LAZY);
+    let group = Group::open(1, LAZY | PINS);
     let [from, to] = [Memory::Host, Memory::Device]
         .map(|memory| Rig::of(group, &Config::new(group.ordinal()).with_memory(memory)));
     let batch = wide_batch(8, 300);

@@ -1,6 +1,6 @@
 //! Devices for the suite that real ones go through too.
 
-use crate::fake::Group;
+use crate::fake::{Group, NO_POOLS, PINS, POOL_CREATION_FAILS, in_mode};
 use crate::gpu_suite::Place;
 use crate::rig::{MODES, left};
 use crate::vendor::load;
@@ -8,12 +8,13 @@ use crate::vendor::load;
 pub(crate) fn places() -> Vec<Place> {
     load();
     let place = |flags| {
-        let group = Group::with_capacity(3, flags, 256 << 20);
+        let group = Group::with_capacity(3, flags | PINS, 256 << 20);
         let first = group.ordinal();
         Place {
             ordinal: first,
             others: vec![first + 1, first + 2],
             rows: 300,
+            pools: !in_mode(NO_POOLS | POOL_CREATION_FAILS),
             // The simulated device's own tests go through all of them. Prime: other cases for each type.
             share: 5,
             unclean: Box::new(move || {

@@ -2,7 +2,7 @@
 
 use arrow_device::{Device, Devices, ImportOptions};
 
-use crate::fake::{Group, LAZY};
+use crate::fake::{Group, LAZY, PINS};
 pub(crate) use crate::gpu_suite::hold::hold;
 pub(crate) use crate::gpu_suite::soon;
 use crate::vendor::{Config, Memory, let_go, load};
@@ -32,7 +32,9 @@ impl Rig {
     }
 
     pub(crate) fn with(flags: u32, memory: Memory) -> Self {
-        let group = Group::open(1, flags);
+        // Nothing but page-locked memory is what such a device has.
+        let pins = if memory == Memory::Host { PINS } else { 0 };
+        let group = Group::open(1, flags | pins);
         Self::of(group, &Config::new(group.ordinal()).with_memory(memory))
     }
 
@@ -73,6 +75,8 @@ impl Rig {
         let group = self.group;
         drop(self);
         assert_gone(group);
+        // For other tests: there are not many ordinals.
+        group.close();
     }
 }
 

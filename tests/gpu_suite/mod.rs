@@ -30,6 +30,9 @@ pub(crate) struct Place {
     /// How much work is given to tests in which work must overlap.
     #[allow(dead_code)] // not every vendor's tests launch kernels
     pub rows: usize,
+    /// Whether device memory comes from a pool.
+    #[allow(dead_code)] // not every vendor's tests ask
+    pub pools: bool,
     /// Of all cases of every type each `share`th is tested.
     pub share: usize,
     /// What was not given back, or done wrong, now that everything was dropped; `None` if nothing, or

@@ -42,6 +42,8 @@ mod devices;
 mod exports;
 #[path = "../gpu_fake/failures.rs"]
 mod failures;
+#[path = "../gpu_fake/frees.rs"]
+mod frees;
 #[path = "../gpu_fake/imports.rs"]
 mod imports;
 #[path = "../gpu_fake/memory.rs"]

@@ -28,17 +28,21 @@ pub(crate) const FREE_BLOCKS: u32 = 512;
 pub(crate) const OOM_IS_INVALID: u32 = 1024;
 pub(crate) const INSTANT: u32 = 2048;
 pub(crate) const HOLLOW: u32 = 1 << 16;
+pub(crate) const PINS: u32 = 1 << 31;
 
 /// The flags of an engine that is opened with `flags`: those of the environment are added. An
 /// engine cannot be lazy and instant; what it was opened with prevails.
 fn with_environment(flags: u32) -> u32 {
     static FLAGS: OnceLock<u32> = OnceLock::new();
     let more = *FLAGS.get_or_init(|| environment("FAKE_CUDA_FLAGS").unwrap_or(0));
-    let contrary = match flags {
+    let mut contrary = match flags {
         flags if flags & LAZY != 0 => INSTANT,
         flags if flags & INSTANT != 0 => LAZY,
         _ => 0,
     };
+    if flags & PINS != 0 {
+        contrary |= PINNING_FAILS;
+    }
     flags | (more & !contrary)
 }
 

@@ -48,6 +48,7 @@
 //! | 1024 | `OOM_IS_INVALID` | Out of memory is answered as 1. |
 //! | 2048 | `INSTANT` | All work is complete when the call that queues it returns, except behind a host function that blocks. |
 //! | 65536 | `HOLLOW` | Copies of more than 64 KiB move nothing; for measurements with a clock (see there). |
+//! | 2147483648 | `PINS` | The environment does not add `PINNING_FAILS`: for tests of page-locked memory. |
 //!
 //! # Environment variables
 //!

@@ -265,7 +265,6 @@ fn api(driver: &Functions, calls: Calls, library: &libloading::Library) -> Api {
         vendor: "CUDA",
         process: Process::this(),
         advice: super::ADVICE,
-        destroying_waits: false,
         is_lost,
         stream_of: driver.cuStreamGetCtx.name,
         pointer: driver.cuPointerGetAttributes.name,

@@ -16,6 +16,7 @@ pub(crate) type Code = c_int;
 pub(crate) mod code {
     use super::Code;
 
+    pub(crate) const INVALID_VALUE: Code = 1;
     pub(crate) const OUT_OF_MEMORY: Code = 2;
     pub(crate) const NOT_INITIALIZED: Code = 3;
     pub(crate) const DEINITIALIZED: Code = 4;
@@ -320,8 +321,6 @@ pub(crate) struct Api {
     pub(crate) process: Process,
     /// What a user can do about streams and memory of another context.
     pub(crate) advice: &'static str,
-    /// Whether [`destroy_stream`](Calls::destroy_stream) may wait for the stream's work.
-    pub(crate) destroying_waits: bool,
     /// Whether a code means that a context is lost.
     pub(crate) is_lost: fn(Code) -> bool,
     /// Names of calls that differ, for errors before they are made.

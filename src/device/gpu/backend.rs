@@ -12,7 +12,7 @@ use super::context::{Context, EventCell, event_of};
 use super::page_locked::PageLocked;
 use super::queue::GpuQueue;
 use super::runtime::{Memory, PointerKind, Runtime};
-use super::shared::Shared;
+use super::shared::{End, Shared};
 use crate::device::DeviceId;
 use crate::device::backend::{AddressClass, Backend, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
@@ -22,9 +22,10 @@ pub(crate) struct Gpu {
     shared: Shared,
     host_readable: bool,
     queue: Arc<GpuQueue>,
-    page_locked: PageLocked,
     /// What [`Backend::as_any`] returns: the vendor's type of device.
     vendor: Box<dyn Any + Send + Sync>,
+    /// Dropped last, after the queue.
+    _end: End,
 }
 
 impl Gpu {
@@ -45,15 +46,16 @@ impl Gpu {
         };
         let shared = Shared {
             blocks: Arc::new(Blocks::new(memory)),
+            page_locked: Arc::new(PageLocked::new(page_locked_limit)),
             memory,
             context,
         };
         Ok(Self {
             queue: GpuQueue::new(shared.clone())?,
             vendor: vendor(shared.clone()),
+            _end: End(shared.clone()),
             shared,
             host_readable,
-            page_locked: PageLocked::new(page_locked_limit),
         })
     }
 
@@ -217,14 +219,13 @@ unsafe impl Backend for Gpu {
         if self.shared.memory == Memory::Host || isize::try_from(bytes).is_err() {
             return Ok(None);
         }
-        self.page_locked.allocate(self.context(), bytes)
+        self.shared.page_locked.allocate(self.context(), bytes)
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
-        if self.context().is_forked() {
-            return;
+        if !self.context().is_forked() {
+            self.shared.page_locked.give_back(address, bytes);
         }
-        self.page_locked.free(self.context(), address, bytes);
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
@@ -239,7 +240,7 @@ unsafe impl Backend for Gpu {
             }
             _ => (false, address.range(bytes)),
         };
-        self.page_locked.has(address.range(bytes), ask)
+        self.shared.page_locked.has(address.range(bytes), ask)
     }
 
     /// Devices of one library copy from each other without the host.
@@ -265,11 +266,11 @@ unsafe impl Backend for Gpu {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.context().synchronize()
+        self.shared.synchronize(Context::synchronize)
     }
 
     fn settle(&self) -> Result<()> {
-        match self.context().settle() {
+        match self.shared.synchronize(Context::settle) {
             // At the end of the process there is no work any more.
             Err(_) if self.context().is_shut_down() => Ok(()),
             done => done,
@@ -277,11 +278,9 @@ unsafe impl Backend for Gpu {
     }
 
     fn trim(&self) {
-        if self.context().is_forked() {
-            return;
+        if !self.context().is_forked() {
+            self.shared.trim();
         }
-        self.shared.blocks.clear(self.context());
-        let _ = self.context().trim_pool();
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -289,19 +288,11 @@ unsafe impl Backend for Gpu {
     }
 }
 
-impl Drop for Gpu {
-    fn drop(&mut self) {
-        if self.context().is_forked() {
-            return;
-        }
-        self.shared.blocks.clear(self.context());
-    }
-}
-
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple(self.context().api().vendor)
             .field(self.context())
+            .field(&self.shared.page_locked)
             .finish()
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::api::{Answer, Api, Code, Failed, RawEvent, RawPool, RawStream, code};
 use super::entry::Current;
 use super::jobs::{self, Job};
+use super::leftovers::Leftovers;
 use super::runtime::{Meaning, Runtime};
 use crate::device::backend::{EventPtr, device_error};
 use crate::device::{DeviceId, FORKED, lock};
@@ -33,6 +34,7 @@ pub(crate) struct Context {
     failed: AtomicI32,
     /// Whether the library has refused a list of copies.
     pub(super) no_lists: AtomicBool,
+    pub(super) leftovers: Leftovers,
     /// Boxed: `sync_event` holds a cell's address.
     #[allow(clippy::vec_box)]
     events: Mutex<Vec<Box<EventCell>>>,
@@ -93,14 +95,23 @@ impl Context {
             id,
             failed: AtomicI32::new(0),
             no_lists: AtomicBool::new(false),
+            leftovers: Leftovers::default(),
             events: Mutex::new(Vec::new()),
         };
         if with_pool && context.runtime.supports_pools() {
             let pool = {
                 let current = context.enter(context.api().create_pool.name)?;
-                context.check(current.create_pool())?
+                current.create_pool()
             };
-            context.pool = Some(pool);
+            // That memory is short may have changed when the device is opened again.
+            let is_short = |failed: &Failed| context.meaning(failed.code) == Meaning::OutOfMemory;
+            let is_short = pool.as_ref().is_err_and(is_short);
+            context.pool = match context.check(pool) {
+                Err(e) if is_short || context.has_failed() => return Err(e),
+                // Some drivers refuse a pool although they say that there are pools: blocks of
+                // memory are used again without one.
+                pool => pool.ok(),
+            };
         }
         Ok(context)
     }
@@ -133,6 +144,11 @@ impl Context {
         match answer {
             Err(failed) if self.meaning(failed.code) == Meaning::OutOfMemory => {
                 Err(self.out_of_memory(failed.out_of_memory, bytes))
+            }
+            // Some drivers answer so for sizes that no device has. All else about the call is in
+            // order, so nothing but the size can be invalid.
+            Err(Failed { call, code, .. }) if code == code::INVALID_VALUE => {
+                Err(self.out_of_memory(call, bytes))
             }
             answer => self.check(answer),
         }
@@ -279,6 +295,32 @@ impl Context {
         self.check(launched).inspect_err(|_| jobs::forget(number))
     }
 
+    /// Whether all queues of this device, and its jobs, are known to have no work. Calls that might
+    /// wait for the device can be made then.
+    pub(super) fn is_quiet(&self) -> bool {
+        if self.has_failed() {
+            jobs::stop(self.address());
+            return true;
+        }
+        if jobs::are_under_way(self.address()) {
+            return false;
+        }
+        let current = self.enter_even_if_failed();
+        current.is_ok_and(|current| self.leftovers.are_idle(&current))
+    }
+
+    /// Waits for the work of all queues of this device. Returns false if it cannot be waited for,
+    /// because a stream is being captured, for example. Work of a failed device has ended.
+    pub(super) fn wait_for_queues(&self) -> bool {
+        let current = self.enter_even_if_failed();
+        let waited = current.is_ok_and(|current| self.leftovers.wait(&current));
+        if self.has_failed() {
+            jobs::stop(self.address());
+            return true;
+        }
+        waited
+    }
+
     /// Makes this thread wait for all work of the context. Asks the library even if the context has
     /// failed.
     pub(super) fn synchronize(&self) -> Result<()> {
@@ -329,6 +371,9 @@ impl Drop for Context {
         if jobs::are_under_way(self.address()) {
             // Nothing has waited for them.
             let _ = self.settle();
+        }
+        if let Ok(current) = self.enter_even_if_failed() {
+            self.leftovers.destroy_streams(&current);
         }
         let events = std::mem::take(&mut *lock(&self.events));
         for cell in &events {

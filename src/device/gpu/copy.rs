@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::api::RawStream;
+use super::api::{Failed, RawStream, code};
 use super::calls::Allocation;
 use super::context::Context;
 use super::entry::Current;
@@ -16,6 +16,11 @@ use crate::error::{Error, Result};
 /// instead of 2.3 us per call, for a few us more (reported for CUDA on H100 and H20; not yet
 /// measured by this project).
 const LIST: usize = 8;
+/// The most copies of one list. A list of more than 8,192 is reported to end the process (HIP
+/// 7.15).
+const LONGEST_LIST: usize = 4096;
+/// A copy of this many bytes goes by itself: next to its own time that of a call is nothing.
+const LARGE: usize = 1 << 20;
 
 /// Gives a list of copies to a stream.
 ///
@@ -111,20 +116,59 @@ unsafe fn plain_copies(
     stream: RawStream,
     copies: &[CopyOp],
 ) -> Result<()> {
+    let is_large = |copy: &&CopyOp| copy.bytes >= LARGE;
     // The legacy default stream takes no lists.
-    let takes_lists = !stream.is_legacy() && !context.no_lists.load(Ordering::Relaxed);
-    if copies.len() >= LIST && takes_lists {
+    let small = copies.len() - copies.iter().filter(is_large).count();
+    if small < LIST || stream.is_legacy() || context.no_lists.load(Ordering::Relaxed) {
+        let plain = copies.iter().map(|copy| (copy, None));
+        // SAFETY: the caller guarantees that memory and stream are live until the copies have
+        // completed (see `# Safety`).
+        return unsafe { one_by_one(context, current, stream, plain) };
+    }
+    let (large, small): (Vec<CopyOp>, Vec<CopyOp>) = copies.iter().partition(is_large);
+    let lists = small.chunks(LONGEST_LIST);
+    for (i, list) in large.chunks(1).chain(lists).enumerate() {
         // SAFETY: the caller guarantees that memory and stream are live until the copies have
         // completed (see `# Safety`); the stream is not the legacy default one.
-        match unsafe { current.copy_list(copies, stream) }.map(|answer| context.check(answer)) {
+        if let Err(e) = unsafe { one_list(context, current, stream, list) } {
+            if i > 0 {
+                wait_for(context, current, stream);
+            }
+            return Err(e);
+        }
+    }
+    Ok(())
+}
+
+/// Runs copies as one list, or each by itself if there are few or the library takes no lists.
+///
+/// # Safety
+/// As [`run`]; the stream is not the legacy default one.
+unsafe fn one_list(
+    context: &Context,
+    current: &Current<'_>,
+    stream: RawStream,
+    copies: &[CopyOp],
+) -> Result<()> {
+    if copies.len() >= LIST && !context.no_lists.load(Ordering::Relaxed) {
+        // SAFETY: the caller guarantees that memory and stream are live until the copies have
+        // completed, and that the stream is not the legacy default one (see `# Safety`).
+        match unsafe { current.copy_list(copies, stream) } {
             None => {}
             Some(Ok(())) => return Ok(()),
-            Some(Err(e)) if context.has_failed() => return Err(e),
-            Some(Err(_)) => {
-                // The library may refuse a list for reasons of its own. It will not take the next
-                // one either.
+            Some(Err(failed)) => {
+                let e = context.check(Err(failed));
+                if !context.has_failed() {
+                    // Some of the copies may have been queued.
+                    wait_for(context, current, stream);
+                }
+                if !is_refusal(failed) || context.has_failed() {
+                    return e;
+                }
+                // The library does not take lists, or none so long, or none with attributes, which
+                // make it read the sources in the stream's order. It will not take the next one
+                // either.
                 context.no_lists.store(true, Ordering::Relaxed);
-                wait_for(context, current, stream);
             }
         }
     }
@@ -132,6 +176,11 @@ unsafe fn plain_copies(
     // SAFETY: the caller guarantees that memory and stream are live until the copies have completed
     // (see `# Safety`).
     unsafe { one_by_one(context, current, stream, plain) }
+}
+
+/// Whether a list was refused as such: the copies of one that failed otherwise would fail too.
+fn is_refusal(failed: Failed) -> bool {
+    matches!(failed.code, code::INVALID_VALUE | code::NOT_SUPPORTED)
 }
 
 /// Runs each copy by itself, naming its source's context or device where the library needs it.

@@ -11,11 +11,12 @@
 //! | `context.rs` | what all work of a device goes through: errors, reuse of events |
 //! | `entry.rs` | the guard that makes a context current, and scopes in which calls share one entry |
 //! | `calls.rs` | the calls that can be made while a context is current |
-//! | `shared.rs` | what a device and its queues have in common |
+//! | `shared.rs` | what a device and its queues have in common, and when memory is freed |
 //! | `queue.rs` | streams as queues |
 //! | `copy.rs` | lists of copies |
 //! | `jobs.rs` | copies and fills that the host does in a stream's order |
-//! | `blocks.rs` | reuse of memory that is slow to allocate, and its free |
+//! | `blocks.rs` | reuse of memory that is slow to allocate |
+//! | `leftovers.rs` | what could not be freed at once |
 //! | `page_locked.rs` | page-locked memory for staging, within a limit |
 //! | `backend.rs` | the backend itself |
 
@@ -27,6 +28,7 @@ mod context;
 mod copy;
 mod entry;
 mod jobs;
+mod leftovers;
 mod library;
 #[cfg_attr(not(feature = "rocm"), allow(dead_code))]
 pub(crate) mod newer_hip;

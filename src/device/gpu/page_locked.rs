@@ -1,16 +1,18 @@
 //! Page-locked memory for staging and downloads, within a limit, and whether other memory is
 //! page-locked.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use super::blocks::{self, After, Waste, scrap};
+use super::api::Failed;
+use super::blocks;
 use super::context::Context;
-use super::runtime::Memory;
+use super::runtime::{Meaning, Memory, to_ptr};
 use crate::device::backend::DevicePtr;
 use crate::device::lock;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Pieces of up to `SMALL` bytes may take `RESERVE` bytes beyond the limit: the view lengths of an
 /// export should lie where the device reaches them.
@@ -25,18 +27,52 @@ const ASKED: usize = 32;
 type Asked = (Range<usize>, bool);
 
 /// A device's page-locked memory.
-pub(super) struct PageLocked {
+pub(crate) struct PageLocked {
     /// Bytes.
     limit: usize,
-    held: Arc<Mutex<Held>>,
+    held: Mutex<Held>,
     asked: Mutex<VecDeque<Asked>>,
 }
 
 #[derive(Default)]
 struct Held {
-    /// Address to length in bytes.
+    /// What is in use: address to length in bytes.
     ranges: BTreeMap<usize, usize>,
+    /// What is not in use and may be freed or used again: length in bytes, address.
+    idle: BTreeSet<(usize, usize)>,
+    /// All of it.
     bytes: usize,
+    refused: Option<Refused>,
+}
+
+/// What the library refused to page-lock. The same or more is not asked for again until memory was
+/// freed.
+struct Refused {
+    bytes: usize,
+    why: String,
+}
+
+impl Held {
+    /// Takes the smallest idle piece that fits, at most twice as large.
+    fn reuse(&mut self, bytes: usize) -> Option<DevicePtr> {
+        let fits = (bytes, 0)..=(bytes.saturating_mul(2), usize::MAX);
+        let piece = *self.idle.range(fits).next()?;
+        self.idle.remove(&piece);
+        let (bytes, address) = piece;
+        self.ranges.insert(address, bytes);
+        Some(to_ptr(address))
+    }
+
+    /// Counts `bytes` bytes if they are within the limit.
+    fn reserve(&mut self, bytes: usize, limit: usize) -> bool {
+        match self.bytes.checked_add(bytes) {
+            Some(all) if all <= limit => {
+                self.bytes = all;
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 impl PageLocked {
@@ -44,53 +80,116 @@ impl PageLocked {
     pub(super) fn new(limit: usize) -> Self {
         Self {
             limit,
-            held: Arc::default(),
+            held: Mutex::default(),
             asked: Mutex::default(),
         }
     }
 
-    /// Allocates memory. Returns `None` beyond the limit, or if the library has no more: the caller
-    /// then uses ordinary memory, which is slower.
+    /// Allocates memory. Returns `None` beyond the limit, or if the library has no such memory: the
+    /// caller then uses ordinary memory, which is slower.
+    ///
+    /// # Errors
+    /// The device is lost.
     pub(super) fn allocate(&self, context: &Context, bytes: usize) -> Result<Option<DevicePtr>> {
+        if let Some(idle) = lock(&self.held).reuse(bytes) {
+            return Ok(Some(idle));
+        }
         let reserve = if bytes <= SMALL { RESERVE } else { 0 };
         let limit = self.limit.saturating_add(reserve);
-        {
-            let mut held = lock(&self.held);
-            match held.bytes.checked_add(bytes) {
-                Some(all) if all <= limit => held.bytes = all,
-                _ => return Ok(None),
+        let reserved = || lock(&self.held).reserve(bytes, limit);
+        if !reserved() && !(self.free_if_quiet(context) && reserved()) {
+            return Ok(None);
+        }
+        let mut allocated = self.lock_pages(context, bytes);
+        if let Ok(Err(Meaning::OutOfMemory)) = allocated {
+            if self.free_if_quiet(context) {
+                allocated = self.lock_pages(context, bytes);
             }
         }
-        let allocated = context
-            .enter(context.api().allocate_host.name)
-            .and_then(|current| blocks::allocate(context, Memory::Host, bytes, &current));
         let mut held = lock(&self.held);
         match allocated {
-            Ok(ptr) => {
+            Ok(Ok(ptr)) => {
                 held.ranges.insert(ptr.address(), bytes);
-                Ok(Some(ptr))
+                return Ok(Some(ptr));
             }
-            Err(e) => {
-                held.bytes -= bytes;
-                match e {
-                    Error::OutOfMemory { .. } => Ok(None),
-                    e => Err(e),
-                }
-            }
+            _ => held.bytes -= bytes,
         }
+        allocated.map(|_| None)
     }
 
-    /// Frees memory from `allocate` that nothing uses any more.
-    pub(super) fn free(&self, context: &Arc<Context>, address: DevicePtr, bytes: usize) {
-        lock(&self.held).ranges.remove(&address.address());
-        // Counted until it is really freed.
-        let held = self.held.clone();
-        let freed = Box::new(move || {
-            let mut held = lock(&held);
-            held.bytes = held.bytes.saturating_sub(bytes);
+    /// Asks the library for page-locked memory, unless it has refused as much before. Drivers
+    /// refuse for many reasons that are none of the device's, with as many codes: ordinary memory
+    /// serves then.
+    fn lock_pages(
+        &self,
+        context: &Context,
+        bytes: usize,
+    ) -> Result<std::result::Result<DevicePtr, Meaning>> {
+        let refused = |refused: &Refused| refused.bytes <= bytes;
+        if lock(&self.held).refused.as_ref().is_some_and(refused) {
+            return Ok(Err(Meaning::Other));
+        }
+        let current = context.enter(context.api().allocate_host.name)?;
+        let Failed { call, code, .. } = match current.allocate(Memory::Host, bytes) {
+            Ok(ptr) => return Ok(Ok(ptr)),
+            Err(failed) => {
+                let e = context.check::<()>(Err(failed)).err();
+                if let (true, Some(e)) = (context.has_failed(), e) {
+                    return Err(e);
+                }
+                failed
+            }
+        };
+        lock(&self.held).refused = Some(Refused {
+            bytes,
+            why: format!("{call} of {bytes} bytes failed with code {code}"),
         });
-        let waste = Waste::Memory(Memory::Host, address);
-        scrap(context, waste, After::Nothing, Some(freed));
+        Ok(Err(context.meaning(code)))
+    }
+
+    /// Takes memory back that nothing uses any more. It stays page-locked, for reuse, until it may
+    /// be freed: the library might wait for the device, or for host functions.
+    pub(super) fn give_back(&self, address: DevicePtr, bytes: usize) {
+        let mut held = lock(&self.held);
+        let bytes = held.ranges.remove(&address.address()).unwrap_or(bytes);
+        held.idle.insert((bytes, address.address()));
+    }
+
+    /// Whether there is memory that may be freed.
+    pub(super) fn has_idle(&self) -> bool {
+        !lock(&self.held).idle.is_empty()
+    }
+
+    /// Frees what is not in use, if the device has no work. Returns whether something was freed.
+    fn free_if_quiet(&self, context: &Context) -> bool {
+        self.has_idle() && context.is_quiet() && self.free_idle(context)
+    }
+
+    /// Frees what is not in use. Returns whether something was freed.
+    pub(super) fn free_idle(&self, context: &Context) -> bool {
+        let idle = std::mem::take(&mut lock(&self.held).idle);
+        let Ok(current) = context.enter_even_if_failed() else {
+            lock(&self.held).idle.extend(idle);
+            return false;
+        };
+        let mut freed = false;
+        for (bytes, address) in idle {
+            let gone = blocks::free(context, Memory::Host, to_ptr(address), &current);
+            let mut held = lock(&self.held);
+            if gone {
+                freed = true;
+                held.bytes = held.bytes.saturating_sub(bytes);
+                held.refused = None;
+            } else {
+                held.idle.insert((bytes, address));
+            }
+        }
+        freed
+    }
+
+    /// Lets the library be asked again for what it has refused.
+    pub(super) fn ask_again(&self) {
+        lock(&self.held).refused = None;
     }
 
     /// Whether memory is page-locked: it was allocated here, or `ask` says so, which also returns
@@ -122,5 +221,18 @@ impl PageLocked {
         }
         asked.push_back((range, answer));
         answer
+    }
+}
+
+/// Says how much there is, and why there is no more.
+impl fmt::Debug for PageLocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held = lock(&self.held);
+        let refused = held.refused.as_ref().map(|refused| &refused.why);
+        f.debug_struct("PageLocked")
+            .field("bytes", &held.bytes)
+            .field("limit", &self.limit)
+            .field("refused", &refused)
+            .finish()
     }
 }

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::ThreadId;
 
 use super::api::RawStream;
-use super::blocks::{After, FreesInOrder, Waste, scrap};
 use super::context::{Context, EventCell, event_of};
 use super::copy;
 use super::entry::Current;
 use super::jobs::Job;
+use super::leftovers::{Leftover, Work};
 use super::runtime::{Meaning, Memory};
 use super::shared::Shared;
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
@@ -65,14 +65,17 @@ impl GpuQueue {
         order: Order,
         vendor: Box<dyn Any + Send + Sync>,
     ) -> Arc<Self> {
-        Arc::new_cyclic(|me| Self {
+        let queue = Arc::new_cyclic(|me| Self {
             shared,
             stream,
             order,
             id: new_queue_id(),
             vendor,
             me: me.clone(),
-        })
+        });
+        let work = queue.me.clone();
+        queue.shared.context.leftovers.add_queue(work);
+        queue
     }
 
     /// Makes a queue of a stream that was given, which `vendor` keeps alive.
@@ -218,6 +221,30 @@ impl GpuQueue {
         done
     }
 
+    /// Allocates memory if there is enough now.
+    fn try_allocate(&self, bytes: usize) -> Result<DevicePtr> {
+        let shared = &self.shared;
+        let (context, blocks) = (&shared.context, &shared.blocks);
+        if let Some(pool) = context.pool {
+            return self.run(context.api().allocate_in_order.name, |current| {
+                // SAFETY: the queue keeps its stream and its context, which has the pool.
+                let answer = unsafe { current.allocate_in_order(bytes, pool, self.stream) };
+                context.check_memory(answer, bytes)
+            });
+        }
+        let operation = context.api().allocate(shared.memory);
+        let reuse = |current: &Current<'_>| blocks.reuse(context, self.id, bytes, current);
+        if let Some(idle) = self.run(operation, reuse)? {
+            return Ok(idle);
+        }
+        if blocks.is_over() {
+            shared.shrink();
+        }
+        self.run(operation, |current| {
+            blocks.allocate(context, bytes, current)
+        })
+    }
+
     /// As [`RawQueue::free`], but an error leaves the memory to the caller.
     ///
     /// # Safety
@@ -233,8 +260,7 @@ impl GpuQueue {
             });
         }
         let (after, place) = self.run(api.record.name, |current| self.record_event(current))?;
-        let blocks = &self.shared.blocks;
-        blocks.give_back(context, base, bytes, after, place);
+        self.shared.blocks.give_back(base, bytes, after, place);
         Ok(())
     }
 
@@ -265,9 +291,42 @@ impl GpuQueue {
     }
 }
 
-impl FreesInOrder for GpuQueue {
+impl Work for GpuQueue {
     fn id(&self) -> u64 {
         self.id
+    }
+
+    fn is_captured(&self, current: &Current<'_>) -> bool {
+        // SAFETY: the queue keeps its stream alive.
+        let captured = unsafe { current.is_captured(self.stream) };
+        !matches!(self.shared.context.check(captured), Ok(false))
+    }
+
+    fn is_idle(&self, current: &Current<'_>) -> bool {
+        let Order::PerThread(hop) = &self.order else {
+            // SAFETY: the queue keeps its stream alive.
+            return unsafe { current.is_idle(self.stream) } == Ok(true);
+        };
+        // A thread that holds the lock gives the queue work.
+        let Ok(hop) = hop.try_lock() else {
+            return false;
+        };
+        // SAFETY: the queue keeps the event alive.
+        let done = |event: &EventCell| unsafe { current.query(event.raw()) } == Ok(true);
+        hop.last.as_ref().is_none_or(|(_, event)| done(event))
+    }
+
+    fn wait(&self, current: &Current<'_>) -> bool {
+        let waited = match &self.order {
+            Order::PerThread(hop) => match &lock(hop).last {
+                // SAFETY: the queue keeps the event alive.
+                Some((_, event)) => unsafe { current.wait_event(event.raw()) },
+                None => Ok(()),
+            },
+            // SAFETY: the queue keeps its stream alive.
+            _ => unsafe { current.synchronize_stream(self.stream) },
+        };
+        self.shared.context.check(waited).is_ok()
     }
 
     unsafe fn try_free(&self, base: DevicePtr, bytes: usize) -> bool {
@@ -295,30 +354,23 @@ unsafe impl RawQueue for GpuQueue {
         if isize::try_from(bytes).is_err() {
             return Err(context.out_of_memory(api.allocate(self.shared.memory), bytes));
         }
-        let Some(pool) = context.pool else {
-            let blocks = &self.shared.blocks;
-            let take = |current: &Current<'_>| blocks.take(context, self.id, bytes, current);
-            return self.run(api.allocate(self.shared.memory), take);
-        };
-        self.run(api.allocate_in_order.name, |current| {
-            let allocate = || {
-                // SAFETY: the queue keeps its stream and its context, which has the pool.
-                let answer = unsafe { current.allocate_in_order(bytes, pool, self.stream) };
-                context.check_memory(answer, bytes)
-            };
-            match allocate() {
-                Err(Error::OutOfMemory { .. }) => {
-                    // The memory may be idle in the pool.
-                    context.trim_pool()?;
-                    allocate()
+        context.leftovers.retry(context);
+        // What is idle may be enough; if not, what pending work frees.
+        let mut allocated = self.try_allocate(bytes);
+        for wait in [false, true] {
+            match allocated {
+                Err(Error::OutOfMemory { .. }) if self.shared.make_room(wait) => {
+                    allocated = self.try_allocate(bytes);
                 }
-                allocated => allocated,
+                done => return done,
             }
-        })
+        }
+        allocated
     }
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let context = &self.shared.context;
+        context.leftovers.retry(context);
         // SAFETY: the caller guarantees what `RawQueue::free` asks for; an error leaves the memory
         // to the arms below.
         let freed = unsafe { self.free_in_order(base, bytes) };
@@ -328,8 +380,8 @@ unsafe impl RawQueue for GpuQueue {
             (Err(_), _) if context.is_shut_down() => Ok(()),
             // Waiting for the device instead would end other streams' captures as well.
             (Err(e), Some(queue)) if self.is_passing(&e) => {
-                let waste = Waste::OfQueue { queue, base, bytes };
-                scrap(context, waste, After::Nothing, None);
+                let leftover = Leftover::OfQueue { queue, base, bytes };
+                context.leftovers.add(leftover);
                 Ok(())
             }
             (Err(e), _) => {
@@ -411,17 +463,7 @@ impl Drop for GpuQueue {
                 let Ok(current) = context.enter_even_if_failed() else {
                     return;
                 };
-                let waits = context.api().destroying_waits;
-                // SAFETY: the stream was created in `new`, and only this drop destroys it.
-                if waits && unsafe { current.is_idle(self.stream) } == Ok(false) {
-                    let done = self.record_event(&current);
-                    let event = |(event, place)| After::Event(event, place);
-                    let after = done.map_or(After::Everything, event);
-                    return scrap(context, Waste::Stream(self.stream), after, None);
-                }
-                // SAFETY: the stream was created in `new`, and nothing uses it after this drop. Its
-                // work runs on.
-                unsafe { current.destroy_stream(self.stream) };
+                context.leftovers.add_stream(self.stream, &current);
             }
         }
     }

@@ -299,7 +299,6 @@ fn api(hip: &Functions, calls: Calls, library: &libloading::Library) -> Api {
         process: Process::this(),
         advice: "",
         // HIP's header says so.
-        destroying_waits: true,
         is_lost,
         stream_of: "hipStreamGetDevice",
         pointer: hip.hipPointerGetAttributes.name,

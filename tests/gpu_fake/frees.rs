@@ -1,0 +1,260 @@
+//! When memory is freed that no stream frees in its order, and what a driver refuses.
+
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use arrow_device::{DeviceBufferMut, Error, HostSlab};
+
+use crate::fake::{
+    FREE_BLOCKS, Group, LAZY, LISTS_UP_TO_64, LISTS_WITHOUT_ATTRIBUTES, NO_LISTS, NO_POOLS,
+    OOM_IS_INVALID, PINNING_FAILS, PINS, POOL_CREATION_FAILS, in_mode,
+};
+use crate::gpu_suite::soon;
+use crate::rig::{MODES, Rig, hold};
+use crate::support::{assert_same_batch, wide_batch};
+use crate::vendor::{Config, MANAGED, Memory};
+
+/// Far longer than any of this takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Ends the program if `work` hangs: what hangs holds the library's lock.
+fn watched(work: impl FnOnce() + Send + 'static) {
+    let (told, done) = channel();
+    let worker = thread::spawn(move || {
+        work();
+        let _ = told.send(());
+    });
+    if done.recv_timeout(PATIENCE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        eprintln!("a free hangs");
+        std::process::abort();
+    }
+    worker.join().unwrap();
+}
+
+/// A host function may wait for a thread that frees memory and then makes calls: no free that the
+/// thread causes waits for the host function.
+#[test]
+fn a_host_function_waits_for_a_thread_that_frees() {
+    let managed = MANAGED.map(|memory| (0, memory));
+    let others = [
+        (0, Memory::Device),
+        (NO_POOLS, Memory::Device),
+        (0, Memory::Host),
+    ];
+    for (flags, memory) in others.into_iter().chain(managed) {
+        watched(move || {
+            let rig = Rig::with(flags | FREE_BLOCKS, memory);
+            rig.set_idle_slab_limit(0);
+            let (queue, other) = (rig.new_queue().unwrap(), rig.new_queue().unwrap());
+            let slab = rig.host_slab(1 << 20).unwrap();
+            // More than are kept for reuse.
+            let buffer = |_| DeviceBufferMut::allocate(&other, 1000).unwrap();
+            let buffers: Vec<_> = (0..1100).map(buffer).collect();
+            let held = hold(&queue);
+            let device = rig.device.clone();
+            let thread = thread::spawn(move || {
+                drop((slab, buffers));
+                // Long enough for a free on another thread to begin.
+                thread::sleep(Duration::from_millis(100));
+                let other = device.new_queue().unwrap();
+                let buffer = DeviceBufferMut::allocate(&other, 3000).unwrap();
+                drop((buffer, device.host_slab(4 << 20).unwrap(), other));
+                // The host function may return now.
+                drop(held);
+            });
+            thread.join().unwrap();
+            rig.synchronize().unwrap();
+            rig.trim();
+            drop((queue, other));
+            rig.assert_done();
+            rig.end();
+        });
+    }
+}
+
+/// Page-locked memory that is not in use stays until the device has no work, and serves again.
+#[test]
+fn page_locked_memory_is_freed_when_nothing_is_pending() {
+    let group = Group::open(1, PINS);
+    let config = Config::new(group.ordinal()).with_page_locked_limit(3 << 20);
+    let rig = Rig::of(group, &config);
+    rig.set_idle_slab_limit(0);
+    let slab = |mib: usize| rig.host_slab(mib << 20).unwrap();
+    let pinned = || group.live("pinned");
+    let address = |slab: &HostSlab| slab.as_device_ptr().address();
+
+    let first = slab(2);
+    let (queue, at) = (rig.new_queue().unwrap(), address(&first));
+    let held = hold(&queue);
+    drop(first);
+    assert_eq!(pinned(), 1, "work is pending");
+    let again = slab(2);
+    assert_eq!((pinned(), address(&again)), (1, at), "it serves again");
+    drop(again);
+    // Too large for the block, and both together too much: ordinary memory serves.
+    drop(slab(3));
+    assert_eq!(pinned(), 1);
+    drop(held);
+    queue.synchronize().unwrap();
+    // Nothing is pending any more, and the room is needed.
+    let large = slab(3);
+    assert_eq!(pinned(), 1);
+    assert_ne!(address(&large), 0);
+    drop(large);
+    assert_eq!(pinned(), 1);
+    rig.synchronize().unwrap();
+    assert_eq!(pinned(), 0);
+    drop((slab(1), queue));
+    assert_eq!(pinned(), 1);
+    rig.trim();
+    assert_eq!(pinned(), 0);
+    drop(slab(1));
+    drop(rig);
+    // The device's end.
+    assert!(soon(|| group.live("pinned") == 0));
+    crate::rig::assert_gone(group);
+}
+
+/// Whatever code a driver refuses page-locked memory with: ordinary memory serves, and the driver
+/// is not asked for as much again until `trim`.
+#[test]
+fn page_locked_memory_that_is_refused() {
+    let rig = Rig::new(PINNING_FAILS);
+    let asked = || rig.group.calls("cuMemHostAlloc");
+    for code in [1, 208, 911] {
+        let before = asked();
+        drop(rig.host_slab(4 << 20).unwrap());
+        assert_eq!(asked(), before + 1);
+        let text = format!("{:?}", rig.backend());
+        // HIP has no code 911.
+        let known = format!("failed with code {code}");
+        assert!(
+            text.contains(&known) || (code == 911 && text.contains("failed with code 999")),
+            "{text}"
+        );
+        rig.set_idle_slab_limit(0);
+        drop([0; 3].map(|_| rig.host_slab(4 << 20).unwrap()));
+        assert_eq!(asked(), before + 1, "asked again");
+        rig.trim();
+    }
+    let batch = wide_batch(20, 3000);
+    assert_same_batch(
+        &batch,
+        &rig.upload(&batch).unwrap().to_host().unwrap(),
+        "refused",
+    );
+    assert_eq!(rig.group.live("pinned"), 0);
+    rig.assert_done();
+    rig.end();
+
+    // A device that is lost is an error.
+    let rig = Rig::new(0);
+    rig.group.break_with(719);
+    assert!(matches!(
+        rig.host_slab(1 << 20),
+        Err(Error::Device { code: 719, .. })
+    ));
+}
+
+/// Where pools are promised and refused, blocks are used again without one.
+#[test]
+fn pools_that_cannot_be_created() {
+    for mode in MODES {
+        let rig = Rig::new(mode | POOL_CREATION_FAILS);
+        let batch = wide_batch(20, 300);
+        for _ in 0..2 {
+            let up = rig.upload(&batch).unwrap();
+            assert_same_batch(&batch, &up.to_host().unwrap(), "no pool");
+        }
+        assert_eq!(rig.group.calls("cuMemAllocFromPoolAsync"), 0);
+        assert!(rig.group.calls("cuMemAlloc_v2") > 0);
+        rig.assert_done();
+        rig.end();
+    }
+}
+
+/// Long lists are cut, large copies go by themselves, and what refuses lists is not asked again.
+#[test]
+fn lists_of_many_copies() {
+    for (flags, lists) in [
+        (0, true),
+        (LISTS_UP_TO_64, false),
+        (LISTS_WITHOUT_ATTRIBUTES, false),
+    ] {
+        let rig = Rig::new(flags);
+        let batch = wide_batch(4500, 20);
+        // Cut, so that buffers do not go together.
+        let up = rig.upload(&batch).unwrap().slice(0, 19).unwrap();
+        rig.synchronize().unwrap();
+        let made = || rig.group.calls("cuMemcpyBatchAsync_v2");
+        let (before, stats) = (made(), rig.stats());
+        assert_same_batch(&batch.slice(0, 19), &up.to_host().unwrap(), "lists");
+        let copies = rig.stats().since(&stats).copies;
+        assert!(copies > 8192, "{copies} copies");
+        match lists && !in_mode(NO_LISTS) {
+            true => assert!(
+                made() - before >= copies.div_ceil(4096),
+                "{}",
+                made() - before
+            ),
+            false => assert!(made() - before <= 1, "{}", made() - before),
+        }
+        drop(up);
+        rig.assert_done();
+        rig.end();
+    }
+}
+
+/// Only a refusal of lists as such switches them off.
+#[test]
+fn lists_that_fail() {
+    let batch = wide_batch(50, 100).slice(0, 99);
+    for (code, off) in [(1, true), (801, true), (999, false)] {
+        let rig = Rig::new(0);
+        let whole = rig.upload(&wide_batch(50, 100)).unwrap();
+        let up = whole.slice(0, 99).unwrap();
+        drop(whole);
+        rig.group.fail("cuMemcpyBatchAsync_v2", 1, code);
+        match (up.to_host(), off) {
+            (Ok(down), true) => assert_same_batch(&batch, &down, "refused"),
+            (Err(Error::Device { code: got, .. }), false) => assert_eq!(got, code),
+            (other, _) => panic!("{code}: {other:?}"),
+        }
+        assert_eq!(rig.group.clear(), 1);
+        let before = rig.group.calls("cuMemcpyBatchAsync_v2");
+        assert_same_batch(&batch, &up.to_host().unwrap(), "after");
+        let asked = rig.group.calls("cuMemcpyBatchAsync_v2") > before;
+        assert_eq!(asked, !off, "{code}");
+        drop(up);
+        rig.assert_done();
+        rig.end();
+    }
+}
+
+/// An allocation waits for memory that pending work frees.
+#[test]
+fn memory_that_pending_work_frees() {
+    for flags in [0, LAZY, NO_POOLS, LAZY | NO_POOLS, OOM_IS_INVALID] {
+        let group = Group::with_capacity(1, flags, 8 << 20);
+        let rig = Rig::of(group, &Config::new(group.ordinal()));
+        let (one, two) = (rig.new_queue().unwrap(), rig.new_queue().unwrap());
+        let first = DeviceBufferMut::allocate(&one, 5 << 20).unwrap();
+        // On a lazy driver nothing runs before it is waited for.
+        let held = (flags & LAZY == 0).then(|| hold(&one));
+        drop(first);
+        let opener = held.map(|held| {
+            thread::spawn(move || {
+                thread::sleep(Duration::from_millis(50));
+                drop(held);
+            })
+        });
+        let second = DeviceBufferMut::allocate(&two, 6 << 20).unwrap();
+        if let Some(opener) = opener {
+            opener.join().unwrap();
+        }
+        drop((second, one, two));
+        rig.assert_done();
+        rig.end();
+    }
+}
