@@ -5,6 +5,9 @@ mod clock;
 mod context;
 mod fake;
 mod faults;
+mod fork;
+#[path = "../support/fork_kit.rs"]
+mod fork_kit;
 mod memory;
 mod modes;
 mod raw;
