@@ -59,7 +59,9 @@ pub(crate) use event::{EventRef, Seen};
 pub use handle::Device;
 pub(crate) use lock::lock;
 pub(crate) use order::Place;
-pub(crate) use process::{FORKED, Process};
+#[cfg(any(feature = "cuda", feature = "rocm", feature = "sim"))]
+pub(crate) use process::FORKED;
+pub(crate) use process::Process;
 pub use queue::Queue;
 pub use registry::Devices;
 pub(crate) use stats::Counters;

@@ -43,6 +43,7 @@ extern "C" fn forked() {
 }
 
 /// Why a device of the parent process cannot be used.
+#[cfg(any(feature = "cuda", feature = "rocm", feature = "sim"))]
 pub(crate) const FORKED: &str = "the process was forked after the device was opened, and a device cannot be used after fork; \
      use it in the parent only, or start the child with exec (Python's multiprocessing: the start \
      method \"spawn\")";

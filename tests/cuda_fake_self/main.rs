@@ -6,6 +6,9 @@ mod context;
 mod fake;
 mod faults;
 mod kernels;
+mod fork;
+#[path = "../support/fork_kit.rs"]
+mod fork_kit;
 mod memory;
 mod modes;
 mod raw;
