@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
-use crate::device::backend::{EventPtr, Notify};
+use crate::device::backend::{Backend, EventPtr, Notify};
 use crate::device::reaper::Item;
 use crate::device::{Counters, Device, Place, scope};
 use crate::error::Result;
@@ -171,8 +171,9 @@ impl<F: FnOnce() + Send> Item for After<F> {
         self.events.last().map_or(Ok(()), wait)
     }
 
-    fn device(&self) -> Option<&Device> {
-        self.events.last().map(SyncEvent::device)
+    fn backend(&self) -> Option<Arc<dyn Backend>> {
+        let last = self.events.last();
+        last.map(|event| event.device().shared_backend())
     }
 
     fn settle(&self) {

@@ -10,7 +10,7 @@ use crate::device::backend::{Backend, RawQueue};
 use crate::device::block::SlabPool;
 use crate::device::order::new_queue_id;
 use crate::device::reaper::Reaper;
-use crate::device::{Counters, DeviceId, TransferStats, lock};
+use crate::device::{Counters, DeviceId, TransferStats, lock, scope};
 use crate::error::{Error, Result};
 
 /// A device, with its memory, queues and counters. Clones are the same device.
@@ -97,6 +97,20 @@ impl Device {
     /// Returns the backend's default queue and its id.
     pub(super) fn raw_default_queue(&self) -> (Arc<dyn RawQueue>, u64) {
         (self.0.default_queue.clone(), self.0.default_queue_id)
+    }
+
+    /// Returns an owner of the backend.
+    pub(super) fn shared_backend(&self) -> Arc<dyn Backend> {
+        self.0.backend.clone()
+    }
+
+    /// Runs `work` in a scope: calls of the backend that this thread makes meanwhile may share one
+    /// entry into the device's runtime. `work` must not run foreign code.
+    pub(crate) fn within<T>(&self, work: impl FnOnce() -> T) -> T {
+        match self.0.synchronous {
+            true => work(),
+            false => scope::within(&*self.0.backend, work),
+        }
     }
 
     /// Makes this thread wait for all work of the device: one host wait.

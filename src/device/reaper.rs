@@ -16,9 +16,9 @@ use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::abi::guard;
-use crate::device::backend::Notify;
+use crate::device::backend::{Backend, Notify};
 use crate::device::order::{Asked, Place, Round};
-use crate::device::{Device, Process, lock, scope};
+use crate::device::{Process, lock, scope};
 use crate::error::Result;
 
 /// How long an idle thread lives.
@@ -62,8 +62,8 @@ pub(super) trait Item: Send {
     /// Makes this thread wait for the next event.
     fn wait(&self) -> Result<()>;
 
-    /// Returns the device of the next event.
-    fn device(&self) -> Option<&Device>;
+    /// Returns the backend of the next event's device.
+    fn backend(&self) -> Option<Arc<dyn Backend>>;
 
     /// Makes this thread wait until the work before the next event does not run any more, even if
     /// its device has failed.
@@ -277,10 +277,10 @@ impl Waiting {
     /// queried, whose items come second. The queries share one entry into the device's runtime.
     fn completed(&mut self, round: &mut Round) -> (Items, Items) {
         let (mut done, mut failed) = (Items::new(), Items::new());
-        let Some(device) = self.asked.first().and_then(|item| item.device()).cloned() else {
+        let Some(backend) = self.asked.first().and_then(|item| item.backend()) else {
             return (done, failed);
         };
-        device.within(|| {
+        scope::within(&*backend, || {
             while failed.is_empty() {
                 let mut cannot_tell = false;
                 let items = self.asked.next_done(round, |item| {

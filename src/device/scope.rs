@@ -1,14 +1,12 @@
-//! Scopes: work of a thread that shares one entry into a device's runtime ([`Backend::within`]).
+//! Scopes: work of a thread that shares one entry into a device's runtime.
 //!
 //! What runs foreign code (the drop of a source, a release, a waker) must not run inside a scope.
-//! [`Device::after`](crate::Device::after) sees to that: it hands all actions to the reaper then.
-//!
-//! [`Backend::within`]: crate::device::backend::Backend::within
+//! `Device::after` sees to that: it hands all actions to the reaper then.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use crate::device::Device;
+use crate::device::backend::Backend;
 
 thread_local! {
     /// How many scopes this thread is in.
@@ -56,26 +54,20 @@ impl Drop for End {
     }
 }
 
-impl Device {
-    /// Runs `work` in a scope: calls of the backend that this thread makes meanwhile may share one
-    /// entry into the device's runtime. `work` must not run foreign code.
-    pub(crate) fn within<T>(&self, work: impl FnOnce() -> T) -> T {
-        if self.is_synchronous() {
-            return work();
+/// Runs `work` in a scope of `backend`. `work` must not run foreign code.
+pub(super) fn within<T>(backend: &dyn Backend, work: impl FnOnce() -> T) -> T {
+    DEPTH.set(DEPTH.get() + 1);
+    let _end = End;
+    let (mut work, mut done) = (Some(work), None);
+    backend.within(&mut || {
+        if let Some(work) = work.take() {
+            done = Some(catch_unwind(AssertUnwindSafe(work)));
         }
-        DEPTH.set(DEPTH.get() + 1);
-        let _end = End;
-        let (mut work, mut done) = (Some(work), None);
-        self.backend().within(&mut || {
-            if let Some(work) = work.take() {
-                done = Some(catch_unwind(AssertUnwindSafe(work)));
-            }
-        });
-        match (done, work) {
-            (Some(done), _) => done.unwrap_or_else(|panic| resume_unwind(panic)),
-            // The backend has not called it.
-            (None, Some(work)) => work(),
-            (None, None) => unreachable!("the work was taken, so there is its result"),
-        }
+    });
+    match (done, work) {
+        (Some(done), _) => done.unwrap_or_else(|panic| resume_unwind(panic)),
+        // The backend has not called it.
+        (None, Some(work)) => work(),
+        (None, None) => unreachable!("the work was taken, so there is its result"),
     }
 }

@@ -5,10 +5,10 @@ mod clock;
 mod context;
 mod fake;
 mod faults;
-mod kernels;
 mod fork;
 #[path = "../support/fork_kit.rs"]
 mod fork_kit;
+mod kernels;
 mod memory;
 mod modes;
 mod raw;

@@ -4,10 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use super::api::Answer;
 use super::context::{Context, EventCell};
 use super::entry::Current;
-use super::runtime::{Meaning, Memory};
+use super::runtime::Memory;
 use crate::device::backend::DevicePtr;
 use crate::device::lock;
 use crate::device::order::Place;
@@ -32,21 +31,6 @@ pub(super) fn allocate(
     current: &Current<'_>,
 ) -> Result<DevicePtr> {
     context.check_memory(current.allocate(memory, bytes), bytes)
-}
-
-/// Frees memory; may wait for the device, and for host functions. Returns false if the library
-/// refuses for now.
-pub(super) fn free(
-    context: &Context,
-    memory: Memory,
-    ptr: DevicePtr,
-    current: &Current<'_>,
-) -> bool {
-    // A failed device keeps its memory until its context is released; the error has no place to go.
-    // SAFETY: callers pass memory that `allocate` returned for this kind, that was taken out of the
-    // books, and whose uses have completed.
-    let freed: Answer = unsafe { current.free(memory, ptr) };
-    !freed.is_err_and(|failed| context.meaning(failed.code) == Meaning::Passing)
 }
 
 /// An idle block.
@@ -199,7 +183,9 @@ impl Blocks {
             }
         }
         for idle in done {
-            if free(context, self.memory, idle.ptr, &current) {
+            // SAFETY: the block is from `allocate` for this kind of memory, was taken out of the
+            // list, and its event has completed.
+            if unsafe { current.try_free(self.memory, idle.ptr) } {
                 context.recycle(idle.after);
             } else {
                 lock(&self.state).add(idle);

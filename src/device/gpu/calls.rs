@@ -9,7 +9,7 @@ use super::api::{
 };
 use super::entry::Current;
 use super::jobs;
-use super::runtime::{Found, MANAGED, Memory, PointerKind, to_ptr};
+use super::runtime::{Found, MANAGED, Meaning, Memory, PointerKind, to_ptr};
 use crate::device::backend::{CopyOp, DevicePtr};
 
 /// What is known about some bytes.
@@ -279,6 +279,19 @@ impl Current<'_> {
         // SAFETY: the caller guarantees memory of this kind that nothing uses any more, freed once
         // (see `# Safety`).
         call.check(unsafe { call(ptr.as_ptr()) })
+    }
+
+    /// As [`free`](Self::free); may also wait for host functions. Returns false if the library
+    /// refuses for now.
+    ///
+    /// # Safety
+    /// As [`free`](Self::free).
+    pub(super) unsafe fn try_free(&self, memory: Memory, ptr: DevicePtr) -> bool {
+        // A failed device keeps its memory until its context is released; the error has no place to
+        // go.
+        // SAFETY: the caller guarantees what `free` asks for (see `# Safety`).
+        let freed = unsafe { self.free(memory, ptr) };
+        !freed.is_err_and(|failed| self.meaning(failed.code) == Meaning::Passing)
     }
 
     /// Returns what `bytes` bytes at `address` are; `None` if first and last byte are not the same,

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::api::{Answer, Api, Code, Failed, RawEvent, RawPool, RawStream, code};
-use super::entry::Current;
+use super::entry::{Current, Scope};
 use super::jobs::{self, Job};
-use super::leftovers::Leftovers;
+use super::leftovers::{Leftover, Leftovers};
 use super::runtime::{Meaning, Runtime};
 use crate::device::backend::{EventPtr, device_error};
 use crate::device::{DeviceId, FORKED, lock};
@@ -125,8 +125,46 @@ impl Context {
         self.runtime.ordinal()
     }
 
-    pub(super) fn runtime(&self) -> &dyn Runtime {
+    pub(super) fn runtime(&self) -> &(dyn Runtime + 'static) {
         &*self.runtime
+    }
+
+    /// Begins a scope: until it is dropped, entries of this thread share one. Foreign code must not
+    /// run inside it: it would find this context current.
+    pub(super) fn scope(&self) -> Scope<'_> {
+        Scope::shared(self.runtime(), self.address())
+    }
+
+    /// Makes the context current for as long as the returned guard lives.
+    pub(crate) fn enter(&self, operation: &'static str) -> Result<Current<'_>> {
+        match self.failure() {
+            0 => self.enter_even_if_failed(),
+            code => Err(self.error(operation, code)),
+        }
+    }
+
+    /// As [`enter`](Self::enter), to free what a failed device still has.
+    pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_>> {
+        self.enter_by(self.scope())
+    }
+
+    /// As [`enter`](Self::enter), around calls of another library, which may leave another context
+    /// current: this entry is shared with no other one, and undoes that.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn enter_apart(&self, operation: &'static str) -> Result<Current<'_>> {
+        match self.failure() {
+            0 => self.enter_by(Scope::apart(self.runtime())),
+            code => Err(self.error(operation, code)),
+        }
+    }
+
+    fn enter_by<'a>(&self, scope: Scope<'a>) -> Result<Current<'a>> {
+        self.check_process()?;
+        scope.enter().map_err(|Failed { call, code, .. }| {
+            // The context itself was refused.
+            self.mark(code);
+            self.error(call, code)
+        })
     }
 
     /// Makes an error of a call's failure. If the context is lost, it has failed from now on.
@@ -293,6 +331,20 @@ impl Context {
         // `# Safety`).
         let launched = unsafe { current.launch_host(stream, number) };
         self.check(launched).inspect_err(|_| jobs::forget(number))
+    }
+
+    /// Frees what may be freed of what was taken out of the leftovers, and keeps the rest.
+    /// `settled`: all work has ended since it was taken out.
+    pub(super) fn free_leftovers(&self, memory: Vec<Leftover>, settled: bool) {
+        if !memory.is_empty() {
+            let current = self.enter_even_if_failed().ok();
+            self.leftovers.free(memory, settled, current.as_ref());
+        }
+    }
+
+    /// Tries again what a capture forbade. Called before work that allocates or frees.
+    pub(super) fn retry_leftovers(&self) {
+        self.free_leftovers(self.leftovers.take(), false);
     }
 
     /// Whether all queues of this device, and its jobs, are known to have no work. Calls that might

@@ -5,10 +5,8 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-use super::api::{Api, Failed, RELAXED, RawStream};
-use super::context::Context;
+use super::api::{Answer, Api, RELAXED, RawStream};
 use super::runtime::{Before, Runtime};
-use crate::error::Result;
 
 /// The state of a thread's innermost scope.
 #[derive(Clone, Copy)]
@@ -49,47 +47,51 @@ thread_local! {
 /// makes, and which ends with the scope. An entry into another context meanwhile is nested: it ends
 /// before the next call in this one. Not `Send`.
 pub(super) struct Scope<'a> {
-    context: &'a Context,
+    runtime: &'a (dyn Runtime + 'static),
     /// The scope around it; `None` if it belongs to a scope of the same context.
     outer: Option<Frame>,
     not_send: PhantomData<*const ()>,
 }
 
 impl<'a> Scope<'a> {
-    fn new(context: &'a Context, shared_by: usize) -> Self {
+    /// Begins a scope of the context with this address: until it is dropped, entries of this thread
+    /// share one. Foreign code must not run inside it: it would find the context current.
+    pub(super) fn shared(runtime: &'a (dyn Runtime + 'static), context: usize) -> Self {
         let outer = FRAME.get();
-        let is_inner = shared_by != NOBODY && outer.context == shared_by;
+        let is_inner = outer.context == context;
         if !is_inner {
-            FRAME.set(Frame::of(shared_by));
+            FRAME.set(Frame::of(context));
         }
         Self {
-            context,
+            runtime,
             outer: (!is_inner).then_some(outer),
             not_send: PhantomData,
         }
     }
 
+    /// Begins a scope whose entry is shared with no other one.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(super) fn apart(runtime: &'a (dyn Runtime + 'static)) -> Self {
+        let outer = Some(FRAME.replace(Frame::of(NOBODY)));
+        Self {
+            runtime,
+            outer,
+            not_send: PhantomData,
+        }
+    }
+
     /// Makes the context current, unless an entry of this scope has done so.
-    fn enter(self) -> Result<Current<'a>> {
-        let context = self.context;
-        context.check_process()?;
+    pub(super) fn enter(self) -> Answer<Current<'a>> {
         let frame = FRAME.get();
         if frame.found.is_some() {
             return Ok(Current(self));
         }
-        let before = context
-            .runtime()
-            .enter()
-            .map_err(|Failed { call, code, .. }| {
-                // The context itself was refused.
-                context.mark(code);
-                context.error(call, code)
-            })?;
+        let before = self.runtime.enter()?;
         // Calls that would spoil other libraries' stream captures are allowed: this crate refuses
         // streams that are captured, and touches no others'.
         let mut mode = RELAXED;
         // SAFETY: the mode is valid for the exchange of an int.
-        let code = unsafe { (context.api().exchange_capture_mode)(&raw mut mode) };
+        let code = unsafe { (self.api().exchange_capture_mode)(&raw mut mode) };
         let found = Found {
             before,
             capture_mode: (code == 0).then_some(mode),
@@ -99,6 +101,10 @@ impl<'a> Scope<'a> {
             ..frame
         });
         Ok(Current(self))
+    }
+
+    fn api(&self) -> &'a Api {
+        self.runtime.library().api()
     }
 }
 
@@ -111,11 +117,11 @@ impl Drop for Scope<'_> {
             return;
         };
         if let Some(mut mode) = found.capture_mode {
-            let exchange = self.context.api().exchange_capture_mode.function;
+            let exchange = self.api().exchange_capture_mode.function;
             // SAFETY: the mode is valid for the exchange of an int.
             unsafe { exchange(&raw mut mode) };
         }
-        self.context.runtime().leave(found.before);
+        self.runtime.leave(found.before);
     }
 }
 
@@ -127,13 +133,13 @@ impl Deref for Current<'_> {
     type Target = dyn Runtime;
 
     fn deref(&self) -> &Self::Target {
-        self.0.context.runtime()
+        self.0.runtime
     }
 }
 
 impl Current<'_> {
     pub(super) fn api(&self) -> &Api {
-        self.0.context.api()
+        self.0.api()
     }
 
     /// Whether [`keep_uncaptured`](Self::keep_uncaptured) was called for this stream in this scope.
@@ -147,36 +153,5 @@ impl Current<'_> {
             uncaptured: Some(stream),
             ..FRAME.get()
         });
-    }
-}
-
-impl Context {
-    /// Begins a scope: until it is dropped, entries of this thread share one. Foreign code must not
-    /// run inside it: it would find this context current.
-    pub(super) fn scope(&self) -> Scope<'_> {
-        Scope::new(self, self.address())
-    }
-
-    /// Makes the context current for as long as the returned guard lives.
-    pub(crate) fn enter(&self, operation: &'static str) -> Result<Current<'_>> {
-        match self.failure() {
-            0 => self.enter_even_if_failed(),
-            code => Err(self.error(operation, code)),
-        }
-    }
-
-    /// As [`enter`](Self::enter), to free what a failed device still has.
-    pub(super) fn enter_even_if_failed(&self) -> Result<Current<'_>> {
-        self.scope().enter()
-    }
-
-    /// As [`enter`](Self::enter), around calls of another library, which may leave another context
-    /// current: this entry is shared with no other one, and undoes that.
-    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-    pub(crate) fn enter_apart(&self, operation: &'static str) -> Result<Current<'_>> {
-        match self.failure() {
-            0 => Scope::new(self, NOBODY).enter(),
-            code => Err(self.error(operation, code)),
-        }
     }
 }

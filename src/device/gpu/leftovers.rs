@@ -5,8 +5,6 @@ use std::mem::take;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::api::RawStream;
-use super::blocks;
-use super::context::Context;
 use super::entry::Current;
 use super::runtime::Memory;
 use crate::device::backend::DevicePtr;
@@ -97,13 +95,15 @@ impl Leftovers {
 
     /// Frees what may be freed, and keeps the rest. `settled`: all work has ended since it was
     /// taken out.
-    pub(super) fn free(&self, context: &Context, memory: Vec<Leftover>, settled: bool) {
+    pub(super) fn free(&self, memory: Vec<Leftover>, settled: bool, current: Option<&Current<'_>>) {
         // What one queue refuses, it refuses for one reason.
         let mut refused = Vec::new();
         let kept = |leftover: &Leftover| match leftover {
             Leftover::Memory(memory, ptr) => {
-                let current = context.enter_even_if_failed();
-                !(settled && current.is_ok_and(|c| blocks::free(context, *memory, *ptr, &c)))
+                // SAFETY: the memory was allocated with this kind, its owner has given it up, and
+                // all work that could use it has ended.
+                let free = |current: &Current<'_>| unsafe { current.try_free(*memory, *ptr) };
+                !(settled && current.is_some_and(free))
             }
             Leftover::OfQueue { queue, .. } if refused.contains(&queue.id()) => true,
             Leftover::OfQueue { queue, base, bytes } => {
@@ -119,14 +119,6 @@ impl Leftovers {
         };
         let kept: Vec<_> = memory.into_iter().filter(kept).collect();
         lock(&self.memory).extend(kept);
-    }
-
-    /// Tries again what a capture forbade. Called before work that allocates or frees.
-    pub(super) fn retry(&self, context: &Context) {
-        let memory = self.take();
-        if !memory.is_empty() {
-            self.free(context, memory, false);
-        }
     }
 
     /// Adds a queue of the context.

@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use super::api::Failed;
-use super::blocks;
 use super::context::Context;
 use super::runtime::{Meaning, Memory, to_ptr};
 use crate::device::backend::DevicePtr;
@@ -97,7 +96,7 @@ impl PageLocked {
         let reserve = if bytes <= SMALL { RESERVE } else { 0 };
         let limit = self.limit.saturating_add(reserve);
         let reserved = || lock(&self.held).reserve(bytes, limit);
-        if !reserved() && !(self.free_if_quiet(context) && reserved()) {
+        if !(reserved() || self.free_if_quiet(context) && reserved()) {
             return Ok(None);
         }
         let mut allocated = self.lock_pages(context, bytes);
@@ -174,7 +173,9 @@ impl PageLocked {
         };
         let mut freed = false;
         for (bytes, address) in idle {
-            let gone = blocks::free(context, Memory::Host, to_ptr(address), &current);
+            // SAFETY: the memory is from `allocate`, was taken out of the list, and nothing uses it
+            // any more.
+            let gone = unsafe { current.try_free(Memory::Host, to_ptr(address)) };
             let mut held = lock(&self.held);
             if gone {
                 freed = true;

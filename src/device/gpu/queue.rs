@@ -354,7 +354,7 @@ unsafe impl RawQueue for GpuQueue {
         if isize::try_from(bytes).is_err() {
             return Err(context.out_of_memory(api.allocate(self.shared.memory), bytes));
         }
-        context.leftovers.retry(context);
+        context.retry_leftovers();
         // What is idle may be enough; if not, what pending work frees.
         let mut allocated = self.try_allocate(bytes);
         for wait in [false, true] {
@@ -370,7 +370,7 @@ unsafe impl RawQueue for GpuQueue {
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
         let context = &self.shared.context;
-        context.leftovers.retry(context);
+        context.retry_leftovers();
         // SAFETY: the caller guarantees what `RawQueue::free` asks for; an error leaves the memory
         // to the arms below.
         let freed = unsafe { self.free_in_order(base, bytes) };

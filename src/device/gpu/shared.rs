@@ -46,7 +46,7 @@ impl Shared {
             || self.page_locked.has_idle();
         // Other threads may have queued work since.
         let quiet = settled && something && context.is_quiet();
-        leftovers.free(context, left, quiet);
+        context.free_leftovers(left, quiet);
         if quiet {
             self.blocks.free_idle(context, false);
             self.page_locked.free_idle(context);
@@ -65,7 +65,7 @@ impl Shared {
         let settled = waited
             && left.iter().any(of_unknown)
             && (context.synchronize().is_ok() || context.has_failed());
-        leftovers.free(context, left, settled);
+        context.free_leftovers(left, settled);
         if waited {
             self.blocks.free_idle(context, true);
             self.page_locked.free_idle(context);
@@ -81,7 +81,7 @@ impl Shared {
         if wait && !context.wait_for_queues() {
             return false;
         }
-        context.leftovers.retry(context);
+        context.retry_leftovers();
         if !self.blocks.is_empty() && context.is_quiet() {
             self.blocks.free_idle(context, true);
         }
@@ -112,7 +112,7 @@ impl Shared {
             let left = context.leftovers.take();
             // Even after an error nothing runs any more.
             let _ = context.settle();
-            context.leftovers.free(context, left, true);
+            context.free_leftovers(left, true);
             self.blocks.free_idle(context, true);
             self.page_locked.free_idle(context);
             context.wait_for_queues();
