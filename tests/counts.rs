@@ -340,50 +340,6 @@ fn large_columns_are_copied_directly() {
     sim.assert_done();
 }
 
-/// Staging memory goes round: beyond 128 MiB, each slab of 2 MiB waits for the oldest. The threads share the bound.
-#[test]
-fn staging_memory_is_bounded() {
-    if cfg!(miri) {
-        return;
-    }
-    const COLUMNS: usize = 300;
-    // Just too short to be copied directly.
-    let rows = 130_000;
-    let whole = Int64Array::from_iter_values(0..rows as i64);
-    let columns = (0..COLUMNS).map(|i| {
-        (
-            format!("c{i}"),
-            Arc::new(whole.slice(i, rows - COLUMNS)) as ArrayRef,
-        )
-    });
-    let batch = RecordBatch::try_from_iter(columns).unwrap();
-    for threads in [1, 2, 3, 1000] {
-        let sim = Sim::new(SimMode::Deferred);
-        sim.set_packing_threads(threads);
-        let (up, stats) = counted(&sim, || sim.upload(&batch).unwrap());
-        let context = format!("{threads} threads: {stats:?}");
-        let pieces = stats.bytes_to_device.div_ceil(1 << 20);
-        assert_eq!((stats.allocations, stats.copies), (1, pieces), "{context}");
-        assert_eq!(stats.bytes_to_device, stats.allocated_bytes);
-        // One for each slab but the last, and the upload's.
-        let slabs = stats.bytes_to_device.div_ceil(2 << 20);
-        assert_eq!(stats.events, slabs, "{context}");
-        assert!(stats.host_allocations <= 64 + 1, "{context}");
-        match threads {
-            1 => assert_eq!(stats.host_waits, slabs - 64, "{context}"),
-            // A thread's wait also runs copies of the others that were queued before.
-            _ => assert!((1..=slabs).contains(&stats.host_waits), "{context}"),
-        }
-        assert!(sim.sim.report().live_host_bytes <= 128 << 20);
-        for i in [0, 1, 70, 155, COLUMNS - 1] {
-            let down = up.column(i).unwrap().to_host().unwrap();
-            assert_same(batch.column(i), &down, i);
-        }
-        drop(up);
-        sim.assert_done();
-    }
-}
-
 /// Bytes of a device buffer from its last one up to its padding's end, from a kernel's view.
 fn tail(array: &DeviceArray, i: usize, sim: &Sim) -> Vec<u8> {
     let queue = sim.default_queue();

@@ -83,6 +83,42 @@ fn each_packed_mib_is_queued() {
     }
 }
 
+/// Staging memory goes round: beyond 128 MiB, each slab of 2 MiB waits for the oldest. The threads share the bound.
+#[test]
+fn staging_memory_is_bounded() {
+    if cfg!(miri) {
+        return;
+    }
+    let batch = columns(300);
+    for threads in [1, 2, 3, 1000] {
+        let sim = Sim::new(SimMode::Deferred);
+        sim.set_packing_threads(threads);
+        let before = sim.stats();
+        let up = sim.upload(&batch).unwrap();
+        let stats = sim.stats().since(&before);
+        let context = format!("{threads} threads: {stats:?}");
+        let pieces = stats.bytes_to_device.div_ceil(1 << 20);
+        assert_eq!((stats.allocations, stats.copies), (1, pieces), "{context}");
+        assert_eq!(stats.bytes_to_device, stats.allocated_bytes);
+        // One for each slab but the last, and the upload's.
+        let slabs = stats.bytes_to_device.div_ceil(2 << 20);
+        assert_eq!(stats.events, slabs, "{context}");
+        assert!(stats.host_allocations <= 64 + 1, "{context}");
+        match threads {
+            1 => assert_eq!(stats.host_waits, slabs - 64, "{context}"),
+            // A thread's wait also runs copies of the others that were queued before.
+            _ => assert!((1..=slabs).contains(&stats.host_waits), "{context}"),
+        }
+        assert!(sim.sim.report().live_host_bytes <= 128 << 20);
+        for i in [0, 1, 70, 155, 299] {
+            let down = up.column(i).unwrap().to_host().unwrap();
+            assert!(down == *batch.column(i), "column {i}, {threads} threads");
+        }
+        drop(up);
+        sim.assert_done();
+    }
+}
+
 #[test]
 fn threads_of_a_device() {
     let device = Devices::cpu();

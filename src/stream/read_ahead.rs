@@ -39,9 +39,9 @@ pub struct ReadAhead {
 }
 
 impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
-    /// Reads and uploads up to `batches` batches ahead, at least one, on two threads of their own. A producer that takes time, the
-    /// packing of its batches and their copies overlap then: a stream takes about as long as the slowest of them. Without it, the
-    /// consumer's thread produces and packs, and only the copies overlap.
+    /// Reads and uploads up to `batches` batches ahead, at least one, on two threads of their own. A producer that takes
+    /// time, the packing of its batches and their copies overlap then: a stream takes about as long as the slowest of them.
+    /// Without it, the consumer's thread produces and packs, and only the copies overlap.
     ///
     /// ```
     /// use arrow_array::{RecordBatchIterator, record_batch};

@@ -16,7 +16,8 @@ const PIECE: usize = 1 << 20;
 /// The bytes of the slabs that one upload fills before it waits for its oldest copies.
 pub(super) const RING: usize = 128 << 20;
 /// The number of full slabs from which on the oldest is used again if its copies are done. Few slabs stay in the processor's
-/// cache: packing ran at 9.1 to 12.2 GB/s over 2 or 4 MiB of slabs, at 7.4 to 11.3 over 8 MiB, and at 7.0 to 8.9 over 32 to 192 MiB.
+/// cache: packing ran at 9.1 to 12.2 GB/s over 2 or 4 MiB of slabs, at 7.4 to 11.3 over 8 MiB, and at 7.0 to 8.9 over 32 to
+/// 192 MiB.
 const REUSED: usize = 2;
 /// The same while slabs must be created, so that as many as the device may need are there the next time.
 const REUSED_COLD: usize = 8;
