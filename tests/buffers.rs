@@ -273,7 +273,8 @@ fn what_is_copied_from_where_it_is() {
         (&[mib - 8, 8], 1, (1 << 20) + 128),
         (&[mib, 8], 3, 64 + 128),
         (&[mib, mib, 8], 4, 64 + 128),
-        (&[1 << 10; 1000], 2, 8_192_000),
+        // A copy for each MiB, so that it runs while the next one is packed.
+        (&[1 << 10; 1000], 8, 8_192_000),
     ];
     for (lengths, copies, packed) in cases {
         let columns: Vec<_> = lengths.iter().map(|n| column(&sim, *n)).collect();

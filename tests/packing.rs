@@ -13,7 +13,7 @@ use arrow_device::{Devices, Error};
 use arrow_schema::DataType;
 use simkit::{MODES, Sim};
 use support::types::list;
-use support::{Nulls, all_types, array, assert_same, batch};
+use support::{Nulls, all_types, array, batch};
 
 /// Columns that are just too short to be copied directly, of a little less than 1 MiB each.
 fn columns(n: usize) -> RecordBatch {
@@ -45,8 +45,8 @@ fn columns_of_every_kind() -> RecordBatch {
     RecordBatch::try_from_iter((0..).map(|i| format!("c{i}")).zip(columns)).unwrap()
 }
 
-/// Types whose buffers the host rewrites in other ways, in arrays of one type each.
-fn arrays_of_every_type() -> ArrayRef {
+/// Types whose buffers the host rewrites in other ways.
+fn array_of_every_type() -> ArrayRef {
     let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
     let rows = 30_000;
     let columns = batch(&types, rows, Nulls::Some, 5);
@@ -71,9 +71,9 @@ fn each_packed_mib_is_queued() {
             sim.faults().clear();
             assert_eq!(up.is_err(), nth <= lists, "list {nth} of {n} columns");
             if up.is_ok() {
-                let slabs = stats.bytes_to_device.div_ceil(4 << 20);
-                // From 8 MiB on each slab has an event, so that it can be used again.
-                let events = if n > 8 { slabs } else { 1 };
+                let slabs = stats.bytes_to_device.div_ceil(2 << 20);
+                // From 4 MiB on each slab has an event, so that it can be used again.
+                let events = if n > 4 { slabs } else { 1 };
                 assert_eq!((stats.copies, stats.events), (lists, events), "{n} columns");
                 assert_eq!((stats.host_waits, stats.queue_waits), (0, 0));
             }
@@ -94,28 +94,31 @@ fn threads_of_a_device() {
     assert_eq!(device.packing_threads(), default);
 }
 
+/// What one thread packs is tested elsewhere.
 #[test]
 fn several_threads_pack_what_one_packs() {
     if cfg!(miri) {
         return;
     }
     let batch = columns_of_every_kind();
-    let arrays: ArrayRef = Arc::new(StructArray::from(batch));
-    for array in [arrays, arrays_of_every_type()] {
-        for mode in MODES {
-            let sim = Sim::new(mode);
-            for threads in [1, 2, 100] {
-                sim.set_packing_threads(threads);
-                let before = sim.stats();
-                let up = sim.upload_array(&array).unwrap();
-                let stats = sim.stats().since(&before);
-                assert!(stats.host_copied_bytes > 16 << 20, "{stats:?}");
-                assert_eq!(stats.bytes_to_device, stats.allocated_bytes);
-                let context = format!("{mode:?}, {threads} threads");
-                assert_same(&array, &up.to_host().unwrap(), context);
-            }
-            sim.assert_done();
+    let array: ArrayRef = Arc::new(StructArray::from(batch));
+    for (array, mode) in [array, array_of_every_type()].iter().zip(MODES) {
+        let sim = Sim::new(mode);
+        let mut alone = None;
+        for threads in [1, 2, 100] {
+            sim.set_packing_threads(threads);
+            let before = sim.stats();
+            let up = sim.upload_array(array).unwrap();
+            let stats = sim.stats().since(&before);
+            let packed = stats.host_copied_bytes;
+            assert!(packed > 16 << 20, "{packed} bytes are packed");
+            assert_eq!(stats.bytes_to_device, stats.allocated_bytes);
+            let down = up.to_host().unwrap().to_data();
+            let alone = alone.get_or_insert_with(|| down.clone());
+            assert!(down == *alone, "{mode:?}, {threads} threads");
         }
+        drop(alone);
+        sim.assert_done();
     }
 }
 

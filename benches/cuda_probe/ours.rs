@@ -127,7 +127,8 @@ pub(crate) fn large(probe: &Probe) -> Res<()> {
     // What the rows copy into: its pages exist.
     // SAFETY: both blocks have `all` bytes, and one copy at a time uses them.
     unsafe { copy(&probe.stream, &event, other.address(), there.address(), all) }?;
-    let threads = probe.cores.min(4);
+    // As many as this crate packs with.
+    let threads = probe.device.packing_threads();
     // SAFETY: `other` has `all` bytes, which nothing else uses meanwhile.
     let memcpy = |threads: usize| unsafe { copy_once(threads, other.address(), &memory) };
     compare(

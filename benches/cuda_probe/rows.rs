@@ -256,7 +256,7 @@ impl Row {
         }
     }
 
-    /// What is the figure worth: pass, miss, or `instead`.
+    /// What the figure is worth: pass, miss, or what stands in their place.
     fn verdict(&self, value: f64, instead: Option<&'static str>) -> &'static str {
         let met = match self.target {
             AtMost(limit) => value <= limit,

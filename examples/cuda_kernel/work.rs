@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Float64Type;
 use arrow_array::{Array, Float64Array, Int64Array, RecordBatch, StringArray};
-use arrow_device::cuda::cudarc::driver::{CudaFunction, LaunchConfig, PushKernelArg};
+use arrow_device::cuda::cudarc::driver::{CudaFunction, CudaModule, LaunchConfig, PushKernelArg};
 use arrow_device::cuda::cudarc::nvrtc::Ptx;
 use arrow_device::{
     Device, DeviceArray, DeviceBits, DeviceBufferMut, DeviceRecordBatch, ExportOptions, NullCounts,
@@ -17,7 +17,7 @@ use arrow_schema::{DataType, Field, Schema};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The kernels' source. The driver compiles it, so no CUDA toolkit is needed.
+/// The kernels, made of `kernel.cu`. The driver compiles this text for its GPU, so no CUDA toolkit is needed.
 const PTX: &str = include_str!("kernel.ptx");
 
 const ROWS: usize = 100_000;
@@ -55,14 +55,24 @@ pub(crate) fn orders(rows: usize) -> Result<RecordBatch> {
     ])?)
 }
 
-/// Loads a kernel into a device. cudarc has `Ptx` behind its feature `nvrtc`, which loads no library by itself; a program
-/// enables it in its own dependency on cudarc.
+/// Loads a kernel into a device.
 pub(crate) fn load(device: &Device, name: &str) -> Result<CudaFunction> {
-    let module = device
-        .as_cuda()?
-        .cuda_context()?
-        .load_module(Ptx::from_src(PTX))?;
-    Ok(module.load_function(name)?)
+    Ok(module(device)?.load_function(name)?)
+}
+
+/// Loads the kernels of [`above`].
+pub(crate) fn load_above(device: &Device) -> Result<[CudaFunction; 3]> {
+    let module = module(device)?;
+    let names = ["count_above_f64", "scan_u64", "above_f64"];
+    let [count, scan, keep] = names.map(|name| module.load_function(name));
+    Ok([count?, scan?, keep?])
+}
+
+/// cudarc has `Ptx` behind its feature `nvrtc`, which loads no library by itself; a program enables it in its own dependency on
+/// cudarc.
+fn module(device: &Device) -> Result<Arc<CudaModule>> {
+    let context = device.as_cuda()?.cuda_context()?;
+    Ok(context.load_module(Ptx::from_src(PTX))?)
 }
 
 /// Returns twice the values of `column`, null where it is null.
@@ -113,27 +123,51 @@ pub(crate) fn product(
     )?)
 }
 
-/// Returns the values of `column` above `limit`, in their order. A null is not above it. Waits for the kernel, since the
+/// Returns the values of `column` above `limit`, in their order. A null is not above it. The first kernel counts the values of
+/// each tile of rows, the second turns the counts into places, and the third copies the values there. Waits for them, since the
 /// number of values is known only then.
 pub(crate) fn above(
-    kernel: &CudaFunction,
+    kernels: &[CudaFunction; 3],
     column: &DeviceArray,
     limit: f64,
     queue: &Queue,
 ) -> Result<DeviceArray> {
+    let [count, scan, keep] = kernels;
     let rows = column.len();
+    let tiles = rows.div_ceil(2048).max(1);
     let mut kept = DeviceBufferMut::for_values::<f64>(queue, rows)?; // room for all rows
-    let mut count = DeviceBufferMut::for_values::<u64>(queue, 1)?;
+    let mut places = DeviceBufferMut::for_values::<u64>(queue, tiles + 1)?; // the last is the end
+    let end = places.address().address() + 8 * tiles;
     let (input, valid) = (column.values_on::<f64>(queue)?, column.validity_on(queue)?);
     let bits = bitmap(&valid);
     let stream = queue.cuda_stream()?;
-    let mut launch = stream.launch_builder(kernel);
+    let shape = |blocks, threads| LaunchConfig {
+        grid_dim: (blocks, 1, 1),
+        block_dim: (threads, 1, 1),
+        shared_mem_bytes: 0,
+    };
+    let each_tile = shape(u32::try_from(tiles)?, 256);
+
+    let mut launch = stream.launch_builder(count);
     launch.arg(&input).arg(&bits.0).arg(&bits.1).arg(&limit);
-    launch.arg(&mut kept).arg(&mut count).arg(&rows);
-    // One thread, which keeps the order. A fast filter first computes the place of each value with a prefix sum.
-    // SAFETY: these are the parameters of `above_f64`, which stays within `rows`.
-    unsafe { launch.launch(LaunchConfig::for_num_elems(1)) }?;
-    let count = count.freeze()?.to_host_on(queue)?; // waits for the kernel
+    launch.arg(&rows).arg(&tiles).arg(&mut places);
+    // SAFETY: these are the parameters of `count_above_f64`, which stays within `rows` and writes `tiles` numbers.
+    unsafe { launch.launch(each_tile) }?;
+    let mut launch = stream.launch_builder(scan);
+    launch.arg(&mut places).arg(&tiles).arg(&end);
+    // SAFETY: these are the parameters of `scan_u64`, which is one block and writes `tiles` numbers and the end after them.
+    unsafe { launch.launch(shape(1, 1024)) }?;
+    let mut launch = stream.launch_builder(keep);
+    launch.arg(&input).arg(&bits.0).arg(&bits.1).arg(&limit);
+    launch
+        .arg(&rows)
+        .arg(&tiles)
+        .arg(&mut places)
+        .arg(&mut kept);
+    // SAFETY: these are the parameters of `above_f64`, which stays within `rows` and writes the values that were counted.
+    unsafe { launch.launch(each_tile) }?;
+
+    let count = places.freeze()?.slice(8 * tiles, 8)?.to_host_on(queue)?; // waits for the kernels
     let count = count.typed_data::<u64>()[0] as usize;
     kept.truncate(8 * count); // bytes
     kept.shrink_to_fit()?;
@@ -200,15 +234,15 @@ pub(crate) fn run(device: &Device) -> Result<Report> {
 /// Runs the other two kernels on a slice of a column, and compares their results with the CPU's own.
 pub(crate) fn double_and_filter(device: &Device) -> Result<()> {
     const LIMIT: f64 = -980.0;
-    let orders = orders(100)?;
+    let orders = orders(SKIPPED + ROWS)?;
     let queue = device.new_queue()?;
     let price = device.upload(&orders)?.column_by_name("price")?;
-    let price = price.slice(SKIPPED, 90)?;
+    let price = price.slice(SKIPPED, ROWS)?;
     let doubled = double(&load(device, "double_f64")?, &price, &queue)?;
-    let large = above(&load(device, "above_f64")?, &price, LIMIT, &queue)?;
+    let large = above(&load_above(device)?, &price, LIMIT, &queue)?;
 
     let price = orders.column_by_name("price").ok_or("no such column")?;
-    let price = price.slice(SKIPPED, 90);
+    let price = price.slice(SKIPPED, ROWS);
     let price = price.as_primitive::<Float64Type>();
     let expected: Float64Array = price.iter().map(|price| Some(2.0 * price?)).collect();
     if doubled.to_host()?.as_primitive::<Float64Type>() != &expected {

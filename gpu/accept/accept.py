@@ -15,13 +15,18 @@ ran was wrong or if there is no CUDA device, else 0.
 
 import gc
 import importlib
+import importlib.metadata
 import pathlib
+import re
 import sys
 import time
 import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import arrow_device_example as ad  # noqa: E402
+try:
+    import arrow_device_example as ad
+except ImportError as e:
+    sys.exit(f"the packed module needs Python 3.11 or later and a glibc as new as that of its build: {e}")
 from arrow_c import HostBatch, device_of, host_column, host_columns  # noqa: E402
 
 CUDA = 2
@@ -43,6 +48,12 @@ def refuses(errors, what, call):
     except errors:
         return
     raise AssertionError(f"{what} is not refused")
+
+
+def version(name):
+    """Of an installed package, whose name may end with that of a CUDA version."""
+    found = [d for d in importlib.metadata.distributions() if re.fullmatch(rf"{name}(-cu\d+)?", d.name or "")]
+    return found[0].version if found else "of unknown version"
 
 
 def library(name):
@@ -113,8 +124,8 @@ def torch():
     torch = library("torch")
     if not torch.cuda.is_available():
         raise Absent(f"torch {torch.__version__} finds no CUDA device")
-    print(f"  torch {torch.__version__}", flush=True)
     tensors("torch", torch.from_dlpack, "DLPack", lambda t: t.cpu().tolist(), lambda t: t + t)
+    return torch.__version__
 
 
 def cupy():
@@ -123,14 +134,13 @@ def cupy():
         cupy.cuda.runtime.getDeviceCount()
     except Exception as e:
         raise Absent(f"cupy {cupy.__version__} finds no CUDA device: {e}") from e
-    print(f"  cupy {cupy.__version__}", flush=True)
     tensors("cupy", cupy.from_dlpack, "DLPack", lambda a: a.get().tolist(), lambda a: a + a)
     tensors("cupy", cupy.asarray, "CUDA Array Interface", lambda a: a.get().tolist(), lambda a: a + a)
+    return cupy.__version__
 
 
 def pylibcudf():
     plc = library("pylibcudf")
-    print(f"  pylibcudf {getattr(plc, '__version__', '')}", flush=True)
     for rows in ROWS:
         values, there = batch(rows)
         table = plc.Table.from_arrow(there)
@@ -142,6 +152,7 @@ def pylibcudf():
         if rows > 3:
             part = plc.Table.from_arrow(there.slice(2, rows - 3))
             equal(host_columns(OnHost(part)), [v[2:-1] for v in values], f"a slice of {rows} rows")
+    return version("pylibcudf")
 
 
 class OnDevice:
@@ -185,9 +196,9 @@ def main():
     for name in wanted:
         print(f"{name}:", flush=True)
         try:
-            PARTS[name]()
+            named = PARTS[name]()
             released()
-            results[name] = "accepted"
+            results[name] = f"{named} accepted" if named else "accepted"
         except Absent as e:
             print(f"  {e}")
             results[name] = "absent"

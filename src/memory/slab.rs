@@ -52,7 +52,7 @@ use crate::error::Result;
 /// [`Device::upload`] copies a buffer of 1 MiB or more straight from a page-locked slab: the host moves none of its bytes, except
 /// the last ones that do not fill a block of 64 bytes. A buffer that is the only one of its upload, and whose length is a multiple of
 /// 64 bytes, is copied straight whatever its length. Smaller buffers are packed with others into a staging slab, because a copy of
-/// its own for each of them would cost a call to the driver: 1000 columns of 8 KiB are eight copies of up to 1 MiB, not 1000.
+/// its own for each of them would cost a call to the driver: 1000 columns of 8 KiB are eight copies of about 1 MiB, not 1000.
 pub struct HostSlab {
     block: Block,
     /// Bytes in use; the block may be larger.
@@ -241,16 +241,20 @@ impl Device {
     /// # Errors
     /// Returns [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn host_slab(&self, len: usize) -> Result<HostSlab> {
+        self.idle_or_new_slab(len).map(|(slab, _)| slab)
+    }
+
+    /// As [`host_slab`](Self::host_slab); also returns whether an idle slab served.
+    pub(crate) fn idle_or_new_slab(&self, len: usize) -> Result<(HostSlab, bool)> {
         let capacity = round(len).ok_or_else(|| out_of_memory(self.id(), len))?;
-        let block = match self.slabs().take(capacity) {
-            Some(block) => block,
-            None => self.new_block(capacity)?,
-        };
-        Ok(HostSlab {
-            block,
+        let idle = self.slabs().take(capacity);
+        let is_idle = idle.is_some();
+        let slab = HostSlab {
+            block: idle.map_or_else(|| self.new_block(capacity), Ok)?,
             len,
             device: Some(self.clone()),
-        })
+        };
+        Ok((slab, is_idle))
     }
 
     fn new_block(&self, capacity: usize) -> Result<Block> {

@@ -17,7 +17,7 @@ use crate::transfer::stage::{CHUNK, DIRECT, RING, Slabs, Stage, direct};
 /// to 0.06 ms to start and to join.
 const LEAST: usize = 16 << 20;
 /// The most threads that are used, so that each has several slabs of the ring.
-const MOST: usize = RING / CHUNK / 4;
+const MOST: usize = RING / CHUNK / 8;
 
 /// Returns how many threads are to upload a plan of `bytes` bytes on `queue`.
 pub(super) fn threads(queue: &Queue, bytes: usize) -> usize {
@@ -149,6 +149,8 @@ impl<'a> Work<'a> {
                 };
                 stage.left = self.bytes - i * CHUNK;
                 for part in &self.parts[slab.clone()] {
+                    // What is copied directly leaves gaps.
+                    stage.seek(part.piece.dst + part.start);
                     // SAFETY: the caller guarantees what `pack` asks for (see `# Safety`).
                     unsafe { stage.pack(&part.piece, self.ready, part.start, part.end) }?;
                 }

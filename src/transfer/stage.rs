@@ -8,16 +8,18 @@ use crate::memory::HostSlab;
 use crate::transfer::fix::{Piece, pack};
 
 /// The bytes of one staging slab.
-pub(super) const CHUNK: usize = 4 << 20;
-/// The packed bytes after which the copies so far are queued. Modelled with packing at 8 to 11 GB/s and a link of 6 to 50 GB/s,
-/// the upload of 8 MiB took 0.77 to 1.52 ms with 1 MiB, 0.83 to 1.89 with 4, and 0.94 to 2.34 with 8 or 16; from 64 MiB on
-/// all of them were within 10 %.
+pub(super) const CHUNK: usize = 2 << 20;
+/// The packed bytes after which the copies so far are queued. In a model with a link of 6 to 50 GB/s beside measured packing, at
+/// 8 to 10 GB/s, an upload of 8 MiB took 0.77 to 1.54 ms with 1 MiB, 0.80 to 1.67 with 2, 0.83 to 1.95 with 4, and 0.94 to 2.52
+/// with 8 or 16; from 64 MiB on 1 to 4 MiB were within 3 %, and 16 up to 17 % slower.
 const PIECE: usize = 1 << 20;
 /// The bytes of the slabs that one upload fills before it waits for its oldest copies.
 pub(super) const RING: usize = 128 << 20;
 /// The number of full slabs from which on the oldest is used again if its copies are done. Few slabs stay in the processor's
-/// cache: packing ran at 9.6 to 11.1 GB/s with 2 slabs, at 8.0 to 9.2 with 4, and at 7.7 to 8.8 with 8 to 48.
+/// cache: packing ran at 9.1 to 12.2 GB/s over 2 or 4 MiB of slabs, at 7.4 to 11.3 over 8 MiB, and at 7.0 to 8.9 over 32 to 192 MiB.
 const REUSED: usize = 2;
+/// The same while slabs must be created, so that as many as the device may need are there the next time.
+const REUSED_COLD: usize = 8;
 /// Pieces of at least this many bytes are copied directly from where they are, if the device can do that. A direct piece costs up
 /// to two copies more, its own and that of what was packed before it, and saves the host `DIRECT` bytes of packing. See
 /// [`HostSlab`], whose documentation promises this number.
@@ -41,6 +43,8 @@ pub(super) struct Stage<'a> {
     reuses: bool,
     /// The number of full slabs at which this thread waits for the oldest.
     most: usize,
+    /// The last slab was not created for this upload.
+    is_warm: bool,
 }
 
 /// A staging slab being packed.
@@ -82,6 +86,7 @@ impl<'a> Stage<'a> {
             full: VecDeque::new(),
             reuses: left > REUSED * CHUNK,
             most: slabs,
+            is_warm: true,
         }
     }
 
@@ -107,7 +112,12 @@ impl<'a> Stage<'a> {
                 open.dst = piece.dst + done;
             }
             // Regions, chunks and what is left are multiples of 64 bytes, and so is every part.
-            let stop = open.slab.len().min((open.used / PIECE + 1) * PIECE);
+            let next = (open.used / PIECE + 1) * PIECE;
+            // Less than half a piece is no copy of its own.
+            let stop = match next + PIECE / 2 > open.slab.len() {
+                true => open.slab.len(),
+                false => next,
+            };
             let room = &mut open.slab[open.used..stop];
             let part = room.len().min(end - done);
             let full = part == room.len();
@@ -138,17 +148,18 @@ impl<'a> Stage<'a> {
         });
     }
 
+    /// Ends the last copy unless it continues at byte `dst` of the device slab.
+    pub(super) fn seek(&mut self, dst: usize) {
+        let open = self.open.as_ref();
+        if open.is_some_and(|open| open.dst + open.used - open.from != dst) {
+            self.cut();
+        }
+    }
+
     /// Begins a staging slab of full size, or of the size of what is left.
     #[inline(never)]
     fn open(&mut self) -> Result<&mut Open> {
-        let bytes = CHUNK.min(self.left);
-        let slab = match self.used_again()? {
-            Some(mut slab) => {
-                slab.truncate(bytes);
-                slab
-            }
-            None => self.queue.device().host_slab(bytes)?,
-        };
+        let slab = self.slab(CHUNK.min(self.left))?;
         Ok(self.open.insert(Open {
             slab,
             used: 0,
@@ -157,22 +168,25 @@ impl<'a> Stage<'a> {
         }))
     }
 
-    /// Takes the oldest full slab if its copies are done; waits for them if there are too many slabs.
-    fn used_again(&mut self) -> Result<Option<HostSlab>> {
-        let Some(Full { copied, .. }) = self.full.front().filter(|_| self.full.len() >= REUSED)
-        else {
-            return Ok(None);
-        };
-        let Some(copied) = copied else {
-            return Ok(None);
-        };
-        if !copied.is_complete()? {
-            if self.full.len() < self.most {
-                return Ok(None);
+    /// Returns the oldest full slab if its copies are done, or another one; waits for those copies if there are too many slabs.
+    fn slab(&mut self, bytes: usize) -> Result<HostSlab> {
+        let least = if self.is_warm { REUSED } else { REUSED_COLD };
+        let oldest = self.full.front().filter(|_| self.full.len() >= least);
+        if let Some(copied) = oldest.and_then(|full| full.copied.as_ref()) {
+            let is_done = copied.is_complete()?;
+            if !is_done && self.full.len() >= self.most {
+                copied.wait()?;
             }
-            copied.wait()?;
+            if is_done || self.full.len() >= self.most {
+                if let Some(Full { mut slab, .. }) = self.full.pop_front() {
+                    slab.truncate(bytes);
+                    return Ok(slab);
+                }
+            }
         }
-        Ok(self.full.pop_front().map(|full| full.slab))
+        let (slab, is_idle) = self.queue.device().idle_or_new_slab(bytes)?;
+        self.is_warm = is_idle;
+        Ok(slab)
     }
 
     /// Adds a copy of what was packed since the last one.
@@ -220,8 +234,12 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Ends the stage; its slabs must be kept until all work that the queue has been given is done.
+    /// Ends the stage; its slabs must be kept until all work that the queue has been given is done, of which the events of
+    /// single slabs say nothing more.
     pub(super) fn into_slabs(mut self) -> Slabs {
+        for full in &mut self.full {
+            full.copied = None;
+        }
         self.full.extend(self.open.map(|open| Full {
             slab: open.slab,
             copied: None,

@@ -144,7 +144,8 @@ fn the_kernels_of_the_example() {
     for flags in MODES {
         let rig = Rig::new(flags);
         let load = |name| work::load(&rig, name).unwrap();
-        let (double, product, above) = (load("double_f64"), load("product_f64"), load("above_f64"));
+        let (double, product) = (load("double_f64"), load("product_f64"));
+        let above = work::load_above(&rig).unwrap();
         let queue = rig.new_queue().unwrap();
         let kernels = Kernels {
             double: &|column| work::double(&double, column, &queue).unwrap(),
@@ -163,11 +164,13 @@ fn the_kernels_of_the_example() {
 fn the_guide_shows_the_example() {
     let work = include_str!("../../examples/cuda_kernel/work.rs");
     // What rustfmt breaks before the first parameter.
-    let work = work.replace("(\n    kernel: ", "(kernel: ");
+    let work = work
+        .replace("(\n    kernel: ", "(kernel: ")
+        .replace("(\n    kernels: ", "(kernels: ");
     let functions = [
         ("fn double(kernel: ", 15),
         ("fn product(kernel: ", 20),
-        ("fn above(kernel: ", 30),
+        ("fn above(kernels: ", 40),
     ];
     kernel_suite::check_guide(&work, &functions);
 }

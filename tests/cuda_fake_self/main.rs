@@ -5,6 +5,7 @@ mod clock;
 mod context;
 mod fake;
 mod faults;
+mod kernels;
 mod memory;
 mod modes;
 mod raw;

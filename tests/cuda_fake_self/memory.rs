@@ -369,8 +369,8 @@ fn kernels_reach_pinned_and_managed_memory_only() {
         };
         let (locked, shared) = (pinned(16), managed(16));
         assert_eq!(launch(locked.addr() as u64, 0), 1);
-        assert_eq!(launch(locked.addr() as u64, 1), 0);
-        assert_eq!(launch(shared, 1), 0);
+        assert_eq!(launch(locked.addr() as u64, 2), 0);
+        assert_eq!(launch(shared, 2), 0);
         assert_eq!(cuCtxSynchronize(), 0);
         assert_eq!(host::<16>(locked), host::<16>(shared as *const u8));
         assert_eq!(host::<16>(locked)[..8], (-2i64).to_ne_bytes());
@@ -379,7 +379,7 @@ fn kernels_reach_pinned_and_managed_memory_only() {
         // Pageable memory, and addresses that are not aligned.
         let mut pageable = [0i64; 2];
         let wrong = pageable.as_mut_ptr().addr() as u64 + if flags == LAZY { 4 } else { 0 };
-        assert_eq!(launch(wrong, 1), 0);
+        assert_eq!(launch(wrong, 2), 0);
         let expected = if flags == LAZY { 716 } else { 700 };
         assert_eq!(cuCtxSynchronize(), expected);
         assert_eq!(pageable, [0; 2]);

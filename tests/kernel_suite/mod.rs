@@ -28,7 +28,7 @@ pub(crate) fn check(device: &Device, kernels: &Kernels<'_>) {
         let host = host.slice(skip, rows).as_primitive::<Float64Type>().clone();
         (host, there.slice(skip, rows).unwrap())
     };
-    for rows in [0, 1, 7, 8, 9, 64, 65, 1000] {
+    for rows in [0, 1, 7, 8, 9, 64, 65, 1000, 5000] {
         for (nulls, skip) in [(0, 0), (0, 3), (2, 0), (3, 1), (3, 13), (1, 8)] {
             let context = format!("{device}: {rows} rows from {skip}, nulls {nulls}");
             let same = |made: DeviceArray, expected: Vec<Option<f64>>| {

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, RecordBatchIterator};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
-    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Error, ExportOptions,
-    FFI_ArrowDeviceArrayStream, ReadAhead, SyncPolicy, UploadingReader,
+    DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices, Error, ExportOptions,
+    FFI_ArrowDeviceArrayStream, ImportOptions, ReadAhead, SyncPolicy, UploadingReader,
 };
 use arrow_schema::ArrowError;
 
@@ -37,6 +37,13 @@ fn ahead(
 fn sent(sent: &[RecordBatch]) -> impl FnMut() -> Option<Result<RecordBatch, ArrowError>> + use<> {
     let mut sent = sent.to_vec().into_iter();
     move || sent.next().map(Ok)
+}
+
+/// Options with which arrays of a device are imported.
+fn options_of(sim: &Sim) -> ImportOptions {
+    let devices = Devices::new();
+    devices.add(sim.device.clone()).unwrap();
+    ImportOptions::default().with_devices(devices)
 }
 
 /// Waits until something is so, which happens on another thread.
@@ -70,9 +77,10 @@ fn batches_keep_their_order() {
             // Through the C interface, and back to the host.
             let reader = ahead(&sim, most, sent(&all));
             let options = ExportOptions::new(SyncPolicy::Event);
-            let mut stream = FFI_ArrowDeviceArrayStream::new(reader, options).unwrap();
+            let stream = FFI_ArrowDeviceArrayStream::new(reader, options).unwrap();
             // SAFETY: the stream is this crate's.
-            let again = unsafe { DeviceRecordBatchStreamReader::from_raw(&mut stream) }.unwrap();
+            let again = unsafe { DeviceRecordBatchStreamReader::new(stream, options_of(&sim)) };
+            let again = again.unwrap();
             let back: Vec<_> = again.into_host_reader().map(|b| b.unwrap()).collect();
             assert_eq!(back.len(), all.len());
             for (i, (back, sent)) in back.iter().zip(&all).enumerate() {

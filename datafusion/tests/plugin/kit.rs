@@ -123,7 +123,7 @@ pub(crate) fn session(
         .with_default_features();
     if plugin {
         state = state
-            .with_physical_optimizer_rule(Arc::new(PushFilterToDevice))
+            .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))
             .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
     }
     let context = SessionContext::new_with_state(state.build());

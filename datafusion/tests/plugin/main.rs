@@ -121,7 +121,9 @@ SortPreservingMergeExec: [id@0 ASC NULLS LAST]
     // Running the rules again changes nothing.
     let state = tables.device.state();
     let config = state.config_options();
-    let again = PushFilterToDevice.optimize(with, config).unwrap();
+    let again = PushFilterToDevice::default()
+        .optimize(with, config)
+        .unwrap();
     let again = DeviceTransitions.optimize(again, config).unwrap();
     assert_eq!(text(&again), expected);
 }
@@ -180,7 +182,7 @@ async fn it_reads_either_side() {
     };
     let pushed = |filter: Arc<FilterExec>| {
         let state = tables.device.state();
-        let plan = PushFilterToDevice.optimize(filter, state.config_options());
+        let plan = PushFilterToDevice::default().optimize(filter, state.config_options());
         let plan = DeviceTransitions.optimize(plan.unwrap(), state.config_options());
         plan.unwrap()
     };
@@ -217,7 +219,7 @@ async fn filters_pass_batches_to_each_other() {
     let inner = plan(context, "SELECT id, a, x FROM t WHERE x < 100.0").await;
     let both = FilterExec::try_new(outer.predicate().clone(), inner).unwrap();
     let state = context.state();
-    let both = PushFilterToDevice.optimize(Arc::new(both), state.config_options());
+    let both = PushFilterToDevice::default().optimize(Arc::new(both), state.config_options());
     let both = DeviceTransitions.optimize(both.unwrap(), state.config_options());
     let both = both.unwrap();
     let shown = text(&both);

@@ -1,5 +1,7 @@
 //! Which kernels there are stand-ins for.
 
+use crate::ffi::{INVALID_VALUE, Outcome};
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Emulation {
     /// `product_f64(a, a_mask, a_bit, b, b_mask, b_bit, out, out_mask, rows)`: out[i] = a[i] *
@@ -7,9 +9,25 @@ pub(crate) enum Emulation {
     ProductF64,
     /// `double_f64(input, output, rows)`: output[i] = 2 * input[i].
     DoubleF64,
-    /// `above_f64(values, bits, bit, limit, kept, count, rows)`: kept = the valid values above
-    /// limit, in their order; count = how many. Bits of 0 have no nulls.
+    /// `count_above_f64(values, bits, bit, limit, rows, tiles, counts)`: how many valid values of
+    /// each tile are above limit. Bits of 0 have no nulls.
+    CountAboveF64,
+    /// `above_f64(values, bits, bit, limit, rows, tiles, starts, kept)`: kept = these values in
+    /// their order, those of a tile from its start on.
     AboveF64,
+    /// `scan_u64(starts, n, total)`: each number becomes the sum of those before it, total that of
+    /// all.
+    ScanU64,
+    /// `compare(kind, values, mask, bit, rows, orderings, literal, passing)`: passing[i] = 0 where
+    /// row i is null or its ordering with the literal is none of these.
+    Compare,
+    /// `count_passing(passing, rows, tiles, counts)`: how many rows of each tile pass.
+    CountPassing,
+    /// `select(passing, rows, tiles, starts, picked)`: picked = the numbers of the rows that pass.
+    Select,
+    /// `gather(kind, values, mask, bit, picked, counts, nulls, out, out_mask)`: the picked rows of
+    /// a column, counts[0] of them, and more nulls.
+    Gather,
     /// `fill_i64(out, value, n)`
     FillI64,
     /// `fail()`: the engine fails with 719.
@@ -21,7 +39,13 @@ impl Emulation {
         match name {
             "product_f64" => Some(Self::ProductF64),
             "double_f64" => Some(Self::DoubleF64),
+            "count_above_f64" => Some(Self::CountAboveF64),
             "above_f64" => Some(Self::AboveF64),
+            "scan_u64" => Some(Self::ScanU64),
+            "compare" => Some(Self::Compare),
+            "count_passing" => Some(Self::CountPassing),
+            "select" => Some(Self::Select),
+            "gather" => Some(Self::Gather),
             "fill_i64" => Some(Self::FillI64),
             "fail" => Some(Self::Fail),
             _ => None,
@@ -31,10 +55,63 @@ impl Emulation {
     /// How many parameters it takes; each has 8 bytes.
     pub(crate) fn parameters(self) -> usize {
         match self {
-            Self::ProductF64 => 9,
-            Self::AboveF64 => 7,
-            Self::DoubleF64 | Self::FillI64 => 3,
+            Self::ProductF64 | Self::Gather => 9,
+            Self::AboveF64 | Self::Compare => 8,
+            Self::CountAboveF64 => 7,
+            Self::Select => 5,
+            Self::CountPassing => 4,
+            Self::DoubleF64 | Self::FillI64 | Self::ScanU64 => 3,
             Self::Fail => 0,
         }
+    }
+
+    /// What is wrong with a launch of it, if anything: the real kernel would leave rows out, write
+    /// wrong numbers, or hang.
+    pub(crate) fn misfit(self, grid: &Grid, parameters: &[u64]) -> Option<String> {
+        let wrong = match self {
+            Self::Fail => return None,
+            _ if grid.blocks[1..] != [1, 1] || grid.threads[1..] != [1, 1] => {
+                "has one dimension".to_owned()
+            }
+            Self::DoubleF64 | Self::FillI64 => {
+                let rows = parameters.last().copied().unwrap_or(0);
+                if grid.blocks[0] * grid.threads[0] >= rows {
+                    return None;
+                }
+                format!("needs a thread for each of {rows} rows")
+            }
+            Self::ScanU64 if grid.blocks[0] != 1 => "has one block".to_owned(),
+            Self::ScanU64
+            | Self::CountAboveF64
+            | Self::AboveF64
+            | Self::CountPassing
+            | Self::Select
+                if grid.threads[0] % 32 != 0 =>
+            {
+                "needs whole warps".to_owned()
+            }
+            _ => return None,
+        };
+        Some(format!("{self:?} {wrong}: {grid:?}"))
+    }
+}
+
+/// How many blocks a launch has, and how many threads each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    blocks: [u64; 3],
+    threads: [u64; 3],
+}
+
+impl Grid {
+    pub(crate) fn new(blocks: [u32; 3], threads: [u32; 3]) -> Outcome<Self> {
+        let of_block: u64 = threads.iter().map(|n| u64::from(*n)).product();
+        if blocks.contains(&0) || !(1..=1024).contains(&of_block) {
+            return Err(INVALID_VALUE);
+        }
+        Ok(Self {
+            blocks: blocks.map(u64::from),
+            threads: threads.map(u64::from),
+        })
     }
 }

@@ -1,12 +1,14 @@
 //! What stands in for kernels: closures with the parameters of real ones.
 
+mod filters;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_device::device::sim::SimMemory;
 
 use crate::copy::is_device;
-use crate::emulation::Emulation;
+use crate::emulation::{Emulation, Grid};
 use crate::engine::Engine;
 use crate::ffi::*;
 use crate::memory::pointer;
@@ -14,15 +16,28 @@ use crate::registry::{Lane, registry};
 
 impl Emulation {
     /// Queues it.
-    pub(crate) fn launch(self, lane: &Lane, p: Vec<u64>) -> Outcome {
+    pub(crate) fn launch(self, lane: &Lane, grid: &Grid, p: Vec<u64>) -> Outcome {
         let engine = lane.engine.clone();
+        let misfit = self.misfit(grid, &p);
+        if let Some(text) = &misfit {
+            engine.blame(text.clone());
+        }
         let host = self.host(&engine, &p);
         lane.engine.launch(&lane.queue, host, move |memory| {
             let mut view = View { memory, engine };
+            if let Some(text) = misfit {
+                return Err(view.engine.failure(LAUNCH_FAILED, &text));
+            }
             match self {
                 Self::ProductF64 => product_f64(&mut view, &p),
                 Self::DoubleF64 => double_f64(&mut view, &p),
-                Self::AboveF64 => above_f64(&mut view, &p),
+                Self::CountAboveF64 => filters::count_above_f64(&mut view, &p),
+                Self::AboveF64 => filters::above_f64(&mut view, &p),
+                Self::ScanU64 => filters::scan_u64(&mut view, &p),
+                Self::Compare => filters::compare(&mut view, &p),
+                Self::CountPassing => filters::count_passing(&mut view, &p),
+                Self::Select => filters::select(&mut view, &p),
+                Self::Gather => filters::gather(&mut view, &p),
                 Self::FillI64 => fill_i64(&mut view, &p),
                 Self::Fail => Err(view.engine.failure(LAUNCH_FAILED, "the kernel failed")),
             }
@@ -48,12 +63,31 @@ impl Emulation {
             (Self::DoubleF64, &[input, output, rows]) => {
                 vec![values(input, rows), values(output, rows)]
             }
-            (Self::AboveF64, &[input, bits, bit, _, kept, count, rows]) => vec![
+            (Self::CountAboveF64, &[input, bits, bit, _, rows, tiles, counts]) => vec![
                 values(input, rows),
                 mask(bits, bit, rows),
-                values(kept, rows),
-                values(count, 1),
+                values(counts, tiles),
             ],
+            (Self::AboveF64, &[input, bits, bit, _, rows, tiles, starts, kept]) => vec![
+                values(input, rows),
+                mask(bits, bit, rows),
+                values(starts, tiles),
+                values(kept, rows),
+            ],
+            (Self::ScanU64, &[starts, n, total]) => vec![values(starts, n), values(total, 1)],
+            (Self::Compare, &[kind, from, bits, bit, rows, _, _, passing]) => vec![
+                (from, rows.saturating_mul(filters::width(kind))),
+                mask(bits, bit, rows),
+                (passing, rows),
+            ],
+            (Self::CountPassing, &[passing, rows, tiles, counts]) => {
+                vec![(passing, rows), values(counts, tiles)]
+            }
+            (Self::Select, &[passing, rows, tiles, starts, picked]) => {
+                vec![(passing, rows), values(starts, tiles), values(picked, rows)]
+            }
+            // How much of the others it uses is written by kernels before it.
+            (Self::Gather, &[.., counts, nulls, _, _]) => vec![values(counts, 1), values(nulls, 1)],
             (Self::FillI64, &[out, _, n]) => vec![values(out, n)],
             _ => Vec::new(),
         };
@@ -120,6 +154,17 @@ impl View<'_, '_> {
         Ok(values.map(|v| f64::from_bits(word(v))).collect())
     }
 
+    fn read_u64(&self, address: u64, n: u64) -> Result<Vec<u64>, String> {
+        let bytes = self.read(address, self.values(address, n)?)?;
+        Ok(bytes.chunks_exact(8).map(word).collect())
+    }
+
+    fn write_u64(&mut self, address: u64, values: &[u64]) -> Result<(), String> {
+        self.values(address, values.len() as u64)?;
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
+        self.write(address, &bytes)
+    }
+
     /// `n` bits from `bit` on; all set if there is no mask.
     fn read_mask(&self, address: u64, bit: u64, n: u64) -> Result<Vec<bool>, String> {
         if address == 0 {
@@ -172,24 +217,6 @@ fn double_f64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
     view.values(output, rows)?;
     let doubled: Vec<u8> = values.iter().flat_map(|v| (v + v).to_ne_bytes()).collect();
     view.write(output, &doubled)
-}
-
-fn above_f64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
-    let &[input, bits, bit, limit, kept, count, rows] = p else {
-        return Err("above_f64 takes 7 parameters".into());
-    };
-    let (values, valid) = (
-        view.read_f64(input, rows)?,
-        view.read_mask(bits, bit, rows)?,
-    );
-    let limit = f64::from_bits(limit);
-    let above = values
-        .iter()
-        .zip(valid)
-        .filter(|(value, valid)| *valid && **value > limit);
-    let above: Vec<u8> = above.flat_map(|(value, _)| value.to_ne_bytes()).collect();
-    view.write(kept, &above)?;
-    view.write(count, &(above.len() as u64 / 8).to_ne_bytes())
 }
 
 fn fill_i64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {

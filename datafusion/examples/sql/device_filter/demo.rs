@@ -53,7 +53,7 @@ fn session(orders: Arc<dyn TableProvider>, plugin: bool) -> Result<SessionContex
         .with_default_features();
     if plugin {
         state = state
-            .with_physical_optimizer_rule(Arc::new(PushFilterToDevice))
+            .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))
             .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
     }
     let context = SessionContext::new_with_state(state.build());

@@ -28,21 +28,18 @@ pub(crate) struct DeviceFilterExec {
 
 impl DeviceFilterExec {
     /// Returns `None` if the kernels do not support what `host` does: a predicate other than
-    /// comparisons of columns with literals, columns without a fixed width, or a device without
-    /// kernels.
-    ///
-    /// # Errors
-    /// Returns an error if the device cannot load the kernels.
-    pub(crate) fn in_place_of(host: &FilterExec, device: &Device) -> Result<Option<Self>> {
-        let Some(kernels) = Kernels::of(device).map_err(to_datafusion)? else {
-            return Ok(None);
-        };
+    /// comparisons of columns with literals, or columns without a fixed width.
+    pub(crate) fn in_place_of(
+        host: &FilterExec,
+        device: &Device,
+        kernels: Kernels,
+    ) -> Option<Self> {
         let filter = Filter::new(host, kernels).map(Arc::new);
-        Ok(filter.map(|filter| Self {
+        filter.map(|filter| Self {
             host: host.clone(),
             device: device.clone(),
             filter,
-        }))
+        })
     }
 }
 

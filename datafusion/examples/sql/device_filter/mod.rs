@@ -10,7 +10,7 @@
 //! use datafusion::execution::SessionStateBuilder;
 //! let state = SessionStateBuilder::new()
 //!     .with_default_features()
-//!     .with_physical_optimizer_rule(Arc::new(PushFilterToDevice))
+//!     .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))
 //!     .with_physical_optimizer_rule(Arc::new(DeviceTransitions))
 //!     .build();
 //! # let _ = state;
@@ -22,7 +22,7 @@
 //! | `rule.rs` | a rule that inserts it into plans |
 //! | `predicate.rs` | how DataFusion's expressions become arguments of a kernel |
 //! | `column.rs`, `kernels.rs` | how kernels read columns and make new ones |
-//! | `sim.rs`, `cuda.rs`, `filter.ptx` | the kernels |
+//! | `sim.rs`, `cuda.rs`, `filter.cu`, `filter.ptx` | the kernels |
 //! | `demo.rs` | a session, a table on a device, a query |
 
 mod column;

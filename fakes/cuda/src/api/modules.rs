@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::call::{FREE, Of, WORK, call};
-use crate::emulation::Emulation;
+use crate::emulation::{Emulation, Grid};
 use crate::ffi::*;
 use crate::registry::{Function, Module, registry};
 
@@ -152,12 +152,8 @@ pub(crate) unsafe extern "C" fn cuLaunchKernel(
                 .blame(format!("function {f:p} launched in another context"));
             return Err(INVALID_HANDLE);
         }
-        let grid = [gridDimX, gridDimY, gridDimZ];
-        let block = [blockDimX, blockDimY, blockDimZ];
-        let threads: u64 = block.iter().map(|n| u64::from(*n)).product();
-        if grid.contains(&0) || !(1..=1024).contains(&threads) {
-            return Err(INVALID_VALUE);
-        }
+        let threads = [blockDimX, blockDimY, blockDimZ];
+        let grid = Grid::new([gridDimX, gridDimY, gridDimZ], threads)?;
         if !extra.is_null() {
             return Err(NOT_SUPPORTED);
         }
@@ -165,6 +161,6 @@ pub(crate) unsafe extern "C" fn cuLaunchKernel(
         let parameters = kernelParams.list(emulation.parameters())?;
         let parameters: Outcome<Vec<u64>> = parameters.into_iter().map(In::get).collect();
         drop(registry);
-        emulation.launch(&lane, parameters?)
+        emulation.launch(&lane, &grid, parameters?)
     })
 }
