@@ -12,7 +12,8 @@ use crate::fake::Fake;
 pub(crate) const OPTIONS: ExportOptions = ExportOptions::new(SyncPolicy::Event);
 
 /// Calls that copy.
-const COPIES: [&str; 3] = [
+const COPIES: [&str; 4] = [
+    "cuMemcpyAsync",
     "cuMemcpyBatchAsync",
     "cuMemcpyBatchAsync_v2",
     "cuMemcpyHtoDAsync_v2",
