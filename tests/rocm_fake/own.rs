@@ -379,7 +379,7 @@ fn the_threads_last_error_stays() {
 #[test]
 fn a_dlpack_consumers_stream_waits() {
     for flags in [0, LAZY, LAZY | NO_POOLS] {
-        let rig = Opened::new(flags);
+        let rig = Opened::new(flags | PINS);
         let source = longs(1000);
         let consumer = stream_of(rig.group.first);
         for (stream, number) in [
