@@ -112,7 +112,7 @@ fn staging_memory_is_bounded() {
         assert!(sim.sim.report().live_host_bytes <= 128 << 20);
         for i in [0, 1, 70, 155, 299] {
             let down = up.column(i).unwrap().to_host().unwrap();
-            assert!(down == *batch.column(i), "column {i}, {threads} threads");
+            assert!(&down == batch.column(i), "column {i}, {threads} threads");
         }
         drop(up);
         sim.assert_done();
