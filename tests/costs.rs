@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use arrow_array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, StringArray};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_data::ArrayData;
-use arrow_device::device::sim::SimMode;
+use arrow_device::device::sim::{SimConfig, SimMode};
 use arrow_device::{DeviceArray, DeviceRecordBatch, ExportOptions, SyncPolicy, TransferStats};
 use simkit::{MODES, Sim};
 use support::{Nulls, SAME_ROWS, all_types, array, assert_same_batch, batch, variants, wide_batch};
@@ -259,5 +259,43 @@ fn exports_again() {
             drop(imported);
             place.assert_clean();
         }
+    }
+}
+
+/// Peers copy directly, with one list; without access the data goes through the host.
+#[test]
+fn peers_copy_without_the_host() {
+    if cfg!(miri) {
+        return;
+    }
+    let config = SimConfig::default().with_mode(SimMode::Deferred);
+    let from = Sim::with(config.clone());
+    let peer = Sim::with(config.clone().with_peer_access(true));
+    let stranger = Sim::with(config);
+    let batch = wide_batch(40, 50);
+    let up = from.upload(&batch).unwrap();
+    let (there, stats) = counted(&peer, || up.to_device(&peer).unwrap());
+    assert_eq!(
+        (
+            stats.allocations,
+            stats.bytes_to_device,
+            stats.host_copied_bytes
+        ),
+        (1, 0, 0)
+    );
+    assert!(stats.bytes_on_device > 0);
+    assert_eq!(from.stats().bytes_to_host, 0);
+    let (other, stats) = counted(&stranger, || up.to_device(&stranger).unwrap());
+    assert_eq!(
+        (stats.allocations, stats.copies, stats.bytes_on_device),
+        (1, 1, 0)
+    );
+    assert!(from.stats().bytes_to_host > 0);
+    let same = |b: &DeviceRecordBatch| assert_same_batch(&batch, &b.to_host().unwrap(), "there");
+    same(&there);
+    same(&other);
+    drop((up, there, other));
+    for sim in [&from, &peer, &stranger] {
+        sim.assert_done();
     }
 }
