@@ -88,11 +88,9 @@ impl<T> Bounded<T> {
 
     fn wait_while(&self, condition: impl Fn(&State<T>) -> bool) -> MutexGuard<'_, State<T>> {
         let state = lock(&self.state);
-        let state = self
-            .changed
+        self.changed
             .wait_while(state, |state| condition(state))
-            .unwrap_or_else(PoisonError::into_inner);
-        state
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
