@@ -13,7 +13,7 @@ use crate::transfer::fix::Piece;
 use crate::transfer::plan::Plan;
 use crate::transfer::stage::{CHUNK, DIRECT, RING, Slabs, Stage, direct};
 
-/// The number of packed bytes from which on other threads help. One thread packs them in 1.5 to 2 ms; a scoped thread takes 0.03
+/// The number of packed bytes from which on other threads help. One thread packs them in about 2 ms; a scoped thread takes 0.03
 /// to 0.06 ms to start and to join.
 const LEAST: usize = 16 << 20;
 /// The most threads that are used, so that each has several slabs of the ring.
