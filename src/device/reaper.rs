@@ -365,8 +365,8 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::device::SyncEvent;
     use crate::device::sim::{SimConfig, SimDevice, SimMode};
+    use crate::device::{Device, SyncEvent};
 
     /// Each action runs as soon as its event has completed, and items of pending events are not
     /// looked at.

@@ -92,7 +92,7 @@ pub(super) unsafe fn run(
         let work = &work;
         for stage in &mut others {
             // SAFETY: the caller guarantees what `pack` asks for (see `# Safety`).
-            let pack = move || unsafe { work.pack(stage) };
+            let pack = move || queue.device().within(|| unsafe { work.pack(stage) });
             let name = "arrow-device packing".to_owned();
             // Without the thread the others pack more.
             let _ = Builder::new().name(name).spawn_scoped(scope, pack);
