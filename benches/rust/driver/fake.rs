@@ -75,7 +75,23 @@ impl Fake {
         Ok(unsafe { calls(self.ordinal, name.as_ptr()) })
     }
 
-    /// Calls of all driver functions.
+    /// Calls of all driver functions by this thread. The device's own thread waits and frees in the background, as often as
+    /// the machine has time for it.
+    pub(crate) fn own_calls(&self) -> Result<u64> {
+        // SAFETY: the stand-in's function of this name has this type.
+        let calls: Symbol<unsafe extern "C" fn(*mut u8, usize) -> usize> =
+            unsafe { library()?.get("fake_cuda_thread_calls") }?;
+        let mut text = vec![0; 1 << 14];
+        // SAFETY: the buffer has as many bytes as the call is told.
+        let length = unsafe { calls(text.as_mut_ptr(), text.len()) };
+        // One function a line, with the number of its calls.
+        let text = text.get(..length).ok_or("too many functions")?;
+        let lines = std::str::from_utf8(text)?.lines();
+        let counts = lines.filter_map(|line| line.split(' ').next_back());
+        counts.map(|n| Ok(n.parse::<u64>()?)).sum()
+    }
+
+    /// Calls of all driver functions by all threads.
     pub(crate) fn calls(&self) -> Result<u64> {
         Ok(self.calls_of("*")? + self.calls_of(NAMED_APART)?)
     }
