@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::{
-    DeviceBufferMut, DeviceRecordBatch, Devices, Error, Result, SyncPolicy, check_for_cudf,
+    DeviceBufferMut, DeviceRecordBatch, Devices, Error, Queue, Result, SyncPolicy, check_for_cudf,
 };
 
 use crate::fake::{
@@ -26,6 +26,12 @@ fn batch() -> RecordBatch {
     wide_batch(12, 300)
 }
 
+thread_local! {
+    /// Queues that are dropped when no call is to fail: a stream that the driver refuses to destroy
+    /// would be lost.
+    static QUEUES: RefCell<Vec<Queue>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Runs `work` with each call of the driver failing in turn. At least one failure comes back.
 fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<()>) {
     for code in CODES {
@@ -35,6 +41,7 @@ fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<()>) {
             rig.group.fail("*", n, code);
             let result = work();
             let fired = rig.group.clear();
+            QUEUES.take();
             match result {
                 Err(Error::OutOfMemory { operation, .. }) => {
                     // An allocation whose arguments are refused is too large.
@@ -63,6 +70,7 @@ fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<()>) {
             }
             // And once more, without.
             work().unwrap_or_else(|e| panic!("{name} after call {n}: {e}"));
+            QUEUES.take();
             let mut last = None;
             let clean = soon(|| {
                 last = rig.unclean();
@@ -107,18 +115,15 @@ fn every_call_fails_once() {
             assert_same_batch(&batch, &again.to_host()?, "again");
             Ok(())
         });
-        // A stream that the driver refuses to destroy would be lost.
-        let queues = RefCell::new(Vec::new());
         fail_everywhere(&rig, "memory", || {
             let queue = rig.new_queue()?;
-            queues.borrow_mut().push(queue.clone());
+            QUEUES.with_borrow_mut(|queues| queues.push(queue.clone()));
             let mut memory = DeviceBufferMut::allocate(&queue, 1000)?;
             memory.fill(3)?;
             let buffer = memory.freeze()?;
             drop(buffer.on(&rig.default_queue())?);
             queue.synchronize()
         });
-        drop(queues);
         fail_everywhere(&rig, "compact", || {
             let compact = rig.upload(&batch)?.slice(3, 200)?.compact()?;
             assert_same_batch(&batch.slice(3, 200), &compact.to_host()?, "compact");

@@ -127,11 +127,11 @@ unsafe fn plain_copies(
     }
     let (large, small): (Vec<CopyOp>, Vec<CopyOp>) = copies.iter().partition(is_large);
     let lists = small.chunks(LONGEST_LIST);
-    for (i, list) in large.chunks(1).chain(lists).enumerate() {
+    for (done, list) in large.chunks(1).chain(lists).enumerate() {
         // SAFETY: the caller guarantees that memory and stream are live until the copies have
         // completed (see `# Safety`); the stream is not the legacy default one.
         if let Err(e) = unsafe { one_list(context, current, stream, list) } {
-            if i > 0 {
+            if done > 0 {
                 wait_for(context, current, stream);
             }
             return Err(e);

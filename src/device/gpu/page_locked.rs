@@ -96,7 +96,8 @@ impl PageLocked {
         let reserve = if bytes <= SMALL { RESERVE } else { 0 };
         let limit = self.limit.saturating_add(reserve);
         let reserved = || lock(&self.held).reserve(bytes, limit);
-        if !(reserved() || self.free_if_quiet(context) && reserved()) {
+        let within = reserved() || (self.free_if_quiet(context) && reserved());
+        if !within {
             return Ok(None);
         }
         let mut allocated = self.lock_pages(context, bytes);
