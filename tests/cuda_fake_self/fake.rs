@@ -93,7 +93,7 @@ impl Group {
         Self { first, ordinals }
     }
 
-    /// Gives the ordinals back, if no context is left. There are 1024.
+    /// Gives the ordinals back, if no context is left. There are 900.
     pub(crate) fn close(self) -> bool {
         fake!(fake_cuda_close(self.first => i32) -> i32) == 0
     }

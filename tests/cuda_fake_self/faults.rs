@@ -146,7 +146,7 @@ fn ordinals_come_in_groups() {
     let group = Group::open(3, 0);
     assert!(group.first > 0);
     assert_ne!(Group::open(1, 0).first, group.first + 1);
-    let too_many = fake!(fake_cuda_open(1025 => i32, 0 => u32, 0 => u64) -> i32);
+    let too_many = fake!(fake_cuda_open(901 => i32, 0 => u32, 0 => u64) -> i32);
     assert_eq!(too_many, -1);
 }
 

@@ -14,7 +14,7 @@ fn open(flags: u32) -> (Group, std::sync::Arc<CudaContext>) {
 #[test]
 fn there_are_many_devices() {
     crate::fake::library();
-    assert_eq!(CudaContext::device_count().unwrap(), 1024);
+    assert_eq!(CudaContext::device_count().unwrap(), 900);
     let (group, context) = open(0);
     assert_eq!(context.compute_capability().unwrap(), (9, 0));
     assert_eq!(

@@ -53,7 +53,7 @@
 //! # Environment variables
 //!
 //! They are read once. `FAKE_CUDA_INIT` is what `cuInit` returns, and `FAKE_CUDA_COUNT` the number
-//! of devices (1024 by default); with `FAKE_CUDA_TRACE`, calls and what they return are written to
+//! of devices (900 by default); with `FAKE_CUDA_TRACE`, calls and what they return are written to
 //! stderr. `FAKE_CUDA_FLAGS`, a decimal number, is added to the flags of every engine, so that whole
 //! programs run in a mode; only an engine that is opened lazy does not become instant, nor the
 //! other way around.

@@ -146,7 +146,7 @@ pub(crate) fn orphans() -> Vec<String> {
 /// How many devices there are.
 pub(crate) fn device_count() -> i32 {
     static COUNT: OnceLock<i32> = OnceLock::new();
-    *COUNT.get_or_init(|| environment("FAKE_CUDA_COUNT").map_or(1024, |count: i32| count.max(0)))
+    *COUNT.get_or_init(|| environment("FAKE_CUDA_COUNT").map_or(900, |count: i32| count.max(0)))
 }
 
 /// A stream as work is given to it.
