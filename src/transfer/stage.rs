@@ -10,8 +10,8 @@ use crate::transfer::fix::{Piece, pack};
 /// The bytes of one staging slab.
 pub(super) const CHUNK: usize = 2 << 20;
 /// The packed bytes after which the copies so far are queued. In a model with a link of 6 to 50 GB/s beside measured packing, at
-/// 8 to 10 GB/s, an upload of 8 MiB took 0.77 to 1.54 ms with 1 MiB, 0.80 to 1.67 with 2, 0.83 to 1.95 with 4, and 0.94 to 2.52
-/// with 8 or 16; from 64 MiB on 1 to 4 MiB were within 3 %, and 16 up to 17 % slower.
+/// 7 to 10 GB/s, an upload of 8 MiB took 0.77 to 1.54 ms with 1 MiB, 0.80 to 1.67 with 2, 0.83 to 1.95 with 4, and 0.94 to 2.52
+/// with 8 or 16; from 64 MiB on 1 to 4 MiB differed by up to 12 %, in no consistent order.
 const PIECE: usize = 1 << 20;
 /// The bytes of the slabs that one upload fills before it waits for its oldest copies.
 pub(super) const RING: usize = 128 << 20;
