@@ -153,7 +153,7 @@ fn read_ahead(batches: &[RecordBatch], delay: f64, queue: &Queue) -> arrow_devic
         return Ok(());
     };
     let schema = first.schema();
-    let batches = batches.to_vec().into_iter().map(move |batch| {
+    let batches = Vec::from(batches).into_iter().map(move |batch| {
         produce(delay);
         Ok(batch)
     });

@@ -35,7 +35,7 @@ fn ahead(
 }
 
 fn sent(sent: &[RecordBatch]) -> impl FnMut() -> Option<Result<RecordBatch, ArrowError>> + use<> {
-    let mut sent = sent.to_vec().into_iter();
+    let mut sent = Vec::from(sent).into_iter();
     move || sent.next().map(Ok)
 }
 
