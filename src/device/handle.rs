@@ -52,7 +52,10 @@ impl std::panic::RefUnwindSafe for Inner {}
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.slabs.clear(&*self.backend);
+        // In a child of the process the pool may be locked for ever.
+        if !self.reaper.is_forked() {
+            self.slabs.clear(&*self.backend);
+        }
     }
 }
 
@@ -97,6 +100,11 @@ impl Device {
     /// Returns the backend's default queue and its id.
     pub(super) fn raw_default_queue(&self) -> (Arc<dyn RawQueue>, u64) {
         (self.0.default_queue.clone(), self.0.default_queue_id)
+    }
+
+    /// Whether this process is a child of the one that made the device.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.0.reaper.is_forked()
     }
 
     /// Returns an owner of the backend.

@@ -307,10 +307,15 @@ fn run(item: Box<dyn Item>) {
 }
 
 impl Reaper {
+    /// Whether this process is a child of the one in which the reaper was made.
+    pub(super) fn is_forked(&self) -> bool {
+        !self.process.is_this()
+    }
+
     /// Runs `item` on the reaper's thread once its events have completed. After a fork, the child
     /// has neither that thread nor work of the device: the item runs at once, on this thread.
     pub(super) fn push(&self, item: Box<dyn Item>) {
-        if !self.process.is_this() {
+        if self.is_forked() {
             return run(item);
         }
         let mut state = self.shared.lock();
@@ -349,7 +354,7 @@ impl Reaper {
 
 impl Drop for Reaper {
     fn drop(&mut self) {
-        if !self.process.is_this() {
+        if self.is_forked() {
             return;
         }
         // No item is left: each holds the device.

@@ -274,8 +274,11 @@ impl Drop for Owner {
             uses.push(event.clone());
         }
         if let Memory::Device { queue, .. } = &memory {
+            let all = std::mem::take(&mut uses);
+            let mut ended = Vec::new();
             let freed = self.device.within(|| {
-                uses.retain(|event| queue.wait_ref_unless_complete(event).is_err());
+                let can_order = |event: &_| queue.wait_ref_unless_complete(event).is_ok();
+                (ended, uses) = all.into_iter().partition(can_order);
                 if uses.is_empty() {
                     // SAFETY: `memory` was taken out of the owner and is dropped below, so this is the only free. The queue waits
                     // for the uses on other queues that have not completed.
@@ -283,7 +286,9 @@ impl Drop for Owner {
                 }
                 uses.is_empty()
             });
-            // The queue, which may own foreign objects, is dropped outside the scope.
+            // The queue, which may own foreign objects, and the events, which may be the last of another device, are dropped
+            // outside the scope.
+            drop(ended);
             if freed {
                 return;
             }

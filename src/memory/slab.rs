@@ -224,12 +224,13 @@ impl Drop for HostSlab {
     fn drop(&mut self) {
         let block = self.block.take();
         match &self.device {
-            Some(device) => {
+            // In a child of the process the pool may be locked for ever.
+            Some(device) if !device.is_forked() => {
                 for block in device.slabs().give_back(block) {
                     block.free(Some(device.backend()));
                 }
             }
-            None => block.free(None),
+            _ => block.free(None),
         }
     }
 }

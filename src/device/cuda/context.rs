@@ -115,6 +115,8 @@ fn retain(driver: &Driver, device: CUdevice) -> Answer<CUcontext> {
 impl Drop for Cuda {
     fn drop(&mut self) {
         if !self.driver.api().process.is_this() {
+            // Its drop would call the driver.
+            std::mem::forget(self.given.take());
             return;
         }
         let release = self.driver.cuDevicePrimaryCtxRelease_v2.function;

@@ -224,6 +224,11 @@ impl Driver {
     /// Runs `last`, which drops something of cudarc's that lives in `context`, without leaving that
     /// context current: cudarc makes it current for every call.
     pub(super) fn let_go(&self, context: Arc<CudaContext>, last: impl FnOnce()) {
+        if !self.api.process.is_this() {
+            // In a child of the process no call may be made.
+            std::mem::forget((context, last));
+            return;
+        }
         // SAFETY: `context` keeps the raw context alive.
         let pushed = unsafe { (self.cuCtxPushCurrent_v2)(context.cu_ctx()) == 0 };
         last();

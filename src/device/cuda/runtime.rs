@@ -164,12 +164,13 @@ unsafe impl Runtime for Cuda {
         let start = start as usize;
         let end = start.checked_add(bytes).filter(|end| start < *end);
         // Device memory that is neither of a pool nor of an ordinary allocation, whose handle other
-        // processes could open, is mapped by the program itself.
+        // processes could open, is mapped by the program itself. The driver then reports all the
+        // addresses that were reserved for it, of which some may be mapped to nothing.
         let is_mapped = matches!(kind, PointerKind::Device(..)) && is_legacy == 0 && pool.is_null();
         Ok(Found {
             kind,
-            range: end.map(|end| start..end),
-            is_exact: !is_mapped,
+            range: end.filter(|_| !is_mapped).map(|end| start..end),
+            is_exact: true,
         })
     }
 

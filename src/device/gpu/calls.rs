@@ -340,8 +340,8 @@ impl Current<'_> {
         let range = range.filter(|range| range.contains(&first));
         let is_one = range.as_ref().is_none_or(|range| range.contains(&last));
         if let Some(range) = range.filter(|_| is_one) {
-            // Of memory that a program has mapped by itself, the library may report all the
-            // addresses that were reserved for it.
+            // Where the library cannot tell mapped memory apart, it may have reported more than is
+            // memory.
             if is_exact || kind == self.kind_of_byte(range.end - 1)? {
                 return Ok(Some(Allocation {
                     kind,

@@ -246,6 +246,9 @@ impl Context {
 
     /// Returns the code of the failure after which nothing works any more; 0 before.
     pub(super) fn failure(&self) -> Code {
+        if let Some(code) = jobs::failure_of(self.address()) {
+            self.fail(code);
+        }
         self.failed.load(Ordering::Acquire)
     }
 
@@ -344,12 +347,18 @@ impl Context {
 
     /// Tries again what a capture forbade. Called before work that allocates or frees.
     pub(super) fn retry_leftovers(&self) {
-        self.free_leftovers(self.leftovers.take(), false);
+        // Another thread of the parent process may have held the lock.
+        if !self.is_forked() {
+            self.free_leftovers(self.leftovers.take(), false);
+        }
     }
 
     /// Whether all queues of this device, and its jobs, are known to have no work. Calls that might
     /// wait for the device can be made then.
     pub(super) fn is_quiet(&self) -> bool {
+        if self.is_forked() {
+            return false;
+        }
         if self.has_failed() {
             jobs::stop(self.address());
             return true;
@@ -364,6 +373,9 @@ impl Context {
     /// Waits for the work of all queues of this device. Returns false if it cannot be waited for,
     /// because a stream is being captured, for example. Work of a failed device has ended.
     pub(super) fn wait_for_queues(&self) -> bool {
+        if self.is_forked() {
+            return false;
+        }
         let current = self.enter_even_if_failed();
         let waited = current.is_ok_and(|current| self.leftovers.wait(&current));
         if self.has_failed() {
@@ -424,6 +436,8 @@ impl Drop for Context {
             // Nothing has waited for them.
             let _ = self.settle();
         }
+        // Another context may get this address.
+        jobs::forget_all(self.address());
         if let Ok(current) = self.enter_even_if_failed() {
             self.leftovers.destroy_streams(&current);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::api::{Code, RawStream};
@@ -27,6 +27,29 @@ static RAN: Condvar = Condvar::new();
 
 fn jobs() -> MutexGuard<'static, BTreeMap<u64, (usize, Option<Job>)>> {
     lock(&JOBS)
+}
+
+/// Contexts whose jobs were not run because of a failure, with its code.
+static FAILED: Mutex<Vec<(usize, Code)>> = Mutex::new(Vec::new());
+/// Whether there is one, so that nobody has to lock `FAILED` otherwise.
+static HAS_FAILED: AtomicBool = AtomicBool::new(false);
+
+/// Returns with which code the library has refused to run a job of a context.
+pub(super) fn failure_of(context: usize) -> Option<Code> {
+    if !HAS_FAILED.load(Ordering::Acquire) {
+        return None;
+    }
+    let failed = lock(&FAILED);
+    let found = failed.iter().find(|(of, _)| *of == context);
+    found.map(|(_, code)| *code)
+}
+
+/// Forgets everything about a context that ends.
+pub(super) fn forget_all(context: usize) {
+    stop(context);
+    let mut failed = lock(&FAILED);
+    failed.retain(|(of, _)| *of != context);
+    HAS_FAILED.store(!failed.is_empty(), Ordering::Release);
 }
 
 /// Whether jobs of a context are under way.
@@ -81,7 +104,7 @@ pub(super) unsafe extern "C" fn run(number: *mut c_void) {
 }
 
 /// As [`run`], as a callback, which the library also calls after a failure: the job is then not
-/// run.
+/// run, and its context has failed.
 ///
 /// # Safety
 /// As [`run`].
@@ -89,15 +112,21 @@ pub(super) unsafe extern "C" fn run_after(_: RawStream, status: Code, number: *m
     if status == 0 {
         // SAFETY: the caller guarantees a number from `add`, and memory that is valid now (see
         // `# Safety`).
-        unsafe { run(number) };
+        return unsafe { run(number) };
     }
+    let job = jobs().remove(&(number.addr() as u64));
+    if let Some((context, _)) = job {
+        lock(&FAILED).push((context, status));
+        HAS_FAILED.store(true, Ordering::Release);
+    }
+    RAN.notify_all();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A callback that comes with an error leaves the memory alone, and the job to `stop`.
+    /// A callback that comes with an error leaves the memory alone, and the context has failed.
     #[test]
     fn a_callback_after_a_failure_runs_nothing() {
         const CONTEXT: usize = 64;
@@ -112,8 +141,11 @@ mod tests {
         // SAFETY: the number is from `add`, and `byte` lives until the end of the test.
         unsafe { run_after(RawStream::LEGACY, 719, number) };
         assert_eq!(byte, 1);
-        assert!(are_under_way(CONTEXT));
-        stop(CONTEXT);
+        assert!(!are_under_way(CONTEXT));
+        assert_eq!(failure_of(CONTEXT), Some(719));
+        assert_eq!(failure_of(CONTEXT + 1), None);
+        forget_all(CONTEXT);
+        assert_eq!(failure_of(CONTEXT), None);
         // SAFETY: as above.
         unsafe { run_after(RawStream::LEGACY, 0, number) };
         assert_eq!(byte, 1);

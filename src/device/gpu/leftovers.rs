@@ -177,6 +177,10 @@ impl Leftovers {
             streams.sweep(current);
         }
         for queue in &queues {
+            // The capture may have begun meanwhile.
+            if queue.is_captured(current) {
+                return false;
+            }
             done &= queue.wait(current);
         }
         done

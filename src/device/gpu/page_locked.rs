@@ -140,11 +140,15 @@ impl PageLocked {
                 failed
             }
         };
-        lock(&self.held).refused = Some(Refused {
-            bytes,
-            why: format!("{call} of {bytes} bytes failed with code {code}"),
-        });
-        Ok(Err(context.meaning(code)))
+        let meaning = context.meaning(code);
+        // What a capture forbids is allowed later.
+        if meaning != Meaning::Passing {
+            lock(&self.held).refused = Some(Refused {
+                bytes,
+                why: format!("{call} of {bytes} bytes failed with code {code}"),
+            });
+        }
+        Ok(Err(meaning))
     }
 
     /// Takes memory back that nothing uses any more. It stays page-locked, for reuse, until it may

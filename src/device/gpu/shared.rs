@@ -37,6 +37,8 @@ impl Shared {
     /// Waits with `wait` for all work of the device, and frees what this allows.
     pub(super) fn synchronize(&self, wait: impl FnOnce(&Context) -> Result<()>) -> Result<()> {
         let (context, leftovers) = (&self.context, &self.context.leftovers);
+        // Other threads of the parent process may have held the locks.
+        context.check_process()?;
         let left = leftovers.take();
         let done = wait(context);
         let settled = done.is_ok() || context.has_failed();
@@ -82,7 +84,9 @@ impl Shared {
             return false;
         }
         context.retry_leftovers();
-        if !self.blocks.is_empty() && context.is_quiet() {
+        // After a wait, work that other threads have queued since is no reason to keep what was
+        // idle before it: each block has its event.
+        if !self.blocks.is_empty() && (wait || context.is_quiet()) {
             self.blocks.free_idle(context, true);
         }
         let _ = context.trim_pool();
@@ -93,10 +97,8 @@ impl Shared {
     /// work. Far beyond the limit its work is waited for.
     pub(super) fn shrink(&self) {
         let (context, blocks) = (&self.context, &self.blocks);
-        if blocks.is_far_over() {
-            context.wait_for_queues();
-        }
-        if blocks.is_over() && context.is_quiet() {
+        let waited = blocks.is_far_over() && context.wait_for_queues();
+        if blocks.is_over() && (waited || context.is_quiet()) {
             blocks.free_idle(context, false);
         }
     }
@@ -110,12 +112,19 @@ impl Shared {
         let (context, mut pause) = (&self.context, Duration::from_millis(1));
         loop {
             let left = context.leftovers.take();
-            // Even after an error nothing runs any more.
-            let _ = context.settle();
-            context.free_leftovers(left, true);
-            self.blocks.free_idle(context, true);
-            self.page_locked.free_idle(context);
-            context.wait_for_queues();
+            let waited = context.wait_for_queues();
+            // Of this memory not only the device's own queues are waited for. Otherwise the context
+            // is left alone: waiting for it would end other libraries' captures.
+            let of_unknown = left.iter().any(|left| matches!(left, Leftover::Memory(..)));
+            if of_unknown {
+                // Even after an error nothing runs any more.
+                let _ = context.settle();
+            }
+            context.free_leftovers(left, of_unknown);
+            if waited {
+                self.blocks.free_idle(context, true);
+                self.page_locked.free_idle(context);
+            }
             if self.is_clear() || context.is_shut_down() {
                 return;
             }
@@ -134,7 +143,7 @@ impl Drop for End {
         if self.0.context.is_forked() || self.0.is_clear() {
             return;
         }
-        // The drop of a device waits for nothing.
+        // The drop of a device waits for nothing, unless the system starts no thread.
         let shared = self.0.clone();
         let builder = std::thread::Builder::new().name("arrow-device gpu free".into());
         if builder.spawn(move || shared.free_all()).is_err() {
