@@ -171,6 +171,13 @@ impl<'a> Stage<'a> {
 
     /// Returns the oldest full slab if its copies are done, or another one; waits for those copies if there are too many slabs.
     fn slab(&mut self, bytes: usize) -> Result<HostSlab> {
+        // There, copies are done once they are queued.
+        if self.queue.device().is_synchronous() {
+            if let Some(Full { mut slab, .. }) = self.full.pop_front() {
+                slab.truncate(bytes);
+                return Ok(slab);
+            }
+        }
         let least = if self.is_warm { REUSED } else { REUSED_COLD };
         let oldest = self.full.front().filter(|_| self.full.len() >= least);
         if let Some(copied) = oldest.and_then(|full| full.copied.as_ref()) {
@@ -266,4 +273,37 @@ pub(super) fn direct(queue: &Queue, piece: &Piece, least: usize) -> usize {
         return 0;
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::TransferStats;
+    use crate::memory::DeviceBufferMut;
+    use crate::transfer::fix::Fix;
+
+    /// On a synchronous device one slab is enough.
+    #[test]
+    fn a_synchronous_device_uses_one_slab() {
+        let queue = crate::Devices::cpu().default_queue();
+        let bytes = 4 * CHUNK + 64;
+        let source: Vec<_> = (0..bytes).map(|i| (i / 64) as u8).collect();
+        let memory = DeviceBufferMut::allocate(&queue, bytes).unwrap();
+        let piece = Piece {
+            src: DevicePtr::new(source.as_ptr().cast_mut().cast()),
+            dst: 0,
+            dst_bytes: bytes,
+            fix: Fix::None,
+        };
+        let mut stage = Stage::new(&queue, memory.address(), bytes, RING / CHUNK);
+        // SAFETY: the source and the device's memory have `bytes` bytes, and nothing is copied after the call.
+        let (packed, stats) = TransferStats::scope(|| unsafe { stage.pack(&piece, &[], 0, bytes) });
+        packed.unwrap();
+        assert_eq!(stats.host_copied_bytes, bytes as u64);
+        assert_eq!(stage.into_slabs().0.len(), 1);
+        // SAFETY: the host may read the CPU's memory, which the copies have filled.
+        let copied =
+            unsafe { std::slice::from_raw_parts(memory.address().as_ptr().cast::<u8>(), bytes) };
+        assert!(copied == source);
+    }
 }
