@@ -27,12 +27,19 @@ const FORKED: &str = "the process was forked after the stream was made, and a st
 /// keep the reader's order. A panic of the reader is an [`Error::Panic`]. The stream ends after an error.
 ///
 /// Both threads end with the reader, or when this is dropped. Dropping waits for neither: the reader is dropped by its thread,
-/// once its current call has returned. A panic of that drop is kept for [`Device::take_drop_error`].
+/// once its current call has returned, and after the consumer may have seen the end. If the system starts no thread, or the
+/// reader has ended before, [`read_ahead`](UploadingReader::read_ahead) drops it itself. Batches that nobody takes any more are
+/// dropped by the thread that has them, those that wait by the one that drops this. Panics of the threads' drops and of those
+/// of batches are kept for [`Device::take_drop_error`].
 ///
-/// The reader is called at once, before the first batch is asked for, and until as many batches are ahead as were allowed. For
-/// `batches` and for 128 MiB, whichever is reached first, batches that were read wait for their upload, and batches on the device
-/// wait for the consumer; one batch always may. Each thread holds one more. As with [`UploadingReader`], the next upload waits
-/// once 128 MiB or 64 batches are being copied.
+/// The reader is called at once, before the first batch is asked for. At most `batches` batches, or 128 MiB of them if that is
+/// less, but at least one, wait for their upload, and as many on the device for the consumer. Each thread holds one more, so
+/// that up to `2 * batches + 2` batches are read before the first is taken. Bytes count as an upload moves them: memory of
+/// which a batch is a slice may be larger. Besides, the sources and the staging memory of uploads are kept until their copies
+/// are done: as with [`UploadingReader`], the next upload waits once 128 MiB or 64 batches are being copied.
+///
+/// In a child of the process that made it (`fork`), there are no threads: the first item is an error there, and
+/// the only one.
 pub struct ReadAhead {
     schema: SchemaRef,
     device: Device,
@@ -65,7 +72,7 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// If the system starts no thread, the first item is that error.
+    /// If the system starts no thread, that error is the only item.
     pub fn read_ahead(self, batches: usize) -> ReadAhead {
         let schema = self.schema();
         let (reader, uploads, ended) = self.into_parts();
