@@ -6,9 +6,9 @@ mod fork_kit;
 
 use std::time::{Duration, Instant};
 
-use arrow_array::{RecordBatch, record_batch};
+use arrow_array::{RecordBatch, RecordBatchIterator, record_batch};
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
-use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy};
+use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy, UploadingReader};
 use fork_kit::{alone, forked};
 
 fn batch() -> RecordBatch {
@@ -91,6 +91,29 @@ fn a_simulated_device_is_the_parents() {
                 std::thread::sleep(Duration::from_millis(1));
             }
             sim.assert_clean();
+        }
+    });
+}
+
+/// A stream that reads ahead ends in a child with an error, though batches wait in it. The parent's goes on.
+#[test]
+fn a_stream_that_reads_ahead_is_the_parents() {
+    alone("a_stream_that_reads_ahead_is_the_parents", || {
+        for device in [Devices::cpu(), Devices::simulated().unwrap()] {
+            let batches = (0..5).map(|_| Ok(batch()));
+            let reader = RecordBatchIterator::new(batches, batch().schema());
+            let mut ahead = UploadingReader::new(reader, &device).read_ahead(2);
+            assert_eq!(ahead.next().unwrap().unwrap().num_rows(), 3);
+            let mut child = Some(ahead);
+            forked(|| {
+                let mut ahead = child.take().unwrap();
+                let text = ahead.next().unwrap().unwrap_err().to_string();
+                assert!(text.contains("cannot be used after fork"), "{text}");
+                assert!(ahead.next().is_none() && ahead.next().is_none());
+                drop(ahead);
+            });
+            let rows: Vec<_> = child.unwrap().map(|up| up.unwrap().num_rows()).collect();
+            assert_eq!(rows, [3; 4]);
         }
     });
 }

@@ -9,7 +9,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StructArray};
 use arrow_device::device::sim::{FaultOp, SimMode};
-use arrow_device::{Devices, Error};
+use arrow_device::{Devices, Error, TransferStats};
 use arrow_schema::DataType;
 use simkit::{MODES, Sim};
 use support::types::list;
@@ -154,6 +154,27 @@ fn several_threads_pack_what_one_packs() {
             assert!(down == *alone, "{mode:?}, {threads} threads");
         }
         drop(alone);
+        sim.assert_done();
+    }
+}
+
+/// The cost of an upload includes what the threads did that helped to pack it, once.
+#[test]
+fn scopes_count_what_packing_threads_do() {
+    if cfg!(miri) {
+        return;
+    }
+    let batch = columns(40);
+    for threads in [1, 4] {
+        let sim = Sim::new(SimMode::Deferred);
+        sim.set_packing_threads(threads);
+        let before = sim.stats();
+        let ((up, inner), outer) =
+            TransferStats::scope(|| TransferStats::scope(|| sim.upload(&batch)));
+        let stats = sim.stats().since(&before);
+        assert!(stats.host_copied_bytes > 16 << 20, "{stats:?}");
+        assert_eq!((inner, outer), (stats, stats), "{threads} threads");
+        drop(up);
         sim.assert_done();
     }
 }

@@ -200,8 +200,10 @@ impl Job {
                 None => break,
                 Some(Ok(got)) => got,
                 Some(Err(e)) => {
-                    // If it was the input's error, it went through the stream and back.
-                    return Err(match lock(&log).error.take() {
+                    // An error of the input goes through the stream and back. It may have been read ahead of a batch with which
+                    // the device failed.
+                    let input = lock(&log).error.take();
+                    return Err(match input.filter(|text| e.to_string().contains(text)) {
                         Some(text) => Failure::Usage(format!("{}: {text}", place(outcome))),
                         None => failed(outcome, e.into()),
                     });

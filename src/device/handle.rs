@@ -142,7 +142,7 @@ impl Device {
     /// that call. 1 means no other thread, 0 the default: as many as there are cores, but at most 4. More than 8 are not used.
     ///
     /// Other threads help from 16 MiB of packed bytes on. Memory that is copied from where it is, such as page-locked buffers
-    /// of 1 MiB and more, is not packed.
+    /// of 1 MiB and more, is not packed. Uploads on a per-thread default stream are always packed by one thread.
     ///
     /// ```
     /// # use arrow_device::Devices;

@@ -132,8 +132,9 @@ impl Counters {
 
 impl TransferStats {
     /// Runs `work`, and returns its result and what this thread did meanwhile, on all devices
-    /// together. Work of other threads is not included, even if `work` caused it (a foreign release
-    /// on the reaper's thread, for example). Scopes nest.
+    /// together, with what threads did that helped it to pack an upload. Work of other threads is not
+    /// included, even if `work` caused it (a foreign release on the reaper's thread, for example).
+    /// Scopes nest.
     ///
     /// ```
     /// # use arrow_device::{Devices, TransferStats};
@@ -158,5 +159,10 @@ impl TransferStats {
         let stats = SCOPE.get().unwrap_or_default();
         drop(outer);
         (done, stats)
+    }
+
+    /// Adds what another thread did on behalf of this one to this thread's scope. The devices have counted it.
+    pub(crate) fn add_to_scope(&self) {
+        SCOPE.set(SCOPE.get().map(|stats| stats.plus(self)));
     }
 }

@@ -75,15 +75,15 @@ impl<T> Bounded<T> {
         self.changed.notify_all();
     }
 
-    /// Says that nothing will be taken any more, and drops what is in the queue.
-    pub(super) fn close(&self) {
+    /// Says that nothing will be taken any more, and returns what is in the queue: its drop runs foreign code.
+    pub(super) fn close(&self) -> impl Iterator<Item = T> + use<T> {
         let mut state = lock(&self.state);
         state.closed = true;
         state.bytes = 0;
         let items = std::mem::take(&mut state.items);
         drop(state);
         self.changed.notify_all();
-        drop(items);
+        items.into_iter().map(|(item, _)| item)
     }
 
     fn wait_while(&self, condition: impl Fn(&State<T>) -> bool) -> MutexGuard<'_, State<T>> {
@@ -131,14 +131,14 @@ mod tests {
         assert!(queue.push(1, 0));
         thread::scope(|scope| {
             let pushing = scope.spawn(|| queue.push(2, 0));
-            queue.close();
+            assert!(queue.close().eq([1]));
             assert!(!pushing.join().unwrap());
         });
         assert_eq!(queue.pop(), None);
         let queue = Bounded::<u8>::new(1, 100);
         thread::scope(|scope| {
             let popping = scope.spawn(|| queue.pop());
-            queue.close();
+            assert_eq!(queue.close().count(), 0);
             assert_eq!(popping.join().unwrap(), None);
         });
     }

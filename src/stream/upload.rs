@@ -70,7 +70,7 @@ impl<R: RecordBatchReader> UploadingReader<R> {
 }
 
 /// Returns the bytes of all buffers of a batch.
-pub(super) fn bytes(batch: &DeviceRecordBatch) -> usize {
+fn bytes(batch: &DeviceRecordBatch) -> usize {
     let slots = &batch.as_struct().tree().slots;
     slots.iter().filter_map(|slot| slot.bytes()).sum()
 }

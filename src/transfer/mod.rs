@@ -45,6 +45,7 @@ pub(crate) use crate::transfer::arriving::Arriving;
 pub(crate) use crate::transfer::bitmaps::{Bitmaps, Resolved};
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
+use crate::transfer::planner::plan;
 pub(crate) use crate::transfer::to_slab::DownloadQueues;
 use crate::transfer::to_slab::ToSlab;
 
@@ -141,6 +142,12 @@ impl Device {
 /// this returns: its owners, which may be foreign, must not be dropped in the scope.
 fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
     queue.device().within(|| upload::upload(array, queue))
+}
+
+/// Returns how many bytes of device memory the upload of a batch fills.
+pub(crate) fn upload_bytes(batch: &RecordBatch) -> Result<usize> {
+    let array = DeviceArray::from_tree(Arc::new(wrap_batch(batch)?));
+    Ok(plan(&array, Extent::Rows, true, None)?.bytes)
 }
 
 /// Copies an array to memory of a queue's device; see [`upload`].

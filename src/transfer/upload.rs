@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use crate::abi::guard;
 use crate::data::DeviceArray;
 use crate::data::tree::{Owners, Tree};
 use crate::device::{DevicePtr, Queue, SyncEvent};
@@ -33,7 +34,8 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
     Ok(result(array, plan, slab, event))
 }
 
-/// Packs and copies all pieces of a plan to a device slab at `base`. Returns the staging slabs.
+/// Packs and copies all pieces of a plan to a device slab at `base`. Returns the staging slabs. A panic is an error, so that
+/// the slabs are kept.
 ///
 /// # Safety
 /// The host can read the sources. They, the staging slabs and the device slab, which has room for the plan, live until all work
@@ -42,18 +44,20 @@ unsafe fn on_this_thread(plan: &Plan, queue: &Queue, base: DevicePtr) -> (Result
     let mut stage = Stage::new(queue, base, plan.bytes, RING / CHUNK);
     // A piece of all bytes is the only one: its copy takes the place of the packed one.
     let least = DIRECT.min(plan.bytes);
-    let submitted = plan.each(|piece| {
-        let done = direct(queue, &piece, least);
-        // SAFETY: the caller guarantees what `copy` and `pack` ask for (see `# Safety`).
-        unsafe {
-            if done > 0 {
-                stage.copy(&piece, done);
-                stage.left -= done;
+    let submitted = guard::callback("packing", || {
+        plan.each(|piece| {
+            let done = direct(queue, &piece, least);
+            // SAFETY: the caller guarantees what `copy` and `pack` ask for (see `# Safety`).
+            unsafe {
+                if done > 0 {
+                    stage.copy(&piece, done);
+                    stage.left -= done;
+                }
+                stage.pack(&piece, &plan.ready, done, piece.region())
             }
-            stage.pack(&piece, &plan.ready, done, piece.region())
-        }
+        })?;
+        stage.submit()
     });
-    let submitted = submitted.and_then(|()| stage.submit());
     (submitted, stage.into_slabs())
 }
 
@@ -98,5 +102,38 @@ pub(crate) fn tree(array: &DeviceArray, plan: Plan, base: DevicePtr, owner: Owne
         slots,
         nodes,
         owners: Owners::One(Arc::new(owner)),
+    }
+}
+
+#[cfg(all(test, feature = "sim", target_os = "linux", not(miri)))]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use crate::transfer::fix::Fix;
+    use crate::transfer::plan::{Copying, Region};
+
+    /// A panic while copies are queued leaves the staging slabs to the caller, who keeps them until the copies are done.
+    #[test]
+    fn a_panic_keeps_the_slabs() {
+        let queue = crate::Devices::simulated().unwrap().default_queue();
+        // Three pieces that are too short to be copied directly, and longer together than what is queued at once.
+        let bytes = DIRECT / 8 * 5;
+        let source = vec![7_u8; bytes];
+        let src = DevicePtr::new(source.as_ptr().cast_mut().cast());
+        let mut plan = Plan::default();
+        // There are no ready bytes.
+        let fix = plan.fix(Fix::Ready(1));
+        let plain = || Region::new(src, 0, bytes, Copying::PLAIN);
+        plan.regions = vec![plain(), plain(), plain(), Region::new(src, 0, 64, fix)];
+        plan.lay_out(false).unwrap();
+        let memory = DeviceBufferMut::allocate(&queue, plan.bytes).unwrap();
+        let before = queue.device().stats();
+        // SAFETY: the source, the slabs and the device's memory live until the queue is done below.
+        let (submitted, slabs) = unsafe { on_this_thread(&plan, &queue, memory.address()) };
+        let is_panic = matches!(submitted, Err(Error::Panic { .. }));
+        let copies = queue.device().stats().since(&before).copies;
+        queue.synchronize().unwrap();
+        assert!(is_panic && copies > 0, "{copies} copies");
+        drop(slabs);
     }
 }

@@ -1,10 +1,12 @@
 //! Readers that are read and uploaded on threads of their own.
 
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, RecordBatchIterator};
+use arrow_buffer::Buffer;
 use arrow_device::device::sim::{FaultOp, SimConfig, SimMode};
 use arrow_device::{
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices, Error, ExportOptions,
@@ -236,6 +238,80 @@ fn a_reader_that_panics_when_it_is_dropped() {
         _ => false,
     });
     sim.assert_done();
+}
+
+/// Batches whose drop panics, and which nobody takes, hold up neither thread; the device keeps the panics.
+#[test]
+fn batches_that_panic_when_they_are_dropped() {
+    if cfg!(miri) {
+        return;
+    }
+    struct Bomb(Box<[u64; 4]>);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("not the batch");
+        }
+    }
+    let bomb = || {
+        let mut bomb = Bomb(Box::new([5; 4]));
+        let values = NonNull::from(&mut *bomb.0).cast();
+        // SAFETY: the 32 bytes live until the owner is dropped.
+        let buffer = unsafe { Buffer::from_custom_allocation(values, 32, Arc::new(bomb)) };
+        let array: ArrayRef = Arc::new(Int64Array::new(buffer.into(), None));
+        RecordBatch::try_from_iter([("a", array)]).unwrap()
+    };
+    let sim = Sim::new(SimMode::Async);
+    let (asked, dropped) = (
+        Arc::new(AtomicUsize::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let (count, guard) = (asked.clone(), Dropped(dropped.clone()));
+    let reader = ahead(&sim, 1, move || {
+        let _held = &guard;
+        // The first two are on the device; the next two wait for their upload.
+        match count.fetch_add(1, SeqCst) {
+            i @ ..2 => Some(Ok(batch(100, i))),
+            _ => Some(Ok(bomb())),
+        }
+    });
+    until(|| asked.load(SeqCst) == 4);
+    drop(reader);
+    until(|| dropped.load(SeqCst) && sim.stats().drop_errors == 2);
+    match sim.take_drop_error() {
+        Some(Error::Panic { message, .. }) => assert_eq!(message, "not the batch"),
+        e => panic!("{e:?}"),
+    }
+    sim.assert_done();
+}
+
+/// Rows count with the bytes that are moved, not with the allocations that they lie in.
+#[test]
+fn slices_of_one_allocation_are_read_ahead() {
+    if cfg!(miri) {
+        return;
+    }
+    let large = batch(5 << 20, 0);
+    for whole in [false, true] {
+        let sim = Sim::new(SimMode::Async);
+        let asked = Arc::new(AtomicUsize::new(0));
+        let (count, column) = (asked.clone(), large.column(0).clone());
+        // Two columns of 40 MiB, or of 100 rows each.
+        let rows = if whole { column.len() } else { 100 };
+        let field = |name| (name, column.slice(0, rows));
+        let next = RecordBatch::try_from_iter(["a", "b"].map(field)).unwrap();
+        let next = move || {
+            count.fetch_add(1, SeqCst);
+            Some(Ok(next.clone()))
+        };
+        let reader = ahead(&sim, 5, next);
+        // Two batches of 80 MiB are more than 128 MiB.
+        let ahead_of = if whole { 2 + 2 } else { 2 * 5 + 2 };
+        until(|| asked.load(SeqCst) == ahead_of);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(asked.load(SeqCst), ahead_of);
+        drop(reader);
+        sim.assert_done();
+    }
 }
 
 /// What is read ahead of a consumer that has stopped is bounded, in batches and in bytes.
