@@ -31,6 +31,8 @@ fn a_child_drops_everything_and_uses_nothing() {
 fn everything(rig: &Rig, config: &Config) {
     let batch = wide_batch(8, 300);
     let queue = rig.new_queue().unwrap();
+    // What was seen complete in memory that the host reads would need the device no more.
+    let held = hold(&queue);
     let up = rig.upload_on(&batch, &queue).unwrap();
     let exported = up.export(SyncPolicy::Event).unwrap();
     let part = up.slice(3, 100).unwrap();
@@ -44,7 +46,6 @@ fn everything(rig: &Rig, config: &Config) {
     };
     // A free is under way on a thread, which the child does not have.
     drop(rig.upload(&batch).unwrap());
-    let held = hold(&queue);
     let mut child = Some((up.clone(), exported, part, event, slab, imported));
     let mut rest = Some((queue, rig.device.clone()));
     forked(|| {
