@@ -286,7 +286,7 @@ impl Printer {
         }
     }
 
-    /// The rows that can be told now.
+    /// Prints the rows whose figures are known.
     pub(crate) fn print(&mut self) {
         let mut any = false;
         for (row, printed) in ROWS.iter().zip(&mut self.printed) {
@@ -313,7 +313,7 @@ impl Printer {
         }
     }
 
-    /// All rows that have not been told.
+    /// Prints all rows that are left.
     pub(crate) fn finish(mut self) {
         self.print();
         for (row, printed) in ROWS.iter().zip(self.printed) {

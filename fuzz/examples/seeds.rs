@@ -4,14 +4,11 @@
 //! ARROW_TEST_DATA=.../arrow-testing/data cargo run --example seeds --features seeds -- FOLDER
 //! ```
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 fn main() {
     let folder = PathBuf::from(std::env::args_os().nth(1).expect("the folder to write to"));
-    let data = std::env::var_os("ARROW_TEST_DATA").map(PathBuf::from);
-    let data = data.unwrap_or_else(|| {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/arrow-testing/data")
-    });
+    let data = PathBuf::from(std::env::var_os("ARROW_TEST_DATA").expect("ARROW_TEST_DATA is set"));
     let seeds = arrow_device_fuzz::seeds::all(&data);
     let mut bytes = 0;
     for (i, (target, seed)) in seeds.iter().enumerate() {

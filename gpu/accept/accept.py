@@ -59,8 +59,11 @@ def version(name):
 def library(name):
     try:
         return importlib.import_module(name)
-    except Exception as e:  # noqa: BLE001: some raise whatever their driver calls raise
-        raise Absent(f"{name} is not here: {type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}") from e
+    except ModuleNotFoundError as e:
+        # One that is here but lacks a module of its own is broken, not absent.
+        if e.name != name:
+            raise
+        raise Absent(f"{name} is not here") from e
 
 
 def columns(rows):

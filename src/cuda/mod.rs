@@ -92,10 +92,11 @@
 //! that function, because copies between devices do not need it and may go wrong after it
 //! (reported for `cuMemcpyPeerAsync`).
 //!
-//! An import asks the driver about the first and the last byte of every buffer. It accepts memory
-//! of the device that the import names, managed memory, and page-locked memory that the device
-//! reaches at that address. It refuses ordinary host memory under each of CUDA's device types, and
-//! device memory that belongs to another context, since only that context's kernels reach it.
+//! An import asks the driver once for each allocation; where the driver does not report its range,
+//! about the first and the last byte of the buffer. It accepts memory of the device that the import
+//! names, managed memory, and page-locked memory that the device reaches at that address. It
+//! refuses ordinary host memory under each of CUDA's device types, and device memory that belongs
+//! to another context, since only that context's kernels reach it.
 //!
 //! After a kernel has failed (with an illegal address, for example), CUDA refuses all further work
 //! of that context for the rest of the process. Every call, frees included, returns the code and

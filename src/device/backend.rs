@@ -252,9 +252,10 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Runs `work` once, on this thread. Calls of this backend and its queues that this thread
     /// makes meanwhile may share what each would otherwise do by itself, such as making a context
-    /// current: that is then done at most once, and undone before this returns or unwinds. `work`
-    /// may call this function again, and that of another backend, and must not run foreign code,
-    /// which would find this device's context current.
+    /// current: that is then done at most once, and undone before this returns or unwinds. Several
+    /// threads may be inside at once, and one may wait for another. `work` may call this function
+    /// again, and that of another backend, and must not run foreign code, which would find this
+    /// device's context current.
     fn within(&self, work: &mut dyn FnMut()) {
         work();
     }

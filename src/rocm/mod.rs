@@ -51,11 +51,12 @@
 //! are reused. Every call makes the device current on its thread, and restores the thread's own
 //! device afterwards.
 //!
-//! An import asks the runtime about the first and the last byte of every buffer. It accepts memory
-//! of the device that the import names, managed memory, and page-locked memory that the device
-//! reaches at that address. HIP 6 has given its memory types other numbers; the runtime's version
-//! says which numbers hold. For ordinary host memory HIP 5 returns "invalid value", and later
-//! versions may do so too: the import accepts that as the answer.
+//! An import asks the runtime twice for each allocation; where the runtime does not report its
+//! range, about the first and the last byte of the buffer. It accepts memory of the device that the
+//! import names, managed memory, and page-locked memory that the device reaches at that address.
+//! HIP 6 has given its memory types other numbers; the runtime's version says which numbers hold.
+//! For ordinary host memory HIP 5 returns "invalid value", and later versions may do so too: the
+//! import accepts that as the answer.
 //!
 //! Errors are returned, and leave no last error of the thread (`hipGetLastError`) behind. If the
 //! program has not read an earlier last error yet, that one stays, or a newer one in its place;

@@ -6,7 +6,7 @@ use arrow_device::SyncPolicy;
 use crate::fake::Group;
 use crate::fork_kit::{alone, forked};
 use crate::gpu_suite::hold::hold;
-use crate::rig::{MODES, Rig};
+use crate::rig::{MODES, Rig, pins};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{Config, MEMORIES, load};
@@ -17,7 +17,7 @@ fn a_child_drops_everything_and_uses_nothing() {
         load();
         for memory in MEMORIES {
             for mode in MODES {
-                let group = Group::open(1, mode);
+                let group = Group::open(1, mode | pins(memory));
                 let config = Config::new(group.ordinal()).with_memory(memory);
                 let rig = Rig::of(group, &config);
                 everything(&rig, &config);
@@ -31,6 +31,8 @@ fn a_child_drops_everything_and_uses_nothing() {
 fn everything(rig: &Rig, config: &Config) {
     let batch = wide_batch(8, 300);
     let queue = rig.new_queue().unwrap();
+    // What was seen complete in memory that the host reads would need the device no more.
+    let held = hold(&queue);
     let up = rig.upload_on(&batch, &queue).unwrap();
     let exported = up.export(SyncPolicy::Event).unwrap();
     let part = up.slice(3, 100).unwrap();
@@ -44,7 +46,6 @@ fn everything(rig: &Rig, config: &Config) {
     };
     // A free is under way on a thread, which the child does not have.
     drop(rig.upload(&batch).unwrap());
-    let held = hold(&queue);
     let mut child = Some((up.clone(), exported, part, event, slab, imported));
     let mut rest = Some((queue, rig.device.clone()));
     forked(|| {

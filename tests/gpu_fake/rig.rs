@@ -32,9 +32,7 @@ impl Rig {
     }
 
     pub(crate) fn with(flags: u32, memory: Memory) -> Self {
-        // Nothing but page-locked memory is what such a device has.
-        let pins = if memory == Memory::Host { PINS } else { 0 };
-        let group = Group::open(1, flags | pins);
+        let group = Group::open(1, flags | pins(memory));
         Self::of(group, &Config::new(group.ordinal()).with_memory(memory))
     }
 
@@ -78,6 +76,11 @@ impl Rig {
         // For other tests: there are not many ordinals.
         group.close();
     }
+}
+
+/// The flag for a device that has nothing but page-locked memory.
+pub(crate) fn pins(memory: Memory) -> u32 {
+    if memory == Memory::Host { PINS } else { 0 }
 }
 
 /// As [`Rig::assert_done`], for several of a group.

@@ -1,7 +1,7 @@
 //! How threads wait.
 
 use crate::fake::{Group, LAZY};
-use crate::rig::{MODES, Rig, all_done, assert_gone};
+use crate::rig::{MODES, Rig, all_done, assert_gone, pins};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::vendor::{CALLS, Config, MEMORIES};
 
@@ -11,7 +11,7 @@ fn waits_that_sleep() {
     for mode in MODES {
         for memory in MEMORIES {
             for blocking in [false, true] {
-                let group = Group::open(1, mode);
+                let group = Group::open(1, mode | pins(memory));
                 let config = Config::new(group.ordinal()).with_memory(memory);
                 let rig = Rig::of(group, &config.with_blocking_waits(blocking));
                 let batch = wide_batch(8, 300);

@@ -103,7 +103,8 @@ fn uploads(fake: &Fake) -> Result<()> {
             let packing = one / threads as f64;
             let (ideal, of) = match copy(bytes) {
                 copy if copy > packing => (copy, "the copy"),
-                _ => (packing, "a memcpy"),
+                _ if threads == 1 => (packing, "a memcpy"),
+                _ => (packing, "a memcpy shared by the threads"),
             };
             let what = format!("{} MiB, packing threads: {threads}", bytes / MIB);
             line("K1", &what, time, Some((ideal, of)), Some(calls));

@@ -116,7 +116,7 @@ pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -
             engine.admit(name, kind)?;
             engine.pass_frees();
         } else if let (Of::Nobody, Some(engine)) = (of, engine_of(Of::Current)) {
-            engine.count_other(name);
+            engine.count(name);
         }
         let result = body();
         if let (Some(engine), true) = (&engine, kind.any) {

@@ -78,9 +78,8 @@ struct Fault {
 struct Books {
     faults: Vec<Fault>,
     fired: u32,
+    /// Those of functions that belong to no engine too, by threads whose context is of this one.
     calls: BTreeMap<&'static str, u64>,
-    /// Of functions that belong to no engine, by threads whose context is of this one.
-    others: BTreeMap<&'static str, u64>,
     violations: Vec<String>,
 }
 
@@ -248,16 +247,13 @@ impl Engine {
         let books = lock(&self.books);
         match name {
             "*" => books.calls.values().sum(),
-            name => {
-                let calls = books.calls.get(name).or_else(|| books.others.get(name));
-                calls.copied().unwrap_or(0)
-            }
+            name => books.calls.get(name).copied().unwrap_or(0),
         }
     }
 
     /// Counts a call of a function that belongs to no engine.
-    pub(crate) fn count_other(&self, name: &'static str) {
-        *lock(&self.books).others.entry(name).or_default() += 1;
+    pub(crate) fn count(&self, name: &'static str) {
+        *lock(&self.books).calls.entry(name).or_default() += 1;
     }
 
     pub(crate) fn shut_down(&self, code: Code) {

@@ -20,7 +20,7 @@
 //! | `i32 fake_cuda_close(i32 ordinal)` | Frees the ordinals of a group, for tests that need many; returns -1 while it has contexts. |
 //! | `i32 fake_cuda_fail(i32 ordinal, const char *name, u32 nth, i32 code)` | Makes the `nth` call of that function from now (1: the next) return `code` and do nothing. `"*"`: any function except pushes, pops, and queries of attributes, error texts and pointers. |
 //! | `u32 fake_cuda_clear(i32 ordinal)` | Cancels all failures that have not happened yet; returns how many have happened since the last time. |
-//! | `u64 fake_cuda_calls(i32 ordinal, const char *name)` | Returns the number of calls of a function since the engine was opened; `"*"`: of all functions but those that belong to no engine, which are counted by name for the engine of the calling thread's context. |
+//! | `u64 fake_cuda_calls(i32 ordinal, const char *name)` | Returns the number of calls of a function since the engine was opened; `"*"`: of all functions. A call that belongs to no engine counts for that of the calling thread's context. |
 //! | `usize fake_cuda_thread_calls(u8 *text, usize bytes)` | Writes the calls that the calling thread has made since it began, of any engine or none: one function a line, with the number of its calls, as much as fits; returns the whole length. |
 //! | `i32 fake_cuda_misreport(u64 address, usize bytes)` | From now on this length is reported for the block at the address, as for memory that a program has mapped by itself, of which a driver may report all the addresses that were reserved for it. |
 //! | `i32 fake_cuda_break(i32 ordinal, i32 code)` | Makes the engine fail for good with this code and drops its queued work. Waits for the operation that is running now, if any. |
@@ -40,12 +40,12 @@
 //! | 4 | `NO_POOLS` | There are no memory pools. |
 //! | 8 | `NO_CONCURRENT_MANAGED` | The host must not use managed memory while the device works. |
 //! | 16 | `NO_BATCH` | Lists of copies are not supported. |
-//! | 32 | `PINNING_FAILS` | Page-locking answers 1, 208 and 911 in turn. |
-//! | 64 | `POOL_CREATION_FAILS` | `cuMemPoolCreate` answers 801, although the attribute says that there are pools. |
-//! | 128 | `LISTS_UP_TO_64` | A list of more copies answers 1. |
-//! | 256 | `LISTS_WITHOUT_ATTRIBUTES` | A list of copies that comes with attributes answers 1, and one without is taken. |
+//! | 32 | `PINNING_FAILS` | Page-locking returns 1, 208 and 911 in turn. |
+//! | 64 | `POOL_CREATION_FAILS` | `cuMemPoolCreate` returns 801, although the attribute says that there are pools. |
+//! | 128 | `LISTS_UP_TO_64` | A list of more copies returns 1. |
+//! | 256 | `LISTS_WITHOUT_ATTRIBUTES` | A list of copies that comes with attributes returns 1, and one without is accepted. |
 //! | 512 | `FREE_BLOCKS` | While host functions are queued or running, a free that is in no stream's order blocks, and all other calls of the engine with it. |
-//! | 1024 | `OOM_IS_INVALID` | Out of memory is answered as 1. |
+//! | 1024 | `OOM_IS_INVALID` | Out of memory is returned as 1. |
 //! | 2048 | `INSTANT` | All work is complete when the call that queues it returns, except behind a host function that blocks. |
 //! | 65536 | `HOLLOW` | Copies of more than 64 KiB move nothing; for measurements with a clock (see there). |
 //! | 2147483648 | `PINS` | The environment does not add `PINNING_FAILS`: for tests of page-locked memory. |
@@ -88,8 +88,10 @@
 //! program does beside the copies is then measured on a machine that has no copy engines. Values
 //! that come back are undefined: only columns of fixed width may be used.
 //!
-//! In a child of the process that initialised it (after `fork`), every call returns 3 (not
-//! initialized) and does nothing.
+//! # Failed engines and forks
+//!
+//! In a child of the process that initialised it (after `fork`), every call but those for error
+//! texts returns 3 (not initialized) and does nothing.
 //!
 //! A failed engine returns its code from every call, but still records frees and destroys, so that
 //! a report shows what was not freed.

@@ -282,3 +282,16 @@ fn api(driver: &Functions, calls: Calls, library: &libloading::Library) -> Api {
         calls,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of the codes of the Multi-Process Service (805 to 810) only the last says that the client was
+    /// terminated. That it has too many clients (808) leaves a context as it is.
+    #[test]
+    fn only_a_terminated_client_has_lost_its_context() {
+        let lost: Vec<Code> = (800..=820).filter(|code| is_lost(*code)).collect();
+        assert_eq!(lost, [810]);
+    }
+}

@@ -4,7 +4,7 @@
 
 use std::ffi::{c_int, c_void};
 
-/// `hipMemcpyBatchAsync` of HIP 7.1 to 7.14: destinations, sources, bytes, how many; attributes, the
+/// `hipMemcpyBatchAsync` as HIP 7.14 has it; 7.1 is expected to be the same. Destinations, sources, bytes, how many; attributes, the
 /// first copy of each, how many; the copy that was refused; the stream.
 pub(crate) type CopyList<Stream, Code, Attributes = c_void> = unsafe extern "C" fn(
     *mut *mut c_void,

@@ -83,9 +83,8 @@ impl RocmConfig {
     }
 
     /// Sets whether a thread that waits for the device sleeps until the device wakes it, instead of
-    /// asking again and again. The default is to ask, which keeps a core busy and returns a few
-    /// microseconds earlier: most waits are short, because this crate waits for copies that are
-    /// already under way.
+    /// asking again and again. The default is to ask, which keeps a core busy and returns sooner:
+    /// most waits are short, because this crate waits for copies that are already under way.
     ///
     /// It applies to waits of the program's threads ([`SyncEvent::wait`](crate::SyncEvent::wait),
     /// downloads, host reads) and to those of this crate's own threads, which wait only after an

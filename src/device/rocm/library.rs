@@ -298,7 +298,6 @@ fn api(hip: &Functions, calls: Calls, library: &libloading::Library) -> Api {
         vendor: "ROCm",
         process: Process::this(),
         advice: "",
-        // HIP's header says so.
         is_lost,
         stream_of: "hipStreamGetDevice",
         pointer: hip.hipPointerGetAttributes.name,

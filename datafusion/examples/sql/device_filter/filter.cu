@@ -1,4 +1,4 @@
-// The filter's kernels. A column is: its kind, the address of row 0, its validity bitmap (without one no row is null) and the
+// The filter's kernels. Compiled in the repository only. A column is: its kind, the address of row 0, its validity bitmap (without one no row is null) and the
 // bit of row 0 in it, least significant bit first. Any grid covers any number of rows.
 
 #include "../../../../examples/cuda_kernel/compaction.cuh"
