@@ -15,6 +15,8 @@ fn the_example_in_every_memory() {
             let device = Devices::open(&id.to_string()).unwrap();
             let report = example::run(&device).unwrap_or_else(|e| panic!("{device}: {e}"));
             assert_eq!((report.rows, report.nulls), (100_000, 31_428), "{device}");
+            // Whether the export needs an event depends on how fast the device is.
+            let _ = report.has_event;
             let stats = report.stats;
             assert_eq!(stats.allocations, 3, "{device}");
             assert!(stats.host_waits <= 1, "{device}: {stats:?}");
