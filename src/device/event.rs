@@ -216,8 +216,13 @@ impl<'a> EventRef<'a> {
         self.ptr
     }
 
+    /// Whether it was seen complete. In a child of the process the device says that it cannot be used.
+    fn is_known_complete(&self) -> bool {
+        self.seen.is_set() && !self.device.is_forked()
+    }
+
     pub(crate) fn is_complete(&self) -> Result<bool> {
-        if self.seen.is_set() {
+        if self.is_known_complete() {
             return Ok(true);
         }
         // SAFETY: the event is of this device and lives for `'a` (`SyncEvent` owns it, or the
@@ -235,7 +240,7 @@ impl<'a> EventRef<'a> {
     }
 
     fn wait_uncounted(&self) -> Result<()> {
-        if self.seen.is_set() {
+        if self.is_known_complete() {
             return Ok(());
         }
         // SAFETY: the event is of this device and lives for `'a`, as in `is_complete`.
