@@ -7,7 +7,8 @@
 //! | ARROW_DEVICE_ROCM_HOST | `rocm-host:N` | page-locked host memory |
 //!
 //! The runtime's library is loaded at the first use: the one that the process has loaded already,
-//! or else `libamdhip64.so.7`, `.6`, `.5` or `.so`, from HIP 5.2 on. Without a library or a device, opening a device returns
+//! or else `libamdhip64.so.7`, `.6`, `.5` or `.so`, from HIP 5.2 on. Without a library or a device,
+//! opening a device returns
 //! [`Error::DeviceNotAvailable`] with the reason; everything else works as usual. Building needs
 //! HIP's headers and library, for hip-runtime-sys; the built program starts without them.
 //!
@@ -64,8 +65,8 @@
 //!
 //! HIP waits when a stream is destroyed, so this crate destroys it later, after the stream's work.
 //! Memory of a stream that is being captured is freed once the capture has ended, by the device's
-//! next allocation or free. From HIP 7.1 on, the runtime is given a list of copies in one call, without attributes,
-//! which 7.1 and 7.2 refuse; if it refuses a list, in earlier versions, and from HIP 8 on, whose
+//! next allocation or free. From HIP 7.1 on, the runtime is given a list of copies in one call,
+//! without attributes, which 7.1 and 7.2 refuse; if it refuses a list, in earlier versions, and from HIP 8 on, whose
 //! call may take other parameters, the copies are single calls. Copies and fills of `rocm-host` are
 //! the host's work in the order of a stream: by `hipLaunchHostFunc` where the runtime has it, else
 //! (5.2.3) by `hipStreamAddCallback`. If the HIP library that the process has

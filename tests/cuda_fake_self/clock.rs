@@ -201,14 +201,14 @@ fn hollow_copies_only_look_like_copies() {
     let (from, to) = (pinned(2 * SMALL), pinned(2 * SMALL));
     // SAFETY: this test's own memory, which nothing uses now.
     unsafe { from.write_bytes(7, 2 * SMALL) };
-    // SAFETY: as above.
+    // SAFETY: this test's own memory, which no copy uses now: each has ended with its call.
     unsafe { to.write_bytes(1, 2 * SMALL) };
     for bytes in [SMALL, SMALL + 1] {
         assert_eq!(cuMemcpyHtoD_v2(memory, from, bytes), 0);
         assert_eq!(cuMemcpyDtoH_v2(to, memory, SMALL), 0);
         assert_eq!(host::<SMALL>(to), [7; SMALL]);
     }
-    // SAFETY: as above.
+    // SAFETY: this test's own memory, which no copy uses now: each has ended with its call.
     unsafe { to.write_bytes(1, 2 * SMALL) };
     assert_eq!(cuMemcpyDtoH_v2(to, memory, SMALL + 1), 0);
     assert_eq!(host::<SMALL>(to), [1; SMALL]);

@@ -98,8 +98,8 @@ impl Gpu {
 // - page-locked memory is host memory, and so is managed memory where the host and the device may
 //   use it at once;
 // - the library vouches for the first and the last byte of what `classify` accepts, or for the
-//   range that `classify_allocation` returns; memory that it does not know is `Host`, which the caller of an import guarantees; where the library cannot
-//   tell, it is `Inaccessible`;
+//   range that `classify_allocation` returns; memory that it does not know is `Host`, which the
+//   caller of an import guarantees; where the library cannot tell, it is `Inaccessible`;
 // - a completed event means that its stream's work is done and visible to the host;
 // - `settle` returns when all work is done or the context is lost.
 unsafe impl Backend for Gpu {

@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(failure_of(CONTEXT + 1), None);
         forget_all(CONTEXT);
         assert_eq!(failure_of(CONTEXT), None);
-        // SAFETY: as above.
+        // SAFETY: the number is from `add`, and `byte` lives until the end of the test.
         unsafe { run_after(RawStream::LEGACY, 0, number) };
         assert_eq!(byte, 1);
         assert!(!are_under_way(CONTEXT));
