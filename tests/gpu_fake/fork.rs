@@ -6,7 +6,7 @@ use arrow_device::SyncPolicy;
 use crate::fake::Group;
 use crate::fork_kit::{alone, forked};
 use crate::gpu_suite::hold::hold;
-use crate::rig::{MODES, Rig, pins};
+use crate::rig::{MODES, Rig, pins, soon};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{Config, MEMORIES, load};
@@ -44,6 +44,8 @@ fn everything(rig: &Rig, config: &Config) {
         let imported = foreign.import(&rig.options).unwrap();
         (foreign, imported)
     };
+    // Work that has not completed uses it.
+    drop(imported.values_on::<i64>(&queue).unwrap());
     // A free is under way on a thread, which the child does not have.
     drop(rig.upload(&batch).unwrap());
     let mut child = Some((up.clone(), exported, part, event, slab, imported));
@@ -83,4 +85,6 @@ fn everything(rig: &Rig, config: &Config) {
     assert_same_batch(&batch, &up.to_host().unwrap(), "after the fork");
     assert_eq!(foreign.releases().0, 0);
     drop((up, exported, part, event, slab, imported, rest));
+    rig.device.synchronize().unwrap();
+    assert!(soon(|| foreign.releases().0 == 1));
 }
