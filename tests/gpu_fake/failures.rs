@@ -90,16 +90,39 @@ fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<()>) {
     }
 }
 
-#[test]
-fn every_call_fails_once() {
-    let managed = MANAGED.map(|memory| [(0, memory), (NO_CONCURRENT_MANAGED, memory)]);
-    let others = [
-        (0, Memory::Device),
-        (LAZY | NO_BATCH, Memory::Device),
-        (NO_POOLS, Memory::Device),
-        (0, Memory::Host),
-    ];
-    for (flags, memory) in others.into_iter().chain(managed.into_iter().flatten()) {
+/// A test for each kind of memory, so that they run side by side.
+mod every_call_fails_once {
+    use super::*;
+
+    #[test]
+    fn device_memory() {
+        check(0, Memory::Device);
+    }
+
+    #[test]
+    fn lazy_and_without_lists() {
+        check(LAZY | NO_BATCH, Memory::Device);
+    }
+
+    #[test]
+    fn without_pools() {
+        check(NO_POOLS, Memory::Device);
+    }
+
+    #[test]
+    fn page_locked_memory() {
+        check(0, Memory::Host);
+    }
+
+    #[test]
+    fn managed_memory() {
+        if let Some(memory) = MANAGED {
+            check(0, memory);
+            check(NO_CONCURRENT_MANAGED, memory);
+        }
+    }
+
+    fn check(flags: u32, memory: Memory) {
         let rig = Rig::with(flags, memory);
         let batch = batch();
         fail_everywhere(&rig, "up and down", || {
