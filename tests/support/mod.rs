@@ -16,6 +16,7 @@ mod values;
 pub(crate) mod variants;
 
 pub(crate) use alloc::{CountingAllocator, count};
+pub(crate) use cases::in_part;
 pub(crate) use compare::{assert_same, assert_same_batch, same, same_batch};
 pub(crate) use r#gen::{
     Nulls, array, batch, boolean_with_tight_nulls, cases, whole_batch, wide_batch,
