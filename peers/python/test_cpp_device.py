@@ -27,7 +27,7 @@ print(array.array.length, flush=True)
 ctypes.string_at(array.array.buffers[1], 4)
 """
         child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-        self.assertEqual((child.stdout, child.returncode), ("1000\n", -signal.SIGSEGV), child.stderr)
+        self.assertEqual((child.stdout, child.returncode), ("300\n", -signal.SIGSEGV), child.stderr)
 
 
 class FromRust(Balanced):
