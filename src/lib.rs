@@ -35,6 +35,7 @@
 //! | the simulated device | `sim` | [`Devices::simulated`] |
 //! | NVIDIA GPUs: device, page-locked and managed memory | `cuda:N`, `cuda-host:N`, `cuda-managed:N` | [`Devices::gpu`], [`Devices::open`] |
 //! | AMD GPUs: device and page-locked memory | `rocm:N`, `rocm-host:N` | [`Devices::gpu`], [`Devices::open`] |
+//! | memory that Metal devices share with the host | `metal:N` | [`metal::shared_memory`] |
 //!
 //! No call falls back to another device: the program chooses. Drivers are loaded at the first use, so a program that is built
 //! with GPU support starts without a GPU, and opening the device returns [`Error::DeviceNotAvailable`] with the reason.
@@ -152,6 +153,7 @@ pub mod dlpack;
 mod error;
 mod interchange;
 mod memory;
+pub mod metal;
 #[cfg(feature = "pyo3")]
 pub mod python;
 #[cfg(feature = "rocm")]

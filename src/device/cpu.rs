@@ -4,6 +4,7 @@ use std::alloc::{self, Layout};
 use std::any::Any;
 use std::sync::Arc;
 
+use crate::abi::ArrowDeviceType;
 use crate::device::DeviceId;
 use crate::device::backend::{Backend, CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::error::{Error, Result};
@@ -11,8 +12,12 @@ use crate::error::{Error, Result};
 /// The alignment, in bytes, of everything this crate allocates.
 pub(crate) const ALIGNMENT: usize = 64;
 
+/// The alignment, in bytes, of memory of type METAL: a page of Apple's processors, of which a Metal
+/// buffer consists if it wraps memory without a copy.
+pub(crate) const METAL_PAGE: usize = 16 << 10;
+
 /// Host memory: the CPU, and, with their own ids, the page-locked memory of devices without a
-/// backend. Synchronous, without events.
+/// backend and memory that Metal devices share with the host. Synchronous, without events.
 #[derive(Debug)]
 pub(crate) struct HostBackend {
     queue: Arc<HostQueue>,
@@ -23,14 +28,27 @@ pub(crate) struct HostBackend {
 #[derive(Debug)]
 struct HostQueue {
     id: DeviceId,
+    /// Allocations start at a multiple of this many bytes and are padded to one. `None` if memory
+    /// of this type must come from elsewhere.
+    page: Option<usize>,
 }
 
 impl HostBackend {
     pub(crate) fn new(id: DeviceId) -> Self {
+        let page = match id.device_type {
+            ArrowDeviceType::CPU => Some(ALIGNMENT),
+            ArrowDeviceType::METAL => Some(METAL_PAGE),
+            _ => None,
+        };
         Self {
-            queue: Arc::new(HostQueue { id }),
+            queue: Arc::new(HostQueue { id, page }),
             _count: None,
         }
+    }
+
+    /// Whether each buffer of an array fills whole pages.
+    pub(crate) fn has_pages(&self) -> bool {
+        self.queue.page == Some(METAL_PAGE)
     }
 
     /// As [`new`](Self::new), but holds `count` as long as it lives.
@@ -111,11 +129,23 @@ unsafe impl Backend for HostBackend {
     }
 }
 
-// SAFETY: memory comes from the global allocator with the requested size, aligned to `ALIGNMENT`;
-// work runs at once, so in order.
+impl HostQueue {
+    /// The layout of an allocation of this many bytes.
+    fn layout(&self, bytes: usize) -> Option<Layout> {
+        let page = self.page?;
+        let bytes = match page {
+            ALIGNMENT => bytes,
+            _ => bytes.checked_next_multiple_of(page)?,
+        };
+        Layout::from_size_align(bytes, page).ok()
+    }
+}
+
+// SAFETY: memory comes from the global allocator with at least the requested size, aligned to
+// `ALIGNMENT` or to a page; work runs at once, so in order.
 unsafe impl RawQueue for HostQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        if self.id != DeviceId::CPU {
+        if self.page.is_none() {
             return Err(Error::NotSupported {
                 device: self.id,
                 operation: "allocate",
@@ -130,7 +160,7 @@ unsafe impl RawQueue for HostQueue {
             operation: "allocate",
             bytes,
         };
-        let layout = Layout::from_size_align(bytes, ALIGNMENT).map_err(|_| oom())?;
+        let layout = self.layout(bytes).ok_or_else(oom)?;
         // Zeroed, because safe code may later view the memory as bytes.
         // SAFETY: `bytes` is not 0, as was just checked.
         let ptr = unsafe { alloc::alloc_zeroed(layout) };
@@ -141,8 +171,9 @@ unsafe impl RawQueue for HostQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, bytes: usize) -> Result<()> {
-        let layout = Layout::from_size_align(bytes, ALIGNMENT)
-            .map_err(|_| Error::argument("free of a size that was never allocated"))?;
+        let layout = self
+            .layout(bytes)
+            .ok_or_else(|| Error::argument("free of a size that was never allocated"))?;
         // SAFETY: the caller guarantees that `base` came from `allocate`, with this size, and is
         // freed once (see `# Safety`).
         unsafe { alloc::dealloc(base.as_ptr().cast(), layout) };

@@ -10,7 +10,7 @@ use crate::device::backend::{Backend, RawQueue};
 use crate::device::block::SlabPool;
 use crate::device::order::new_queue_id;
 use crate::device::reaper::Reaper;
-use crate::device::{Counters, DeviceId, TransferStats, lock, scope};
+use crate::device::{Counters, DeviceId, HostBackend, TransferStats, lock, scope};
 use crate::error::{Error, Result};
 
 /// A device, with its memory, queues and counters. Clones are the same device.
@@ -90,6 +90,12 @@ impl Device {
     /// has completed.
     pub fn is_host_readable(&self) -> bool {
         self.0.host_readable
+    }
+
+    /// Returns whether each buffer of an array on this device fills pages of host memory.
+    pub(crate) fn has_pages(&self) -> bool {
+        let host = self.0.backend.as_any().downcast_ref::<HostBackend>();
+        host.is_some_and(HostBackend::has_pages)
     }
 
     /// Returns whether work has completed when the call that queues it returns, as on the CPU.

@@ -51,9 +51,7 @@ pub use backend::{
 };
 pub(crate) use bulk::{LARGE, copy_large};
 pub(crate) use completion::Completion;
-pub(crate) use cpu::ALIGNMENT;
-#[cfg(test)]
-pub(crate) use cpu::HostBackend;
+pub(crate) use cpu::{ALIGNMENT, HostBackend, METAL_PAGE};
 pub use event::SyncEvent;
 pub(crate) use event::{EventRef, Seen};
 pub use handle::Device;
@@ -64,5 +62,6 @@ pub(crate) use process::FORKED;
 pub(crate) use process::Process;
 pub use queue::Queue;
 pub use registry::Devices;
+pub(crate) use registry::host_memory;
 pub(crate) use stats::Counters;
 pub use stats::TransferStats;

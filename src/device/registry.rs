@@ -159,20 +159,25 @@ impl Devices {
     }
 
     /// As [`get`](Self::get), but page-locked memory without a backend is plain host memory if
-    /// there is nothing to wait for.
-    pub(crate) fn get_for_import(&self, id: DeviceId, has_event: bool) -> Result<Device> {
+    /// there is nothing to wait for, and so is memory of type METAL with `metal`.
+    pub(crate) fn get_for_import(
+        &self,
+        id: DeviceId,
+        has_event: bool,
+        metal: bool,
+    ) -> Result<Device> {
         let missing = match self.get(id) {
             Err(e) => e,
             found => return found,
         };
-        let page_locked = matches!(
-            id.device_type,
-            ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST
-        );
-        if !page_locked || has_event {
-            return Err(missing);
+        match id.device_type {
+            ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST if !has_event => {
+                host_memory(id)
+            }
+            // Such a device says why it cannot wait for an event.
+            ArrowDeviceType::METAL if metal => host_memory(id),
+            _ => Err(missing),
         }
-        page_locked_without_backend(id)
     }
 
     /// Returns how many reasons are kept.
@@ -183,13 +188,13 @@ impl Devices {
     }
 }
 
-/// Returns a device for page-locked memory as plain host memory: the same one for an id as long as
-/// it is used. Ids come from producers, so an unused one must not take memory for ever.
-fn page_locked_without_backend(id: DeviceId) -> Result<Device> {
+/// Returns a device for page-locked or Metal's memory as plain host memory: the same one for an id
+/// as long as it is used. Ids come from producers, so an unused one must not take memory for ever.
+pub(crate) fn host_memory(id: DeviceId) -> Result<Device> {
     // Not in a set of devices, where `get` must keep returning that the backend is missing.
-    static PAGE_LOCKED: Mutex<Option<PageLocked>> = Mutex::new(None);
-    let mut known = lock(&PAGE_LOCKED);
-    let PageLocked { devices, used } = known.get_or_insert_with(PageLocked::default);
+    static HOST_MEMORY: Mutex<Option<HostMemory>> = Mutex::new(None);
+    let mut known = lock(&HOST_MEMORY);
+    let HostMemory { devices, used } = known.get_or_insert_with(HostMemory::default);
     if let Some(device) = devices.get(&id).and_then(WeakDevice::upgrade) {
         return Ok(device);
     }
@@ -204,7 +209,7 @@ fn page_locked_without_backend(id: DeviceId) -> Result<Device> {
 }
 
 #[derive(Default)]
-struct PageLocked {
+struct HostMemory {
     devices: HashMap<DeviceId, WeakDevice>,
     /// Each device that is used holds a clone: the number of clones counts them.
     used: Arc<()>,
@@ -225,6 +230,10 @@ fn no_backend(device: DeviceId) -> Error {
             } else {
                 "arrow-device was built without ROCm; enable its feature `rocm`"
             }
+        }
+        ArrowDeviceType::METAL => {
+            "no backend is registered for Metal; memory that the host shares with it can be used \
+             without one, see the module `metal`"
         }
         ArrowDeviceType::EXT_DEV => {
             "no extension device with this id is registered; simulated devices are added with \

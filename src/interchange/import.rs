@@ -9,8 +9,8 @@ use std::sync::Arc;
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, FieldRef, SchemaRef};
 
-use crate::abi::FFI_ArrowDeviceArray;
 use crate::abi::c_data::CArray;
+use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
 use crate::data::batch::check_no_nulls;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::data::nulls::NullCounting;
@@ -194,11 +194,20 @@ unsafe fn import(
     }
     let id = DeviceId::new(array.device_type, array.device_id);
     let event = EventPtr::new(array.sync_event);
-    let device = options.devices().get_for_import(id, event.is_some())?;
+    let device = options
+        .devices()
+        .get_for_import(id, event.is_some(), options.metal)?;
     if event.is_some() && device.is_synchronous() {
+        let more = match id.device_type {
+            ArrowDeviceType::METAL => {
+                "; only Metal's framework can wait for an MTLSharedEvent: export with a null event \
+                 once the memory is ready"
+            }
+            _ => "",
+        };
         return Err(Error::invalid(
             "sync_event",
-            format!("{device} has no events, so this one cannot be waited for"),
+            format!("{device} has no events, so this one cannot be waited for{more}"),
         ));
     }
     let ready = match event {

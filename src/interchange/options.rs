@@ -35,6 +35,7 @@ pub enum Validation {
 pub struct ImportOptions {
     devices: Option<Devices>,
     pub(super) validation: Validation,
+    pub(super) metal: bool,
 }
 
 impl ImportOptions {
@@ -49,6 +50,14 @@ impl ImportOptions {
     #[must_use]
     pub fn with_validation(mut self, validation: Validation) -> Self {
         self.validation = validation;
+        self
+    }
+
+    /// Imports memory of type METAL as host memory that is ready, whatever its device id. See the
+    /// module [`metal`](crate::metal), which says what the producer must keep to.
+    #[must_use]
+    pub fn with_metal_as_host(mut self) -> Self {
+        self.metal = true;
         self
     }
 

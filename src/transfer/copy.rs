@@ -14,6 +14,9 @@ use crate::transfer::upload::{result, tree};
 /// Copies an array's rows to fresh memory of `queue`'s device, which is the array's own or reaches it: one
 /// allocation, at most one fill, and what [`Work::run`] says.
 pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<Tree> {
+    if queue.device().has_pages() {
+        return fill_pages(array, queue);
+    }
     let to_host = queue.device().id() == DeviceId::CPU;
     let reads_on = Some(queue).filter(|queue| queue.device() == array.device());
     let plan = plan(array, extent, !to_host, reads_on)?;
@@ -41,9 +44,32 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
     let mut slab = cpu.host_slab(plan.bytes)?;
     let base = slab.as_device_ptr();
     let bytes = &mut slab[..];
+    fill(&plan, bytes)?;
+    Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
+    let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
+    Ok(tree(array, plan, base, owner))
+}
+
+/// Copies an array's rows from host-readable memory to whole pages of host memory, which this thread packs itself.
+pub(crate) fn fill_pages(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
+    let plan = plan(array, Extent::Pages, true, None)?;
+    let memory = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
+    if plan.bytes > 0 {
+        // SAFETY: a device with pages allocates initialised host memory, of at least `plan.bytes` bytes, which nothing else uses.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(memory.address().as_ptr().cast::<u8>(), plan.bytes)
+        };
+        fill(&plan, bytes)?;
+    }
+    Counters::add(&queue.device().counters().host_copied_bytes, plan.bytes);
+    Ok(result(array, plan, memory, None))
+}
+
+/// Packs all pieces of a plan for host-readable memory, for which the plan waited.
+fn fill(plan: &Plan, bytes: &mut [u8]) -> Result<()> {
     plan.each(|piece| {
         let region = &mut bytes[piece.dst..][..piece.region()];
-        // SAFETY: the host can read the array, which is on the CPU too, and `plan` waited for it; the slab is fresh memory.
+        // SAFETY: the host can read the source, and `plan` waited for it; `bytes` is fresh memory.
         unsafe {
             match plan.bytes >= LARGE {
                 true => pack_large(piece, &plan.ready, region),
@@ -51,10 +77,7 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
             }
         }
         Ok(())
-    })?;
-    Counters::add(&cpu.counters().host_copied_bytes, plan.bytes);
-    let owner = Owner::new(cpu, Memory::Slab(slab), Ready::Now);
-    Ok(tree(array, plan, base, owner))
+    })
 }
 
 /// As [`pack`] for a whole region, bypassing the caches.

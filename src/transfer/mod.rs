@@ -43,6 +43,7 @@ use crate::memory::check_queue;
 #[cfg(feature = "async")]
 pub(crate) use crate::transfer::arriving::Arriving;
 pub(crate) use crate::transfer::bitmaps::{Bitmaps, Resolved};
+use crate::transfer::copy::fill_pages;
 pub use crate::transfer::download::Download;
 pub(crate) use crate::transfer::planner::Extent;
 use crate::transfer::planner::plan;
@@ -141,6 +142,9 @@ impl Device {
 /// Copies an array from host-readable memory to a queue's device. The caller keeps the array until
 /// this returns: its owners, which may be foreign, must not be dropped in the scope.
 fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
+    if queue.device().has_pages() {
+        return fill_pages(array, queue);
+    }
     queue.device().within(|| upload::upload(array, queue))
 }
 

@@ -256,9 +256,9 @@ impl Plan {
         }
     }
 
-    /// Assigns each region its offset in the slab. With `share`, regions that have the same source and the same changes get
-    /// the same offset.
-    pub(super) fn lay_out(&mut self, share: bool) -> Result<()> {
+    /// Assigns each region its offset in the slab, a multiple of `grain`. With `share`, regions that have the same source and
+    /// the same changes get the same offset.
+    pub(super) fn lay_out(&mut self, share: bool, grain: usize) -> Result<()> {
         let mut places = HashMap::new();
         let mut at = 0usize;
         for region in self.regions.iter_mut().filter(|region| region.has_bytes()) {
@@ -283,10 +283,10 @@ impl Plan {
                 }
             }
             // Both are at most `isize::MAX` plus 64, so the sum does not overflow.
-            let end = at + piece.region();
-            if isize::try_from(end).is_err() {
+            let end = (at + piece.region()).checked_next_multiple_of(grain);
+            let Some(end) = end.filter(|end| isize::try_from(*end).is_ok()) else {
                 return Err(too_large());
-            }
+            };
             region.lay_out(at);
             at = end;
         }

@@ -15,7 +15,7 @@ use crate::data::layout::{BufferKind, Nesting};
 use crate::data::nulls::count_bits;
 use crate::data::sizes::check_size;
 use crate::data::tree::{Node, NullCount, Slot, Tree, View};
-use crate::device::{AddressClass, DevicePtr, Queue};
+use crate::device::{ALIGNMENT, AddressClass, DevicePtr, METAL_PAGE, Queue};
 use crate::error::{Error, Result};
 use crate::transfer::fix::Fix;
 use crate::transfer::plan::{Copying, Plan, Region, SLAB};
@@ -31,6 +31,8 @@ pub(crate) enum Extent {
     /// As `Compact`, for a plan that is merged with those of other arrays: every buffer has a piece of its own, and run
     /// ends are always read and made by the host.
     Concat,
+    /// As `Compact`, but every buffer starts at a page of [`METAL_PAGE`] bytes and has whole pages to itself.
+    Pages,
     /// Everything that safe calls can reach from it. [`DeviceArray::child`] returns the whole child of a list, list view,
     /// dense union or run-end encoded array, however few of its rows the array refers to.
     Reachable,
@@ -146,11 +148,18 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
             planner.resume(&waiting, answers.borrow())?;
         }
     }
-    if extent != Extent::Concat && tree.nodes.iter().any(|node| node.padded) {
+    if !matches!(extent, Extent::Concat | Extent::Pages)
+        && tree.nodes.iter().any(|node| node.padded)
+    {
         planner.plan.join();
     }
     // A producer may refer to the same memory from any number of nodes, and all of it is reachable.
-    planner.plan.lay_out(extent == Extent::Reachable)?;
+    let grain = if extent == Extent::Pages {
+        METAL_PAGE
+    } else {
+        ALIGNMENT
+    };
+    planner.plan.lay_out(extent == Extent::Reachable, grain)?;
     Ok(Some(planner.plan))
 }
 
@@ -295,7 +304,10 @@ impl<'a> Planner<'a> {
 
     /// Whether offsets must start at 0 and null counts must be known.
     fn is_exact(&self) -> bool {
-        matches!(self.extent, Extent::Compact | Extent::Concat)
+        matches!(
+            self.extent,
+            Extent::Compact | Extent::Concat | Extent::Pages
+        )
     }
 
     /// Whether children are copied whole, with rows that the view does not refer to.

@@ -125,7 +125,7 @@ mod tests {
         let fix = plan.fix(Fix::Ready(1));
         let plain = || Region::new(src, 0, bytes, Copying::PLAIN);
         plan.regions = vec![plain(), plain(), plain(), Region::new(src, 0, 64, fix)];
-        plan.lay_out(false).unwrap();
+        plan.lay_out(false, 64).unwrap();
         let memory = DeviceBufferMut::allocate(&queue, plan.bytes).unwrap();
         let before = queue.device().stats();
         // SAFETY: the source, the slabs and the device's memory live until the queue is done below.

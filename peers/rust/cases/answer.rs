@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-use arrow_device::{Device, Devices, Error, SyncPolicy};
+use arrow_device::{Device, Devices, Error, SyncPolicy, metal};
 use arrow_schema::ArrowError;
 
 const EIO: c_int = 5;
@@ -109,7 +109,11 @@ pub(super) unsafe fn text<'a>(text: *const c_char, name: &str) -> Outcome<&'a st
 /// As [`text`].
 pub(super) unsafe fn device(name: *const c_char) -> Outcome<Device> {
     // SAFETY: the caller guarantees that `name` is null or null-terminated (see `# Safety`).
-    Ok(Devices::open(unsafe { text(name, "device") }?)?)
+    match unsafe { text(name, "device") }? {
+        // As ArrowMetal names it.
+        "metal" => Ok(metal::shared_memory(-1)),
+        name => Ok(Devices::open(name)?),
+    }
 }
 
 pub(super) fn policy(wait: bool) -> SyncPolicy {

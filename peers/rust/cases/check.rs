@@ -16,7 +16,9 @@ use super::{COMMON, Type, changed, listed};
 use crate::support;
 
 pub(super) fn checked() -> ImportOptions {
-    ImportOptions::default().with_validation(Validation::Full)
+    ImportOptions::default()
+        .with_validation(Validation::Full)
+        .with_metal_as_host()
 }
 
 /// Moves array and schema out of what the caller gave.
