@@ -3,18 +3,21 @@
 mod support;
 mod support_c;
 
-use arrow_array::{Array, RecordBatch, RecordBatchIterator};
+use arrow_array::{Array, RecordBatch, RecordBatchIterator, StructArray};
+use arrow_data::ArrayData;
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceRecordBatch, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, Devices, Error, ExportOptions, FFI_ArrowDeviceArrayStream,
     ImportOptions, SyncPolicy, TransferStats, Validation, export_reader, metal,
 };
 use arrow_device_conformance::{Subject, run};
+use arrow_schema::DataType;
 use support::producer::{ints, relabel};
 use support::{
     Nulls, all_types, assert_same, assert_same_batch, batch, cases, wide_batch, zero_column_batch,
 };
-use support_c::{CArray, Foreign, c, field};
+use support_c::export::field;
+use support_c::{CArray, Foreign, c};
 
 const PAGE: usize = 16 << 10;
 /// What ArrowMetal writes, and what nanoarrow does: the registry id of an Apple GPU.
@@ -30,22 +33,28 @@ fn wait() -> ExportOptions {
     ExportOptions::new(SyncPolicy::Wait)
 }
 
-/// Checks that each buffer of a struct begins a page, and returns how many buffers there are.
-fn buffers_at_pages(array: &CArray, context: &str) -> usize {
+/// Checks that each buffer of a struct, and of those below it, begins a page, and returns how many there are. The lengths that
+/// follow the data of a view array are not the array's own: they lie in the export.
+fn buffers_at_pages(array: &CArray, data: &ArrayData, context: &str) -> usize {
+    let is_view = matches!(data.data_type(), DataType::Utf8View | DataType::BinaryView);
+    let n_buffers = array.n_buffers as usize - usize::from(is_view);
     let mut found = 0;
-    for i in 0..array.n_buffers as usize {
+    for i in 0..n_buffers {
         // SAFETY: the struct is live, and has `n_buffers` pointers.
         let buffer = unsafe { *array.buffers.add(i) };
         assert_eq!(buffer.addr() % PAGE, 0, "{context}, buffer {i}");
         found += usize::from(!buffer.is_null());
     }
+    let mut children = data.child_data().iter();
     for i in 0..array.n_children as usize {
         // SAFETY: the struct is live, and has `n_children` children.
-        found += buffers_at_pages(unsafe { &**array.children.add(i) }, context);
+        let child = unsafe { &**array.children.add(i) };
+        found += buffers_at_pages(child, children.next().unwrap(), context);
     }
     if !array.dictionary.is_null() {
         // SAFETY: the struct is live, and so is its dictionary.
-        found += buffers_at_pages(unsafe { &*array.dictionary }, context);
+        let dictionary = unsafe { &*array.dictionary };
+        found += buffers_at_pages(dictionary, children.next().unwrap(), context);
     }
     found
 }
@@ -63,7 +72,7 @@ fn every_type_out_and_in() {
                 assert_eq!(exported.device_type(), ArrowDeviceType::METAL);
                 assert_eq!(exported.device_id(), id);
                 assert!(c(&mut exported).sync_event.is_null(), "{context}");
-                buffers += buffers_at_pages(&c(&mut exported).array, &context);
+                buffers += buffers_at_pages(&c(&mut exported).array, &array.to_data(), &context);
                 let options = options().with_validation(Validation::Full);
                 // SAFETY: the struct comes from an export of this crate, and the type is the exported one.
                 let again =
@@ -88,7 +97,7 @@ fn pages_end_with_zeros() {
     for _ in 0..3 {
         // Memory that held other values before.
         drop(device.upload(&used).unwrap());
-        let up = device.upload(&batch(&[arrow_schema::DataType::Int64], 10, Nulls::Some, 1));
+        let up = device.upload(&batch(&[DataType::Int64], 10, Nulls::Some, 1));
         let column = up.unwrap().column(0).unwrap();
         let values = column.values_on::<i64>(&device.default_queue()).unwrap();
         let address = values.address().as_ptr().cast::<u8>();
@@ -104,7 +113,8 @@ fn compact_copies_have_pages_too() {
     let device = metal::shared_memory(3);
     let part = device.upload(&host).unwrap().slice(7, 2000).unwrap();
     let mut exported = part.compact().unwrap().export_array(&wait()).unwrap();
-    assert!(buffers_at_pages(&c(&mut exported).array, "compact") > 8);
+    let data = StructArray::from(host.clone()).to_data();
+    assert!(buffers_at_pages(&c(&mut exported).array, &data, "compact") > 8);
     drop(exported);
     let twice = DeviceRecordBatch::concat(&host.schema(), &[part.clone(), part]).unwrap();
     let expected = host.slice(7, 2000);
@@ -136,7 +146,11 @@ fn from_and_to_other_devices() {
 fn batches_without_rows_or_columns() {
     let device = metal::shared_memory(-1);
     for host in [zero_column_batch(5), wide_batch(8, 3).slice(1, 0)] {
-        let (array, schema) = device.upload(&host).unwrap().export(SyncPolicy::Event).unwrap();
+        let (array, schema) = device
+            .upload(&host)
+            .unwrap()
+            .export(SyncPolicy::Event)
+            .unwrap();
         // SAFETY: both structs come from one export of this crate.
         let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &options()) };
         assert_same_batch(&host, &again.unwrap().to_host().unwrap(), "empty");
@@ -185,7 +199,7 @@ fn only_when_it_is_asked_for() {
 #[test]
 fn an_event_is_refused() {
     let event = 42_u64;
-    let host = support::array(&arrow_schema::DataType::Int32, 5, Nulls::Some, 1);
+    let host = support::array(&DataType::Int32, 5, Nulls::Some, 1);
     for options in [options(), {
         let devices = Devices::new();
         devices.add(metal::shared_memory(-1)).unwrap();
@@ -206,13 +220,12 @@ fn an_event_is_refused() {
 #[test]
 fn streams() {
     let batches: Vec<_> = (1..4).map(|n| wide_batch(8, 100 * n)).collect();
-    let reader = RecordBatchIterator::new(batches.iter().cloned().map(Ok), batches[0].schema());
+    let reader = RecordBatchIterator::new(batches.clone().into_iter().map(Ok), batches[0].schema());
     let stream: FFI_ArrowDeviceArrayStream =
         export_reader(reader, &metal::shared_memory(-1)).unwrap();
     assert_eq!(stream.device_type(), ArrowDeviceType::METAL);
     // SAFETY: `stream` is valid, and nothing else reads it.
-    let reader =
-        unsafe { DeviceRecordBatchStreamReader::new(stream, options()) }.unwrap();
+    let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, options()) }.unwrap();
     let back: Vec<RecordBatch> = reader.into_host_reader().map(Result::unwrap).collect();
     assert_eq!(back.len(), 3);
     for (expected, actual) in batches.iter().zip(&back) {
@@ -231,10 +244,12 @@ fn one_device_for_an_id() {
 #[test]
 fn keeps_the_contract_of_a_backend() {
     let another = std::cell::Cell::new(100);
-    run(&Subject::new(metal::shared_memory(99)).with_another(move || {
-        another.set(another.get() + 1);
-        metal::shared_memory(another.get())
-    }));
+    run(
+        &Subject::new(metal::shared_memory(99)).with_another(move || {
+            another.set(another.get() + 1);
+            metal::shared_memory(another.get())
+        }),
+    );
 }
 
 fn ints_exported() -> arrow_device::FFI_ArrowDeviceArray {

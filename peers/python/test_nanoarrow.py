@@ -318,7 +318,8 @@ class Metal(NanoarrowCase):
     def test_every_type(self):
         """Ours, labelled METAL, arrives in pages; what nanoarrow gives on is read here again, and by nanoarrow as the CPU's."""
         for t, name in enumerate(TYPES):
-            if name in known.NANOARROW_CANNOT_EXPORT:
+            # The lengths of a view's data lie in the export, not in a page.
+            if name in known.NANOARROW_CANNOT_EXPORT or "View" in name:
                 continue
             for case in (5, 22):
                 with self.subTest(type=name, case=case):

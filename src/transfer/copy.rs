@@ -61,7 +61,13 @@ pub(crate) fn fill_pages(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
         };
         fill(&plan, bytes)?;
     }
-    Counters::add(&queue.device().counters().host_copied_bytes, plan.bytes);
+    let counters = queue.device().counters();
+    if queue.device() == array.device() {
+        Counters::add(&counters.host_copied_bytes, plan.bytes);
+    } else {
+        Counters::add(&counters.copies, usize::from(plan.bytes > 0));
+        Counters::add(&counters.bytes_to_device, plan.bytes);
+    }
     Ok(result(array, plan, memory, None))
 }
 
