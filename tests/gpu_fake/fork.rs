@@ -6,7 +6,7 @@ use arrow_device::SyncPolicy;
 use crate::fake::Group;
 use crate::fork_kit::{alone, forked};
 use crate::gpu_suite::hold::hold;
-use crate::rig::{MODES, Rig, pins, soon};
+use crate::rig::{MODES, Rig, pins};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{Config, MEMORIES, load};
@@ -85,6 +85,5 @@ fn everything(rig: &Rig, config: &Config) {
     assert_same_batch(&batch, &up.to_host().unwrap(), "after the fork");
     assert_eq!(foreign.releases().0, 0);
     drop((up, exported, part, event, slab, imported, rest));
-    rig.device.synchronize().unwrap();
-    assert!(soon(|| foreign.releases().0 == 1));
+    foreign.assert_released_by(&rig.device, "in the parent");
 }

@@ -318,13 +318,18 @@ impl Foreign {
     #[track_caller]
     pub(crate) fn assert_released_by(&self, device: &Device, context: &str) {
         let _ = device.synchronize();
+        self.wait_for_releases();
+        self.assert_released(context);
+    }
+
+    /// A release on another thread is counted before it has let go of everything.
+    fn wait_for_releases(&self) {
         let end = Instant::now() + Duration::from_secs(5);
         // SAFETY: nodes live as long as `self`.
         let released = |p: &*mut Private| unsafe { (**p).released.load(Ordering::Acquire) };
         while !self.nodes.iter().all(released) && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(50));
         }
-        self.assert_released(context);
     }
 
     /// Panics unless each node was released exactly once.
@@ -356,6 +361,7 @@ impl Drop for Foreign {
         } else if released < nodes {
             return;
         }
+        self.wait_for_releases();
         for child in self.structs.drain(..) {
             // SAFETY: the box was given up by `Box::into_raw`, and nobody holds the array any more.
             drop(unsafe { Box::from_raw(child) });
