@@ -6,7 +6,7 @@
 //! a copy. This module takes part in that, on any system: to it, memory of type METAL is host memory with another name.
 //!
 //! - **Out:** [`shared_memory`] returns a device to upload to. Each buffer starts at a page of 16 KiB and fills whole pages, as
-//!   `newBufferWithBytesNoCopy` demands. Exports and streams carry type METAL, the device id, and no event.
+//!   `newBufferWithBytesNoCopy` demands, except the lengths of a view array's data buffers, which every export makes. Exports and streams carry type METAL, the device id, and no event.
 //! - **In:** [`ImportOptions::with_metal_as_host`](crate::ImportOptions::with_metal_as_host), or
 //!   [`Devices::add`](crate::Devices::add) with a device of [`shared_memory`]. Any id is accepted: nanoarrow writes the registry
 //!   id of the Metal device, ArrowMetal -1. An array with an event is refused, because only Metal's framework can wait for it.
@@ -31,15 +31,10 @@
 //! that only the GPU knows, into `buffers` must not be read this way, and no check can tell: that is why imports do not do it
 //! unless they are told to.
 //!
-//! # Not proven
-//!
-//! No Apple device has run any of this. The type is exchanged with nanoarrow's Python package and between sets of devices, on
-//! Linux. That an `MTLBuffer` wraps these buffers without a copy follows from Apple's documentation of
-//! `newBufferWithBytesNoCopy`, not from a test.
+//! What only a Mac can prove is listed as unproven on the crate's page about compatibility (`docs/compatibility.md`).
 
 use crate::abi::{ArrowDeviceType, DeviceId};
-use crate::device::{Device, HostBackend, host_memory};
-use std::sync::Arc;
+use crate::device::{Device, host_memory};
 
 /// Returns a device of type METAL with this id, whose memory is host memory. As long as it is used, an id has one such device;
 /// imports with [`with_metal_as_host`](crate::ImportOptions::with_metal_as_host) are on the same one.
@@ -58,9 +53,5 @@ use std::sync::Arc;
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
 pub fn shared_memory(device_id: i64) -> Device {
-    let id = DeviceId::new(ArrowDeviceType::METAL, device_id);
-    host_memory(id).unwrap_or_else(|_| {
-        // The host's backend always has a queue, which is all that a device asks for.
-        Device::new(Arc::new(HostBackend::new(id))).expect("host memory has a queue")
-    })
+    host_memory(DeviceId::new(ArrowDeviceType::METAL, device_id))
 }

@@ -133,11 +133,7 @@ impl HostQueue {
     /// The layout of an allocation of this many bytes.
     fn layout(&self, bytes: usize) -> Option<Layout> {
         let page = self.page?;
-        let bytes = match page {
-            ALIGNMENT => bytes,
-            _ => bytes.checked_next_multiple_of(page)?,
-        };
-        Layout::from_size_align(bytes, page).ok()
+        Layout::from_size_align(bytes.checked_next_multiple_of(page)?, page).ok()
     }
 }
 

@@ -172,10 +172,10 @@ impl Devices {
         };
         match id.device_type {
             ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST if !has_event => {
-                host_memory(id)
+                Ok(host_memory(id))
             }
             // Such a device says why it cannot wait for an event.
-            ArrowDeviceType::METAL if metal => host_memory(id),
+            ArrowDeviceType::METAL if metal => Ok(host_memory(id)),
             _ => Err(missing),
         }
     }
@@ -190,22 +190,23 @@ impl Devices {
 
 /// Returns a device for page-locked or Metal's memory as plain host memory: the same one for an id
 /// as long as it is used. Ids come from producers, so an unused one must not take memory for ever.
-pub(crate) fn host_memory(id: DeviceId) -> Result<Device> {
+pub(crate) fn host_memory(id: DeviceId) -> Device {
     // Not in a set of devices, where `get` must keep returning that the backend is missing.
     static HOST_MEMORY: Mutex<Option<HostMemory>> = Mutex::new(None);
     let mut known = lock(&HOST_MEMORY);
     let HostMemory { devices, used } = known.get_or_insert_with(HostMemory::default);
     if let Some(device) = devices.get(&id).and_then(WeakDevice::upgrade) {
-        return Ok(device);
+        return device;
     }
     if devices.len() > 8 + 2 * (Arc::strong_count(used) - 1) {
         // More than half are unused, so the cost per insertion is constant.
         devices.retain(|_, device| device.is_used());
         devices.shrink_to(2 * devices.len());
     }
-    let device = Device::new(Arc::new(HostBackend::counted(id, used.clone())))?;
+    let device = Device::new(Arc::new(HostBackend::counted(id, used.clone())))
+        .expect("the host backend always has a default queue");
     devices.insert(id, device.downgrade());
-    Ok(device)
+    device
 }
 
 #[derive(Default)]

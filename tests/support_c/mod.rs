@@ -322,7 +322,8 @@ impl Foreign {
         self.assert_released(context);
     }
 
-    /// A release on another thread is counted before it has let go of everything.
+    /// Waits until the first release of each node has finished: on another thread, its count is visible before it has freed the
+    /// node's memory.
     fn wait_for_releases(&self) {
         let end = Instant::now() + Duration::from_secs(5);
         // SAFETY: nodes live as long as `self`.
