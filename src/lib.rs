@@ -171,7 +171,7 @@ pub use error::{Error, Result};
 pub use interchange::{
     ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation, check_for_cudf,
 };
-pub use memory::{DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
+pub use memory::{Allocation, DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
 pub use stream::{
     DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostArrayReader, HostRecordBatchReader,

@@ -111,7 +111,7 @@ impl DeviceBuffer {
     ///
     /// If cudarc itself fails, the buffer that comes back is empty, and the contents are lost.
     pub fn try_into_cuda_slice<T: ArrowNativeType + DeviceRepr>(
-        mut self,
+        self,
         stream: &Arc<CudaStream>,
     ) -> std::result::Result<CudaSlice<T>, (Self, Error)> {
         let queue = match self.check_slice::<T>(stream) {
@@ -126,17 +126,15 @@ impl DeviceBuffer {
                 return Err((self, e));
             }
         }
-        let base = match self.surrender(&queue) {
-            Ok(base) => base,
-            Err(e) => return Err((self, e)),
-        };
+        let allocation = self.into_allocation(&queue)?;
+        let base = allocation.base();
         if let Ok(cuda) = plain_device(&device) {
             cuda.forget(base);
         }
         let upgrade = || {
             let address = base.address() as CUdeviceptr;
             let upgrade = || {
-                // SAFETY: `surrender` took the memory from its only holder and made the stream wait
+                // SAFETY: `into_allocation` took the memory from its only holder and made the stream wait
                 // for all that used it; it holds `len` aligned elements (`check_slice`), and every
                 // bit pattern is a value of arrow's native types.
                 let mut slice = unsafe { stream.upgrade_device_ptr::<T>(address, len) };
@@ -155,7 +153,7 @@ impl DeviceBuffer {
             Ok(slice) => Ok(slice),
             Err(e) => {
                 let bytes = len * size_of::<T>();
-                // SAFETY: `surrender` took the memory from its only holder, with `bytes` bytes, and
+                // SAFETY: `into_allocation` took the memory from its only holder, with `bytes` bytes, and
                 // no slice has it.
                 unsafe { queue.free(base, bytes) };
                 let empty = DeviceBufferMut::allocate(&queue, 0).and_then(DeviceBufferMut::freeze);

@@ -132,6 +132,26 @@ pub enum AddressClass {
     Unknown,
 }
 
+/// The answer of [`Backend::handover`]: what an export of the device's memory carries in `sync_event`, and so when its
+/// consumer may use the memory.
+///
+/// [`SyncPolicy::Wait`](crate::SyncPolicy::Wait) makes every export wait, whatever the device answers.
+#[non_exhaustive]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Handover {
+    /// An event of the device's type, unless the memory is ready: the consumer waits for it.
+    #[default]
+    Event,
+    /// Null, without a wait: all work of the device, of every program that can reach its memory, runs in one order, as on
+    /// the one queue of a WebGPU device. Work of other devices that the memory depends on is waited for by the device's
+    /// default queue. If the host can read the memory of the device, this is taken for [`Wait`](Self::Wait), because the
+    /// host would not keep to that order.
+    QueueOrder,
+    /// Null: the export waits until the memory is ready, because the specification has no event type for the device, or
+    /// consumers cannot wait for its events.
+    Wait,
+}
+
 /// The answer of [`Backend::notify_event`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notify {
@@ -150,6 +170,16 @@ pub enum Notify {
 /// Methods may be called from any thread, with any or no context current, and do not panic. New
 /// methods will always have defaults. Safe methods accept all arguments: none reads through a
 /// pointer, and a size that is not available (0 bytes included) is an error.
+///
+/// Rules that no signature shows, each checked by the suite in the crate `arrow-device-conformance`:
+/// - **Flush.** Recorded work makes progress even if nobody ever waits for it or asks about it. A backend whose runtime
+///   batches work hands it over in [`RawQueue::record`] at the latest.
+/// - **Dropped queues count.** The work of a queue whose last handle was dropped still runs, and
+///   [`synchronize`](Self::synchronize) and [`settle`](Self::settle) wait for it.
+/// - **Wakers run foreign code.** A waker is called without a lock held, and not where calls of the runtime would
+///   block or be forbidden for it (such as a callback of the runtime that must not call the runtime): there, a thread
+///   of the backend calls it.
+/// - **Host-readable memory is initialised**, also when it is reused: safe code may read it before any work has written to it.
 ///
 /// Direct calls of a backend and its queues are not counted in
 /// [`TransferStats`](crate::TransferStats), and the memory and events that they return leak unless
@@ -190,6 +220,17 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
 
     /// Creates a queue.
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>>;
+
+    /// Returns what exports of this device's memory carry in `sync_event`. Always the same.
+    fn handover(&self) -> Handover {
+        Handover::Event
+    }
+
+    /// Returns an error if arrays of this device cannot be exported, for example because its addresses stand for handles
+    /// that no other library knows. Every export asks once. The error says what to do instead.
+    fn check_export(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Returns an error for an event pointer that cannot be an event of this device. Backends that
     /// cannot tell accept it.
@@ -284,8 +325,9 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         let _ = (address, bytes);
     }
 
-    /// Returns whether the device copies directly from this host memory: the call that queues the
-    /// copy neither reads the memory nor stages it.
+    /// Returns whether a copy from this host memory needs no staging by this crate: the device copies directly from it, so
+    /// that the call that queues the copy neither reads the memory nor stages it, or the call has read all of it before it
+    /// returns, at the speed of a `memcpy`. The answer for a null address is `false`.
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
         let _ = (address, bytes);
         false

@@ -19,6 +19,7 @@
 //! A crate that adds a device implements [`Backend`] and [`RawQueue`], wraps the backend by
 //! [`Device::new`] and registers it with [`Devices::register`].
 
+mod arriving;
 mod backend;
 pub(crate) mod block;
 mod bulk;
@@ -46,8 +47,10 @@ pub mod sim;
 mod stats;
 
 pub use crate::abi::DeviceId;
+pub use arriving::Arriving;
 pub use backend::{
-    AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Notify, RawQueue, device_error,
+    AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Handover, Notify, RawQueue,
+    device_error,
 };
 pub(crate) use bulk::{LARGE, copy_large};
 pub(crate) use completion::Completion;

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::abi::{ArrowDeviceType, guard};
 use crate::device::cpu::HostBackend;
 use crate::device::handle::WeakDevice;
-use crate::device::{Device, DeviceId, lock};
+use crate::device::{Arriving, Device, DeviceId, lock};
 use crate::error::{Error, Result};
 
 type Factory = Arc<dyn Fn(i64) -> Result<Device> + Send + Sync>;
+type Resolver = Arc<dyn Fn(&Arriving<'_>) -> Result<Option<Device>> + Send + Sync>;
 
 /// A set of devices, by type and id.
 ///
@@ -33,6 +34,7 @@ pub struct Devices(Arc<Registry>);
 #[derive(Default)]
 struct Registry {
     factories: Mutex<HashMap<ArrowDeviceType, Factory>>,
+    resolvers: Mutex<HashMap<ArrowDeviceType, Resolver>>,
     devices: Mutex<HashMap<DeviceId, Slot>>,
 }
 
@@ -109,6 +111,29 @@ impl Devices {
         drop(old);
     }
 
+    /// Registers a resolver, which finds the device of an array of this type that is imported, where the id alone does not
+    /// name it: memory of OpenCL and SYCL belongs to a context, for example, which only the event or the address tells.
+    ///
+    /// The imports, all `unsafe`, ask the resolver before [`get`](Self::get), which they use if it returns `Ok(None)`. The
+    /// device that it returns must have the type and id that the array states; otherwise the import is refused with both
+    /// names. A resolver of the CPU's type is never called.
+    ///
+    /// ```
+    /// use arrow_device::{ArrowDeviceType, Device, Devices};
+    /// # fn find(event: arrow_device::device::EventPtr) -> Option<Device> { None }
+    /// let devices = Devices::new();
+    /// devices.register_resolver(ArrowDeviceType::OPENCL, |array| Ok(array.event().and_then(find)));
+    /// ```
+    pub fn register_resolver(
+        &self,
+        device_type: ArrowDeviceType,
+        resolver: impl Fn(&Arriving<'_>) -> Result<Option<Device>> + Send + Sync + 'static,
+    ) {
+        let old = lock(&self.0.resolvers).insert(device_type, Arc::new(resolver));
+        // Dropped outside the lock, as in `register`.
+        drop(old);
+    }
+
     /// Returns the device of this type and id. Any id of the CPU's type is the CPU.
     ///
     /// # Errors
@@ -158,25 +183,44 @@ impl Devices {
         slot.get().cloned()
     }
 
-    /// As [`get`](Self::get), but page-locked memory without a backend is plain host memory if
+    /// As [`get`](Self::get), after the resolver of the type. Page-locked memory without a backend is plain host memory if
     /// there is nothing to wait for, and so is memory of type METAL with `metal`.
-    pub(crate) fn get_for_import(
-        &self,
-        id: DeviceId,
-        has_event: bool,
-        metal: bool,
-    ) -> Result<Device> {
+    pub(crate) fn get_for_import(&self, array: &Arriving<'_>, metal: bool) -> Result<Device> {
+        let id = array.id();
+        if let Some(found) = self.resolve(array)? {
+            return Ok(found);
+        }
         let missing = match self.get(id) {
             Err(e) => e,
             found => return found,
         };
         match id.device_type {
-            ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST if !has_event => {
+            ArrowDeviceType::CUDA_HOST | ArrowDeviceType::ROCM_HOST if array.event().is_none() => {
                 Ok(host_memory(id))
             }
             // Such a device says why it cannot wait for an event.
             ArrowDeviceType::METAL if metal => Ok(host_memory(id)),
             _ => Err(missing),
+        }
+    }
+
+    fn resolve(&self, array: &Arriving<'_>) -> Result<Option<Device>> {
+        let id = array.id();
+        if id.device_type == ArrowDeviceType::CPU {
+            return Ok(None);
+        }
+        let resolver = lock(&self.0.resolvers).get(&id.device_type).cloned();
+        let Some(resolver) = resolver else {
+            return Ok(None);
+        };
+        let absent = |reason| Error::DeviceNotAvailable { device: id, reason };
+        match guard::call_foreign("resolver", || resolver(array)) {
+            Ok(Ok(Some(found))) if found.id() != id => Err(absent(
+                format!("its resolver returned the device {found}; register one that returns {id}")
+                    .into(),
+            )),
+            Ok(found) => found,
+            Err(_) => Err(absent("its resolver panicked".into())),
         }
     }
 

@@ -12,7 +12,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::SyncEvent;
+use crate::device::{Handover, SyncEvent};
 use crate::error::Result;
 use crate::interchange::arena::{self, EventKeeper};
 use crate::interchange::options::{ExportOptions, SyncPolicy};
@@ -112,9 +112,8 @@ pub(super) fn export_resolved(
     as_batch: bool,
     nulls: &[Option<usize>],
 ) -> Result<FFI_ArrowDeviceArray> {
-    let event = array
-        .device()
-        .within(|| Handover::of(array, options.sync))?;
+    array.device().backend().check_export()?;
+    let event = array.device().within(|| Carried::of(array, options.sync))?;
     let id = array.device().id();
     let sync_event = event.pointer();
     Ok(FFI_ArrowDeviceArray {
@@ -126,8 +125,18 @@ pub(super) fn export_resolved(
     })
 }
 
+/// Returns what an export of the array hands over. With [`Handover::Wait`] the memory must be ready.
+pub(super) fn handover(array: &DeviceArray, sync: SyncPolicy) -> Handover {
+    let device = array.device();
+    match device.backend().handover() {
+        _ if sync == SyncPolicy::Wait => Handover::Wait,
+        Handover::QueueOrder if device.is_host_readable() => Handover::Wait,
+        handover => handover,
+    }
+}
+
 /// The event that is exported.
-enum Handover {
+enum Carried {
     None,
     /// The event of an owner, which lives as long as the owner.
     Existing(Arc<Owner>),
@@ -135,24 +144,32 @@ enum Handover {
     Merged(SyncEvent),
 }
 
-impl Handover {
+impl Carried {
     fn of(array: &DeviceArray, sync: SyncPolicy) -> Result<Self> {
         if let [only] = array.tree().owners.as_slice() {
             if only.ready().is_none() {
                 return Ok(Self::None);
             }
         }
-        let owners = array.owners();
-        if sync == SyncPolicy::Wait {
+        let handover = handover(array, sync);
+        if handover == Handover::Wait {
             array.wait()?;
             return Ok(Self::None);
         }
+        let owners = array.owners();
         let guarded = || owners.iter().filter(|owner| owner.ready().is_some());
         let Some(first) = guarded().next() else {
             return Ok(Self::None);
         };
         let device = array.device();
         let own = |owner: &Arc<Owner>| owner.ready().is_some_and(|event| event.device() == device);
+        if handover == Handover::QueueOrder {
+            let queue = device.default_queue();
+            for owner in guarded().filter(|&owner| !own(owner)) {
+                owner.wait_on(&queue)?;
+            }
+            return Ok(Self::None);
+        }
         if own(first) && guarded().all(|owner| event_of(owner) == event_of(first)) {
             return Ok(Self::Existing(first.clone()));
         }

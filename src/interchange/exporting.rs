@@ -4,10 +4,10 @@ use std::task::{Context, Poll, ready};
 
 use crate::abi::FFI_ArrowDeviceArray;
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::Completion;
+use crate::device::{Completion, Handover};
 use crate::error::Result;
-use crate::interchange::export::export_resolved;
-use crate::interchange::options::{ExportOptions, SyncPolicy};
+use crate::interchange::export::{export_resolved, handover};
+use crate::interchange::options::ExportOptions;
 use crate::transfer::{Bitmaps, Resolved};
 
 /// Exports a batch as [`DeviceRecordBatch::export_array`] does. A poll never blocks: the task waits
@@ -49,7 +49,7 @@ impl Exporting {
                 Stage::Start => {
                     // Bitmaps that the host reads in place must be ready.
                     let in_place = array.device().is_host_readable();
-                    if self.options.sync == SyncPolicy::Wait
+                    if handover(array, self.options.sync) == Handover::Wait
                         || (in_place && Bitmaps::needed(array, true, count))
                     {
                         self.wait = array.ready_event()?.map(Completion::of);

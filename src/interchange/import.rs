@@ -4,6 +4,7 @@
 //! error the array has been released, once. After success it is released when the last buffer,
 //! array, export or device work that uses its memory has ended.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -12,11 +13,11 @@ use arrow_schema::{DataType, FieldRef, SchemaRef};
 use crate::abi::c_data::CArray;
 use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
 use crate::data::batch::check_no_nulls;
-use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
+use crate::data::layout::{BufferKind, Layout, MAX_DEPTH, Nesting, check_type, child_type};
 use crate::data::nulls::NullCounting;
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::data::{DeviceArray, DeviceRecordBatch};
-use crate::device::{AddressClass, Device, DeviceId, DevicePtr, EventPtr, Seen};
+use crate::device::{AddressClass, Arriving, Device, DeviceId, DevicePtr, EventPtr, Seen};
 use crate::error::{Error, Result};
 use crate::interchange::known::Known;
 use crate::interchange::options::{ImportOptions, Validation};
@@ -196,9 +197,12 @@ unsafe fn import(
     }
     let id = DeviceId::new(array.device_type, array.device_id);
     let event = EventPtr::new(array.sync_event);
-    let device = options
-        .devices()
-        .get_for_import(id, event.is_some(), options.metal)?;
+    // SAFETY: the caller guarantees that the struct complies with the interface (`DeviceArray::import`).
+    let address = || unsafe { first_address(&array.array, 0, &mut { MAX_SOUGHT }) };
+    // SAFETY: the caller guarantees that `sync_event` points to an event of the type that belongs to the device; the array,
+    // which keeps it alive, is not released before the import ends.
+    let arriving = unsafe { Arriving::new(id, event, &address) };
+    let device = options.devices().get_for_import(&arriving, options.metal)?;
     if event.is_some() && device.is_synchronous() {
         let more = match id.device_type {
             ArrowDeviceType::METAL => {
@@ -249,6 +253,48 @@ unsafe fn import(
         slots,
         owners: Owners::One(Arc::new(owner)),
     })
+}
+
+/// The most structs among which [`first_address`] looks. Structs may share descendants.
+const MAX_SOUGHT: usize = 1 << 16;
+
+/// Returns the first buffer that is not null, of the struct or its descendants, among `left` structs. Follows no pointer that
+/// [`Importer::check`] would refuse.
+///
+/// # Safety
+/// As [`Importer::check`].
+unsafe fn first_address(array: &CArray, depth: usize, left: &mut usize) -> Option<DevicePtr> {
+    let count = |n: i64, most: usize| usize::try_from(n).ok().filter(|n| *n <= most);
+    let usable =
+        |pointer: *const c_void| !pointer.is_null() && pointer.cast::<CArray>().is_aligned();
+    if array.is_released() || depth > MAX_DEPTH || *left == 0 {
+        return None;
+    }
+    *left -= 1;
+    let n_buffers = count(array.n_buffers, MAX_BUFFERS).filter(|_| usable(array.buffers.cast()));
+    for i in 0..n_buffers.unwrap_or(0) {
+        // SAFETY: the list is usable and, as the caller guarantees, has `n_buffers` pointers; `i` is below that.
+        let address = DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
+        if !address.is_null() {
+            return Some(address);
+        }
+    }
+    let n_children = count(array.n_children, MAX_BUFFERS).filter(|_| usable(array.children.cast()));
+    for i in 0..n_children.unwrap_or(0) {
+        // SAFETY: as above, of `n_children` pointers.
+        let child = unsafe { *array.children.add(i) };
+        if usable(child.cast()) {
+            // SAFETY: the child is usable; the caller guarantees that it is a struct that complies with the interface.
+            if let Some(found) = unsafe { first_address(&*child, depth + 1, left) } {
+                return Some(found);
+            }
+        }
+    }
+    if !usable(array.dictionary.cast()) {
+        return None;
+    }
+    // SAFETY: as of the children.
+    unsafe { first_address(&*array.dictionary, depth + 1, left) }
 }
 
 struct Importer<'a> {

@@ -315,15 +315,14 @@ impl Drop for Loan<'_> {
     }
 }
 
-#[cfg(feature = "cuda")]
 impl DeviceBuffer {
-    /// Transfers the memory, all of it, to the caller's work on `queue`, which waits for what the free would wait for. After
-    /// an error the buffer is unchanged.
-    pub(crate) fn surrender(&mut self, queue: &Queue) -> Result<DevicePtr> {
+    /// Transfers the memory, all of it, to the caller's work on `queue`, which waits for what the free would wait for. Returns the
+    /// bytes that were allocated. After an error the buffer is unchanged.
+    pub(super) fn surrender(&mut self, queue: &Queue) -> Result<usize> {
+        check_queue(queue, self.device())?;
         let (base, len) = (self.address(), self.len);
         let owner = Arc::get_mut(&mut self.owner)
             .ok_or_else(|| Error::argument("the memory is shared with other buffers"))?;
-        owner.surrender(queue, base, len)?;
-        Ok(base)
+        owner.surrender(queue, base, len)
     }
 }

@@ -1,11 +1,13 @@
 //! Memory and its owners: device buffers, host memory that becomes arrow buffers, and what keeps either alive.
 
+mod allocation;
 mod buffer;
 mod buffer_mut;
 mod owner;
 mod reading;
 mod slab;
 
+pub use allocation::Allocation;
 pub use buffer::{DeviceBuffer, Loan};
 pub(crate) use buffer::{check_queue, host_buffer};
 pub use buffer_mut::DeviceBufferMut;

@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 use arrow_array::ArrayRef;
 
 use crate::abi::FFI_ArrowDeviceArray;
-use crate::device::{Device, DevicePtr, EventPtr, EventRef, Queue, Seen, SyncEvent, lock};
-#[cfg(feature = "cuda")]
-use crate::error::Error;
-use crate::error::Result;
+use crate::device::{
+    ALIGNMENT, Device, DevicePtr, EventPtr, EventRef, Queue, Seen, SyncEvent, lock,
+};
+use crate::error::{Error, Result};
 use crate::memory::HostSlab;
 
 /// One piece of memory with one lifetime, shared by `Arc` between all buffers that lie in it.
@@ -184,25 +184,29 @@ impl Owner {
     }
 }
 
-#[cfg(feature = "cuda")]
 impl Owner {
     /// Transfers memory that this crate allocated, `len` bytes at `base` and their padding, to the caller's work on `queue`,
-    /// which waits for what the free would wait for. The owner then owns nothing.
-    pub(crate) fn surrender(&mut self, queue: &Queue, base: DevicePtr, len: usize) -> Result<()> {
+    /// which waits for what the free would wait for. The owner then owns nothing. Returns the bytes that were allocated.
+    pub(super) fn surrender(
+        &mut self,
+        queue: &Queue,
+        base: DevicePtr,
+        len: usize,
+    ) -> Result<usize> {
         let whole = match &self.memory {
             Some(Memory::Device {
                 base: of, bytes, ..
-            }) => *of == base && len <= *bytes && *bytes - len < crate::device::ALIGNMENT,
-            _ => false,
+            }) if *of == base && len <= *bytes && *bytes - len < ALIGNMENT => Some(*bytes),
+            _ => None,
         };
-        if !whole {
+        let Some(bytes) = whole else {
             let why = "the buffer is not all of an allocation on the device; copy it, or call \
                        DeviceBufferMut::shrink_to_fit after truncate";
             return Err(Error::argument(why));
-        }
+        };
         self.hand_over(queue)?;
         self.memory = None;
-        Ok(())
+        Ok(bytes)
     }
 
     fn hand_over(&mut self, queue: &Queue) -> Result<()> {
