@@ -23,7 +23,8 @@ pub(crate) struct Blocks {
     device: Arc<Owned<raw::Device>>,
     context: Arc<Owned<raw::Context>>,
     kind: Memory,
-    live: Ranges<()>,
+    /// Each with the length of its block, which may be longer.
+    live: Ranges<usize>,
     host: Ranges<()>,
     pool: Pool<Owned<raw::Event>>,
     frees: Worker,
@@ -56,14 +57,14 @@ impl Blocks {
         }
         let rounded = Pool::<()>::rounded(bytes).filter(|bytes| *bytes <= isize::MAX as usize);
         let rounded = rounded.ok_or_else(out_of_memory)?;
-        let (base, bytes) = match self.pool.take(queue, rounded, is_over) {
+        let (base, whole) = match self.pool.take(queue, rounded, is_over) {
             Some(block) => (block.base, block.bytes),
             None => {
                 self.free_idle(false);
                 (self.new_block(self.kind, rounded)?.ok_or_else(out_of_memory)?, rounded)
             }
         };
-        self.live.insert(base, bytes, ());
+        self.live.insert(base, bytes, whole);
         Ok(base)
     }
 
@@ -87,7 +88,7 @@ impl Blocks {
     /// never used again.
     pub(crate) fn free(&self, base: DevicePtr, queue: u64, after: Option<Owned<raw::Event>>) -> Result<()> {
         let unknown = || Error::InvalidArgument(format!("{base:?} is not memory that {} has allocated", self.id).into());
-        let (bytes, ()) = self.live.remove(base).ok_or_else(unknown)?;
+        let (_, bytes) = self.live.remove(base).ok_or_else(unknown)?;
         if let Some(after) = after {
             self.pool.give(Block { base, bytes, queue, after });
         }
