@@ -270,11 +270,15 @@ pub(super) struct Woken(AtomicUsize);
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        self.count();
     }
 }
 
 impl Woken {
+    pub(super) fn count(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
     pub(super) fn times(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }

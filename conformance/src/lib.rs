@@ -110,6 +110,8 @@ rules! {
         "synchronize and settle wait for the work of queues that were dropped, too"
     "notify.backend" notify::backend:
         "notify_event calls the waker after the event completes and not before, or reports that it is not supported"
+    "notify.foreign" notify::foreign:
+        "a waker may use the device, without waiting: it is called without a lock held, where the runtime may be called"
     "notify.event" notify::event:
         "SyncEvent::notify calls the waker on every backend"
     "copy.exact" copies::exact:

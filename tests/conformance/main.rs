@@ -9,6 +9,8 @@ use arrow_device_conformance::{Hold, Poisoning, Rule, Subject, Verdict, rules, r
 #[cfg(all(target_os = "linux", not(miri)))]
 mod broken;
 mod pinned;
+#[cfg(not(miri))]
+mod sample;
 #[cfg(all(target_os = "linux", not(miri)))]
 mod simulated;
 #[cfg(all(target_os = "linux", not(miri)))]

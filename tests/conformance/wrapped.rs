@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
-use std::task::Waker;
+use std::task::{Wake, Waker};
 
 use arrow_device::device::sim::{SimDevice, SimQueue};
 use arrow_device::device::{
@@ -45,6 +45,7 @@ pub(crate) enum Twist {
     Misaligned,
     NeverNotifies,
     NotifiesEarly,
+    NotifiesUnderLock,
     ClassifiesTooMuch,
     AllocationsTooLong,
     RefusesOwnEvents,
@@ -63,18 +64,31 @@ pub(crate) struct Wrapped {
     twist: Twist,
 }
 
+/// Calls another waker while it holds the lock that recording takes.
+struct UnderLock(Waker, Arc<Mutex<()>>);
+
+impl Wake for UnderLock {
+    fn wake(self: Arc<Self>) {
+        let _held = self.1.lock().unwrap();
+        self.0.wake_by_ref();
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct WrappedQueue {
     sim: Arc<SimDevice>,
     queue: Arc<dyn RawQueue>,
     /// Where frees go that do not wait for the queue.
     side: Arc<dyn RawQueue>,
+    /// Of the whole device.
+    lock: Arc<Mutex<()>>,
     twist: Twist,
 }
 
 impl Wrapped {
     pub(crate) fn new(sim: Arc<SimDevice>, twist: Twist) -> Arc<Self> {
-        let queue = Self::wrap(&sim, sim.default_queue().unwrap(), twist);
+        let default = sim.default_queue().unwrap();
+        let queue = Self::wrap(&sim, default, Arc::default(), twist);
         let queues = Mutex::new(vec![Arc::downgrade(&queue)]);
         Arc::new(Self {
             sim,
@@ -99,10 +113,16 @@ impl Wrapped {
         Ok(())
     }
 
-    fn wrap(sim: &Arc<SimDevice>, queue: Arc<dyn RawQueue>, twist: Twist) -> Arc<WrappedQueue> {
+    fn wrap(
+        sim: &Arc<SimDevice>,
+        queue: Arc<dyn RawQueue>,
+        lock: Arc<Mutex<()>>,
+        twist: Twist,
+    ) -> Arc<WrappedQueue> {
         Arc::new(WrappedQueue {
             sim: sim.clone(),
             queue,
+            lock,
             side: sim.new_queue().unwrap(),
             twist,
         })
@@ -139,7 +159,7 @@ unsafe impl Backend for Wrapped {
             Twist::HasOneOrder => self.queue.queue.clone(),
             _ => self.sim.new_queue()?,
         };
-        let queue = Self::wrap(&self.sim, queue, self.twist);
+        let queue = Self::wrap(&self.sim, queue, self.queue.lock.clone(), self.twist);
         self.queues.lock().unwrap().push(Arc::downgrade(&queue));
         Ok(queue)
     }
@@ -216,6 +236,11 @@ unsafe impl Backend for Wrapped {
             Twist::NotifiesEarly => {
                 waker.wake_by_ref();
                 return Ok(Notify::Registered);
+            }
+            Twist::NotifiesUnderLock => {
+                let waker = UnderLock(waker.clone(), self.queue.lock.clone());
+                // SAFETY: as below.
+                return unsafe { self.sim.notify_event(event, &Arc::new(waker).into()) };
             }
             _ => {}
         }
@@ -411,6 +436,7 @@ unsafe impl RawQueue for WrappedQueue {
     }
 
     fn record(&self) -> Result<EventPtr> {
+        let _held = self.lock.lock().unwrap();
         self.queue.record()
     }
 
