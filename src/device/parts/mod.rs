@@ -116,6 +116,8 @@ mod reserved;
 mod worker;
 
 pub use super::order::queue_number;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub(crate) use failure::FINAL;
 pub use failure::Failure;
 pub use pool::{Block, Pool};
 pub use ranges::{Found, Ranges};
