@@ -14,7 +14,7 @@ use super::leftovers::{Leftover, Leftovers};
 use super::runtime::{Meaning, Runtime};
 use crate::device::backend::{EventPtr, device_error};
 use crate::device::parts::FINAL;
-use crate::device::{DeviceId, FORKED, lock};
+use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
 
 /// More idle events than this are destroyed.
@@ -257,10 +257,7 @@ impl Context {
 
     /// Refuses to work in a child of the process that opened the device.
     pub(super) fn check_process(&self) -> Result<()> {
-        match self.is_forked() {
-            true => Err(device_error(self.id, "fork", code::NOT_INITIALIZED, FORKED)),
-            false => Ok(()),
-        }
+        self.api().process.check(self.id, code::NOT_INITIALIZED)
     }
 
     /// Gives idle memory of the pool back to the library.
