@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -27,10 +28,12 @@ struct Reported {
 struct Errors {
     std::mutex mutex;
     std::optional<Reported> first;
+    std::atomic<bool> is_set{false};
 
     void keep(int code, const char *message) {
         std::lock_guard<std::mutex> lock(mutex);
         if (!first) first.emplace(Reported{code, message});
+        is_set = true;
     }
 };
 
@@ -220,8 +223,9 @@ void *ad_queue_sycl(ad_queue *queue) { return &queue->queue; }
 
 int ad_queue_check(ad_queue *queue) {
     return caught([&] {
-        if (!queue->errors) return 0;
-        queue->queue.throw_asynchronous(); // calls the handler
+        // Not `throw_asynchronous`: that reports the errors of all queues of the device, and ends the process if one of a program's
+        // queues has an error and no handler.
+        if (!queue->errors || !queue->errors->is_set) return 0;
         std::lock_guard<std::mutex> lock(queue->errors->mutex);
         auto &first = queue->errors->first;
         return first ? fail(first->code, first->message.c_str()) : 0;

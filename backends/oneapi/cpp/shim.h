@@ -56,7 +56,8 @@ int ad_queue_new(const ad_context *context, const ad_device *device, ad_queue **
 int ad_queue_adopt(const void *sycl_queue, ad_queue **queue);
 int ad_queue_is_in_order(const void *sycl_queue, int *in_order);
 void *ad_queue_sycl(ad_queue *queue);
-/* Fails with the first error that SYCL has reported for work of a queue of ad_queue_new. */
+/* Fails with the first error that SYCL has reported for work of a queue of ad_queue_new. SYCL reports the exceptions of host tasks
+ * when a program asks for them. */
 int ad_queue_check(ad_queue *queue);
 int ad_queue_copy(ad_queue *queue, void *to, const void *from, size_t bytes);
 int ad_queue_fill(ad_queue *queue, void *to, int byte, size_t bytes);

@@ -248,7 +248,8 @@ unsafe impl Backend for OneApiDevice {
     }
 
     fn settle(&self) -> Result<()> {
-        self.shared.finish()
+        let checked = self.shared.check();
+        checked.and(self.shared.finish())
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -47,8 +47,8 @@ impl Recorded {
         let _released = { recorded().remove(&event) };
     }
 
-    /// Returns whether the work before the event has completed. Work of the queue that failed earlier is an error: for SYCL, the
-    /// event completes.
+    /// Returns whether the work before the event has completed. What SYCL has reported for the queue is an error: a host task that
+    /// throws completes, and later work runs.
     pub(crate) fn is_complete(&self) -> Answer<bool> {
         let is_complete = self.event.is_complete()?;
         if is_complete {

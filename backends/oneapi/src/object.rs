@@ -259,7 +259,7 @@ impl Owned<Queue> {
     /// Fails with what SYCL has reported for work of this queue.
     pub(crate) fn check(&self) -> Answer<()> {
         // SAFETY: the queue is live.
-        self.sycl.call("sycl::queue::throw_asynchronous", || unsafe { (self.sycl.ad_queue_check)(self.get()) })
+        self.sycl.call("sycl::async_handler", || unsafe { (self.sycl.ad_queue_check)(self.get()) })
     }
 
     /// # Safety

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use arrow_device::device::parts::{Failure, Worker};
+use arrow_device::device::parts::{Failure, Process, Worker};
 use arrow_device::device::{DeviceId, EventPtr};
 use arrow_device::{Error, Result};
 
@@ -29,6 +29,7 @@ pub(crate) struct Shared {
     pub(crate) device: Arc<Owned<raw::Device>>,
     pub(crate) context: Arc<Owned<raw::Context>>,
     pub(crate) blocks: Blocks,
+    process: Process,
     failure: Arc<Failure>,
     /// Asks about events. Nothing that it does blocks.
     watches: Worker,
@@ -52,6 +53,7 @@ impl Shared {
             device: found.device.clone(),
             context: found.context.clone(),
             blocks,
+            process: Process::this(),
             failure: Arc::new(Failure::new()),
             watches: Worker::new("arrow-device oneapi events"),
             work: Mutex::default(),
@@ -62,8 +64,9 @@ impl Shared {
         failed.on(self.id)
     }
 
-    /// Fails if the device has failed.
+    /// Fails if the device has failed, and in a child of the process.
     pub(crate) fn check(&self) -> Result<()> {
+        self.process.check(self.id, -1)?;
         self.failure.check()
     }
 

@@ -5,5 +5,7 @@
 #![cfg(target_os = "linux")]
 
 mod conformance;
+mod interop;
 mod programs;
 mod support;
+mod traps;

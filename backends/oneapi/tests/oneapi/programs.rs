@@ -57,7 +57,28 @@ programs! {
     hold_by_host_task: fn(*mut c_void, *mut c_void, c_int) -> c_int;
     hold_by_event: fn(*mut c_void) -> *mut c_void;
     end_event: fn(*mut c_void, c_int);
+    producer_live: fn() -> c_int;
+    produce: fn(*mut c_void, i64, i64, c_int, *mut c_void) -> c_int;
+    consume: fn(*const c_void, *const c_void, i64) -> *mut c_void;
+    consumed_is_complete: fn(*mut c_void) -> c_int;
+    consumed_is: fn(*mut c_void, i64) -> c_int;
+    queue_new: fn(i64, c_int) -> *mut c_void;
+    queue_delete: fn(*mut c_void);
+    queue_malloc: fn(*mut c_void, usize) -> *mut c_void;
+    queue_free: fn(*mut c_void, *mut c_void);
+    event_held: fn(*mut c_void, *mut *mut c_void) -> *mut c_void;
+    ask_for_exceptions: fn(*mut c_void) -> c_int;
+    event_delete: fn(*mut c_void);
+    scale_by_host_task: fn(*mut c_void, *mut i64, i64, i64) -> c_int;
 }
+
+/// How a producer makes its array, or a queue is made.
+pub(crate) const OWN_CONTEXT: c_int = 1;
+pub(crate) const OUT_OF_ORDER: c_int = 2;
+pub(crate) const FAILS: c_int = 4;
+pub(crate) const SHARED: c_int = 8;
+pub(crate) const EVENT_OF_HOST: c_int = 16;
+pub(crate) const NO_HANDLER: c_int = 32;
 
 /// An address that is used on other threads.
 #[derive(Clone, Copy)]
