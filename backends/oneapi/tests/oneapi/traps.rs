@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use arrow_array::{Array, ArrayRef, Int64Array};
-use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
+use arrow_array::{ArrayRef, Int64Array};
+use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Queue};
 use arrow_device::{Device, Error};
 use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, OneApiQueue, device_count};
 
+use crate::fork_kit::{alone, forked};
 use crate::programs::*;
 use crate::support::{config, number};
 
@@ -224,6 +225,10 @@ fn waits_for_foreign_events_do_not_block() {
 /// A host task that throws on a queue of ours: SYCL goes on, and says so when a program asks. Then the device has failed.
 #[test]
 fn failed_host_tasks_are_remembered() {
+    alone("traps::failed_host_tasks_are_remembered", host_task_fails);
+}
+
+fn host_task_fails() {
     let Some(number) = number() else { return };
     let device = OneApiConfig::new(number).open().unwrap();
     let queue = device.new_queue().unwrap();
@@ -314,4 +319,25 @@ fn many_wakers() {
         assert!(start.elapsed() < Duration::from_secs(10));
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// A forked child has none of SYCL's threads.
+#[test]
+fn a_forked_child_is_refused() {
+    alone("traps::a_forked_child_is_refused", || {
+        let Some(config) = config() else { return };
+        let device = config.open().unwrap();
+        let queue = device.new_queue().unwrap();
+        let up = device.upload_array_on(&numbers(), &queue).unwrap();
+        let event = queue.record().unwrap().unwrap();
+        forked(move || {
+            for refused in [device.upload_array(&numbers()).map(drop), up.to_host().map(drop), event.wait(), device.synchronize()] {
+                let refused = refused.unwrap_err().to_string();
+                assert!(refused.contains("forked"), "{refused}");
+            }
+            let refused = config.open().unwrap_err().to_string();
+            assert!(refused.contains("forked"), "{refused}");
+            drop((up, event, queue, device));
+        });
+    });
 }
