@@ -104,14 +104,14 @@ pub(super) fn foreign(subject: &Subject) -> Verdict {
     if device.is_synchronous() {
         return NO_EVENTS;
     }
-    let queue = queue(device);
-    let mut all = Vec::new();
     let wakers = [(); 3].map(|()| {
         Arc::new(Busy {
-            queue: super::kit::queue(device),
+            queue: queue(device),
             woken: Woken::default(),
         })
     });
+    let queue = queue(device);
+    let mut all = Vec::new();
     let mut hold = subject.hold(&queue);
     for busy in wakers {
         let event = record(&queue);
