@@ -228,6 +228,7 @@ fn export(
     options: &DlpackOptions<'_>,
 ) -> Result<DlpackTensor> {
     check_addresses(device.id())?;
+    device.backend().check_export()?;
     let order: Order<'_> = options.stream.order(device)?;
     let mut tensor = DlpackTensor {
         owner: None,

@@ -1,0 +1,491 @@
+//! What a backend says about exports and imports: the handover, a refusal, which device an array belongs to; and whole
+//! allocations that are taken out of their buffers.
+#![cfg(target_os = "linux")]
+
+#[path = "simkit/mod.rs"]
+mod simkit;
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use arrow_array::{ArrayRef, RecordBatch, StringArray, StructArray};
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::device::{
+    AddressClass, Arriving, Backend, DevicePtr, EventPtr, Handover, RawQueue,
+};
+use arrow_device::dlpack::{DlpackOptions, DlpackStream};
+use arrow_device::{
+    ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceId,
+    DeviceRecordBatch, DeviceRecordBatchStreamReader, Devices, Error, ExportOptions,
+    FFI_ArrowDeviceArray, ImportOptions, Result, SyncPolicy,
+};
+use arrow_schema::{DataType, Field};
+use simkit::{Sim, ints, launch};
+
+const OPENCL: DeviceId = DeviceId::new(ArrowDeviceType::OPENCL, 0);
+
+/// A simulated device under another id, with other answers.
+#[derive(Debug)]
+struct Hooked {
+    sim: Arc<SimDevice>,
+    handover: Handover,
+    exports: bool,
+}
+
+// SAFETY: all work, memory and events are the simulated device's.
+unsafe impl Backend for Hooked {
+    fn id(&self) -> DeviceId {
+        OPENCL
+    }
+    fn host_readable(&self) -> bool {
+        false
+    }
+    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        self.sim.default_queue()
+    }
+    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        self.sim.new_queue()
+    }
+    fn handover(&self) -> Handover {
+        self.handover
+    }
+    fn check_export(&self) -> Result<()> {
+        let refused = || Error::NotSupported {
+            device: OPENCL,
+            operation: "export",
+            reason: "its addresses are handles".into(),
+        };
+        self.exports.then_some(()).ok_or_else(refused)
+    }
+    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
+        // SAFETY: the caller guarantees what the simulated device requires; so below.
+        unsafe { self.sim.check_event(event) }
+    }
+    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
+        // SAFETY: as above.
+        unsafe { self.sim.query_event(event) }
+    }
+    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.sim.wait_event(event) }
+    }
+    unsafe fn release_event(&self, event: EventPtr) {
+        // SAFETY: as above.
+        unsafe { self.sim.release_event(event) }
+    }
+    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+        self.sim.classify(address, bytes)
+    }
+    fn synchronize(&self) -> Result<()> {
+        self.sim.synchronize()
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The device, and the simulated one behind it.
+fn hooked(handover: Handover, exports: bool) -> (Device, Sim) {
+    let sim = Sim::with(SimConfig::default().with_mode(SimMode::Deferred));
+    let backend = Hooked {
+        sim: sim.sim.clone(),
+        handover,
+        exports,
+    };
+    (Device::new(Arc::new(backend)).unwrap(), sim)
+}
+
+fn batch() -> RecordBatch {
+    let text: ArrayRef = Arc::new(StringArray::from(vec!["a", "bc", ""]));
+    let numbers: ArrayRef = Arc::new(ints(3));
+    RecordBatch::try_from_iter([("text", text), ("numbers", numbers)]).unwrap()
+}
+
+fn import(array: FFI_ArrowDeviceArray, devices: &Devices) -> Result<DeviceRecordBatch> {
+    let options = ImportOptions::default().with_devices(devices.clone());
+    // SAFETY: the array comes from an export of the same batch.
+    unsafe { DeviceRecordBatch::import_as(array, batch().schema(), &options) }
+}
+
+fn only(device: &Device) -> Devices {
+    let devices = Devices::new();
+    devices.add(device.clone()).unwrap();
+    devices
+}
+
+#[test]
+fn an_export_hands_over_what_the_backend_says() {
+    for (handover, sync, waits) in [
+        (Handover::Event, SyncPolicy::Event, 0),
+        (Handover::Event, SyncPolicy::Wait, 1),
+        (Handover::QueueOrder, SyncPolicy::Event, 0),
+        (Handover::QueueOrder, SyncPolicy::Wait, 1),
+        (Handover::Wait, SyncPolicy::Event, 1),
+    ] {
+        let context = format!("{handover:?}, {sync:?}");
+        let (device, sim) = hooked(handover, true);
+        let up = device.upload(&batch()).unwrap();
+        let before = device.stats();
+        let array = up.export_array(&ExportOptions::new(sync)).unwrap();
+        let cost = device.stats().since(&before);
+        assert_eq!(cost.host_waits, waits, "{context}");
+        assert_eq!(cost.events, 0, "{context}");
+        let has_event = handover == Handover::Event && sync == SyncPolicy::Event;
+        assert_eq!(!array.sync_event().is_null(), has_event, "{context}");
+        let ready = sim.sim.report().pending_operations == 0;
+        assert_eq!(ready, waits == 1, "{context}");
+        // The deferred device runs nothing before somebody waits: the import reads in the order of its queue.
+        drop(up);
+        let again = import(array, &only(&device)).unwrap();
+        assert_eq!(again.to_host().unwrap(), batch(), "{context}");
+        drop((again, device));
+        sim.assert_done();
+    }
+}
+
+/// Memory of several owners, each with an event of its own.
+#[test]
+fn many_events_become_none_in_the_order_of_a_queue() {
+    let (device, sim) = hooked(Handover::QueueOrder, true);
+    let columns: Vec<DeviceArray> = (0..3)
+        .map(|_| device.upload_array(&ints(3)).unwrap())
+        .collect();
+    let fields = (0..3).map(|i| Field::new(format!("c{i}"), DataType::Int32, true));
+    let schema = Arc::new(arrow_schema::Schema::new(fields.collect::<Vec<_>>()));
+    let together = DeviceRecordBatch::try_new(schema.clone(), &columns).unwrap();
+    let before = device.stats();
+    let array = together
+        .export_array(&ExportOptions::new(SyncPolicy::Event))
+        .unwrap();
+    let cost = device.stats().since(&before);
+    assert_eq!((cost.host_waits, cost.events, cost.queue_waits), (0, 0, 0));
+    assert!(array.sync_event().is_null());
+    let options = ImportOptions::default().with_devices(only(&device));
+    // SAFETY: the array comes from the export above.
+    let again = unsafe { DeviceRecordBatch::import_as(array, schema, &options) }.unwrap();
+    for column in again.to_host().unwrap().columns() {
+        assert_eq!(column.as_ref(), &ints(3) as &dyn arrow_array::Array);
+    }
+    drop((again, together, columns, options, device));
+    sim.assert_done();
+}
+
+/// The order of the device's own queue says nothing about another device's work.
+#[test]
+fn the_order_of_a_queue_comes_after_other_devices() {
+    let (device, sim) = hooked(Handover::QueueOrder, true);
+    let other = Sim::new(SimMode::Deferred);
+    let ran = Arc::new(AtomicUsize::new(0));
+    let there = ran.clone();
+    let queue = other.default_queue();
+    launch(&queue, move |_| {
+        there.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    })
+    .unwrap();
+    let ready = queue.record().unwrap();
+    let home = device.default_queue();
+    let memory = DeviceBufferMut::for_values::<i32>(&home, 4).unwrap();
+    let address = memory.address();
+    // SAFETY: `memory` is the owner of these 16 bytes, whose content does not matter.
+    let values =
+        unsafe { DeviceBuffer::from_raw(&device, address, 16, Box::new(Keep(memory)), ready) };
+    let array = DeviceArray::from_values(DataType::Int32, 4, values, None).unwrap();
+    assert_eq!(ran.load(Ordering::SeqCst), 0);
+    let out = array
+        .export_array(&ExportOptions::new(SyncPolicy::Event))
+        .unwrap();
+    assert_eq!(ran.load(Ordering::SeqCst), 1);
+    assert!(out.sync_event().is_null());
+    drop((out, array, queue, home, device));
+    sim.assert_done();
+    other.assert_done();
+}
+
+/// Memory as an owner.
+struct Keep(#[allow(dead_code)] DeviceBufferMut);
+
+#[test]
+fn a_backend_may_refuse_exports() {
+    let (device, sim) = hooked(Handover::Event, false);
+    let up = device.upload(&batch()).unwrap();
+    let numbers = up.column(1).unwrap();
+    let refused = |result: Result<()>| {
+        let text = result.unwrap_err().to_string();
+        assert!(text.contains("opencl:0"), "{text}");
+        assert!(text.contains("its addresses are handles"), "{text}");
+    };
+    for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
+        refused(up.export(sync).map(drop));
+        refused(up.export_array(&ExportOptions::new(sync)).map(drop));
+        refused(numbers.export(sync).map(drop));
+    }
+    // A stream reports it as the error of its first batch.
+    let reader = arrow_array::RecordBatchIterator::new([Ok(batch())], batch().schema());
+    let stream = arrow_device::export_reader(reader, &device).unwrap();
+    let options = ImportOptions::default().with_devices(only(&device));
+    // SAFETY: the stream is an export of this crate's.
+    let mut stream = unsafe { DeviceRecordBatchStreamReader::new(stream, options) }.unwrap();
+    refused(stream.next().unwrap().map(drop));
+    drop(stream);
+    // DLPack's own refusal of the type comes first.
+    assert!(
+        numbers
+            .export_dlpack(&DlpackOptions::new(DlpackStream::NONE))
+            .is_err()
+    );
+    assert_eq!(up.to_host().unwrap(), batch());
+    drop((numbers, up, device));
+    sim.assert_done();
+}
+
+/// Finds the device among these by the array's event or its first address.
+fn resolver(devices: Vec<Device>) -> impl Fn(&Arriving<'_>) -> Result<Option<Device>> {
+    move |array| {
+        let knows = |device: &&Device| match (array.event(), array.address()) {
+            // SAFETY: only an `unsafe` import passes an event, which is live and of this type.
+            (Some(event), _) => unsafe { device.backend().check_event(event) }.is_ok(),
+            (None, Some(address)) => device.backend().classify(address, 1) == AddressClass::Device,
+            (None, None) => false,
+        };
+        Ok(devices.iter().find(knows).cloned())
+    }
+}
+
+#[test]
+fn a_resolver_tells_devices_of_one_id_apart() {
+    let (one, first) = hooked(Handover::Event, true);
+    let (two, second) = hooked(Handover::Event, true);
+    let devices = Devices::new();
+    devices.register_resolver(
+        ArrowDeviceType::OPENCL,
+        resolver(vec![one.clone(), two.clone()]),
+    );
+    for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
+        for device in [&one, &two] {
+            let up = device.upload(&batch()).unwrap();
+            let array = up.export_array(&ExportOptions::new(sync)).unwrap();
+            let again = import(array, &devices).unwrap();
+            assert_eq!(again.device(), device, "{sync:?}");
+            assert_eq!(again.to_host().unwrap(), batch(), "{sync:?}");
+        }
+    }
+    // Nothing tells whose an array without buffers is: there is no device but those of the resolver.
+    let empty = RecordBatch::from(StructArray::new_empty_fields(3, None));
+    let up = one.upload(&empty).unwrap();
+    let array = up
+        .export_array(&ExportOptions::new(SyncPolicy::Wait))
+        .unwrap();
+    let options = ImportOptions::default().with_devices(devices.clone());
+    // SAFETY: the array comes from the export above.
+    let missing = unsafe { DeviceRecordBatch::import_as(array, empty.schema(), &options) };
+    assert!(
+        matches!(missing, Err(Error::DeviceNotAvailable { .. })),
+        "{missing:?}"
+    );
+    // It is then a matter of the id.
+    devices.add(two.clone()).unwrap();
+    let array = up
+        .export_array(&ExportOptions::new(SyncPolicy::Wait))
+        .unwrap();
+    // SAFETY: as above.
+    let found = unsafe { DeviceRecordBatch::import_as(array, empty.schema(), &options) };
+    assert_eq!(found.unwrap().device(), &two);
+    drop((up, options, devices, one, two));
+    first.assert_done();
+    second.assert_done();
+}
+
+#[test]
+fn what_a_resolver_does_wrong_is_refused_and_the_array_released() {
+    let (device, sim) = hooked(Handover::Event, true);
+    let other = Sim::new(SimMode::Async);
+    let up = device.upload(&batch()).unwrap();
+    let attempt = |devices: &Devices| {
+        let array = up
+            .export_array(&ExportOptions::new(SyncPolicy::Event))
+            .unwrap();
+        import(array, devices).unwrap_err().to_string()
+    };
+    let wrong = Devices::new();
+    let returned = other.device.clone();
+    wrong.register_resolver(ArrowDeviceType::OPENCL, move |_| Ok(Some(returned.clone())));
+    let text = attempt(&wrong);
+    assert!(
+        text.contains("its resolver returned the device sim"),
+        "{text}"
+    );
+    wrong.register_resolver(ArrowDeviceType::OPENCL, |_| panic!("no"));
+    assert!(attempt(&wrong).contains("its resolver panicked"));
+    wrong.register_resolver(ArrowDeviceType::OPENCL, |_| {
+        Err(Error::InvalidArgument("whose context is this".into()))
+    });
+    assert!(attempt(&wrong).contains("whose context is this"));
+    drop((wrong, up, device));
+    sim.assert_done();
+}
+
+/// Safe requests and the CPU's arrays have nothing to resolve.
+#[test]
+fn a_resolver_is_asked_by_imports_only() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let devices = Devices::new();
+    for device_type in [ArrowDeviceType::CPU, ArrowDeviceType::OPENCL] {
+        let asked = asked.clone();
+        devices.register_resolver(device_type, move |_| {
+            asked.fetch_add(1, Ordering::SeqCst);
+            Ok(None)
+        });
+    }
+    assert!(devices.get(OPENCL).is_err());
+    let up = Devices::cpu().upload(&batch()).unwrap();
+    let array = up
+        .export_array(&ExportOptions::new(SyncPolicy::Event))
+        .unwrap();
+    assert_eq!(import(array, &devices).unwrap().device(), &Devices::cpu());
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+    let (device, _sim) = hooked(Handover::Event, true);
+    devices.add(device.clone()).unwrap();
+    let array = device.upload(&batch()).unwrap();
+    let array = array
+        .export_array(&ExportOptions::new(SyncPolicy::Event))
+        .unwrap();
+    assert_eq!(import(array, &devices).unwrap().device(), &device);
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+}
+
+/// `struct ArrowArray`.
+#[repr(C)]
+struct Raw {
+    /// Length, null count, offset, number of buffers, number of children.
+    counts: [i64; 5],
+    buffers: *mut *const c_void,
+    children: *mut *mut Raw,
+    dictionary: *mut Raw,
+    release: Option<unsafe extern "C" fn(*mut Raw)>,
+    private_data: *mut c_void,
+}
+
+unsafe extern "C" fn released(array: *mut Raw) {
+    // SAFETY: whoever releases an array passes it.
+    unsafe { (*array).release = None };
+}
+
+/// The search for an address ends, whatever the structs share: here each is both children of the one above it, so that there
+/// are 2^40 ways down.
+#[test]
+fn the_search_for_an_address_is_bounded() {
+    let (device, _sim) = hooked(Handover::Event, true);
+    let devices = Devices::new();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    devices.register_resolver(ArrowDeviceType::OPENCL, move |array| {
+        assert_eq!(array.address(), None);
+        count.fetch_add(1, Ordering::SeqCst);
+        Ok(Some(device.clone()))
+    });
+    let mut no_buffer = std::ptr::null::<c_void>();
+    let mut levels: Vec<Box<Raw>> = Vec::new();
+    let mut lists: Vec<Box<[*mut Raw; 2]>> = Vec::new();
+    for level in 0..41 {
+        let children = levels.last_mut().map(|below: &mut Box<Raw>| {
+            lists.push(Box::new([&raw mut **below; 2]));
+            lists
+                .last_mut()
+                .map_or(std::ptr::null_mut(), |list| list.as_mut_ptr())
+        });
+        levels.push(Box::new(Raw {
+            counts: [0, 0, 0, 1, if level == 0 { 0 } else { 2 }],
+            buffers: &raw mut no_buffer,
+            children: children.unwrap_or(std::ptr::null_mut()),
+            dictionary: std::ptr::null_mut(),
+            release: Some(released),
+            private_data: std::ptr::null_mut(),
+        }));
+    }
+    let root = *levels.pop().unwrap();
+    // SAFETY: both are `struct ArrowArray`; the copy is the only one that is released.
+    let array = unsafe { std::mem::transmute::<Raw, arrow_data::ffi::FFI_ArrowArray>(root) };
+    // SAFETY: the structs live until the end of the test, and there is nothing to wait for.
+    let array =
+        unsafe { FFI_ArrowDeviceArray::new(array, OPENCL.device_type, 0, std::ptr::null_mut()) };
+    let options = ImportOptions::default().with_devices(devices);
+    let field = Arc::new(Field::new("", DataType::Int32, true));
+    // SAFETY: the struct complies with the interface but for its type, which the import checks.
+    let refused = unsafe { DeviceArray::import_as(array, field, &options) }.unwrap_err();
+    assert!(refused.to_string().contains("n_buffers"), "{refused}");
+    assert_eq!(asked.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn an_allocation_leaves_its_buffer_whole() {
+    for mode in simkit::MODES {
+        let sim = Sim::new(mode);
+        let (home, other) = (sim.default_queue(), sim.new_queue().unwrap());
+        let make = || {
+            let mut memory = DeviceBufferMut::allocate(&home, 100).unwrap();
+            memory.fill(7).unwrap();
+            memory.freeze().unwrap()
+        };
+        // Shared, cut, of another device.
+        let whole = make();
+        let shared = whole.clone();
+        let (whole, e) = whole.into_allocation(&home).unwrap_err();
+        assert!(e.to_string().contains("shared"), "{e}");
+        drop(shared);
+        let cut = whole.slice(0, 8).unwrap();
+        drop(whole);
+        let (cut, e) = cut.into_allocation(&home).unwrap_err();
+        assert!(e.to_string().contains("not all of an allocation"), "{e}");
+        let stranger = Sim::new(mode);
+        let (cut, e) = cut.into_allocation(&stranger.default_queue()).unwrap_err();
+        assert!(e.to_string().contains("for memory of"), "{e}");
+        assert_eq!(&*cut.to_host().unwrap(), [7; 8]);
+        drop(cut);
+
+        // The other queue waits for the fill, and for a loan's use.
+        let whole = make();
+        let lent = sim.new_queue().unwrap();
+        let from = whole.on(&lent).unwrap();
+        let address = from.address();
+        launch(&lent, move |memory| {
+            let seen = memory.read(address, 100)?;
+            assert_eq!(seen, [7; 100]);
+            Ok(())
+        })
+        .unwrap();
+        drop(from);
+        let before = sim.stats();
+        let allocation = whole.into_allocation(&other).unwrap();
+        let cost = sim.stats().since(&before);
+        assert_eq!((cost.host_waits, cost.copies, cost.frees), (0, 0, 0));
+        assert_eq!((allocation.len(), allocation.bytes()), (100, 128));
+        assert!(!allocation.is_empty() && allocation.queue().same_as(&other));
+        let base = allocation.base();
+        // SAFETY: the memory is the allocation's, which is used on this queue.
+        unsafe { other.raw().fill(base, 8, 128) }.unwrap();
+        drop(allocation);
+        assert_eq!(sim.stats().since(&before).frees, 1);
+
+        // Given up, and freed by its new owner.
+        let allocation = make().into_allocation(&other).unwrap();
+        let bytes = allocation.bytes();
+        let base = allocation.into_raw();
+        // SAFETY: `into_raw` gave up these bytes, which are freed once.
+        unsafe { other.raw().free(base, bytes) }.unwrap();
+        drop((home, other, lent));
+        sim.assert_done();
+    }
+}
+
+/// Memory that the crate did not allocate on the device has nothing to give.
+#[test]
+fn host_memory_has_no_allocation() {
+    let cpu = Devices::cpu();
+    let wrapped = arrow_device::DeviceBuffer::from(arrow_buffer::Buffer::from_vec(vec![1u8; 64]));
+    let (wrapped, e) = wrapped.into_allocation(&cpu.default_queue()).unwrap_err();
+    assert!(e.to_string().contains("not all of an allocation"), "{e}");
+    assert_eq!(&*wrapped.to_host().unwrap(), [1; 64]);
+}
