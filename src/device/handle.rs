@@ -8,7 +8,7 @@ use std::thread::available_parallelism;
 use crate::abi::guard;
 use crate::device::backend::{Backend, RawQueue};
 use crate::device::block::SlabPool;
-use crate::device::order::new_queue_id;
+use crate::device::order::queue_number;
 use crate::device::reaper::Reaper;
 use crate::device::{Counters, DeviceId, HostBackend, TransferStats, lock, scope};
 use crate::error::{Error, Result};
@@ -71,7 +71,7 @@ impl Device {
             host_readable: backend.host_readable(),
             synchronous: backend.is_synchronous(),
             default_queue: backend.default_queue()?,
-            default_queue_id: new_queue_id(),
+            default_queue_id: queue_number(),
             counters: Counters::default(),
             reaper: Reaper::default(),
             slabs: SlabPool::default(),

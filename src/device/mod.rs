@@ -17,7 +17,8 @@
 //! ```
 //!
 //! A crate that adds a device implements [`Backend`] and [`RawQueue`], wraps the backend by
-//! [`Device::new`] and registers it with [`Devices::register`].
+//! [`Device::new`] and registers it with [`Devices::register`]. The module [`parts`] has what most backends need: a pool of
+//! device memory, a table of its addresses, and more.
 
 mod arriving;
 mod backend;
@@ -35,6 +36,7 @@ mod handle;
 mod lock;
 mod name;
 mod order;
+pub mod parts;
 mod process;
 mod queue;
 mod reaper;

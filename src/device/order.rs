@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Returns a number that no other queue has or had.
-pub(crate) fn new_queue_id() -> u64 {
+/// Returns a number for a queue, which no other queue of the process has or had, unlike its handle or the address of its value:
+/// a new queue may get those of one that was dropped.
+pub fn queue_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -29,7 +30,7 @@ impl Place {
     #[cfg(any(test, feature = "cuda", feature = "rocm"))]
     pub(crate) fn alone() -> Self {
         Self {
-            queue: new_queue_id(),
+            queue: queue_number(),
             began: 0,
             ended: 0,
         }
@@ -199,7 +200,7 @@ mod tests {
 
     #[test]
     fn records_one_after_the_other_have_an_order() {
-        let queue = new_queue_id();
+        let queue = queue_number();
         let ((inner, _), outer) = Place::of(queue, || {
             let ((), first) = Place::of(queue, || ());
             let ((), second) = Place::of(queue, || ());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::device::backend::{CopyKind, CopyOp, DevicePtr, RawQueue};
 use crate::device::event::EventRef;
-use crate::device::order::new_queue_id;
+use crate::device::order::queue_number;
 use crate::device::{Counters, Device, Place, SyncEvent};
 use crate::error::Result;
 
@@ -60,7 +60,7 @@ impl Device {
 
 impl Queue {
     pub(crate) fn new(device: Device, raw: Arc<dyn RawQueue>) -> Self {
-        let id = new_queue_id();
+        let id = queue_number();
         Self { device, raw, id }
     }
 

@@ -15,7 +15,7 @@ use super::runtime::{Meaning, Memory};
 use super::shared::Shared;
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::device::lock;
-use crate::device::order::{Place, new_queue_id};
+use crate::device::order::{Place, queue_number};
 use crate::error::{Error, Result};
 
 /// A queue of a GPU: a stream.
@@ -69,7 +69,7 @@ impl GpuQueue {
             shared,
             stream,
             order,
-            id: new_queue_id(),
+            id: queue_number(),
             vendor,
             me: me.clone(),
         });

@@ -1,0 +1,440 @@
+//! Device memory that was freed and waits for its next use.
+
+use std::fmt;
+use std::sync::Mutex;
+
+use crate::device::backend::DevicePtr;
+use crate::device::lock;
+
+/// What [`Pool::new`] leaves idle at most.
+const IDLE_BYTES: usize = 256 << 20;
+const IDLE_BLOCKS: usize = 1024;
+/// The most blocks of other queues whose events one [`Pool::take`] asks about.
+const ASKED: usize = 8;
+/// Blocks of at least this many bytes are rounded up to a multiple of it, smaller ones to a multiple of `SMALL_GRAIN`.
+const GRAIN: usize = 64 << 10;
+const SMALL_GRAIN: usize = 256;
+
+/// Memory of one allocation that is in a [`Pool`], or comes out of it.
+#[derive(Debug)]
+pub struct Block<E> {
+    /// The first byte.
+    pub base: DevicePtr,
+    /// The length in bytes, as it was asked for from the runtime.
+    pub bytes: usize,
+    /// The [number](super::queue_number) of the queue whose work used the block last.
+    pub queue: u64,
+    /// An event after that use. If the type has no `Drop` that releases the event, whoever takes the block out releases it.
+    pub after: E,
+}
+
+/// Device memory that was freed and waits for its next use, in the order of queues.
+///
+/// A block that its queue's work has used goes back into the pool at once, with an event after that use. The same queue may
+/// then take it again without a wait, since its work runs in order. Any other queue gets it only once the event has completed.
+///
+/// The pool calls no runtime: it neither allocates nor frees, and asks about events by the function that it is given. It calls
+/// that without a lock held; meanwhile the block concerned is not in the pool. The pool does not free its blocks when it is
+/// dropped; [`take_all`](Self::take_all) returns them first.
+///
+/// ```
+/// use arrow_device::device::{DevicePtr, parts::{Block, Pool, queue_number}};
+///
+/// let pool = Pool::new();
+/// let (one, other) = (queue_number(), queue_number());
+/// // Here an event is the time at which it completes.
+/// let base = DevicePtr::new(std::ptr::without_provenance_mut(0x10000));
+/// pool.give(Block { base, bytes: 4096, queue: one, after: 10 });
+///
+/// let (before, later) = (|after: &i32| *after <= 9, |after: &i32| *after <= 11);
+/// assert!(pool.take(other, 4096, before).is_none()); // work of `one` may still use the block
+/// let block = pool.take(one, 4000, before).unwrap(); // which comes first
+/// pool.give(block);
+/// assert_eq!(pool.take(other, 4096, later).unwrap().base, base);
+/// assert!(pool.is_empty());
+/// ```
+pub struct Pool<E> {
+    idle: Mutex<Idle<E>>,
+    most_bytes: usize,
+    most_blocks: usize,
+}
+
+struct Idle<E> {
+    /// By age, the oldest first.
+    blocks: Vec<(u64, Block<E>)>,
+    bytes: usize,
+    /// The age of the next block.
+    next: u64,
+}
+
+impl<E> Idle<E> {
+    /// Returns where the block of an age is, or would be.
+    fn find(&self, age: u64) -> Result<usize, usize> {
+        self.blocks.binary_search_by_key(&age, |(age, _)| *age)
+    }
+
+    fn remove(&mut self, at: usize) -> (u64, Block<E>) {
+        let (age, block) = self.blocks.remove(at);
+        self.bytes -= block.bytes;
+        (age, block)
+    }
+
+    fn insert(&mut self, age: u64, block: Block<E>) {
+        self.bytes += block.bytes;
+        let (Ok(at) | Err(at)) = self.find(age);
+        self.blocks.insert(at, (age, block));
+    }
+}
+
+/// A block that is out of the pool while its event is asked about. It goes back to its place when this is dropped.
+struct Asked<'a, E> {
+    pool: &'a Pool<E>,
+    block: Option<(u64, Block<E>)>,
+}
+
+impl<E> Drop for Asked<'_, E> {
+    fn drop(&mut self) {
+        if let Some((age, block)) = self.block.take() {
+            lock(&self.pool.idle).insert(age, block);
+        }
+    }
+}
+
+impl<E> Pool<E> {
+    /// Makes an empty pool that, after [`take_done`](Self::take_done), keeps at most 256 MiB in 1,024 blocks.
+    pub const fn new() -> Self {
+        Self::with_limits(IDLE_BYTES, IDLE_BLOCKS)
+    }
+
+    /// Makes an empty pool with other limits: for a device with little memory, for example, or whose allocations are few.
+    pub const fn with_limits(bytes: usize, blocks: usize) -> Self {
+        let idle = Idle {
+            blocks: Vec::new(),
+            bytes: 0,
+            next: 0,
+        };
+        Self {
+            idle: Mutex::new(idle),
+            most_bytes: bytes,
+            most_blocks: blocks,
+        }
+    }
+
+    /// Returns how many bytes to ask the runtime for if `bytes` bytes are needed, so that blocks of similar requests fit each
+    /// other: the next multiple of 256, from 64 KiB on of 64 KiB. Returns `None` if there is none.
+    pub const fn rounded(bytes: usize) -> Option<usize> {
+        bytes.checked_next_multiple_of(if bytes >= GRAIN { GRAIN } else { SMALL_GRAIN })
+    }
+
+    /// Takes out a block of at least `bytes` bytes, at most twice as large, for work on `queue` from now on: the smallest of
+    /// the queue's own, or else the smallest of the oldest few of other queues for whose event `is_done` returns `true`.
+    pub fn take(
+        &self,
+        queue: u64,
+        bytes: usize,
+        mut is_done: impl FnMut(&E) -> bool,
+    ) -> Option<Block<E>> {
+        let fits = bytes..=bytes.saturating_mul(2);
+        let mut others: Vec<(usize, u64)>;
+        {
+            let mut idle = lock(&self.idle);
+            let fitting = || {
+                let blocks = idle.blocks.iter().enumerate();
+                blocks.filter(|(_, (_, block))| fits.contains(&block.bytes))
+            };
+            let own = fitting().filter(|(_, (_, block))| block.queue == queue);
+            let smallest = own.min_by_key(|(_, (_, block))| block.bytes);
+            if let Some((at, _)) = smallest {
+                return Some(idle.remove(at).1);
+            }
+            let oldest = fitting().take(ASKED);
+            others = oldest
+                .map(|(_, (age, block))| (block.bytes, *age))
+                .collect();
+        }
+        others.sort_unstable();
+        let mut done = others
+            .iter()
+            .map(|(_, age)| self.take_if(*age, &mut is_done));
+        done.find_map(|block| block)
+    }
+
+    /// Takes out the block of an age if it is still there and its event has completed.
+    fn take_if(&self, age: u64, is_done: &mut impl FnMut(&E) -> bool) -> Option<Block<E>> {
+        let block = {
+            let mut idle = lock(&self.idle);
+            let at = idle.find(age).ok()?;
+            idle.remove(at)
+        };
+        let mut asked = Asked {
+            pool: self,
+            block: Some(block),
+        };
+        let (_, block) = asked.block.take_if(|(_, block)| is_done(&block.after))?;
+        Some(block)
+    }
+
+    /// Puts a block into the pool, after work of its queue so far, which its event stands for.
+    pub fn give(&self, block: Block<E>) {
+        let mut idle = lock(&self.idle);
+        let age = idle.next;
+        idle.next += 1;
+        idle.insert(age, block);
+    }
+
+    /// Takes out blocks for whose event `is_done` returns `true`, for the caller to free: the oldest ones, until the rest is
+    /// within the limits, since perhaps no request fits them any more; or with `all`, all of them. A backend does the former
+    /// before it asks the runtime for another block, and the latter in [`Backend::trim`](crate::device::Backend::trim) and
+    /// when the runtime has no memory left, before it asks again.
+    pub fn take_done(&self, all: bool, mut is_done: impl FnMut(&E) -> bool) -> Vec<Block<E>> {
+        let mut done = Vec::new();
+        let mut next = 0;
+        loop {
+            let age = {
+                let idle = lock(&self.idle);
+                if !(all || self.exceeds(&idle, 1)) {
+                    return done;
+                }
+                let (Ok(at) | Err(at)) = idle.find(next);
+                match idle.blocks.get(at) {
+                    Some((age, _)) => *age,
+                    None => return done,
+                }
+            };
+            done.extend(self.take_if(age, &mut is_done));
+            next = age + 1;
+        }
+    }
+
+    /// Takes out all blocks. The caller waits for their events before it frees them.
+    pub fn take_all(&self) -> Vec<Block<E>> {
+        let mut idle = lock(&self.idle);
+        idle.bytes = 0;
+        let blocks = std::mem::take(&mut idle.blocks);
+        drop(idle);
+        blocks.into_iter().map(|(_, block)| block).collect()
+    }
+
+    /// Returns whether there is more in the pool than `times` its limits: with 1, it is worth freeing what is done; with more,
+    /// waiting for the device first.
+    pub fn is_over(&self, times: usize) -> bool {
+        self.exceeds(&lock(&self.idle), times)
+    }
+
+    fn exceeds(&self, idle: &Idle<E>, times: usize) -> bool {
+        idle.bytes > self.most_bytes.saturating_mul(times)
+            || idle.blocks.len() > self.most_blocks.saturating_mul(times)
+    }
+
+    /// Returns the number of bytes in the pool.
+    pub fn idle_bytes(&self) -> usize {
+        lock(&self.idle).bytes
+    }
+
+    /// Returns whether there are no blocks in the pool.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.idle).blocks.is_empty()
+    }
+}
+
+impl<E> Default for Pool<E> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<E> fmt::Debug for Pool<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let idle = lock(&self.idle);
+        f.debug_struct("Pool")
+            .field("blocks", &idle.blocks.len())
+            .field("bytes", &idle.bytes)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::device::parts::queue_number;
+
+    /// The event is a number, by which tests name a block.
+    fn block(after: usize, bytes: usize, queue: u64) -> Block<usize> {
+        let base = DevicePtr::new(std::ptr::without_provenance_mut(0x1000 * (after + 1)));
+        Block {
+            base,
+            bytes,
+            queue,
+            after,
+        }
+    }
+
+    fn pool(blocks: &[(usize, usize, u64)]) -> Pool<usize> {
+        let pool = Pool::with_limits(1000, 3);
+        for (after, bytes, queue) in blocks {
+            pool.give(block(*after, *bytes, *queue));
+        }
+        pool
+    }
+
+    fn names(blocks: Vec<Block<usize>>) -> Vec<usize> {
+        blocks.into_iter().map(|block| block.after).collect()
+    }
+
+    #[test]
+    fn the_smallest_that_fits_is_taken() {
+        let pool = pool(&[
+            (0, 300, 1),
+            (1, 99, 1),
+            (2, 100, 1),
+            (3, 200, 1),
+            (4, 100, 1),
+            (5, 201, 1),
+        ]);
+        let take = || pool.take(1, 100, |_| panic!("an own block needs no event"));
+        let taken: Vec<usize> = std::iter::from_fn(take).map(|block| block.after).collect();
+        assert_eq!(taken, [2, 4, 3]);
+        assert_eq!(pool.idle_bytes(), 300 + 99 + 201);
+    }
+
+    #[test]
+    fn blocks_of_other_queues_come_second_and_after_their_event() {
+        let pool = pool(&[(0, 100, 2), (1, 120, 1), (2, 100, 2)]);
+        let taken = |is_done: fn(&usize) -> bool| pool.take(1, 100, is_done).map(|b| b.after);
+        assert_eq!(taken(|_| true), Some(1));
+        assert_eq!(taken(|_| false), None);
+        assert_eq!(taken(|after| *after == 2), Some(2));
+        assert_eq!(taken(|_| true), Some(0));
+        assert_eq!(taken(|_| true), None);
+    }
+
+    /// Few events are asked about, however many blocks there are: those of the oldest, which are done first, and of these the
+    /// smallest first.
+    #[test]
+    fn few_events_are_asked_about() {
+        let pool = Pool::with_limits(usize::MAX, usize::MAX);
+        for after in 0..1000 {
+            pool.give(block(after, 200 - after % 2, 2));
+        }
+        let asked = RefCell::new(Vec::new());
+        let ask = |done: usize| {
+            asked.borrow_mut().clear();
+            let taken = pool.take(1, 100, |after| {
+                asked.borrow_mut().push(*after);
+                *after == done
+            });
+            (taken.map(|block| block.after), asked.borrow().clone())
+        };
+        assert_eq!(ask(999), (None, vec![1, 3, 5, 7, 0, 2, 4, 6]));
+        // What is not done is in its place again.
+        assert_eq!(ask(5), (Some(5), vec![1, 3, 5]));
+        assert_eq!(ask(999), (None, vec![1, 3, 7, 0, 2, 4, 6, 8]));
+        assert_eq!(pool.idle_bytes(), 199 * 499 + 200 * 500);
+    }
+
+    #[test]
+    fn the_oldest_are_freed_down_to_the_limits() {
+        let blocks = [
+            (0, 10, 1),
+            (1, 400, 1),
+            (2, 300, 2),
+            (3, 200, 1),
+            (4, 150, 2),
+        ];
+        let pool = pool(&blocks);
+        assert!(pool.is_over(1) && !pool.is_over(2));
+        // The first is pending; then there are four, and with 1,050 bytes less 400 of them within both limits.
+        let freed = pool.take_done(false, |after| *after > 0);
+        assert_eq!(names(freed), [1, 2]);
+        assert!(!pool.is_over(1));
+        assert_eq!(names(pool.take_done(false, |_| true)), []);
+        assert_eq!(names(pool.take_done(true, |after| *after != 3)), [0, 4]);
+        assert_eq!(pool.idle_bytes(), 200);
+        assert_eq!(names(pool.take_all()), [3]);
+        assert!(pool.is_empty() && pool.idle_bytes() == 0);
+    }
+
+    #[test]
+    fn sizes_are_rounded() {
+        let rounded =
+            [1, 256, 257, (64 << 10) - 1, 64 << 10, (64 << 10) + 1].map(Pool::<()>::rounded);
+        let expected = [256, 256, 512, 64 << 10, 64 << 10, 128 << 10].map(Some);
+        assert_eq!(rounded, expected);
+        assert_eq!(Pool::<()>::rounded(usize::MAX), None);
+        assert_eq!(
+            Pool::<()>::rounded(usize::MAX - 0xFFFF),
+            Some(usize::MAX - 0xFFFF)
+        );
+    }
+
+    /// No lock is held while an event is asked about, and a panic loses no block.
+    #[test]
+    fn the_pool_can_be_used_while_an_event_is_asked_about() {
+        let pool = pool(&[(0, 100, 2), (1, 100, 2)]);
+        let taken = pool.take(1, 100, |after| {
+            pool.give(block(2, 100, 1));
+            assert_eq!(pool.idle_bytes(), 200);
+            *after == 0
+        });
+        assert_eq!(taken.map(|block| block.after), Some(0));
+        let panicking = || pool.take_done(true, |_| panic!("a test of panics"));
+        let panicking = std::panic::AssertUnwindSafe(panicking);
+        assert!(std::panic::catch_unwind(panicking).is_err());
+        assert_eq!(names(pool.take_all()), [1, 2]);
+    }
+
+    /// Queues on several threads: no block is in two places, and none is used by another queue before it is done.
+    #[test]
+    fn threads_take_turns_with_blocks() {
+        const BLOCKS: usize = 6;
+        let rounds = if cfg!(miri) { 20 } else { 20_000 };
+        let pool = Pool::with_limits(0, 0);
+        let in_use: [AtomicBool; BLOCKS] = Default::default();
+        // A block's event is done once somebody has asked about it three times since its last use.
+        let asked = [(); BLOCKS].map(|()| AtomicUsize::new(3));
+        for after in 0..BLOCKS {
+            pool.give(block(after, 100, queue_number()));
+        }
+        let is_done = |after: &usize| asked[*after].fetch_add(1, Ordering::Relaxed) >= 3;
+        let taken = AtomicUsize::new(0);
+        let hold = |block: &Block<usize>, queue: u64| {
+            assert!(
+                !in_use[block.after].swap(true, Ordering::AcqRel),
+                "taken twice"
+            );
+            let done = asked[block.after].swap(0, Ordering::Relaxed) > 3;
+            assert!(done || block.queue == queue, "taken before it was done");
+            taken.fetch_add(1, Ordering::Relaxed);
+        };
+        let give = |block: Block<usize>, queue| {
+            in_use[block.after].store(false, Ordering::Release);
+            pool.give(Block { queue, ..block });
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let queue = queue_number();
+                    for round in 0..rounds {
+                        if let Some(block) = pool.take(queue, 100, is_done) {
+                            hold(&block, queue);
+                            give(block, queue);
+                        }
+                        if round % 16 == 0 {
+                            for block in pool.take_done(round % 32 == 0, is_done) {
+                                hold(&block, queue);
+                                give(block, queue);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        assert!(taken.into_inner() > rounds, "{} uses", rounds);
+        let mut left = names(pool.take_all());
+        left.sort_unstable();
+        assert_eq!(left, Vec::from_iter(0..BLOCKS));
+    }
+}

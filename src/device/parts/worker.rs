@@ -1,0 +1,455 @@
+//! Work that the host does for a device, on a thread of its own.
+
+use std::cell::Cell;
+use std::fmt;
+use std::mem::{forget, take};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::abi::guard;
+use crate::device::{Process, lock};
+
+/// How long an idle thread lives.
+const IDLE: Duration = Duration::from_secs(2);
+/// The shortest and the longest interval between polls.
+const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(1));
+/// The longest interval if polling itself takes long.
+const LONG_PAUSE: Duration = Duration::from_millis(10);
+
+/// A thread for what the host does for a device: calls that may block where the backend must not, and events that have to be
+/// polled. It is started when there is work, and ends when there has been none for two seconds.
+///
+/// - **One thread.** A job that blocks delays all others, so no job may wait for what another of the same worker does. A backend
+///   has one worker for calls that block, and another one for what it watches.
+/// - **Panics** of a job are caught. The panic hook reports them; the other jobs run.
+/// - **No thread.** If the system starts none, [`push`](Self::push) and [`watch`](Self::watch) run their job before they return.
+///   Call them without a lock held that a job takes.
+/// - **Drop** does not wait: what is left is still done, and the thread then ends. Call [`finish`](Self::finish) first if the
+///   runtime must not be used any more afterwards.
+/// - **Forks.** A child of the process that made the worker has neither its thread nor a runtime that may be called. Jobs that the
+///   child pushes are leaked, without a call, and there is nothing to wait for.
+///
+/// ```
+/// use arrow_device::device::parts::Worker;
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicBool, Ordering};
+///
+/// let worker = Worker::new("arrow-device example");
+/// let (event, freed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+/// let (done, free) = (event.clone(), freed.clone());
+/// worker.watch(move || done.load(Ordering::Acquire), move || free.store(true, Ordering::Release));
+/// worker.push(|| std::thread::yield_now()); // stands for a call that blocks
+/// assert!(!freed.load(Ordering::Acquire));
+/// event.store(true, Ordering::Release); // the event completes
+/// worker.finish();
+/// assert!(freed.load(Ordering::Acquire));
+/// assert_eq!(worker.pending(), 0);
+/// ```
+pub struct Worker {
+    shared: Arc<Shared>,
+    /// Where the thread runs.
+    process: Process,
+}
+
+struct Shared {
+    name: &'static str,
+    state: Mutex<State>,
+    /// Signalled when there is work, or the worker was dropped.
+    wake: Condvar,
+    /// Signalled when no job is left.
+    finished: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Jobs that the thread has not seen yet.
+    jobs: Vec<Job>,
+    /// How many jobs have not ended, those that the thread has seen included.
+    pending: usize,
+    running: bool,
+    /// The worker was dropped.
+    closed: bool,
+}
+
+struct Job {
+    /// `None`: the job can run.
+    poll: Option<Box<dyn FnMut() -> bool + Send>>,
+    /// `None` once it has run.
+    then: Option<Box<dyn FnOnce() + Send>>,
+}
+
+thread_local! {
+    /// The address of the worker whose job this thread runs; 0 outside of one.
+    static RUNS: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Job {
+    /// Runs the job if it can run now. Returns whether it has ended.
+    fn run(&mut self) -> bool {
+        if let Some(poll) = &mut self.poll {
+            match guard::call_foreign("poll of a job", poll) {
+                Ok(false) => return false,
+                Ok(true) => {}
+                // What the job waits for may not have happened.
+                Err(_) => {
+                    let then = self.then.take();
+                    let _ = guard::call_foreign("drop of a job", || drop(then));
+                }
+            }
+        }
+        let poll = self.poll.take();
+        let _ = guard::call_foreign("drop of a job", || drop(poll));
+        if let Some(then) = self.then.take() {
+            let _ = guard::call_foreign("job", then);
+        }
+        true
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Runs the jobs that can run now.
+    fn round(&self, jobs: &mut Vec<Job>) {
+        let outer = RUNS.replace(self.address());
+        jobs.retain_mut(|job| {
+            if !job.run() {
+                return true;
+            }
+            let mut state = self.lock();
+            state.pending -= 1;
+            if state.pending == 0 {
+                self.finished.notify_all();
+            }
+            false
+        });
+        RUNS.set(outer);
+    }
+
+    /// The thread. It ends when there has been no work for a while.
+    fn run(&self) {
+        let mut jobs = Vec::new();
+        let mut pause = PAUSE.0;
+        loop {
+            let state = self.lock();
+            let nothing = |state: &mut State| state.jobs.is_empty();
+            let waited = match jobs.is_empty() {
+                true => self
+                    .wake
+                    .wait_timeout_while(state, IDLE, |state| nothing(state) && !state.closed),
+                false => self.wake.wait_timeout_while(state, pause, nothing),
+            };
+            let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if jobs.is_empty() && state.jobs.is_empty() {
+                state.running = false;
+                return;
+            }
+            let is_new = !state.jobs.is_empty();
+            jobs.append(&mut state.jobs);
+            drop(state);
+
+            let (start, before) = (Instant::now(), jobs.len());
+            self.round(&mut jobs);
+            let changed = is_new || jobs.len() < before;
+            pause = match changed {
+                true => PAUSE.0,
+                // Polling takes at most a part of this thread's time.
+                false => (pause * 2)
+                    .min(PAUSE.1)
+                    .max((4 * start.elapsed()).min(LONG_PAUSE)),
+            };
+        }
+    }
+
+    /// Runs jobs on this thread until all of them have ended.
+    fn run_here(&self, mut jobs: Vec<Job>) {
+        let mut pause = PAUSE.0;
+        loop {
+            self.round(&mut jobs);
+            if jobs.is_empty() {
+                return;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+}
+
+impl Worker {
+    /// Makes a worker without a thread. `name` is that of its threads.
+    pub fn new(name: &'static str) -> Self {
+        let shared = Shared {
+            name,
+            state: Mutex::default(),
+            wake: Condvar::new(),
+            finished: Condvar::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+            process: Process::this(),
+        }
+    }
+
+    /// Runs `job` on the thread. Pushed jobs run one after the other, in the order in which they were pushed.
+    pub fn push(&self, job: impl FnOnce() + Send + 'static) {
+        self.add(Job {
+            poll: None,
+            then: Some(Box::new(job)),
+        });
+    }
+
+    /// Calls `poll` on the thread until it returns `true`, at growing intervals of up to a millisecond, then drops it and calls
+    /// `then`. If `poll` panics, `then` is dropped without a call.
+    pub fn watch(
+        &self,
+        poll: impl FnMut() -> bool + Send + 'static,
+        then: impl FnOnce() + Send + 'static,
+    ) {
+        self.add(Job {
+            poll: Some(Box::new(poll)),
+            then: Some(Box::new(then)),
+        });
+    }
+
+    fn add(&self, job: Job) {
+        if !self.process.is_this() {
+            return forget(job);
+        }
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        state.jobs.push(job);
+        state.pending += 1;
+        if !state.running {
+            let thread = shared.clone();
+            let builder = std::thread::Builder::new().name(shared.name.into());
+            state.running = builder.spawn(move || thread.run()).is_ok();
+        }
+        let stranded = if state.running {
+            Vec::new()
+        } else {
+            take(&mut state.jobs)
+        };
+        drop(state);
+        shared.wake.notify_one();
+        if !stranded.is_empty() {
+            shared.run_here(stranded);
+        }
+    }
+
+    /// Returns how many jobs have not ended.
+    pub fn pending(&self) -> usize {
+        match self.process.is_this() {
+            true => self.shared.lock().pending,
+            false => 0,
+        }
+    }
+
+    /// Waits until no job is left, those that are pushed meanwhile included. Within a job of this worker it returns at once, since
+    /// that job would wait for itself.
+    pub fn finish(&self) {
+        if !self.process.is_this() || RUNS.get() == self.shared.address() {
+            return;
+        }
+        let left = |state: &mut State| state.pending > 0;
+        let state = self.shared.finished.wait_while(self.shared.lock(), left);
+        drop(state.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if self.process.is_this() {
+            self.shared.lock().closed = true;
+            self.shared.wake.notify_one();
+        }
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("name", &self.shared.name)
+            .field("pending", &self.pending())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn jobs_run_in_order_on_one_thread() {
+        let worker = Worker::new("a test");
+        let (sender, ran) = mpsc::channel();
+        for i in 0..100 {
+            let sender = sender.clone();
+            worker.push(move || sender.send((i, std::thread::current().id())).unwrap());
+        }
+        worker.finish();
+        drop(sender);
+        let ran: Vec<_> = ran.iter().collect();
+        assert!(ran.iter().map(|(i, _)| *i).eq(0..100));
+        assert!(ran.iter().all(|(_, thread)| *thread == ran[0].1));
+        assert_ne!(ran[0].1, std::thread::current().id());
+    }
+
+    #[test]
+    fn a_watch_holds_up_nothing() {
+        let worker = Worker::new("a test");
+        let (event, polls) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicUsize::new(0)),
+        );
+        let (sender, ran) = mpsc::channel();
+        let (done, counted, sent) = (event.clone(), polls.clone(), sender.clone());
+        // Owned by the poll, which is dropped before the other closure is called.
+        let held = Arc::new(());
+        let (own, is_dropped) = (held.clone(), Arc::downgrade(&held));
+        drop(held);
+        worker.watch(
+            move || {
+                let _ = &own;
+                counted.fetch_add(1, Ordering::Relaxed);
+                done.load(Ordering::Acquire)
+            },
+            move || {
+                sent.send(is_dropped.upgrade().map_or("watched", |_| "held"))
+                    .unwrap()
+            },
+        );
+        worker.push(move || sender.send("pushed").unwrap());
+        assert_eq!(ran.recv_timeout(LONG), Ok("pushed"));
+        while polls.load(Ordering::Relaxed) < 3 {
+            std::thread::yield_now();
+        }
+        assert_eq!(worker.pending(), 1);
+        event.store(true, Ordering::Release);
+        assert_eq!(ran.recv_timeout(LONG), Ok("watched"));
+        worker.finish();
+        assert_eq!(worker.pending(), 0);
+    }
+
+    #[test]
+    fn panics_are_kept() {
+        /// Panics when it is dropped.
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("a test of panics");
+            }
+        }
+        let worker = Worker::new("a test");
+        worker.push(|| panic!("a test of panics"));
+        let bomb = Bomb;
+        worker.push(move || drop(bomb));
+        let bomb = Bomb;
+        worker.watch(
+            move || {
+                let _ = &bomb;
+                true
+            },
+            || {},
+        );
+        let called = Arc::new(AtomicBool::new(false));
+        let call = called.clone();
+        worker.watch(
+            || panic!("a test of panics"),
+            // What `poll` did not see done must not be taken for done.
+            move || call.store(true, Ordering::Relaxed),
+        );
+        let (sender, ran) = mpsc::channel();
+        worker.push(move || sender.send(()).unwrap());
+        worker.finish();
+        assert_eq!(ran.recv_timeout(LONG), Ok(()));
+        assert!(!called.load(Ordering::Relaxed));
+        assert_eq!(Arc::strong_count(&called), 1);
+    }
+
+    /// A job may push jobs, and `finish` waits for those too. Within a job it does not wait.
+    #[test]
+    fn jobs_use_their_worker() {
+        let worker = Arc::new(Worker::new("a test"));
+        let left = Arc::new(AtomicUsize::new(50));
+        fn step(worker: &Arc<Worker>, left: &Arc<AtomicUsize>) {
+            let (this, count) = (worker.clone(), left.clone());
+            worker.push(move || {
+                this.finish();
+                if count.fetch_sub(1, Ordering::Relaxed) > 1 {
+                    step(&this, &count);
+                }
+            });
+        }
+        step(&worker, &left);
+        worker.finish();
+        assert_eq!(left.load(Ordering::Relaxed), 0);
+        // The last job may drop the last handle, on the worker's own thread.
+        let (sender, ran) = mpsc::channel();
+        let this = worker.clone();
+        worker.push(move || {
+            drop(this);
+            sender.send(()).unwrap();
+        });
+        drop(worker);
+        assert_eq!(ran.recv_timeout(LONG), Ok(()));
+    }
+
+    /// The drop waits for nothing, and what is left is still done. Then the thread ends.
+    #[test]
+    fn a_dropped_worker_ends_its_work() {
+        let worker = Worker::new("a test");
+        let shared = Arc::downgrade(&worker.shared);
+        let (go, wait) = mpsc::channel::<()>();
+        let (sender, ran) = mpsc::channel();
+        worker.push(move || wait.recv_timeout(LONG).unwrap());
+        worker.push(move || sender.send(()).unwrap());
+        drop(worker);
+        go.send(()).unwrap();
+        assert_eq!(ran.recv_timeout(LONG), Ok(()));
+        let start = Instant::now();
+        while shared.strong_count() > 0 {
+            assert!(start.elapsed() < LONG, "the thread does not end");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Threads push while the worker's thread is about to end: no job is left behind.
+    #[test]
+    fn no_job_is_left_behind() {
+        let rounds = if cfg!(miri) { 3 } else { 300 };
+        let ran = Arc::new(AtomicUsize::new(0));
+        for _ in 0..rounds {
+            let worker = Worker::new("a test");
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        for polls in 0..3 {
+                            let (count, mut left) = (ran.clone(), polls);
+                            let poll = move || {
+                                left -= 1;
+                                left < 0
+                            };
+                            worker.watch(poll, move || {
+                                count.fetch_add(1, Ordering::Relaxed);
+                            });
+                            worker.finish();
+                        }
+                    });
+                }
+            });
+            assert_eq!(worker.pending(), 0);
+        }
+        assert_eq!(ran.load(Ordering::Relaxed), rounds * 9);
+    }
+}
