@@ -1,0 +1,107 @@
+//! The places that `sync_event` points to.
+//!
+//! A cell holds a `cl_event` of this crate. Cells are recycled and known by their addresses: an event pointer that is not in the
+//! table is a foreign producer's.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::mem::take;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError, RwLock};
+
+use arrow_device::device::EventPtr;
+use opencl_sys::cl_event;
+
+use crate::context::lock;
+use crate::object::Event;
+use crate::sys::Cl;
+
+/// A `cl_event` for readers of the C struct; null while the cell is not used.
+#[repr(transparent)]
+struct Cell(AtomicPtr<c_void>);
+
+/// The cells of all devices, and whose they are.
+static OWNERS: LazyLock<RwLock<HashMap<usize, u64>>> = LazyLock::new(RwLock::default);
+
+/// Returns the number of the [`Cells`] to which the pointer belongs; `None`: a foreign producer's.
+pub(crate) fn owner(event: EventPtr) -> Option<u64> {
+    let owners = OWNERS.read().unwrap_or_else(PoisonError::into_inner);
+    owners.get(&event.as_ptr().addr()).copied()
+}
+
+/// Reads the handle, which may be null.
+///
+/// # Safety
+/// The pointer is aligned for a pointer and points to as many readable bytes.
+pub(crate) unsafe fn read(event: EventPtr) -> cl_event {
+    let place = event.as_ptr().cast::<Cell>();
+    // SAFETY: the caller guarantees readable bytes; any bits are a pointer. A cell of this crate that is given up at the same
+    // time is written atomically.
+    unsafe { (*place).0.load(Ordering::Acquire) }
+}
+
+/// The cells of one device.
+pub(crate) struct Cells {
+    number: u64,
+    idle: Mutex<Vec<Box<Cell>>>,
+    used: AtomicUsize,
+}
+
+impl Cells {
+    pub(crate) fn new() -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        Self {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            idle: Mutex::default(),
+            used: AtomicUsize::new(0),
+        }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns how many cells hold an event.
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Puts an event into a cell, which owns it from now on.
+    pub(crate) fn put(&self, event: Event) -> Option<EventPtr> {
+        let idle = lock(&self.idle).pop();
+        let cell = idle.unwrap_or_else(|| {
+            let cell = Box::new(Cell(AtomicPtr::new(null_mut())));
+            let address = std::ptr::from_ref(&*cell).addr();
+            let mut owners = OWNERS.write().unwrap_or_else(PoisonError::into_inner);
+            owners.insert(address, self.number);
+            cell
+        });
+        cell.0.store(event.into_raw(), Ordering::Release);
+        self.used.fetch_add(1, Ordering::Relaxed);
+        EventPtr::new(Box::into_raw(cell).cast())
+    }
+
+    /// Takes the event out of a cell, which is recycled.
+    ///
+    /// # Safety
+    /// The pointer is from [`put`](Self::put) of this value, and is not used again.
+    pub(crate) unsafe fn take(&self, cl: &'static Cl, event: EventPtr) -> Option<Event> {
+        // SAFETY: the caller guarantees that the box was leaked by `put`, and that this is its only owner now.
+        let cell = unsafe { Box::from_raw(event.as_ptr().cast::<Cell>()) };
+        let event = NonNull::new(cell.0.swap(null_mut(), Ordering::AcqRel));
+        lock(&self.idle).push(cell);
+        self.used.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: `put` moved a reference into the cell, which is taken out once.
+        event.map(|event| unsafe { Event::own(cl, event) })
+    }
+}
+
+impl Drop for Cells {
+    fn drop(&mut self) {
+        let mut owners = OWNERS.write().unwrap_or_else(PoisonError::into_inner);
+        for cell in take(&mut *lock(&self.idle)) {
+            owners.remove(&std::ptr::from_ref(&*cell).addr());
+        }
+    }
+}
