@@ -18,7 +18,7 @@ pub(crate) const MEMORIES: [OpenClMemory; 4] = [
 ];
 
 /// Whether a missing runtime is an error: in CI.
-fn is_required() -> bool {
+pub(crate) fn is_required() -> bool {
     std::env::var_os("ARROW_DEVICE_OPENCL_REQUIRED").is_some_and(|value| value != "0")
 }
 
