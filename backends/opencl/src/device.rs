@@ -160,6 +160,13 @@ impl OpenClDevice {
         let shared = &self.shared;
         (shared.live.len(), shared.cells.used(), shared.host.len())
     }
+
+    /// Returns how many queues there are, those included that were dropped and have not ended, for tests of leaks.
+    #[doc(hidden)]
+    pub fn queues(&self) -> usize {
+        self.shared.queues.are_done(&self.shared.context);
+        self.shared.queues.len()
+    }
 }
 
 /// Keeps a program's buffer.
@@ -392,7 +399,7 @@ unsafe impl Backend for OpenClDevice {
     }
 
     fn trim(&self) {
-        self.shared.free_idle(true);
+        self.shared.trim();
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -60,6 +60,11 @@ impl Queues {
         done
     }
 
+    /// Returns how many queues have not ended.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+
     /// Makes this thread wait for the work of all queues, and forgets those that were dropped before. A wait that fails is tried
     /// so many times.
     pub(crate) fn finish(&self, context: &Context, tries: usize) -> Answer<()> {

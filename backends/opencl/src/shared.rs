@@ -21,7 +21,7 @@ pub(crate) const SETTLE: usize = 100;
 
 /// Memory in the pool.
 pub(crate) struct Idle {
-    /// `None` if no event could be recorded: only its own queue may use the memory again.
+    /// `None` if no event could be recorded: only its own queue may use the memory again, or `trim` waits.
     after: Option<Event>,
     memory: Arc<Allocation>,
 }
@@ -105,6 +105,19 @@ impl Shared {
     /// Frees memory that nothing uses any more: what is over the limits, or all of it.
     pub(crate) fn free_idle(&self, all: bool) {
         drop(self.pool.take_done(all, |idle| self.is_done(idle)));
+    }
+
+    /// Frees all memory that nothing uses any more.
+    pub(crate) fn trim(&self) {
+        self.free_idle(true);
+        let unknown = self.pool.take_done(true, |idle| idle.after.is_none());
+        if unknown.is_empty() {
+            return;
+        }
+        match self.queues.finish(&self.context, 1) {
+            Ok(()) => drop(unknown),
+            Err(_) => unknown.into_iter().for_each(|block| self.pool.give(block)),
+        }
     }
 
     /// Returns an event after the work of a queue so far. The queue is flushed, or the event might never complete.
