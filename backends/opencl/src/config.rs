@@ -73,12 +73,18 @@ impl OpenClConfig {
     pub fn open(&self) -> Result<Device> {
         let id = self.id();
         let (cl, listed) = find(id, self.ordinal)?;
-        let properties: [cl_context_properties; 3] =
-            [CL_CONTEXT_PLATFORM, listed.platform.expose_provenance() as cl_context_properties, 0];
+        let properties: [cl_context_properties; 3] = [
+            CL_CONTEXT_PLATFORM,
+            listed.platform.expose_provenance() as cl_context_properties,
+            0,
+        ];
         let device = &raw const listed.device;
         // SAFETY: the loader has listed the device; the list of properties ends with 0 and is read during the call.
         let context = unsafe {
-            create!(cl, clCreateContext(properties.as_ptr(), 1, device, None, null_mut()))
+            create!(
+                cl,
+                clCreateContext(properties.as_ptr(), 1, device, None, null_mut())
+            )
         };
         let context = context.map_err(|failed| absent_after(id, failed))?;
         // SAFETY: the context was just made for this device, and nobody else has it.
@@ -119,7 +125,10 @@ impl OpenClConfig {
         // SAFETY: the caller guarantees context and device; each value is read as what the specification says it is.
         let kept: Answer<_> = unsafe {
             ContextObject::retain(cl, context).and_then(|context| {
-                let platform = info!(cl, clGetDeviceInfo(device, CL_DEVICE_PLATFORM) as cl_platform_id)?;
+                let platform = info!(
+                    cl,
+                    clGetDeviceInfo(device, CL_DEVICE_PLATFORM) as cl_platform_id
+                )?;
                 let devices = devices_of(cl, context.raw())?;
                 Ok((context, platform, devices))
             })
@@ -163,7 +172,10 @@ impl OpenClConfig {
         let id = self.id();
         let version = info.version.strip_prefix("OpenCL ").unwrap_or_default();
         if version.starts_with("1.0") || version.starts_with("1.1") {
-            return Err(absent(id, format!("{info} is older than OpenCL 1.2; update its driver")));
+            return Err(absent(
+                id,
+                format!("{info} is older than OpenCL 1.2; update its driver"),
+            ));
         }
         let is_chosen = |kind: &&Kind| match self.memory {
             Some(memory) => kind.name() == memory,
@@ -190,5 +202,8 @@ impl OpenClConfig {
 pub(crate) unsafe fn devices_of(cl: &Cl, context: cl_context) -> Answer<Vec<cl_device_id>> {
     // SAFETY: the caller guarantees the context; the answer is a list of pointers.
     let list = unsafe { info_list!(cl, clGetContextInfo(context, CL_CONTEXT_DEVICES) as [usize]) }?;
-    Ok(list.into_iter().map(std::ptr::with_exposed_provenance_mut).collect())
+    Ok(list
+        .into_iter()
+        .map(std::ptr::with_exposed_provenance_mut)
+        .collect())
 }

@@ -37,7 +37,9 @@ impl OpenClDevice {
     /// Returns [`Error::InvalidArgument`] if it is not an OpenCL device of this crate.
     pub fn of(device: &Device) -> Result<&Self> {
         let found = device.backend().as_any().downcast_ref();
-        found.ok_or_else(|| Error::InvalidArgument(format!("{device} is not an OpenCL device").into()))
+        found.ok_or_else(|| {
+            Error::InvalidArgument(format!("{device} is not an OpenCL device").into())
+        })
     }
 
     /// Makes the backend. `queue` becomes the default queue; otherwise one is created.
@@ -81,9 +83,17 @@ impl OpenClDevice {
     /// Returns [`Error::NotSupported`] if the device does not allocate [`OpenClMemory::Handles`], and
     /// [`Error::InvalidArgument`] if the address is not in memory of the device.
     pub fn handle(&self, address: DevicePtr) -> Result<(cl_mem, usize)> {
-        let Shared { kind, context, live, .. } = &*self.shared;
+        let Shared {
+            kind,
+            context,
+            live,
+            ..
+        } = &*self.shared;
         if !matches!(kind, Kind::Handles) {
-            let reason = format!("its memory ({:?}) has addresses and no cl_mem; pass the address to the kernel", kind.name());
+            let reason = format!(
+                "its memory ({:?}) has addresses and no cl_mem; pass the address to the kernel",
+                kind.name()
+            );
             return Err(context.not_supported("handle", reason));
         }
         let found = handle(live, address).map(|(_, mem, offset)| (mem, offset));
@@ -124,7 +134,9 @@ impl OpenClDevice {
         let context = &this.shared.context;
         let refused = |reason: String| Err(context.not_supported("wrap_mem", reason));
         if !matches!(this.shared.kind, Kind::Handles) {
-            return refused("its memory has no handles; open the device with OpenClMemory::Handles".into());
+            return refused(
+                "its memory has no handles; open the device with OpenClMemory::Handles".into(),
+            );
         }
         let cl = context.cl;
         // SAFETY: the caller guarantees the buffer (see `# Safety`); each value is read as what the specification says it is.
@@ -132,7 +144,10 @@ impl OpenClDevice {
             MemObject::retain(cl, mem).and_then(|mem| {
                 let raw = mem.raw();
                 let of = info!(cl, clGetMemObjectInfo(raw, CL_MEM_CONTEXT) as cl_context)?;
-                let kind = info!(cl, clGetMemObjectInfo(raw, CL_MEM_TYPE) as cl_mem_object_type)?;
+                let kind = info!(
+                    cl,
+                    clGetMemObjectInfo(raw, CL_MEM_TYPE) as cl_mem_object_type
+                )?;
                 let bytes = info!(cl, clGetMemObjectInfo(raw, CL_MEM_SIZE) as usize)?;
                 Ok((mem, of, kind, bytes))
             })
@@ -160,13 +175,6 @@ impl OpenClDevice {
         let shared = &self.shared;
         (shared.live.len(), shared.cells.used(), shared.host.len())
     }
-
-    /// Returns how many queues there are, those included that were dropped and have not ended, for tests of leaks.
-    #[doc(hidden)]
-    pub fn queues(&self) -> usize {
-        self.shared.queues.are_done(&self.shared.context);
-        self.shared.queues.len()
-    }
 }
 
 /// Keeps a program's buffer.
@@ -192,10 +200,19 @@ pub(crate) unsafe fn check_queue(shared: &Shared, queue: cl_command_queue) -> Re
     let (queue, of, device, properties) = context.check(unsafe {
         CommandQueue::retain(cl, queue).and_then(|queue| {
             let raw = queue.raw();
-            let of = info!(cl, clGetCommandQueueInfo(raw, CL_QUEUE_CONTEXT) as cl_context)?;
-            let device = info!(cl, clGetCommandQueueInfo(raw, CL_QUEUE_DEVICE) as cl_device_id)?;
+            let of = info!(
+                cl,
+                clGetCommandQueueInfo(raw, CL_QUEUE_CONTEXT) as cl_context
+            )?;
+            let device = info!(
+                cl,
+                clGetCommandQueueInfo(raw, CL_QUEUE_DEVICE) as cl_device_id
+            )?;
             let what = CL_QUEUE_PROPERTIES;
-            let properties = info!(cl, clGetCommandQueueInfo(raw, what) as cl_command_queue_properties)?;
+            let properties = info!(
+                cl,
+                clGetCommandQueueInfo(raw, what) as cl_command_queue_properties
+            )?;
             Ok((queue, of, device, properties))
         })
     })?;
@@ -270,10 +287,14 @@ unsafe impl Backend for OpenClDevice {
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let ptr = event.as_ptr().cast::<cl_event>();
         if !ptr.is_aligned() {
-            return Err(Error::InvalidArgument(format!("{ptr:p} is not the address of an event").into()));
+            return Err(Error::InvalidArgument(
+                format!("{ptr:p} is not the address of an event").into(),
+            ));
         }
         if self.shared.is_of_another(event) {
-            return Err(Error::InvalidArgument("the event is another OpenCL device's".into()));
+            return Err(Error::InvalidArgument(
+                "the event is another OpenCL device's".into(),
+            ));
         }
         // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be read there.
         if unsafe { cells::read(event) }.is_null() {
@@ -286,7 +307,9 @@ unsafe impl Backend for OpenClDevice {
         let context = &self.shared.context;
         // SAFETY: the caller guarantees a live event (contract of `query_event`).
         let complete = context.check(unsafe {
-            self.shared.read(event).and_then(|event| event::is_complete(context.cl, event))
+            self.shared
+                .read(event)
+                .and_then(|event| event::is_complete(context.cl, event))
         })?;
         // After the query: work that failed before the event has set it by now.
         context.failure.check()?;
@@ -297,7 +320,9 @@ unsafe impl Backend for OpenClDevice {
         let context = &self.shared.context;
         // SAFETY: the caller guarantees a live event (contract of `wait_event`).
         context.check(unsafe {
-            self.shared.read(event).and_then(|event| event::wait(context.cl, event))
+            self.shared
+                .read(event)
+                .and_then(|event| event::wait(context.cl, event))
         })?;
         context.failure.check()
     }
@@ -334,7 +359,8 @@ unsafe impl Backend for OpenClDevice {
     ) -> (AddressClass, Range<usize>) {
         let Shared { live, host, .. } = &*self.shared;
         let own = live.classify_allocation(address, bytes, AddressClass::Device);
-        let found = own.or_else(|| host.classify_allocation(address, bytes, AddressClass::HostAccessible));
+        let found =
+            own.or_else(|| host.classify_allocation(address, bytes, AddressClass::HostAccessible));
         // OpenCL cannot be asked about addresses of other contexts, nor about host memory.
         found.unwrap_or_else(|| {
             let start = address.address();
@@ -343,7 +369,12 @@ unsafe impl Backend for OpenClDevice {
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
-        let Shared { kind, context, host, .. } = &*self.shared;
+        let Shared {
+            kind,
+            context,
+            host,
+            ..
+        } = &*self.shared;
         // The runtimes that have no other memory from which they copy faster.
         let Kind::Usm(usm) = kind else {
             return Ok(None);
@@ -362,12 +393,18 @@ unsafe impl Backend for OpenClDevice {
     }
 
     unsafe fn free_host(&self, address: DevicePtr, _bytes: usize) {
-        let Shared { kind, context, host, .. } = &*self.shared;
+        let Shared {
+            kind,
+            context,
+            host,
+            ..
+        } = &*self.shared;
         if let (Kind::Usm(usm), Some(_)) = (kind, host.remove(address)) {
             // An error has no place to go.
             // SAFETY: `allocate_host` returned the memory, the caller guarantees that no copy uses it any more, and it was taken out
             // of the table, once. The call does not wait.
-            let _: Answer<()> = unsafe { call!(usm, clMemFreeINTEL(context.raw(), address.as_ptr())) };
+            let _: Answer<()> =
+                unsafe { call!(usm, clMemFreeINTEL(context.raw(), address.as_ptr())) };
         }
     }
 
@@ -376,7 +413,8 @@ unsafe impl Backend for OpenClDevice {
         // A processor copies from any memory of the host, on threads of the runtime.
         let any = info.is_cpu && address.address().checked_add(bytes).is_some();
         !address.is_null()
-            && (any || host.classify(address, bytes, AddressClass::Host) == Some(AddressClass::Host))
+            && (any
+                || host.classify(address, bytes, AddressClass::Host) == Some(AddressClass::Host))
     }
 
     /// Events of other contexts are followed by one of this context.
@@ -391,7 +429,10 @@ unsafe impl Backend for OpenClDevice {
         let is_own = cells::owner(event).is_some();
         // SAFETY: the caller guarantees a live command queue and a live event (contract of `stream_wait`).
         context.check(unsafe {
-            let of = info!(context.cl, clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT) as cl_context);
+            let of = info!(
+                context.cl,
+                clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT) as cl_context
+            );
             let event = cells::read(event);
             of.and_then(|of| event::make_wait(context, queue, of, event, is_own))
         })?;
@@ -418,6 +459,11 @@ unsafe impl Backend for OpenClDevice {
 impl fmt::Debug for OpenClDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.shared.context.id;
-        write!(f, "OpenCL({name}: {}, {:?})", self.shared.info, self.memory())
+        write!(
+            f,
+            "OpenCL({name}: {}, {:?})",
+            self.shared.info,
+            self.memory()
+        )
     }
 }

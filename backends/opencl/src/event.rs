@@ -103,7 +103,12 @@ pub(crate) unsafe fn wait(cl: &Cl, event: cl_event) -> Answer<()> {
 /// The event is live.
 pub(crate) unsafe fn flush(cl: &Cl, event: cl_event) -> Answer<()> {
     // SAFETY: the caller guarantees the event; the queue is a pointer, null for user events.
-    let queue = unsafe { info!(cl, clGetEventInfo(event, CL_EVENT_COMMAND_QUEUE) as cl_command_queue) }?;
+    let queue = unsafe {
+        info!(
+            cl,
+            clGetEventInfo(event, CL_EVENT_COMMAND_QUEUE) as cl_command_queue
+        )
+    }?;
     if queue.is_null() {
         return Ok(());
     }
@@ -161,7 +166,12 @@ pub(crate) unsafe fn on_end(
     lock(&ACTIONS).insert(number, Box::new(action));
     let data = std::ptr::without_provenance_mut(number);
     // SAFETY: the event is live. The callback is called with `data`, which it does not follow.
-    let set = unsafe { call!(cl, clSetEventCallback(event, CL_COMPLETE, Some(ended), data)) };
+    let set = unsafe {
+        call!(
+            cl,
+            clSetEventCallback(event, CL_COMPLETE, Some(ended), data)
+        )
+    };
     if let Err(failed) = set {
         let action = lock(&ACTIONS).remove(&number);
         return match action {
@@ -191,7 +201,9 @@ pub(crate) unsafe fn on_end(
         *lock(&seen) = ended;
         true
     };
-    context.worker.watch(poll, move || act(number, *lock(&outcome)));
+    context
+        .worker
+        .watch(poll, move || act(number, *lock(&outcome)));
     Ok(())
 }
 
@@ -262,7 +274,8 @@ impl Drop for Bridge {
         // Tried again in case the runtime is short of memory: the queue would hang.
         for _ in 0..16 {
             // SAFETY: the event is a user event, live and pending.
-            let set = unsafe { call!(self.cl, clSetUserEventStatus(self.event.raw(), CL_COMPLETE)) };
+            let set =
+                unsafe { call!(self.cl, clSetUserEventStatus(self.event.raw(), CL_COMPLETE)) };
             if set.is_ok() {
                 return;
             }

@@ -59,7 +59,13 @@ impl Kind {
                 let made = unsafe {
                     create!(
                         usm,
-                        clDeviceMemAllocINTEL(context.raw(), context.device(), null(), bytes, ALIGNMENT)
+                        clDeviceMemAllocINTEL(
+                            context.raw(),
+                            context.device(),
+                            null(),
+                            bytes,
+                            ALIGNMENT
+                        )
                     )
                 };
                 Place::Usm(usm, address(context.check_allocation(made, bytes)?))
@@ -102,7 +108,10 @@ impl Kind {
             bytes,
         };
         if allocation.base().address() % ALIGNMENT as usize != 0 {
-            let reason = format!("the runtime returned {:?}, which is not aligned to {ALIGNMENT} bytes", allocation.base());
+            let reason = format!(
+                "the runtime returned {:?}, which is not aligned to {ALIGNMENT} bytes",
+                allocation.base()
+            );
             return Err(context.not_supported("allocate", reason));
         }
         Ok(allocation)
@@ -162,7 +171,8 @@ impl Drop for Allocation {
             Place::Usm(usm, base) => {
                 // An error has no place to go.
                 // SAFETY: the memory is of this context and used by nothing any more; this is its only owner.
-                let _: Answer<()> = unsafe { call!(usm, clMemFreeINTEL(self.context.raw(), base.as_ptr())) };
+                let _: Answer<()> =
+                    unsafe { call!(usm, clMemFreeINTEL(self.context.raw(), base.as_ptr())) };
             }
             // SAFETY: as above.
             Place::Svm(svm, base) => unsafe { (svm.clSVMFree)(self.context.raw(), base.as_ptr()) },
@@ -175,7 +185,10 @@ impl Drop for Allocation {
 pub(crate) type Allocations = Ranges<Arc<Allocation>>;
 
 /// Returns the handle behind an address, and the offset in bytes.
-pub(crate) fn handle(live: &Allocations, address: DevicePtr) -> Option<(Arc<Allocation>, cl_mem, usize)> {
+pub(crate) fn handle(
+    live: &Allocations,
+    address: DevicePtr,
+) -> Option<(Arc<Allocation>, cl_mem, usize)> {
     let found = live.find(address)?;
     let mem = found.value.mem()?;
     Some((found.value, mem, found.offset))
@@ -219,14 +232,34 @@ impl Kind {
                         let (_memory, mem, at) = handle(op.dst)?;
                         call!(
                             cl,
-                            clEnqueueWriteBuffer(queue, mem, CL_FALSE, at, bytes, src, 0, null(), null_mut())
+                            clEnqueueWriteBuffer(
+                                queue,
+                                mem,
+                                CL_FALSE,
+                                at,
+                                bytes,
+                                src,
+                                0,
+                                null(),
+                                null_mut()
+                            )
                         )
                     }
                     CopyKind::DeviceToHost => {
                         let (_memory, mem, at) = handle(op.src)?;
                         call!(
                             cl,
-                            clEnqueueReadBuffer(queue, mem, CL_FALSE, at, bytes, dst, 0, null(), null_mut())
+                            clEnqueueReadBuffer(
+                                queue,
+                                mem,
+                                CL_FALSE,
+                                at,
+                                bytes,
+                                dst,
+                                0,
+                                null(),
+                                null_mut()
+                            )
                         )
                     }
                     CopyKind::DeviceToDevice => {
@@ -234,7 +267,17 @@ impl Kind {
                         let (_to, dst, dst_at) = handle(op.dst)?;
                         call!(
                             cl,
-                            clEnqueueCopyBuffer(queue, src, dst, src_at, dst_at, bytes, 0, null(), null_mut())
+                            clEnqueueCopyBuffer(
+                                queue,
+                                src,
+                                dst,
+                                src_at,
+                                dst_at,
+                                bytes,
+                                0,
+                                null(),
+                                null_mut()
+                            )
                         )
                     }
                     _ => Err(Failed {
@@ -269,7 +312,16 @@ impl Kind {
             match self {
                 Self::Usm(usm) => call!(
                     usm,
-                    clEnqueueMemFillINTEL(queue, at, pattern, aligned, bytes, 0, null(), null_mut())
+                    clEnqueueMemFillINTEL(
+                        queue,
+                        at,
+                        pattern,
+                        aligned,
+                        bytes,
+                        0,
+                        null(),
+                        null_mut()
+                    )
                 ),
                 Self::Svm(svm) | Self::FineSvm(svm) => call!(
                     svm,
@@ -280,7 +332,17 @@ impl Kind {
                     let aligned = 1 << (at | bytes | 64).trailing_zeros();
                     call!(
                         context.cl,
-                        clEnqueueFillBuffer(queue, mem, pattern, aligned, at, bytes, 0, null(), null_mut())
+                        clEnqueueFillBuffer(
+                            queue,
+                            mem,
+                            pattern,
+                            aligned,
+                            at,
+                            bytes,
+                            0,
+                            null(),
+                            null_mut()
+                        )
                     )
                 }
             }
@@ -315,10 +377,15 @@ impl Kind {
                         true => None,
                         false => Some(handle(live, address).ok_or(NO_HANDLE)?),
                     };
-                    let (mem, at) = found.as_ref().map_or((null_mut(), 0), |(_, mem, at)| (*mem, *at));
+                    let (mem, at) = found
+                        .as_ref()
+                        .map_or((null_mut(), 0), |(_, mem, at)| (*mem, *at));
                     let value = (&raw const mem).cast();
-                    call!(context.cl, clSetKernelArg(kernel, index, size_of::<cl_mem>(), value))
-                        .map(|()| at)
+                    call!(
+                        context.cl,
+                        clSetKernelArg(kernel, index, size_of::<cl_mem>(), value)
+                    )
+                    .map(|()| at)
                 }
             }
         }

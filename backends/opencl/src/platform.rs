@@ -56,7 +56,10 @@ pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
 /// Returns [`Error::DeviceNotAvailable`] because a call has failed.
 pub(crate) fn absent_after(device: DeviceId, failed: Failed) -> Error {
     let Failed { call, code } = failed;
-    absent(device, format!("{call} failed: {} (code {code})", codes::name(code)))
+    absent(
+        device,
+        format!("{call} failed: {} (code {code})", codes::name(code)),
+    )
 }
 
 /// Returns the loader and all devices, in its order.
@@ -82,14 +85,24 @@ pub(crate) fn list(id: DeviceId) -> Result<(&'static Cl, Vec<Listed>)> {
     }
     let mut platforms = vec![null_mut(); count as usize];
     // SAFETY: there is room for `count` platforms.
-    let listed = unsafe { call!(cl, clGetPlatformIDs(count, platforms.as_mut_ptr(), null_mut())) };
+    let listed = unsafe {
+        call!(
+            cl,
+            clGetPlatformIDs(count, platforms.as_mut_ptr(), null_mut())
+        )
+    };
     listed.map_err(|failed| absent_after(id, failed))?;
     let mut devices = Vec::new();
     for platform in platforms.into_iter().filter(|platform| !platform.is_null()) {
         let all = CL_DEVICE_TYPE_ALL;
         let mut count = 0;
         // SAFETY: the platform is the loader's, the place for the count is valid, and there is no list.
-        let counted = unsafe { call!(cl, clGetDeviceIDs(platform, all, 0, null_mut(), &raw mut count)) };
+        let counted = unsafe {
+            call!(
+                cl,
+                clGetDeviceIDs(platform, all, 0, null_mut(), &raw mut count)
+            )
+        };
         // A platform without devices reports that as an error.
         if counted.is_err() {
             continue;
@@ -97,7 +110,10 @@ pub(crate) fn list(id: DeviceId) -> Result<(&'static Cl, Vec<Listed>)> {
         let mut of_platform = vec![null_mut(); count as usize];
         // SAFETY: there is room for `count` devices.
         let listed = unsafe {
-            call!(cl, clGetDeviceIDs(platform, all, count, of_platform.as_mut_ptr(), null_mut()))
+            call!(
+                cl,
+                clGetDeviceIDs(platform, all, count, of_platform.as_mut_ptr(), null_mut())
+            )
         };
         if listed.is_ok() {
             let there = of_platform.into_iter().filter(|device| !device.is_null());
@@ -133,7 +149,9 @@ pub fn devices() -> Result<Vec<OpenClDeviceInfo>> {
     let info = |listed: Listed| {
         // SAFETY: the loader has listed the device.
         let described = unsafe { describe(cl, listed) };
-        described.map(|(info, _)| info).map_err(|failed| absent_after(id, failed))
+        described
+            .map(|(info, _)| info)
+            .map_err(|failed| absent_after(id, failed))
     };
     devices.into_iter().map(info).collect()
 }
@@ -142,24 +160,42 @@ pub fn devices() -> Result<Vec<OpenClDeviceInfo>> {
 ///
 /// # Safety
 /// The platform is one that the loader listed, and the device a live one of it.
-pub(crate) unsafe fn describe(cl: &Cl, listed: Listed) -> Result<(OpenClDeviceInfo, Vec<Kind>), Failed> {
+pub(crate) unsafe fn describe(
+    cl: &Cl,
+    listed: Listed,
+) -> Result<(OpenClDeviceInfo, Vec<Kind>), Failed> {
     let Listed { platform, device } = listed;
     // SAFETY: the caller guarantees platform and device; each value is read as what the specification says it is. A runtime that
     // does not know a question answers with an error.
     unsafe {
-        let device_text = |what| info_list!(cl, clGetDeviceInfo(device, what) as [u8]).map(|t| text(&t));
+        let device_text =
+            |what| info_list!(cl, clGetDeviceInfo(device, what) as [u8]).map(|t| text(&t));
         let bits = |what| info!(cl, clGetDeviceInfo(device, what) as cl_bitfield).unwrap_or(0);
-        let kind = info!(cl, clGetDeviceInfo(device, CL_DEVICE_TYPE) as cl_device_type)?;
-        let max = info!(cl, clGetDeviceInfo(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE) as cl_ulong)?;
+        let kind = info!(
+            cl,
+            clGetDeviceInfo(device, CL_DEVICE_TYPE) as cl_device_type
+        )?;
+        let max = info!(
+            cl,
+            clGetDeviceInfo(device, CL_DEVICE_MAX_MEM_ALLOC_SIZE) as cl_ulong
+        )?;
         let platform_name = info_list!(cl, clGetPlatformInfo(platform, CL_PLATFORM_NAME) as [u8])?;
         let extensions = device_text(CL_DEVICE_EXTENSIONS)?;
 
-        let usm = (extensions.split(' ').any(|name| name == "cl_intel_unified_shared_memory")
-            && bits(CL_DEVICE_DEVICE_MEM_CAPABILITIES_INTEL) & CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL != 0
-            && bits(CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL) & CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL != 0)
+        let usm = (extensions
+            .split(' ')
+            .any(|name| name == "cl_intel_unified_shared_memory")
+            && bits(CL_DEVICE_DEVICE_MEM_CAPABILITIES_INTEL)
+                & CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL
+                != 0
+            && bits(CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL) & CL_UNIFIED_SHARED_MEMORY_ACCESS_INTEL
+                != 0)
             .then(|| Usm::of(cl, platform).ok())
             .flatten();
-        let svm = |capability| cl.svm.filter(|_| bits(CL_DEVICE_SVM_CAPABILITIES) & capability != 0);
+        let svm = |capability| {
+            cl.svm
+                .filter(|_| bits(CL_DEVICE_SVM_CAPABILITIES) & capability != 0)
+        };
         let kinds: Vec<_> = [
             usm.map(Kind::Usm),
             svm(CL_DEVICE_SVM_COARSE_GRAIN_BUFFER).map(Kind::Svm),

@@ -42,7 +42,10 @@ impl OpenClQueue {
         let context = &shared.context;
         // SAFETY: context and device are live and belong together. Without a property the queue is in order.
         let made = unsafe {
-            create!(context.cl, clCreateCommandQueue(context.raw(), context.device(), 0))
+            create!(
+                context.cl,
+                clCreateCommandQueue(context.raw(), context.device(), 0)
+            )
         };
         // SAFETY: the queue was just made, and nobody else has it.
         let queue = unsafe { CommandQueue::own(context.cl, context.check(made)?) };
@@ -81,8 +84,18 @@ impl OpenClQueue {
     /// - `kernel` is live and of the device's context, and no other thread uses it meanwhile.
     /// - `address` is null or in memory of this device that is alive, for the runtime, until the kernel has run: keep the loan
     ///   (or the buffer that is written) until the kernel is enqueued.
-    pub unsafe fn set_kernel_arg(&self, kernel: cl_kernel, index: u32, address: DevicePtr) -> Result<usize> {
-        let Shared { kind, context, live, .. } = &*self.shared;
+    pub unsafe fn set_kernel_arg(
+        &self,
+        kernel: cl_kernel,
+        index: u32,
+        address: DevicePtr,
+    ) -> Result<usize> {
+        let Shared {
+            kind,
+            context,
+            live,
+            ..
+        } = &*self.shared;
         let index: cl_uint = index;
         // SAFETY: the caller guarantees the kernel (see `# Safety`).
         context.check(unsafe { kind.set_kernel_arg(context, live, kernel, index, address) })
@@ -110,7 +123,12 @@ unsafe impl RawQueue for OpenClQueue {
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
-        let Shared { kind, context, live, .. } = &*self.shared;
+        let Shared {
+            kind,
+            context,
+            live,
+            ..
+        } = &*self.shared;
         context.failure.check()?;
         for (queued, op) in copies.iter().enumerate() {
             // SAFETY: the caller guarantees memory for all bytes until the copies have completed (contract of `RawQueue::copy`); the
@@ -131,7 +149,12 @@ unsafe impl RawQueue for OpenClQueue {
     }
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
-        let Shared { kind, context, live, .. } = &*self.shared;
+        let Shared {
+            kind,
+            context,
+            live,
+            ..
+        } = &*self.shared;
         context.failure.check()?;
         // SAFETY: the caller guarantees `bytes` bytes until the fill has completed (contract of `RawQueue::fill`); the queue is live.
         context.check(unsafe { kind.fill(context, live, self.handle(), dst, byte, bytes) })
@@ -170,7 +193,9 @@ impl Drop for OpenClQueue {
     fn drop(&mut self) {
         // SAFETY: the queue is live.
         let last = unsafe { self.shared.marker(self.handle()) }.ok();
-        let Shared { context, queues, .. } = &*self.shared;
+        let Shared {
+            context, queues, ..
+        } = &*self.shared;
         queues.drop_queue(context, self.number, last);
     }
 }

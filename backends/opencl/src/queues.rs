@@ -35,12 +35,20 @@ pub(crate) struct Queues(Mutex<Vec<Tracked>>);
 impl Queues {
     pub(crate) fn add(&self, number: u64, queue: Arc<CommandQueue>) {
         let (dropped, last) = (false, None);
-        lock(&self.0).push(Tracked { number, queue, dropped, last });
+        lock(&self.0).push(Tracked {
+            number,
+            queue,
+            dropped,
+            last,
+        });
     }
 
     /// A queue was dropped, with an event after its last work if one could be recorded.
     pub(crate) fn drop_queue(&self, context: &Context, number: u64, last: Option<Event>) {
-        if let Some(queue) = lock(&self.0).iter_mut().find(|queue| queue.number == number) {
+        if let Some(queue) = lock(&self.0)
+            .iter_mut()
+            .find(|queue| queue.number == number)
+        {
             queue.dropped = true;
             queue.last = last.map(Arc::new);
         }
@@ -60,11 +68,6 @@ impl Queues {
         done
     }
 
-    /// Returns how many queues have not ended.
-    pub(crate) fn len(&self) -> usize {
-        lock(&self.0).len()
-    }
-
     /// Makes this thread wait for the work of all queues, and forgets those that were dropped before. A wait that fails is tried
     /// so many times.
     pub(crate) fn finish(&self, context: &Context, tries: usize) -> Answer<()> {
@@ -74,7 +77,9 @@ impl Queues {
             let finished = finish(context.cl, &tracked.queue, tries);
             if finished.is_ok() && tracked.dropped {
                 let mut queues = lock(&self.0);
-                let place = queues.iter().position(|queue| queue.number == tracked.number);
+                let place = queues
+                    .iter()
+                    .position(|queue| queue.number == tracked.number);
                 let over = place.map(|place| queues.swap_remove(place));
                 drop(queues);
                 drop(over);

@@ -59,7 +59,9 @@ pub fn register(devices: &Devices) -> OpenClDevices {
         Ok(device)
     });
     let resolver = known.clone();
-    devices.register_resolver(ArrowDeviceType::OPENCL, move |array| resolver.resolve(array));
+    devices.register_resolver(ArrowDeviceType::OPENCL, move |array| {
+        resolver.resolve(array)
+    });
     known
 }
 
@@ -85,11 +87,13 @@ impl OpenClDevices {
         candidates.retain(|device| device.id() == id);
         let context = self.context_of(array)?;
         if let Some(context) = context {
-            candidates.retain(|device| OpenClDevice::of(device).is_ok_and(|d| d.context() == context));
+            candidates
+                .retain(|device| OpenClDevice::of(device).is_ok_and(|d| d.context() == context));
         }
         // Several devices may share a context, and one device may have several.
         if let Some(address) = array.address() {
-            let owns = |device: &&Device| device.backend().classify(address, 1) == AddressClass::Device;
+            let owns =
+                |device: &&Device| device.backend().classify(address, 1) == AddressClass::Device;
             if let Some(owner) = candidates.iter().find(owns) {
                 return Ok(Some(owner.clone()));
             }
@@ -117,7 +121,9 @@ impl OpenClDevices {
         }
         // SAFETY: as above.
         let context = unsafe { event::context(cl, event) };
-        context.map(Some).map_err(|failed| absent_after(array.id(), failed))
+        context
+            .map(Some)
+            .map_err(|failed| absent_after(array.id(), failed))
     }
 
     /// Opens the device in the context of a foreign producer.
@@ -125,10 +131,15 @@ impl OpenClDevices {
         let id = array.id();
         let cl = Cl::get().map_err(|why| absent(id, why))?;
         // SAFETY: the live event of the array keeps its context alive.
-        let devices = unsafe { devices_of(cl, context) }.map_err(|failed| absent_after(id, failed))?;
+        let devices =
+            unsafe { devices_of(cl, context) }.map_err(|failed| absent_after(id, failed))?;
         let listed = crate::platform::list(id)?.1;
-        let named = usize::try_from(id.id).ok().and_then(|number| listed.get(number));
-        let named = named.map(|listed| listed.device).filter(|device| devices.contains(device));
+        let named = usize::try_from(id.id)
+            .ok()
+            .and_then(|number| listed.get(number));
+        let named = named
+            .map(|listed| listed.device)
+            .filter(|device| devices.contains(device));
         // The producer may number its devices in another way.
         let device = match (named, &devices[..]) {
             (Some(device), _) => device,
@@ -137,7 +148,9 @@ impl OpenClDevices {
                 return Err(Error::NotSupported {
                     device: id,
                     operation: "import",
-                    reason: "the context of its event has several devices, of which the id names none".into(),
+                    reason:
+                        "the context of its event has several devices, of which the id names none"
+                            .into(),
                 });
             }
         };

@@ -41,7 +41,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(context: Context, kind: Kind, info: OpenClDeviceInfo, idle_bytes: usize) -> Self {
+    pub(crate) fn new(
+        context: Context,
+        kind: Kind,
+        info: OpenClDeviceInfo,
+        idle_bytes: usize,
+    ) -> Self {
         Self {
             context: Arc::new(context),
             kind,
@@ -62,7 +67,10 @@ impl Shared {
 
     /// Allocates memory for work on the queue of this number.
     pub(crate) fn allocate(&self, queue: u64, bytes: usize) -> Result<DevicePtr> {
-        let out_of_memory = || self.context.out_of_memory("CL_DEVICE_MAX_MEM_ALLOC_SIZE", bytes);
+        let out_of_memory = || {
+            self.context
+                .out_of_memory("CL_DEVICE_MAX_MEM_ALLOC_SIZE", bytes)
+        };
         let rounded = Pool::<Idle>::rounded(bytes).unwrap_or(usize::MAX);
         let memory = match self.pool.take(queue, rounded, |idle| self.is_done(idle)) {
             Some(block) => block.after.memory,
@@ -129,7 +137,10 @@ impl Shared {
         let mut event: cl_event = std::ptr::null_mut();
         // SAFETY: the caller guarantees the queue, and the place for the event is valid.
         unsafe {
-            call!(cl, clEnqueueMarkerWithWaitList(queue, 0, std::ptr::null(), &raw mut event))?;
+            call!(
+                cl,
+                clEnqueueMarkerWithWaitList(queue, 0, std::ptr::null(), &raw mut event)
+            )?;
             let event = crate::sys::made("clEnqueueMarkerWithWaitList", event, 0)?;
             let event = Event::own(cl, event);
             call!(cl, clFlush(queue))?;
@@ -163,10 +174,12 @@ impl Drop for Shared {
         }
         let context = self.context.clone();
         // Not the context's worker, whose jobs must not block. Dropping this one does not wait.
-        Worker::new("arrow-device opencl end").push(move || match queues.finish(&context, SETTLE) {
-            Ok(()) => drop(idle),
-            // Work may still use the memory.
-            Err(_) => std::mem::forget(idle),
+        Worker::new("arrow-device opencl end").push(move || {
+            match queues.finish(&context, SETTLE) {
+                Ok(()) => drop(idle),
+                // Work may still use the memory.
+                Err(_) => std::mem::forget(idle),
+            }
         });
     }
 }

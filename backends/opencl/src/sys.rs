@@ -277,5 +277,7 @@ pub(crate) use info_list;
 /// Returns a text of the runtime, without the NUL at its end.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0);
-    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())]).trim().to_owned()
+    String::from_utf8_lossy(&bytes[..end.unwrap_or(bytes.len())])
+        .trim()
+        .to_owned()
 }

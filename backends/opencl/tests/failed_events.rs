@@ -9,7 +9,7 @@ mod opencl;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::{EventPtr, Notify};
@@ -19,7 +19,7 @@ use cl3::command_queue::enqueue_marker_with_wait_list;
 use cl3::event::release_event;
 use cl3::types::cl_event;
 
-use opencl::{Gate, assert_error, memories, open, unclean};
+use opencl::{Gate, assert_clean, assert_error, memories, open, soon};
 
 const FAILED: &str = "the command of an event failed on opencl:";
 
@@ -33,17 +33,6 @@ fn pointer(event: &cl_event) -> EventPtr {
     EventPtr::new(std::ptr::from_ref(event).cast_mut().cast()).unwrap()
 }
 
-fn soon(mut done: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(10) {
-        if done() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
-}
-
 /// Makes a queue wait for a foreign event.
 fn wait(queue: &Queue, event: &cl_event) -> arrow_device::Result<()> {
     // SAFETY: the tests pass live events.
@@ -53,11 +42,6 @@ fn wait(queue: &Queue, event: &cl_event) -> arrow_device::Result<()> {
 fn assert_works(device: &Device) {
     assert_eq!(device.upload(&batch()).unwrap().to_host().unwrap(), batch());
     device.synchronize().unwrap();
-}
-
-/// Gives the events back, and checks that nothing is left.
-fn assert_clean(device: &Device) {
-    assert!(soon(|| unclean(device).is_none()), "{:?}", unclean(device));
 }
 
 #[test]
@@ -133,7 +117,10 @@ fn a_pending_event_that_fails_is_an_error_for_who_waits_for_it() {
     }
     for memory in memories() {
         let device = open(memory);
-        let (gate, woken) = (Gate::new(&open(memory)), Arc::new(Count(AtomicUsize::new(0))));
+        let (gate, woken) = (
+            Gate::new(&open(memory)),
+            Arc::new(Count(AtomicUsize::new(0))),
+        );
         let event = gate.event();
         let backend = device.backend();
         // SAFETY: the event is live until the end of the test, after the waker was called.
@@ -169,7 +156,10 @@ fn an_event_after_a_failed_one_is_an_error() {
         cl3::command_queue::flush(handle).unwrap();
         gate.end(-5);
         // SAFETY: the event is live.
-        assert!(soon(|| !matches!(unsafe { device.backend().query_event(pointer(&marker)) }, Ok(false))));
+        assert!(soon(|| !matches!(
+            unsafe { device.backend().query_event(pointer(&marker)) },
+            Ok(false)
+        )));
         // SAFETY: as above.
         unsafe {
             device.backend().query_event(pointer(&marker)).unwrap_err();

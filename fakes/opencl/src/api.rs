@@ -210,7 +210,8 @@ pub unsafe extern "C" fn clSVMAlloc(
     match fate("clSVMAlloc", true) {
         Fate::Pass => {
             // SAFETY: the caller keeps to the function's contract.
-            let memory = unsafe { real!(clSVMAlloc: clSVMAlloc_t)(context, flags, size, alignment) };
+            let memory =
+                unsafe { real!(clSVMAlloc: clSVMAlloc_t)(context, flags, size, alignment) };
             gained(memory);
             memory
         }

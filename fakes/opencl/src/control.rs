@@ -81,7 +81,9 @@ pub(crate) fn lost<T>(object: *mut T) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_opencl_fail(name: *const c_char, nth: u64, code: c_int) {
     // SAFETY: the caller guarantees a C string.
-    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    let name = unsafe { CStr::from_ptr(name) }
+        .to_string_lossy()
+        .into_owned();
     with(|state| {
         state.rule = Some(Rule { name, nth, code });
         state.failed = 0;

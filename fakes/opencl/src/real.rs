@@ -18,9 +18,14 @@ pub(crate) fn library() -> &'static Library {
     static REAL: OnceLock<Library> = OnceLock::new();
     REAL.get_or_init(|| {
         let named = std::env::var("ARROW_DEVICE_REAL_OPENCL").ok();
-        let paths = named.iter().map(String::as_str).chain(PATHS.iter().copied());
+        let paths = named
+            .iter()
+            .map(String::as_str)
+            .chain(PATHS.iter().copied());
         // SAFETY: libraries of these names are OpenCL's loader, whose initialisation asks nothing of its user.
-        let loaded = paths.into_iter().find_map(|path| unsafe { Library::new(path) }.ok());
+        let loaded = paths
+            .into_iter()
+            .find_map(|path| unsafe { Library::new(path) }.ok());
         loaded.unwrap_or_else(|| {
             eprintln!("no OpenCL loader at {PATHS:?}; name one in ARROW_DEVICE_REAL_OPENCL");
             std::process::abort()

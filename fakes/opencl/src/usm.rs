@@ -89,7 +89,9 @@ unsafe extern "C" fn device_alloc(
 ) -> *mut c_void {
     match fate("clDeviceMemAllocINTEL", true) {
         Fate::Pass => {
-            let memory = call!(device_alloc(context, device, properties, size, alignment, code));
+            let memory = call!(device_alloc(
+                context, device, properties, size, alignment, code
+            ));
             gained(memory);
             memory
         }
@@ -130,7 +132,16 @@ unsafe extern "C" fn mem_fill(
     event: *mut cl_event,
 ) -> cl_int {
     match fate("clEnqueueMemFillINTEL", false) {
-        Fate::Pass => call!(mem_fill(queue, at, pattern, pattern_size, size, waits, wait, event)),
+        Fate::Pass => call!(mem_fill(
+            queue,
+            at,
+            pattern,
+            pattern_size,
+            size,
+            waits,
+            wait,
+            event
+        )),
         Fate::Fail(code) => code,
     }
 }
@@ -144,7 +155,8 @@ pub unsafe extern "C" fn clGetExtensionFunctionAddressForPlatform(
         Fate::Pass => {
             type Get = clGetExtensionFunctionAddressForPlatform_t;
             // SAFETY: the caller keeps to the function's contract.
-            let found = unsafe { real!(clGetExtensionFunctionAddressForPlatform: Get)(platform, name) };
+            let found =
+                unsafe { real!(clGetExtensionFunctionAddressForPlatform: Get)(platform, name) };
             if found.is_null() {
                 return found;
             }

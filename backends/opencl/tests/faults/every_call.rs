@@ -2,20 +2,26 @@
 //! nothing is lost or given back twice, and the device works afterwards.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow_array::{Int64Array, RecordBatch, StringArray};
 use arrow_device::device::EventPtr;
-use arrow_device::{Device, DeviceBufferMut, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy};
-use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue, devices, register};
+use arrow_device::{
+    Device, DeviceBufferMut, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy,
+};
+use arrow_device_opencl::{
+    OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue, devices, register,
+};
 
 use crate::fake;
-use crate::opencl::{Gate, memories, open};
-use crate::rigs::assert_clean;
+use crate::opencl::{Gate, assert_clean, memories, open, soon, unclean};
 
 fn batch() -> RecordBatch {
-    let numbers = Arc::new(Int64Array::from_iter((0..900).map(|i| (i % 7 > 0).then_some(i)))) as _;
-    let names = Arc::new(StringArray::from_iter_values((0..900).map(|i| format!("row {i}")))) as _;
+    let numbers = Arc::new(Int64Array::from_iter(
+        (0..900).map(|i| (i % 7 > 0).then_some(i)),
+    )) as _;
+    let names = Arc::new(StringArray::from_iter_values(
+        (0..900).map(|i| format!("row {i}")),
+    )) as _;
     RecordBatch::try_from_iter([("a", numbers), ("s", names)]).unwrap()
 }
 
@@ -77,7 +83,11 @@ const OPERATIONS: &[Operation] = &[
         let up = waits.and_then(|()| device.upload_on(&batch(), &queue));
         let woken = {
             // SAFETY: as above, until the gate ends below.
-            unsafe { device.backend().notify_event(pointer, std::task::Waker::noop()) }
+            unsafe {
+                device
+                    .backend()
+                    .notify_event(pointer, std::task::Waker::noop())
+            }
         };
         gate.end(0);
         woken?;
@@ -87,7 +97,9 @@ const OPERATIONS: &[Operation] = &[
     }),
     ("adoption", |device, _| {
         let opencl = OpenClDevice::of(device)?;
-        let config = OpenClConfig::new(0).with_id(4711).with_memory(opencl.memory());
+        let config = OpenClConfig::new(0)
+            .with_id(4711)
+            .with_memory(opencl.memory());
         let queue = device.new_queue()?;
         let handle = OpenClQueue::of(&queue)?.handle();
         // SAFETY: all are live and belong together.
@@ -139,12 +151,16 @@ fn every_call_fails_once() {
                     fake::fail("*", nth, code);
                     let outcome = operation(&device, &other);
                     let failed = fake::clear();
-                    let case = format!("{name} on {memory:?}, call {nth}, code {code}: {outcome:?}");
+                    let case =
+                        format!("{name} on {memory:?}, call {nth}, code {code}: {outcome:?}");
                     check(&device, &case);
                     assert!(failed || outcome.is_ok(), "{case}");
                     drop(device);
                     if !failed {
-                        assert!(nth > 3 || *name == "a program's cl_mem", "{case}: too few calls");
+                        assert!(
+                            nth > 3 || *name == "a program's cl_mem",
+                            "{case}: too few calls"
+                        );
                         break;
                     }
                 }
@@ -159,20 +175,20 @@ fn check(device: &Device, case: &str) {
     // Two devices: a context and the default queue each.
     let owned = 4;
     let mut left = (0, None);
-    for _ in 0..5000 {
+    let clean = soon(|| {
         let _ = device.synchronize();
-        left = (fake::live(), crate::opencl::unclean(device));
-        if left == (owned, None) {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(left, (owned, None), "{case}");
+        left = (fake::live(), unclean(device));
+        left == (owned, None)
+    });
+    assert!(clean, "{case}: {left:?} instead of {owned} references");
     assert_eq!(fake::misuses(), 0, "{case}");
     match device.upload(&batch()).and_then(|up| up.to_host()) {
         Ok(back) => assert_eq!(back, batch(), "{case}"),
         Err(Error::Device { message, .. }) => {
-            assert!(message.contains("cannot be used any more"), "{case}: {message}");
+            assert!(
+                message.contains("cannot be used any more"),
+                "{case}: {message}"
+            );
         }
         Err(e) => panic!("{case}: {e}"),
     }

@@ -10,21 +10,19 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Int64Array, RecordBatch};
-use arrow_device::{
-    Device, DeviceArray, Devices, FFI_ArrowDeviceArray, ImportOptions, SyncPolicy,
-};
+use arrow_device::{Device, DeviceArray, Devices, FFI_ArrowDeviceArray, ImportOptions, SyncPolicy};
 use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, register};
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 use cl3::types::cl_event;
 use libloading::Library;
 
-use opencl::{has, hold, open};
+use opencl::{assert_clean, has, hold, open, soon};
 
 const ROWS: i64 = 10_000;
 
@@ -33,10 +31,19 @@ fn peer() -> Option<&'static Library> {
     static PEER: OnceLock<Option<Library>> = OnceLock::new();
     let compile = || {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/peer.c");
-        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("peer-{}.so", std::process::id()));
+        let library =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("peer-{}.so", std::process::id()));
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
         let output = Command::new(&compiler)
-            .args(["-std=gnu11", "-Wall", "-Werror", "-Wno-deprecated-declarations", "-shared", "-fPIC", "-o"])
+            .args([
+                "-std=gnu11",
+                "-Wall",
+                "-Werror",
+                "-Wno-deprecated-declarations",
+                "-shared",
+                "-fPIC",
+                "-o",
+            ])
             .args([&library, &source])
             .arg("-l:libOpenCL.so.1")
             .output()
@@ -94,17 +101,6 @@ fn import(array: FFI_ArrowDeviceArray, devices: &Devices) -> DeviceArray {
     unsafe { DeviceArray::import_with(array, &schema(), &options) }.unwrap()
 }
 
-fn soon(mut done: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(10) {
-        if done() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
-}
-
 /// Its event is pending, on a queue that was not flushed; nothing but the download waits.
 #[track_caller]
 fn arrives(devices: &Devices) -> Device {
@@ -126,10 +122,24 @@ fn arrives(devices: &Devices) -> Device {
         opened.store(true, Ordering::SeqCst);
         open_gate(gate);
         let values: Vec<i64> = (10..110).map(|i| 3 * i).collect();
-        assert_eq!(download.join().unwrap().as_primitive::<Int64Type>().values()[..], values);
+        assert_eq!(
+            download
+                .join()
+                .unwrap()
+                .as_primitive::<Int64Type>()
+                .values()[..],
+            values
+        );
     });
     let values: Vec<i64> = (0..ROWS).map(|i| 3 * i).collect();
-    assert_eq!(array.to_host().unwrap().as_primitive::<Int64Type>().values()[..], values);
+    assert_eq!(
+        array
+            .to_host()
+            .unwrap()
+            .as_primitive::<Int64Type>()
+            .values()[..],
+        values
+    );
     drop((array, part));
     assert!(soon(|| call!(peer_releases()) > before), "not released");
     device
@@ -143,7 +153,10 @@ fn a_c_producer_with_a_context_of_its_own() {
     }
     // Without a resolver the set's device is used.
     let devices = Devices::new();
-    let device = OpenClConfig::new(0).with_memory(OpenClMemory::Svm).open().unwrap();
+    let device = OpenClConfig::new(0)
+        .with_memory(OpenClMemory::Svm)
+        .open()
+        .unwrap();
     devices.add(device.clone()).unwrap();
     assert_eq!(arrives(&devices), device);
 
@@ -165,7 +178,8 @@ fn a_c_producer_with_a_context_of_its_own() {
         let (array, schema) = up.export(policy).unwrap();
         let options = ImportOptions::default().with_devices(devices.clone());
         // SAFETY: both structs come from one export of this crate.
-        let again = unsafe { arrow_device::DeviceRecordBatch::import_with(array, &schema, &options) };
+        let again =
+            unsafe { arrow_device::DeviceRecordBatch::import_with(array, &schema, &options) };
         let again = again.unwrap();
         assert_eq!(*again.device(), own);
         assert_eq!(again.to_host().unwrap(), batch);
@@ -200,7 +214,11 @@ fn a_c_consumer_waits_for_our_event() {
         std::thread::scope(|scope| {
             let consumer = scope.spawn(|| {
                 let (mut sum, array) = (0, array_ptr(&mut array));
-                assert_eq!(call!(peer_sum(array => *mut c_void, &raw mut sum => *mut i64)), 0, "peer.c");
+                assert_eq!(
+                    call!(peer_sum(array => *mut c_void, &raw mut sum => *mut i64)),
+                    0,
+                    "peer.c"
+                );
                 assert!(opened.load(Ordering::SeqCst), "read before the copy ran");
                 sum
             });
@@ -211,7 +229,7 @@ fn a_c_consumer_waits_for_our_event() {
         });
         // The consumer has released it.
         drop(array);
-        assert!(soon(|| opencl::unclean(&device).is_none()), "{:?}", opencl::unclean(&device));
+        assert_clean(&device);
     }
 }
 

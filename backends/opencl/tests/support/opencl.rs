@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
 
 use arrow_device::device::device_error;
 use arrow_device::{Device, Error, Queue};
@@ -32,7 +33,10 @@ pub(crate) fn has(memory: OpenClMemory) -> bool {
             let has = first.memory.contains(&memory);
             // PoCL has no unified shared memory.
             let may_lack = memory == OpenClMemory::Usm && !first.platform.contains("Intel");
-            assert!(has || may_lack || !is_required(), "{first} has no {memory:?}");
+            assert!(
+                has || may_lack || !is_required(),
+                "{first} has no {memory:?}"
+            );
             if !has {
                 eprintln!("skipped: {first} has no {memory:?}");
             }
@@ -57,7 +61,10 @@ pub(crate) fn memories() -> Vec<OpenClMemory> {
 pub(crate) fn open(memory: OpenClMemory) -> Device {
     static ID: AtomicI64 = AtomicI64::new(0);
     let config = OpenClConfig::new(0).with_memory(memory);
-    config.with_id(ID.fetch_add(1, Ordering::Relaxed)).open().unwrap()
+    config
+        .with_id(ID.fetch_add(1, Ordering::Relaxed))
+        .open()
+        .unwrap()
 }
 
 /// Returns what of a device is in use, if anything is.
@@ -65,7 +72,27 @@ pub(crate) fn unclean(device: &Device) -> Option<String> {
     device.trim();
     let (memory, events, host) = OpenClDevice::of(device).unwrap().in_use();
     let clean = memory == 0 && events == 0 && host == 0;
-    (!clean).then(|| format!("{device}: {memory} allocations, {events} events, {host} pieces of host memory"))
+    (!clean).then(|| {
+        format!("{device}: {memory} allocations, {events} events, {host} pieces of host memory")
+    })
+}
+
+/// Returns whether `done` becomes true within ten seconds.
+pub(crate) fn soon(mut done: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(10) {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// Waits until a device has given everything back, which a thread of its own does.
+#[track_caller]
+pub(crate) fn assert_clean(device: &Device) {
+    assert!(soon(|| unclean(device).is_none()), "{:?}", unclean(device));
 }
 
 /// A user event of a device's context.
