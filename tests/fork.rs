@@ -7,6 +7,7 @@ mod fork_kit;
 use std::time::{Duration, Instant};
 
 use arrow_array::{RecordBatch, RecordBatchIterator, record_batch};
+use arrow_device::device::parts::Worker;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy, UploadingReader};
 use fork_kit::{alone, forked};
@@ -115,5 +116,36 @@ fn a_stream_that_reads_ahead_is_the_parents() {
             let rows: Vec<_> = child.unwrap().map(|up| up.unwrap().num_rows()).collect();
             assert_eq!(rows, [3; 4]);
         }
+    });
+}
+
+/// A worker's thread does not exist there, and its lock may be held. Its jobs do not run there: the runtime that they would call
+/// is the parent's.
+#[test]
+fn a_worker_is_the_parents() {
+    alone("a_worker_is_the_parents", || {
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let (sender, ran) = std::sync::mpsc::channel();
+        let mut worker = Some(Worker::new("a worker"));
+        let parents = sender.clone();
+        worker.as_ref().unwrap().push(move || {
+            wait.recv().unwrap();
+            parents.send("the parent's").unwrap();
+        });
+        forked(|| {
+            let worker = worker.take().unwrap();
+            assert_eq!(worker.pending(), 0);
+            worker.push(|| std::process::exit(7));
+            worker.watch(|| std::process::exit(7), || {});
+            worker.finish();
+            drop(worker);
+            // One of its own works.
+            let own = Worker::new("the child's worker");
+            own.push(move || sender.send("the child's").unwrap());
+            own.finish();
+            assert_eq!(ran.try_recv(), Ok("the child's"));
+        });
+        go.send(()).unwrap();
+        worker.take().unwrap().finish();
     });
 }

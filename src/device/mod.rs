@@ -62,7 +62,7 @@ pub(crate) use event::{EventRef, Seen};
 pub use handle::Device;
 pub(crate) use lock::lock;
 pub(crate) use order::Place;
-#[cfg(any(feature = "cuda", feature = "rocm", feature = "sim"))]
+#[cfg(any(feature = "cuda", feature = "rocm"))]
 pub(crate) use process::FORKED;
 pub(crate) use process::Process;
 pub use queue::Queue;

@@ -36,11 +36,6 @@ impl Place {
         }
     }
 
-    #[cfg(any(feature = "cuda", feature = "rocm"))]
-    pub(crate) fn is_of(&self, queue: u64) -> bool {
-        self.queue == queue
-    }
-
     /// Calls `record`, which records an event on a queue, and returns its result and the event's
     /// place.
     pub(crate) fn of<T>(queue: u64, record: impl FnOnce() -> T) -> (T, Self) {

@@ -4,15 +4,35 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::device::DeviceId;
+use crate::device::backend::device_error;
+use crate::error::Result;
+
 /// Counts the forks between the process that loaded this crate and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The process in which something was made.
+/// The process in which a device was opened. A `fork` copies memory, but neither threads nor what the runtime of a device knows,
+/// and a lock that another thread held is held for ever in the child.
+///
+/// A backend keeps the process in which it was made. In a child of that process it returns the error of
+/// [`check`](Self::check) instead of calling the runtime, takes no lock that is held while the runtime is called, and frees
+/// nothing. Where `fork` does not exist, every process is that one.
+///
+/// ```
+/// use arrow_device::abi::ArrowDeviceType;
+/// use arrow_device::device::{DeviceId, parts::Process};
+///
+/// let process = Process::this();
+/// // Later, in each method that calls the runtime:
+/// process.check(DeviceId::new(ArrowDeviceType::OPENCL, 0), -1)?;
+/// # Ok::<(), arrow_device::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Process(u32);
+pub struct Process(u32);
 
 impl Process {
-    pub(crate) fn this() -> Self {
+    /// Returns the process in which this is called.
+    pub fn this() -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {
             #[cfg(all(
@@ -28,9 +48,18 @@ impl Process {
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether this is the process in which the code runs now, and not a child of it.
-    pub(crate) fn is_this(self) -> bool {
+    /// Returns whether this is the process in which the code runs now, and not a child of it. Takes no lock.
+    pub fn is_this(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
+    }
+
+    /// Returns an error if this is not the process in which the code runs now. `code` is what the runtime would return where it
+    /// was not initialised.
+    pub fn check(self, device: DeviceId, code: i32) -> Result<()> {
+        match self.is_this() {
+            true => Ok(()),
+            false => Err(device_error(device, "fork", code, FORKED)),
+        }
     }
 }
 
@@ -43,7 +72,6 @@ extern "C" fn forked() {
 }
 
 /// Why a device of the parent process cannot be used.
-#[cfg(any(feature = "cuda", feature = "rocm", feature = "sim"))]
 pub(crate) const FORKED: &str = "the process was forked after the device was opened, and a device cannot be used after fork; \
      use it in the parent only, or start the child with exec (Python's multiprocessing: the start \
      method \"spawn\")";

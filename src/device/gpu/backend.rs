@@ -240,7 +240,7 @@ unsafe impl Backend for Gpu {
             }
             _ => (false, address.range(bytes)),
         };
-        self.shared.page_locked.has(address.range(bytes), ask)
+        self.shared.page_locked.has(address, bytes, ask)
     }
 
     /// Devices of one library copy from each other without the host.

@@ -3,17 +3,18 @@
 use std::any::Any;
 use std::ffi::c_int;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::api::{Answer, Api, Code, Failed, RawEvent, RawPool, RawStream, code};
 use super::entry::{Current, Scope};
-use super::jobs::{self, Job};
+use super::jobs::{self, Failure, Job};
 use super::leftovers::{Leftover, Leftovers};
 use super::runtime::{Meaning, Runtime};
 use crate::device::backend::{EventPtr, device_error};
-use crate::device::{DeviceId, FORKED, lock};
+use crate::device::parts::FINAL;
+use crate::device::{DeviceId, lock};
 use crate::error::{Error, Result};
 
 /// More idle events than this are destroyed.
@@ -30,8 +31,7 @@ pub(crate) struct Context {
     pub(super) reads_managed: bool,
     /// For errors.
     pub(crate) id: DeviceId,
-    /// The code of the failure after which nothing works any more; 0 before.
-    failed: AtomicI32,
+    failure: Failure,
     /// Whether the library has refused a list of copies.
     pub(super) no_lists: AtomicBool,
     pub(super) leftovers: Leftovers,
@@ -93,7 +93,7 @@ impl Context {
             pool: None,
             runtime,
             id,
-            failed: AtomicI32::new(0),
+            failure: Failure::default(),
             no_lists: AtomicBool::new(false),
             leftovers: Leftovers::default(),
             events: Mutex::new(Vec::new()),
@@ -214,13 +214,8 @@ impl Context {
     /// Marks the context as failed if a code of its own says so.
     pub(super) fn mark(&self, code: Code) {
         if self.is_final(code) {
-            self.fail(code);
+            self.failure.set(code);
         }
-    }
-
-    fn fail(&self, code: Code) {
-        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
-        let _ = self.failed.compare_exchange(0, code, success, failure);
     }
 
     pub(super) fn out_of_memory(&self, operation: &'static str, bytes: usize) -> Error {
@@ -234,7 +229,7 @@ impl Context {
     pub(super) fn error(&self, operation: &'static str, code: Code) -> Error {
         let mut text = self.runtime.library().text(code);
         if self.has_failed() {
-            text.push_str("; the device cannot be used any more in this process");
+            text.push_str(FINAL);
         }
         device_error(self.id, operation, code, text)
     }
@@ -246,15 +241,12 @@ impl Context {
 
     /// Returns the code of the failure after which nothing works any more; 0 before.
     pub(super) fn failure(&self) -> Code {
-        if let Some(code) = jobs::failure_of(self.address()) {
-            self.fail(code);
-        }
-        self.failed.load(Ordering::Acquire)
+        self.failure.code()
     }
 
     /// Whether the library has shut down, and so taken everything back.
     pub(super) fn is_shut_down(&self) -> bool {
-        self.meaning(self.failed.load(Ordering::Acquire)) == Meaning::ShutDown || self.is_forked()
+        self.meaning(self.failure()) == Meaning::ShutDown || self.is_forked()
     }
 
     /// Whether this process is a child of the one that opened the device. It has nothing to free
@@ -265,10 +257,7 @@ impl Context {
 
     /// Refuses to work in a child of the process that opened the device.
     pub(super) fn check_process(&self) -> Result<()> {
-        match self.is_forked() {
-            true => Err(device_error(self.id, "fork", code::NOT_INITIALIZED, FORKED)),
-            false => Ok(()),
-        }
+        self.api().process.check(self.id, code::NOT_INITIALIZED)
     }
 
     /// Gives idle memory of the pool back to the library.
@@ -329,7 +318,7 @@ impl Context {
         stream: RawStream,
         job: Job,
     ) -> Result<()> {
-        let number = jobs::add(self.address(), job);
+        let number = jobs::add(&self.failure, job);
         // SAFETY: the number is the job's, whose memory is valid until the stream has run it (see
         // `# Safety`).
         let launched = unsafe { current.launch_host(stream, number) };
@@ -360,10 +349,10 @@ impl Context {
             return false;
         }
         if self.has_failed() {
-            jobs::stop(self.address());
+            jobs::stop(&self.failure);
             return true;
         }
-        if jobs::are_under_way(self.address()) {
+        if jobs::are_under_way(&self.failure) {
             return false;
         }
         let current = self.enter_even_if_failed();
@@ -379,7 +368,7 @@ impl Context {
         let current = self.enter_even_if_failed();
         let waited = current.is_ok_and(|current| self.leftovers.wait(&current));
         if self.has_failed() {
-            jobs::stop(self.address());
+            jobs::stop(&self.failure);
             return true;
         }
         waited
@@ -390,7 +379,7 @@ impl Context {
     pub(super) fn synchronize(&self) -> Result<()> {
         let answer = self.enter_even_if_failed()?.synchronize();
         self.check(answer)?;
-        match self.failed.load(Ordering::Acquire) {
+        match self.failure() {
             0 => Ok(()),
             code => Err(self.error(self.api().synchronize.name, code)),
         }
@@ -408,7 +397,7 @@ impl Context {
                 Err(e) if !self.has_failed() => e,
                 done => {
                     if done.is_err() {
-                        jobs::stop(self.address());
+                        jobs::stop(&self.failure);
                     }
                     return done;
                 }
@@ -418,7 +407,7 @@ impl Context {
             // says so.
             if let Error::Device { code, .. } = e {
                 if self.meaning(code) != Meaning::Passing && start.elapsed() > LOST {
-                    self.fail(code);
+                    self.failure.set(code);
                 }
             }
             std::thread::sleep(pause);
@@ -432,12 +421,11 @@ impl Drop for Context {
         if self.is_forked() {
             return;
         }
-        if jobs::are_under_way(self.address()) {
+        if jobs::are_under_way(&self.failure) {
             // Nothing has waited for them.
             let _ = self.settle();
         }
-        // Another context may get this address.
-        jobs::forget_all(self.address());
+        jobs::stop(&self.failure);
         if let Ok(current) = self.enter_even_if_failed() {
             self.leftovers.destroy_streams(&current);
         }

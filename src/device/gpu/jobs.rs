@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::api::{Code, RawStream};
 use crate::device::backend::{CopyOp, DevicePtr};
@@ -19,58 +19,56 @@ pub(super) enum Job {
     },
 }
 
-/// Jobs under way, by number, with the address of their context; `None` while one runs. After a
-/// failure the library calls none of them.
-static JOBS: Mutex<BTreeMap<u64, (usize, Option<Job>)>> = Mutex::new(BTreeMap::new());
+/// The code of the failure after which nothing of a context works any more; 0 before. It also names
+/// the context, as long as a job of it is under way.
+#[derive(Clone, Default)]
+pub(super) struct Failure(Arc<AtomicI32>);
+
+impl Failure {
+    /// Remembers a failure, unless there is one already.
+    pub(super) fn set(&self, code: Code) {
+        let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+        let _ = self.0.compare_exchange(0, code, success, failure);
+    }
+
+    pub(super) fn code(&self) -> Code {
+        self.0.load(Ordering::Acquire)
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// Jobs under way, by number, with their context; `None` while one runs. After a failure the library
+/// calls none of them.
+static JOBS: Mutex<BTreeMap<u64, (Failure, Option<Job>)>> = Mutex::new(BTreeMap::new());
 /// Signalled when a job has run.
 static RAN: Condvar = Condvar::new();
 
-fn jobs() -> MutexGuard<'static, BTreeMap<u64, (usize, Option<Job>)>> {
+fn jobs() -> MutexGuard<'static, BTreeMap<u64, (Failure, Option<Job>)>> {
     lock(&JOBS)
 }
 
-/// Contexts whose jobs were not run because of a failure, with its code.
-static FAILED: Mutex<Vec<(usize, Code)>> = Mutex::new(Vec::new());
-/// Whether there is one, so that nobody has to lock `FAILED` otherwise.
-static HAS_FAILED: AtomicBool = AtomicBool::new(false);
-
-/// Returns with which code the library has refused to run a job of a context.
-pub(super) fn failure_of(context: usize) -> Option<Code> {
-    if !HAS_FAILED.load(Ordering::Acquire) {
-        return None;
-    }
-    let failed = lock(&FAILED);
-    let found = failed.iter().find(|(of, _)| *of == context);
-    found.map(|(_, code)| *code)
-}
-
-/// Forgets everything about a context that ends.
-pub(super) fn forget_all(context: usize) {
-    stop(context);
-    let mut failed = lock(&FAILED);
-    failed.retain(|(of, _)| *of != context);
-    HAS_FAILED.store(!failed.is_empty(), Ordering::Release);
-}
-
 /// Whether jobs of a context are under way.
-pub(super) fn are_under_way(context: usize) -> bool {
-    jobs().values().any(|(of, _)| *of == context)
+pub(super) fn are_under_way(context: &Failure) -> bool {
+    jobs().values().any(|(of, _)| of.is(context))
 }
 
 /// Ends the jobs of a context that has failed: waits for those that run, and forgets the others.
-pub(super) fn stop(context: usize) {
+pub(super) fn stop(context: &Failure) {
     let mut jobs = jobs();
-    jobs.retain(|_, (of, job)| *of != context || job.is_none());
-    while jobs.values().any(|(of, _)| *of == context) {
+    jobs.retain(|_, (of, job)| !of.is(context) || job.is_none());
+    while jobs.values().any(|(of, _)| of.is(context)) {
         jobs = RAN.wait(jobs).unwrap_or_else(PoisonError::into_inner);
     }
 }
 
 /// Adds a job of a context, and returns its number, with which [`run`] is to be called.
-pub(super) fn add(context: usize, job: Job) -> *mut c_void {
+pub(super) fn add(context: &Failure, job: Job) -> *mut c_void {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    jobs().insert(number, (context, Some(job)));
+    jobs().insert(number, (context.clone(), Some(job)));
     // A number, not an address: 64 bits on all systems that have these libraries.
     std::ptr::without_provenance_mut(number as usize)
 }
@@ -116,8 +114,7 @@ pub(super) unsafe extern "C" fn run_after(_: RawStream, status: Code, number: *m
     }
     let job = jobs().remove(&(number.addr() as u64));
     if let Some((context, _)) = job {
-        lock(&FAILED).push((context, status));
-        HAS_FAILED.store(true, Ordering::Release);
+        context.set(status);
     }
     RAN.notify_all();
 }
@@ -129,7 +126,7 @@ mod tests {
     /// A callback that comes with an error leaves the memory alone, and the context has failed.
     #[test]
     fn a_callback_after_a_failure_runs_nothing() {
-        const CONTEXT: usize = 64;
+        let (context, other) = (Failure::default(), Failure::default());
         let mut byte = 1u8;
         let dst = DevicePtr::new((&raw mut byte).cast());
         let fill = Job::Fill {
@@ -137,18 +134,14 @@ mod tests {
             byte: 7,
             bytes: 1,
         };
-        let number = add(CONTEXT, fill);
+        let number = add(&context, fill);
         // SAFETY: the number is from `add`, and `byte` lives until the end of the test.
         unsafe { run_after(RawStream::LEGACY, 719, number) };
         assert_eq!(byte, 1);
-        assert!(!are_under_way(CONTEXT));
-        assert_eq!(failure_of(CONTEXT), Some(719));
-        assert_eq!(failure_of(CONTEXT + 1), None);
-        forget_all(CONTEXT);
-        assert_eq!(failure_of(CONTEXT), None);
+        assert!(!are_under_way(&context));
+        assert_eq!((context.code(), other.code()), (719, 0));
         // SAFETY: the number is from `add`, and `byte` lives until the end of the test.
         unsafe { run_after(RawStream::LEGACY, 0, number) };
         assert_eq!(byte, 1);
-        assert!(!are_under_way(CONTEXT));
     }
 }

@@ -1,7 +1,7 @@
 //! Page-locked memory for staging and downloads, within a limit, and whether other memory is
 //! page-locked.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -9,8 +9,9 @@ use std::sync::Mutex;
 use super::api::Failed;
 use super::context::Context;
 use super::runtime::{Meaning, Memory, to_ptr};
-use crate::device::backend::DevicePtr;
+use crate::device::backend::{AddressClass, DevicePtr};
 use crate::device::lock;
+use crate::device::parts::Ranges;
 use crate::error::Result;
 
 /// Pieces of up to `SMALL` bytes may take `RESERVE` bytes beyond the limit: the view lengths of an
@@ -29,17 +30,17 @@ type Asked = (Range<usize>, bool);
 pub(crate) struct PageLocked {
     /// Bytes.
     limit: usize,
+    /// What is in use.
+    live: Ranges<()>,
     held: Mutex<Held>,
     asked: Mutex<VecDeque<Asked>>,
 }
 
 #[derive(Default)]
 struct Held {
-    /// What is in use: address to length in bytes.
-    ranges: BTreeMap<usize, usize>,
     /// What is not in use and may be freed or used again: length in bytes, address.
     idle: BTreeSet<(usize, usize)>,
-    /// All of it.
+    /// All of it, and what is in use.
     bytes: usize,
     refused: Option<Refused>,
 }
@@ -53,13 +54,12 @@ struct Refused {
 
 impl Held {
     /// Takes the smallest idle piece that fits, at most twice as large.
-    fn reuse(&mut self, bytes: usize) -> Option<DevicePtr> {
+    fn reuse(&mut self, bytes: usize) -> Option<(usize, DevicePtr)> {
         let fits = (bytes, 0)..=(bytes.saturating_mul(2), usize::MAX);
         let piece = *self.idle.range(fits).next()?;
         self.idle.remove(&piece);
         let (bytes, address) = piece;
-        self.ranges.insert(address, bytes);
-        Some(to_ptr(address))
+        Some((bytes, to_ptr(address)))
     }
 
     /// Counts `bytes` bytes if they are within the limit.
@@ -79,6 +79,7 @@ impl PageLocked {
     pub(super) fn new(limit: usize) -> Self {
         Self {
             limit,
+            live: Ranges::new(),
             held: Mutex::default(),
             asked: Mutex::default(),
         }
@@ -90,7 +91,9 @@ impl PageLocked {
     /// # Errors
     /// The device is lost.
     pub(super) fn allocate(&self, context: &Context, bytes: usize) -> Result<Option<DevicePtr>> {
-        if let Some(idle) = lock(&self.held).reuse(bytes) {
+        let idle = lock(&self.held).reuse(bytes);
+        if let Some((bytes, idle)) = idle {
+            self.live.insert(idle, bytes, ());
             return Ok(Some(idle));
         }
         let reserve = if bytes <= SMALL { RESERVE } else { 0 };
@@ -106,14 +109,11 @@ impl PageLocked {
                 allocated = self.lock_pages(context, bytes);
             }
         }
-        let mut held = lock(&self.held);
-        match allocated {
-            Ok(Ok(ptr)) => {
-                held.ranges.insert(ptr.address(), bytes);
-                return Ok(Some(ptr));
-            }
-            _ => held.bytes -= bytes,
+        if let Ok(Ok(ptr)) = allocated {
+            self.live.insert(ptr, bytes, ());
+            return Ok(Some(ptr));
         }
+        lock(&self.held).bytes -= bytes;
         allocated.map(|_| None)
     }
 
@@ -154,9 +154,8 @@ impl PageLocked {
     /// Takes memory back that nothing uses any more. It stays page-locked, for reuse, until it may
     /// be freed: the library might wait for the device, or for host functions.
     pub(super) fn give_back(&self, address: DevicePtr, bytes: usize) {
-        let mut held = lock(&self.held);
-        let bytes = held.ranges.remove(&address.address()).unwrap_or(bytes);
-        held.idle.insert((bytes, address.address()));
+        let bytes = self.live.remove(address).map_or(bytes, |(bytes, ())| bytes);
+        lock(&self.held).idle.insert((bytes, address.address()));
     }
 
     /// Whether there is memory that may be freed.
@@ -202,16 +201,15 @@ impl PageLocked {
     /// the addresses around it that are alike.
     pub(super) fn has(
         &self,
-        wanted: Range<usize>,
+        address: DevicePtr,
+        bytes: usize,
         ask: impl FnOnce() -> (bool, Range<usize>),
     ) -> bool {
-        let before = |held: &Held| {
-            let found = held.ranges.range(..=wanted.start).next_back();
-            found.is_some_and(|(at, len)| wanted.end <= at + len)
-        };
-        if before(&lock(&self.held)) {
+        let locked = AddressClass::HostAccessible;
+        if self.live.classify(address, bytes, locked) == Some(locked) {
             return true;
         }
+        let wanted = address.range(bytes);
         // A part of what is not all page-locked may be.
         let known = |(range, answer): &&Asked| match answer {
             true => range.start <= wanted.start && wanted.end <= range.end,

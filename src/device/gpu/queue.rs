@@ -15,7 +15,7 @@ use super::runtime::{Meaning, Memory};
 use super::shared::Shared;
 use crate::device::backend::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use crate::device::lock;
-use crate::device::order::{Place, queue_number};
+use crate::device::order::queue_number;
 use crate::error::{Error, Result};
 
 /// A queue of a GPU: a stream.
@@ -259,8 +259,8 @@ impl GpuQueue {
                 context.check(unsafe { current.free_in_order(base, self.stream) })
             });
         }
-        let (after, place) = self.run(api.record.name, |current| self.record_event(current))?;
-        self.shared.blocks.give_back(base, bytes, after, place);
+        let after = self.run(api.record.name, |current| self.record_event(current))?;
+        self.shared.blocks.give_back(base, bytes, self.id, after);
         Ok(())
     }
 
@@ -274,15 +274,14 @@ impl GpuQueue {
     }
 
     /// Records one of our own events after all work so far.
-    fn record_event(&self, current: &Current<'_>) -> Result<(Box<EventCell>, Place)> {
+    fn record_event(&self, current: &Current<'_>) -> Result<Box<EventCell>> {
         let context = &self.shared.context;
         let event = context.event(current)?;
         // SAFETY: the event is from this context; the queue keeps its stream alive, which is of
         // this context.
-        let record = || unsafe { current.record(event.raw(), self.stream) };
-        let (recorded, place) = Place::of(self.id, record);
+        let recorded = unsafe { current.record(event.raw(), self.stream) };
         match context.check(recorded) {
-            Ok(()) => Ok((event, place)),
+            Ok(()) => Ok(event),
             Err(e) => {
                 context.recycle(event);
                 Err(e)
@@ -422,7 +421,7 @@ unsafe impl RawQueue for GpuQueue {
 
     fn record(&self) -> Result<EventPtr> {
         let record = |current: &Current<'_>| self.record_event(current);
-        let (event, _) = self.run(self.shared.context.api().record.name, record)?;
+        let event = self.run(self.shared.context.api().record.name, record)?;
         event
             .into_ptr()
             .ok_or_else(|| Error::argument("a null event"))

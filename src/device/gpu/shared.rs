@@ -15,6 +15,7 @@ use super::leftovers::Leftover;
 use super::page_locked::PageLocked;
 use super::runtime::Memory;
 use crate::device::backend::DevicePtr;
+use crate::device::parts::Worker;
 use crate::error::Result;
 
 /// What a queue needs of its device.
@@ -145,9 +146,6 @@ impl Drop for End {
         }
         // The drop of a device waits for nothing, unless the system starts no thread.
         let shared = self.0.clone();
-        let builder = std::thread::Builder::new().name("arrow-device gpu free".into());
-        if builder.spawn(move || shared.free_all()).is_err() {
-            self.0.free_all();
-        }
+        Worker::new("arrow-device gpu free").push(move || shared.free_all());
     }
 }

@@ -8,6 +8,7 @@
 //! | [`Reserved`] | addresses for memory that has a handle and no address | backends whose runtime has no device addresses |
 //! | [`Failure`] | remembering that the device has failed | backends of runtimes that forget it, or end the process |
 //! | [`Worker`] | a thread for calls that may block, and for polling | backends of runtimes whose frees wait, or that cannot notify |
+//! | [`Process`] | refusing work in a forked child | backends of all runtimes with threads of their own |
 //!
 //! All may be used on any thread, wait for nothing unless they say so, and call no runtime by themselves. A queue is named by a
 //! [`queue_number`] that it gets when it is made.
@@ -116,6 +117,9 @@ mod reserved;
 mod worker;
 
 pub use super::order::queue_number;
+pub use super::process::Process;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub(crate) use failure::FINAL;
 pub use failure::Failure;
 pub use pool::{Block, Pool};
 pub use ranges::{Found, Ranges};

@@ -227,6 +227,15 @@ mod tests {
         if let Ok(touch) = std::env::var(TOUCH) {
             let reserved = Reserved::new(DEVICE, BYTES).unwrap();
             let address = |offset| reserved.base().offset(offset).as_ptr().cast::<u8>();
+            #[cfg(unix)]
+            {
+                let no_core = libc::rlimit {
+                    rlim_cur: 0,
+                    rlim_max: 0,
+                };
+                // SAFETY: the struct outlives the call. A failure only means a core file.
+                unsafe { libc::setrlimit(libc::RLIMIT_CORE, &no_core) };
+            }
             // SAFETY: none: that the access does not return is what the test shows. It is volatile, so it is not left out.
             unsafe {
                 match touch.as_str() {

@@ -58,6 +58,9 @@ struct Shared {
     wake: Condvar,
     /// Signalled when no job is left.
     finished: Condvar,
+    /// With a stack that is too large there is no thread.
+    #[cfg(test)]
+    stack_bytes: usize,
 }
 
 #[derive(Default)]
@@ -189,6 +192,8 @@ impl Worker {
             state: Mutex::default(),
             wake: Condvar::new(),
             finished: Condvar::new(),
+            #[cfg(test)]
+            stack_bytes: tests::stack_bytes(name),
         };
         Self {
             shared: Arc::new(shared),
@@ -227,7 +232,11 @@ impl Worker {
         state.pending += 1;
         if !state.running {
             let thread = shared.clone();
-            let builder = std::thread::Builder::new().name(shared.name.into());
+            // The standard library panics for a name with a null byte.
+            let name = shared.name.replace('\0', "");
+            let builder = std::thread::Builder::new().name(name);
+            #[cfg(test)]
+            let builder = builder.stack_size(shared.stack_bytes);
             state.running = builder.spawn(move || thread.run()).is_ok();
         }
         let stranded = if state.running {
@@ -288,10 +297,44 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
+    /// The name of workers that get no thread.
+    const NO_THREAD: &str = "no thread";
+
+    pub(super) fn stack_bytes(name: &str) -> usize {
+        match name {
+            NO_THREAD => usize::MAX / 4,
+            _ => 1 << 20,
+        }
+    }
+
+    /// Without a thread, jobs run before `push` and `watch` return, also those that a job pushes.
+    #[test]
+    #[cfg(not(miri))]
+    fn jobs_run_here_if_there_is_no_thread() {
+        let worker = Arc::new(Worker::new(NO_THREAD));
+        let (sender, ran) = mpsc::channel();
+        let (this, inner) = (worker.clone(), sender.clone());
+        worker.push(move || {
+            this.push(move || inner.send(2).unwrap());
+            this.finish();
+            sender.send(1).unwrap();
+        });
+        assert_eq!((ran.try_recv(), ran.try_recv()), (Ok(2), Ok(1)));
+        let mut polls = 0;
+        let (sender, ran) = mpsc::channel();
+        let poll = move || {
+            polls += 1;
+            polls == 5
+        };
+        worker.watch(poll, move || sender.send(()).unwrap());
+        assert_eq!(ran.try_recv(), Ok(()));
+        assert_eq!(worker.pending(), 0);
+        worker.finish();
+    }
 
     #[test]
     fn jobs_run_in_order_on_one_thread() {
-        let worker = Worker::new("a test");
+        let worker = Worker::new("a name with a \0 byte");
         let (sender, ran) = mpsc::channel();
         for i in 0..100 {
             let sender = sender.clone();

@@ -13,7 +13,7 @@ use super::fault::Faults;
 use super::memory::{Allocator, Mapping};
 use super::{MISUSE, SimConfig, SimError};
 use crate::abi::guard;
-use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr, FORKED, Process, device_error, lock};
+use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr, Process, lock};
 use crate::error::{Error, Result};
 
 /// What a device, its queues and its worker share.
@@ -97,10 +97,7 @@ impl Core {
 
     /// Refuses to work in a child of the process that made the device.
     pub(super) fn check_process(&self) -> Result<()> {
-        match self.is_forked() {
-            true => Err(device_error(self.id, "fork", MISUSE, FORKED)),
-            false => Ok(()),
-        }
+        self.process.check(self.id, MISUSE)
     }
 
     /// Returns where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch
