@@ -1,9 +1,12 @@
 //! Rules about events and waits.
 
+use std::collections::HashSet;
+
 use super::kit::{
     Block, Host, LARGE, MOMENT, NO_EVENTS, assert_bytes, down, fill, finish, pattern, queue,
     record, returns_while_held, soon, up,
 };
+use super::memory::is_balanced;
 use super::{Subject, Verdict};
 use arrow_device::device::EventPtr;
 use arrow_device::{Device, SyncEvent};
@@ -114,7 +117,7 @@ pub(super) fn never_waits(subject: &Subject) -> Verdict {
     let mut hold = subject.hold(&queue);
     block.fill(&queue, 1);
     let event = record(&queue);
-    let mut call = |what: &str, call: &mut (dyn FnMut() + Send)| {
+    let mut call = |what: &'static str, call: &mut (dyn FnMut() + Send)| {
         returns_while_held(subject, &mut hold, what, call);
     };
     call("query_event", &mut || {
@@ -180,6 +183,49 @@ pub(super) fn reuse(subject: &Subject) -> Verdict {
     hold.open();
     last.wait().expect("wait_event");
     assert!(asked(device, &last));
+    Verdict::Kept
+}
+
+pub(super) fn leaks(subject: &Subject) -> Verdict {
+    const ROUNDS: usize = 5_000;
+    let device = &subject.device;
+    if device.is_synchronous() {
+        return NO_EVENTS;
+    }
+    let queue = queue(device);
+    // Which of the last `ROUNDS` events have a pointer that no earlier one had.
+    let fresh = || {
+        let mut seen = HashSet::new();
+        let mut fresh = 0;
+        for i in 0..2 * ROUNDS {
+            let event = record(&queue);
+            let is_new = seen.insert(event.as_ptr().as_ptr().addr());
+            fresh += usize::from(is_new && i >= ROUNDS);
+            if i % 50 == 49 {
+                event.wait().expect("wait_event");
+            }
+        }
+        fresh
+    };
+    // A balance that counts events tells for certain.
+    if let Some(balance) = subject.balance.as_ref().filter(|_| is_balanced(subject)) {
+        let live = record(&queue);
+        let counts_events = balance().is_err();
+        live.wait().expect("wait_event");
+        drop(live);
+        if counts_events {
+            fresh();
+            let seen = balance();
+            assert!(is_balanced(subject), "after all were released: {seen:?}");
+            return Verdict::Kept;
+        }
+    }
+    let fresh = fresh();
+    assert!(
+        fresh <= ROUNDS / 20,
+        "{fresh} of {ROUNDS} events have pointers that no released event had; if they are freed \
+         nevertheless, pass with_balance a function that counts live events"
+    );
     Verdict::Kept
 }
 
@@ -291,7 +337,7 @@ pub(super) fn check(subject: &Subject) -> Verdict {
     hold.open();
     event.wait().expect("wait_event");
     check(event.as_ptr()).expect("a completed event");
-    if subject.strict {
+    if subject.refuses_foreign_events {
         assert!(check(foreign).is_err(), "not an event at all");
     }
     Verdict::Kept

@@ -97,10 +97,10 @@ pub(super) fn another(subject: &Subject) -> Verdict {
     let queue = two.default_queue();
     let block = Block::new(&queue, 64);
     let class = one.backend().classify(block.at(0), 64);
-    if subject.strict {
+    if subject.knows_its_memory {
         assert_ne!(class, AddressClass::Device, "memory of {two}");
     }
-    if subject.strict && !one.is_synchronous() {
+    if subject.refuses_foreign_events && !one.is_synchronous() {
         let event = record(&queue);
         // SAFETY: the event is live, and of a device of the same type, which is all that
         // `check_event` requires.

@@ -9,6 +9,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
+use super::watch::note;
 use super::{Hold, Subject, Verdict};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{Device, HostSlab, Queue, SyncEvent};
@@ -35,6 +36,7 @@ pub(super) struct Block {
 
 impl Block {
     pub(super) fn new(queue: &Queue, bytes: usize) -> Self {
+        note("allocate");
         let base = queue.raw().allocate(bytes).expect("allocate");
         assert!(!base.is_null(), "allocate({bytes}) gave null");
         Self {
@@ -57,6 +59,7 @@ impl Block {
 
     /// Frees all but the first `keep` bytes, if the backend can do that in place.
     pub(super) fn shrink(&mut self, keep: usize) -> bool {
+        note("shrink");
         // SAFETY: `new` has allocated the memory, of which `bytes` bytes are left. Rules pass a
         // smaller multiple of 64, and use the memory on this queue only.
         let shrunk = unsafe { self.queue.raw().shrink(self.base, self.bytes, keep) };
@@ -78,6 +81,7 @@ impl Drop for Block {
         if std::thread::panicking() {
             return;
         }
+        note("free");
         // SAFETY: `new` has allocated the memory with this size, and it is freed only here. Rules
         // ensure that work on other queues is done, or that `queue` waits for it.
         let freed = unsafe { self.queue.raw().free(self.base, self.bytes) };
@@ -140,6 +144,7 @@ pub(super) fn op(kind: CopyKind, src: DevicePtr, dst: DevicePtr, bytes: usize) -
 }
 
 pub(super) fn copy(queue: &Queue, copies: &[CopyOp]) {
+    note("copy");
     // SAFETY: rules copy between blocks and host memory that they keep until the queue is done, or
     // for ever after a panic. `at` checks the addresses, and the rules choose lengths within the
     // memory.
@@ -159,6 +164,7 @@ pub(super) fn across(queue: &Queue, src: DevicePtr, dst: DevicePtr, bytes: usize
 }
 
 pub(super) fn fill(queue: &Queue, dst: DevicePtr, byte: u8, bytes: usize) {
+    note("fill");
     // SAFETY: rules fill blocks that they keep until the queue is done, or for ever after a panic,
     // with lengths within them.
     unsafe { queue.raw().fill(dst, byte, bytes) }.expect("fill");
@@ -166,6 +172,7 @@ pub(super) fn fill(queue: &Queue, dst: DevicePtr, byte: u8, bytes: usize) {
 
 /// Waits for all work of a queue.
 pub(super) fn finish(queue: &Queue) {
+    note("wait for a queue");
     queue.synchronize().expect("waiting for a queue");
 }
 
@@ -179,11 +186,13 @@ pub(super) fn content(queue: &Queue, block: &Block) -> Vec<u8> {
 
 /// Records an event on a device that has events.
 pub(super) fn record(queue: &Queue) -> SyncEvent {
+    note("record");
     let event = queue.record().expect("record");
     event.expect("an event of a device that is not synchronous")
 }
 
 pub(super) fn queue(device: &Device) -> Queue {
+    note("new_queue");
     device.new_queue().expect("new_queue")
 }
 
@@ -232,9 +241,10 @@ pub(super) fn soon(time: Duration, mut done: impl FnMut() -> bool) -> bool {
 pub(super) fn returns_while_held(
     subject: &Subject,
     hold: &mut Hold,
-    what: &str,
+    what: &'static str,
     call: impl FnOnce() + Send,
 ) {
+    note(what);
     std::thread::scope(|scope| {
         let (sender, done) = channel();
         let thread = scope.spawn(move || {
@@ -260,11 +270,15 @@ pub(super) struct Woken(AtomicUsize);
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        self.count();
     }
 }
 
 impl Woken {
+    pub(super) fn count(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
     pub(super) fn times(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }

@@ -3,7 +3,7 @@
 use super::kit::{
     Block, Host, LARGE, assert_bytes, content, down, fill, finish, queue, record, soon,
 };
-use super::{Subject, Verdict};
+use super::{Subject, Verdict, poison};
 use arrow_device::{DeviceBufferMut, Error};
 
 pub(super) fn aligned(subject: &Subject) -> Verdict {
@@ -195,19 +195,51 @@ pub(super) fn shrink_to_fit(subject: &Subject) -> Verdict {
     Verdict::Kept
 }
 
+pub(super) fn initialised(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    if !device.is_host_readable() {
+        return Verdict::Skipped("the host cannot read the device's memory");
+    }
+    let queue = queue(device);
+    for _ in 0..3 {
+        for bytes in [64, 4096, LARGE] {
+            let memory = DeviceBufferMut::allocate(&queue, bytes).expect("allocate");
+            let buffer = memory.freeze().and_then(|buffer| buffer.into_host());
+            // This reads all of it: here Miri and memory checkers stop.
+            let poisoned = poison::shows(&buffer.expect("into_host"));
+            assert!(!poisoned, "{bytes} bytes that nobody has written");
+            // The next round may be given what was written here.
+            let mut memory = DeviceBufferMut::allocate(&queue, bytes).expect("allocate");
+            memory.fill(0x5B).expect("fill");
+            drop(memory);
+            finish(&queue);
+        }
+    }
+    if poison::is_installed() || cfg!(miri) {
+        return Verdict::Kept;
+    }
+    Verdict::Skipped("the test does not allocate with `Poisoning`, which shows unwritten memory")
+}
+
+/// Returns whether nothing is left of what was freed and released, or soon will be.
+pub(super) fn is_balanced(subject: &Subject) -> bool {
+    subject.device.synchronize().expect("synchronize");
+    soon(subject.patience, || {
+        // The release thread may be returning host memory to the pool.
+        subject.device.trim();
+        subject
+            .balance
+            .as_ref()
+            .is_none_or(|balance| balance().is_ok())
+    })
+}
+
 pub(super) fn balance(subject: &Subject) -> Verdict {
     let Some(balance) = &subject.balance else {
         return Verdict::Skipped("the subject has no balance check");
     };
-    subject.device.synchronize().expect("synchronize");
-    let mut last = Ok(());
-    let balanced = soon(subject.patience, || {
-        // The release thread may be returning host memory to the pool.
-        subject.device.trim();
-        last = balance();
-        last.is_ok()
-    });
-    assert!(balanced, "{}", last.err().unwrap_or_default());
+    let balanced = is_balanced(subject);
+    assert!(balanced, "{}", balance().err().unwrap_or_default());
     let error = subject.device.take_drop_error();
     assert!(error.is_none(), "an error while dropping: {error:?}");
     Verdict::Kept

@@ -1,11 +1,14 @@
 //! Rules about wakers.
 
 use std::sync::Arc;
+use std::task::Wake;
 
 use super::kit::{
     Block, Host, LARGE, MOMENT, NO_EVENTS, Woken, assert_bytes, down, queue, record, soon,
 };
+use super::watch::note;
 use super::{Subject, Verdict};
+use arrow_device::Queue;
 use arrow_device::device::Notify;
 
 pub(super) fn backend(subject: &Subject) -> Verdict {
@@ -55,8 +58,7 @@ pub(super) fn backend(subject: &Subject) -> Verdict {
             .filter(|(_, answer)| *answer == Notify::Registered)
             .all(|(woken, _)| woken.times() > 0)
     };
-    // Some devices run nothing until somebody waits.
-    if !soon(MOMENT, all) {
+    if subject.lazy {
         event.wait().expect("wait_event");
     }
     if !soon(subject.patience, all) {
@@ -78,6 +80,64 @@ pub(super) fn backend(subject: &Subject) -> Verdict {
     assert_eq!(notify(&late), Notify::Completed);
     std::thread::sleep(MOMENT / 10);
     assert_eq!(late.times(), 0, "called although the event had completed");
+    Verdict::Kept
+}
+
+/// Uses the device when it is woken, without waiting for it.
+struct Busy {
+    queue: Queue,
+    woken: Woken,
+}
+
+impl Wake for Busy {
+    fn wake(self: Arc<Self>) {
+        let block = Block::new(&self.queue, 64);
+        block.fill(&self.queue, 0x46);
+        drop(record(&self.queue));
+        drop(block);
+        self.woken.count();
+    }
+}
+
+pub(super) fn foreign(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    if device.is_synchronous() {
+        return NO_EVENTS;
+    }
+    let queue = queue(device);
+    let mut all = Vec::new();
+    let mut hold = subject.hold(&queue);
+    for _ in 0..3 {
+        let busy = Arc::new(Busy {
+            queue: device.new_queue().expect("new_queue"),
+            woken: Woken::default(),
+        });
+        let event = record(&queue);
+        // SAFETY: the event lives until the waker has been called, or it is leaked below.
+        let answer = unsafe {
+            let backend = device.backend();
+            backend.notify_event(event.as_ptr(), &busy.clone().into())
+        };
+        match answer.expect("notify_event") {
+            Notify::Unsupported => return Verdict::Skipped("the backend cannot notify"),
+            Notify::Completed => {}
+            Notify::Registered => all.push((event, busy)),
+        }
+    }
+    hold.open();
+    if subject.lazy {
+        queue.synchronize().expect("synchronize");
+    }
+    note("a waker that records, allocates and frees");
+    let called = soon(subject.patience, || {
+        all.iter().all(|(_, busy)| busy.woken.times() > 0)
+    });
+    if !called {
+        // The backend may still use the events.
+        std::mem::forget(all);
+        panic!("a waker that records, allocates and frees has not returned");
+    }
+    device.synchronize().expect("synchronize");
     Verdict::Kept
 }
 
@@ -109,7 +169,7 @@ pub(super) fn event(subject: &Subject) -> Verdict {
         all.iter()
             .all(|(complete, woken)| *complete || woken.times() > 0)
     };
-    if !soon(MOMENT * 10, called) {
+    if subject.lazy {
         queue.synchronize().expect("synchronize");
     }
     assert!(soon(subject.patience, called), "a waker was not called");

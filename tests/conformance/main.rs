@@ -4,13 +4,22 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use arrow_device::{Device, Devices};
-use arrow_device_conformance::{Hold, Rule, Subject, Verdict, rules, run};
+use arrow_device_conformance::{Hold, Poisoning, Rule, Subject, Verdict, rules, run};
 
+#[cfg(all(target_os = "linux", not(miri)))]
+mod broken;
 mod pinned;
-#[cfg(target_os = "linux")]
+#[cfg(not(miri))]
+mod sample;
+#[cfg(all(target_os = "linux", not(miri)))]
 mod simulated;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 mod wrapped;
+
+use pinned::Fresh;
+
+#[global_allocator]
+static ALLOCATOR: Poisoning = Poisoning;
 
 /// Something to wait at until it is opened.
 #[derive(Default)]
@@ -49,12 +58,22 @@ fn pinned() {
     if cfg!(miri) {
         return;
     }
-    let (device, accounts) = pinned::device();
+    let (device, accounts) = pinned::device(Fresh::Written);
     let subject = Subject::new(device)
-        .with_another(|| pinned::device().0)
+        .with_another(|| pinned::device(Fresh::Written).0)
         .with_hold(pinned::hold)
         .with_balance(move || accounts.balance());
     run(&subject);
+}
+
+#[test]
+fn memory_that_nobody_has_written_is_noticed() {
+    if cfg!(miri) {
+        return;
+    }
+    let (device, _) = pinned::device(Fresh::Unwritten);
+    let seen = rule("allocate.initialised").check(&Subject::new(device));
+    assert!(seen.unwrap_err().contains("nobody has written"));
 }
 
 #[test]

@@ -33,10 +33,19 @@ impl Accounts {
     }
 }
 
+/// What fresh memory holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fresh {
+    Written,
+    /// What the allocator left there: a mistake, since the host may read it.
+    Unwritten,
+}
+
 #[derive(Debug)]
 struct Pinned {
     id: DeviceId,
     accounts: Arc<Accounts>,
+    fresh: Fresh,
     queues: Mutex<Vec<Sender<Job>>>,
     queue: Arc<PinnedQueue>,
 }
@@ -45,6 +54,7 @@ struct Pinned {
 struct PinnedQueue {
     id: DeviceId,
     accounts: Arc<Accounts>,
+    fresh: Fresh,
     jobs: Sender<Job>,
 }
 
@@ -83,15 +93,16 @@ impl Event {
     }
 }
 
-pub(crate) fn device() -> (Device, Arc<Accounts>) {
+pub(crate) fn device(fresh: Fresh) -> (Device, Arc<Accounts>) {
     static NEXT: AtomicI64 = AtomicI64::new(0);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let id = DeviceId::new(ArrowDeviceType::CUDA_HOST, id);
     let accounts = Arc::new(Accounts::default());
-    let queue = PinnedQueue::start(id, &accounts);
+    let queue = PinnedQueue::start(id, &accounts, fresh);
     let backend = Pinned {
         id,
         accounts: accounts.clone(),
+        fresh,
         queues: Mutex::new(vec![queue.jobs.clone()]),
         queue,
     };
@@ -108,12 +119,17 @@ pub(crate) fn hold(queue: &Queue) -> Hold {
 }
 
 impl PinnedQueue {
-    fn start(id: DeviceId, accounts: &Arc<Accounts>) -> Arc<Self> {
+    fn start(id: DeviceId, accounts: &Arc<Accounts>, fresh: Fresh) -> Arc<Self> {
         let (jobs, todo) = channel::<Job>();
         // It ends with the last sender, when all jobs are done.
         std::thread::spawn(move || todo.into_iter().for_each(|job| job()));
         let accounts = accounts.clone();
-        Arc::new(Self { id, accounts, jobs })
+        Arc::new(Self {
+            id,
+            accounts,
+            fresh,
+            jobs,
+        })
     }
 
     fn submit(&self, job: impl FnOnce() + Send + 'static) -> Result<()> {
@@ -139,7 +155,7 @@ unsafe impl Backend for Pinned {
     }
 
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        let queue = PinnedQueue::start(self.id, &self.accounts);
+        let queue = PinnedQueue::start(self.id, &self.accounts, self.fresh);
         self.queues.lock().unwrap().push(queue.jobs.clone());
         Ok(queue)
     }
@@ -208,9 +224,11 @@ unsafe impl RawQueue for PinnedQueue {
         if memory.is_null() {
             return Err(out_of_memory());
         }
-        // SAFETY: the memory was just allocated with this length. It is poisoned, so that a read
-        // that comes too early shows.
-        unsafe { memory.write_bytes(0xA5, bytes) };
+        if self.fresh == Fresh::Written {
+            // SAFETY: the memory was just allocated with this length. It is poisoned, so that a read
+            // that comes too early shows.
+            unsafe { memory.write_bytes(0xA5, bytes) };
+        }
         self.accounts.blocks.fetch_add(1, Ordering::SeqCst);
         Ok(DevicePtr::new(memory.cast()))
     }

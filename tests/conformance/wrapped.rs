@@ -2,22 +2,34 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
-use std::task::Waker;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Wake, Waker};
 
-use arrow_device::device::sim::{SimConfig, SimDevice};
-use arrow_device::device::{AddressClass, Backend, CopyOp, DevicePtr, EventPtr, Notify, RawQueue};
-use arrow_device::{DeviceId, Queue, Result};
-use arrow_device_conformance::{Subject, run};
-
-use super::simulated::{balance, deferred, hold};
-use super::{rule, wrap};
+use arrow_device::device::sim::{SimDevice, SimQueue};
+use arrow_device::device::{
+    AddressClass, Backend, CopyOp, DevicePtr, EventPtr, Handover, Notify, RawQueue,
+};
+use arrow_device::{DeviceId, Error, Result};
 
 /// What is different.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Twist {
+pub(crate) enum Twist {
+    // These keep the contract.
     NoNotify,
+    HandsOverByWaiting,
+    HasOneOrder,
+    RefusesExports,
+    // These break it.
+    NoFlush,
+    FlushesWhenQueried,
+    ForgetsDroppedQueues,
+    SettlesLiveQueues,
+    NewQueueIsTheDefault,
+    CopyWaits,
+    FillWaits,
+    DirectFromNull,
+    ClaimsOneOrder,
+    RefusesWithAnyError,
     WaitDoesNothing,
     QueueWaitDoesNothing,
     CompletesEarly,
@@ -33,6 +45,7 @@ enum Twist {
     Misaligned,
     NeverNotifies,
     NotifiesEarly,
+    NotifiesUnderLock,
     ClassifiesTooMuch,
     AllocationsTooLong,
     RefusesOwnEvents,
@@ -43,34 +56,82 @@ enum Twist {
 }
 
 #[derive(Debug)]
-struct Wrapped {
+pub(crate) struct Wrapped {
     sim: Arc<SimDevice>,
     queue: Arc<WrappedQueue>,
+    /// All queues; those that were dropped are gone.
+    queues: Mutex<Vec<Weak<WrappedQueue>>>,
     twist: Twist,
 }
 
+/// Calls another waker while it holds the lock that recording takes.
+struct UnderLock(Waker, Arc<Mutex<()>>);
+
+impl Wake for UnderLock {
+    fn wake(self: Arc<Self>) {
+        let _held = self.1.lock().unwrap();
+        self.0.wake_by_ref();
+    }
+}
+
 #[derive(Debug)]
-struct WrappedQueue {
+pub(crate) struct WrappedQueue {
     sim: Arc<SimDevice>,
     queue: Arc<dyn RawQueue>,
     /// Where frees go that do not wait for the queue.
     side: Arc<dyn RawQueue>,
+    /// Of the whole device.
+    lock: Arc<Mutex<()>>,
     twist: Twist,
 }
 
 impl Wrapped {
-    fn new(sim: Arc<SimDevice>, twist: Twist) -> Arc<Self> {
-        let queue = Self::wrap(&sim, sim.default_queue().unwrap(), twist);
-        Arc::new(Self { sim, queue, twist })
+    pub(crate) fn new(sim: Arc<SimDevice>, twist: Twist) -> Arc<Self> {
+        let default = sim.default_queue().unwrap();
+        let queue = Self::wrap(&sim, default, Arc::default(), twist);
+        let queues = Mutex::new(vec![Arc::downgrade(&queue)]);
+        Arc::new(Self {
+            sim,
+            queue,
+            queues,
+            twist,
+        })
     }
 
-    fn wrap(sim: &Arc<SimDevice>, queue: Arc<dyn RawQueue>, twist: Twist) -> Arc<WrappedQueue> {
+    /// Waits for the work of the queues that are not dropped.
+    fn synchronize_live(&self) -> Result<()> {
+        let queues = self.queues.lock().unwrap().clone();
+        for queue in queues.iter().filter_map(Weak::upgrade) {
+            let event = queue.queue.record()?;
+            // SAFETY: the event was just recorded on this device, and is released once.
+            unsafe {
+                let waited = self.sim.wait_event(event);
+                self.sim.release_event(event);
+                waited?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wrap(
+        sim: &Arc<SimDevice>,
+        queue: Arc<dyn RawQueue>,
+        lock: Arc<Mutex<()>>,
+        twist: Twist,
+    ) -> Arc<WrappedQueue> {
         Arc::new(WrappedQueue {
             sim: sim.clone(),
             queue,
+            lock,
             side: sim.new_queue().unwrap(),
             twist,
         })
+    }
+}
+
+impl WrappedQueue {
+    pub(crate) fn sim(&self) -> &SimQueue {
+        self.queue.as_any().downcast_ref().unwrap()
     }
 }
 
@@ -93,12 +154,39 @@ unsafe impl Backend for Wrapped {
     }
 
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        Ok(Self::wrap(&self.sim, self.sim.new_queue()?, self.twist))
+        let queue = match self.twist {
+            Twist::NewQueueIsTheDefault => return Ok(self.queue.clone()),
+            Twist::HasOneOrder => self.queue.queue.clone(),
+            _ => self.sim.new_queue()?,
+        };
+        let queue = Self::wrap(&self.sim, queue, self.queue.lock.clone(), self.twist);
+        self.queues.lock().unwrap().push(Arc::downgrade(&queue));
+        Ok(queue)
+    }
+
+    fn handover(&self) -> Handover {
+        match self.twist {
+            Twist::HasOneOrder | Twist::ClaimsOneOrder => Handover::QueueOrder,
+            Twist::HandsOverByWaiting => Handover::Wait,
+            _ => Handover::Event,
+        }
+    }
+
+    fn check_export(&self) -> Result<()> {
+        match self.twist {
+            Twist::RefusesExports => Err(Error::NotSupported {
+                device: self.id(),
+                operation: "export",
+                reason: "its addresses mean nothing elsewhere".into(),
+            }),
+            Twist::RefusesWithAnyError => Err(Error::InvalidArgument("no".into())),
+            _ => Ok(()),
+        }
     }
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         if self.twist == Twist::RefusesOwnEvents {
-            return Err(arrow_device::Error::InvalidArgument("no".into()));
+            return Err(Error::InvalidArgument("no".into()));
         }
         // SAFETY: the caller guarantees what `Backend::check_event` requires, which is the same for
         // the simulated device.
@@ -113,6 +201,14 @@ unsafe impl Backend for Wrapped {
                 // what the simulated device requires.
                 unsafe { self.sim.wait_event(event) }?;
                 Ok(true)
+            }
+            Twist::FlushesWhenQueried => {
+                // SAFETY: as above.
+                unsafe {
+                    let done = self.sim.query_event(event)?;
+                    self.sim.wait_event(event)?;
+                    Ok(done)
+                }
             }
             // SAFETY: the caller guarantees that the event is live and of this device, which is
             // what the simulated device requires.
@@ -140,6 +236,11 @@ unsafe impl Backend for Wrapped {
             Twist::NotifiesEarly => {
                 waker.wake_by_ref();
                 return Ok(Notify::Registered);
+            }
+            Twist::NotifiesUnderLock => {
+                let waker = UnderLock(waker.clone(), self.queue.lock.clone());
+                // SAFETY: as below.
+                return unsafe { self.sim.notify_event(event, &Arc::new(waker).into()) };
             }
             _ => {}
         }
@@ -194,12 +295,17 @@ unsafe impl Backend for Wrapped {
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
+        if self.twist == Twist::DirectFromNull && address.is_null() {
+            return true;
+        }
         self.sim.copies_directly_from(address, bytes)
     }
 
     fn synchronize(&self) -> Result<()> {
-        if self.twist != Twist::SynchronizesOneQueue {
-            return self.sim.synchronize();
+        match self.twist {
+            Twist::SynchronizesOneQueue => {}
+            Twist::ForgetsDroppedQueues => return self.synchronize_live(),
+            _ => return self.sim.synchronize(),
         }
         let event = self.queue.queue.record()?;
         // SAFETY: the event was just recorded on this device, and is released once.
@@ -208,6 +314,13 @@ unsafe impl Backend for Wrapped {
             self.sim.release_event(event);
         }
         Ok(())
+    }
+
+    fn settle(&self) -> Result<()> {
+        match self.twist {
+            Twist::SettlesLiveQueues => self.synchronize_live(),
+            _ => self.synchronize(),
+        }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -293,6 +406,9 @@ unsafe impl RawQueue for WrappedQueue {
         };
         // SAFETY: the caller guarantees both ranges until the copy completes; the simulated device checks it.
         unsafe { queue.copy(&copies) }?;
+        if self.twist == Twist::CopyWaits {
+            self.sim.synchronize()?;
+        }
         if Arc::ptr_eq(queue, &self.side) {
             let event = queue.record()?;
             // SAFETY: the event was just recorded on this device, and is released once.
@@ -310,12 +426,17 @@ unsafe impl RawQueue for WrappedQueue {
         unsafe {
             match self.twist {
                 Twist::FillGoesTooFar if bytes % 2 == 1 => self.queue.fill(dst, byte, bytes + 1),
+                Twist::FillWaits => {
+                    self.queue.fill(dst, byte, bytes)?;
+                    self.sim.synchronize()
+                }
                 _ => self.queue.fill(dst, byte, bytes),
             }
         }
     }
 
     fn record(&self) -> Result<EventPtr> {
+        let _held = self.lock.lock().unwrap();
         self.queue.record()
     }
 
@@ -331,92 +452,4 @@ unsafe impl RawQueue for WrappedQueue {
     fn as_any(&self) -> &dyn Any {
         self
     }
-}
-
-fn subject(config: SimConfig, twist: Twist) -> Subject {
-    let sim = SimDevice::new(config.clone()).unwrap();
-    let hold = |queue: &Queue| {
-        let wrapped: &WrappedQueue = queue.raw().as_any().downcast_ref().unwrap();
-        hold(wrapped.queue.as_any().downcast_ref().unwrap())
-    };
-    let device = wrap(Wrapped::new(sim.clone(), twist));
-    let another = move || {
-        let sim = SimDevice::new(config.clone()).unwrap();
-        wrap(Wrapped::new(sim, twist))
-    };
-    Subject::new(device)
-        .with_another(another)
-        .with_hold(hold)
-        .with_balance(move || balance(&sim))
-        .strict()
-}
-
-/// The reaper waits for the events of such a backend itself.
-#[test]
-fn that_cannot_notify() {
-    if cfg!(miri) {
-        return;
-    }
-    run(&subject(SimConfig::default(), Twist::NoNotify));
-    run(&subject(deferred(), Twist::NoNotify));
-}
-
-/// That each twist breaks its rule on a device that is otherwise whole.
-#[test]
-fn broken_backends_are_refused() {
-    if cfg!(miri) {
-        return;
-    }
-    let broken = [
-        (Twist::WaitDoesNothing, "event.wait"),
-        (Twist::QueueWaitDoesNothing, "event.order"),
-        (Twist::QueueWaitDoesNothing, "event.wait-stays"),
-        (Twist::CompletesEarly, "event.after-work"),
-        (Twist::CompletesEarly, "event.reuse"),
-        (Twist::QueryWaits, "event.never-waits"),
-        (Twist::CopyDropsLastByte, "copy.exact"),
-        (Twist::CopyDropsLastByte, "copy.list"),
-        (Twist::CopyDropsLastByte, "copy.heap"),
-        (Twist::CopiesRunLastListFirst, "copy.order"),
-        (Twist::FillGoesTooFar, "fill.exact"),
-        (Twist::FreesAtOnce, "free.in-order"),
-        (Twist::FreeWaits, "event.never-waits"),
-        (Twist::ShrinksAtOnce, "shrink.in-order"),
-        (Twist::ShrinksInName, "shrink.in-order"),
-        (Twist::ShrinksElsewhere, "shrink.to-fit"),
-        (Twist::Misaligned, "allocate.aligned"),
-        (Twist::NeverNotifies, "notify.backend"),
-        (Twist::NeverNotifies, "notify.event"),
-        (Twist::NotifiesEarly, "notify.backend"),
-        (Twist::ClassifiesTooMuch, "host.classify"),
-        (Twist::AllocationsTooLong, "host.allocation"),
-        (Twist::WithinTwice, "identity.within"),
-        (Twist::RefusesOwnEvents, "event.check"),
-        (Twist::EventsLeak, "balance"),
-        (Twist::SynchronizesOneQueue, "event.synchronize"),
-        (Twist::NewDefaultQueues, "identity.stable"),
-    ];
-    for (twist, name) in broken {
-        let subject = subject(deferred(), twist).with_patience(Duration::from_millis(200));
-        if twist == Twist::EventsLeak {
-            rule("event.reuse").check(&subject).unwrap();
-        }
-        let verdict = rule(name).check(&subject);
-        assert!(verdict.is_err(), "{twist:?} passes {name}: {verdict:?}");
-    }
-}
-
-/// That the table names what is broken.
-#[test]
-fn the_table_names_the_broken_rule() {
-    if cfg!(miri) {
-        return;
-    }
-    let subject = subject(deferred(), Twist::ClassifiesTooMuch);
-    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&subject)));
-    let text = panic.unwrap_err();
-    let text = text.downcast_ref::<String>().unwrap();
-    assert!(text.contains("breaks 1 rules"), "{text}");
-    assert!(text.contains("BROKEN   host.classify"), "{text}");
-    assert!(text.contains("kept     copy.exact"), "{text}");
 }

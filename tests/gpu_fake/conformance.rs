@@ -1,5 +1,7 @@
 //! The conformance suite, for each kind of memory and way of the driver.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use arrow_device_conformance::{Subject, run};
 
 use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS, PAGEABLE_EAGER, PINS};
@@ -13,17 +15,17 @@ pub(crate) fn suite(flags: u32, memory: Memory) {
         let config = Config::new(group.ordinal() + i).with_memory(memory);
         Rig::of(group, &config).device
     };
-    let next = std::cell::Cell::new(0);
-    let subject = Subject::new(open(0))
-        .with_another(move || {
-            next.set(next.get() % 3 + 1);
-            open(next.get())
-        })
+    let next = AtomicUsize::new(0);
+    let mut subject = Subject::new(open(0))
+        .with_another(move || open(1 + next.fetch_add(1, Ordering::Relaxed) % 3))
         .with_hold(hold)
         .with_balance(move || match unclean(group) {
             None => Ok(()),
             Some(text) => Err(text),
         });
+    if flags & LAZY != 0 {
+        subject = subject.runs_only_when_waited_for();
+    }
     run(&subject);
     drop(subject);
     assert_gone(group);

@@ -1,6 +1,6 @@
 //! The conformance suite.
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrow_device_conformance::{Subject, run};
 
@@ -11,10 +11,10 @@ use crate::vendor::{Config, MANAGED, Memory};
 pub(crate) fn suite(place: &Place, memory: Memory) {
     let mut subject = Subject::new(place.open(memory).device);
     if !place.others.is_empty() {
-        let (others, next) = (place.others.clone(), Cell::new(0));
+        let (others, next) = (place.others.clone(), AtomicUsize::new(1));
         subject = subject.with_another(move || {
-            next.set((next.get() + 1) % others.len());
-            let config = Config::new(others[next.get()]).with_memory(memory);
+            let other = others[next.fetch_add(1, Ordering::Relaxed) % others.len()];
+            let config = Config::new(other).with_memory(memory);
             config.open().unwrap()
         });
     }

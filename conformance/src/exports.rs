@@ -1,0 +1,125 @@
+//! Rules about what an export hands over.
+
+use std::sync::Arc;
+use std::thread::{scope, sleep};
+
+use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+
+use super::kit::{LARGE, MOMENT, queue, returns_while_held, soon};
+use super::watch::note;
+use super::{Hold, Subject, Verdict};
+use arrow_device::device::{EventPtr, Handover};
+use arrow_device::{DeviceArray, Devices, Error, ImportOptions, SyncPolicy};
+
+fn values() -> Int64Array {
+    (0..LARGE as i64 / 8).collect()
+}
+
+pub(super) fn handover(subject: &Subject) -> Verdict {
+    if subject.device.backend().check_export().is_err() {
+        return Verdict::Skipped("arrays of the device are not exported");
+    }
+    exported(subject, SyncPolicy::Event);
+    exported(subject, SyncPolicy::Wait);
+    Verdict::Kept
+}
+
+/// Exports an array while its upload is held up, and imports it again.
+fn exported(subject: &Subject, sync: SyncPolicy) {
+    let device = &subject.device;
+    let backend = device.backend();
+    let devices = Devices::new();
+    devices.add(device.clone()).expect("add");
+    let options = ImportOptions::default().with_devices(devices);
+    let (queue, array) = (queue(device), values());
+    let mut hold = subject.hold(&queue);
+    let pending = hold.holds();
+    let up = device.upload_data_on(array.to_data(), &queue);
+    let up = up.expect("upload");
+    let waits = match backend.handover() {
+        _ if sync == SyncPolicy::Wait => true,
+        Handover::Wait => true,
+        // The host reads such memory without a queue.
+        Handover::QueueOrder => device.is_host_readable(),
+        _ => false,
+    };
+    let mut made = None;
+    let mut export = || made = Some(up.export(sync).expect("export"));
+    if waits {
+        note("export that waits");
+        while_opening(hold, export);
+        hold = Hold::default();
+        assert!(
+            up.is_ready().expect("is_ready"),
+            "the export has not waited"
+        );
+    } else {
+        returns_while_held(subject, &mut hold, "export", &mut export);
+    }
+    let (exported, schema) = made.expect("exported above");
+    drop(up);
+    match EventPtr::new(exported.sync_event()) {
+        Some(event) => {
+            assert!(!waits, "an event of data that is ready");
+            assert_eq!(backend.handover(), Handover::Event, "an event");
+            // SAFETY: the event is one of this device, and lives until the export is released.
+            let (checked, done) =
+                unsafe { (backend.check_event(event), backend.query_event(event)) };
+            checked.expect("check_event refused what was exported");
+            let done = done.expect("query_event");
+            assert!(!(pending && done), "the exported event completed early");
+        }
+        None => {
+            let needed = pending && !waits && backend.handover() == Handover::Event;
+            assert!(!needed, "no event though the data is not ready");
+        }
+    }
+    while_opening(hold, || {
+        // SAFETY: both come from `export`, and the array is not released.
+        let again = unsafe { DeviceArray::import_with(exported, &schema, &options) };
+        let back = again.and_then(|again| again.to_host()).expect("import");
+        assert!(*back == array, "other values came back");
+    });
+}
+
+/// Runs `work`, during which the hold is opened.
+fn while_opening(hold: Hold, work: impl FnOnce()) {
+    scope(|scope| {
+        scope.spawn(move || {
+            sleep(MOMENT);
+            drop(hold);
+        });
+        work();
+    });
+}
+
+pub(super) fn refused(subject: &Subject) -> Verdict {
+    let device = &subject.device;
+    match device.backend().check_export() {
+        Ok(()) => return Verdict::Skipped("arrays of the device are exported"),
+        Err(Error::NotSupported { .. }) => {}
+        Err(other) => panic!("check_export returned {other:?}"),
+    }
+    let kept = || {
+        let stats = device.stats();
+        stats.allocations - stats.frees
+    };
+    // The release thread may not have freed earlier memory yet.
+    let before = kept();
+    let column: ArrayRef = Arc::new(values());
+    let batch = RecordBatch::try_from_iter([("a", column.clone())]).expect("a batch");
+    let up = device.upload_array(&column).expect("upload");
+    let batch = device.upload(&batch).expect("upload");
+    for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
+        for refused in [up.export(sync).err(), batch.export(sync).err()] {
+            let why = refused.expect("an export that check_export refuses");
+            assert!(matches!(why, Error::NotSupported { .. }), "{why:?}");
+        }
+    }
+    let back = up.to_host().expect("to_host");
+    assert!(*back == *column, "other values came back");
+    drop((up, batch));
+    let freed = soon(subject.patience, || kept() <= before);
+    assert!(freed, "memory of refused exports is not freed");
+    Verdict::Kept
+}

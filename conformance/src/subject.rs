@@ -1,0 +1,173 @@
+//! [`Subject`]: a device under test, and what the suite knows about it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_device::{Device, Queue};
+
+type Make = Arc<dyn Fn() -> Device + Send + Sync>;
+type MakeHold = Arc<dyn Fn(&Queue) -> Hold + Send + Sync>;
+type Balance = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// A device under test, and what the suite knows about it. Its functions are called on the suite's
+/// own threads.
+#[derive(Clone)]
+pub struct Subject {
+    pub(super) device: Device,
+    pub(super) another: Option<Make>,
+    hold: Option<MakeHold>,
+    pub(super) balance: Option<Balance>,
+    pub(super) patience: Duration,
+    limit: Option<Duration>,
+    pub(super) knows_its_memory: bool,
+    pub(super) refuses_foreign_events: bool,
+    pub(super) lazy: bool,
+}
+
+impl Subject {
+    /// A device about which nothing else is known. Nothing else may use it while the suite runs.
+    pub fn new(device: Device) -> Self {
+        Self {
+            device,
+            another: None,
+            hold: None,
+            balance: None,
+            patience: Duration::from_secs(10),
+            limit: None,
+            knows_its_memory: false,
+            refuses_foreign_events: false,
+            lazy: false,
+        }
+    }
+
+    /// Sets a function that makes further devices of the same type, with ids of their own.
+    #[must_use]
+    pub fn with_another(mut self, make: impl Fn() -> Device + Send + Sync + 'static) -> Self {
+        self.another = Some(Arc::new(make));
+        self
+    }
+
+    /// Sets a function that queues work which does not end before its [`Hold`] is opened. The suite
+    /// uses it to test calls while work is certainly running. Other queues may be held up, too.
+    #[must_use]
+    pub fn with_hold(mut self, hold: impl Fn(&Queue) -> Hold + Send + Sync + 'static) -> Self {
+        self.hold = Some(Arc::new(hold));
+        self
+    }
+
+    /// Sets a function that checks whether all memory, events and host memory of the device have
+    /// been freed. The suite calls it when it holds nothing itself, until it returns `Ok` or the
+    /// patience ends.
+    #[must_use]
+    pub fn with_balance(
+        mut self,
+        balance: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        self.balance = Some(Arc::new(balance));
+        self
+    }
+
+    /// Sets how long to wait for what must happen soon, such as the call of a waker or a release.
+    /// 10 seconds by default.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Sets how long the check of one rule may take. After that time the rule is broken, its thread
+    /// is abandoned, and no further rule is checked. Six times the patience by default.
+    #[must_use]
+    pub fn with_limit(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Requires that the backend recognizes its own addresses: it classifies live memory as
+    /// `Device`, and freed memory and that of other devices as something else.
+    #[must_use]
+    pub fn knows_its_memory(mut self) -> Self {
+        self.knows_its_memory = true;
+        self
+    }
+
+    /// Requires that the backend recognizes its own events: `check_event` refuses those of other
+    /// devices, and pointers to anything else.
+    #[must_use]
+    pub fn refuses_foreign_events(mut self) -> Self {
+        self.refuses_foreign_events = true;
+        self
+    }
+
+    /// Requires both [`knows_its_memory`](Self::knows_its_memory) and
+    /// [`refuses_foreign_events`](Self::refuses_foreign_events).
+    #[must_use]
+    pub fn strict(self) -> Self {
+        self.knows_its_memory().refuses_foreign_events()
+    }
+
+    /// Declares that the device runs nothing until somebody waits for it, so that a test notices
+    /// every wait that is missing. Only devices for tests do that: all others start what was queued
+    /// by themselves, since a consumer may wait by means that the backend does not see.
+    #[must_use]
+    pub fn runs_only_when_waited_for(mut self) -> Self {
+        self.lazy = true;
+        self
+    }
+
+    /// How long the check of one rule may take.
+    pub(super) fn limit(&self) -> Duration {
+        self.limit.unwrap_or(self.patience * 6)
+    }
+
+    /// Keeps `queue` busy, if the subject supports that.
+    pub(super) fn hold(&self, queue: &Queue) -> Hold {
+        self.hold
+            .as_ref()
+            .map_or_else(Hold::default, |hold| hold(queue))
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Subject").field(&self.device).finish()
+    }
+}
+
+/// Keeps a queue busy. Dropping it lets the queue continue. The default one keeps nothing busy.
+#[derive(Default)]
+#[must_use]
+pub struct Hold(Option<Box<dyn FnOnce() + Send>>);
+
+impl Hold {
+    /// Makes a hold from a function that ends the work which keeps the queue busy. The function
+    /// must not block.
+    pub fn new(open: impl FnOnce() + Send + 'static) -> Self {
+        Self(Some(Box::new(open)))
+    }
+
+    /// Lets the queue continue.
+    pub fn open(&mut self) {
+        if let Some(open) = self.0.take() {
+            open();
+        }
+    }
+
+    /// Whether the queue is certainly busy.
+    pub(super) fn holds(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Hold").field(&self.holds()).finish()
+    }
+}

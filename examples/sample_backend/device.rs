@@ -1,0 +1,125 @@
+//! The device: what it is, and what is asked about its events and addresses.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::task::Waker;
+
+use arrow_device::device::parts::Failure;
+use arrow_device::device::{AddressClass, Backend, DevicePtr, EventPtr, Notify, RawQueue};
+use arrow_device::{ArrowDeviceType, DeviceId, Result};
+
+use super::event::Events;
+use super::memory::Memory;
+use super::queue::{Backlog, SampleQueue, Shared};
+
+/// A device of the type VPI, without VPI: its memory is the heap, and each of its queues is a
+/// thread.
+pub(crate) struct SampleDevice {
+    shared: Arc<Shared>,
+    queue: Arc<SampleQueue>,
+    host_readable: bool,
+}
+
+impl fmt::Debug for SampleDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SampleDevice({})", self.shared.id)
+    }
+}
+
+impl SampleDevice {
+    /// Makes the device `vpi:<id>`. If it is not `host_readable`, programs see it as they see a GPU,
+    /// whose memory only copies reach.
+    pub(crate) fn new(id: i64, host_readable: bool) -> Result<Arc<Self>> {
+        let id = DeviceId::new(ArrowDeviceType::VPI, id);
+        let shared = Arc::new(Shared {
+            id,
+            memory: Memory::new(id),
+            events: Events::default(),
+            failure: Failure::new(),
+            backlog: Backlog::default(),
+        });
+        Ok(Arc::new(Self {
+            queue: SampleQueue::start(&shared)?,
+            shared,
+            host_readable,
+        }))
+    }
+
+    /// Returns an error that says what is not freed or released, for tests.
+    pub(crate) fn balance(&self) -> std::result::Result<(), String> {
+        match (self.shared.memory.usage(), self.shared.events.len()) {
+            ((0, 0), 0) => Ok(()),
+            ((live, idle), events) => Err(format!(
+                "{live} live allocations, {idle} idle bytes, {events} live events"
+            )),
+        }
+    }
+}
+
+// SAFETY: all memory is the heap's, which the host may read, and is zeroed when it is first used.
+// `classify` returns `Device` only within a live allocation. An event completes in the job behind
+// all earlier work of its queue, and its lock makes that work visible. `settle` waits for all jobs.
+unsafe impl Backend for SampleDevice {
+    fn id(&self) -> DeviceId {
+        self.shared.id
+    }
+
+    fn host_readable(&self) -> bool {
+        self.host_readable
+    }
+
+    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(self.queue.clone())
+    }
+
+    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        self.shared.failure.check()?;
+        Ok(SampleQueue::start(&self.shared)?)
+    }
+
+    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
+        self.shared.event(event).map(drop)
+    }
+
+    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
+        let event = self.shared.event(event)?;
+        self.shared.failure.check()?;
+        Ok(event.is_done())
+    }
+
+    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
+        self.shared.event(event)?.wait();
+        // Work that failed has not done what the event stands for.
+        self.shared.failure.check()
+    }
+
+    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
+        Ok(self.shared.event(event)?.notify(waker))
+    }
+
+    unsafe fn release_event(&self, event: EventPtr) {
+        self.shared.events.release(event);
+    }
+
+    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+        self.shared.memory.classify(address, bytes)
+    }
+
+    fn copies_directly_from(&self, address: DevicePtr, _: usize) -> bool {
+        !address.is_null()
+    }
+
+    fn trim(&self) {
+        self.shared.memory.free_idle(true);
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.shared.backlog.wait();
+        self.shared.failure.check()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

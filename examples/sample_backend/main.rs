@@ -1,0 +1,64 @@
+//! A complete backend for a device that the crate does not know, and a program that uses it. The
+//! guide (`docs/guide/backends.md`) goes through these files.
+//!
+//! The device is asynchronous: work is queued, and runs later on the queue's thread. A real backend
+//! has the calls of its runtime where this one has threads, locks and the heap.
+
+mod device;
+mod event;
+mod memory;
+mod queue;
+
+use arrow_array::record_batch;
+use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceBufferMut, Devices, Queue, Result};
+use arrow_schema::DataType;
+
+use device::SampleDevice;
+use queue::SampleQueue;
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    // From now on, uploads and imports find the devices vpi:0, vpi:1 and so on.
+    let devices = Devices::global();
+    devices.register(ArrowDeviceType::VPI, |id| {
+        Device::new(SampleDevice::new(id, false)?)
+    });
+    let device = Devices::open("vpi:0")?;
+
+    let orders = record_batch!(("price", Float64, [Some(9.0), None, Some(4.0)]))?;
+    let on_device = device.upload(&orders)?;
+    let queue = device.new_queue()?;
+    let doubled = double(&on_device.column_by_name("price")?, &queue)?; // waits for nothing
+    println!("doubled on {device}: {:?}", doubled.to_host()?);
+
+    drop((on_device, doubled, queue));
+    device.synchronize()?;
+    device.trim();
+    let sample = device.backend().as_any().downcast_ref::<SampleDevice>();
+    sample.ok_or("not a sample device")?.balance()?;
+    println!("all memory was freed: {:?}", device.stats());
+    Ok(())
+}
+
+/// Returns twice the values of `column`, null where it is null.
+fn double(column: &DeviceArray, queue: &Queue) -> Result<DeviceArray> {
+    let doubled = DeviceBufferMut::for_values::<f64>(queue, column.len())?;
+    let input = column.values_on::<f64>(queue)?; // the queue waits until the column is ready
+    let (from, to, rows) = (input.address(), doubled.address(), input.len());
+    let kernel = move || {
+        for row in 0..rows {
+            let (from, to) = (from.as_ptr().cast::<f64>(), to.as_ptr().cast::<f64>());
+            // SAFETY: both have `rows` values, and live until this queue has done its work so far:
+            // `input` is on loan to the queue, and `doubled` is freed in its order.
+            unsafe { to.add(row).write(2.0 * from.add(row).read()) };
+        }
+        Ok(())
+    };
+    let sample = queue.raw().as_any().downcast_ref::<SampleQueue>();
+    let sample = sample.ok_or_else(|| {
+        arrow_device::Error::InvalidArgument("the queue of another kind of device".into())
+    })?;
+    // SAFETY: the kernel writes only `doubled`, which nothing else uses yet.
+    unsafe { sample.launch(kernel) }?;
+    drop(input); // the loan ends behind the kernel
+    column.with_values(DataType::Float64, doubled.freeze()?)
+}
