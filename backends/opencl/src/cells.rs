@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError, RwLock};
 
 use arrow_device::device::EventPtr;
+use arrow_device::device::parts::Process;
 use opencl_sys::cl_event;
 
 use crate::context::lock;
@@ -45,6 +46,7 @@ pub(crate) unsafe fn read(event: EventPtr) -> cl_event {
 pub(crate) struct Cells {
     number: u64,
     idle: Mutex<Vec<Box<Cell>>>,
+    process: Process,
     used: AtomicUsize,
 }
 
@@ -54,6 +56,7 @@ impl Cells {
         Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             idle: Mutex::default(),
+            process: Process::this(),
             used: AtomicUsize::new(0),
         }
     }
@@ -99,6 +102,11 @@ impl Cells {
 
 impl Drop for Cells {
     fn drop(&mut self) {
+        if !self.process.is_this() {
+            // The table may be locked for ever. What it names stays.
+            std::mem::forget(take(&mut self.idle));
+            return;
+        }
         let mut owners = OWNERS.write().unwrap_or_else(PoisonError::into_inner);
         for cell in take(&mut *lock(&self.idle)) {
             owners.remove(&std::ptr::from_ref(&*cell).addr());

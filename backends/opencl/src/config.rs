@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::device::{OpenClDevice, check_queue};
 use crate::memory::{Kind, OpenClMemory};
 use crate::object::{CommandQueue, ContextObject};
-use crate::platform::{Listed, OpenClDeviceInfo, absent, absent_after, describe, find};
+use crate::platform::{Listed, OpenClDeviceInfo, absent, absent_after, describe, find, loader};
 use crate::shared::Shared;
 use crate::sys::{Answer, Cl, create, info, info_list};
 
@@ -121,7 +121,7 @@ impl OpenClConfig {
         queue: Option<cl_command_queue>,
     ) -> Result<Device> {
         let id = self.id();
-        let cl = Cl::get().map_err(|why| absent(id, why))?;
+        let cl = loader(id)?;
         // SAFETY: the caller guarantees context and device; each value is read as what the specification says it is.
         let kept: Answer<_> = unsafe {
             ContextObject::retain(cl, context).and_then(|context| {

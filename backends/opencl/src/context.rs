@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use arrow_device::device::parts::{Failure, Worker};
 use arrow_device::device::{DeviceId, device_error};
 use arrow_device::{Error, Result};
-use opencl_sys::{cl_context, cl_device_id};
+use opencl_sys::{CL_INVALID_CONTEXT, cl_context, cl_device_id};
 
 use crate::codes;
 use crate::object::{ContextObject, Event};
@@ -53,6 +53,23 @@ impl Context {
 
     pub(crate) fn device(&self) -> cl_device_id {
         self.device
+    }
+
+    /// Returns an error if the device cannot be used: it has failed, or this is a child of the process that opened it.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.check_process()?;
+        self.failure.check()
+    }
+
+    pub(crate) fn check_process(&self) -> Result<()> {
+        // As from a runtime that was not initialised.
+        self.cl.process.check(self.id, CL_INVALID_CONTEXT)
+    }
+
+    /// Returns whether this is a child of the process that opened the device. Nothing there may call the runtime, or take a lock
+    /// that another thread may have held.
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.cl.process.is_this()
     }
 
     /// Names the device in an error.

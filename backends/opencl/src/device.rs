@@ -96,6 +96,7 @@ impl OpenClDevice {
             );
             return Err(context.not_supported("handle", reason));
         }
+        context.check_usable()?;
         let found = handle(live, address).map(|(_, mem, offset)| (mem, offset));
         found.ok_or_else(|| {
             Error::InvalidArgument(format!("{address:?} is not in memory of {}", context.id).into())
@@ -138,6 +139,7 @@ impl OpenClDevice {
                 "its memory has no handles; open the device with OpenClMemory::Handles".into(),
             );
         }
+        context.check_usable()?;
         let cl = context.cl;
         // SAFETY: the caller guarantees the buffer (see `# Safety`); each value is read as what the specification says it is.
         let (mem, of, kind, bytes) = context.check(unsafe {
@@ -185,6 +187,9 @@ struct Wrapped {
 
 impl Drop for Wrapped {
     fn drop(&mut self) {
+        if self.shared.context.is_forked() {
+            return;
+        }
         drop(self.shared.live.remove(self.base));
     }
 }
@@ -195,6 +200,7 @@ impl Drop for Wrapped {
 /// The command queue is live.
 pub(crate) unsafe fn check_queue(shared: &Shared, queue: cl_command_queue) -> Result<CommandQueue> {
     let context = &shared.context;
+    context.check_usable()?;
     let cl = context.cl;
     // SAFETY: the caller guarantees the command queue; each value is read as what the specification says it is.
     let (queue, of, device, properties) = context.check(unsafe {
@@ -305,6 +311,7 @@ unsafe impl Backend for OpenClDevice {
 
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
         let context = &self.shared.context;
+        context.check_process()?;
         // SAFETY: the caller guarantees a live event (contract of `query_event`).
         let complete = context.check(unsafe {
             self.shared
@@ -318,6 +325,7 @@ unsafe impl Backend for OpenClDevice {
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
         let context = &self.shared.context;
+        context.check_process()?;
         // SAFETY: the caller guarantees a live event (contract of `wait_event`).
         context.check(unsafe {
             self.shared
@@ -329,6 +337,7 @@ unsafe impl Backend for OpenClDevice {
 
     unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
         let context = &self.shared.context;
+        context.check_process()?;
         // SAFETY: the caller guarantees a live event (contract of `notify_event`).
         let event = context.check(unsafe { self.shared.read(event) })?;
         // SAFETY: as above.
@@ -344,6 +353,9 @@ unsafe impl Backend for OpenClDevice {
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
+        if self.shared.context.is_forked() {
+            return;
+        }
         // SAFETY: the caller guarantees an event of `record`, which `Cells::put` made, and that it is released once.
         drop(unsafe { self.shared.cells.take(self.shared.context.cl, event) });
     }
@@ -357,7 +369,11 @@ unsafe impl Backend for OpenClDevice {
         address: DevicePtr,
         bytes: usize,
     ) -> (AddressClass, Range<usize>) {
-        let Shared { live, host, .. } = &*self.shared;
+        let Shared { context, live, host, .. } = &*self.shared;
+        if context.is_forked() {
+            let start = address.address();
+            return (AddressClass::Inaccessible, start..start.saturating_add(bytes));
+        }
         let own = live.classify_allocation(address, bytes, AddressClass::Device);
         let found =
             own.or_else(|| host.classify_allocation(address, bytes, AddressClass::HostAccessible));
@@ -382,6 +398,7 @@ unsafe impl Backend for OpenClDevice {
         if bytes == 0 {
             return Err(Error::InvalidArgument("host allocation of 0 bytes".into()));
         }
+        context.check_usable()?;
         if bytes > self.shared.info.max_allocation {
             return Ok(None);
         }
@@ -409,7 +426,10 @@ unsafe impl Backend for OpenClDevice {
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        let Shared { info, host, .. } = &*self.shared;
+        let Shared { context, info, host, .. } = &*self.shared;
+        if context.is_forked() {
+            return false;
+        }
         // A processor copies from any memory of the host, on threads of the runtime.
         let any = info.is_cpu && address.address().checked_add(bytes).is_some();
         !address.is_null()
@@ -425,7 +445,7 @@ unsafe impl Backend for OpenClDevice {
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
         let context = &self.shared.context;
         let queue: cl_command_queue = std::ptr::with_exposed_provenance_mut(stream);
-        context.failure.check()?;
+        context.check_usable()?;
         let is_own = cells::owner(event).is_some();
         // SAFETY: the caller guarantees a live command queue and a live event (contract of `stream_wait`).
         context.check(unsafe {

@@ -167,6 +167,9 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
+        if self.context.is_forked() {
+            return;
+        }
         match &self.place {
             Place::Usm(usm, base) => {
                 // An error has no place to go.

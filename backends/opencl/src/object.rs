@@ -57,6 +57,9 @@ macro_rules! object {
 
         impl Drop for $name {
             fn drop(&mut self) {
+                if !self.cl.process.is_this() {
+                    return;
+                }
                 // An error has no place to go.
                 // SAFETY: this value owns a reference, which keeps the object alive until here.
                 let _: Answer<()> = unsafe { call!(self.cl, $release(self.raw())) };

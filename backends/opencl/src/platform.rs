@@ -62,11 +62,18 @@ pub(crate) fn absent_after(device: DeviceId, failed: Failed) -> Error {
     )
 }
 
+/// Returns the loader.
+pub(crate) fn loader(id: DeviceId) -> Result<&'static Cl> {
+    let cl = Cl::get().map_err(|why| absent(id, why))?;
+    cl.process.check(id, CL_INVALID_CONTEXT)?;
+    Ok(cl)
+}
+
 /// Returns the loader and all devices, in its order.
 pub(crate) fn list(id: DeviceId) -> Result<(&'static Cl, Vec<Listed>)> {
     // PoCL 3.1 finds its devices at the first call, and reports none to another thread meanwhile.
     static ONE: Mutex<()> = Mutex::new(());
-    let cl = Cl::get().map_err(|why| absent(id, why))?;
+    let cl = loader(id)?;
     let _one = lock(&ONE);
     let mut count = 0;
     // SAFETY: the place for the count is valid, and there is no list.

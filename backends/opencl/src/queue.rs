@@ -40,6 +40,7 @@ impl OpenClQueue {
     /// Makes a queue of the device.
     pub(crate) fn new(shared: &Arc<Shared>) -> Result<Arc<Self>> {
         let context = &shared.context;
+        context.check_usable()?;
         // SAFETY: context and device are live and belong together. Without a property the queue is in order.
         let made = unsafe {
             create!(
@@ -96,9 +97,9 @@ impl OpenClQueue {
             live,
             ..
         } = &*self.shared;
-        let index: cl_uint = index;
+        context.check_usable()?;
         // SAFETY: the caller guarantees the kernel (see `# Safety`).
-        context.check(unsafe { kind.set_kernel_arg(context, live, kernel, index, address) })
+        context.check(unsafe { kind.set_kernel_arg(context, live, kernel, index as cl_uint, address) })
     }
 }
 
@@ -109,7 +110,7 @@ impl OpenClQueue {
 // - events are markers, which complete after all earlier commands of an in-order queue.
 unsafe impl RawQueue for OpenClQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        self.shared.context.failure.check()?;
+        self.shared.context.check_usable()?;
         if bytes == 0 {
             return Err(Error::InvalidArgument("allocation of 0 bytes".into()));
         }
@@ -117,6 +118,9 @@ unsafe impl RawQueue for OpenClQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, _bytes: usize) -> Result<()> {
+        if self.shared.context.is_forked() {
+            return Ok(());
+        }
         // SAFETY: the queue is live. Without an event the memory stays with this queue.
         let after = unsafe { self.shared.marker(self.handle()) }.ok();
         self.shared.free(self.number, base, after)
@@ -129,7 +133,7 @@ unsafe impl RawQueue for OpenClQueue {
             live,
             ..
         } = &*self.shared;
-        context.failure.check()?;
+        context.check_usable()?;
         for (queued, op) in copies.iter().enumerate() {
             // SAFETY: the caller guarantees memory for all bytes until the copies have completed (contract of `RawQueue::copy`); the
             // queue is live.
@@ -155,14 +159,14 @@ unsafe impl RawQueue for OpenClQueue {
             live,
             ..
         } = &*self.shared;
-        context.failure.check()?;
+        context.check_usable()?;
         // SAFETY: the caller guarantees `bytes` bytes until the fill has completed (contract of `RawQueue::fill`); the queue is live.
         context.check(unsafe { kind.fill(context, live, self.handle(), dst, byte, bytes) })
     }
 
     fn record(&self) -> Result<EventPtr> {
         let context = &self.shared.context;
-        context.failure.check()?;
+        context.check_usable()?;
         // SAFETY: the queue is live.
         let event = context.check(unsafe { self.shared.marker(self.handle()) })?;
         let cell = self.shared.cells.put(event);
@@ -171,7 +175,7 @@ unsafe impl RawQueue for OpenClQueue {
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let context = &self.shared.context;
-        context.failure.check()?;
+        context.check_usable()?;
         let is_own = cells::owner(event).is_some();
         // SAFETY: the caller guarantees a live event (contract of `RawQueue::wait`); the queue is live and of this context.
         context.check(unsafe {
@@ -191,6 +195,9 @@ unsafe impl RawQueue for OpenClQueue {
 
 impl Drop for OpenClQueue {
     fn drop(&mut self) {
+        if self.shared.context.is_forked() {
+            return;
+        }
         // SAFETY: the queue is live.
         let last = unsafe { self.shared.marker(self.handle()) }.ok();
         let Shared {

@@ -12,8 +12,7 @@ use crate::config::{OpenClConfig, devices_of};
 use crate::context::lock;
 use crate::device::OpenClDevice;
 use crate::event;
-use crate::platform::{absent, absent_after};
-use crate::sys::Cl;
+use crate::platform::{absent, absent_after, list, loader};
 
 /// How many contexts of foreign producers are kept at most: their memory is then found without another look at its context.
 const FOREIGN: usize = 16;
@@ -113,7 +112,7 @@ impl OpenClDevices {
         if !event.as_ptr().cast::<usize>().is_aligned() {
             return Ok(None);
         }
-        let cl = Cl::get().map_err(|why| absent(array.id(), why))?;
+        let cl = loader(array.id())?;
         // SAFETY: the caller of the import guarantees a live event of this type (see `Arriving`), and the pointer is aligned.
         let event = unsafe { cells::read(event) };
         if event.is_null() {
@@ -129,11 +128,11 @@ impl OpenClDevices {
     /// Opens the device in the context of a foreign producer.
     fn adopt(&self, array: &Arriving<'_>, context: cl_context) -> Result<Option<Device>> {
         let id = array.id();
-        let cl = Cl::get().map_err(|why| absent(id, why))?;
+        let cl = loader(id)?;
         // SAFETY: the live event of the array keeps its context alive.
         let devices =
             unsafe { devices_of(cl, context) }.map_err(|failed| absent_after(id, failed))?;
-        let listed = crate::platform::list(id)?.1;
+        let listed = list(id)?.1;
         let named = usize::try_from(id.id)
             .ok()
             .and_then(|number| listed.get(number));

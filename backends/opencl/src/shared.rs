@@ -117,6 +117,9 @@ impl Shared {
 
     /// Frees all memory that nothing uses any more.
     pub(crate) fn trim(&self) {
+        if self.context.is_forked() {
+            return;
+        }
         self.free_idle(true);
         let unknown = self.pool.take_done(true, |idle| idle.after.is_none());
         if unknown.is_empty() {
@@ -150,6 +153,7 @@ impl Shared {
 
     /// Waits for all work of the device.
     pub(crate) fn synchronize(&self) -> Result<()> {
+        self.context.check_process()?;
         let finished = self.queues.finish(&self.context, 1);
         self.context.failure.check()?;
         self.context.check(finished)
@@ -157,6 +161,7 @@ impl Shared {
 
     /// As [`synchronize`](Self::synchronize), and tries again if that fails. After an error the device has failed.
     pub(crate) fn settle(&self) -> Result<()> {
+        self.context.check_process()?;
         let finished = self.queues.finish(&self.context, SETTLE);
         if let Err(failed) = finished {
             self.context.failure.set(self.context.error(failed));
@@ -168,6 +173,9 @@ impl Shared {
 impl Drop for Shared {
     /// Frees the pool once the queues, which were dropped, have ended.
     fn drop(&mut self) {
+        if self.context.is_forked() {
+            return;
+        }
         let (idle, queues) = (self.pool.take_all(), std::mem::take(&mut self.queues));
         if idle.is_empty() || queues.are_done(&self.context) {
             return;

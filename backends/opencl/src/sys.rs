@@ -9,6 +9,7 @@ use std::ops::Deref;
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
+use arrow_device::device::parts::Process;
 use libloading::Library;
 use opencl_sys::cl_function_types::*;
 use opencl_sys::*;
@@ -183,6 +184,8 @@ pub(crate) struct Cl {
     functions: Functions,
     /// `None` if the loader is older than OpenCL 2.0.
     pub(crate) svm: Option<Svm>,
+    /// Where it was loaded: a child of that process must not call it.
+    pub(crate) process: Process,
     _library: ManuallyDrop<Library>,
 }
 
@@ -241,6 +244,7 @@ impl Cl {
             functions,
             // SAFETY: as above.
             svm: unsafe { Svm::find(find) }.ok(),
+            process: Process::this(),
             _library: library,
         })
     }
