@@ -27,9 +27,14 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 const COLUMNS: usize = 8;
 
 fn main() -> Result<()> {
-    let device = OpenClConfig::new(0).with_memory(OpenClMemory::Svm).with_idle_limit(1 << 30).open()?;
+    let device = OpenClConfig::new(0)
+        .with_memory(OpenClMemory::Svm)
+        .with_idle_limit(1 << 30)
+        .open()?;
     println!("{}", OpenClDevice::of(&device)?.info());
-    println!("| bytes | direction | plain GB/s | arrow-device GB/s | ratio | of rounds, middle half |");
+    println!(
+        "| bytes | direction | plain GB/s | arrow-device GB/s | ratio | of rounds, middle half |"
+    );
     println!("| --- | --- | --- | --- | --- | --- |");
     for (mib, rounds) in [(1, 401), (16, 101), (64, 41), (256, 21)] {
         measure(&device, mib << 20, rounds)?;
@@ -54,7 +59,8 @@ impl Plain {
             let (to, from) = if up { (device, host) } else { (host, device) };
             // SAFETY: both have room for the bytes, and live until `finish` below.
             unsafe {
-                let event = enqueue_svm_mem_cpy(self.queue, CL_NON_BLOCKING, to, from, bytes, 0, null());
+                let event =
+                    enqueue_svm_mem_cpy(self.queue, CL_NON_BLOCKING, to, from, bytes, 0, null());
                 release_event(event.map_err(ClError)?).map_err(ClError)?;
             }
             at += bytes;
@@ -72,7 +78,9 @@ impl Drop for Plain {
 
 fn measure(device: &Device, bytes: usize, rounds: usize) -> Result<()> {
     let rows = (bytes / COLUMNS / 8) as i64;
-    let column = |c: i64| Arc::new(Int64Array::from_iter_values((0..rows).map(|row| row ^ c))) as Arc<dyn Array>;
+    let column = |c: i64| {
+        Arc::new(Int64Array::from_iter_values((0..rows).map(|row| row ^ c))) as Arc<dyn Array>
+    };
     let names = (0..COLUMNS as i64).map(|c| (format!("c{c}"), column(c)));
     let batch = RecordBatch::try_from_iter(names)?;
     let mut host = vec![vec![1i64; rows as usize]; COLUMNS];
@@ -83,7 +91,11 @@ fn measure(device: &Device, bytes: usize, rounds: usize) -> Result<()> {
     let queue = OpenClQueue::of(&queue)?.handle();
     // SAFETY: the context is live.
     let memory = unsafe { svm_alloc(context, CL_MEM_READ_WRITE, bytes, 0) }.map_err(ClError)?;
-    let plain = Plain { context, queue, memory };
+    let plain = Plain {
+        context,
+        queue,
+        memory,
+    };
 
     let on_device = device.upload(&batch)?;
     let (mut up, mut down) = (Vec::new(), Vec::new());

@@ -45,7 +45,8 @@ pub(crate) unsafe fn read(event: EventPtr) -> cl_event {
 /// The cells of one device.
 pub(crate) struct Cells {
     number: u64,
-    idle: Mutex<Vec<Box<Cell>>>,
+    /// Of boxes; those in use are owned by whoever has the event.
+    idle: Mutex<Vec<EventPtr>>,
     process: Process,
     used: AtomicUsize,
 }
@@ -73,27 +74,28 @@ impl Cells {
     /// Puts an event into a cell, which owns it from now on.
     pub(crate) fn put(&self, event: Event) -> Option<EventPtr> {
         let idle = lock(&self.idle).pop();
-        let cell = idle.unwrap_or_else(|| {
-            let cell = Box::new(Cell(AtomicPtr::new(null_mut())));
-            let address = std::ptr::from_ref(&*cell).addr();
+        let place = idle.or_else(|| {
+            let cell = Box::into_raw(Box::new(Cell(AtomicPtr::new(null_mut()))));
             let mut owners = OWNERS.write().unwrap_or_else(PoisonError::into_inner);
-            owners.insert(address, self.number);
-            cell
-        });
+            owners.insert(cell.addr(), self.number);
+            EventPtr::new(cell.cast())
+        })?;
+        // SAFETY: the box above is freed only when this value is dropped.
+        let cell = unsafe { &*place.as_ptr().cast::<Cell>() };
         cell.0.store(event.into_raw(), Ordering::Release);
         self.used.fetch_add(1, Ordering::Relaxed);
-        EventPtr::new(Box::into_raw(cell).cast())
+        Some(place)
     }
 
     /// Takes the event out of a cell, which is recycled.
     ///
     /// # Safety
     /// The pointer is from [`put`](Self::put) of this value, and is not used again.
-    pub(crate) unsafe fn take(&self, cl: &'static Cl, event: EventPtr) -> Option<Event> {
-        // SAFETY: the caller guarantees that the box was leaked by `put`, and that this is its only owner now.
-        let cell = unsafe { Box::from_raw(event.as_ptr().cast::<Cell>()) };
+    pub(crate) unsafe fn take(&self, cl: &'static Cl, place: EventPtr) -> Option<Event> {
+        // SAFETY: the caller guarantees a cell of this value, which lives as long as this value.
+        let cell = unsafe { &*place.as_ptr().cast::<Cell>() };
         let event = NonNull::new(cell.0.swap(null_mut(), Ordering::AcqRel));
-        lock(&self.idle).push(cell);
+        lock(&self.idle).push(place);
         self.used.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: `put` moved a reference into the cell, which is taken out once.
         event.map(|event| unsafe { Event::own(cl, event) })
@@ -104,12 +106,14 @@ impl Drop for Cells {
     fn drop(&mut self) {
         if !self.process.is_this() {
             // The table may be locked for ever. What it names stays.
-            std::mem::forget(take(&mut self.idle));
             return;
         }
         let mut owners = OWNERS.write().unwrap_or_else(PoisonError::into_inner);
-        for cell in take(&mut *lock(&self.idle)) {
-            owners.remove(&std::ptr::from_ref(&*cell).addr());
+        for place in take(&mut *lock(&self.idle)) {
+            let cell = place.as_ptr().cast::<Cell>();
+            owners.remove(&cell.addr());
+            // SAFETY: `put` has made the box. The table, which is locked, named it to nobody who still reads it.
+            drop(unsafe { Box::from_raw(cell) });
         }
     }
 }

@@ -369,10 +369,18 @@ unsafe impl Backend for OpenClDevice {
         address: DevicePtr,
         bytes: usize,
     ) -> (AddressClass, Range<usize>) {
-        let Shared { context, live, host, .. } = &*self.shared;
+        let Shared {
+            context,
+            live,
+            host,
+            ..
+        } = &*self.shared;
         if context.is_forked() {
             let start = address.address();
-            return (AddressClass::Inaccessible, start..start.saturating_add(bytes));
+            return (
+                AddressClass::Inaccessible,
+                start..start.saturating_add(bytes),
+            );
         }
         let own = live.classify_allocation(address, bytes, AddressClass::Device);
         let found =
@@ -426,7 +434,12 @@ unsafe impl Backend for OpenClDevice {
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
-        let Shared { context, info, host, .. } = &*self.shared;
+        let Shared {
+            context,
+            info,
+            host,
+            ..
+        } = &*self.shared;
         if context.is_forked() {
             return false;
         }

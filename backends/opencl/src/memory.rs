@@ -107,7 +107,11 @@ impl Kind {
             place,
             bytes,
         };
-        if allocation.base().address() % ALIGNMENT as usize != 0 {
+        if !allocation
+            .base()
+            .address()
+            .is_multiple_of(ALIGNMENT as usize)
+        {
             let reason = format!(
                 "the runtime returned {:?}, which is not aligned to {ALIGNMENT} bytes",
                 allocation.base()

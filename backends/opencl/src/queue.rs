@@ -99,7 +99,8 @@ impl OpenClQueue {
         } = &*self.shared;
         context.check_usable()?;
         // SAFETY: the caller guarantees the kernel (see `# Safety`).
-        context.check(unsafe { kind.set_kernel_arg(context, live, kernel, index as cl_uint, address) })
+        context
+            .check(unsafe { kind.set_kernel_arg(context, live, kernel, index as cl_uint, address) })
     }
 }
 
