@@ -213,6 +213,10 @@ pub unsafe extern "C" fn clSVMAlloc(
             let memory =
                 unsafe { real!(clSVMAlloc: clSVMAlloc_t)(context, flags, size, alignment) };
             gained(memory);
+            if !memory.is_null() && flags & CL_MEM_SVM_FINE_GRAIN_BUFFER != 0 {
+                // SAFETY: the host may write this many bytes of new memory. It is not expected to hold zeros.
+                unsafe { memory.cast::<u8>().write_bytes(0xA5, size) };
+            }
             memory
         }
         Fate::Fail(_) => null_mut(),

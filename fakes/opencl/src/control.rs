@@ -21,7 +21,8 @@ struct Rule {
 struct State {
     rule: Option<Rule>,
     failed: u64,
-    calls: u64,
+    /// By name.
+    calls: HashMap<String, u64>,
     misuses: u64,
     /// References and memory that the program owns, by address.
     live: HashMap<usize, usize>,
@@ -38,7 +39,7 @@ fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
 /// being made, since nobody could see that.
 pub(crate) fn fate(name: &str, has_result: bool) -> Fate {
     with(|state| {
-        state.calls += 1;
+        *state.calls.entry(name.to_owned()).or_default() += 1;
         let Some(rule) = &mut state.rule else {
             return Fate::Pass;
         };
@@ -98,9 +99,15 @@ pub extern "C" fn fake_opencl_clear() -> u64 {
     })
 }
 
+/// # Safety
+/// `name` is a C string.
 #[unsafe(no_mangle)]
-pub extern "C" fn fake_opencl_calls() -> u64 {
-    with(|state| state.calls)
+pub unsafe extern "C" fn fake_opencl_calls(name: *const c_char) -> u64 {
+    // SAFETY: the caller guarantees a C string.
+    let name = unsafe { CStr::from_ptr(name) }
+        .to_string_lossy()
+        .into_owned();
+    with(|state| state.calls.get(&name).copied().unwrap_or(0))
 }
 
 #[unsafe(no_mangle)]

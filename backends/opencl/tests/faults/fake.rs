@@ -39,6 +39,12 @@ pub(crate) fn clear() -> bool {
     call!(fake_opencl_clear() -> u64) > 0
 }
 
+/// How many calls of a function were made.
+pub(crate) fn calls(name: &str) -> u64 {
+    let name = CString::new(name).unwrap();
+    call!(fake_opencl_calls(name.as_ptr() => *const c_char) -> u64)
+}
+
 /// How many references and pieces of memory of the runtime this program owns.
 pub(crate) fn live() -> u64 {
     call!(fake_opencl_live() -> u64)

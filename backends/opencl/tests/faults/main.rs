@@ -2,6 +2,7 @@
 //! The suite of streams runs here, too. A program of its own: the stand-in takes the loader's place in the whole process.
 #![cfg(all(target_os = "linux", not(miri)))]
 
+mod calls;
 mod every_call;
 mod fake;
 #[path = "../support/opencl.rs"]
