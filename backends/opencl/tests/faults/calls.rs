@@ -1,15 +1,14 @@
 //! What no runtime shows: which calls are made, and when.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use arrow_array::{Int64Array, RecordBatch};
-use arrow_device::DeviceBufferMut;
-use arrow_device::device::EventPtr;
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr, EventPtr};
+use arrow_device::{DeviceBufferMut, Queue};
 use arrow_device_opencl::OpenClMemory;
 
 use crate::fake;
-use crate::opencl::{Gate, has, hold, memories, open, soon};
+use crate::opencl::{Gate, assert_error, has, hold, memories, open, soon};
 
 /// The stand-in fills new memory that the host can read.
 #[test]
@@ -67,17 +66,20 @@ fn a_device_that_ends_while_it_works() {
         let owned = fake::live();
         let device = open(memory);
         let queue = device.new_queue().unwrap();
-        let event = gate.event();
-        let pointer = EventPtr::new((&raw const event).cast_mut().cast()).unwrap();
-        // SAFETY: the event is live.
-        unsafe { queue.raw().wait(pointer) }.unwrap();
-        let column = Arc::new(Int64Array::from_iter_values(0..100_000)) as _;
-        let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
-        drop(device.upload_on(&batch, &queue).unwrap());
+        wait(&queue, &gate);
+        let raw = queue.raw();
+        let base = raw.allocate(100_000).unwrap();
+        // SAFETY: the memory was just allocated, and is freed once.
+        unsafe {
+            raw.fill(base, 7, 100_000).unwrap();
+            raw.free(base, 100_000).unwrap();
+        }
+        let before = fake::live();
         drop((queue, device));
         std::thread::sleep(Duration::from_millis(20));
+        // The device's own queue is done.
         assert!(
-            fake::live() > owned + 2,
+            fake::live() >= before - 2,
             "{memory:?}: freed while it is used"
         );
         gate.end(0);
@@ -88,4 +90,53 @@ fn a_device_that_ends_while_it_works() {
         );
         assert_eq!(fake::misuses(), 0);
     }
+}
+
+/// None of a list of copies runs after an error, so that their memory may be freed.
+#[test]
+fn a_list_that_fails_half_way_waits_for_the_first_half() {
+    let _alone = fake::alone();
+    for memory in memories() {
+        let (device, other) = (open(memory), open(memory));
+        let (queue, gate) = (device.new_queue().unwrap(), Gate::new(&other));
+        let call = match memory {
+            OpenClMemory::Usm => "clEnqueueMemcpyINTEL",
+            OpenClMemory::Handles => "clEnqueueWriteBuffer",
+            _ => "clEnqueueSVMMemcpy",
+        };
+        let (block, source) = (DeviceBufferMut::allocate(&queue, 128).unwrap(), [1u8; 64]);
+        let copy = |to| CopyOp {
+            src: DevicePtr::new(source.as_ptr().cast_mut().cast()),
+            dst: block.address().offset(to),
+            bytes: 64,
+            kind: CopyKind::HostToDevice,
+        };
+        wait(&queue, &gate);
+        fake::fail(call, 2, -5);
+        let opened = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let copies = scope.spawn(|| {
+                // SAFETY: both live until the call has returned, which waits for the copies if it fails.
+                let failed = unsafe { queue.raw().copy(&[copy(0), copy(64)]) };
+                assert!(
+                    opened.load(Ordering::SeqCst),
+                    "{memory:?}: the first copy still runs"
+                );
+                failed
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            opened.store(true, Ordering::SeqCst);
+            gate.end(0);
+            assert_error(copies.join().unwrap(), call);
+        });
+        assert!(fake::clear());
+    }
+}
+
+/// Makes a queue wait for a gate of another device.
+fn wait(queue: &Queue, gate: &Gate) {
+    let event = gate.event();
+    let pointer = EventPtr::new((&raw const event).cast_mut().cast()).unwrap();
+    // SAFETY: the event is live.
+    unsafe { queue.raw().wait(pointer) }.unwrap();
 }
