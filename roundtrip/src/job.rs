@@ -59,6 +59,8 @@ impl Job {
     pub(crate) fn open(device: &str, via: Via) -> Result<Self, Failure> {
         #[cfg(feature = "oneapi")]
         arrow_device_oneapi::register(Devices::global());
+        #[cfg(feature = "opencl")]
+        arrow_device_opencl::register(Devices::global());
         match Devices::open(device) {
             Ok(device) => Ok(Self { device, via }),
             Err(e) => Err(Failure::Usage(format!("{e} (see --help)"))),

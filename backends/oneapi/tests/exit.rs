@@ -23,7 +23,12 @@ mod support;
 use programs::programs;
 
 const STATUS: u8 = 7;
-const CASES: [(&str, fn(&Device)); 4] = [("busy", busy), ("pending", pending), ("foreign", foreign), ("kept", kept)];
+const CASES: [(&str, fn(&Device)); 4] = [
+    ("busy", busy),
+    ("pending", pending),
+    ("foreign", foreign),
+    ("kept", kept),
+];
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
@@ -40,11 +45,22 @@ fn main() -> ExitCode {
     for round in 0..5 {
         for (case, _) in CASES {
             let start = Instant::now();
-            let output = Command::new(std::env::current_exe().unwrap()).args(["--child", case]).output().unwrap();
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--child", case])
+                .output()
+                .unwrap();
             let took = start.elapsed();
             let text = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(STATUS.into()), "{case}, round {round}: {}: {text}", output.status);
-            assert!(took < Duration::from_secs(10), "{case}, round {round}: {took:?}");
+            assert_eq!(
+                output.status.code(),
+                Some(STATUS.into()),
+                "{case}, round {round}: {}: {text}",
+                output.status
+            );
+            assert!(
+                took < Duration::from_secs(10),
+                "{case}, round {round}: {took:?}"
+            );
         }
     }
     println!("the process ended well in {} cases", CASES.len());
@@ -77,7 +93,12 @@ impl Wake for Called {
 }
 
 fn sycl_queue(queue: &Queue) -> *mut std::ffi::c_void {
-    queue.raw().as_any().downcast_ref::<OneApiQueue>().unwrap().sycl_queue()
+    queue
+        .raw()
+        .as_any()
+        .downcast_ref::<OneApiQueue>()
+        .unwrap()
+        .sycl_queue()
 }
 
 /// Work that ends never, with wakers, frees and waits behind it.
@@ -85,7 +106,9 @@ fn pending(device: &Device) {
     let queue = device.new_queue().unwrap();
     // SAFETY: the queue is live. The event is never ended.
     unsafe { (programs().hold_by_event)(sycl_queue(&queue)) };
-    let up = device.upload_array_on(&Int64Array::from_iter_values(0..10_000), &queue).unwrap();
+    let up = device
+        .upload_array_on(&Int64Array::from_iter_values(0..10_000), &queue)
+        .unwrap();
     let event = queue.record().unwrap().unwrap();
     event.notify(&Waker::from(Arc::new(Called))).unwrap();
     drop(up);
@@ -105,12 +128,20 @@ fn foreign(device: &Device) {
     let queue = device.new_queue().unwrap();
     // SAFETY: the event lives as long as the process.
     unsafe { queue.raw().wait(event) }.unwrap();
-    drop(device.upload_array_on(&Int64Array::from_iter_values(0..10_000), &queue).unwrap());
+    drop(
+        device
+            .upload_array_on(&Int64Array::from_iter_values(0..10_000), &queue)
+            .unwrap(),
+    );
     std::thread::sleep(Duration::from_millis(30));
 }
 
 /// Devices, arrays and queues are kept beyond `main`.
 fn kept(device: &Device) {
     upload(device).unwrap();
-    std::mem::forget((device.clone(), device.upload_array(&Int64Array::from(vec![1])).unwrap(), device.new_queue().unwrap()));
+    std::mem::forget((
+        device.clone(),
+        device.upload_array(&Int64Array::from(vec![1])).unwrap(),
+        device.new_queue().unwrap(),
+    ));
 }

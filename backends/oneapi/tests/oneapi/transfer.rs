@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator, RecordBatchReader};
 use arrow_device::{
-    Device, DeviceArray, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices, ImportOptions, Result, SyncPolicy,
-    export_reader,
+    Device, DeviceArray, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
+    ImportOptions, Result, SyncPolicy, export_reader,
 };
 use arrow_device_oneapi::{OneApiDevice, OneApiMemory, register_with};
 use arrow_schema::{Field, Schema};
@@ -34,17 +34,23 @@ fn round_trip(device: &Device, options: &ImportOptions, array: &ArrayRef) -> Res
 #[test]
 fn every_type() {
     let Some(config) = config() else { return };
-    for memory in [OneApiMemory::Device, OneApiMemory::Shared, OneApiMemory::Host] {
+    for memory in [
+        OneApiMemory::Device,
+        OneApiMemory::Shared,
+        OneApiMemory::Host,
+    ] {
         let device = config.clone().with_memory(memory).open().unwrap();
         let options = ImportOptions::default().with_devices(devices(&device));
         for (seed, (name, data_type)) in all_types().into_iter().enumerate() {
             for (case, array) in cases(&data_type, seed as u64) {
                 let context = format!("{memory:?} memory, {name}, {case}");
-                let back = round_trip(&device, &options, &array).unwrap_or_else(|e| panic!("{context}: {e}"));
+                let back = round_trip(&device, &options, &array)
+                    .unwrap_or_else(|e| panic!("{context}: {e}"));
                 assert_same(&array, &back, &context);
                 if array.len() > 20 {
                     let part = array.slice(7, array.len() - 11);
-                    let back = round_trip(&device, &options, &part).unwrap_or_else(|e| panic!("{context}: {e}"));
+                    let back = round_trip(&device, &options, &part)
+                        .unwrap_or_else(|e| panic!("{context}: {e}"));
                     assert_same(&part, &back, &context);
                 }
             }
@@ -60,10 +66,14 @@ fn every_type() {
 fn batches() -> (Arc<Schema>, Vec<RecordBatch>) {
     let types = all_types();
     let columns = |seed: u64| -> Vec<ArrayRef> {
-        let array = |(_, data_type): &(String, _)| crate::kit::r#gen::array(data_type, 100, crate::kit::r#gen::Nulls::Some, seed);
+        let array = |(_, data_type): &(String, _)| {
+            crate::kit::r#gen::array(data_type, 100, crate::kit::r#gen::Nulls::Some, seed)
+        };
         types.iter().map(array).collect()
     };
-    let fields = types.iter().map(|(name, data_type)| Field::new(name, data_type.clone(), true));
+    let fields = types
+        .iter()
+        .map(|(name, data_type)| Field::new(name, data_type.clone(), true));
     let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
     let batch = |seed| RecordBatch::try_new(schema.clone(), columns(seed)).unwrap();
     (schema.clone(), (0..5).map(batch).collect())
@@ -91,7 +101,10 @@ fn streams() {
     assert_eq!(host.schema(), schema);
     let back: Vec<_> = host.map(|batch| batch.unwrap()).collect();
     assert_eq!(back.len(), batches.len());
-    batches.iter().zip(&back).for_each(|(batch, back)| same(batch, back));
+    batches
+        .iter()
+        .zip(&back)
+        .for_each(|(batch, back)| same(batch, back));
 
     let reader = stream();
     assert_eq!(reader.schema(), schema);

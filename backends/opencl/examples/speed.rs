@@ -1,0 +1,154 @@
+//! Upload and download of a batch beside plain `clEnqueueSVMMemcpy` of the same columns, into memory that was allocated and
+//! touched before; in turns in one process. Prints the rates and, for each size, the median of the ratios of neighbouring
+//! rounds: 1 is as fast as plain copies.
+//!
+//! ```sh
+//! cargo run --release -p arrow-device-opencl --example speed
+//! ```
+
+use std::ffi::c_void;
+use std::hint::black_box;
+use std::ptr::null;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow_array::{Array, Int64Array, RecordBatch};
+use arrow_device::Device;
+use arrow_device_opencl::opencl_sys::cl_context;
+use arrow_device_opencl::{OpenClConfig, OpenClDevice, OpenClMemory, OpenClQueue};
+use cl3::command_queue::{enqueue_svm_mem_cpy, finish};
+use cl3::error_codes::ClError;
+use cl3::event::release_event;
+use cl3::memory::{CL_MEM_READ_WRITE, svm_alloc, svm_free};
+use cl3::types::{CL_NON_BLOCKING, cl_command_queue};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const COLUMNS: usize = 8;
+
+fn main() -> Result<()> {
+    let device = OpenClConfig::new(0)
+        .with_memory(OpenClMemory::Svm)
+        .with_idle_limit(1 << 30)
+        .open()?;
+    println!("{}", OpenClDevice::of(&device)?.info());
+    println!(
+        "| bytes | direction | plain GB/s | arrow-device GB/s | ratio | of rounds, middle half |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for (mib, rounds) in [(1, 401), (16, 101), (64, 41), (256, 21)] {
+        measure(&device, mib << 20, rounds)?;
+    }
+    Ok(())
+}
+
+/// A program's own memory, and copies of columns to and from it.
+struct Plain {
+    context: cl_context,
+    queue: cl_command_queue,
+    memory: *mut c_void,
+}
+
+impl Plain {
+    /// Copies the columns to the device, or from it to `host`, and waits.
+    fn copy(&self, columns: &mut [&mut [i64]], up: bool) -> Result<()> {
+        let mut at = 0;
+        for column in columns {
+            let (bytes, host) = (size_of_val(*column), column.as_mut_ptr().cast::<c_void>());
+            let device = self.memory.wrapping_byte_add(at);
+            let (to, from) = if up { (device, host) } else { (host, device) };
+            // SAFETY: both have room for the bytes, and live until `finish` below.
+            unsafe {
+                let event =
+                    enqueue_svm_mem_cpy(self.queue, CL_NON_BLOCKING, to, from, bytes, 0, null());
+                release_event(event.map_err(ClError)?).map_err(ClError)?;
+            }
+            at += bytes;
+        }
+        Ok(finish(self.queue).map_err(ClError)?)
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        // SAFETY: `measure` allocated the memory, and `copy` has waited.
+        let _ = unsafe { svm_free(self.context, self.memory) };
+    }
+}
+
+fn measure(device: &Device, bytes: usize, rounds: usize) -> Result<()> {
+    let rows = (bytes / COLUMNS / 8) as i64;
+    let column = |c: i64| {
+        Arc::new(Int64Array::from_iter_values((0..rows).map(|row| row ^ c))) as Arc<dyn Array>
+    };
+    let names = (0..COLUMNS as i64).map(|c| (format!("c{c}"), column(c)));
+    let batch = RecordBatch::try_from_iter(names)?;
+    let mut host = vec![vec![1i64; rows as usize]; COLUMNS];
+    let mut host: Vec<&mut [i64]> = host.iter_mut().map(|column| &mut column[..]).collect();
+
+    let context = OpenClDevice::of(device)?.context();
+    let queue = device.new_queue()?;
+    let queue = OpenClQueue::of(&queue)?.handle();
+    // SAFETY: the context is live.
+    let memory = unsafe { svm_alloc(context, CL_MEM_READ_WRITE, bytes, 0) }.map_err(ClError)?;
+    let plain = Plain {
+        context,
+        queue,
+        memory,
+    };
+
+    let on_device = device.upload(&batch)?;
+    let (mut up, mut down) = (Vec::new(), Vec::new());
+    for round in 0..rounds + 2 {
+        let mut sample = [0.0; 4];
+        // The order changes from round to round.
+        for way in 0..4 {
+            let way = (way + round) % 4;
+            let start = Instant::now();
+            match way {
+                0 => plain.copy(&mut host, true)?,
+                1 => {
+                    let sent = device.upload(&batch)?;
+                    device.synchronize()?;
+                    sample[way] = start.elapsed().as_secs_f64();
+                    drop(sent);
+                    device.synchronize()?;
+                    continue;
+                }
+                2 => plain.copy(&mut host, false)?,
+                _ => {
+                    let back = on_device.to_host()?;
+                    sample[way] = start.elapsed().as_secs_f64();
+                    drop(black_box(back));
+                    continue;
+                }
+            }
+            sample[way] = start.elapsed().as_secs_f64();
+        }
+        // The first rounds touch memory for the first time.
+        if round >= 2 {
+            up.push((sample[0], sample[1]));
+            down.push((sample[2], sample[3]));
+        }
+    }
+    assert_eq!(on_device.to_host()?, batch);
+    for (direction, samples) in [("up", up), ("down", down)] {
+        let sorted = |of: fn(&(f64, f64)) -> f64| {
+            let mut values: Vec<f64> = samples.iter().map(of).collect();
+            values.sort_by(f64::total_cmp);
+            values
+        };
+        let (plain, ours, ratio) = (sorted(|s| s.0), sorted(|s| s.1), sorted(|s| s.0 / s.1));
+        let rate = |seconds: &[f64]| bytes as f64 / seconds[rounds / 2] / 1e9;
+        println!(
+            "| {} MiB | {direction} | {:.2} | {:.2} | {:.2} | {:.2} to {:.2} |",
+            bytes >> 20,
+            rate(&plain),
+            rate(&ours),
+            ratio[rounds / 2],
+            ratio[rounds / 4],
+            ratio[3 * rounds / 4]
+        );
+    }
+    Ok(())
+}

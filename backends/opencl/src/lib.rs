@@ -1,0 +1,105 @@
+//! # OpenCL devices for [`arrow_device`]
+//!
+//! Arrow data in the memory of an OpenCL device, for kernels in OpenCL C, and exchanged through the Arrow C Device data interface
+//! (`ARROW_DEVICE_OPENCL`).
+//!
+//! ```no_run
+//! use arrow_device::{DeviceRecordBatch, Devices, SyncPolicy};
+//! use arrow_device_opencl::{OpenClDevice, register};
+//!
+//! # fn main() -> arrow_device::Result<()> {
+//! # let batch = arrow_array::record_batch!(("id", Int64, [1, 2, 3]))?;
+//! register(Devices::global());
+//! let device = Devices::open("opencl:0")?; // or an error that says what is missing
+//! println!("{device}: {}", OpenClDevice::of(&device)?.info());
+//!
+//! let on_device = device.upload(&batch)?; // one allocation; returns before the copy is done
+//! let (array, schema) = on_device.export(SyncPolicy::Event)?; // for any consumer in this process
+//! // SAFETY: `export` made both structs, and nothing else uses them.
+//! let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+//! assert_eq!(imported.to_host()?, batch); // waits for the copy back
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Kernels are launched on the command queue of a queue ([`OpenClQueue::handle`]) and get columns by
+//! [`OpenClQueue::set_kernel_arg`]; the example `kernel` is a whole program.
+//!
+//! Building needs nothing of OpenCL. At run time the crate loads OpenCL's loader (`libOpenCL.so.1`, `OpenCL.dll`) and uses the drivers
+//! that it finds, from OpenCL 1.2 on.
+//!
+//! # Devices
+//!
+//! `opencl:N` is device `N` of all platforms together, in the order in which the loader lists platforms and each platform lists its
+//! devices. The order is the same in every process as long as the installed drivers, the hardware and the environment are: installing
+//! a driver, or a variable such as `OCL_ICD_VENDORS`, may change it. [`devices`] lists names, platforms and kinds of memory.
+//!
+//! A program that has a context and an in-order command queue already passes them to [`OpenClConfig::adopt`];
+//! [`OpenClDevice::adopt_queue`] makes a queue of a further command queue. Memory belongs to a context, which an id does not name:
+//! [`register`] says how imports find the right one.
+//!
+//! # Memory
+//!
+//! | memory | chosen | addresses | the host reads it |
+//! | --- | --- | --- | --- |
+//! | [`Usm`](OpenClMemory::Usm): cl_intel_unified_shared_memory | first, where there is any | of the device | no |
+//! | [`Svm`](OpenClMemory::Svm): coarse-grained shared virtual memory | second | of the device | no |
+//! | [`FineSvm`](OpenClMemory::FineSvm): fine-grained shared virtual memory | third | of host and device | yes |
+//! | [`Handles`](OpenClMemory::Handles): `cl_mem` buffers | on request only | placeholders, which end the process if they are read | no |
+//!
+//! Freed memory is kept for the next allocation, because runtimes allocate slowly ([`OpenClConfig::with_idle_limit`]). Arrays in
+//! `Handles` are not exported, since no other library knows what their addresses stand for: [`OpenClDevice::handle`] returns the
+//! `cl_mem` and the offset, and [`OpenClDevice::wrap_mem`] makes a buffer of a program's own `cl_mem` without a copy.
+//!
+//! # Events
+//!
+//! `sync_event` points to a `cl_event`. An exported one is a marker on a queue that has been flushed. An imported one may be of any
+//! context and platform: queues wait for it without blocking the host.
+//!
+//! What runtimes make of events that fail differs: PoCL 3.1 ends the process when a command waits for one, and Intel's CPU runtime
+//! lets the command run, on wrong data. So nothing of a failure is passed into the runtime:
+//!
+//! - An event that has failed when it is waited for or asked about is an error of that call.
+//! - If a pending event fails after a queue was told to wait for it, the device has failed: from then on each of its operations
+//!   returns that error.
+//!
+//! Two things remain to the program. A command that it enqueues itself, on a queue of this crate or its own, and that fails or waits
+//! for an event that fails, meets the runtime's behaviour. And an event that was exported before a failure completes like any other,
+//! because a failed one could end the consumer's process: who consumes arrays of a device that has failed is not told.
+//!
+//! # Layout
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `sys.rs`, `codes.rs`, `object.rs` | the runtime's functions, loaded at run time; its error codes; references to its objects |
+//! | `platform.rs` | the devices of all platforms, and what each offers |
+//! | `context.rs` | a device in a context |
+//! | `event.rs`, `cells.rs` | what is asked of an event, and how a queue waits for any; the places that `sync_event` points to |
+//! | `memory.rs` | the kinds of memory |
+//! | `queues.rs`, `shared.rs` | what the queues of a device share: the work of all, memory for reuse |
+//! | `queue.rs`, `device.rs` | the implementations of the traits |
+//! | `config.rs`, `registry.rs` | how devices are opened, and found by imports |
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod cells;
+mod codes;
+mod config;
+mod context;
+mod device;
+mod event;
+mod memory;
+mod object;
+mod platform;
+mod queue;
+mod queues;
+mod registry;
+mod shared;
+mod sys;
+
+pub use config::OpenClConfig;
+pub use device::OpenClDevice;
+pub use memory::OpenClMemory;
+pub use opencl_sys;
+pub use platform::{OpenClDeviceInfo, devices};
+pub use queue::OpenClQueue;
+pub use registry::{OpenClDevices, register};

@@ -1,0 +1,16 @@
+//! Every call of the runtime fails once: through the stand-in for OpenCL's loader (`fakes/opencl`), which passes all others on.
+//! The suite of streams runs here, too. A program of its own: the stand-in takes the loader's place in the whole process.
+#![cfg(all(target_os = "linux", not(miri)))]
+
+mod calls;
+mod every_call;
+mod fake;
+#[path = "../support/opencl.rs"]
+#[allow(dead_code)]
+mod opencl;
+mod rigs;
+#[path = "../../../../tests/support/mod.rs"]
+mod support;
+
+#[path = "../../../../tests/stream_suite/mod.rs"]
+mod stream_suite;

@@ -1,0 +1,138 @@
+/* A producer and a consumer in plain C, which know the Arrow C Device data interface and OpenCL, and nothing of arrow-device.
+   Functions return 0, or the number of the line that went wrong. */
+#define CL_TARGET_OPENCL_VERSION 200
+#include <CL/cl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ARROW_DEVICE_OPENCL 4
+
+struct ArrowArray {
+  int64_t length;
+  int64_t null_count;
+  int64_t offset;
+  int64_t n_buffers;
+  int64_t n_children;
+  const void** buffers;
+  struct ArrowArray** children;
+  struct ArrowArray* dictionary;
+  void (*release)(struct ArrowArray*);
+  void* private_data;
+};
+
+struct ArrowDeviceArray {
+  struct ArrowArray array;
+  int64_t device_id;
+  int32_t device_type;
+  void* sync_event;
+  int64_t reserved[3];
+};
+
+#define CHECK(condition) do { if (!(condition)) return __LINE__; } while (0)
+
+/* cl_intel_unified_shared_memory */
+typedef cl_int(CL_API_CALL* memcpy_intel)(cl_command_queue, cl_bool, void*, const void*, size_t, cl_uint, const cl_event*, cl_event*);
+
+struct producer {
+  cl_context context;
+  cl_command_queue queue;
+  void* memory;
+  /* What the copy waits for, and what the consumer waits for. */
+  cl_event gate, event;
+  const void* buffers[2];
+  int64_t* values;
+};
+
+static int releases;
+
+int peer_releases(void) { return __atomic_load_n(&releases, __ATOMIC_SEQ_CST); }
+
+static void release(struct ArrowArray* array) {
+  struct producer* p = array->private_data;
+  clReleaseEvent(p->event);
+  clReleaseEvent(p->gate);
+  clFinish(p->queue);
+  clSVMFree(p->context, p->memory);
+  clReleaseCommandQueue(p->queue);
+  clReleaseContext(p->context);
+  free(p->values);
+  free(p);
+  array->release = NULL;
+  __atomic_add_fetch(&releases, 1, __ATOMIC_SEQ_CST);
+}
+
+/* Produces the int64 values 0, 3, 6... in a context of its own, by a copy that runs once *gate completes. The queue is not
+   flushed. */
+int peer_produce(struct ArrowDeviceArray* out, int64_t device_id, int64_t rows, cl_event* gate) {
+  cl_platform_id platform;
+  cl_device_id device;
+  cl_int code;
+  CHECK(clGetPlatformIDs(1, &platform, NULL) == CL_SUCCESS);
+  CHECK(clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 1, &device, NULL) == CL_SUCCESS);
+  struct producer* p = calloc(1, sizeof *p);
+  p->context = clCreateContext(NULL, 1, &device, NULL, NULL, &code);
+  CHECK(code == CL_SUCCESS);
+  p->queue = clCreateCommandQueue(p->context, device, 0, &code);
+  CHECK(code == CL_SUCCESS);
+  size_t bytes = rows * sizeof(int64_t);
+  p->memory = clSVMAlloc(p->context, CL_MEM_READ_WRITE, bytes, 0);
+  CHECK(p->memory != NULL);
+  p->values = malloc(bytes);
+  for (int64_t i = 0; i < rows; i++) p->values[i] = 3 * i;
+  p->gate = clCreateUserEvent(p->context, &code);
+  CHECK(code == CL_SUCCESS);
+  CHECK(clEnqueueBarrierWithWaitList(p->queue, 1, &p->gate, NULL) == CL_SUCCESS);
+  CHECK(clEnqueueSVMMemcpy(p->queue, CL_FALSE, p->memory, p->values, bytes, 0, NULL, &p->event) == CL_SUCCESS);
+  p->buffers[1] = p->memory;
+
+  memset(out, 0, sizeof *out);
+  out->array.length = rows;
+  out->array.n_buffers = 2;
+  out->array.buffers = p->buffers;
+  out->array.release = release;
+  out->array.private_data = p;
+  out->device_id = device_id;
+  out->device_type = ARROW_DEVICE_OPENCL;
+  out->sync_event = &p->event;
+  *gate = p->gate;
+  return 0;
+}
+
+int peer_open(cl_event gate) { return clSetUserEventStatus(gate, CL_COMPLETE); }
+
+/* Adds the values of an int64 column, the only one of a batch, without nulls, and releases the batch. Waits for the batch's
+   event on a queue of its own. */
+int peer_sum(struct ArrowDeviceArray* in, int64_t* sum) {
+  cl_context context;
+  cl_device_id device;
+  cl_platform_id platform;
+  cl_int code;
+  CHECK(in->device_type == ARROW_DEVICE_OPENCL);
+  CHECK(in->sync_event != NULL);
+  cl_event event = *(cl_event*)in->sync_event;
+  CHECK(clGetEventInfo(event, CL_EVENT_CONTEXT, sizeof context, &context, NULL) == CL_SUCCESS);
+  CHECK(clGetContextInfo(context, CL_CONTEXT_DEVICES, sizeof device, &device, NULL) == CL_SUCCESS);
+  CHECK(clGetDeviceInfo(device, CL_DEVICE_PLATFORM, sizeof platform, &platform, NULL) == CL_SUCCESS);
+  cl_command_queue queue = clCreateCommandQueue(context, device, 0, &code);
+  CHECK(code == CL_SUCCESS);
+
+  CHECK(in->array.n_children == 1);
+  struct ArrowArray* column = in->array.children[0];
+  CHECK(column->n_buffers == 2 && column->null_count == 0);
+  const int64_t* source = (const int64_t*)column->buffers[1] + column->offset + in->array.offset;
+  size_t bytes = in->array.length * sizeof(int64_t);
+  int64_t* values = malloc(bytes);
+  memcpy_intel usm = (memcpy_intel)clGetExtensionFunctionAddressForPlatform(platform, "clEnqueueMemcpyINTEL");
+  if (usm) {
+    CHECK(usm(queue, CL_TRUE, values, source, bytes, 1, &event, NULL) == CL_SUCCESS);
+  } else {
+    CHECK(clEnqueueSVMMemcpy(queue, CL_TRUE, values, source, bytes, 1, &event, NULL) == CL_SUCCESS);
+  }
+  *sum = 0;
+  for (int64_t i = 0; i < in->array.length; i++) *sum += values[i];
+  free(values);
+  CHECK(clReleaseCommandQueue(queue) == CL_SUCCESS);
+  in->array.release(&in->array);
+  return 0;
+}

@@ -1,0 +1,121 @@
+//! Which call fails, and what is counted.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What becomes of a call.
+pub(crate) enum Fate {
+    Pass,
+    /// It is not made, and reports this code.
+    Fail(c_int),
+}
+
+struct Rule {
+    name: String,
+    nth: u64,
+    code: c_int,
+}
+
+#[derive(Default)]
+struct State {
+    rule: Option<Rule>,
+    failed: u64,
+    /// By name.
+    calls: HashMap<String, u64>,
+    misuses: u64,
+    /// References and memory that the program owns, by address.
+    live: HashMap<usize, usize>,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
+    let mut state: MutexGuard<'_, _> = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    work(state.get_or_insert_with(State::default))
+}
+
+/// Returns what becomes of a call of this function. One that returns nothing but a code is never reported as a success without
+/// being made, since nobody could see that.
+pub(crate) fn fate(name: &str, has_result: bool) -> Fate {
+    with(|state| {
+        *state.calls.entry(name.to_owned()).or_default() += 1;
+        let Some(rule) = &mut state.rule else {
+            return Fate::Pass;
+        };
+        let is_other = rule.name != "*" && rule.name != name;
+        if is_other || (rule.code == 0 && !has_result) {
+            return Fate::Pass;
+        }
+        rule.nth -= 1;
+        if rule.nth > 0 {
+            return Fate::Pass;
+        }
+        let code = rule.code;
+        state.rule = None;
+        state.failed += 1;
+        Fate::Fail(code)
+    })
+}
+
+/// The program owns one more reference, or memory.
+pub(crate) fn gained<T>(object: *mut T) {
+    if !object.is_null() {
+        with(|state| *state.live.entry(object.addr()).or_default() += 1);
+    }
+}
+
+/// The program gives one back.
+pub(crate) fn lost<T>(object: *mut T) {
+    if object.is_null() {
+        return;
+    }
+    with(|state| match state.live.get_mut(&object.addr()) {
+        Some(1) => drop(state.live.remove(&object.addr())),
+        Some(count) => *count -= 1,
+        None => state.misuses += 1,
+    });
+}
+
+/// # Safety
+/// `name` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_opencl_fail(name: *const c_char, nth: u64, code: c_int) {
+    // SAFETY: the caller guarantees a C string.
+    let name = unsafe { CStr::from_ptr(name) }
+        .to_string_lossy()
+        .into_owned();
+    with(|state| {
+        state.rule = Some(Rule { name, nth, code });
+        state.failed = 0;
+    });
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_opencl_clear() -> u64 {
+    with(|state| {
+        state.rule = None;
+        std::mem::take(&mut state.failed)
+    })
+}
+
+/// # Safety
+/// `name` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fake_opencl_calls(name: *const c_char) -> u64 {
+    // SAFETY: the caller guarantees a C string.
+    let name = unsafe { CStr::from_ptr(name) }
+        .to_string_lossy()
+        .into_owned();
+    with(|state| state.calls.get(&name).copied().unwrap_or(0))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_opencl_live() -> u64 {
+    with(|state| state.live.values().sum::<usize>() as u64)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_opencl_misuses() -> u64 {
+    with(|state| state.misuses)
+}
