@@ -4,43 +4,12 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use arrow_device::device::DeviceId;
-use arrow_device::{ArrowDeviceType, Device, Error, Result};
+use arrow_device::{ArrowDeviceType, Device, Result};
 
 use crate::device::OneApiDevice;
-use crate::shared::Found;
+use crate::memory::OneApiMemory;
+use crate::shared::{Found, check_queue};
 use crate::sys::{self, Sycl};
-
-/// Which of SYCL's unified shared memory (USM) a device allocates. All three are ARROW_DEVICE_ONEAPI.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[non_exhaustive]
-pub enum OneApiMemory {
-    /// The device's own memory (`sycl::malloc_device`).
-    #[default]
-    Device,
-    /// Memory that moves between host and device (`sycl::malloc_shared`). The host can read it.
-    Shared,
-    /// Host memory that the device can read (`sycl::malloc_host`).
-    Host,
-}
-
-impl OneApiMemory {
-    pub(crate) fn kind(self) -> sys::Memory {
-        match self {
-            Self::Device => sys::Memory::Device,
-            Self::Shared => sys::Memory::Shared,
-            Self::Host => sys::Memory::Host,
-        }
-    }
-
-    /// SYCL's name of it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Device => "device",
-            Self::Shared => "shared",
-            Self::Host => "host",
-        }
-    }
-}
 
 /// How a oneAPI device is opened. [`Devices::open`](arrow_device::Devices::open)`("oneapi:0")` uses the defaults, after
 /// [`register`](crate::register).
@@ -97,17 +66,10 @@ impl OneApiConfig {
     /// `queue` points to a live `sycl::queue` of the major version of SYCL's library with which this crate was compiled.
     pub unsafe fn from_queue(queue: *const c_void) -> Result<Self> {
         let id = DeviceId::new(ArrowDeviceType::ONEAPI, 0);
-        if queue.is_null() {
-            return Err(Error::InvalidArgument(
-                "the pointer to the queue is null".into(),
-            ));
-        }
         let sycl = Sycl::get(id)?;
         let absent = |failed: sys::Failed| failed.absent(id);
         // SAFETY: the caller guarantees a live queue (see `# Safety`), here and below.
-        if !unsafe { sycl.is_in_order(queue) }.map_err(absent)? {
-            return Err(Error::InvalidArgument(OUT_OF_ORDER.into()));
-        }
+        unsafe { check_queue(sycl, id, queue) }?;
         // SAFETY: as above.
         let (device, number) = unsafe { sycl.device_of(queue) }.map_err(absent)?;
         // SAFETY: as above.
@@ -167,9 +129,6 @@ impl OneApiConfig {
         Device::new(Arc::new(OneApiDevice::new(sycl, id, self.memory, found)?))
     }
 }
-
-pub(crate) const OUT_OF_ORDER: &str = "the queue is out of order, and arrow-device needs one that runs its work in order; make it \
-                                       with sycl::property::queue::in_order";
 
 /// Finds a device by its number.
 fn find(sycl: &'static Sycl, id: DeviceId, number: usize, own: bool) -> Result<Found> {

@@ -13,11 +13,10 @@ use arrow_device::device::{
 };
 use arrow_device::{Device, Error, Result};
 
-use crate::config::{OUT_OF_ORDER, OneApiMemory};
 use crate::event::{self, Recorded};
-use crate::memory::Blocks;
+use crate::memory::{Blocks, OneApiMemory};
 use crate::queue::OneApiQueue;
-use crate::shared::{Found, Shared};
+use crate::shared::{Found, Shared, check_queue};
 use crate::sys::{self, Memory, Sycl};
 
 /// A oneAPI device: what [`Backend::as_any`] of its backend returns.
@@ -120,23 +119,16 @@ impl OneApiDevice {
     /// # Safety
     /// `queue` points to a live `sycl::queue` of the major version of SYCL's library with which this crate was compiled.
     pub unsafe fn adopt_queue(&self, queue: *const c_void) -> Result<Arc<dyn RawQueue>> {
-        let (shared, refused) = (&self.shared, |why: &'static str| {
-            Err(Error::InvalidArgument(why.into()))
-        });
-        if queue.is_null() {
-            return refused("the pointer to the queue is null");
-        }
+        let shared = &self.shared;
         let failed = |failed: sys::Failed| shared.error(failed);
         // SAFETY: the caller guarantees a live queue (see `# Safety`), here and below.
-        if !unsafe { shared.sycl.is_in_order(queue) }.map_err(failed)? {
-            return refused(OUT_OF_ORDER);
-        }
+        unsafe { check_queue(shared.sycl, shared.id, queue) }?;
         // SAFETY: as above.
         let context = unsafe { shared.sycl.context_of(queue) }.map_err(failed)?;
         if !context.is(&shared.context) {
-            return refused(
-                "the queue is of another context than the device; open one with OneApiConfig::from_queue",
-            );
+            return Err(Error::InvalidArgument(
+                "the queue is of another context than the device; open one with OneApiConfig::from_queue".into(),
+            ));
         }
         // SAFETY: as above.
         let queue = unsafe { shared.sycl.adopt(queue) }.map_err(failed)?;

@@ -72,7 +72,7 @@ impl Recorded {
 /// If the address is aligned for two addresses, they can be read.
 pub(crate) unsafe fn check(event: EventPtr) -> Result<()> {
     let words = event.as_ptr().cast::<[usize; 2]>();
-    let is_address = |word: usize| word != 0 && word % align_of::<usize>() == 0;
+    let is_address = |word: usize| word != 0 && word.is_multiple_of(align_of::<usize>());
     // SAFETY: the caller guarantees that they can be read (see `# Safety`).
     if words.is_aligned() && unsafe { words.read() }.into_iter().all(is_address) {
         return Ok(());

@@ -19,8 +19,9 @@ use arrow_device::Error;
 use arrow_device::device::{Arriving, DeviceId};
 use arrow_device::{ArrowDeviceType, Device, Devices, Result};
 
-pub use self::config::{OneApiConfig, OneApiMemory};
+pub use self::config::OneApiConfig;
 pub use self::device::{OneApiDevice, adopt_queue};
+pub use self::memory::OneApiMemory;
 pub use self::queue::OneApiQueue;
 
 /// Returns the number of devices that SYCL lists, those without unified shared memory included.

@@ -10,11 +10,46 @@ use arrow_device::device::{AddressClass, DeviceId, DevicePtr};
 use arrow_device::{Error, Result};
 
 use crate::object::Owned;
-use crate::sys::{Memory, raw};
+use crate::sys::{self, Memory, NOT_CALLED, raw};
+
+/// Which of SYCL's unified shared memory (USM) a device allocates. All three are ARROW_DEVICE_ONEAPI.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[non_exhaustive]
+pub enum OneApiMemory {
+    /// The device's own memory (`sycl::malloc_device`).
+    #[default]
+    Device,
+    /// Memory that moves between host and device (`sycl::malloc_shared`). The host can read it.
+    Shared,
+    /// Host memory that the device can read (`sycl::malloc_host`).
+    Host,
+}
+
+impl OneApiMemory {
+    pub(crate) fn kind(self) -> sys::Memory {
+        match self {
+            Self::Device => sys::Memory::Device,
+            Self::Shared => sys::Memory::Shared,
+            Self::Host => sys::Memory::Host,
+        }
+    }
+
+    /// SYCL's name of it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Shared => "shared",
+            Self::Host => "host",
+        }
+    }
+}
 
 /// An event, as the pool asks about it. Work that has failed is over, too.
 fn is_over(event: &Owned<raw::Event>) -> bool {
-    event.is_complete().unwrap_or(true)
+    match event.is_complete() {
+        Ok(is_complete) => is_complete,
+        Err(failed) => failed.code != NOT_CALLED,
+    }
 }
 
 /// The memory of a device.

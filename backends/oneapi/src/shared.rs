@@ -213,3 +213,29 @@ impl Shared {
         self.watches.pending()
     }
 }
+
+/// Refuses what cannot be a queue of this crate.
+///
+/// # Safety
+/// `queue` is null, or points to a live `sycl::queue`.
+pub(crate) unsafe fn check_queue(
+    sycl: &'static Sycl,
+    id: DeviceId,
+    queue: *const c_void,
+) -> Result<()> {
+    if queue.is_null() {
+        return Err(Error::InvalidArgument(
+            "the pointer to the queue is null".into(),
+        ));
+    }
+    // SAFETY: the caller guarantees that a pointer that is not null points to a live queue.
+    let in_order = unsafe { sycl.is_in_order(queue) };
+    if in_order.map_err(|failed| failed.on(id))? {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument(
+        "the queue is out of order, and arrow-device needs one that runs its work in order; make it \
+         with sycl::property::queue::in_order"
+            .into(),
+    ))
+}

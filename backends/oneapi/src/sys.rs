@@ -125,6 +125,9 @@ pub(crate) struct Failed {
     pub(crate) message: String,
 }
 
+/// The code of a call that was not made, because SYCL may not be called any more.
+pub(crate) const NOT_CALLED: c_int = c_int::MIN;
+
 pub(crate) type Answer<T> = std::result::Result<T, Failed>;
 
 impl Failed {
@@ -173,7 +176,7 @@ impl Sycl {
     pub(crate) fn call(&self, call: &'static str, make: impl FnOnce() -> c_int) -> Answer<()> {
         let _inside = exit::enter().map_err(|why| Failed {
             call,
-            code: -1,
+            code: NOT_CALLED,
             message: why.into(),
         })?;
         let code = make();

@@ -23,7 +23,10 @@ mod support;
 use programs::programs;
 
 const STATUS: u8 = 7;
-const CASES: [(&str, fn(&Device)); 4] = [
+/// A name, and what a child does before its `main` returns.
+type Case = (&'static str, fn(&Device));
+
+const CASES: [Case; 4] = [
     ("busy", busy),
     ("pending", pending),
     ("foreign", foreign),

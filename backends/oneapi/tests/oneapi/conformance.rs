@@ -5,41 +5,19 @@ use std::time::Duration;
 
 use arrow_device::device::Queue;
 use arrow_device_conformance::{Hold, Subject, run};
-use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, OneApiQueue};
+use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory};
 
-use crate::programs::{Shared, programs};
+use crate::gate::{hold_by_event, hold_by_host_task};
 use crate::support::config;
 
-fn sycl_queue(queue: &Queue) -> *mut std::ffi::c_void {
-    queue
-        .raw()
-        .as_any()
-        .downcast_ref::<OneApiQueue>()
-        .unwrap()
-        .sycl_queue()
-}
-
-/// Work in SYCL's own hands: what comes after it is not given to OpenCL yet.
 fn by_host_task(queue: &Queue) -> Hold {
-    // SAFETY: the queue is live, and the gate opened once.
-    unsafe {
-        let gate = Shared((programs().gate_new)());
-        assert_eq!(
-            (programs().hold_by_host_task)(sycl_queue(queue), gate.get(), 0),
-            0
-        );
-        Hold::new(move || (programs().gate_open)(gate.get()))
-    }
+    let gate = hold_by_host_task(queue, false);
+    Hold::new(move || gate.open())
 }
 
-/// Work in OpenCL's hands.
 fn by_event(queue: &Queue) -> Hold {
-    // SAFETY: the queue is live, and the event ended once.
-    unsafe {
-        let held = Shared((programs().hold_by_event)(sycl_queue(queue)));
-        assert!(!held.get().is_null());
-        Hold::new(move || (programs().end_event)(held.get(), 0))
-    }
+    let gate = hold_by_event(queue);
+    Hold::new(move || gate.open())
 }
 
 fn conforms(memory: OneApiMemory, hold: fn(&Queue) -> Hold) {

@@ -8,56 +8,31 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, Int64Array, RecordBatch};
 use arrow_device::abi::FFI_ArrowDeviceArray;
-use arrow_device::{Device, DeviceArray, Devices, ImportOptions, Result, SyncPolicy};
-use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiQueue, adopt_queue, register_with};
+use arrow_device::{Device, DeviceArray, Devices, ImportOptions, SyncPolicy};
+use arrow_device_oneapi::{OneApiConfig, OneApiDevice, adopt_queue, register_with};
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 
 use crate::fork_kit::alone;
+use crate::gate::{Gate, hold_by_event, hold_by_host_task};
 use crate::programs::*;
 use crate::support::number;
 
 const ROWS: i64 = 5000;
 
-/// A gate of the programs'.
-struct Gate(Shared);
-
-impl Gate {
-    fn new() -> Self {
-        // SAFETY: it has no requirement.
-        Self(Shared(unsafe { (programs().gate_new)() }))
-    }
-
-    /// Opens it after a while, on another thread.
-    fn open_later(self) {
-        let gate = self.0;
-        std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(100));
-            // SAFETY: the gate is live until its host task has seen this.
-            unsafe { (programs().gate_open)(gate.get()) }
-        });
-    }
-}
-
-/// Imports what a program produces with `how`, on a set of devices. Importing and queueing the download wait for nothing.
-fn import(devices: &Devices, number: usize, how: c_int) -> Result<DeviceArray> {
+/// Imports what a program produces with `how`, on a set of devices. The producer's work waits for the gate.
+fn import(devices: &Devices, number: usize, how: c_int) -> (DeviceArray, Gate) {
     let mut raw = std::mem::MaybeUninit::<FFI_ArrowDeviceArray>::zeroed();
-    let gate = Gate::new();
-    // SAFETY: the struct has the layout of the specification; the gate is opened below.
-    let made = unsafe {
-        (programs().produce)(
-            raw.as_mut_ptr().cast(),
-            number as i64,
-            ROWS,
-            how,
-            gate.0.get(),
-        )
+    // SAFETY: the struct has the layout of the specification; the gate is opened once.
+    let gate = unsafe {
+        let gate = Shared((programs().gate_new)());
+        let out = raw.as_mut_ptr().cast();
+        let made = (programs().produce)(out, number as i64, ROWS, how, gate.get());
+        assert_eq!(made, 0);
+        Gate::new(move || (programs().gate_open)(gate.get()))
     };
-    assert_eq!(made, 0);
-    gate.open_later();
     let schema = FFI_ArrowSchema::try_from(Field::new("a", DataType::Int64, true)).unwrap();
     let options = ImportOptions::default().with_devices(devices.clone());
-    let start = Instant::now();
     // SAFETY: the producer follows the specification.
     let array = unsafe {
         DeviceArray::import_with(
@@ -66,11 +41,7 @@ fn import(devices: &Devices, number: usize, how: c_int) -> Result<DeviceArray> {
             &options,
         )
     };
-    assert!(
-        start.elapsed() < Duration::from_millis(50),
-        "an import waits for nothing"
-    );
-    array
+    (array.unwrap(), gate)
 }
 
 fn values(array: &dyn Array) -> Vec<i64> {
@@ -130,20 +101,14 @@ fn a_program_produces() {
             OWN_CONTEXT | EVENT_OF_HOST | OUT_OF_ORDER,
         ];
         for how in hows {
-            let array = import(&devices(&device), number, how).unwrap();
+            // Until the gate is open, the queue waits, and no thread.
+            let (array, gate) = import(&devices(&device), number, how);
             let queue = device.new_queue().unwrap();
-            let start = Instant::now();
-            let lent = array.values_on::<i64>(&queue).unwrap();
-            assert!(
-                start.elapsed() < Duration::from_millis(50),
-                "how {how}: a queue is told to wait, and nobody waits"
-            );
-            drop(lent);
-            queue.synchronize().unwrap();
-            assert!(
-                start.elapsed() > Duration::from_millis(50),
-                "how {how}: the queue has waited"
-            );
+            drop(array.values_on::<i64>(&queue).unwrap());
+            let event = queue.record().unwrap().unwrap();
+            assert!(!event.is_complete().unwrap(), "how {how}");
+            gate.open();
+            event.wait().unwrap();
             // The memory is CPU memory of this process, whatever context it is of.
             assert_eq!(values(&array.to_host().unwrap()), expected(3), "how {how}");
             drop(array);
@@ -167,12 +132,14 @@ fn fails_without_a_handler() {
     let Some(number) = number() else { return };
     let device = OneApiConfig::new(number).open().unwrap();
     for how in [FAILS, FAILS | NO_HANDLER, FAILS | NO_HANDLER | OWN_CONTEXT] {
-        let array = import(&devices(&device), number, how).unwrap();
+        let (array, gate) = import(&devices(&device), number, how);
+        gate.open();
         let _ = array.to_host();
         drop(array);
         released();
     }
-    let array = import(&devices(&device), number, 0).unwrap();
+    let (array, gate) = import(&devices(&device), number, 0);
+    gate.open();
     assert_eq!(values(&array.to_host().unwrap()), expected(3));
     drop(array);
     released();
@@ -191,9 +158,10 @@ fn events_of_other_contexts_on_many_threads() {
             scope.spawn(move || {
                 for round in 0..6 {
                     let how = [0, OWN_CONTEXT, OWN_CONTEXT | EVENT_OF_HOST][round % 3];
-                    let array = import(&devices(device), number, how).unwrap();
+                    let (array, gate) = import(&devices(device), number, how);
                     let queue = device.new_queue().unwrap();
                     drop(array.values_on::<i64>(&queue).unwrap());
+                    gate.open();
                     assert_eq!(values(&array.to_host_on(&queue).unwrap()), expected(3));
                 }
             });
@@ -214,25 +182,9 @@ fn a_program_consumes() {
     let device = OneApiConfig::new(number).open().unwrap();
     for held_by_host_task in [true, false] {
         let queue = device.new_queue().unwrap();
-        let sycl_queue = queue
-            .raw()
-            .as_any()
-            .downcast_ref::<OneApiQueue>()
-            .unwrap()
-            .sycl_queue();
-        // SAFETY: the queue is live; the gate and the event are ended below.
-        let open: Box<dyn FnOnce()> = unsafe {
-            if held_by_host_task {
-                let gate = Gate::new();
-                assert_eq!(
-                    (programs().hold_by_host_task)(sycl_queue, gate.0.get(), 0),
-                    0
-                );
-                Box::new(move || gate.open_later())
-            } else {
-                let held = (programs().hold_by_event)(sycl_queue);
-                Box::new(move || (programs().end_event)(held, 0))
-            }
+        let gate = match held_by_host_task {
+            true => hold_by_host_task(&queue, false),
+            false => hold_by_event(&queue),
         };
         let up = device.upload_on(&sevens(), &queue).unwrap();
         let (array, _schema) = up.export(SyncPolicy::Event).unwrap();
@@ -244,7 +196,7 @@ fn a_program_consumes() {
             assert!(!consumed.is_null());
             std::thread::sleep(Duration::from_millis(20));
             assert_eq!((programs().consumed_is_complete)(consumed), 0);
-            open();
+            gate.open();
             assert_eq!((programs().consumed_is)(consumed, 7), 1);
         }
     }

@@ -7,6 +7,7 @@
 mod conformance;
 #[path = "../../../../tests/support/fork_kit.rs"]
 mod fork_kit;
+mod gate;
 mod interop;
 mod programs;
 mod support;

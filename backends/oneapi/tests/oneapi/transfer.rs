@@ -94,7 +94,7 @@ fn streams() {
     };
     let same = |batch: &RecordBatch, back: &RecordBatch| {
         for (column, (want, have)) in batch.columns().iter().zip(back.columns()).enumerate() {
-            assert_same(want, have, &format!("column {column}"));
+            assert_same(want, have, format!("column {column}"));
         }
     };
     let host = stream().into_host_reader();

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Int64Array};
-use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Queue};
+use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr};
 use arrow_device::{Device, Error};
-use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, OneApiQueue, device_count};
+use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, device_count};
 
 use crate::fork_kit::{alone, forked};
+use crate::gate::{Gate, hold_by_event, hold_by_host_task};
 use crate::programs::*;
 use crate::support::{config, number};
 
@@ -18,39 +19,8 @@ fn backend(device: &Device) -> &OneApiDevice {
     OneApiDevice::of(device).unwrap()
 }
 
-fn sycl_queue(queue: &Queue) -> *mut std::ffi::c_void {
-    queue
-        .raw()
-        .as_any()
-        .downcast_ref::<OneApiQueue>()
-        .unwrap()
-        .sycl_queue()
-}
-
 fn numbers() -> ArrayRef {
     Arc::new(Int64Array::from_iter_values(0..1000))
-}
-
-fn brief<T>(what: &str, work: impl FnOnce() -> T) -> T {
-    let start = Instant::now();
-    let done = work();
-    assert!(
-        start.elapsed() < Duration::from_millis(100),
-        "{what} took {:?}",
-        start.elapsed()
-    );
-    done
-}
-
-/// Keeps a queue busy for a while.
-fn hold(queue: &Queue, time: Duration) -> std::thread::JoinHandle<()> {
-    // SAFETY: the queue is live.
-    let held = Shared(unsafe { (programs().hold_by_event)(sycl_queue(queue)) });
-    std::thread::spawn(move || {
-        std::thread::sleep(time);
-        // SAFETY: called once.
-        unsafe { (programs().end_event)(held.get(), 0) };
-    })
 }
 
 /// Waits until nothing of the device is left.
@@ -93,9 +63,11 @@ impl Held {
         EventPtr::new(self.event.get()).unwrap()
     }
 
-    fn end(&self, status: c_int) {
+    /// What ends it.
+    fn gate(&self, status: c_int) -> Gate {
+        let held = self.held;
         // SAFETY: called once for each.
-        unsafe { (programs().end_event)(self.held.get(), status) }
+        Gate::new(move || unsafe { (programs().end_event)(held.get(), status) })
     }
 }
 
@@ -165,16 +137,16 @@ fn frees_do_not_wait() {
     };
     // SAFETY: the memory is freed once, after the copy.
     unsafe {
-        let opener = hold(&queue, Duration::from_millis(300));
+        let gate = hold_by_event(&queue);
         queue.raw().copy(&[copy]).unwrap();
-        brief("free", || queue.raw().free(base, 1 << 20).unwrap());
-        brief("trim", || device.trim());
+        queue.raw().free(base, 1 << 20).unwrap();
+        device.trim();
         assert_eq!(backend.outstanding()[0], 0);
-        opener.join().unwrap();
+        gate.open();
     }
     device.synchronize().unwrap();
     // SAFETY: the copy has completed; freed once.
-    brief("free_host", || unsafe { backend.free_host(host, 1 << 16) });
+    unsafe { backend.free_host(host, 1 << 16) };
     frees_are_done(&device);
 }
 
@@ -184,25 +156,29 @@ fn drops_do_not_wait() {
     let Some(config) = config() else { return };
     let device = config.open().unwrap();
     let queue = device.new_queue().unwrap();
-    let opener = hold(&queue, Duration::from_millis(300));
-    brief("a queue's drop", || drop(queue));
-    let start = Instant::now();
-    device.synchronize().unwrap();
+    let gate = hold_by_event(&queue);
+    drop(queue);
+    let waiting = {
+        let device = device.clone();
+        std::thread::spawn(move || device.synchronize().unwrap())
+    };
+    std::thread::sleep(Duration::from_millis(50));
     assert!(
-        start.elapsed() > Duration::from_millis(150),
+        !waiting.is_finished(),
         "the dropped queue's work was not waited for"
     );
-    opener.join().unwrap();
+    gate.open();
+    waiting.join().unwrap();
 
     let queue = device.new_queue().unwrap();
     // SAFETY: the memory is freed once.
     unsafe {
-        let opener = hold(&queue, Duration::from_millis(300));
+        let gate = hold_by_event(&queue);
         let base = queue.raw().allocate(1 << 20).unwrap();
         queue.raw().fill(base, 1, 1 << 20).unwrap();
         queue.raw().free(base, 1 << 20).unwrap();
-        brief("the device's drop", || drop((queue, device)));
-        opener.join().unwrap();
+        drop((queue, device));
+        gate.open();
     }
 }
 
@@ -255,7 +231,7 @@ fn failed_events() {
     for how in [0, OWN_CONTEXT] {
         // Failed already: an error of this call only.
         let failed = Held::new(number, how);
-        failed.end(-5);
+        failed.gate(-5).open();
         let queue = device.new_queue().unwrap();
         // SAFETY: the event is live.
         unsafe {
@@ -277,16 +253,13 @@ fn failed_events() {
         // Pending: the device fails, for good.
         let device = OneApiConfig::new(number).open().unwrap();
         let failing = Held::new(number, how);
+        let gate = failing.gate(-5);
         let queue = device.new_queue().unwrap();
         // SAFETY: the event is live.
-        brief("wait", || {
-            unsafe { queue.raw().wait(failing.event()) }.unwrap()
-        });
-        let after = brief("upload", || {
-            device.upload_array_on(&numbers(), &queue).unwrap()
-        });
+        unsafe { queue.raw().wait(failing.event()) }.unwrap();
+        let after = { device.upload_array_on(&numbers(), &queue).unwrap() };
         let event = queue.record().unwrap().unwrap();
-        failing.end(-5);
+        gate.open();
         let error = event.wait().unwrap_err().to_string();
         assert!(
             error.contains("the device cannot be used any more"),
@@ -310,21 +283,21 @@ fn waits_for_foreign_events_do_not_block() {
     let device = OneApiConfig::new(number).open().unwrap();
     for how in [0, OWN_CONTEXT] {
         let held = Held::new(number, how);
+        let gate = held.gate(0);
         let (queue, other) = (device.new_queue().unwrap(), device.new_queue().unwrap());
         // SAFETY: the event is live.
-        brief("wait", || {
-            unsafe { queue.raw().wait(held.event()) }.unwrap()
-        });
-        let waits = brief("record", || queue.record().unwrap().unwrap());
+        unsafe { queue.raw().wait(held.event()) }.unwrap();
+        let waits = queue.record().unwrap().unwrap();
         other.synchronize().unwrap();
         let up = device.upload_array_on(&numbers(), &other).unwrap();
         assert_eq!(up.to_host_on(&other).unwrap().as_ref(), numbers().as_ref());
         std::thread::sleep(Duration::from_millis(20));
         assert!(!waits.is_complete().unwrap());
-        held.end(0);
+        gate.open();
         waits.wait().unwrap();
         // A program's stream waits for it too, and for ours.
         let held = Held::new(number, how);
+        let gate = held.gate(0);
         let queue = device.new_queue().unwrap();
         // SAFETY: queue and event are live.
         unsafe {
@@ -332,11 +305,11 @@ fn waits_for_foreign_events_do_not_block() {
             queue.raw().wait(held.event()).unwrap();
             let ours = queue.record().unwrap().unwrap();
             assert!(
-                brief("stream_wait", || backend(&device)
-                    .stream_wait(stream.expose_provenance(), ours.as_ptr()))
-                .unwrap()
+                backend(&device)
+                    .stream_wait(stream.expose_provenance(), ours.as_ptr())
+                    .unwrap()
             );
-            held.end(0);
+            gate.open();
             ours.wait().unwrap();
             (programs().queue_delete)(stream);
         }
@@ -353,15 +326,11 @@ fn host_task_fails() {
     let Some(number) = number() else { return };
     let device = OneApiConfig::new(number).open().unwrap();
     let queue = device.new_queue().unwrap();
-    // SAFETY: the queues are live, and the gate is opened.
+    // SAFETY: the queue is live.
     unsafe {
-        let gate = (programs().gate_new)();
-        assert_eq!(
-            (programs().hold_by_host_task)(sycl_queue(&queue), gate, 1),
-            0
-        );
+        let gate = hold_by_host_task(&queue, true);
         let event = queue.record().unwrap().unwrap();
-        (programs().gate_open)(gate);
+        gate.open();
         event.wait().unwrap();
         let theirs = (programs().queue_new)(number as i64, 0);
         assert_eq!((programs().ask_for_exceptions)(theirs), 0);
@@ -448,8 +417,7 @@ fn many_wakers() {
     let device = config.open().unwrap();
     let queue = device.new_queue().unwrap();
     let called: Arc<[AtomicBool]> = (0..100).map(|_| AtomicBool::new(false)).collect();
-    // SAFETY: the event is ended below.
-    let held = unsafe { (programs().hold_by_event)(sycl_queue(&queue)) };
+    let gate = hold_by_event(&queue);
     let events: Vec<_> = (0..called.len())
         .map(|_| queue.record().unwrap().unwrap())
         .collect();
@@ -468,8 +436,7 @@ fn many_wakers() {
     }
     drop(events);
     assert!(called.iter().all(|called| !called.load(Ordering::SeqCst)));
-    // SAFETY: as above.
-    unsafe { (programs().end_event)(held, 0) };
+    gate.open();
     let start = Instant::now();
     while !called.iter().all(|called| called.load(Ordering::SeqCst)) {
         assert!(start.elapsed() < Duration::from_secs(10));
