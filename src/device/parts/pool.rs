@@ -33,9 +33,9 @@ pub struct Block<E> {
 /// A block that its queue's work has used goes back into the pool at once, with an event after that use. The same queue may
 /// then take it again without a wait, since its work runs in order. Any other queue gets it only once the event has completed.
 ///
-/// A block comes out with its old contents. The pool calls no runtime: it neither allocates nor frees, and asks about events by the function that it is given. It calls
-/// that without a lock held; meanwhile the block concerned is not in the pool. The pool does not free its blocks when it is
-/// dropped; [`take_all`](Self::take_all) returns them first.
+/// A block comes out with its old contents. The pool calls no runtime: it neither allocates nor frees, and asks about events by the
+/// function that it is given. It calls that without a lock held; meanwhile the block concerned counts, but no other call finds it.
+/// The pool does not free its blocks when it is dropped; [`take_all`](Self::take_all) returns them first.
 ///
 /// ```
 /// use arrow_device::device::{DevicePtr, parts::{Block, Pool, queue_number}};
@@ -391,7 +391,8 @@ mod tests {
         let pool = pool(&[(0, 100, 2), (1, 100, 2)]);
         let taken = pool.take(1, 100, |after| {
             pool.give(block(2, 100, 1));
-            assert_eq!(pool.idle_bytes(), 200);
+            // The one that is asked about counts.
+            assert_eq!(pool.idle_bytes(), 300);
             *after == 0
         });
         assert_eq!(taken.map(|block| block.after), Some(0));
