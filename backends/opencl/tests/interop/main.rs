@@ -2,7 +2,6 @@
 #![cfg(all(unix, not(miri)))]
 
 #[path = "../support/opencl.rs"]
-#[allow(dead_code)]
 mod opencl;
 
 use std::ffi::{c_int, c_void};
