@@ -97,8 +97,11 @@ impl OpenClDevices {
                 return Ok(Some(owner.clone()));
             }
         }
+        let is_foreign = |event| cells::owner(event).is_none();
         match context {
-            Some(context) if candidates.is_empty() => self.adopt(array, context),
+            Some(context) if candidates.is_empty() && array.event().is_some_and(is_foreign) => {
+                self.adopt(array, context)
+            }
             Some(_) => Ok(candidates.into_iter().next()),
             None => Ok(None),
         }
@@ -153,7 +156,9 @@ impl OpenClDevices {
                 });
             }
         };
-        let config = OpenClConfig::new(0).with_id(id.id);
+        let config = OpenClConfig::new(0)
+            .with_id(id.id)
+            .for_memory(array.address());
         // SAFETY: as above, and the device is one of the context's.
         let device = unsafe { config.adopt_context(context, device, None) }?;
         let mut foreign = lock(&self.0.foreign);
