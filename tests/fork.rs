@@ -127,6 +127,7 @@ fn a_worker_is_the_parents() {
         let (go, wait) = std::sync::mpsc::channel::<()>();
         let (sender, ran) = std::sync::mpsc::channel();
         let mut worker = Some(Worker::new("a worker"));
+        let idle = Worker::new("a worker that has no thread yet");
         let parents = sender.clone();
         worker.as_ref().unwrap().push(move || {
             wait.recv().unwrap();
@@ -134,11 +135,15 @@ fn a_worker_is_the_parents() {
         });
         forked(|| {
             let worker = worker.take().unwrap();
-            assert_eq!(worker.pending(), 0);
-            worker.push(|| std::process::exit(7));
-            worker.watch(|| std::process::exit(7), || {});
-            worker.finish();
+            for worker in [&worker, &idle] {
+                assert_eq!(worker.pending(), 0);
+                let (job, poll) = (sender.clone(), sender.clone());
+                worker.push(move || job.send("a job").unwrap());
+                worker.watch(move || poll.send("a poll").is_ok(), || {});
+                worker.finish();
+            }
             drop(worker);
+            assert!(ran.recv_timeout(Duration::from_millis(100)).is_err());
             // One of its own works.
             let own = Worker::new("the child's worker");
             own.push(move || sender.send("the child's").unwrap());

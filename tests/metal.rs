@@ -3,6 +3,8 @@
 mod support;
 mod support_c;
 
+use std::sync::atomic::{AtomicI64, Ordering};
+
 use arrow_array::{Array, RecordBatch, RecordBatchIterator, StructArray};
 use arrow_data::ArrayData;
 use arrow_device::{
@@ -243,13 +245,9 @@ fn one_device_for_an_id() {
 
 #[test]
 fn keeps_the_contract_of_a_backend() {
-    let another = std::cell::Cell::new(100);
-    run(
-        &Subject::new(metal::shared_memory(99)).with_another(move || {
-            another.set(another.get() + 1);
-            metal::shared_memory(another.get())
-        }),
-    );
+    let next = AtomicI64::new(100);
+    let another = move || metal::shared_memory(next.fetch_add(1, Ordering::Relaxed));
+    run(&Subject::new(metal::shared_memory(99)).with_another(another));
 }
 
 fn ints_exported() -> arrow_device::FFI_ArrowDeviceArray {

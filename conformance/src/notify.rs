@@ -104,14 +104,16 @@ pub(super) fn foreign(subject: &Subject) -> Verdict {
     if device.is_synchronous() {
         return NO_EVENTS;
     }
+    let wakers = [(); 3].map(|()| {
+        Arc::new(Busy {
+            queue: queue(device),
+            woken: Woken::default(),
+        })
+    });
     let queue = queue(device);
     let mut all = Vec::new();
     let mut hold = subject.hold(&queue);
-    for _ in 0..3 {
-        let busy = Arc::new(Busy {
-            queue: device.new_queue().expect("new_queue"),
-            woken: Woken::default(),
-        });
+    for busy in wakers {
         let event = record(&queue);
         // SAFETY: the event lives until the waker has been called, or it is leaked below.
         let answer = unsafe {
@@ -119,7 +121,11 @@ pub(super) fn foreign(subject: &Subject) -> Verdict {
             backend.notify_event(event.as_ptr(), &busy.clone().into())
         };
         match answer.expect("notify_event") {
-            Notify::Unsupported => return Verdict::Skipped("the backend cannot notify"),
+            Notify::Unsupported => {
+                // Dropping a queue may wait for others.
+                hold.open();
+                return Verdict::Skipped("the backend cannot notify");
+            }
             Notify::Completed => {}
             Notify::Registered => all.push((event, busy)),
         }

@@ -86,6 +86,19 @@ fn rules_are_named_once_and_described() {
 }
 
 #[test]
+fn the_guide_lists_the_rules() {
+    let guide = include_str!("../../docs/guide/backends.md");
+    let (_, listed) = guide
+        .split_once("| rule | contract |\n| --- | --- |\n")
+        .unwrap();
+    let rows = rules()
+        .iter()
+        .map(|r| format!("| `{}` | {} |", r.name(), r.contract()));
+    let expected: Vec<_> = rows.collect();
+    assert_eq!(listed.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn what_does_not_apply_is_skipped() {
     let subject = Subject::new(Devices::cpu());
     let verdict = rule("event.wait").check(&subject);

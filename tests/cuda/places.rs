@@ -44,6 +44,7 @@ pub(crate) fn places() -> Vec<Place> {
         ordinal: 0,
         others: (1..devices).collect(),
         rows: 60_000,
+        lazy: false,
         pools: true,
         share: 1,
         // The driver does not tell what it has given to whom.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrow_device_conformance::{Subject, run};
 
-use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS, PAGEABLE_EAGER, PINS};
+use crate::fake::{Group, LAZY, NO_BATCH, NO_POOLS, PAGEABLE_EAGER, PINS, in_mode};
 use crate::rig::{Rig, assert_gone, hold, unclean};
 use crate::vendor::{Config, Memory};
 
@@ -23,7 +23,7 @@ pub(crate) fn suite(flags: u32, memory: Memory) {
             None => Ok(()),
             Some(text) => Err(text),
         });
-    if flags & LAZY != 0 {
+    if flags & LAZY != 0 || in_mode(LAZY) {
         subject = subject.runs_only_when_waited_for();
     }
     run(&subject);

@@ -1,6 +1,6 @@
 //! Devices for the suite that real ones go through too.
 
-use crate::fake::{Group, NO_POOLS, PINS, POOL_CREATION_FAILS, in_mode};
+use crate::fake::{Group, LAZY, NO_POOLS, PINS, POOL_CREATION_FAILS, in_mode};
 use crate::gpu_suite::Place;
 use crate::rig::{MODES, left};
 use crate::vendor::load;
@@ -14,6 +14,7 @@ pub(crate) fn places() -> Vec<Place> {
             ordinal: first,
             others: vec![first + 1, first + 2],
             rows: 300,
+            lazy: flags & LAZY != 0 || in_mode(LAZY),
             pools: !in_mode(NO_POOLS | POOL_CREATION_FAILS),
             // The simulated device's own tests go through all of them. Prime: other cases for each type.
             share: 5,

@@ -22,6 +22,9 @@ pub(crate) fn suite(place: &Place, memory: Memory) {
     if Some(memory) != MANAGED {
         subject = subject.with_hold(hold);
     }
+    if place.lazy {
+        subject = subject.runs_only_when_waited_for();
+    }
     run(&subject);
 }
 

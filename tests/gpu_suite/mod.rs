@@ -30,6 +30,8 @@ pub(crate) struct Place {
     /// How much work is given to tests in which work must overlap.
     #[allow(dead_code)] // not every vendor's tests launch kernels
     pub rows: usize,
+    /// Whether work runs only when it is waited for.
+    pub lazy: bool,
     /// Whether device memory comes from a pool.
     #[allow(dead_code)] // not every vendor's tests ask
     pub pools: bool,

@@ -309,7 +309,7 @@ mod tests {
 
     /// Without a thread, jobs run before `push` and `watch` return, also those that a job pushes.
     #[test]
-    #[cfg(not(miri))]
+    #[cfg(all(target_os = "linux", not(miri)))]
     fn jobs_run_here_if_there_is_no_thread() {
         let worker = Arc::new(Worker::new(NO_THREAD));
         let (sender, ran) = mpsc::channel();

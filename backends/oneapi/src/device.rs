@@ -1,0 +1,258 @@
+//! The device.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
+
+use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, Queue, RawQueue};
+use arrow_device::{Device, Error, Result};
+
+use crate::config::{OUT_OF_ORDER, OneApiMemory};
+use crate::event::{self, Recorded};
+use crate::memory::Blocks;
+use crate::queue::OneApiQueue;
+use crate::shared::{Found, Shared};
+use crate::sys::{self, Memory, Sycl};
+
+/// A oneAPI device: what [`Backend::as_any`] of its backend returns.
+pub struct OneApiDevice {
+    shared: Arc<Shared>,
+    default_queue: Arc<OneApiQueue>,
+    memory: OneApiMemory,
+    name: String,
+    is_cpu: bool,
+    has_host_memory: bool,
+}
+
+impl fmt::Debug for OneApiDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OneApiDevice({} {:?}, {})", self.shared.id, self.name, self.memory.name())
+    }
+}
+
+impl OneApiDevice {
+    pub(crate) fn new(sycl: &'static Sycl, id: DeviceId, memory: OneApiMemory, found: Found) -> Result<Self> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+        let absent = |failed: sys::Failed| failed.absent(id);
+        let name = found.device.name().map_err(absent)?;
+        let properties = found.device.properties().map_err(absent)?;
+        if !properties.has(memory.kind()) {
+            let kind = memory.name();
+            let reason = format!("\"{name}\" has no unified shared memory (USM) of the kind {kind}, which arrow-device needs");
+            return Err(sys::absent(id, reason));
+        }
+        let blocks = Blocks::new(id, found.device.clone(), found.context.clone(), memory.kind());
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let shared = Arc::new(Shared::new(sycl, id, number, &found, blocks));
+        Ok(Self {
+            default_queue: OneApiQueue::new(shared.clone(), found.queue),
+            shared,
+            memory,
+            name,
+            is_cpu: properties.is_cpu(),
+            has_host_memory: properties.has(Memory::Host),
+        })
+    }
+
+    /// Returns the backend of a oneAPI device, or `None` for one of another type.
+    pub fn of(device: &Device) -> Option<&Self> {
+        device.backend().as_any().downcast_ref()
+    }
+
+    /// Returns SYCL's name of the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns which memory this device allocates.
+    pub fn memory(&self) -> OneApiMemory {
+        self.memory
+    }
+
+    /// Returns whether the address is one of unified shared memory of this device's context, of whatever kind and whoever
+    /// allocated it.
+    ///
+    /// # Errors
+    /// Returns [`Error::Device`] with SYCL's error.
+    pub fn owns(&self, address: DevicePtr) -> Result<bool> {
+        self.shared.context.owns(address).map_err(|failed| self.shared.error(failed))
+    }
+
+    /// Returns whether a queue of this device has recorded the event.
+    pub(crate) fn has_recorded(&self, event: EventPtr) -> bool {
+        Recorded::find(event).is_some_and(|event| event.device == self.shared.number)
+    }
+
+    /// Makes a queue of a program's `sycl::queue*`: work of both runs in one order. The queue is copied, as C++ copies it.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if it is not a queue of this device's context, or is out of order, and
+    /// [`Error::Device`] with SYCL's error.
+    ///
+    /// # Safety
+    /// `queue` points to a live `sycl::queue` of the major version of SYCL's library with which this crate was compiled.
+    pub unsafe fn adopt_queue(&self, queue: *const c_void) -> Result<Arc<dyn RawQueue>> {
+        let (shared, refused) = (&self.shared, |why: &'static str| Err(Error::InvalidArgument(why.into())));
+        if queue.is_null() {
+            return refused("the pointer to the queue is null");
+        }
+        let failed = |failed: sys::Failed| shared.error(failed);
+        // SAFETY: the caller guarantees a live queue (see `# Safety`), here and below.
+        if !unsafe { shared.sycl.is_in_order(queue) }.map_err(failed)? {
+            return refused(OUT_OF_ORDER);
+        }
+        // SAFETY: as above.
+        let context = unsafe { shared.sycl.context_of(queue) }.map_err(failed)?;
+        if !context.is(&shared.context) {
+            return refused("the queue is of another context than the device; open one with OneApiConfig::from_queue");
+        }
+        // SAFETY: as above.
+        let queue = unsafe { shared.sycl.adopt(queue) }.map_err(failed)?;
+        Ok(OneApiQueue::new(shared.clone(), Arc::new(queue)))
+    }
+
+    /// Returns how much is left: allocations of device and of host memory, recorded events, watched ones, frees to be made.
+    #[doc(hidden)]
+    pub fn outstanding(&self) -> [usize; 5] {
+        let (device, host, frees) = self.shared.blocks.outstanding();
+        [device, host, Recorded::count(self.shared.number), self.shared.watched(), frees]
+    }
+}
+
+/// Makes a queue of a program's `sycl::queue*`, on the device of its context.
+///
+/// # Errors
+/// As [`OneApiDevice::adopt_queue`]; also [`Error::InvalidArgument`] for a device of another type.
+///
+/// # Safety
+/// As [`OneApiDevice::adopt_queue`].
+pub unsafe fn adopt_queue(device: &Device, queue: *const c_void) -> Result<Queue> {
+    let not_ours = || Error::InvalidArgument(format!("{device} is not a oneAPI device").into());
+    let backend = OneApiDevice::of(device).ok_or_else(not_ours)?;
+    // SAFETY: the caller guarantees a live queue (see `# Safety`).
+    let raw = unsafe { backend.adopt_queue(queue) }?;
+    // SAFETY: the queue was just made by this device's backend.
+    Ok(unsafe { device.wrap_queue(raw) })
+}
+
+// SAFETY:
+// - shared and host memory can be read by the host, and is initialised when it is allocated.
+// - `classify` knows this device's own allocations with their lengths, and answers for nothing else.
+// - An event that SYCL reports complete has been waited for once more, which makes its work visible to the host.
+// - `settle` waits for the last work of all queues, of dropped ones too.
+unsafe impl Backend for OneApiDevice {
+    fn id(&self) -> DeviceId {
+        self.shared.id
+    }
+
+    fn host_readable(&self) -> bool {
+        self.memory != OneApiMemory::Device
+    }
+
+    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(self.default_queue.clone())
+    }
+
+    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        let shared = &self.shared;
+        shared.check()?;
+        let queue = shared.context.queue(&shared.device).map_err(|failed| shared.error(failed))?;
+        Ok(OneApiQueue::new(shared.clone(), Arc::new(queue)))
+    }
+
+    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
+        match Recorded::find(event) {
+            Some(recorded) if recorded.device == self.shared.number => Ok(()),
+            Some(_) => Err(Error::InvalidArgument("the event is of another oneAPI device".into())),
+            // SAFETY: the caller guarantees that an aligned address can be read (see `# Safety`).
+            None => unsafe { event::check(event) },
+        }
+    }
+
+    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
+        // SAFETY: the caller guarantees a live event (see `# Safety`).
+        unsafe { self.shared.is_complete(event) }
+    }
+
+    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
+        // SAFETY: the caller guarantees that the event lives during the call (see `# Safety`).
+        event::wait(|| unsafe { self.shared.is_complete(event) })
+    }
+
+    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
+        // SAFETY: the caller guarantees a live event (see `# Safety`).
+        if unsafe { self.shared.is_complete(event) }? {
+            return Ok(Notify::Completed);
+        }
+        let waker = waker.clone();
+        // SAFETY: as above.
+        unsafe { self.shared.notify(event, || waker.wake()) }?;
+        Ok(Notify::Registered)
+    }
+
+    unsafe fn release_event(&self, event: EventPtr) {
+        Recorded::release(event);
+    }
+
+    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+        self.shared.blocks.classify(address, bytes).0
+    }
+
+    fn classify_allocation(&self, address: DevicePtr, bytes: usize) -> (AddressClass, Range<usize>) {
+        self.shared.blocks.classify(address, bytes)
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
+        self.has_host_memory.then(|| self.shared.blocks.allocate_host(bytes)).transpose()
+    }
+
+    unsafe fn free_host(&self, address: DevicePtr, _bytes: usize) {
+        self.shared.blocks.free_host(address);
+    }
+
+    fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
+        !address.is_null() && (self.is_cpu || self.shared.blocks.is_host(address, bytes))
+    }
+
+    fn reaches(&self, other: &dyn Backend) -> bool {
+        let other = other.as_any().downcast_ref::<Self>();
+        other.is_some_and(|other| other.shared.context.is(&self.shared.context))
+    }
+
+    fn accepts_events_of(&self, other: &dyn Backend) -> bool {
+        other.as_any().is::<Self>()
+    }
+
+    unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
+        let queue: *mut c_void = std::ptr::with_exposed_provenance_mut(stream);
+        let shared = &self.shared;
+        // SAFETY: the caller guarantees the handle of a live queue (see `# Safety`).
+        let context = unsafe { shared.sycl.context_of(queue) }.map_err(|failed| shared.error(failed))?;
+        // SAFETY: as above, and a live event.
+        unsafe { shared.order(queue, context.is(&shared.context), event) }?;
+        Ok(true)
+    }
+
+    fn trim(&self) {
+        self.shared.blocks.free_idle(true);
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.shared.check()?;
+        self.shared.finish()
+    }
+
+    fn settle(&self) -> Result<()> {
+        let checked = self.shared.check();
+        checked.and(self.shared.finish())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,93 @@
+//! Events: `sync_event` is a `sycl::event*`.
+//!
+//! What a queue of this crate has recorded is in a table, which tells it from the events of programs. SYCL itself is asked about
+//! states only, and never waits: its own waits hold locks that other threads need while work is behind a host task, and crash when
+//! two threads wait across contexts (SYCL 2026.2).
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use arrow_device::device::EventPtr;
+use arrow_device::{Error, Result};
+
+use crate::object::Owned;
+use crate::sys::{Answer, raw};
+
+/// An event that a queue of this crate has recorded.
+pub(crate) struct Recorded {
+    pub(crate) event: Owned<raw::Event>,
+    /// The number of the device.
+    pub(crate) device: u64,
+    pub(crate) queue: Arc<Owned<raw::Queue>>,
+}
+
+static RECORDED: LazyLock<Mutex<HashMap<EventPtr, Arc<Recorded>>>> = LazyLock::new(Mutex::default);
+
+fn recorded() -> MutexGuard<'static, HashMap<EventPtr, Arc<Recorded>>> {
+    RECORDED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Recorded {
+    /// Adds the event to the table.
+    pub(crate) fn publish(self) -> EventPtr {
+        let ptr = self.event.ptr();
+        recorded().insert(ptr, Arc::new(self));
+        ptr
+    }
+
+    /// Finds an event by its address.
+    pub(crate) fn find(event: EventPtr) -> Option<Arc<Self>> {
+        recorded().get(&event).cloned()
+    }
+
+    /// Releases an event.
+    pub(crate) fn release(event: EventPtr) {
+        // Dropped without the lock.
+        let _released = { recorded().remove(&event) };
+    }
+
+    /// Returns whether the work before the event has completed. What SYCL has reported for the queue is an error: a host task that
+    /// throws completes, and later work runs.
+    pub(crate) fn is_complete(&self) -> Answer<bool> {
+        let is_complete = self.event.is_complete()?;
+        if is_complete {
+            self.queue.check()?;
+        }
+        Ok(is_complete)
+    }
+
+    /// Returns how many events of a device are in the table.
+    pub(crate) fn count(device: u64) -> usize {
+        recorded().values().filter(|event| event.device == device).count()
+    }
+}
+
+/// Returns an error for what cannot be the address of a `sycl::event`, which is a `std::shared_ptr`: two addresses.
+///
+/// # Safety
+/// If the address is aligned for two addresses, they can be read.
+pub(crate) unsafe fn check(event: EventPtr) -> Result<()> {
+    let words = event.as_ptr().cast::<[usize; 2]>();
+    let is_address = |word: usize| word != 0 && word % align_of::<usize>() == 0;
+    // SAFETY: the caller guarantees that they can be read (see `# Safety`).
+    if words.is_aligned() && unsafe { words.read() }.into_iter().all(is_address) {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument("sync_event is not the address of a sycl::event".into()))
+}
+
+/// Makes this thread wait until `is_complete` returns `true` or an error.
+pub(crate) fn wait(mut is_complete: impl FnMut() -> Result<bool>) -> Result<()> {
+    const BRIEF: Duration = Duration::from_micros(100);
+    let start = Instant::now();
+    while !is_complete()? {
+        let waited = start.elapsed();
+        match waited < BRIEF {
+            true => std::thread::yield_now(),
+            // A tenth of the time more, at most.
+            false => std::thread::sleep((waited / 10).min(Duration::from_millis(1))),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,317 @@
+//! What SYCL does that a backend must know, each with what this crate does instead.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use arrow_array::{Array, ArrayRef, Int64Array};
+use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
+use arrow_device::{Device, Error};
+use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, OneApiQueue, device_count};
+
+use crate::programs::*;
+use crate::support::{config, number};
+
+fn backend(device: &Device) -> &OneApiDevice {
+    OneApiDevice::of(device).unwrap()
+}
+
+fn sycl_queue(queue: &Queue) -> *mut std::ffi::c_void {
+    queue.raw().as_any().downcast_ref::<OneApiQueue>().unwrap().sycl_queue()
+}
+
+fn numbers() -> ArrayRef {
+    Arc::new(Int64Array::from_iter_values(0..1000))
+}
+
+fn brief<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let done = work();
+    assert!(start.elapsed() < Duration::from_millis(100), "{what} took {:?}", start.elapsed());
+    done
+}
+
+/// An event of a program's, in a context, and what ends it.
+struct Held {
+    queue: Shared,
+    event: Shared,
+    held: Shared,
+}
+
+impl Held {
+    fn new(number: usize, how: c_int) -> Self {
+        let mut held = std::ptr::null_mut();
+        // SAFETY: the queue is live until this is dropped; `held` is valid for a write.
+        unsafe {
+            let queue = (programs().queue_new)(number as i64, how);
+            let event = (programs().event_held)(queue, &raw mut held);
+            assert!(!queue.is_null() && !event.is_null());
+            Self { queue: Shared(queue), event: Shared(event), held: Shared(held) }
+        }
+    }
+
+    fn event(&self) -> EventPtr {
+        EventPtr::new(self.event.get()).unwrap()
+    }
+
+    fn end(&self, status: c_int) {
+        // SAFETY: called once for each.
+        unsafe { (programs().end_event)(self.held.get(), status) }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses them any more.
+        unsafe {
+            (programs().event_delete)(self.event.get());
+            (programs().queue_delete)(self.queue.get());
+        }
+    }
+}
+
+/// No exception leaves the C interface, and the error has all of its message, and the call.
+#[test]
+fn messages_are_kept() {
+    let Some(config) = config() else { return };
+    let device = config.open().unwrap();
+    let mut bytes = [0u8; 8];
+    let copy = CopyOp { src: DevicePtr::NULL, dst: DevicePtr::new(bytes.as_mut_ptr().cast()), bytes: 8, kind: CopyKind::DeviceToHost };
+    // SAFETY: SYCL refuses null before it reads.
+    let refused = unsafe { device.default_queue().raw().copy(&[copy]) }.unwrap_err();
+    let Error::Device { operation, code, message, .. } = &refused else { panic!("{refused}") };
+    assert_eq!(*operation, "sycl::queue::memcpy");
+    assert!(*code > 0 && message.to_lowercase().contains("null"), "{refused}");
+    assert_eq!(device.upload_array(&numbers()).unwrap().to_host().unwrap().as_ref(), numbers().as_ref());
+}
+
+/// `sycl::free` waits for work that is under way.
+#[test]
+fn frees_do_not_wait() {
+    let Some(config) = config() else { return };
+    let device = config.open().unwrap();
+    let backend = backend(&device);
+    let (free, held) = (device.new_queue().unwrap(), device.new_queue().unwrap());
+    let host = backend.allocate_host(1 << 16).unwrap().unwrap();
+    let base = free.raw().allocate(1 << 20).unwrap();
+    // SAFETY: the event is ended below; the memory is freed once.
+    unsafe {
+        let gate = (programs().hold_by_event)(sycl_queue(&held));
+        brief("free", || free.raw().free(base, 1 << 20).unwrap());
+        brief("free_host", || backend.free_host(host, 1 << 16));
+        brief("trim", || device.trim());
+        brief("a queue's drop", || drop(held));
+        (programs().end_event)(gate, 0);
+    }
+    brief("synchronize", || device.synchronize().unwrap());
+    let start = Instant::now();
+    while backend.outstanding() != [0; 5] {
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", backend.outstanding());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// SYCL knows no addresses of other contexts, and no lengths.
+#[test]
+fn addresses_of_other_contexts_are_unknown() {
+    let Some(config) = config() else { return };
+    let (device, other) = (config.open().unwrap(), config.with_own_context().open().unwrap());
+    let base = other.default_queue().raw().allocate(4096).unwrap();
+    let class = |device: &Device, offset, bytes| backend(device).classify(base.offset(offset), bytes);
+    assert_eq!(class(&other, 0, 4096), AddressClass::Device);
+    assert_eq!(class(&other, 1, 4096), AddressClass::Inaccessible);
+    assert_eq!(class(&device, 0, 1), AddressClass::Unknown);
+    assert!(backend(&other).owns(base).unwrap() && !backend(&device).owns(base).unwrap());
+    // SAFETY: freed once.
+    unsafe { other.default_queue().raw().free(base, 4096) }.unwrap();
+    assert_eq!(class(&other, 0, 1), AddressClass::Unknown);
+}
+
+/// What cannot be a `sycl::event` is refused; a released or foreign one cannot be told.
+#[test]
+fn null_words_are_no_event() {
+    let Some(config) = config() else { return };
+    let device = config.open().unwrap();
+    let check = |words: &[usize]| {
+        let event = EventPtr::new(words.as_ptr().cast_mut().cast()).unwrap();
+        // SAFETY: two words can be read.
+        unsafe { backend(&device).check_event(event) }
+    };
+    let word = &raw const device as usize & !7;
+    assert!(check(&[word, word]).is_ok());
+    for wrong in [[0, 0], [word, 0], [0, word], [word | 1, word]] {
+        let refused = check(&wrong).unwrap_err().to_string();
+        assert!(refused.contains("sycl::event"), "{refused}");
+    }
+    let unaligned = EventPtr::new(std::ptr::without_provenance_mut(0x1001)).unwrap();
+    // SAFETY: an address that is not aligned is not read.
+    assert!(unsafe { backend(&device).check_event(unaligned) }.is_err());
+}
+
+/// A queue that was told to wait for work that fails must not go on as if it had not: SYCL does.
+#[test]
+fn failed_events() {
+    let Some(number) = number() else { return };
+    let device = OneApiConfig::new(number).open().unwrap();
+    for how in [0, OWN_CONTEXT] {
+        // Failed already: an error of this call only.
+        let failed = Held::new(number, how);
+        failed.end(-5);
+        let queue = device.new_queue().unwrap();
+        // SAFETY: the event is live.
+        unsafe {
+            assert!(queue.raw().wait(failed.event()).is_err());
+            assert!(backend(&device).query_event(failed.event()).is_err());
+            assert!(backend(&device).wait_event(failed.event()).is_err());
+        }
+        assert_eq!(device.upload_array(&numbers()).unwrap().to_host().unwrap().as_ref(), numbers().as_ref());
+    }
+    for how in [0, OWN_CONTEXT] {
+        // Pending: the device fails, for good.
+        let device = OneApiConfig::new(number).open().unwrap();
+        let failing = Held::new(number, how);
+        let queue = device.new_queue().unwrap();
+        // SAFETY: the event is live.
+        brief("wait", || unsafe { queue.raw().wait(failing.event()) }.unwrap());
+        let after = brief("upload", || device.upload_array_on(&numbers(), &queue).unwrap());
+        let event = queue.record().unwrap().unwrap();
+        failing.end(-5);
+        let error = event.wait().unwrap_err().to_string();
+        assert!(error.contains("the device cannot be used any more"), "{error}");
+        for _ in 0..2 {
+            assert_eq!(after.to_host().unwrap_err().to_string(), error);
+            assert_eq!(device.upload_array(&numbers()).unwrap_err().to_string(), error);
+            assert_eq!(device.synchronize().unwrap_err().to_string(), error);
+        }
+    }
+}
+
+/// An event of another context holds up the queue only.
+#[test]
+fn waits_for_foreign_events_do_not_block() {
+    let Some(number) = number() else { return };
+    let device = OneApiConfig::new(number).open().unwrap();
+    for how in [0, OWN_CONTEXT] {
+        let held = Held::new(number, how);
+        let (queue, other) = (device.new_queue().unwrap(), device.new_queue().unwrap());
+        // SAFETY: the event is live.
+        brief("wait", || unsafe { queue.raw().wait(held.event()) }.unwrap());
+        let waits = brief("record", || queue.record().unwrap().unwrap());
+        other.synchronize().unwrap();
+        let up = device.upload_array_on(&numbers(), &other).unwrap();
+        assert_eq!(up.to_host_on(&other).unwrap().as_ref(), numbers().as_ref());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waits.is_complete().unwrap());
+        held.end(0);
+        waits.wait().unwrap();
+        // A program's stream waits for it too, and for ours.
+        let held = Held::new(number, how);
+        let queue = device.new_queue().unwrap();
+        // SAFETY: queue and event are live.
+        unsafe {
+            let stream = (programs().queue_new)(number as i64, OWN_CONTEXT | OUT_OF_ORDER);
+            queue.raw().wait(held.event()).unwrap();
+            let ours = queue.record().unwrap().unwrap();
+            assert!(brief("stream_wait", || backend(&device).stream_wait(stream.expose_provenance(), ours.as_ptr())).unwrap());
+            held.end(0);
+            ours.wait().unwrap();
+            (programs().queue_delete)(stream);
+        }
+    }
+}
+
+/// A host task that throws on a queue of ours: SYCL goes on, and says so when a program asks. Then the device has failed.
+#[test]
+fn failed_host_tasks_are_remembered() {
+    let Some(number) = number() else { return };
+    let device = OneApiConfig::new(number).open().unwrap();
+    let queue = device.new_queue().unwrap();
+    // SAFETY: the queues are live, and the gate is opened.
+    unsafe {
+        let gate = (programs().gate_new)();
+        assert_eq!((programs().hold_by_host_task)(sycl_queue(&queue), gate, 1), 0);
+        let event = queue.record().unwrap().unwrap();
+        (programs().gate_open)(gate);
+        event.wait().unwrap();
+        let theirs = (programs().queue_new)(number as i64, 0);
+        assert_eq!((programs().ask_for_exceptions)(theirs), 0);
+        (programs().queue_delete)(theirs);
+    }
+    let event = queue.record();
+    let error = event.and_then(|event| event.unwrap().wait()).unwrap_err().to_string();
+    assert!(error.contains("the host task has failed; the device cannot be used any more"), "{error}");
+    assert_eq!(device.upload_array(&numbers()).unwrap_err().to_string(), error);
+}
+
+/// Shared and host memory holds values at once, fresh and used again.
+#[test]
+fn host_readable_memory_is_initialised() {
+    let Some(config) = config() else { return };
+    for memory in [OneApiMemory::Shared, OneApiMemory::Host] {
+        let device = config.clone().with_memory(memory).open().unwrap();
+        let queue = device.default_queue();
+        for round in 0..3 {
+            let base = queue.raw().allocate(100_000).unwrap();
+            // SAFETY: the memory is 100,000 initialised bytes, which the host can read and no work uses.
+            let bytes = unsafe { std::slice::from_raw_parts(base.as_ptr().cast::<u8>(), 100_000) };
+            let expected = if round == 0 { 0 } else { 7 };
+            assert!(bytes.iter().all(|byte| *byte == expected), "round {round}");
+            // SAFETY: as above; freed once.
+            unsafe {
+                queue.raw().fill(base, 7, 100_000).unwrap();
+                queue.synchronize().unwrap();
+                queue.raw().free(base, 100_000).unwrap();
+            }
+        }
+    }
+}
+
+/// A device without unified shared memory says so: PoCL's.
+#[test]
+fn devices_without_usm_are_refused() {
+    let Some(_) = number() else { return };
+    let mut refused = 0;
+    for number in 0..device_count().unwrap() {
+        if let Err(e) = OneApiConfig::new(number).open() {
+            let text = e.to_string();
+            assert!(text.contains(&format!("oneapi:{number}")) && text.contains("no unified shared memory (USM)"), "{text}");
+            refused += 1;
+        }
+    }
+    if refused == 0 {
+        eprintln!("skipped: every SYCL device here has unified shared memory; pocl-opencl-icd has none");
+    }
+    let beyond = OneApiConfig::new(1000).open().unwrap_err().to_string();
+    assert!(beyond.contains("oneapi:1000") && beyond.contains("SYCL device"), "{beyond}");
+}
+
+/// Wakers are called on a thread that calls nothing that blocks.
+#[test]
+fn many_wakers() {
+    let Some(config) = config() else { return };
+    let device = config.open().unwrap();
+    let queue = device.new_queue().unwrap();
+    let called: Arc<[AtomicBool]> = (0..100).map(|_| AtomicBool::new(false)).collect();
+    // SAFETY: the event is ended below.
+    let held = unsafe { (programs().hold_by_event)(sycl_queue(&queue)) };
+    let events: Vec<_> = (0..called.len()).map(|_| queue.record().unwrap().unwrap()).collect();
+    struct Waker(Arc<[AtomicBool]>, usize);
+    impl std::task::Wake for Waker {
+        fn wake(self: Arc<Self>) {
+            self.0[self.1].store(true, Ordering::SeqCst);
+        }
+    }
+    for (i, event) in events.iter().enumerate() {
+        assert!(!event.notify(&Arc::new(Waker(called.clone(), i)).into()).unwrap());
+    }
+    drop(events);
+    assert!(called.iter().all(|called| !called.load(Ordering::SeqCst)));
+    // SAFETY: as above.
+    unsafe { (programs().end_event)(held, 0) };
+    let start = Instant::now();
+    while !called.iter().all(|called| called.load(Ordering::SeqCst)) {
+        assert!(start.elapsed() < Duration::from_secs(10));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
