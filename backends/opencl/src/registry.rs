@@ -18,7 +18,7 @@ use crate::platform::{absent, absent_after, list, loader};
 const FOREIGN: usize = 16;
 
 /// The OpenCL devices of a set of devices; see [`register`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct OpenClDevices(Arc<Known>);
 
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ struct Known {
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
 pub fn register(devices: &Devices) -> OpenClDevices {
-    let known = OpenClDevices::default();
+    let known = OpenClDevices(Arc::default());
     let opened = known.clone();
     devices.register(ArrowDeviceType::OPENCL, move |number| {
         let config = |number| OpenClConfig::new(number).open();
