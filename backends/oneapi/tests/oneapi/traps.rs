@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, Int64Array};
-use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
+use arrow_device::device::{
+    AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Queue, RawQueue,
+};
 use arrow_device::{Device, Error};
 use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, OneApiQueue, device_count};
 
@@ -18,7 +20,12 @@ fn backend(device: &Device) -> &OneApiDevice {
 }
 
 fn sycl_queue(queue: &Queue) -> *mut std::ffi::c_void {
-    queue.raw().as_any().downcast_ref::<OneApiQueue>().unwrap().sycl_queue()
+    queue
+        .raw()
+        .as_any()
+        .downcast_ref::<OneApiQueue>()
+        .unwrap()
+        .sycl_queue()
 }
 
 fn numbers() -> ArrayRef {
@@ -28,7 +35,11 @@ fn numbers() -> ArrayRef {
 fn brief<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let done = work();
-    assert!(start.elapsed() < Duration::from_millis(100), "{what} took {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_millis(100),
+        "{what} took {:?}",
+        start.elapsed()
+    );
     done
 }
 
@@ -47,7 +58,11 @@ impl Held {
             let queue = (programs().queue_new)(number as i64, how);
             let event = (programs().event_held)(queue, &raw mut held);
             assert!(!queue.is_null() && !event.is_null());
-            Self { queue: Shared(queue), event: Shared(event), held: Shared(held) }
+            Self {
+                queue: Shared(queue),
+                event: Shared(event),
+                held: Shared(held),
+            }
         }
     }
 
@@ -77,13 +92,37 @@ fn messages_are_kept() {
     let Some(config) = config() else { return };
     let device = config.open().unwrap();
     let mut bytes = [0u8; 8];
-    let copy = CopyOp { src: DevicePtr::NULL, dst: DevicePtr::new(bytes.as_mut_ptr().cast()), bytes: 8, kind: CopyKind::DeviceToHost };
+    let copy = CopyOp {
+        src: DevicePtr::NULL,
+        dst: DevicePtr::new(bytes.as_mut_ptr().cast()),
+        bytes: 8,
+        kind: CopyKind::DeviceToHost,
+    };
     // SAFETY: SYCL refuses null before it reads.
     let refused = unsafe { device.default_queue().raw().copy(&[copy]) }.unwrap_err();
-    let Error::Device { operation, code, message, .. } = &refused else { panic!("{refused}") };
+    let Error::Device {
+        operation,
+        code,
+        message,
+        ..
+    } = &refused
+    else {
+        panic!("{refused}")
+    };
     assert_eq!(*operation, "sycl::queue::memcpy");
-    assert!(*code > 0 && message.to_lowercase().contains("null"), "{refused}");
-    assert_eq!(device.upload_array(&numbers()).unwrap().to_host().unwrap().as_ref(), numbers().as_ref());
+    assert!(
+        *code > 0 && message.to_lowercase().contains("null"),
+        "{refused}"
+    );
+    assert_eq!(
+        device
+            .upload_array(&numbers())
+            .unwrap()
+            .to_host()
+            .unwrap()
+            .as_ref(),
+        numbers().as_ref()
+    );
 }
 
 /// `sycl::free` waits for work that is under way.
@@ -107,7 +146,11 @@ fn frees_do_not_wait() {
     brief("synchronize", || device.synchronize().unwrap());
     let start = Instant::now();
     while backend.outstanding() != [0; 5] {
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", backend.outstanding());
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            backend.outstanding()
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -116,9 +159,13 @@ fn frees_do_not_wait() {
 #[test]
 fn addresses_of_other_contexts_are_unknown() {
     let Some(config) = config() else { return };
-    let (device, other) = (config.open().unwrap(), config.with_own_context().open().unwrap());
+    let (device, other) = (
+        config.open().unwrap(),
+        config.with_own_context().open().unwrap(),
+    );
     let base = other.default_queue().raw().allocate(4096).unwrap();
-    let class = |device: &Device, offset, bytes| backend(device).classify(base.offset(offset), bytes);
+    let class =
+        |device: &Device, offset, bytes| backend(device).classify(base.offset(offset), bytes);
     assert_eq!(class(&other, 0, 4096), AddressClass::Device);
     assert_eq!(class(&other, 1, 4096), AddressClass::Inaccessible);
     assert_eq!(class(&device, 0, 1), AddressClass::Unknown);
@@ -165,7 +212,15 @@ fn failed_events() {
             assert!(backend(&device).query_event(failed.event()).is_err());
             assert!(backend(&device).wait_event(failed.event()).is_err());
         }
-        assert_eq!(device.upload_array(&numbers()).unwrap().to_host().unwrap().as_ref(), numbers().as_ref());
+        assert_eq!(
+            device
+                .upload_array(&numbers())
+                .unwrap()
+                .to_host()
+                .unwrap()
+                .as_ref(),
+            numbers().as_ref()
+        );
     }
     for how in [0, OWN_CONTEXT] {
         // Pending: the device fails, for good.
@@ -173,15 +228,25 @@ fn failed_events() {
         let failing = Held::new(number, how);
         let queue = device.new_queue().unwrap();
         // SAFETY: the event is live.
-        brief("wait", || unsafe { queue.raw().wait(failing.event()) }.unwrap());
-        let after = brief("upload", || device.upload_array_on(&numbers(), &queue).unwrap());
+        brief("wait", || {
+            unsafe { queue.raw().wait(failing.event()) }.unwrap()
+        });
+        let after = brief("upload", || {
+            device.upload_array_on(&numbers(), &queue).unwrap()
+        });
         let event = queue.record().unwrap().unwrap();
         failing.end(-5);
         let error = event.wait().unwrap_err().to_string();
-        assert!(error.contains("the device cannot be used any more"), "{error}");
+        assert!(
+            error.contains("the device cannot be used any more"),
+            "{error}"
+        );
         for _ in 0..2 {
             assert_eq!(after.to_host().unwrap_err().to_string(), error);
-            assert_eq!(device.upload_array(&numbers()).unwrap_err().to_string(), error);
+            assert_eq!(
+                device.upload_array(&numbers()).unwrap_err().to_string(),
+                error
+            );
             assert_eq!(device.synchronize().unwrap_err().to_string(), error);
         }
     }
@@ -196,7 +261,9 @@ fn waits_for_foreign_events_do_not_block() {
         let held = Held::new(number, how);
         let (queue, other) = (device.new_queue().unwrap(), device.new_queue().unwrap());
         // SAFETY: the event is live.
-        brief("wait", || unsafe { queue.raw().wait(held.event()) }.unwrap());
+        brief("wait", || {
+            unsafe { queue.raw().wait(held.event()) }.unwrap()
+        });
         let waits = brief("record", || queue.record().unwrap().unwrap());
         other.synchronize().unwrap();
         let up = device.upload_array_on(&numbers(), &other).unwrap();
@@ -213,7 +280,11 @@ fn waits_for_foreign_events_do_not_block() {
             let stream = (programs().queue_new)(number as i64, OWN_CONTEXT | OUT_OF_ORDER);
             queue.raw().wait(held.event()).unwrap();
             let ours = queue.record().unwrap().unwrap();
-            assert!(brief("stream_wait", || backend(&device).stream_wait(stream.expose_provenance(), ours.as_ptr())).unwrap());
+            assert!(
+                brief("stream_wait", || backend(&device)
+                    .stream_wait(stream.expose_provenance(), ours.as_ptr()))
+                .unwrap()
+            );
             held.end(0);
             ours.wait().unwrap();
             (programs().queue_delete)(stream);
@@ -230,7 +301,10 @@ fn failed_host_tasks_are_remembered() {
     // SAFETY: the queues are live, and the gate is opened.
     unsafe {
         let gate = (programs().gate_new)();
-        assert_eq!((programs().hold_by_host_task)(sycl_queue(&queue), gate, 1), 0);
+        assert_eq!(
+            (programs().hold_by_host_task)(sycl_queue(&queue), gate, 1),
+            0
+        );
         let event = queue.record().unwrap().unwrap();
         (programs().gate_open)(gate);
         event.wait().unwrap();
@@ -239,9 +313,18 @@ fn failed_host_tasks_are_remembered() {
         (programs().queue_delete)(theirs);
     }
     let event = queue.record();
-    let error = event.and_then(|event| event.unwrap().wait()).unwrap_err().to_string();
-    assert!(error.contains("the host task has failed; the device cannot be used any more"), "{error}");
-    assert_eq!(device.upload_array(&numbers()).unwrap_err().to_string(), error);
+    let error = event
+        .and_then(|event| event.unwrap().wait())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("the host task has failed; the device cannot be used any more"),
+        "{error}"
+    );
+    assert_eq!(
+        device.upload_array(&numbers()).unwrap_err().to_string(),
+        error
+    );
 }
 
 /// Shared and host memory holds values at once, fresh and used again.
@@ -275,15 +358,24 @@ fn devices_without_usm_are_refused() {
     for number in 0..device_count().unwrap() {
         if let Err(e) = OneApiConfig::new(number).open() {
             let text = e.to_string();
-            assert!(text.contains(&format!("oneapi:{number}")) && text.contains("no unified shared memory (USM)"), "{text}");
+            assert!(
+                text.contains(&format!("oneapi:{number}"))
+                    && text.contains("no unified shared memory (USM)"),
+                "{text}"
+            );
             refused += 1;
         }
     }
     if refused == 0 {
-        eprintln!("skipped: every SYCL device here has unified shared memory; pocl-opencl-icd has none");
+        eprintln!(
+            "skipped: every SYCL device here has unified shared memory; pocl-opencl-icd has none"
+        );
     }
     let beyond = OneApiConfig::new(1000).open().unwrap_err().to_string();
-    assert!(beyond.contains("oneapi:1000") && beyond.contains("SYCL device"), "{beyond}");
+    assert!(
+        beyond.contains("oneapi:1000") && beyond.contains("SYCL device"),
+        "{beyond}"
+    );
 }
 
 /// Wakers are called on a thread that calls nothing that blocks.
@@ -295,7 +387,9 @@ fn many_wakers() {
     let called: Arc<[AtomicBool]> = (0..100).map(|_| AtomicBool::new(false)).collect();
     // SAFETY: the event is ended below.
     let held = unsafe { (programs().hold_by_event)(sycl_queue(&queue)) };
-    let events: Vec<_> = (0..called.len()).map(|_| queue.record().unwrap().unwrap()).collect();
+    let events: Vec<_> = (0..called.len())
+        .map(|_| queue.record().unwrap().unwrap())
+        .collect();
     struct Waker(Arc<[AtomicBool]>, usize);
     impl std::task::Wake for Waker {
         fn wake(self: Arc<Self>) {
@@ -303,7 +397,11 @@ fn many_wakers() {
         }
     }
     for (i, event) in events.iter().enumerate() {
-        assert!(!event.notify(&Arc::new(Waker(called.clone(), i)).into()).unwrap());
+        assert!(
+            !event
+                .notify(&Arc::new(Waker(called.clone(), i)).into())
+                .unwrap()
+        );
     }
     drop(events);
     assert!(called.iter().all(|called| !called.load(Ordering::SeqCst)));
