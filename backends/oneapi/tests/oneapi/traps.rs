@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use arrow_array::{Array, ArrayRef, Int64Array};
-use arrow_device::device::{
-    AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Queue, RawQueue,
-};
+use arrow_array::{ArrayRef, Int64Array};
+use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Queue};
 use arrow_device::{Device, Error};
 use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, OneApiQueue, device_count};
 
+use crate::fork_kit::{alone, forked};
 use crate::programs::*;
 use crate::support::{config, number};
 
@@ -41,6 +40,30 @@ fn brief<T>(what: &str, work: impl FnOnce() -> T) -> T {
         start.elapsed()
     );
     done
+}
+
+/// Keeps a queue busy for a while.
+fn hold(queue: &Queue, time: Duration) -> std::thread::JoinHandle<()> {
+    // SAFETY: the queue is live.
+    let held = Shared(unsafe { (programs().hold_by_event)(sycl_queue(queue)) });
+    std::thread::spawn(move || {
+        std::thread::sleep(time);
+        // SAFETY: called once.
+        unsafe { (programs().end_event)(held.get(), 0) };
+    })
+}
+
+/// Waits until nothing of the device is left.
+fn frees_are_done(device: &Device) {
+    let start = Instant::now();
+    while backend(device).outstanding() != [0; 5] {
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            backend(device).outstanding()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// An event of a program's, in a context, and what ends it.
@@ -125,33 +148,61 @@ fn messages_are_kept() {
     );
 }
 
-/// `sycl::free` waits for work that is under way.
+/// `sycl::free` waits for work that uses the memory.
 #[test]
 fn frees_do_not_wait() {
     let Some(config) = config() else { return };
     let device = config.open().unwrap();
     let backend = backend(&device);
-    let (free, held) = (device.new_queue().unwrap(), device.new_queue().unwrap());
+    let queue = device.new_queue().unwrap();
     let host = backend.allocate_host(1 << 16).unwrap().unwrap();
-    let base = free.raw().allocate(1 << 20).unwrap();
-    // SAFETY: the event is ended below; the memory is freed once.
+    let base = queue.raw().allocate(1 << 20).unwrap();
+    let copy = CopyOp {
+        src: host,
+        dst: base,
+        bytes: 1 << 16,
+        kind: CopyKind::HostToDevice,
+    };
+    // SAFETY: the memory is freed once, after the copy.
     unsafe {
-        let gate = (programs().hold_by_event)(sycl_queue(&held));
-        brief("free", || free.raw().free(base, 1 << 20).unwrap());
-        brief("free_host", || backend.free_host(host, 1 << 16));
+        let opener = hold(&queue, Duration::from_millis(300));
+        queue.raw().copy(&[copy]).unwrap();
+        brief("free", || queue.raw().free(base, 1 << 20).unwrap());
         brief("trim", || device.trim());
-        brief("a queue's drop", || drop(held));
-        (programs().end_event)(gate, 0);
+        assert_eq!(backend.outstanding()[0], 0);
+        opener.join().unwrap();
     }
-    brief("synchronize", || device.synchronize().unwrap());
+    device.synchronize().unwrap();
+    // SAFETY: the copy has completed; freed once.
+    brief("free_host", || unsafe { backend.free_host(host, 1 << 16) });
+    frees_are_done(&device);
+}
+
+/// Nor does the drop of a queue, or of the device with memory in use. A queue that was dropped still counts.
+#[test]
+fn drops_do_not_wait() {
+    let Some(config) = config() else { return };
+    let device = config.open().unwrap();
+    let queue = device.new_queue().unwrap();
+    let opener = hold(&queue, Duration::from_millis(300));
+    brief("a queue's drop", || drop(queue));
     let start = Instant::now();
-    while backend.outstanding() != [0; 5] {
-        assert!(
-            start.elapsed() < Duration::from_secs(10),
-            "{:?}",
-            backend.outstanding()
-        );
-        std::thread::sleep(Duration::from_millis(1));
+    device.synchronize().unwrap();
+    assert!(
+        start.elapsed() > Duration::from_millis(150),
+        "the dropped queue's work was not waited for"
+    );
+    opener.join().unwrap();
+
+    let queue = device.new_queue().unwrap();
+    // SAFETY: the memory is freed once.
+    unsafe {
+        let opener = hold(&queue, Duration::from_millis(300));
+        let base = queue.raw().allocate(1 << 20).unwrap();
+        queue.raw().fill(base, 1, 1 << 20).unwrap();
+        queue.raw().free(base, 1 << 20).unwrap();
+        brief("the device's drop", || drop((queue, device)));
+        opener.join().unwrap();
     }
 }
 
@@ -295,6 +346,10 @@ fn waits_for_foreign_events_do_not_block() {
 /// A host task that throws on a queue of ours: SYCL goes on, and says so when a program asks. Then the device has failed.
 #[test]
 fn failed_host_tasks_are_remembered() {
+    alone("traps::failed_host_tasks_are_remembered", host_task_fails);
+}
+
+fn host_task_fails() {
     let Some(number) = number() else { return };
     let device = OneApiConfig::new(number).open().unwrap();
     let queue = device.new_queue().unwrap();
@@ -334,17 +389,25 @@ fn host_readable_memory_is_initialised() {
     for memory in [OneApiMemory::Shared, OneApiMemory::Host] {
         let device = config.clone().with_memory(memory).open().unwrap();
         let queue = device.default_queue();
-        for round in 0..3 {
-            let base = queue.raw().allocate(100_000).unwrap();
-            // SAFETY: the memory is 100,000 initialised bytes, which the host can read and no work uses.
-            let bytes = unsafe { std::slice::from_raw_parts(base.as_ptr().cast::<u8>(), 100_000) };
-            let expected = if round == 0 { 0 } else { 7 };
-            assert!(bytes.iter().all(|byte| *byte == expected), "round {round}");
+        for (round, bytes) in [300, 300, 5000, 5000, 100_000, 100_000, 300, 300]
+            .into_iter()
+            .enumerate()
+        {
+            // Even rounds get memory that SYCL has had back, and odd ones that of the round before.
+            if round % 2 == 0 {
+                device.trim();
+                frees_are_done(&device);
+            }
+            let base = queue.raw().allocate(bytes).unwrap();
+            // SAFETY: the memory is initialised, which the host can read and no work uses.
+            let found = unsafe { std::slice::from_raw_parts(base.as_ptr().cast::<u8>(), bytes) };
+            let expected = if round % 2 == 0 { 0 } else { 7 };
+            assert!(found.iter().all(|byte| *byte == expected), "round {round}");
             // SAFETY: as above; freed once.
             unsafe {
-                queue.raw().fill(base, 7, 100_000).unwrap();
+                queue.raw().fill(base, 7, bytes).unwrap();
                 queue.synchronize().unwrap();
-                queue.raw().free(base, 100_000).unwrap();
+                queue.raw().free(base, bytes).unwrap();
             }
         }
     }
@@ -412,4 +475,30 @@ fn many_wakers() {
         assert!(start.elapsed() < Duration::from_secs(10));
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// A forked child has none of SYCL's threads.
+#[test]
+fn a_forked_child_is_refused() {
+    alone("traps::a_forked_child_is_refused", || {
+        let Some(config) = config() else { return };
+        let device = config.open().unwrap();
+        let queue = device.new_queue().unwrap();
+        let up = device.upload_array_on(&numbers(), &queue).unwrap();
+        let event = queue.record().unwrap().unwrap();
+        forked(move || {
+            for refused in [
+                device.upload_array(&numbers()).map(drop),
+                up.to_host().map(drop),
+                event.wait(),
+                device.synchronize(),
+            ] {
+                let refused = refused.unwrap_err().to_string();
+                assert!(refused.contains("forked"), "{refused}");
+            }
+            let refused = config.open().unwrap_err().to_string();
+            assert!(refused.contains("forked"), "{refused}");
+            drop((up, event, queue, device));
+        });
+    });
 }
