@@ -187,7 +187,7 @@ pub(super) fn reuse(subject: &Subject) -> Verdict {
 }
 
 pub(super) fn leaks(subject: &Subject) -> Verdict {
-    const ROUNDS: usize = 5_000;
+    const ROUNDS: usize = if cfg!(miri) { 50 } else { 5_000 };
     let device = &subject.device;
     if device.is_synchronous() {
         return NO_EVENTS;

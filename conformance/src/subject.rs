@@ -118,7 +118,8 @@ impl Subject {
 
     /// How long the check of one rule may take.
     pub(super) fn limit(&self) -> Duration {
-        self.limit.unwrap_or(self.patience * 6)
+        let limit = self.limit;
+        limit.unwrap_or_else(|| self.patience.saturating_mul(6))
     }
 
     /// Keeps `queue` busy, if the subject supports that.

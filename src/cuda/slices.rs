@@ -150,12 +150,13 @@ impl DeviceBuffer {
         let slice = plain_device(&device)
             .and_then(|cuda| cuda.with_current("CudaStream::upgrade_device_ptr", upgrade)?);
         match slice {
-            Ok(slice) => Ok(slice),
+            Ok(slice) => {
+                // The slice frees the memory.
+                let _ = allocation.into_raw();
+                Ok(slice)
+            }
             Err(e) => {
-                let bytes = len * size_of::<T>();
-                // SAFETY: `into_allocation` took the memory from its only holder, with `bytes` bytes, and
-                // no slice has it.
-                unsafe { queue.free(base, bytes) };
+                drop(allocation);
                 let empty = DeviceBufferMut::allocate(&queue, 0).and_then(DeviceBufferMut::freeze);
                 Err((
                     empty.unwrap_or_else(|_| arrow_buffer::Buffer::default().into()),

@@ -74,6 +74,11 @@ fn memory_that_the_host_reads() {
     suite(true);
 }
 
+#[test]
+fn of_which_nothing_is_known() {
+    run(&Subject::new(make(false).0));
+}
+
 /// A failure of queued work is reported by what waits for it and by all that follows.
 #[test]
 fn failed_work_stays_failed() {
