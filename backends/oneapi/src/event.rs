@@ -8,17 +8,20 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use arrow_device::device::EventPtr;
+use arrow_device::device::parts::Failure;
+use arrow_device::device::{DeviceId, EventPtr};
 use arrow_device::{Error, Result};
 
 use crate::object::Owned;
-use crate::sys::{Answer, raw};
+use crate::sys::raw;
 
 /// An event that a queue of this crate has recorded.
 pub(crate) struct Recorded {
     pub(crate) event: Owned<raw::Event>,
     /// The number of the device.
     pub(crate) device: u64,
+    pub(crate) id: DeviceId,
+    pub(crate) failure: Arc<Failure>,
     pub(crate) queue: Arc<Owned<raw::Queue>>,
 }
 
@@ -47,14 +50,19 @@ impl Recorded {
         let _released = { recorded().remove(&event) };
     }
 
-    /// Returns whether the work before the event has completed. What SYCL has reported for the queue is an error: a host task that
-    /// throws completes, and later work runs.
-    pub(crate) fn is_complete(&self) -> Answer<bool> {
-        let is_complete = self.event.is_complete()?;
-        if is_complete {
-            self.queue.check()?;
+    /// Returns whether the work before the event has completed. It is an error if the device has failed: for SYCL, a host task
+    /// that throws completes, and so does work after an event of another library that has failed.
+    pub(crate) fn is_complete(&self) -> Result<bool> {
+        let checked = match self.event.is_complete() {
+            Ok(false) => return Ok(false),
+            Ok(true) => self.queue.check(),
+            Err(failed) => Err(failed),
+        };
+        if let Err(failed) = checked {
+            self.failure.set(failed.on(self.id));
         }
-        Ok(is_complete)
+        self.failure.check()?;
+        Ok(true)
     }
 
     /// Returns how many events of a device are in the table.

@@ -9,7 +9,6 @@ use arrow_device::Result;
 use arrow_device::device::parts::queue_number;
 use arrow_device::device::{CopyOp, DevicePtr, EventPtr, RawQueue};
 
-use crate::event::Recorded;
 use crate::object::Owned;
 use crate::shared::Shared;
 use crate::sys::raw;
@@ -95,11 +94,7 @@ unsafe impl RawQueue for OneApiQueue {
         let shared = &self.shared;
         shared.check()?;
         let event = self.queue.record().map_err(|failed| shared.error(failed))?;
-        let recorded = Recorded {
-            event,
-            device: shared.number,
-            queue: self.queue.clone(),
-        };
+        let recorded = shared.recorded(event, self.queue.clone());
         Ok(recorded.publish())
     }
 

@@ -133,7 +133,7 @@ impl Shared {
                 last.is_complete().map_err(|failed| self.fail(failed))
             }));
         }
-        outcome
+        outcome.and(self.check())
     }
 
     /// Returns whether an event has completed.
@@ -142,13 +142,30 @@ impl Shared {
     /// `event` points to a live `sycl::event`.
     pub(crate) unsafe fn is_complete(&self, event: EventPtr) -> Result<bool> {
         self.check()?;
-        match Recorded::find(event) {
-            Some(own) if own.device == self.number => {
-                own.is_complete().map_err(|failed| self.fail(failed))
+        let is_complete = match Recorded::find(event) {
+            Some(recorded) => recorded.is_complete(),
+            None => {
+                // SAFETY: the caller guarantees a live event (see `# Safety`).
+                unsafe { self.sycl.is_complete(event) }.map_err(|failed| self.error(failed))
             }
-            Some(other) => other.is_complete().map_err(|failed| self.error(failed)),
-            // SAFETY: the caller guarantees a live event (see `# Safety`).
-            None => unsafe { self.sycl.is_complete(event) }.map_err(|failed| self.error(failed)),
+        }?;
+        // A queue goes on after an event that it waited for has failed, and the device has failed before that.
+        self.check()?;
+        Ok(is_complete)
+    }
+
+    /// What a queue of this device has recorded.
+    pub(crate) fn recorded(
+        &self,
+        event: Owned<raw::Event>,
+        queue: Arc<Owned<raw::Queue>>,
+    ) -> Recorded {
+        Recorded {
+            event,
+            device: self.number,
+            id: self.id,
+            failure: self.failure.clone(),
+            queue,
         }
     }
 
@@ -178,18 +195,36 @@ impl Shared {
             return event::wait(|| unsafe { self.is_complete(event) });
         };
         // SAFETY: the caller guarantees a live event (see `# Safety`).
-        let event = unsafe { self.sycl.copy_event(event) }.map_err(|failed| self.error(failed))?;
-        let (failure, id) = (self.failure.clone(), self.id);
-        let ended = move || match event.is_complete() {
-            Ok(is_complete) => is_complete,
-            Err(failed) => {
-                failure.set(failed.on(id));
+        let mut is_complete = unsafe { self.asked(event) }?;
+        let failure = self.failure.clone();
+        let ended = move || {
+            is_complete().unwrap_or_else(|e| {
+                failure.set(e);
                 true
-            }
+            })
         };
         // The device has failed before work goes on.
         self.watches.watch(ended, move || drop(gate));
         Ok(())
+    }
+
+    /// Returns a function that says whether an event has completed, which may be released meanwhile.
+    ///
+    /// # Safety
+    /// `event` points to a live `sycl::event`.
+    unsafe fn asked(
+        &self,
+        event: EventPtr,
+    ) -> Result<Box<dyn FnMut() -> Result<bool> + Send + 'static>> {
+        if let Some(recorded) = Recorded::find(event) {
+            return Ok(Box::new(move || recorded.is_complete()));
+        }
+        // SAFETY: the caller guarantees a live event (see `# Safety`).
+        let event = unsafe { self.sycl.copy_event(event) }.map_err(|failed| self.error(failed))?;
+        let id = self.id;
+        Ok(Box::new(move || {
+            event.is_complete().map_err(|failed| failed.on(id))
+        }))
     }
 
     /// Calls `then` on a thread once an event has completed or its work has failed.
@@ -202,9 +237,9 @@ impl Shared {
         then: impl FnOnce() + Send + 'static,
     ) -> Result<()> {
         // SAFETY: the caller guarantees a live event (see `# Safety`).
-        let event = unsafe { self.sycl.copy_event(event) }.map_err(|failed| self.error(failed))?;
+        let mut is_complete = unsafe { self.asked(event) }?;
         self.watches
-            .watch(move || event.is_complete().unwrap_or(true), then);
+            .watch(move || is_complete().unwrap_or(true), then);
         Ok(())
     }
 

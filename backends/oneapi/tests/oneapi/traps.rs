@@ -276,6 +276,33 @@ fn failed_events() {
     }
 }
 
+/// What another device of this crate did after such a failure is not taken for complete.
+#[test]
+fn failures_of_other_devices() {
+    let Some(number) = number() else { return };
+    let [failed, other] = [(); 2].map(|()| OneApiConfig::new(number).open().unwrap());
+    let failing = Held::new(number, 0);
+    let gate = failing.gate(-5);
+    let queue = failed.new_queue().unwrap();
+    // SAFETY: the event is live.
+    unsafe { queue.raw().wait(failing.event()) }.unwrap();
+    let event = queue.record().unwrap().unwrap();
+    let waiting = other.new_queue().unwrap();
+    waiting.wait(&event).unwrap();
+    gate.open();
+    let errors = [waiting.synchronize(), other.synchronize(), event.wait()];
+    for error in errors.map(|done| done.unwrap_err().to_string()) {
+        assert!(
+            error.contains("the device cannot be used any more"),
+            "{error}"
+        );
+    }
+    assert!(other.new_queue().is_err());
+    let third = OneApiConfig::new(number).open().unwrap();
+    assert!(third.default_queue().wait(&event).is_err());
+    third.default_queue().synchronize().unwrap();
+}
+
 /// An event of another context holds up the queue only.
 #[test]
 fn waits_for_foreign_events_do_not_block() {
