@@ -194,6 +194,7 @@ unsafe impl Backend for OneApiDevice {
     }
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
+        self.shared.check_process()?;
         match Recorded::find(event) {
             Some(recorded) if recorded.device == self.shared.number => Ok(()),
             Some(_) => Err(Error::InvalidArgument(
@@ -226,7 +227,9 @@ unsafe impl Backend for OneApiDevice {
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
-        Recorded::release(event);
+        if self.shared.check_process().is_ok() {
+            Recorded::release(event);
+        }
     }
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
@@ -242,13 +245,16 @@ unsafe impl Backend for OneApiDevice {
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
+        self.shared.check_process()?;
         self.has_host_memory
             .then(|| self.shared.blocks.allocate_host(bytes))
             .transpose()
     }
 
     unsafe fn free_host(&self, address: DevicePtr, _bytes: usize) {
-        self.shared.blocks.free_host(address);
+        if self.shared.check_process().is_ok() {
+            self.shared.blocks.free_host(address);
+        }
     }
 
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
@@ -276,7 +282,9 @@ unsafe impl Backend for OneApiDevice {
     }
 
     fn trim(&self) {
-        self.shared.blocks.free_idle(true);
+        if self.shared.check_process().is_ok() {
+            self.shared.blocks.free_idle(true);
+        }
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -285,8 +293,7 @@ unsafe impl Backend for OneApiDevice {
     }
 
     fn settle(&self) -> Result<()> {
-        let checked = self.shared.check();
-        checked.and(self.shared.finish())
+        self.shared.finish()
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -56,6 +56,7 @@ unsafe impl RawQueue for OneApiQueue {
 
     unsafe fn free(&self, base: DevicePtr, _bytes: usize) -> Result<()> {
         let shared = &self.shared;
+        shared.check_process()?;
         match self.queue.record() {
             Ok(after) => shared.blocks.free(base, self.number, Some(after)),
             Err(failed) => {
@@ -115,6 +116,8 @@ unsafe impl RawQueue for OneApiQueue {
 impl Drop for OneApiQueue {
     fn drop(&mut self) {
         // SYCL's queue may go before its work has ended.
-        self.shared.leave(self.queue.record());
+        if self.shared.check_process().is_ok() {
+            self.shared.leave(self.queue.record());
+        }
     }
 }

@@ -70,9 +70,14 @@ impl Shared {
         failed.on(self.id)
     }
 
+    /// Fails in a child of the process, where other threads of the parent may have held the locks.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        self.process.check(self.id, -1)
+    }
+
     /// Fails if the device has failed, and in a child of the process.
     pub(crate) fn check(&self) -> Result<()> {
-        self.process.check(self.id, -1)?;
+        self.check_process()?;
         self.failure.check()
     }
 
@@ -110,6 +115,7 @@ impl Shared {
 
     /// Waits for all work of the device, whatever fails.
     pub(crate) fn finish(&self) -> Result<()> {
+        self.check_process()?;
         let (queues, left) = {
             let work = self.work();
             let queues: Vec<_> = work.queues.iter().filter_map(Weak::upgrade).collect();
