@@ -4,7 +4,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use arrow_device::{Device, Devices};
-use arrow_device_conformance::{Hold, Poisoning, Rule, Subject, Verdict, rules, run};
+use arrow_device_conformance::{Hold, Poisoning, Report, Rule, Subject, Verdict, rules, run};
 
 #[cfg(all(target_os = "linux", not(miri)))]
 mod broken;
@@ -104,6 +104,22 @@ fn what_does_not_apply_is_skipped() {
     let verdict = rule("event.wait").check(&subject);
     assert!(matches!(verdict, Ok(Verdict::Skipped(_))), "{verdict:?}");
     assert_eq!(rule("event.synchronous").check(&subject), Ok(Verdict::Kept));
+}
+
+/// That without a hold and a balance, no rule is kept that only these show.
+#[cfg(not(miri))]
+fn skips_what_it_cannot_see(report: &Report) {
+    for (rule, missing) in [
+        ("queue.never-waits", "no hold"),
+        ("event.never-waits", "no hold"),
+        ("queue.dropped", "no hold"),
+        ("event.leaks", "no balance check"),
+        ("balance", "no balance check"),
+    ] {
+        let mut skipped = report.skipped();
+        let found = skipped.any(|(name, why)| name.name() == rule && why.contains(missing));
+        assert!(found, "{rule}: {report}");
+    }
 }
 
 /// A device of a backend of this test.
