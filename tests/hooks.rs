@@ -7,10 +7,10 @@ mod simkit;
 
 use std::any::Any;
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use arrow_array::{ArrayRef, RecordBatch, StringArray, StructArray};
+use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray, StructArray};
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::device::{
     AddressClass, Arriving, Backend, DevicePtr, EventPtr, Handover, RawQueue,
@@ -19,7 +19,7 @@ use arrow_device::dlpack::{DlpackOptions, DlpackStream};
 use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceBufferMut, DeviceId,
     DeviceRecordBatch, DeviceRecordBatchStreamReader, Devices, Error, ExportOptions,
-    FFI_ArrowDeviceArray, ImportOptions, Result, SyncPolicy,
+    FFI_ArrowDeviceArray, FFI_ArrowDeviceArrayStream, ImportOptions, Result, SyncPolicy,
 };
 use arrow_schema::{DataType, Field};
 use simkit::{Sim, ints, launch};
@@ -32,6 +32,8 @@ struct Hooked {
     sim: Arc<SimDevice>,
     handover: Handover,
     exports: bool,
+    /// Copies read ordinary memory as fast as any.
+    direct: bool,
 }
 
 // SAFETY: all work, memory and events are the simulated device's.
@@ -78,6 +80,9 @@ unsafe impl Backend for Hooked {
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
         self.sim.classify(address, bytes)
     }
+    fn copies_directly_from(&self, address: DevicePtr, _bytes: usize) -> bool {
+        self.direct && !address.is_null()
+    }
     fn synchronize(&self) -> Result<()> {
         self.sim.synchronize()
     }
@@ -88,11 +93,16 @@ unsafe impl Backend for Hooked {
 
 /// The device, and the simulated one behind it.
 fn hooked(handover: Handover, exports: bool) -> (Device, Sim) {
+    hooked_with(handover, exports, false)
+}
+
+fn hooked_with(handover: Handover, exports: bool, direct: bool) -> (Device, Sim) {
     let sim = Sim::with(SimConfig::default().with_mode(SimMode::Deferred));
     let backend = Hooked {
         sim: sim.sim.clone(),
         handover,
         exports,
+        direct,
     };
     (Device::new(Arc::new(backend)).unwrap(), sim)
 }
@@ -222,9 +232,14 @@ fn a_backend_may_refuse_exports() {
         refused(up.export_array(&ExportOptions::new(sync)).map(drop));
         refused(numbers.export(sync).map(drop));
     }
-    // A stream reports it as the error of its first batch.
-    let reader = arrow_array::RecordBatchIterator::new([Ok(batch())], batch().schema());
-    let stream = arrow_device::export_reader(reader, &device).unwrap();
+    let reader = || arrow_array::RecordBatchIterator::new([Ok(batch())], batch().schema());
+    let before = device.stats();
+    refused(arrow_device::export_reader(reader(), &device).map(drop));
+    assert_eq!(device.stats().since(&before).allocations, 0);
+    // A stream of any reader reports it as the error of its first batch.
+    let uploading = arrow_device::UploadingReader::new(reader(), &device);
+    let options = ExportOptions::new(SyncPolicy::Event);
+    let stream = FFI_ArrowDeviceArrayStream::new(uploading, options).unwrap();
     let options = ImportOptions::default().with_devices(only(&device));
     // SAFETY: the stream is an export of this crate's.
     let mut stream = unsafe { DeviceRecordBatchStreamReader::new(stream, options) }.unwrap();
@@ -373,50 +388,86 @@ unsafe extern "C" fn released(array: *mut Raw) {
     unsafe { (*array).release = None };
 }
 
-/// The search for an address ends, whatever the structs share: here each is both children of the one above it, so that there
-/// are 2^40 ways down.
+/// An address is sought only in a struct that is one of the type: its lists are as long as the type says.
 #[test]
-fn the_search_for_an_address_is_bounded() {
+fn an_address_is_sought_where_the_type_has_one() {
     let (device, _sim) = hooked(Handover::Event, true);
+    let seen = Arc::new(Mutex::new(Vec::new()));
     let devices = Devices::new();
-    let asked = Arc::new(AtomicUsize::new(0));
-    let count = asked.clone();
+    let (all, found) = (seen.clone(), device.clone());
     devices.register_resolver(ArrowDeviceType::OPENCL, move |array| {
-        assert_eq!(array.address(), None);
-        count.fetch_add(1, Ordering::SeqCst);
-        Ok(Some(device.clone()))
+        all.lock()
+            .unwrap()
+            .push(array.address().map(|a| a.address()));
+        Ok(Some(found.clone()))
     });
-    let mut no_buffer = std::ptr::null::<c_void>();
-    let mut levels: Vec<Box<Raw>> = Vec::new();
-    let mut lists: Vec<Box<[*mut Raw; 2]>> = Vec::new();
-    for level in 0..41 {
-        let children = levels.last_mut().map(|below: &mut Box<Raw>| {
-            lists.push(Box::new([&raw mut **below; 2]));
-            lists
-                .last_mut()
-                .map_or(std::ptr::null_mut(), |list| list.as_mut_ptr())
-        });
-        levels.push(Box::new(Raw {
-            counts: [0, 0, 0, 1, if level == 0 { 0 } else { 2 }],
-            buffers: &raw mut no_buffer,
-            children: children.unwrap_or(std::ptr::null_mut()),
+    let options = ImportOptions::default().with_devices(devices);
+    let mut buffers = [
+        std::ptr::null::<c_void>(),
+        std::ptr::without_provenance(0x4040),
+    ];
+    let attempt = |data_type: &DataType, counts: [i64; 5], buffers: *mut *const c_void| {
+        let raw = Raw {
+            counts,
+            buffers,
+            children: std::ptr::null_mut(),
             dictionary: std::ptr::null_mut(),
             release: Some(released),
             private_data: std::ptr::null_mut(),
-        }));
+        };
+        // SAFETY: both are `struct ArrowArray`.
+        let array = unsafe { std::mem::transmute::<Raw, arrow_data::ffi::FFI_ArrowArray>(raw) };
+        // SAFETY: the list of buffers lives until the import has returned, and there is nothing to wait for.
+        let array = unsafe {
+            FFI_ArrowDeviceArray::new(array, OPENCL.device_type, 0, std::ptr::null_mut())
+        };
+        let field = Arc::new(Field::new("", data_type.clone(), true));
+        // SAFETY: the struct complies with the interface, but for what the import refuses before it follows a pointer.
+        let imported = unsafe { DeviceArray::import_as(array, field, &options) };
+        let address = seen.lock().unwrap().pop().unwrap();
+        (address, imported.map(drop).map_err(|e| e.to_string()))
+    };
+    let list = buffers.as_mut_ptr();
+    let (address, imported) = attempt(&DataType::Int32, [0, 0, 0, 2, 0], list);
+    assert_eq!((address, imported), (Some(0x4040), Ok(())));
+    for (counts, buffers) in [
+        ([0, 0, 0, 1000, 0], list),
+        ([0, 0, 0, 1, 0], list),
+        ([0, 0, 0, -1, 0], list),
+        ([0, 0, 0, 2, 0], std::ptr::null_mut()),
+    ] {
+        let (address, imported) = attempt(&DataType::Int32, counts, buffers);
+        assert_eq!(address, None, "{counts:?}");
+        assert!(imported.is_err(), "{counts:?}");
     }
-    let root = *levels.pop().unwrap();
-    // SAFETY: both are `struct ArrowArray`; the copy is the only one that is released.
-    let array = unsafe { std::mem::transmute::<Raw, arrow_data::ffi::FFI_ArrowArray>(root) };
-    // SAFETY: the structs live until the end of the test, and there is nothing to wait for.
-    let array =
-        unsafe { FFI_ArrowDeviceArray::new(array, OPENCL.device_type, 0, std::ptr::null_mut()) };
-    let options = ImportOptions::default().with_devices(devices);
-    let field = Arc::new(Field::new("", DataType::Int32, true));
-    // SAFETY: the struct complies with the interface but for its type, which the import checks.
-    let refused = unsafe { DeviceArray::import_as(array, field, &options) }.unwrap_err();
-    assert!(refused.to_string().contains("n_buffers"), "{refused}");
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    // Children that are missing.
+    let fields = vec![Field::new("a", DataType::Int32, true)];
+    for n_children in [0, 1, 1000] {
+        let counts = [0, 0, 0, 1, n_children];
+        let (address, imported) = attempt(&DataType::Struct(fields.clone().into()), counts, list);
+        assert_eq!(address, None, "{n_children}");
+        assert!(imported.is_err(), "{n_children}");
+    }
+}
+
+/// A backend whose copies read any host memory at full speed gets no packed copies: large columns are copied from where they are.
+#[test]
+fn what_is_copied_directly_is_not_packed() {
+    let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..1 << 18)); // 2 MiB
+    let large = RecordBatch::try_from_iter([("a", column.clone()), ("b", column)]).unwrap();
+    for direct in [true, false] {
+        let (device, sim) = hooked_with(Handover::Event, true, direct);
+        let before = device.stats();
+        let up = device.upload(&large).unwrap();
+        let cost = device.stats().since(&before);
+        assert_eq!(cost.host_allocations == 0, direct, "{cost:?}");
+        let packed = if direct { 0 } else { 4 << 20 };
+        assert_eq!(cost.host_copied_bytes, packed, "{cost:?}");
+        assert_eq!(cost.bytes_to_device, 4 << 20);
+        assert_eq!(up.to_host().unwrap(), large);
+        drop((up, device));
+        sim.assert_done();
+    }
 }
 
 #[test]

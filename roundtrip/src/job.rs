@@ -57,6 +57,8 @@ pub(crate) struct Job {
 impl Job {
     /// Opens the device.
     pub(crate) fn open(device: &str, via: Via) -> Result<Self, Failure> {
+        #[cfg(feature = "oneapi")]
+        arrow_device_oneapi::register(Devices::global());
         #[cfg(feature = "opencl")]
         arrow_device_opencl::register(Devices::global());
         match Devices::open(device) {

@@ -151,8 +151,8 @@ impl DeviceBuffer {
             .and_then(|cuda| cuda.with_current("CudaStream::upgrade_device_ptr", upgrade)?);
         match slice {
             Ok(slice) => {
-                // The slice owns the memory.
-                allocation.into_raw();
+                // The slice frees the memory.
+                let _ = allocation.into_raw();
                 Ok(slice)
             }
             Err(e) => {

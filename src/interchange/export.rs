@@ -94,6 +94,7 @@ fn export(
     options: &ExportOptions,
     as_batch: bool,
 ) -> Result<FFI_ArrowDeviceArray> {
+    array.device().backend().check_export()?;
     let count = options.counts_nulls();
     if !Bitmaps::needed(array, as_batch, count) {
         return export_resolved(array, options, as_batch, &[]);
@@ -112,7 +113,6 @@ pub(super) fn export_resolved(
     as_batch: bool,
     nulls: &[Option<usize>],
 ) -> Result<FFI_ArrowDeviceArray> {
-    array.device().backend().check_export()?;
     let event = array.device().within(|| Carried::of(array, options.sync))?;
     let id = array.device().id();
     let sync_event = event.pointer();
@@ -165,8 +165,11 @@ impl Carried {
         let own = |owner: &Arc<Owner>| owner.ready().is_some_and(|event| event.device() == device);
         if handover == Handover::QueueOrder {
             let queue = device.default_queue();
-            for owner in guarded().filter(|&owner| !own(owner)) {
-                owner.wait_on(&queue)?;
+            let mut others = guarded().filter(|&owner| !own(owner)).peekable();
+            if others.peek().is_some() {
+                others.try_for_each(|owner| owner.wait_on(&queue))?;
+                // The waits are handed over to the runtime, as all recorded work is.
+                drop(queue.record()?);
             }
             return Ok(Self::None);
         }

@@ -47,6 +47,7 @@ impl Exporting {
             let array = &self.array;
             match std::mem::replace(&mut self.stage, Stage::Ready) {
                 Stage::Start => {
+                    array.device().backend().check_export()?;
                     // Bitmaps that the host reads in place must be ready.
                     let in_place = array.device().is_host_readable();
                     if handover(array, self.options.sync) == Handover::Wait

@@ -4,7 +4,6 @@
 //! error the array has been released, once. After success it is released when the last buffer,
 //! array, export or device work that uses its memory has ended.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
 use arrow_schema::ffi::FFI_ArrowSchema;
@@ -13,7 +12,7 @@ use arrow_schema::{DataType, FieldRef, SchemaRef};
 use crate::abi::c_data::CArray;
 use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
 use crate::data::batch::check_no_nulls;
-use crate::data::layout::{BufferKind, Layout, MAX_DEPTH, Nesting, check_type, child_type};
+use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::data::nulls::NullCounting;
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::data::{DeviceArray, DeviceRecordBatch};
@@ -198,7 +197,7 @@ unsafe fn import(
     let id = DeviceId::new(array.device_type, array.device_id);
     let event = EventPtr::new(array.sync_event);
     // SAFETY: the caller guarantees that the struct complies with the interface (`DeviceArray::import`).
-    let address = || unsafe { first_address(&array.array, 0, &mut { MAX_SOUGHT }) };
+    let address = || unsafe { first_address(&array.array, &data_type) };
     // SAFETY: the caller guarantees that `sync_event` points to an event of the type that belongs to the device; the array,
     // which keeps it alive, is not released before the import ends.
     let arriving = unsafe { Arriving::new(id, event, &address) };
@@ -255,46 +254,56 @@ unsafe fn import(
     })
 }
 
-/// The most structs among which [`first_address`] looks. Structs may share descendants.
-const MAX_SOUGHT: usize = 1 << 16;
-
-/// Returns the first buffer that is not null, of the struct or its descendants, among `left` structs. Follows no pointer that
-/// [`Importer::check`] would refuse.
+/// Returns the first buffer that is not null, of the struct or its descendants. Follows no pointer that [`Importer::check`] would
+/// refuse: it stops where the struct is not one of the type.
 ///
 /// # Safety
 /// As [`Importer::check`].
-unsafe fn first_address(array: &CArray, depth: usize, left: &mut usize) -> Option<DevicePtr> {
-    let count = |n: i64, most: usize| usize::try_from(n).ok().filter(|n| *n <= most);
-    let usable =
-        |pointer: *const c_void| !pointer.is_null() && pointer.cast::<CArray>().is_aligned();
-    if array.is_released() || depth > MAX_DEPTH || *left == 0 {
+unsafe fn first_address(array: &CArray, data_type: &DataType) -> Option<DevicePtr> {
+    fn usable<T>(pointer: *mut T) -> bool {
+        !pointer.is_null() && pointer.is_aligned()
+    }
+    let layout = Layout::of(data_type);
+    let fixed = layout.buffers().len();
+    if array.is_released() || !n_buffers_fit(layout, array.n_buffers) {
         return None;
     }
-    *left -= 1;
-    let n_buffers = count(array.n_buffers, MAX_BUFFERS).filter(|_| usable(array.buffers.cast()));
-    for i in 0..n_buffers.unwrap_or(0) {
-        // SAFETY: the list is usable and, as the caller guarantees, has `n_buffers` pointers; `i` is below that.
+    if fixed > 0 && !usable(array.buffers) {
+        return None;
+    }
+    for i in 0..fixed {
+        // SAFETY: the list is usable and, as the caller guarantees, has `n_buffers` pointers, which are at least `fixed`.
         let address = DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
         if !address.is_null() {
             return Some(address);
         }
     }
-    let n_children = count(array.n_children, MAX_BUFFERS).filter(|_| usable(array.children.cast()));
-    for i in 0..n_children.unwrap_or(0) {
-        // SAFETY: as above, of `n_children` pointers.
-        let child = unsafe { *array.children.add(i) };
-        if usable(child.cast()) {
-            // SAFETY: the child is usable; the caller guarantees that it is a struct that complies with the interface.
-            if let Some(found) = unsafe { first_address(&*child, depth + 1, left) } {
-                return Some(found);
-            }
-        }
+    if layout.nesting == Nesting::Dictionary {
+        let values = child_type(data_type, 0)?;
+        // SAFETY: the dictionary is usable; the caller guarantees that it is a struct that complies with the interface.
+        return usable(array.dictionary)
+            .then(|| unsafe { first_address(&*array.dictionary, values) })?;
     }
-    if !usable(array.dictionary.cast()) {
+    let n_children = layout.n_children();
+    if array.n_children != n_children as i64 || n_children > 0 && !usable(array.children) {
         return None;
     }
-    // SAFETY: as of the children.
-    unsafe { first_address(&*array.dictionary, depth + 1, left) }
+    (0..n_children).find_map(|i| {
+        // SAFETY: the list is usable and, as the caller guarantees, has `n_children` pointers.
+        let child = unsafe { *array.children.add(i) };
+        let of_type = child_type(data_type, i)?;
+        // SAFETY: the child is usable; the caller guarantees that it is a struct that complies with the interface.
+        usable(child).then(|| unsafe { first_address(&*child, of_type) })?
+    })
+}
+
+/// Whether a struct of the layout may have so many buffers.
+fn n_buffers_fit(layout: Layout, n_buffers: i64) -> bool {
+    let fixed = layout.buffers().len() as i64;
+    match layout.variadic {
+        true => (fixed + 1..=MAX_BUFFERS as i64).contains(&n_buffers),
+        false => n_buffers == fixed,
+    }
 }
 
 struct Importer<'a> {
@@ -351,12 +360,7 @@ impl Importer<'_> {
 
         let fixed = layout.buffers().len();
         let expected = if layout.variadic { fixed + 1 } else { fixed };
-        let fits = if layout.variadic {
-            (expected as i64..=MAX_BUFFERS as i64).contains(&array.n_buffers)
-        } else {
-            array.n_buffers == expected as i64
-        };
-        if !fits {
+        if !n_buffers_fit(layout, array.n_buffers) {
             return path.error(
                 "n_buffers",
                 format!("is {}, {data_type} has {expected}", array.n_buffers),

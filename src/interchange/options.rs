@@ -71,7 +71,8 @@ impl ImportOptions {
 #[non_exhaustive]
 pub enum SyncPolicy {
     /// The consumer gets an event to wait for; the export does not wait. A single event that guards
-    /// everything is passed on as it is; several become one.
+    /// everything is passed on as it is; several become one. Devices whose events others cannot wait for
+    /// say what happens instead ([`Handover`](crate::device::Handover)): none of CUDA, ROCm, OpenCL and oneAPI.
     Event,
     /// The export blocks this thread until the memory is ready; the consumer gets no event.
     Wait,

@@ -50,6 +50,7 @@ impl Allocation {
 
     /// Gives up the ownership. The memory leaks unless its new owner calls
     /// [`RawQueue::free`](crate::device::RawQueue::free) with [`base`](Self::base) and [`bytes`](Self::bytes), once.
+    #[must_use = "the memory leaks unless its new owner frees it"]
     pub fn into_raw(self) -> DevicePtr {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither dropped nor used again, so the queue is dropped once.
@@ -68,7 +69,8 @@ impl Drop for Allocation {
 
 impl DeviceBuffer {
     /// Takes the memory out of the buffer, without copying, for work on `queue`. The queue waits until the memory is ready and
-    /// its recorded uses are done; this thread does not wait.
+    /// its recorded uses are done. This thread waits only for a use on a device whose events the queue cannot wait for, and if a use
+    /// could not be recorded.
     ///
     /// ```
     /// use arrow_device::{DeviceBufferMut, Devices};

@@ -23,11 +23,13 @@ use crate::stream::reader::{DeviceArrayReader, DeviceRecordBatchReader};
 /// and is exported with its event, so that uploads overlap with the consumer's work.
 ///
 /// # Errors
-/// Returns an error if names or metadata of the schema contain null bytes, which C strings cannot hold.
+/// Returns an error if names or metadata of the schema contain null bytes, which C strings cannot hold, and that of a device whose
+/// arrays cannot be exported.
 pub fn export_reader(
     reader: impl RecordBatchReader + Send + 'static,
     device: &Device,
 ) -> Result<FFI_ArrowDeviceArrayStream> {
+    device.backend().check_export()?;
     let reader = UploadingReader::new(reader, device);
     FFI_ArrowDeviceArrayStream::new(reader, ExportOptions::new(SyncPolicy::Event))
 }

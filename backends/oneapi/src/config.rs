@@ -78,7 +78,11 @@ impl OneApiConfig {
     /// Configures the device of this number in `sycl::device::get_devices()`, with its own memory and the default context of its
     /// platform, which is that of the queues of most programs.
     pub fn new(number: usize) -> Self {
-        Self { source: Source::Number(number, false), memory: OneApiMemory::default(), id: None }
+        Self {
+            source: Source::Number(number, false),
+            memory: OneApiMemory::default(),
+            id: None,
+        }
     }
 
     /// Configures the device and the context of a program's queue (`sycl::queue*`), which becomes the device's default queue. The
@@ -94,7 +98,9 @@ impl OneApiConfig {
     pub unsafe fn from_queue(queue: *const c_void) -> Result<Self> {
         let id = DeviceId::new(ArrowDeviceType::ONEAPI, 0);
         if queue.is_null() {
-            return Err(Error::InvalidArgument("the pointer to the queue is null".into()));
+            return Err(Error::InvalidArgument(
+                "the pointer to the queue is null".into(),
+            ));
         }
         let sycl = Sycl::get(id)?;
         let absent = |failed: sys::Failed| failed.absent(id);
@@ -108,8 +114,16 @@ impl OneApiConfig {
         let context = unsafe { sycl.context_of(queue) }.map_err(absent)?;
         // SAFETY: as above.
         let queue = unsafe { sycl.adopt(queue) }.map_err(absent)?;
-        let found = Found { device: Arc::new(device), context: Arc::new(context), queue: Arc::new(queue) };
-        Ok(Self { source: Source::Queue(found, number), memory: OneApiMemory::default(), id: None })
+        let found = Found {
+            device: Arc::new(device),
+            context: Arc::new(context),
+            queue: Arc::new(queue),
+        };
+        Ok(Self {
+            source: Source::Queue(found, number),
+            memory: OneApiMemory::default(),
+            id: None,
+        })
     }
 
     /// Sets which memory the device allocates.
@@ -172,5 +186,9 @@ fn find(sycl: &'static Sycl, id: DeviceId, number: usize, own: bool) -> Result<F
     let device = sycl.device(number).map_err(absent)?;
     let context = device.context(own).map_err(absent)?;
     let queue = context.queue(&device).map_err(absent)?;
-    Ok(Found { device: Arc::new(device), context: Arc::new(context), queue: Arc::new(queue) })
+    Ok(Found {
+        device: Arc::new(device),
+        context: Arc::new(context),
+        queue: Arc::new(queue),
+    })
 }

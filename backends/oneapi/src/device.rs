@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
-use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, Queue, RawQueue};
+use arrow_device::device::{
+    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, Queue, RawQueue,
+};
 use arrow_device::{Device, Error, Result};
 
 use crate::config::{OUT_OF_ORDER, OneApiMemory};
@@ -30,12 +32,23 @@ pub struct OneApiDevice {
 
 impl fmt::Debug for OneApiDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OneApiDevice({} {:?}, {})", self.shared.id, self.name, self.memory.name())
+        write!(
+            f,
+            "OneApiDevice({} {:?}, {})",
+            self.shared.id,
+            self.name,
+            self.memory.name()
+        )
     }
 }
 
 impl OneApiDevice {
-    pub(crate) fn new(sycl: &'static Sycl, id: DeviceId, memory: OneApiMemory, found: Found) -> Result<Self> {
+    pub(crate) fn new(
+        sycl: &'static Sycl,
+        id: DeviceId,
+        memory: OneApiMemory,
+        found: Found,
+    ) -> Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
 
         let absent = |failed: sys::Failed| failed.absent(id);
@@ -43,10 +56,17 @@ impl OneApiDevice {
         let properties = found.device.properties().map_err(absent)?;
         if !properties.has(memory.kind()) {
             let kind = memory.name();
-            let reason = format!("\"{name}\" has no unified shared memory (USM) of the kind {kind}, which arrow-device needs");
+            let reason = format!(
+                "\"{name}\" has no unified shared memory (USM) of the kind {kind}, which arrow-device needs"
+            );
             return Err(sys::absent(id, reason));
         }
-        let blocks = Blocks::new(id, found.device.clone(), found.context.clone(), memory.kind());
+        let blocks = Blocks::new(
+            id,
+            found.device.clone(),
+            found.context.clone(),
+            memory.kind(),
+        );
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let shared = Arc::new(Shared::new(sycl, id, number, &found, blocks));
         Ok(Self {
@@ -80,7 +100,10 @@ impl OneApiDevice {
     /// # Errors
     /// Returns [`Error::Device`] with SYCL's error.
     pub fn owns(&self, address: DevicePtr) -> Result<bool> {
-        self.shared.context.owns(address).map_err(|failed| self.shared.error(failed))
+        self.shared
+            .context
+            .owns(address)
+            .map_err(|failed| self.shared.error(failed))
     }
 
     /// Returns whether a queue of this device has recorded the event.
@@ -97,7 +120,9 @@ impl OneApiDevice {
     /// # Safety
     /// `queue` points to a live `sycl::queue` of the major version of SYCL's library with which this crate was compiled.
     pub unsafe fn adopt_queue(&self, queue: *const c_void) -> Result<Arc<dyn RawQueue>> {
-        let (shared, refused) = (&self.shared, |why: &'static str| Err(Error::InvalidArgument(why.into())));
+        let (shared, refused) = (&self.shared, |why: &'static str| {
+            Err(Error::InvalidArgument(why.into()))
+        });
         if queue.is_null() {
             return refused("the pointer to the queue is null");
         }
@@ -109,7 +134,9 @@ impl OneApiDevice {
         // SAFETY: as above.
         let context = unsafe { shared.sycl.context_of(queue) }.map_err(failed)?;
         if !context.is(&shared.context) {
-            return refused("the queue is of another context than the device; open one with OneApiConfig::from_queue");
+            return refused(
+                "the queue is of another context than the device; open one with OneApiConfig::from_queue",
+            );
         }
         // SAFETY: as above.
         let queue = unsafe { shared.sycl.adopt(queue) }.map_err(failed)?;
@@ -120,7 +147,13 @@ impl OneApiDevice {
     #[doc(hidden)]
     pub fn outstanding(&self) -> [usize; 5] {
         let (device, host, frees) = self.shared.blocks.outstanding();
-        [device, host, Recorded::count(self.shared.number), self.shared.watched(), frees]
+        [
+            device,
+            host,
+            Recorded::count(self.shared.number),
+            self.shared.watched(),
+            frees,
+        ]
     }
 }
 
@@ -161,14 +194,19 @@ unsafe impl Backend for OneApiDevice {
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
         let shared = &self.shared;
         shared.check()?;
-        let queue = shared.context.queue(&shared.device).map_err(|failed| shared.error(failed))?;
+        let queue = shared
+            .context
+            .queue(&shared.device)
+            .map_err(|failed| shared.error(failed))?;
         Ok(OneApiQueue::new(shared.clone(), Arc::new(queue)))
     }
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         match Recorded::find(event) {
             Some(recorded) if recorded.device == self.shared.number => Ok(()),
-            Some(_) => Err(Error::InvalidArgument("the event is of another oneAPI device".into())),
+            Some(_) => Err(Error::InvalidArgument(
+                "the event is of another oneAPI device".into(),
+            )),
             // SAFETY: the caller guarantees that an aligned address can be read (see `# Safety`).
             None => unsafe { event::check(event) },
         }
@@ -203,12 +241,18 @@ unsafe impl Backend for OneApiDevice {
         self.shared.blocks.classify(address, bytes).0
     }
 
-    fn classify_allocation(&self, address: DevicePtr, bytes: usize) -> (AddressClass, Range<usize>) {
+    fn classify_allocation(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> (AddressClass, Range<usize>) {
         self.shared.blocks.classify(address, bytes)
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
-        self.has_host_memory.then(|| self.shared.blocks.allocate_host(bytes)).transpose()
+        self.has_host_memory
+            .then(|| self.shared.blocks.allocate_host(bytes))
+            .transpose()
     }
 
     unsafe fn free_host(&self, address: DevicePtr, _bytes: usize) {
@@ -232,7 +276,8 @@ unsafe impl Backend for OneApiDevice {
         let queue: *mut c_void = std::ptr::with_exposed_provenance_mut(stream);
         let shared = &self.shared;
         // SAFETY: the caller guarantees the handle of a live queue (see `# Safety`).
-        let context = unsafe { shared.sycl.context_of(queue) }.map_err(|failed| shared.error(failed))?;
+        let context =
+            unsafe { shared.sycl.context_of(queue) }.map_err(|failed| shared.error(failed))?;
         // SAFETY: as above, and a live event.
         unsafe { shared.order(queue, context.is(&shared.context), event) }?;
         Ok(true)

@@ -59,7 +59,10 @@ impl Recorded {
 
     /// Returns how many events of a device are in the table.
     pub(crate) fn count(device: u64) -> usize {
-        recorded().values().filter(|event| event.device == device).count()
+        recorded()
+            .values()
+            .filter(|event| event.device == device)
+            .count()
     }
 }
 
@@ -74,7 +77,9 @@ pub(crate) unsafe fn check(event: EventPtr) -> Result<()> {
     if words.is_aligned() && unsafe { words.read() }.into_iter().all(is_address) {
         return Ok(());
     }
-    Err(Error::InvalidArgument("sync_event is not the address of a sycl::event".into()))
+    Err(Error::InvalidArgument(
+        "sync_event is not the address of a sycl::event".into(),
+    ))
 }
 
 /// Makes this thread wait until `is_complete` returns `true` or an error.

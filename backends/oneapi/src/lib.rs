@@ -14,9 +14,9 @@ mod sys;
 
 use std::sync::Arc;
 
-use arrow_device::device::{Arriving, DeviceId};
 #[cfg(doc)]
 use arrow_device::Error;
+use arrow_device::device::{Arriving, DeviceId};
 use arrow_device::{ArrowDeviceType, Device, Devices, Result};
 
 pub use self::config::{OneApiConfig, OneApiMemory};
@@ -29,7 +29,9 @@ pub use self::queue::OneApiQueue;
 /// Returns [`Error::DeviceNotAvailable`] with the reason if the crate was built without SYCL or its library is missing.
 pub fn device_count() -> Result<usize> {
     let id = DeviceId::new(ArrowDeviceType::ONEAPI, 0);
-    sys::Sycl::get(id)?.device_count().map_err(|failed| failed.absent(id))
+    sys::Sycl::get(id)?
+        .device_count()
+        .map_err(|failed| failed.absent(id))
 }
 
 /// Registers oneAPI devices with a set of devices: `oneapi:N` is the `N`-th device of `sycl::device::get_devices()`, with its own
@@ -53,7 +55,9 @@ pub fn register_with(devices: &Devices, opened: Vec<Device>) {
         let wrong = || sys::absent(id, "oneAPI devices are numbered from 0");
         OneApiConfig::new(usize::try_from(number).map_err(|_| wrong())?).open()
     });
-    devices.register_resolver(ArrowDeviceType::ONEAPI, move |array| resolve(&opened, array));
+    devices.register_resolver(ArrowDeviceType::ONEAPI, move |array| {
+        resolve(&opened, array)
+    });
 }
 
 /// Finds the device of an array that is imported.
@@ -61,7 +65,9 @@ fn resolve(opened: &[Device], array: &Arriving<'_>) -> Result<Option<Device>> {
     let candidates = opened.iter().filter(|device| device.id() == array.id());
     let candidates = candidates.filter_map(|device| Some((device, OneApiDevice::of(device)?)));
     if let Some(event) = array.event() {
-        let recorded = candidates.clone().find(|(_, backend)| backend.has_recorded(event));
+        let recorded = candidates
+            .clone()
+            .find(|(_, backend)| backend.has_recorded(event));
         if let Some((device, _)) = recorded {
             return Ok(Some(device.clone()));
         }

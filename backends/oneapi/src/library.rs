@@ -30,7 +30,9 @@ pub(crate) fn load() -> Result<Library, String> {
     } else {
         let mut why = Vec::new();
         let system = (!is_chosen).then(|| SONAME.to_owned());
-        let beside = roots().into_iter().map(|root| root.join("lib").join(SONAME).display().to_string());
+        let beside = roots()
+            .into_iter()
+            .map(|root| root.join("lib").join(SONAME).display().to_string());
         let mut places = system.into_iter().chain(beside);
         let found = places.find_map(|path| open(&path, now).map_err(|e| why.push(text(&e))).ok());
         keep(found.ok_or_else(|| {
@@ -42,7 +44,9 @@ pub(crate) fn load() -> Result<Library, String> {
         })?);
     }
     let library = open(&shim.path, now);
-    library.map(Library::from).map_err(|e| format!("the library {SONAME} does not fit this crate: {}", text(&e)))
+    library
+        .map(Library::from)
+        .map_err(|e| format!("the library {SONAME} does not fit this crate: {}", text(&e)))
 }
 
 /// Says what is missing.
@@ -85,14 +89,19 @@ fn shim() -> Result<Shim, String> {
 
     const BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
     // SAFETY: the name is a text that ends with NUL.
-    let descriptor = unsafe { libc::memfd_create(c"arrow-device-oneapi".as_ptr(), libc::MFD_CLOEXEC) };
+    let descriptor =
+        unsafe { libc::memfd_create(c"arrow-device-oneapi".as_ptr(), libc::MFD_CLOEXEC) };
     if descriptor < 0 {
         return Err(format!("memfd_create failed: {}", Error::last_os_error()));
     }
     // SAFETY: the descriptor is new, and nobody else owns it.
     let mut file = unsafe { std::fs::File::from_raw_fd(descriptor) };
-    file.write_all(BYTES).map_err(|e| format!("a file in memory cannot be written: {e}"))?;
-    Ok(Shim { path: format!("/proc/self/fd/{}", file.as_raw_fd()), _file: file })
+    file.write_all(BYTES)
+        .map_err(|e| format!("a file in memory cannot be written: {e}"))?;
+    Ok(Shim {
+        path: format!("/proc/self/fd/{}", file.as_raw_fd()),
+        _file: file,
+    })
 }
 
 #[cfg(sycl)]

@@ -51,7 +51,11 @@ impl Blocks {
 
     /// Allocates memory for work on a queue from now on.
     pub(crate) fn allocate(&self, queue: u64, bytes: usize) -> Result<DevicePtr> {
-        let out_of_memory = || Error::OutOfMemory { device: self.id, operation: "sycl::aligned_alloc", bytes };
+        let out_of_memory = || Error::OutOfMemory {
+            device: self.id,
+            operation: "sycl::aligned_alloc",
+            bytes,
+        };
         if bytes == 0 {
             return Err(Error::InvalidArgument("0 bytes cannot be allocated".into()));
         }
@@ -61,7 +65,11 @@ impl Blocks {
             Some(block) => (block.base, block.bytes),
             None => {
                 self.free_idle(false);
-                (self.new_block(self.kind, rounded)?.ok_or_else(out_of_memory)?, rounded)
+                (
+                    self.new_block(self.kind, rounded)?
+                        .ok_or_else(out_of_memory)?,
+                    rounded,
+                )
             }
         };
         self.live.insert(base, bytes, whole);
@@ -86,11 +94,25 @@ impl Blocks {
 
     /// Takes back memory of `allocate`, after work of a queue so far, which `after` stands for. If it is `None`, the memory is
     /// never used again.
-    pub(crate) fn free(&self, base: DevicePtr, queue: u64, after: Option<Owned<raw::Event>>) -> Result<()> {
-        let unknown = || Error::InvalidArgument(format!("{base:?} is not memory that {} has allocated", self.id).into());
+    pub(crate) fn free(
+        &self,
+        base: DevicePtr,
+        queue: u64,
+        after: Option<Owned<raw::Event>>,
+    ) -> Result<()> {
+        let unknown = || {
+            Error::InvalidArgument(
+                format!("{base:?} is not memory that {} has allocated", self.id).into(),
+            )
+        };
         let (_, bytes) = self.live.remove(base).ok_or_else(unknown)?;
         if let Some(after) = after {
-            self.pool.give(Block { base, bytes, queue, after });
+            self.pool.give(Block {
+                base,
+                bytes,
+                queue,
+                after,
+            });
         }
         Ok(())
     }
@@ -108,14 +130,20 @@ impl Blocks {
     }
 
     pub(crate) fn allocate_host(&self, bytes: usize) -> Result<DevicePtr> {
-        let out_of_memory = || Error::OutOfMemory { device: self.id, operation: "sycl::aligned_alloc_host", bytes };
+        let out_of_memory = || Error::OutOfMemory {
+            device: self.id,
+            operation: "sycl::aligned_alloc_host",
+            bytes,
+        };
         if bytes == 0 {
             return Err(Error::InvalidArgument("0 bytes cannot be allocated".into()));
         }
         if bytes > isize::MAX as usize {
             return Err(out_of_memory());
         }
-        let base = self.new_block(Memory::Host, bytes)?.ok_or_else(out_of_memory)?;
+        let base = self
+            .new_block(Memory::Host, bytes)?
+            .ok_or_else(out_of_memory)?;
         self.host.insert(base, bytes, ());
         Ok(base)
     }
@@ -128,11 +156,21 @@ impl Blocks {
     }
 
     /// Returns whose memory an address is. SYCL knows the kind of another's, but not its length.
-    pub(crate) fn classify(&self, address: DevicePtr, bytes: usize) -> (AddressClass, std::ops::Range<usize>) {
-        let live = self.live.classify_allocation(address, bytes, AddressClass::Device);
-        let host = || self.host.classify_allocation(address, bytes, AddressClass::HostAccessible);
+    pub(crate) fn classify(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> (AddressClass, std::ops::Range<usize>) {
+        let live = self
+            .live
+            .classify_allocation(address, bytes, AddressClass::Device);
+        let host = || {
+            self.host
+                .classify_allocation(address, bytes, AddressClass::HostAccessible)
+        };
         let start = address.address();
-        live.or_else(host).unwrap_or((AddressClass::Unknown, start..start.saturating_add(bytes)))
+        live.or_else(host)
+            .unwrap_or((AddressClass::Unknown, start..start.saturating_add(bytes)))
     }
 
     /// Whether the bytes are of `allocate_host`.
@@ -157,7 +195,8 @@ impl Drop for Blocks {
     fn drop(&mut self) {
         for block in self.pool.take_all() {
             let (context, base, after) = (self.context.clone(), block.base, block.after);
-            self.frees.watch(move || is_over(&after), move || free_now(&context, base));
+            self.frees
+                .watch(move || is_over(&after), move || free_now(&context, base));
         }
     }
 }

@@ -15,7 +15,11 @@ impl Sycl {
         call: &'static str,
         make: impl FnOnce(*mut *mut T) -> c_int,
     ) -> Answer<Owned<T>> {
-        let missing = || Failed { call, code: -1, message: "it returned nothing".into() };
+        let missing = || Failed {
+            call,
+            code: -1,
+            message: "it returned nothing".into(),
+        };
         let object = self.make(call, make)?.ok_or_else(missing)?;
         Ok(Owned { sycl: self, object })
     }
@@ -23,23 +27,32 @@ impl Sycl {
     pub(crate) fn device_count(&self) -> Answer<usize> {
         let mut count = 0;
         // SAFETY: `count` is valid for the write of a number.
-        self.call("sycl::device::get_devices", || unsafe { (self.ad_device_count)(&raw mut count) })?;
+        self.call("sycl::device::get_devices", || unsafe {
+            (self.ad_device_count)(&raw mut count)
+        })?;
         Ok(count)
     }
 
     pub(crate) fn device(&'static self, index: usize) -> Answer<Owned<Device>> {
         // SAFETY: the pointer is valid for the write of a pointer, here and in all calls of `made` and `make`.
-        self.made("sycl::device::get_devices", |to| unsafe { (self.ad_device_new)(index, to) })
+        self.made("sycl::device::get_devices", |to| unsafe {
+            (self.ad_device_new)(index, to)
+        })
     }
 
     /// The device of a queue, and its number.
     ///
     /// # Safety
     /// `queue` points to a live `sycl::queue`.
-    pub(crate) unsafe fn device_of(&'static self, queue: *const c_void) -> Answer<(Owned<Device>, usize)> {
+    pub(crate) unsafe fn device_of(
+        &'static self,
+        queue: *const c_void,
+    ) -> Answer<(Owned<Device>, usize)> {
         let mut index = 0;
         // SAFETY: the caller guarantees a live queue (see `# Safety`); the others are valid for writes.
-        let device = self.made("sycl::queue::get_device", |to| unsafe { (self.ad_device_of)(queue, to, &raw mut index) })?;
+        let device = self.made("sycl::queue::get_device", |to| unsafe {
+            (self.ad_device_of)(queue, to, &raw mut index)
+        })?;
         Ok((device, index))
     }
 
@@ -47,7 +60,9 @@ impl Sycl {
     /// As [`device_of`](Self::device_of).
     pub(crate) unsafe fn context_of(&'static self, queue: *const c_void) -> Answer<Owned<Context>> {
         // SAFETY: the caller guarantees a live queue (see `# Safety`).
-        self.made("sycl::queue::get_context", |to| unsafe { (self.ad_context_of)(queue, to) })
+        self.made("sycl::queue::get_context", |to| unsafe {
+            (self.ad_context_of)(queue, to)
+        })
     }
 
     /// # Safety
@@ -55,7 +70,9 @@ impl Sycl {
     pub(crate) unsafe fn is_in_order(&self, queue: *const c_void) -> Answer<bool> {
         let mut in_order = 0;
         // SAFETY: the caller guarantees a live queue (see `# Safety`); `in_order` is valid for a write.
-        self.call("sycl::queue::is_in_order", || unsafe { (self.ad_queue_is_in_order)(queue, &raw mut in_order) })?;
+        self.call("sycl::queue::is_in_order", || unsafe {
+            (self.ad_queue_is_in_order)(queue, &raw mut in_order)
+        })?;
         Ok(in_order != 0)
     }
 
@@ -63,7 +80,9 @@ impl Sycl {
     /// As [`device_of`](Self::device_of).
     pub(crate) unsafe fn adopt(&'static self, queue: *const c_void) -> Answer<Owned<Queue>> {
         // SAFETY: the caller guarantees a live queue (see `# Safety`).
-        self.made("sycl::queue", |to| unsafe { (self.ad_queue_adopt)(queue, to) })
+        self.made("sycl::queue", |to| unsafe {
+            (self.ad_queue_adopt)(queue, to)
+        })
     }
 
     /// Makes later work of a queue wait for an event.
@@ -72,7 +91,9 @@ impl Sycl {
     /// `queue` points to a live `sycl::queue`, and `event` to a live event of its context.
     pub(crate) unsafe fn wait(&self, queue: *mut c_void, event: EventPtr) -> Answer<()> {
         // SAFETY: the caller guarantees both (see `# Safety`).
-        self.call("sycl::handler::depends_on", || unsafe { (self.ad_wait)(queue, event.as_ptr().cast()) })
+        self.call("sycl::handler::depends_on", || unsafe {
+            (self.ad_wait)(queue, event.as_ptr().cast())
+        })
     }
 
     /// Makes later work of a queue wait until the gate is opened; `None` where that is not possible.
@@ -81,7 +102,9 @@ impl Sycl {
     /// `queue` points to a live `sycl::queue`.
     pub(crate) unsafe fn gate(&'static self, queue: *mut c_void) -> Answer<Option<Gate>> {
         // SAFETY: the caller guarantees a live queue (see `# Safety`).
-        let gate = self.make("sycl::handler::depends_on", |to| unsafe { (self.ad_gate_new)(queue, to) })?;
+        let gate = self.make("sycl::handler::depends_on", |to| unsafe {
+            (self.ad_gate_new)(queue, to)
+        })?;
         Ok(gate.map(|gate| Gate { sycl: self, gate }))
     }
 
@@ -89,7 +112,9 @@ impl Sycl {
     /// `event` points to a live `sycl::event`.
     pub(crate) unsafe fn copy_event(&'static self, event: EventPtr) -> Answer<Owned<Event>> {
         // SAFETY: the caller guarantees a live event (see `# Safety`).
-        self.made("sycl::event", |to| unsafe { (self.ad_event_copy)(event.as_ptr().cast(), to) })
+        self.made("sycl::event", |to| unsafe {
+            (self.ad_event_copy)(event.as_ptr().cast(), to)
+        })
     }
 
     /// Returns whether the event has completed. An error says that its work has failed.
@@ -99,7 +124,9 @@ impl Sycl {
     pub(crate) unsafe fn is_complete(&self, event: EventPtr) -> Answer<bool> {
         let mut state = PENDING;
         // SAFETY: the caller guarantees a live event (see `# Safety`); `state` is valid for a write.
-        self.call("sycl::event::wait", || unsafe { (self.ad_event_state)(event.as_ptr().cast(), &raw mut state) })?;
+        self.call("sycl::event::wait", || unsafe {
+            (self.ad_event_state)(event.as_ptr().cast(), &raw mut state)
+        })?;
         Ok(state != PENDING)
     }
 }
@@ -173,7 +200,9 @@ impl Drop for Gate {
     fn drop(&mut self) {
         // An error has no place to go, and none is known that leaves the gate closed. It stays closed while the process ends.
         // SAFETY: the gate is this value's own, and this is its last use.
-        let _ = self.sycl.call("clSetUserEventStatus", || unsafe { (self.sycl.ad_gate_open)(self.gate.as_ptr()) });
+        let _ = self.sycl.call("clSetUserEventStatus", || unsafe {
+            (self.sycl.ad_gate_open)(self.gate.as_ptr())
+        });
     }
 }
 
@@ -181,44 +210,64 @@ impl Owned<Device> {
     pub(crate) fn properties(&self) -> Answer<Properties> {
         let mut properties = Properties::default();
         // SAFETY: the device is live, and `properties` valid for a write of its type.
-        self.sycl.call("sycl::device::has", || unsafe { (self.sycl.ad_device_properties)(self.get(), &raw mut properties) })?;
+        self.sycl.call("sycl::device::has", || unsafe {
+            (self.sycl.ad_device_properties)(self.get(), &raw mut properties)
+        })?;
         Ok(properties)
     }
 
     pub(crate) fn name(&self) -> Answer<String> {
         unsafe extern "C" fn take(to: *mut c_void, name: *const c_char, bytes: usize) {
             // SAFETY: `ad_device_name` passes `to` on, which is the `String` below, and a text of that many bytes.
-            let (to, name) = unsafe { (&mut *to.cast::<String>(), std::slice::from_raw_parts(name.cast(), bytes)) };
+            let (to, name) = unsafe {
+                (
+                    &mut *to.cast::<String>(),
+                    std::slice::from_raw_parts(name.cast(), bytes),
+                )
+            };
             *to = String::from_utf8_lossy(name).into_owned();
         }
         let mut name = String::new();
         let to = (&raw mut name).cast();
         // SAFETY: the device is live, and `take` gets the address of `name`, which nothing else uses meanwhile.
-        self.sycl.call("sycl::device::get_info", || unsafe { (self.sycl.ad_device_name)(self.get(), take, to) })?;
+        self.sycl.call("sycl::device::get_info", || unsafe {
+            (self.sycl.ad_device_name)(self.get(), take, to)
+        })?;
         Ok(name)
     }
 
     /// Returns the default context of the device's platform, or a new one.
     pub(crate) fn context(&self, own: bool) -> Answer<Owned<Context>> {
         // SAFETY: the device is live.
-        self.sycl.made("sycl::context", |to| unsafe { (self.sycl.ad_context_new)(self.get(), own.into(), to) })
+        self.sycl.made("sycl::context", |to| unsafe {
+            (self.sycl.ad_context_new)(self.get(), own.into(), to)
+        })
     }
 }
 
 impl Owned<Context> {
     pub(crate) fn is(&self, other: &Self) -> bool {
-        let Ok(_inside) = exit::enter() else { return false };
+        let Ok(_inside) = exit::enter() else {
+            return false;
+        };
         // SAFETY: both are live.
         unsafe { (self.sycl.ad_context_is)(self.get(), other.get()) != 0 }
     }
 
     pub(crate) fn queue(&self, device: &Owned<Device>) -> Answer<Owned<Queue>> {
         // SAFETY: both are live.
-        self.sycl.made("sycl::queue", |to| unsafe { (self.sycl.ad_queue_new)(self.get(), device.get(), to) })
+        self.sycl.made("sycl::queue", |to| unsafe {
+            (self.sycl.ad_queue_new)(self.get(), device.get(), to)
+        })
     }
 
     /// Allocates memory, aligned to 64 bytes; `None` if there is not enough.
-    pub(crate) fn allocate(&self, device: &Owned<Device>, memory: Memory, bytes: usize) -> Answer<Option<DevicePtr>> {
+    pub(crate) fn allocate(
+        &self,
+        device: &Owned<Device>,
+        memory: Memory,
+        bytes: usize,
+    ) -> Answer<Option<DevicePtr>> {
         let call = match memory {
             Memory::Device => "sycl::aligned_alloc_device",
             Memory::Shared => "sycl::aligned_alloc_shared",
@@ -226,7 +275,9 @@ impl Owned<Context> {
         };
         let allocate = self.sycl.ad_allocate;
         // SAFETY: both are live, and the pointer is valid for the write of a pointer.
-        let base = self.sycl.make(call, |to| unsafe { allocate(self.get(), device.get(), memory as i32, 64, bytes, to) })?;
+        let base = self.sycl.make(call, |to| unsafe {
+            allocate(self.get(), device.get(), memory as i32, 64, bytes, to)
+        })?;
         Ok(base.map(|base| DevicePtr::new(base.as_ptr())))
     }
 
@@ -236,7 +287,9 @@ impl Owned<Context> {
     /// `base` is from `allocate` of this context, is freed once, and no work uses it any more.
     pub(crate) unsafe fn free(&self, base: DevicePtr) -> Answer<()> {
         // SAFETY: the context is live, and the caller guarantees the rest (see `# Safety`).
-        self.sycl.call("sycl::free", || unsafe { (self.sycl.ad_free)(self.get(), base.as_ptr()) })
+        self.sycl.call("sycl::free", || unsafe {
+            (self.sycl.ad_free)(self.get(), base.as_ptr())
+        })
     }
 
     /// Returns whether the address is one of this context's memory.
@@ -244,7 +297,9 @@ impl Owned<Context> {
         let mut memory = UNKNOWN;
         let ask = self.sycl.ad_memory_of;
         // SAFETY: the context is live; the address is looked up, not read; `memory` is valid for a write.
-        self.sycl.call("sycl::get_pointer_type", || unsafe { ask(self.get(), address.as_ptr(), &raw mut memory) })?;
+        self.sycl.call("sycl::get_pointer_type", || unsafe {
+            ask(self.get(), address.as_ptr(), &raw mut memory)
+        })?;
         Ok(memory != UNKNOWN)
     }
 }
@@ -259,7 +314,9 @@ impl Owned<Queue> {
     /// Fails with what SYCL has reported for work of this queue.
     pub(crate) fn check(&self) -> Answer<()> {
         // SAFETY: the queue is live.
-        self.sycl.call("sycl::async_handler", || unsafe { (self.sycl.ad_queue_check)(self.get()) })
+        self.sycl.call("sycl::async_handler", || unsafe {
+            (self.sycl.ad_queue_check)(self.get())
+        })
     }
 
     /// # Safety
@@ -267,7 +324,9 @@ impl Owned<Queue> {
     pub(crate) unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Answer<()> {
         let copy = self.sycl.ad_queue_copy;
         // SAFETY: the queue is live, and the caller guarantees the memory (see `# Safety`).
-        self.sycl.call("sycl::queue::memcpy", || unsafe { copy(self.get(), to.as_ptr(), from.as_ptr(), bytes) })
+        self.sycl.call("sycl::queue::memcpy", || unsafe {
+            copy(self.get(), to.as_ptr(), from.as_ptr(), bytes)
+        })
     }
 
     /// # Safety
@@ -275,20 +334,26 @@ impl Owned<Queue> {
     pub(crate) unsafe fn fill(&self, to: DevicePtr, byte: u8, bytes: usize) -> Answer<()> {
         let fill = self.sycl.ad_queue_fill;
         // SAFETY: the queue is live, and the caller guarantees the memory (see `# Safety`).
-        self.sycl.call("sycl::queue::memset", || unsafe { fill(self.get(), to.as_ptr(), byte.into(), bytes) })
+        self.sycl.call("sycl::queue::memset", || unsafe {
+            fill(self.get(), to.as_ptr(), byte.into(), bytes)
+        })
     }
 
     /// Waits for all work so far.
     pub(crate) fn finish(&self) -> Answer<()> {
         // SAFETY: the queue is live.
-        self.sycl.call("sycl::queue::wait", || unsafe { (self.sycl.ad_queue_finish)(self.get()) })
+        self.sycl.call("sycl::queue::wait", || unsafe {
+            (self.sycl.ad_queue_finish)(self.get())
+        })
     }
 
     /// Returns an event after all work so far.
     pub(crate) fn record(&self) -> Answer<Owned<Event>> {
         let call = "sycl::queue::ext_oneapi_submit_barrier";
         // SAFETY: the queue is live.
-        self.sycl.made(call, |to| unsafe { (self.sycl.ad_queue_record)(self.get(), to) })
+        self.sycl.made(call, |to| unsafe {
+            (self.sycl.ad_queue_record)(self.get(), to)
+        })
     }
 }
 

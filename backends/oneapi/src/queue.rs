@@ -31,7 +31,11 @@ impl fmt::Debug for OneApiQueue {
 impl OneApiQueue {
     pub(crate) fn new(shared: Arc<Shared>, queue: Arc<Owned<raw::Queue>>) -> Arc<Self> {
         shared.add_queue(&queue);
-        Arc::new(Self { shared, queue, number: queue_number() })
+        Arc::new(Self {
+            shared,
+            queue,
+            number: queue_number(),
+        })
     }
 
     /// Returns the `sycl::queue*`, which lives as long as this value. Work that a program gives to it runs in this queue's order.
@@ -91,7 +95,11 @@ unsafe impl RawQueue for OneApiQueue {
         let shared = &self.shared;
         shared.check()?;
         let event = self.queue.record().map_err(|failed| shared.error(failed))?;
-        let recorded = Recorded { event, device: shared.number, queue: self.queue.clone() };
+        let recorded = Recorded {
+            event,
+            device: shared.number,
+            queue: self.queue.clone(),
+        };
         Ok(recorded.publish())
     }
 

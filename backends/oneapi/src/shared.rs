@@ -45,7 +45,13 @@ struct Work {
 }
 
 impl Shared {
-    pub(crate) fn new(sycl: &'static Sycl, id: DeviceId, number: u64, found: &Found, blocks: Blocks) -> Self {
+    pub(crate) fn new(
+        sycl: &'static Sycl,
+        id: DeviceId,
+        number: u64,
+        found: &Found,
+        blocks: Blocks,
+    ) -> Self {
         Self {
             sycl,
             id,
@@ -94,7 +100,8 @@ impl Shared {
         match last {
             Ok(last) => {
                 let mut work = self.work();
-                work.left.retain(|event| !event.is_complete().unwrap_or(true));
+                work.left
+                    .retain(|event| !event.is_complete().unwrap_or(true));
                 work.left.push(Arc::new(last));
             }
             Err(failed) => drop(self.fail(failed)),
@@ -122,7 +129,9 @@ impl Shared {
             outcome = outcome.and(waited).and(checked);
         }
         for last in left {
-            outcome = outcome.and(event::wait(|| last.is_complete().map_err(|failed| self.fail(failed))));
+            outcome = outcome.and(event::wait(|| {
+                last.is_complete().map_err(|failed| self.fail(failed))
+            }));
         }
         outcome
     }
@@ -134,7 +143,9 @@ impl Shared {
     pub(crate) unsafe fn is_complete(&self, event: EventPtr) -> Result<bool> {
         self.check()?;
         match Recorded::find(event) {
-            Some(own) if own.device == self.number => own.is_complete().map_err(|failed| self.fail(failed)),
+            Some(own) if own.device == self.number => {
+                own.is_complete().map_err(|failed| self.fail(failed))
+            }
             Some(other) => other.is_complete().map_err(|failed| self.error(failed)),
             // SAFETY: the caller guarantees a live event (see `# Safety`).
             None => unsafe { self.sycl.is_complete(event) }.map_err(|failed| self.error(failed)),
@@ -145,7 +156,12 @@ impl Shared {
     ///
     /// # Safety
     /// `queue` points to a live `sycl::queue` and `event` to a live `sycl::event`.
-    pub(crate) unsafe fn order(&self, queue: *mut c_void, is_own: bool, event: EventPtr) -> Result<()> {
+    pub(crate) unsafe fn order(
+        &self,
+        queue: *mut c_void,
+        is_own: bool,
+        event: EventPtr,
+    ) -> Result<()> {
         // SAFETY: the caller guarantees a live event (see `# Safety`).
         if unsafe { self.is_complete(event) }? {
             return Ok(());
@@ -180,10 +196,15 @@ impl Shared {
     ///
     /// # Safety
     /// `event` points to a live `sycl::event`.
-    pub(crate) unsafe fn notify(&self, event: EventPtr, then: impl FnOnce() + Send + 'static) -> Result<()> {
+    pub(crate) unsafe fn notify(
+        &self,
+        event: EventPtr,
+        then: impl FnOnce() + Send + 'static,
+    ) -> Result<()> {
         // SAFETY: the caller guarantees a live event (see `# Safety`).
         let event = unsafe { self.sycl.copy_event(event) }.map_err(|failed| self.error(failed))?;
-        self.watches.watch(move || event.is_complete().unwrap_or(true), then);
+        self.watches
+            .watch(move || event.is_complete().unwrap_or(true), then);
         Ok(())
     }
 

@@ -135,13 +135,22 @@ impl Failed {
 
     /// Why there is no such device.
     pub(crate) fn absent(self, device: DeviceId) -> Error {
-        absent(device, format!("{} failed: {} (code {})", self.call, self.message, self.code))
+        absent(
+            device,
+            format!(
+                "{} failed: {} (code {})",
+                self.call, self.message, self.code
+            ),
+        )
     }
 }
 
 /// Returns [`Error::DeviceNotAvailable`].
 pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
-    Error::DeviceNotAvailable { device, reason: reason.into().into() }
+    Error::DeviceNotAvailable {
+        device,
+        reason: reason.into().into(),
+    }
 }
 
 impl Sycl {
@@ -162,14 +171,24 @@ impl Sycl {
 
     /// Makes a call, which the error names.
     pub(crate) fn call(&self, call: &'static str, make: impl FnOnce() -> c_int) -> Answer<()> {
-        let _inside = exit::enter().map_err(|why| Failed { call, code: -1, message: why.into() })?;
+        let _inside = exit::enter().map_err(|why| Failed {
+            call,
+            code: -1,
+            message: why.into(),
+        })?;
         let code = make();
         if code == 0 {
             return Ok(());
         }
         // SAFETY: the message of this thread's failed call, a text that ends with NUL and stays until the next one fails.
-        let message = unsafe { CStr::from_ptr((self.ad_message)()) }.to_string_lossy().into_owned();
-        Err(Failed { call, code, message })
+        let message = unsafe { CStr::from_ptr((self.ad_message)()) }
+            .to_string_lossy()
+            .into_owned();
+        Err(Failed {
+            call,
+            code,
+            message,
+        })
     }
 
     /// Makes a call that sets a pointer. `None`: it has set null.

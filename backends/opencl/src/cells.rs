@@ -7,14 +7,15 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::take;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError, RwLock};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
 use arrow_device::device::EventPtr;
-use arrow_device::device::parts::Process;
+use arrow_device::device::parts::{Failure, Process};
 use opencl_sys::cl_event;
 
 use crate::context::lock;
+use crate::event::Producer;
 use crate::object::Event;
 use crate::sys::Cl;
 
@@ -22,13 +23,13 @@ use crate::sys::Cl;
 #[repr(transparent)]
 struct Cell(AtomicPtr<c_void>);
 
-/// The cells of all devices, and whose they are.
-static OWNERS: LazyLock<RwLock<HashMap<usize, u64>>> = LazyLock::new(RwLock::default);
+/// The cells of all devices, and the failures of these, which tell whose they are.
+static OWNERS: LazyLock<RwLock<HashMap<usize, Arc<Failure>>>> = LazyLock::new(RwLock::default);
 
-/// Returns the number of the [`Cells`] to which the pointer belongs; `None`: a foreign producer's.
-pub(crate) fn owner(event: EventPtr) -> Option<u64> {
+/// Returns the failure of the device to which the pointer belongs; `None`: it is a foreign producer's.
+pub(crate) fn owner(event: EventPtr) -> Option<Arc<Failure>> {
     let owners = OWNERS.read().unwrap_or_else(PoisonError::into_inner);
-    owners.get(&event.as_ptr().addr()).copied()
+    owners.get(&event.as_ptr().addr()).cloned()
 }
 
 /// Reads the handle, which may be null.
@@ -44,7 +45,7 @@ pub(crate) unsafe fn read(event: EventPtr) -> cl_event {
 
 /// The cells of one device.
 pub(crate) struct Cells {
-    number: u64,
+    failure: Arc<Failure>,
     /// Of boxes; those in use are owned by whoever has the event.
     idle: Mutex<Vec<EventPtr>>,
     process: Process,
@@ -52,18 +53,23 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
-    pub(crate) fn new() -> Self {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
+    /// Makes them for the device with this failure.
+    pub(crate) fn new(failure: Arc<Failure>) -> Self {
         Self {
-            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            failure,
             idle: Mutex::default(),
             process: Process::this(),
             used: AtomicUsize::new(0),
         }
     }
 
-    pub(crate) fn number(&self) -> u64 {
-        self.number
+    /// Returns who has made an event.
+    pub(crate) fn producer(&self, event: EventPtr) -> Producer {
+        match owner(event) {
+            Some(failure) if Arc::ptr_eq(&failure, &self.failure) => Producer::This,
+            Some(failure) => Producer::Other(failure),
+            None => Producer::Foreign,
+        }
     }
 
     /// Returns how many cells hold an event.
@@ -77,7 +83,7 @@ impl Cells {
         let place = idle.or_else(|| {
             let cell = Box::into_raw(Box::new(Cell(AtomicPtr::new(null_mut()))));
             let mut owners = OWNERS.write().unwrap_or_else(PoisonError::into_inner);
-            owners.insert(cell.addr(), self.number);
+            owners.insert(cell.addr(), self.failure.clone());
             EventPtr::new(cell.cast())
         })?;
         // SAFETY: the box above is freed only when this value is dropped.

@@ -3,7 +3,7 @@
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use arrow_device::device::DeviceId;
+use arrow_device::device::{DeviceId, DevicePtr};
 use arrow_device::{ArrowDeviceType, Device, Result};
 use opencl_sys::*;
 
@@ -29,6 +29,8 @@ pub struct OpenClConfig {
     id: i64,
     memory: Option<OpenClMemory>,
     idle_bytes: usize,
+    /// Memory that the device is to work with.
+    given: Option<DevicePtr>,
 }
 
 impl OpenClConfig {
@@ -39,6 +41,7 @@ impl OpenClConfig {
             id: i64::try_from(ordinal).unwrap_or(i64::MAX),
             memory: None,
             idle_bytes: 256 << 20,
+            given: None,
         }
     }
 
@@ -62,6 +65,12 @@ impl OpenClConfig {
     #[must_use]
     pub fn with_idle_limit(mut self, bytes: usize) -> Self {
         self.idle_bytes = bytes;
+        self
+    }
+
+    /// Makes the device one for memory of a foreign producer.
+    pub(crate) fn for_memory(mut self, address: Option<DevicePtr>) -> Self {
+        self.given = address;
         self
     }
 
@@ -157,7 +166,14 @@ impl OpenClConfig {
         let id = self.id();
         // SAFETY: the caller guarantees the device, which the context keeps alive.
         let described = unsafe { describe(cl, listed) };
-        let (info, kinds) = described.map_err(|failed| absent_after(id, failed))?;
+        let (info, mut kinds) = described.map_err(|failed| absent_after(id, failed))?;
+        if let (Some(address), [Kind::Usm(usm), _, ..]) = (self.given, &kinds[..]) {
+            // SAFETY: the context is live.
+            if !unsafe { usm.knows(context.raw(), address.as_ptr()) } {
+                // Shared virtual memory comes first then.
+                kinds.rotate_left(1);
+            }
+        }
         let kind = self.choose(&info, &kinds)?;
         // SAFETY: the caller guarantees that the device is one of the context's.
         let context = unsafe { Context::new(cl, id, context, listed.device) };

@@ -1,6 +1,8 @@
 //! [`Context`]: a device in a context, and what every part of the backend needs of it.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow_device::device::parts::{Failure, Worker};
 use arrow_device::device::{DeviceId, device_error};
@@ -15,10 +17,10 @@ use crate::sys::{Answer, Cl, Failed, create};
 pub(crate) struct Context {
     pub(crate) cl: &'static Cl,
     pub(crate) id: DeviceId,
-    object: ContextObject,
+    object: ManuallyDrop<ContextObject>,
     device: cl_device_id,
     /// The work that has failed, if some has.
-    pub(crate) failure: Failure,
+    pub(crate) failure: Arc<Failure>,
     /// Polls events and calls wakers. Its jobs do not block.
     pub(crate) worker: Worker,
 }
@@ -40,9 +42,9 @@ impl Context {
         Self {
             cl,
             id,
-            object,
+            object: ManuallyDrop::new(object),
             device,
-            failure: Failure::new(),
+            failure: Arc::default(),
             worker: Worker::new("arrow-device opencl"),
         }
     }
@@ -102,6 +104,30 @@ impl Context {
             device: self.id,
             operation,
             reason: reason.into(),
+        }
+    }
+}
+
+thread_local! {
+    /// Whether this thread is in a callback of the runtime.
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs what a callback of the runtime is for.
+pub(crate) fn in_callback(work: impl FnOnce()) {
+    let outer = IN_CALLBACK.replace(true);
+    work();
+    IN_CALLBACK.set(outer);
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: the object is not used again.
+        let object = unsafe { ManuallyDrop::take(&mut self.object) };
+        match IN_CALLBACK.get() {
+            // The runtime would end the context's threads, of which this may be one.
+            true => self.worker.push(move || drop(object)),
+            false => drop(object),
         }
     }
 }

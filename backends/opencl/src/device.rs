@@ -14,7 +14,7 @@ use arrow_device::{Device, DeviceBuffer, Error, Queue, Result};
 use opencl_sys::*;
 
 use crate::cells;
-use crate::event;
+use crate::event::{self, Producer};
 use crate::memory::{Allocation, Kind, OpenClMemory, handle};
 use crate::object::{CommandQueue, MemObject};
 use crate::platform::OpenClDeviceInfo;
@@ -235,11 +235,6 @@ pub(crate) unsafe fn check_queue(shared: &Shared, queue: cl_command_queue) -> Re
 }
 
 impl Shared {
-    /// Returns whether the pointer is that of an event cell of another device.
-    fn is_of_another(&self, event: EventPtr) -> bool {
-        cells::owner(event).is_some_and(|owner| owner != self.cells.number())
-    }
-
     /// Returns the live event.
     ///
     /// # Safety
@@ -297,9 +292,9 @@ unsafe impl Backend for OpenClDevice {
                 format!("{ptr:p} is not the address of an event").into(),
             ));
         }
-        if self.shared.is_of_another(event) {
+        if matches!(self.shared.cells.producer(event), Producer::Other(_)) {
             return Err(Error::InvalidArgument(
-                "the event is another OpenCL device's".into(),
+                "the event is another OpenCL device's; import with a set of devices that has that device".into(),
             ));
         }
         // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be read there.
@@ -459,7 +454,7 @@ unsafe impl Backend for OpenClDevice {
         let context = &self.shared.context;
         let queue: cl_command_queue = std::ptr::with_exposed_provenance_mut(stream);
         context.check_usable()?;
-        let is_own = cells::owner(event).is_some();
+        let producer = self.shared.cells.producer(event);
         // SAFETY: the caller guarantees a live command queue and a live event (contract of `stream_wait`).
         context.check(unsafe {
             let of = info!(
@@ -467,7 +462,7 @@ unsafe impl Backend for OpenClDevice {
                 clGetCommandQueueInfo(queue, CL_QUEUE_CONTEXT) as cl_context
             );
             let event = cells::read(event);
-            of.and_then(|of| event::make_wait(context, queue, of, event, is_own))
+            of.and_then(|of| event::make_wait(context, queue, of, event, producer))
         })?;
         Ok(true)
     }

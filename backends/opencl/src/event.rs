@@ -11,9 +11,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
+use arrow_device::device::parts::Failure;
 use opencl_sys::*;
 
-use crate::context::{Context, lock, user_event};
+use crate::context::{Context, in_callback, lock, user_event};
 use crate::object::Event;
 use crate::sys::{Answer, Cl, Failed, call, info};
 
@@ -144,7 +145,7 @@ unsafe extern "C" fn ended(event: cl_event, status_given: cl_int, number: *mut c
         let Ok(cl) = Cl::get() else { return };
         // SAFETY: the runtime passes the event, which is live while this runs.
         let seen = unsafe { status(cl, event) }.map_or(Ok(()), of_status);
-        act(number.addr(), of_status(status_given).and(seen));
+        in_callback(|| act(number.addr(), of_status(status_given).and(seen)));
     }));
 }
 
@@ -210,6 +211,27 @@ pub(crate) unsafe fn on_end(
 /// How often in all an event may be asked for in vain before it is taken for failed.
 const TRIES: usize = 1000;
 
+/// The producer of an event.
+pub(crate) enum Producer {
+    /// The device itself.
+    This,
+    /// Another device of this crate, which may have failed although its events complete.
+    Other(Arc<Failure>),
+    Foreign,
+}
+
+impl Producer {
+    fn check(&self) -> Answer<()> {
+        match self {
+            Self::Other(failure) if failure.is_set() => Err(Failed {
+                call: "the work of another device before an event",
+                code: CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Makes later work of a queue wait for an event of any context, without waiting itself, and flushes the queue of a foreign
 /// event. An event that has failed is an error. If a pending one fails later, the device has failed.
 ///
@@ -220,23 +242,24 @@ pub(crate) unsafe fn make_wait(
     queue: cl_command_queue,
     queue_context: cl_context,
     event: cl_event,
-    is_own: bool,
+    producer: Producer,
 ) -> Answer<()> {
     let cl = context.cl;
     // SAFETY: the caller guarantees the event.
     if unsafe { is_complete(cl, event) }? {
-        return Ok(());
+        return producer.check();
     }
     // SAFETY: as above, and the queue is live.
     unsafe {
-        if is_own && self::context(cl, event)? == queue_context {
-            return call!(
-                cl,
-                clEnqueueBarrierWithWaitList(queue, 1, &raw const event, std::ptr::null_mut())
-            );
-        }
-        if !is_own {
-            flush(cl, event)?;
+        match producer {
+            Producer::This if queue_context == context.raw() => {
+                return call!(
+                    cl,
+                    clEnqueueBarrierWithWaitList(queue, 1, &raw const event, std::ptr::null_mut())
+                );
+            }
+            Producer::This | Producer::Other(_) => {}
+            Producer::Foreign => flush(cl, event)?,
         }
     }
     // Events of other contexts cannot be waited for, and foreign ones may fail: one of our own follows it, which never fails.
@@ -253,7 +276,7 @@ pub(crate) unsafe fn make_wait(
     }?;
     let owner = context.clone();
     let follow = move |outcome: Answer<()>| {
-        if let Err(failed) = outcome {
+        if let Err(failed) = outcome.and_then(|()| producer.check()) {
             // Before the work behind the bridge runs.
             owner.failure.set(owner.error(failed));
         }

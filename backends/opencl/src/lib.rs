@@ -61,7 +61,7 @@
 //!
 //! - An event that has failed when it is waited for or asked about is an error of that call.
 //! - If a pending event fails after a queue was told to wait for it, the device has failed: from then on each of its operations
-//!   returns that error.
+//!   returns that error, and a device that waits for its events fails too.
 //!
 //! Two things remain to the program. A command that it enqueues itself, on a queue of this crate or its own, and that fails or waits
 //! for an event that fails, meets the runtime's behaviour. And an event that was exported before a failure completes like any other,

@@ -177,11 +177,11 @@ unsafe impl RawQueue for OpenClQueue {
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let context = &self.shared.context;
         context.check_usable()?;
-        let is_own = cells::owner(event).is_some();
+        let producer = self.shared.cells.producer(event);
         // SAFETY: the caller guarantees a live event (contract of `RawQueue::wait`); the queue is live and of this context.
         context.check(unsafe {
             let event = cells::read(event);
-            event::make_wait(context, self.handle(), context.raw(), event, is_own)
+            event::make_wait(context, self.handle(), context.raw(), event, producer)
         })
     }
 

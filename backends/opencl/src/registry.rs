@@ -18,7 +18,7 @@ use crate::platform::{absent, absent_after, list, loader};
 const FOREIGN: usize = 16;
 
 /// The OpenCL devices of a set of devices; see [`register`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct OpenClDevices(Arc<Known>);
 
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ struct Known {
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
 pub fn register(devices: &Devices) -> OpenClDevices {
-    let known = OpenClDevices::default();
+    let known = OpenClDevices(Arc::default());
     let opened = known.clone();
     devices.register(ArrowDeviceType::OPENCL, move |number| {
         let config = |number| OpenClConfig::new(number).open();
@@ -97,8 +97,11 @@ impl OpenClDevices {
                 return Ok(Some(owner.clone()));
             }
         }
+        let is_foreign = |event| cells::owner(event).is_none();
         match context {
-            Some(context) if candidates.is_empty() => self.adopt(array, context),
+            Some(context) if candidates.is_empty() && array.event().is_some_and(is_foreign) => {
+                self.adopt(array, context)
+            }
             Some(_) => Ok(candidates.into_iter().next()),
             None => Ok(None),
         }
@@ -153,7 +156,9 @@ impl OpenClDevices {
                 });
             }
         };
-        let config = OpenClConfig::new(0).with_id(id.id);
+        let config = OpenClConfig::new(0)
+            .with_id(id.id)
+            .for_memory(array.address());
         // SAFETY: as above, and the device is one of the context's.
         let device = unsafe { config.adopt_context(context, device, None) }?;
         let mut foreign = lock(&self.0.foreign);

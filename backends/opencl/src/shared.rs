@@ -48,10 +48,10 @@ impl Shared {
         idle_bytes: usize,
     ) -> Self {
         Self {
+            cells: Cells::new(context.failure.clone()),
             context: Arc::new(context),
             kind,
             info,
-            cells: Cells::new(),
             live: Ranges::new(),
             host: Ranges::new(),
             queues: Queues::default(),

@@ -127,6 +127,7 @@ functions! {
         clHostMemAllocINTEL: clHostMemAllocINTEL_t,
         clDeviceMemAllocINTEL: clDeviceMemAllocINTEL_t,
         clMemFreeINTEL: clMemFreeINTEL_t,
+        clGetMemAllocInfoINTEL: clGetMemAllocInfoINTEL_t,
         clEnqueueMemcpyINTEL: clEnqueueMemcpyINTEL_t,
         clEnqueueMemFillINTEL: clEnqueueMemFillINTEL_t,
         clSetKernelArgMemPointerINTEL: clSetKernelArgMemPointerINTEL_t,
@@ -146,6 +147,22 @@ impl Usm {
         // SAFETY: the platform returns null or the extension's function of the name, which stays as long as the runtime
         // does.
         unsafe { Self::find(find) }
+    }
+
+    /// Returns whether an address is in unified shared memory of a context.
+    ///
+    /// # Safety
+    /// The context is live.
+    pub(crate) unsafe fn knows(&self, context: cl_context, address: *mut c_void) -> bool {
+        let what = CL_MEM_ALLOC_TYPE_INTEL;
+        // SAFETY: the caller guarantees the context; the call accepts any address and does not follow it.
+        let kind = unsafe {
+            info!(
+                self,
+                clGetMemAllocInfoINTEL(context, address, what) as cl_uint
+            )
+        };
+        kind.is_ok_and(|kind| kind != CL_MEM_TYPE_UNKNOWN_INTEL)
     }
 }
 

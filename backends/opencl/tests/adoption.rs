@@ -4,7 +4,6 @@
 #![allow(deprecated)]
 
 #[path = "support/opencl.rs"]
-#[allow(dead_code)]
 mod opencl;
 
 use std::ffi::c_void;

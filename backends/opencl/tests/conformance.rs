@@ -2,7 +2,6 @@
 #![cfg(not(miri))]
 
 #[path = "support/opencl.rs"]
-#[allow(dead_code)]
 mod opencl;
 
 use std::sync::{Arc, Mutex};

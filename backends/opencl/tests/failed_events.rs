@@ -3,7 +3,6 @@
 #![cfg(not(miri))]
 
 #[path = "support/opencl.rs"]
-#[allow(dead_code)]
 mod opencl;
 
 use std::sync::Arc;
@@ -165,5 +164,36 @@ fn an_event_after_a_failed_one_is_an_error() {
         assert_works(&device);
         // SAFETY: this is the reference that the call has returned.
         unsafe { release_event(marker) }.unwrap();
+    }
+}
+
+/// Its own events complete like any other.
+#[test]
+fn the_failure_of_another_device_is_an_error_for_who_waits_for_its_events() {
+    for memory in memories() {
+        let (device, failing) = (open(memory), open(memory));
+        let (queue, theirs) = (device.new_queue().unwrap(), failing.new_queue().unwrap());
+        let gate = Gate::new(&open(memory));
+        wait(&theirs, &gate.event()).unwrap();
+        let event = theirs.record().unwrap().unwrap();
+        // SAFETY: the event is live.
+        let wait_for = |queue: &Queue| unsafe { queue.raw().wait(event.as_ptr()) };
+        wait_for(&queue).unwrap();
+        let up = device.upload_on(&batch(), &queue).unwrap();
+        gate.end(-5);
+        assert_error(
+            up.to_host(),
+            "the work of another device before an event failed",
+        );
+        let third = open(memory);
+        assert_error(
+            wait_for(&third.default_queue()),
+            "the work of another device before an event",
+        );
+        assert_works(&third);
+        assert_error(theirs.record(), FAILED);
+        drop((up, event, queue, theirs));
+        assert_clean(&device);
+        assert_clean(&failing);
     }
 }

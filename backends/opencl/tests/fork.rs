@@ -4,7 +4,6 @@
 #[path = "../../../tests/support/fork_kit.rs"]
 mod fork_kit;
 #[path = "support/opencl.rs"]
-#[allow(dead_code)]
 mod opencl;
 
 use std::sync::Arc;

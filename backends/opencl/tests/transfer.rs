@@ -3,7 +3,6 @@
 #![cfg(not(miri))]
 
 #[path = "support/opencl.rs"]
-#[allow(dead_code)]
 mod opencl;
 #[path = "../../../tests/support/mod.rs"]
 mod support;

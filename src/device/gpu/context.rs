@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::api::{Answer, Api, Code, Failed, RawEvent, RawPool, RawStream, code};
 use super::entry::{Current, Scope};
-use super::jobs::{self, Failure, Job};
+use super::jobs::{self, FailureCode, Job};
 use super::leftovers::{Leftover, Leftovers};
 use super::runtime::{Meaning, Runtime};
 use crate::device::backend::{EventPtr, device_error};
@@ -31,7 +31,7 @@ pub(crate) struct Context {
     pub(super) reads_managed: bool,
     /// For errors.
     pub(crate) id: DeviceId,
-    failure: Failure,
+    failure: FailureCode,
     /// Whether the library has refused a list of copies.
     pub(super) no_lists: AtomicBool,
     pub(super) leftovers: Leftovers,
@@ -93,7 +93,7 @@ impl Context {
             pool: None,
             runtime,
             id,
-            failure: Failure::default(),
+            failure: FailureCode::default(),
             no_lists: AtomicBool::new(false),
             leftovers: Leftovers::default(),
             events: Mutex::new(Vec::new()),

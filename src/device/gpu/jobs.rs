@@ -22,9 +22,9 @@ pub(super) enum Job {
 /// The code of the failure after which nothing of a context works any more; 0 before. It also names
 /// the context, as long as a job of it is under way.
 #[derive(Clone, Default)]
-pub(super) struct Failure(Arc<AtomicI32>);
+pub(super) struct FailureCode(Arc<AtomicI32>);
 
-impl Failure {
+impl FailureCode {
     /// Remembers a failure, unless there is one already.
     pub(super) fn set(&self, code: Code) {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
@@ -42,21 +42,21 @@ impl Failure {
 
 /// Jobs under way, by number, with their context; `None` while one runs. After a failure the library
 /// calls none of them.
-static JOBS: Mutex<BTreeMap<u64, (Failure, Option<Job>)>> = Mutex::new(BTreeMap::new());
+static JOBS: Mutex<BTreeMap<u64, (FailureCode, Option<Job>)>> = Mutex::new(BTreeMap::new());
 /// Signalled when a job has run.
 static RAN: Condvar = Condvar::new();
 
-fn jobs() -> MutexGuard<'static, BTreeMap<u64, (Failure, Option<Job>)>> {
+fn jobs() -> MutexGuard<'static, BTreeMap<u64, (FailureCode, Option<Job>)>> {
     lock(&JOBS)
 }
 
 /// Whether jobs of a context are under way.
-pub(super) fn are_under_way(context: &Failure) -> bool {
+pub(super) fn are_under_way(context: &FailureCode) -> bool {
     jobs().values().any(|(of, _)| of.is(context))
 }
 
 /// Ends the jobs of a context that has failed: waits for those that run, and forgets the others.
-pub(super) fn stop(context: &Failure) {
+pub(super) fn stop(context: &FailureCode) {
     let mut jobs = jobs();
     jobs.retain(|_, (of, job)| !of.is(context) || job.is_none());
     while jobs.values().any(|(of, _)| of.is(context)) {
@@ -65,7 +65,7 @@ pub(super) fn stop(context: &Failure) {
 }
 
 /// Adds a job of a context, and returns its number, with which [`run`] is to be called.
-pub(super) fn add(context: &Failure, job: Job) -> *mut c_void {
+pub(super) fn add(context: &FailureCode, job: Job) -> *mut c_void {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     jobs().insert(number, (context.clone(), Some(job)));
@@ -126,7 +126,7 @@ mod tests {
     /// A callback that comes with an error leaves the memory alone, and the context has failed.
     #[test]
     fn a_callback_after_a_failure_runs_nothing() {
-        let (context, other) = (Failure::default(), Failure::default());
+        let (context, other) = (FailureCode::default(), FailureCode::default());
         let mut byte = 1u8;
         let dst = DevicePtr::new((&raw mut byte).cast());
         let fill = Job::Fill {

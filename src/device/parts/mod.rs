@@ -10,6 +10,9 @@
 //! | [`Worker`] | a thread for calls that may block, and for polling | backends of runtimes whose frees wait, or that cannot notify |
 //! | [`Process`] | refusing work in a forked child | backends of all runtimes with threads of their own |
 //!
+//! CUDA and ROCm use all but `Reserved` and `Failure`, since their contexts remember a code that each operation reports under its own
+//! name. The simulated device keeps its own table of allocations, which it changes in place while they are freed or shrunk.
+//!
 //! All may be used on any thread, wait for nothing unless they say so, and call no runtime by themselves. A queue is named by a
 //! [`queue_number`] that it gets when it is made.
 //!

@@ -33,9 +33,9 @@ pub struct Block<E> {
 /// A block that its queue's work has used goes back into the pool at once, with an event after that use. The same queue may
 /// then take it again without a wait, since its work runs in order. Any other queue gets it only once the event has completed.
 ///
-/// A block comes out with its old contents. The pool calls no runtime: it neither allocates nor frees, and asks about events by the function that it is given. It calls
-/// that without a lock held; meanwhile the block concerned is not in the pool. The pool does not free its blocks when it is
-/// dropped; [`take_all`](Self::take_all) returns them first.
+/// A block comes out with its old contents. The pool calls no runtime: it neither allocates nor frees, and asks about events by the
+/// function that it is given. It calls that without a lock held; meanwhile the block concerned counts, but no other call finds it.
+/// The pool does not free its blocks when it is dropped; [`take_all`](Self::take_all) returns them first.
 ///
 /// ```
 /// use arrow_device::device::{DevicePtr, parts::{Block, Pool, queue_number}};
@@ -62,7 +62,9 @@ pub struct Pool<E> {
 struct Idle<E> {
     /// By age, the oldest first.
     blocks: Vec<(u64, Block<E>)>,
-    bytes: usize,
+    /// All bytes and blocks, with those whose events are being asked about. Sums of lengths may exceed the address space.
+    bytes: u128,
+    count: usize,
     /// The age of the next block.
     next: u64,
 }
@@ -73,14 +75,19 @@ impl<E> Idle<E> {
         self.blocks.binary_search_by_key(&age, |(age, _)| *age)
     }
 
-    fn remove(&mut self, at: usize) -> (u64, Block<E>) {
-        let (age, block) = self.blocks.remove(at);
-        self.bytes -= block.bytes;
-        (age, block)
+    /// A block has come into the pool.
+    fn add(&mut self, block: &Block<E>) {
+        self.bytes += block.bytes as u128;
+        self.count += 1;
+    }
+
+    /// A block has left the pool.
+    fn subtract(&mut self, block: &Block<E>) {
+        self.bytes -= block.bytes as u128;
+        self.count -= 1;
     }
 
     fn insert(&mut self, age: u64, block: Block<E>) {
-        self.bytes += block.bytes;
         let (Ok(at) | Err(at)) = self.find(age);
         self.blocks.insert(at, (age, block));
     }
@@ -111,6 +118,7 @@ impl<E> Pool<E> {
         let idle = Idle {
             blocks: Vec::new(),
             bytes: 0,
+            count: 0,
             next: 0,
         };
         Self {
@@ -145,7 +153,9 @@ impl<E> Pool<E> {
             let own = fitting().filter(|(_, (_, block))| block.queue == queue);
             let smallest = own.min_by_key(|(_, (_, block))| block.bytes);
             if let Some((at, _)) = smallest {
-                return Some(idle.remove(at).1);
+                let (_, block) = idle.blocks.remove(at);
+                idle.subtract(&block);
+                return Some(block);
             }
             let oldest = fitting().take(ASKED);
             others = oldest
@@ -164,13 +174,14 @@ impl<E> Pool<E> {
         let block = {
             let mut idle = lock(&self.idle);
             let at = idle.find(age).ok()?;
-            idle.remove(at)
+            idle.blocks.remove(at)
         };
         let mut asked = Asked {
             pool: self,
             block: Some(block),
         };
         let (_, block) = asked.block.take_if(|(_, block)| is_done(&block.after))?;
+        lock(&self.idle).subtract(&block);
         Some(block)
     }
 
@@ -179,6 +190,7 @@ impl<E> Pool<E> {
         let mut idle = lock(&self.idle);
         let age = idle.next;
         idle.next += 1;
+        idle.add(&block);
         idle.insert(age, block);
     }
 
@@ -206,11 +218,14 @@ impl<E> Pool<E> {
         }
     }
 
-    /// Takes out all blocks. The caller waits for their events before it frees them.
+    /// Takes out all blocks, at the end of a device: a block that another thread is asking about meanwhile stays. The caller waits
+    /// for their events before it frees them.
     pub fn take_all(&self) -> Vec<Block<E>> {
         let mut idle = lock(&self.idle);
-        idle.bytes = 0;
         let blocks = std::mem::take(&mut idle.blocks);
+        for (_, block) in &blocks {
+            idle.subtract(block);
+        }
         drop(idle);
         blocks.into_iter().map(|(_, block)| block).collect()
     }
@@ -222,18 +237,18 @@ impl<E> Pool<E> {
     }
 
     fn exceeds(&self, idle: &Idle<E>, times: usize) -> bool {
-        idle.bytes > self.most_bytes.saturating_mul(times)
-            || idle.blocks.len() > self.most_blocks.saturating_mul(times)
+        idle.bytes > self.most_bytes.saturating_mul(times) as u128
+            || idle.count > self.most_blocks.saturating_mul(times)
     }
 
     /// Returns the number of bytes in the pool.
     pub fn idle_bytes(&self) -> usize {
-        lock(&self.idle).bytes
+        usize::try_from(lock(&self.idle).bytes).unwrap_or(usize::MAX)
     }
 
     /// Returns whether there are no blocks in the pool.
     pub fn is_empty(&self) -> bool {
-        lock(&self.idle).blocks.is_empty()
+        lock(&self.idle).count == 0
     }
 }
 
@@ -247,7 +262,7 @@ impl<E> fmt::Debug for Pool<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let idle = lock(&self.idle);
         f.debug_struct("Pool")
-            .field("blocks", &idle.blocks.len())
+            .field("blocks", &idle.count)
             .field("bytes", &idle.bytes)
             .finish()
     }
@@ -376,7 +391,8 @@ mod tests {
         let pool = pool(&[(0, 100, 2), (1, 100, 2)]);
         let taken = pool.take(1, 100, |after| {
             pool.give(block(2, 100, 1));
-            assert_eq!(pool.idle_bytes(), 200);
+            // The one that is asked about counts.
+            assert_eq!(pool.idle_bytes(), 300);
             *after == 0
         });
         assert_eq!(taken.map(|block| block.after), Some(0));

@@ -61,8 +61,8 @@ impl Reserved {
                 base: DevicePtr::new(base),
                 bytes,
             }),
+            Err(e) if system::is_too_much(&e) => Err(out_of_memory()),
             Err(e) => Err(match e.kind() {
-                io::ErrorKind::OutOfMemory => out_of_memory(),
                 io::ErrorKind::Unsupported => Error::NotSupported {
                     device,
                     operation: system::RESERVE,
@@ -118,6 +118,10 @@ mod system {
         }
     }
 
+    pub(super) fn is_too_much(e: &io::Error) -> bool {
+        e.kind() == io::ErrorKind::OutOfMemory
+    }
+
     /// # Safety
     /// `base` is from [`reserve`] with `bytes`, and is released once.
     pub(super) unsafe fn release(base: *mut c_void, bytes: usize) {
@@ -157,6 +161,12 @@ mod system {
         }
     }
 
+    /// Also a size beyond the address space, which Windows calls an invalid parameter; there is no other here.
+    pub(super) fn is_too_much(e: &io::Error) -> bool {
+        const ERROR_INVALID_PARAMETER: i32 = 87;
+        e.kind() == io::ErrorKind::OutOfMemory || e.raw_os_error() == Some(ERROR_INVALID_PARAMETER)
+    }
+
     /// # Safety
     /// `base` is from [`reserve`], and is released once.
     pub(super) unsafe fn release(base: *mut c_void, _bytes: usize) {
@@ -173,6 +183,10 @@ mod system {
 
     pub(super) fn reserve(_bytes: usize) -> io::Result<*mut c_void> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub(super) fn is_too_much(_: &io::Error) -> bool {
+        false
     }
 
     /// # Safety

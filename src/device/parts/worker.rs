@@ -1,6 +1,6 @@
 //! Work that the host does for a device, on a thread of its own.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::fmt;
 use std::mem::{forget, take};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ const LONG_PAUSE: Duration = Duration::from_millis(10);
 /// A thread for what the host does for a device: calls that may block where the backend must not, and events that have to be
 /// polled. It is started when there is work, and ends when there has been none for two seconds.
 ///
-/// - **One thread.** A job that blocks delays all others, so no job may wait for what another of the same worker does. A backend
+/// - **One thread**, as long as the system starts one. A job that blocks delays all others, so no job may wait for what another of the same worker does. A backend
 ///   has one worker for calls that block, and another one for what it watches.
 /// - **Panics** of a job are caught. The panic hook reports them; the other jobs run.
 /// - **No thread.** If the system starts none, [`push`](Self::push) and [`watch`](Self::watch) run their job before they return.
@@ -82,8 +82,8 @@ struct Job {
 }
 
 thread_local! {
-    /// The address of the worker whose job this thread runs; 0 outside of one.
-    static RUNS: Cell<usize> = const { Cell::new(0) };
+    /// The addresses of the workers whose jobs this thread runs, one within the other.
+    static RUNS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Job {
@@ -120,7 +120,7 @@ impl Shared {
 
     /// Runs the jobs that can run now.
     fn round(&self, jobs: &mut Vec<Job>) {
-        let outer = RUNS.replace(self.address());
+        RUNS.with_borrow_mut(|runs| runs.push(self.address()));
         jobs.retain_mut(|job| {
             if !job.run() {
                 return true;
@@ -132,7 +132,7 @@ impl Shared {
             }
             false
         });
-        RUNS.set(outer);
+        RUNS.with_borrow_mut(Vec::pop);
     }
 
     /// The thread. It ends when there has been no work for a while.
@@ -262,7 +262,9 @@ impl Worker {
     /// Waits until no job is left, those that are pushed meanwhile included. Within a job of this worker it returns at once, since
     /// that job would wait for itself.
     pub fn finish(&self) {
-        if !self.process.is_this() || RUNS.get() == self.shared.address() {
+        let within = |runs: &RefCell<Vec<usize>>| runs.borrow().contains(&self.shared.address());
+        // While the thread's own values are destroyed it runs no job.
+        if !self.process.is_this() || RUNS.try_with(within).unwrap_or(false) {
             return;
         }
         let left = |state: &mut State| state.pending > 0;
@@ -305,6 +307,22 @@ mod tests {
             NO_THREAD => usize::MAX / 4,
             _ => 1 << 20,
         }
+    }
+
+    /// A job of one worker runs within a job of another: neither waits for the other.
+    #[test]
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn a_job_within_a_job_does_not_wait_for_the_outer_one() {
+        let (outer, inner) = (Arc::new(Worker::new(NO_THREAD)), Worker::new(NO_THREAD));
+        let (sender, ran) = mpsc::channel();
+        let this = outer.clone();
+        outer.push(move || {
+            inner.push(move || {
+                this.finish();
+                sender.send(()).unwrap();
+            });
+        });
+        assert_eq!(ran.try_recv(), Ok(()));
     }
 
     /// Without a thread, jobs run before `push` and `watch` return, also those that a job pushes.

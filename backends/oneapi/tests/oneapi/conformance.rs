@@ -11,7 +11,12 @@ use crate::programs::{Shared, programs};
 use crate::support::config;
 
 fn sycl_queue(queue: &Queue) -> *mut std::ffi::c_void {
-    queue.raw().as_any().downcast_ref::<OneApiQueue>().unwrap().sycl_queue()
+    queue
+        .raw()
+        .as_any()
+        .downcast_ref::<OneApiQueue>()
+        .unwrap()
+        .sycl_queue()
 }
 
 /// Work in SYCL's own hands: what comes after it is not given to OpenCL yet.
@@ -19,7 +24,10 @@ fn by_host_task(queue: &Queue) -> Hold {
     // SAFETY: the queue is live, and the gate opened once.
     unsafe {
         let gate = Shared((programs().gate_new)());
-        assert_eq!((programs().hold_by_host_task)(sycl_queue(queue), gate.get(), 0), 0);
+        assert_eq!(
+            (programs().hold_by_host_task)(sycl_queue(queue), gate.get(), 0),
+            0
+        );
         Hold::new(move || (programs().gate_open)(gate.get()))
     }
 }
@@ -43,13 +51,21 @@ fn conforms(memory: OneApiMemory, hold: fn(&Queue) -> Hold) {
     let measured = device.clone();
     let another: OneApiConfig = config.clone().with_own_context();
     let subject = Subject::new(device)
-        .with_another(move || another.clone().with_id(NEXT.fetch_add(1, Ordering::Relaxed)).open().unwrap())
+        .with_another(move || {
+            another
+                .clone()
+                .with_id(NEXT.fetch_add(1, Ordering::Relaxed))
+                .open()
+                .unwrap()
+        })
         .with_hold(hold)
         .with_patience(Duration::from_secs(20))
-        .with_balance(move || match OneApiDevice::of(&measured).unwrap().outstanding() {
-            [0, _, 0, 0, 0] => Ok(()),
-            left => Err(format!("left: {left:?}")),
-        })
+        .with_balance(
+            move || match OneApiDevice::of(&measured).unwrap().outstanding() {
+                [0, _, 0, 0, 0] => Ok(()),
+                left => Err(format!("left: {left:?}")),
+            },
+        )
         .strict();
     run(&subject);
 }

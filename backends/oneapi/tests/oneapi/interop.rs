@@ -1,7 +1,7 @@
 //! With programs in plain SYCL: one that produces for this crate, one that consumes, each with pending events.
 
 use std::ffi::c_int;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
@@ -13,6 +13,7 @@ use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiQueue, adopt_queue, 
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 
+use crate::fork_kit::alone;
 use crate::programs::*;
 use crate::support::number;
 
@@ -43,15 +44,32 @@ fn import(devices: &Devices, number: usize, how: c_int) -> Result<DeviceArray> {
     let mut raw = std::mem::MaybeUninit::<FFI_ArrowDeviceArray>::zeroed();
     let gate = Gate::new();
     // SAFETY: the struct has the layout of the specification; the gate is opened below.
-    let made = unsafe { (programs().produce)(raw.as_mut_ptr().cast(), number as i64, ROWS, how, gate.0.get()) };
+    let made = unsafe {
+        (programs().produce)(
+            raw.as_mut_ptr().cast(),
+            number as i64,
+            ROWS,
+            how,
+            gate.0.get(),
+        )
+    };
     assert_eq!(made, 0);
     gate.open_later();
     let schema = FFI_ArrowSchema::try_from(Field::new("a", DataType::Int64, true)).unwrap();
     let options = ImportOptions::default().with_devices(devices.clone());
     let start = Instant::now();
     // SAFETY: the producer follows the specification.
-    let array = unsafe { DeviceArray::import_with(FFI_ArrowDeviceArray::from_raw(raw.as_mut_ptr()), &schema, &options) };
-    assert!(start.elapsed() < Duration::from_millis(50), "an import waits for nothing");
+    let array = unsafe {
+        DeviceArray::import_with(
+            FFI_ArrowDeviceArray::from_raw(raw.as_mut_ptr()),
+            &schema,
+            &options,
+        )
+    };
+    assert!(
+        start.elapsed() < Duration::from_millis(50),
+        "an import waits for nothing"
+    );
     array
 }
 
@@ -67,7 +85,10 @@ fn released() {
     let start = Instant::now();
     // SAFETY: it has no requirement.
     while unsafe { (programs().producer_live)() } > 0 {
-        assert!(start.elapsed() < Duration::from_secs(10), "an array was not released");
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "an array was not released"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -79,26 +100,50 @@ fn devices(device: &Device) -> Devices {
 }
 
 /// Tests whose producers are counted run one by one.
-static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+static ONE: Mutex<()> = Mutex::new(());
 
 #[test]
 fn a_program_produces() {
-    let _one = ONE.lock();
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(number) = number() else { return };
     for own_context in [false, true] {
         let config = OneApiConfig::new(number);
-        let device = if own_context { config.with_own_context() } else { config }.open().unwrap();
-        device.upload_array(&Int64Array::from(vec![1])).unwrap().to_host().unwrap();
-        let hows = [0, OUT_OF_ORDER, SHARED, EVENT_OF_HOST, OWN_CONTEXT, NO_HANDLER, OWN_CONTEXT | EVENT_OF_HOST | OUT_OF_ORDER];
+        let device = if own_context {
+            config.with_own_context()
+        } else {
+            config
+        }
+        .open()
+        .unwrap();
+        device
+            .upload_array(&Int64Array::from(vec![1]))
+            .unwrap()
+            .to_host()
+            .unwrap();
+        let hows = [
+            0,
+            OUT_OF_ORDER,
+            SHARED,
+            EVENT_OF_HOST,
+            OWN_CONTEXT,
+            NO_HANDLER,
+            OWN_CONTEXT | EVENT_OF_HOST | OUT_OF_ORDER,
+        ];
         for how in hows {
             let array = import(&devices(&device), number, how).unwrap();
             let queue = device.new_queue().unwrap();
             let start = Instant::now();
             let lent = array.values_on::<i64>(&queue).unwrap();
-            assert!(start.elapsed() < Duration::from_millis(50), "how {how}: a queue is told to wait, and nobody waits");
+            assert!(
+                start.elapsed() < Duration::from_millis(50),
+                "how {how}: a queue is told to wait, and nobody waits"
+            );
             drop(lent);
             queue.synchronize().unwrap();
-            assert!(start.elapsed() > Duration::from_millis(50), "how {how}: the queue has waited");
+            assert!(
+                start.elapsed() > Duration::from_millis(50),
+                "how {how}: the queue has waited"
+            );
             // The memory is CPU memory of this process, whatever context it is of.
             assert_eq!(values(&array.to_host().unwrap()), expected(3), "how {how}");
             drop(array);
@@ -111,7 +156,14 @@ fn a_program_produces() {
 /// process.
 #[test]
 fn a_program_fails_without_a_handler() {
-    let _one = ONE.lock();
+    // The exceptions stay where any test's `throw_asynchronous` would find them.
+    alone(
+        "interop::a_program_fails_without_a_handler",
+        fails_without_a_handler,
+    );
+}
+
+fn fails_without_a_handler() {
     let Some(number) = number() else { return };
     let device = OneApiConfig::new(number).open().unwrap();
     for how in [FAILS, FAILS | NO_HANDLER, FAILS | NO_HANDLER | OWN_CONTEXT] {
@@ -129,7 +181,7 @@ fn a_program_fails_without_a_handler() {
 /// SYCL itself crashes when threads wait across contexts.
 #[test]
 fn events_of_other_contexts_on_many_threads() {
-    let _one = ONE.lock();
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(number) = number() else { return };
     let device = OneApiConfig::new(number).open().unwrap();
     let own = OneApiConfig::new(number).with_own_context().open().unwrap();
@@ -162,12 +214,20 @@ fn a_program_consumes() {
     let device = OneApiConfig::new(number).open().unwrap();
     for held_by_host_task in [true, false] {
         let queue = device.new_queue().unwrap();
-        let sycl_queue = queue.raw().as_any().downcast_ref::<OneApiQueue>().unwrap().sycl_queue();
+        let sycl_queue = queue
+            .raw()
+            .as_any()
+            .downcast_ref::<OneApiQueue>()
+            .unwrap()
+            .sycl_queue();
         // SAFETY: the queue is live; the gate and the event are ended below.
         let open: Box<dyn FnOnce()> = unsafe {
             if held_by_host_task {
                 let gate = Gate::new();
-                assert_eq!((programs().hold_by_host_task)(sycl_queue, gate.0.get(), 0), 0);
+                assert_eq!(
+                    (programs().hold_by_host_task)(sycl_queue, gate.0.get(), 0),
+                    0
+                );
                 Box::new(move || gate.open_later())
             } else {
                 let held = (programs().hold_by_event)(sycl_queue);
@@ -193,13 +253,16 @@ fn a_program_consumes() {
 /// A program's own queue: its work and ours run in one order, and its context's memory is found.
 #[test]
 fn a_program_lends_its_queue() {
-    let _one = ONE.lock();
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(number) = number() else { return };
     // SAFETY: the queues live until they are deleted at the end.
     unsafe {
         let theirs = (programs().queue_new)(number as i64, OWN_CONTEXT);
         let config = OneApiConfig::from_queue(theirs).unwrap();
-        let device = config.with_memory(arrow_device_oneapi::OneApiMemory::Shared).open().unwrap();
+        let device = config
+            .with_memory(arrow_device_oneapi::OneApiMemory::Shared)
+            .open()
+            .unwrap();
         assert_eq!(device.id().id, number as i64);
 
         // Their host task comes after our upload, and our download after that.
@@ -208,7 +271,15 @@ fn a_program_lends_its_queue() {
             let lent = up.values_on::<i64>(&device.default_queue()).unwrap();
             let address = lent.address().as_ptr().cast();
             let handle = device.default_queue().raw().stream_handle().unwrap();
-            assert_eq!((programs().scale_by_host_task)(std::ptr::with_exposed_provenance_mut(handle), address, ROWS, 2), 0);
+            assert_eq!(
+                (programs().scale_by_host_task)(
+                    std::ptr::with_exposed_provenance_mut(handle),
+                    address,
+                    ROWS,
+                    2
+                ),
+                0
+            );
             drop(lent);
             device.default_queue().record().unwrap().unwrap()
         };
@@ -218,13 +289,25 @@ fn a_program_lends_its_queue() {
         // The context's own memory is found by its address, and by the event of an export of ours.
         let backend = OneApiDevice::of(&device).unwrap();
         let memory = (programs().queue_malloc)(theirs, 100);
-        assert!(backend.owns(arrow_device::device::DevicePtr::new(memory)).unwrap());
+        assert!(
+            backend
+                .owns(arrow_device::device::DevicePtr::new(memory))
+                .unwrap()
+        );
         (programs().queue_free)(theirs, memory);
         let others = OneApiConfig::new(number).open().unwrap();
         let devices = Devices::new();
         register_with(&devices, vec![others.clone(), device.clone()]);
-        for (from, policy) in [(&device, SyncPolicy::Event), (&device, SyncPolicy::Wait), (&others, SyncPolicy::Wait)] {
-            let (array, schema) = from.upload_array(&Int64Array::from(expected(7))).unwrap().export(policy).unwrap();
+        for (from, policy) in [
+            (&device, SyncPolicy::Event),
+            (&device, SyncPolicy::Wait),
+            (&others, SyncPolicy::Wait),
+        ] {
+            let (array, schema) = from
+                .upload_array(&Int64Array::from(expected(7)))
+                .unwrap()
+                .export(policy)
+                .unwrap();
             let options = ImportOptions::default().with_devices(devices.clone());
             let again = DeviceArray::import_with(array, &schema, &options).unwrap();
             assert_eq!(again.device(), from);
@@ -232,17 +315,27 @@ fn a_program_lends_its_queue() {
         }
 
         let out_of_order = (programs().queue_new)(number as i64, OUT_OF_ORDER);
-        for refused in [OneApiConfig::from_queue(out_of_order).map(drop), adopt_queue(&others, out_of_order).map(drop)] {
+        for refused in [
+            OneApiConfig::from_queue(out_of_order).map(drop),
+            adopt_queue(&others, out_of_order).map(drop),
+        ] {
             let refused = refused.unwrap_err().to_string();
-            assert!(refused.contains("out of order") && refused.contains("property::queue::in_order"), "{refused}");
+            assert!(
+                refused.contains("out of order") && refused.contains("property::queue::in_order"),
+                "{refused}"
+            );
         }
         let refused = adopt_queue(&others, theirs).unwrap_err().to_string();
         assert!(refused.contains("another context"), "{refused}");
-        let refused = adopt_queue(&others, std::ptr::null()).unwrap_err().to_string();
+        let refused = adopt_queue(&others, std::ptr::null())
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("null"), "{refused}");
         let in_order = (programs().queue_new)(number as i64, 0);
         let adopted = adopt_queue(&others, in_order).unwrap();
-        let up = others.upload_array_on(&Int64Array::from(expected(7)), &adopted).unwrap();
+        let up = others
+            .upload_array_on(&Int64Array::from(expected(7)), &adopted)
+            .unwrap();
         assert_eq!(values(&up.to_host_on(&adopted).unwrap()), expected(7));
         drop((up, adopted, device, others));
         for queue in [theirs, out_of_order, in_order] {

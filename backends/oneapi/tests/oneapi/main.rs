@@ -5,7 +5,32 @@
 #![cfg(target_os = "linux")]
 
 mod conformance;
+#[path = "../../../../tests/support/fork_kit.rs"]
+mod fork_kit;
 mod interop;
 mod programs;
 mod support;
+mod transfer;
 mod traps;
+
+/// Every type of Arrow's, as the tests of arrow-device make them.
+#[allow(dead_code, unused_imports)]
+#[path = "."]
+mod kit {
+    #[path = "../../../../tests/support/cases.rs"]
+    pub(crate) mod cases;
+    #[path = "../../../../tests/support/compare.rs"]
+    pub(crate) mod compare;
+    #[path = "../../../../tests/support/gen.rs"]
+    pub(crate) mod r#gen;
+    #[path = "../../../../tests/support/rng.rs"]
+    mod rng;
+    #[path = "../../../../tests/support/types.rs"]
+    pub(crate) mod types;
+    #[path = "../../../../tests/support/values.rs"]
+    mod values;
+    #[path = "../../../../tests/support/variants.rs"]
+    pub(crate) mod variants;
+
+    pub(crate) use rng::Rng;
+}

@@ -9,13 +9,16 @@ use libloading::Library;
 
 /// The folder of the SYCL installation that the tests use.
 fn root() -> PathBuf {
-    let root = std::env::var_os("ARROW_DEVICE_SYCL").expect("ARROW_DEVICE_SYCL names the installation of SYCL");
+    let root = std::env::var_os("ARROW_DEVICE_SYCL")
+        .expect("ARROW_DEVICE_SYCL names the installation of SYCL");
     root.into()
 }
 
 /// Compiles a file of `tests/cpp` unless that has been done.
 pub(crate) fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cpp").join(source);
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/cpp")
+        .join(source);
     let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(output);
     let time = |path: &Path| path.metadata().and_then(|of| of.modified()).ok();
     if time(&output).is_some_and(|made| Some(made) > time(&source)) {
@@ -23,8 +26,18 @@ pub(crate) fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
     }
     let partial = output.with_extension(format!("{}", std::process::id()));
     let mut compiler = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
-    compiler.args(["-std=c++17", "-O1", "-w"]).args(flags).arg("-isystem").arg(root().join("include"));
-    compiler.arg(&source).arg("-o").arg(&partial).arg("-L").arg(root().join("lib")).args(["-lsycl", "-ldl", "-lpthread"]);
+    compiler
+        .args(["-std=c++17", "-O1", "-w"])
+        .args(flags)
+        .arg("-isystem")
+        .arg(root().join("include"));
+    compiler
+        .arg(&source)
+        .arg("-o")
+        .arg(&partial)
+        .arg("-L")
+        .arg(root().join("lib"))
+        .args(["-lsycl", "-ldl", "-lpthread"]);
     compiler.arg(format!("-Wl,-rpath,{}", root().join("lib").display()));
     let status = compiler.status().unwrap();
     assert!(status.success(), "{compiler:?}");

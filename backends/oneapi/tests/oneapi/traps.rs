@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use arrow_array::{Array, ArrayRef, Int64Array};
-use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Queue, RawQueue};
+use arrow_array::{ArrayRef, Int64Array};
+use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr, Queue};
 use arrow_device::{Device, Error};
 use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, OneApiQueue, device_count};
 
+use crate::fork_kit::{alone, forked};
 use crate::programs::*;
 use crate::support::{config, number};
 
@@ -18,7 +19,12 @@ fn backend(device: &Device) -> &OneApiDevice {
 }
 
 fn sycl_queue(queue: &Queue) -> *mut std::ffi::c_void {
-    queue.raw().as_any().downcast_ref::<OneApiQueue>().unwrap().sycl_queue()
+    queue
+        .raw()
+        .as_any()
+        .downcast_ref::<OneApiQueue>()
+        .unwrap()
+        .sycl_queue()
 }
 
 fn numbers() -> ArrayRef {
@@ -28,8 +34,36 @@ fn numbers() -> ArrayRef {
 fn brief<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let done = work();
-    assert!(start.elapsed() < Duration::from_millis(100), "{what} took {:?}", start.elapsed());
+    assert!(
+        start.elapsed() < Duration::from_millis(100),
+        "{what} took {:?}",
+        start.elapsed()
+    );
     done
+}
+
+/// Keeps a queue busy for a while.
+fn hold(queue: &Queue, time: Duration) -> std::thread::JoinHandle<()> {
+    // SAFETY: the queue is live.
+    let held = Shared(unsafe { (programs().hold_by_event)(sycl_queue(queue)) });
+    std::thread::spawn(move || {
+        std::thread::sleep(time);
+        // SAFETY: called once.
+        unsafe { (programs().end_event)(held.get(), 0) };
+    })
+}
+
+/// Waits until nothing of the device is left.
+fn frees_are_done(device: &Device) {
+    let start = Instant::now();
+    while backend(device).outstanding() != [0; 5] {
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            backend(device).outstanding()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// An event of a program's, in a context, and what ends it.
@@ -47,7 +81,11 @@ impl Held {
             let queue = (programs().queue_new)(number as i64, how);
             let event = (programs().event_held)(queue, &raw mut held);
             assert!(!queue.is_null() && !event.is_null());
-            Self { queue: Shared(queue), event: Shared(event), held: Shared(held) }
+            Self {
+                queue: Shared(queue),
+                event: Shared(event),
+                held: Shared(held),
+            }
         }
     }
 
@@ -77,38 +115,94 @@ fn messages_are_kept() {
     let Some(config) = config() else { return };
     let device = config.open().unwrap();
     let mut bytes = [0u8; 8];
-    let copy = CopyOp { src: DevicePtr::NULL, dst: DevicePtr::new(bytes.as_mut_ptr().cast()), bytes: 8, kind: CopyKind::DeviceToHost };
+    let copy = CopyOp {
+        src: DevicePtr::NULL,
+        dst: DevicePtr::new(bytes.as_mut_ptr().cast()),
+        bytes: 8,
+        kind: CopyKind::DeviceToHost,
+    };
     // SAFETY: SYCL refuses null before it reads.
     let refused = unsafe { device.default_queue().raw().copy(&[copy]) }.unwrap_err();
-    let Error::Device { operation, code, message, .. } = &refused else { panic!("{refused}") };
+    let Error::Device {
+        operation,
+        code,
+        message,
+        ..
+    } = &refused
+    else {
+        panic!("{refused}")
+    };
     assert_eq!(*operation, "sycl::queue::memcpy");
-    assert!(*code > 0 && message.to_lowercase().contains("null"), "{refused}");
-    assert_eq!(device.upload_array(&numbers()).unwrap().to_host().unwrap().as_ref(), numbers().as_ref());
+    assert!(
+        *code > 0 && message.to_lowercase().contains("null"),
+        "{refused}"
+    );
+    assert_eq!(
+        device
+            .upload_array(&numbers())
+            .unwrap()
+            .to_host()
+            .unwrap()
+            .as_ref(),
+        numbers().as_ref()
+    );
 }
 
-/// `sycl::free` waits for work that is under way.
+/// `sycl::free` waits for work that uses the memory.
 #[test]
 fn frees_do_not_wait() {
     let Some(config) = config() else { return };
     let device = config.open().unwrap();
     let backend = backend(&device);
-    let (free, held) = (device.new_queue().unwrap(), device.new_queue().unwrap());
+    let queue = device.new_queue().unwrap();
     let host = backend.allocate_host(1 << 16).unwrap().unwrap();
-    let base = free.raw().allocate(1 << 20).unwrap();
-    // SAFETY: the event is ended below; the memory is freed once.
+    let base = queue.raw().allocate(1 << 20).unwrap();
+    let copy = CopyOp {
+        src: host,
+        dst: base,
+        bytes: 1 << 16,
+        kind: CopyKind::HostToDevice,
+    };
+    // SAFETY: the memory is freed once, after the copy.
     unsafe {
-        let gate = (programs().hold_by_event)(sycl_queue(&held));
-        brief("free", || free.raw().free(base, 1 << 20).unwrap());
-        brief("free_host", || backend.free_host(host, 1 << 16));
+        let opener = hold(&queue, Duration::from_millis(300));
+        queue.raw().copy(&[copy]).unwrap();
+        brief("free", || queue.raw().free(base, 1 << 20).unwrap());
         brief("trim", || device.trim());
-        brief("a queue's drop", || drop(held));
-        (programs().end_event)(gate, 0);
+        assert_eq!(backend.outstanding()[0], 0);
+        opener.join().unwrap();
     }
-    brief("synchronize", || device.synchronize().unwrap());
+    device.synchronize().unwrap();
+    // SAFETY: the copy has completed; freed once.
+    brief("free_host", || unsafe { backend.free_host(host, 1 << 16) });
+    frees_are_done(&device);
+}
+
+/// Nor does the drop of a queue, or of the device with memory in use. A queue that was dropped still counts.
+#[test]
+fn drops_do_not_wait() {
+    let Some(config) = config() else { return };
+    let device = config.open().unwrap();
+    let queue = device.new_queue().unwrap();
+    let opener = hold(&queue, Duration::from_millis(300));
+    brief("a queue's drop", || drop(queue));
     let start = Instant::now();
-    while backend.outstanding() != [0; 5] {
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", backend.outstanding());
-        std::thread::sleep(Duration::from_millis(1));
+    device.synchronize().unwrap();
+    assert!(
+        start.elapsed() > Duration::from_millis(150),
+        "the dropped queue's work was not waited for"
+    );
+    opener.join().unwrap();
+
+    let queue = device.new_queue().unwrap();
+    // SAFETY: the memory is freed once.
+    unsafe {
+        let opener = hold(&queue, Duration::from_millis(300));
+        let base = queue.raw().allocate(1 << 20).unwrap();
+        queue.raw().fill(base, 1, 1 << 20).unwrap();
+        queue.raw().free(base, 1 << 20).unwrap();
+        brief("the device's drop", || drop((queue, device)));
+        opener.join().unwrap();
     }
 }
 
@@ -116,9 +210,13 @@ fn frees_do_not_wait() {
 #[test]
 fn addresses_of_other_contexts_are_unknown() {
     let Some(config) = config() else { return };
-    let (device, other) = (config.open().unwrap(), config.with_own_context().open().unwrap());
+    let (device, other) = (
+        config.open().unwrap(),
+        config.with_own_context().open().unwrap(),
+    );
     let base = other.default_queue().raw().allocate(4096).unwrap();
-    let class = |device: &Device, offset, bytes| backend(device).classify(base.offset(offset), bytes);
+    let class =
+        |device: &Device, offset, bytes| backend(device).classify(base.offset(offset), bytes);
     assert_eq!(class(&other, 0, 4096), AddressClass::Device);
     assert_eq!(class(&other, 1, 4096), AddressClass::Inaccessible);
     assert_eq!(class(&device, 0, 1), AddressClass::Unknown);
@@ -165,7 +263,15 @@ fn failed_events() {
             assert!(backend(&device).query_event(failed.event()).is_err());
             assert!(backend(&device).wait_event(failed.event()).is_err());
         }
-        assert_eq!(device.upload_array(&numbers()).unwrap().to_host().unwrap().as_ref(), numbers().as_ref());
+        assert_eq!(
+            device
+                .upload_array(&numbers())
+                .unwrap()
+                .to_host()
+                .unwrap()
+                .as_ref(),
+            numbers().as_ref()
+        );
     }
     for how in [0, OWN_CONTEXT] {
         // Pending: the device fails, for good.
@@ -173,15 +279,25 @@ fn failed_events() {
         let failing = Held::new(number, how);
         let queue = device.new_queue().unwrap();
         // SAFETY: the event is live.
-        brief("wait", || unsafe { queue.raw().wait(failing.event()) }.unwrap());
-        let after = brief("upload", || device.upload_array_on(&numbers(), &queue).unwrap());
+        brief("wait", || {
+            unsafe { queue.raw().wait(failing.event()) }.unwrap()
+        });
+        let after = brief("upload", || {
+            device.upload_array_on(&numbers(), &queue).unwrap()
+        });
         let event = queue.record().unwrap().unwrap();
         failing.end(-5);
         let error = event.wait().unwrap_err().to_string();
-        assert!(error.contains("the device cannot be used any more"), "{error}");
+        assert!(
+            error.contains("the device cannot be used any more"),
+            "{error}"
+        );
         for _ in 0..2 {
             assert_eq!(after.to_host().unwrap_err().to_string(), error);
-            assert_eq!(device.upload_array(&numbers()).unwrap_err().to_string(), error);
+            assert_eq!(
+                device.upload_array(&numbers()).unwrap_err().to_string(),
+                error
+            );
             assert_eq!(device.synchronize().unwrap_err().to_string(), error);
         }
     }
@@ -196,7 +312,9 @@ fn waits_for_foreign_events_do_not_block() {
         let held = Held::new(number, how);
         let (queue, other) = (device.new_queue().unwrap(), device.new_queue().unwrap());
         // SAFETY: the event is live.
-        brief("wait", || unsafe { queue.raw().wait(held.event()) }.unwrap());
+        brief("wait", || {
+            unsafe { queue.raw().wait(held.event()) }.unwrap()
+        });
         let waits = brief("record", || queue.record().unwrap().unwrap());
         other.synchronize().unwrap();
         let up = device.upload_array_on(&numbers(), &other).unwrap();
@@ -213,7 +331,11 @@ fn waits_for_foreign_events_do_not_block() {
             let stream = (programs().queue_new)(number as i64, OWN_CONTEXT | OUT_OF_ORDER);
             queue.raw().wait(held.event()).unwrap();
             let ours = queue.record().unwrap().unwrap();
-            assert!(brief("stream_wait", || backend(&device).stream_wait(stream.expose_provenance(), ours.as_ptr())).unwrap());
+            assert!(
+                brief("stream_wait", || backend(&device)
+                    .stream_wait(stream.expose_provenance(), ours.as_ptr()))
+                .unwrap()
+            );
             held.end(0);
             ours.wait().unwrap();
             (programs().queue_delete)(stream);
@@ -224,13 +346,20 @@ fn waits_for_foreign_events_do_not_block() {
 /// A host task that throws on a queue of ours: SYCL goes on, and says so when a program asks. Then the device has failed.
 #[test]
 fn failed_host_tasks_are_remembered() {
+    alone("traps::failed_host_tasks_are_remembered", host_task_fails);
+}
+
+fn host_task_fails() {
     let Some(number) = number() else { return };
     let device = OneApiConfig::new(number).open().unwrap();
     let queue = device.new_queue().unwrap();
     // SAFETY: the queues are live, and the gate is opened.
     unsafe {
         let gate = (programs().gate_new)();
-        assert_eq!((programs().hold_by_host_task)(sycl_queue(&queue), gate, 1), 0);
+        assert_eq!(
+            (programs().hold_by_host_task)(sycl_queue(&queue), gate, 1),
+            0
+        );
         let event = queue.record().unwrap().unwrap();
         (programs().gate_open)(gate);
         event.wait().unwrap();
@@ -239,9 +368,18 @@ fn failed_host_tasks_are_remembered() {
         (programs().queue_delete)(theirs);
     }
     let event = queue.record();
-    let error = event.and_then(|event| event.unwrap().wait()).unwrap_err().to_string();
-    assert!(error.contains("the host task has failed; the device cannot be used any more"), "{error}");
-    assert_eq!(device.upload_array(&numbers()).unwrap_err().to_string(), error);
+    let error = event
+        .and_then(|event| event.unwrap().wait())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("the host task has failed; the device cannot be used any more"),
+        "{error}"
+    );
+    assert_eq!(
+        device.upload_array(&numbers()).unwrap_err().to_string(),
+        error
+    );
 }
 
 /// Shared and host memory holds values at once, fresh and used again.
@@ -251,17 +389,25 @@ fn host_readable_memory_is_initialised() {
     for memory in [OneApiMemory::Shared, OneApiMemory::Host] {
         let device = config.clone().with_memory(memory).open().unwrap();
         let queue = device.default_queue();
-        for round in 0..3 {
-            let base = queue.raw().allocate(100_000).unwrap();
-            // SAFETY: the memory is 100,000 initialised bytes, which the host can read and no work uses.
-            let bytes = unsafe { std::slice::from_raw_parts(base.as_ptr().cast::<u8>(), 100_000) };
-            let expected = if round == 0 { 0 } else { 7 };
-            assert!(bytes.iter().all(|byte| *byte == expected), "round {round}");
+        for (round, bytes) in [300, 300, 5000, 5000, 100_000, 100_000, 300, 300]
+            .into_iter()
+            .enumerate()
+        {
+            // Even rounds get memory that SYCL has had back, and odd ones that of the round before.
+            if round % 2 == 0 {
+                device.trim();
+                frees_are_done(&device);
+            }
+            let base = queue.raw().allocate(bytes).unwrap();
+            // SAFETY: the memory is initialised, which the host can read and no work uses.
+            let found = unsafe { std::slice::from_raw_parts(base.as_ptr().cast::<u8>(), bytes) };
+            let expected = if round % 2 == 0 { 0 } else { 7 };
+            assert!(found.iter().all(|byte| *byte == expected), "round {round}");
             // SAFETY: as above; freed once.
             unsafe {
-                queue.raw().fill(base, 7, 100_000).unwrap();
+                queue.raw().fill(base, 7, bytes).unwrap();
                 queue.synchronize().unwrap();
-                queue.raw().free(base, 100_000).unwrap();
+                queue.raw().free(base, bytes).unwrap();
             }
         }
     }
@@ -275,15 +421,24 @@ fn devices_without_usm_are_refused() {
     for number in 0..device_count().unwrap() {
         if let Err(e) = OneApiConfig::new(number).open() {
             let text = e.to_string();
-            assert!(text.contains(&format!("oneapi:{number}")) && text.contains("no unified shared memory (USM)"), "{text}");
+            assert!(
+                text.contains(&format!("oneapi:{number}"))
+                    && text.contains("no unified shared memory (USM)"),
+                "{text}"
+            );
             refused += 1;
         }
     }
     if refused == 0 {
-        eprintln!("skipped: every SYCL device here has unified shared memory; pocl-opencl-icd has none");
+        eprintln!(
+            "skipped: every SYCL device here has unified shared memory; pocl-opencl-icd has none"
+        );
     }
     let beyond = OneApiConfig::new(1000).open().unwrap_err().to_string();
-    assert!(beyond.contains("oneapi:1000") && beyond.contains("SYCL device"), "{beyond}");
+    assert!(
+        beyond.contains("oneapi:1000") && beyond.contains("SYCL device"),
+        "{beyond}"
+    );
 }
 
 /// Wakers are called on a thread that calls nothing that blocks.
@@ -295,7 +450,9 @@ fn many_wakers() {
     let called: Arc<[AtomicBool]> = (0..100).map(|_| AtomicBool::new(false)).collect();
     // SAFETY: the event is ended below.
     let held = unsafe { (programs().hold_by_event)(sycl_queue(&queue)) };
-    let events: Vec<_> = (0..called.len()).map(|_| queue.record().unwrap().unwrap()).collect();
+    let events: Vec<_> = (0..called.len())
+        .map(|_| queue.record().unwrap().unwrap())
+        .collect();
     struct Waker(Arc<[AtomicBool]>, usize);
     impl std::task::Wake for Waker {
         fn wake(self: Arc<Self>) {
@@ -303,7 +460,11 @@ fn many_wakers() {
         }
     }
     for (i, event) in events.iter().enumerate() {
-        assert!(!event.notify(&Arc::new(Waker(called.clone(), i)).into()).unwrap());
+        assert!(
+            !event
+                .notify(&Arc::new(Waker(called.clone(), i)).into())
+                .unwrap()
+        );
     }
     drop(events);
     assert!(called.iter().all(|called| !called.load(Ordering::SeqCst)));
@@ -314,4 +475,30 @@ fn many_wakers() {
         assert!(start.elapsed() < Duration::from_secs(10));
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// A forked child has none of SYCL's threads.
+#[test]
+fn a_forked_child_is_refused() {
+    alone("traps::a_forked_child_is_refused", || {
+        let Some(config) = config() else { return };
+        let device = config.open().unwrap();
+        let queue = device.new_queue().unwrap();
+        let up = device.upload_array_on(&numbers(), &queue).unwrap();
+        let event = queue.record().unwrap().unwrap();
+        forked(move || {
+            for refused in [
+                device.upload_array(&numbers()).map(drop),
+                up.to_host().map(drop),
+                event.wait(),
+                device.synchronize(),
+            ] {
+                let refused = refused.unwrap_err().to_string();
+                assert!(refused.contains("forked"), "{refused}");
+            }
+            let refused = config.open().unwrap_err().to_string();
+            assert!(refused.contains("forked"), "{refused}");
+            drop((up, event, queue, device));
+        });
+    });
 }

@@ -174,3 +174,22 @@ fn memory_is_reused_in_the_order_of_queues() {
         assert_clean(&device);
     }
 }
+
+/// Without a wait for the device: the next one that is dropped takes them along.
+#[test]
+fn queues_that_were_dropped_are_given_back() {
+    let _alone = fake::alone();
+    for memory in memories() {
+        let device = open(memory);
+        let owned = fake::live();
+        for _ in 0..20 {
+            drop(device.new_queue().unwrap());
+        }
+        let few = soon(|| {
+            drop(device.new_queue().unwrap());
+            // The last one, with the event after its work.
+            fake::live() <= owned + 2
+        });
+        assert!(few, "{memory:?}: {} instead of {owned}", fake::live());
+    }
+}

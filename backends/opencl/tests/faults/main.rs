@@ -6,7 +6,6 @@ mod calls;
 mod every_call;
 mod fake;
 #[path = "../support/opencl.rs"]
-#[allow(dead_code)]
 mod opencl;
 mod rigs;
 #[path = "../../../../tests/support/mod.rs"]

@@ -2,7 +2,6 @@
 #![cfg(all(unix, not(miri)))]
 
 #[path = "../support/opencl.rs"]
-#[allow(dead_code)]
 mod opencl;
 
 use std::ffi::{c_int, c_void};
@@ -166,6 +165,11 @@ fn a_c_producer_with_a_context_of_its_own() {
     let own = devices.get(device.id()).unwrap();
     let theirs = arrives(&devices);
     assert_ne!(theirs, own);
+    // Not the memory that would be chosen otherwise: the producer's is shared virtual memory.
+    assert_eq!(
+        OpenClDevice::of(&theirs).unwrap().memory(),
+        OpenClMemory::Svm
+    );
     let context = |device| OpenClDevice::of(device).unwrap().context();
     assert_ne!(context(&theirs), context(&own));
     assert_eq!(theirs.id(), own.id());

@@ -1,4 +1,5 @@
 //! OpenCL devices for tests, and a program's own calls of OpenCL.
+#![allow(dead_code)] // tests that include it use what they need
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
