@@ -4,7 +4,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 
 use arrow_device::{Device, Devices};
-use arrow_device_conformance::{Hold, Poisoning, Report, Rule, Subject, Verdict, rules, run};
+use arrow_device_conformance::{Hold, Poisoning, Rule, Subject, Verdict, rules, run};
 
 #[cfg(all(target_os = "linux", not(miri)))]
 mod broken;
@@ -108,7 +108,7 @@ fn what_does_not_apply_is_skipped() {
 
 /// That without a hold and a balance, no rule is kept that only these show.
 #[cfg(not(miri))]
-fn skips_what_it_cannot_see(report: &Report) {
+fn skips_what_it_cannot_see(report: &arrow_device_conformance::Report) {
     for (rule, missing) in [
         ("queue.never-waits", "no hold"),
         ("event.never-waits", "no hold"),
