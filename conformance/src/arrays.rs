@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, RecordBatch, StructArray};
 use arrow_schema::{Field, Schema};
 
-use super::kit::queue;
+use super::kit::{join, queue};
 use super::samples::{ROWS, all, assert_same};
 use super::{Subject, Verdict};
 use arrow_device::{DeviceArray, Devices};
@@ -181,7 +181,7 @@ pub(super) fn threads(subject: &Subject) -> Verdict {
     let fields: Vec<_> = batch().schema().fields().iter().take(9).cloned().collect();
     let all: ArrayRef = Arc::new(StructArray::new(fields.into(), columns, None));
     std::thread::scope(|scope| {
-        for thread in 0..4 {
+        let threads = [0, 1, 2, 3].map(|thread| {
             let (device, all) = (&subject.device, &all);
             scope.spawn(move || {
                 for round in 0..rounds {
@@ -194,8 +194,9 @@ pub(super) fn threads(subject: &Subject) -> Verdict {
                     let down = up.expect("upload").to_host().expect("to_host");
                     assert_same(&rows, &down, format_args!("thread {thread}, round {round}"));
                 }
-            });
-        }
+            })
+        });
+        join(threads);
     });
     Verdict::Kept
 }

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use super::kit::{Block, record};
+use super::kit::{Block, join, record};
 use super::{Subject, Verdict};
 use arrow_device::device::AddressClass;
 use arrow_device::{ArrowDeviceType, DeviceId, Devices};
@@ -14,15 +14,16 @@ pub(super) fn stable(subject: &Subject) -> Verdict {
     let queue = backend.default_queue().expect("default_queue");
     assert_eq!(device.clone(), *device);
     std::thread::scope(|scope| {
-        for _ in 0..2 {
+        let threads = [(); 2].map(|()| {
             scope.spawn(|| {
                 assert_eq!(backend.id(), device.id());
                 assert_eq!(backend.host_readable(), device.is_host_readable());
                 assert_eq!(backend.is_synchronous(), device.is_synchronous());
                 let again = backend.default_queue().expect("default_queue");
                 assert!(Arc::ptr_eq(&queue, &again), "another default queue");
-            });
-        }
+            })
+        });
+        join(threads);
     });
     assert!(device.default_queue().same_as(&device.default_queue()));
     assert_eq!(device.new_queue().expect("new_queue").device(), device);
@@ -70,7 +71,7 @@ pub(super) fn within(subject: &Subject) -> Verdict {
             work();
         });
         std::thread::scope(|scope| {
-            scope.spawn(work);
+            join([scope.spawn(work)]);
         });
         work();
     });

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::task::{Wake, Waker};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use super::watch::note;
@@ -23,6 +24,9 @@ pub(super) const LARGE: usize = if cfg!(miri) {
 
 /// The reason why rules about events are skipped.
 pub(super) const NO_EVENTS: Verdict = Verdict::Skipped("a synchronous device has no events");
+
+/// The reason why rules are skipped that show nothing unless a queue is certainly busy.
+pub(super) const NO_HOLD: Verdict = Verdict::Skipped("the subject has no hold");
 
 /// How long to wait for something that must not happen.
 pub(super) const MOMENT: Duration = Duration::from_millis(10);
@@ -237,6 +241,16 @@ pub(super) fn soon(time: Duration, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Waits for threads of a scope. If one panics, this panics with the same text, which the scope
+/// itself does not keep.
+pub(super) fn join<'scope>(threads: impl IntoIterator<Item = ScopedJoinHandle<'scope, ()>>) {
+    for thread in threads {
+        if let Err(panic) = thread.join() {
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
 /// Runs `call`, which must return while `hold` keeps a queue busy.
 pub(super) fn returns_while_held(
     subject: &Subject,
@@ -257,9 +271,7 @@ pub(super) fn returns_while_held(
             // Lets the thread end.
             hold.open();
         }
-        if let Err(panic) = thread.join() {
-            std::panic::resume_unwind(panic);
-        }
+        join([thread]);
         assert!(!waited, "{what} waited for the device");
     });
 }

@@ -77,7 +77,7 @@ rules! {
     "allocate.many" memory::many:
         "many small allocations exist at the same time and keep their content"
     "allocate.initialised" memory::initialised:
-        "memory that the host can read holds values at once, fresh or reused: zeros, or what was written before"
+        "memory that the host can read holds values at once, fresh or reused: zeros, or what was written before (seen if it is from Rust's allocator)"
     "queue.own" queues::own:
         "new_queue returns a queue of its own, never the default queue"
     "queue.never-waits" queues::never_waits:
@@ -107,11 +107,11 @@ rules! {
     "queue.progress" queues::progress:
         "recorded work runs although nobody waits for it, queries it or synchronizes"
     "queue.dropped" queues::dropped:
-        "synchronize and settle wait for the work of queues that were dropped, too"
+        "dropping a queue does not wait for its work, but synchronize and settle do"
     "notify.backend" notify::backend:
         "notify_event calls the waker after the event completes and not before, or reports that it is not supported"
     "notify.foreign" notify::foreign:
-        "a waker may use the device, without waiting: it is called without a lock held, where the runtime may be called"
+        "a waker is called where it may use the device: without a lock held, and on a thread that may call the runtime"
     "notify.event" notify::event:
         "SyncEvent::notify calls the waker on every backend"
     "copy.exact" copies::exact:

@@ -12,7 +12,11 @@ static INSTALLED: AtomicBool = AtomicBool::new(false);
 ///
 /// Memory of a host-readable device must hold values at once. If a backend takes it from Rust's
 /// allocator and forgets to write it, nothing may show for years. In a test with this allocator,
-/// the rule `allocate.initialised` finds the pattern:
+/// the rule `allocate.initialised` finds the pattern.
+///
+/// It sees Rust's allocations only. The rule is kept, without evidence, where the memory comes from
+/// a runtime's own allocator: a backend must write such memory before it returns it, or be certain
+/// that the runtime does.
 ///
 /// ```
 /// use arrow_device::Devices;

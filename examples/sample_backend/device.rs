@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
 
-use arrow_device::device::parts::Failure;
+use arrow_device::device::parts::{Failure, Process};
 use arrow_device::device::{AddressClass, Backend, DevicePtr, EventPtr, Notify, RawQueue};
 use arrow_device::{ArrowDeviceType, DeviceId, Result};
 
@@ -37,6 +37,7 @@ impl SampleDevice {
             memory: Memory::new(id),
             events: Events::default(),
             failure: Failure::new(),
+            process: Process::this(),
             backlog: Backlog::default(),
         });
         Ok(Arc::new(Self {
@@ -74,7 +75,7 @@ unsafe impl Backend for SampleDevice {
     }
 
     fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
-        self.shared.failure.check()?;
+        self.shared.check()?;
         Ok(SampleQueue::start(&self.shared)?)
     }
 
@@ -83,9 +84,8 @@ unsafe impl Backend for SampleDevice {
     }
 
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
-        let event = self.shared.event(event)?;
-        self.shared.failure.check()?;
-        Ok(event.is_done())
+        self.shared.check()?;
+        Ok(self.shared.event(event)?.is_done())
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
@@ -99,11 +99,17 @@ unsafe impl Backend for SampleDevice {
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
-        self.shared.events.release(event);
+        // In a forked child, events and memory stay: they are the parent's.
+        if self.shared.process.is_this() {
+            self.shared.events.release(event);
+        }
     }
 
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
-        self.shared.memory.classify(address, bytes)
+        match self.shared.process.is_this() {
+            true => self.shared.memory.classify(address, bytes),
+            false => AddressClass::Inaccessible,
+        }
     }
 
     fn copies_directly_from(&self, address: DevicePtr, _: usize) -> bool {
@@ -111,12 +117,22 @@ unsafe impl Backend for SampleDevice {
     }
 
     fn trim(&self) {
-        self.shared.memory.free_idle(true);
+        if self.shared.process.is_this() {
+            self.shared.memory.free_idle(true);
+        }
     }
 
     fn synchronize(&self) -> Result<()> {
+        self.shared.in_this_process()?;
         self.shared.backlog.wait();
         self.shared.failure.check()
+    }
+
+    fn settle(&self) -> Result<()> {
+        match self.shared.process.is_this() {
+            true => self.synchronize(),
+            false => Ok(()), // the work is the parent's
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

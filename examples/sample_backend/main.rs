@@ -1,5 +1,5 @@
 //! A complete backend for a device that the crate does not know, and a program that uses it. The
-//! guide (`docs/guide/backends.md`) goes through these files.
+//! guide "Add a device in an afternoon" in the crate's repository goes through these files.
 //!
 //! The device is asynchronous: work is queued, and runs later on the queue's thread. A real backend
 //! has the calls of its runtime where this one has threads, locks and the heap.

@@ -87,6 +87,7 @@ impl Memory {
 }
 
 impl Drop for Memory {
+    /// Never runs in a forked child: the threads that hold the device do not end there.
     fn drop(&mut self) {
         for block in self.pool.take_all() {
             block.after.wait();

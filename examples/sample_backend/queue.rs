@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use arrow_device::device::parts::{Failure, queue_number};
+use arrow_device::device::parts::{Failure, Process, queue_number};
 use arrow_device::device::{CopyOp, DevicePtr, EventPtr, RawQueue, device_error};
 use arrow_device::{DeviceId, Error, Result};
 
@@ -23,6 +23,7 @@ pub(crate) struct Shared {
     pub(crate) memory: Memory,
     pub(crate) events: Events,
     pub(crate) failure: Failure,
+    pub(crate) process: Process,
     pub(crate) backlog: Backlog,
 }
 
@@ -112,7 +113,7 @@ impl SampleQueue {
 
     /// Queues work of the device, unless the device has failed.
     fn submit(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        self.shared.failure.check()?;
+        self.shared.check()?;
         let shared = self.shared.clone();
         self.push(move || {
             if !shared.failure.is_set() {
@@ -140,6 +141,15 @@ impl SampleQueue {
     }
 }
 
+impl Drop for SampleQueue {
+    fn drop(&mut self) {
+        if !self.shared.process.is_this() {
+            // The last sender would wake the thread, under a lock of the channel. So keep one.
+            std::mem::forget(self.jobs.clone());
+        }
+    }
+}
+
 /// The thread of a queue.
 fn work(shared: &Shared, todo: &Receiver<(u64, Job)>) {
     for (number, job) in todo {
@@ -155,11 +165,14 @@ fn work(shared: &Shared, todo: &Receiver<(u64, Job)>) {
 // event behind its last use. One thread runs the jobs of a queue in order, events among them.
 unsafe impl RawQueue for SampleQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        self.shared.failure.check()?;
+        self.shared.check()?;
         self.shared.memory.allocate(self.number, bytes)
     }
 
     unsafe fn free(&self, base: DevicePtr, _: usize) -> Result<()> {
+        if !self.shared.process.is_this() {
+            return Ok(()); // the memory is the parent's
+        }
         let after = self.mark()?;
         self.shared.memory.free(base, self.number, after);
         Ok(())
@@ -184,7 +197,7 @@ unsafe impl RawQueue for SampleQueue {
     }
 
     fn record(&self) -> Result<EventPtr> {
-        self.shared.failure.check()?;
+        self.shared.check()?;
         let event = self.shared.events.add(self.mark()?);
         event.ok_or_else(|| device_error(self.shared.id, "record", 5, "an event at null"))
     }
@@ -201,8 +214,21 @@ unsafe impl RawQueue for SampleQueue {
 }
 
 impl Shared {
+    /// Returns an error in a forked child, where the queues have no threads and other threads' locks
+    /// are held for ever. Every call begins with this.
+    pub(crate) fn in_this_process(&self) -> Result<()> {
+        self.process.check(self.id, 6)
+    }
+
+    /// Returns an error if the device cannot be used: in a forked child, and after a failure.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.in_this_process()?;
+        self.failure.check()
+    }
+
     /// Returns a live event of this device.
     pub(crate) fn event(&self, event: EventPtr) -> Result<Arc<Event>> {
+        self.in_this_process()?;
         self.events.find(event).ok_or_else(|| {
             Error::InvalidArgument(format!("{event:?} is not a live event of {}", self.id).into())
         })

@@ -388,6 +388,12 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
 ///   [`wait`](Self::wait) calls.
 /// - An event of [`record`](Self::record) completes when all earlier work has, and not before: the
 ///   events of a queue complete in the order in which they were recorded.
+///
+/// # Dropping a queue
+///
+/// Its work still runs (see [`Backend`]), and the drop does not wait for it. A backend whose runtime waits where it destroys a
+/// queue destroys it once it is idle, as this crate does for CUDA and HIP, or on a thread of its own. How long a runtime takes to
+/// destroy an idle queue is up to the runtime.
 pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// Allocates `bytes` bytes of device memory in the order of the queue. 0 bytes are an error.
     fn allocate(&self, bytes: usize) -> Result<DevicePtr>;

@@ -65,109 +65,141 @@ fn other_backends_pass() {
     }
 }
 
-/// That each twist breaks its rule on a device that is otherwise whole.
+/// That each twist breaks its rule on a device that is otherwise whole, and what the suite sees then.
 #[test]
 fn broken_backends_are_refused() {
+    #[rustfmt::skip] // a table
     let broken = [
-        (Twist::WaitDoesNothing, "event.wait"),
-        (Twist::QueueWaitDoesNothing, "event.order"),
-        (Twist::QueueWaitDoesNothing, "event.wait-stays"),
-        (Twist::CompletesEarly, "event.after-work"),
-        (Twist::CompletesEarly, "event.reuse"),
-        (Twist::QueryWaits, "event.never-waits"),
-        (Twist::CopyDropsLastByte, "copy.exact"),
-        (Twist::CopyDropsLastByte, "copy.list"),
-        (Twist::CopyDropsLastByte, "copy.heap"),
-        (Twist::CopiesRunLastListFirst, "copy.order"),
-        (Twist::FillGoesTooFar, "fill.exact"),
-        (Twist::FreesAtOnce, "free.in-order"),
-        (Twist::FreeWaits, "event.never-waits"),
-        (Twist::ShrinksAtOnce, "shrink.in-order"),
-        (Twist::ShrinksInName, "shrink.in-order"),
-        (Twist::ShrinksElsewhere, "shrink.to-fit"),
-        (Twist::Misaligned, "allocate.aligned"),
-        (Twist::NeverNotifies, "notify.backend"),
-        (Twist::NeverNotifies, "notify.event"),
-        (Twist::NotifiesEarly, "notify.backend"),
-        (Twist::NotifiesUnderLock, "notify.foreign"),
-        (Twist::ClassifiesTooMuch, "host.classify"),
-        (Twist::AllocationsTooLong, "host.allocation"),
-        (Twist::WithinTwice, "identity.within"),
-        (Twist::RefusesOwnEvents, "event.check"),
-        (Twist::EventsLeak, "balance"),
-        (Twist::SynchronizesOneQueue, "event.synchronize"),
-        (Twist::NewDefaultQueues, "identity.stable"),
-        (Twist::NoFlush, "queue.progress"),
-        (Twist::NoFlush, "notify.backend"),
-        (Twist::FlushesWhenQueried, "queue.progress"),
-        (Twist::ForgetsDroppedQueues, "queue.dropped"),
-        (Twist::SettlesLiveQueues, "queue.dropped"),
-        (Twist::EventsLeak, "event.leaks"),
-        (Twist::NewQueueIsTheDefault, "queue.own"),
-        (Twist::CopyWaits, "queue.never-waits"),
-        (Twist::FillWaits, "queue.never-waits"),
-        (Twist::DirectFromNull, "host.direct"),
-        (Twist::ClaimsOneOrder, "export.handover"),
-        (Twist::RefusesWithAnyError, "export.refused"),
+        (Twist::WaitDoesNothing, "event.wait", "not complete after wait_event"),
+        (Twist::QueueWaitDoesNothing, "event.order", "read by the queue that waits: byte 0"),
+        (Twist::QueueWaitDoesNothing, "event.wait-stays", "read by the queue that waits: byte 0"),
+        (Twist::CompletesEarly, "event.after-work", "complete before its work"),
+        (Twist::CompletesEarly, "event.reuse", "events complete before their work"),
+        (Twist::QueryWaits, "event.never-waits", "query_event waited for the device"),
+        (Twist::CopyDropsLastByte, "copy.exact", "1 bytes at 0, on the device: byte 5 of 6"),
+        (Twist::CopyDropsLastByte, "copy.list", "copy 1 of 1000: byte 1 of 2"),
+        (Twist::CopyDropsLastByte, "copy.heap", "ordinary host memory: byte 1048576 of 1048577"),
+        (Twist::CopiesRunLastListFirst, "copy.order", "read before the second upload: byte 0"),
+        (Twist::FillGoesTooFar, "fill.exact", "fill of 1 bytes at 0: byte 1"),
+        (Twist::FreesAtOnce, "free.in-order", "not allocated, or freed"),
+        (Twist::FreeWaits, "event.never-waits", "free waited for the device"),
+        (Twist::ShrinksAtOnce, "shrink.in-order", "past the end of an allocation of 524288"),
+        (Twist::ShrinksInName, "shrink.in-order", "freed as 524288 bytes, allocated as 1048576"),
+        (Twist::ShrinksElsewhere, "shrink.to-fit", "shrunk memory: byte 0 of 100"),
+        (Twist::Misaligned, "allocate.aligned", "1 bytes at 0x"),
+        (Twist::NeverNotifies, "notify.backend", "the waker was not called"),
+        (Twist::NeverNotifies, "notify.event", "a waker was not called"),
+        (Twist::NotifiesEarly, "notify.backend", "the waker is called before the event completes"),
+        (Twist::NotifiesUnderLock, "notify.foreign", "a waker that records, allocates and frees has not returned"),
+        (Twist::ClassifiesTooMuch, "host.classify", "more than there is"),
+        (Twist::AllocationsTooLong, "host.allocation", "which was returned for 0x"),
+        (Twist::WithinTwice, "identity.within", "the work runs once"),
+        (Twist::RefusesOwnEvents, "event.check", "a live event: InvalidArgument"),
+        (Twist::EventsLeak, "balance", "live_events: 1"),
+        (Twist::SynchronizesOneQueue, "event.synchronize", "read after synchronize: byte 0"),
+        (Twist::NewDefaultQueues, "identity.stable", "another default queue"),
+        (Twist::NoFlush, "queue.progress", "work had not run"),
+        (Twist::NoFlush, "notify.backend", "the waker was not called"),
+        (Twist::FlushesWhenQueried, "queue.progress", "work had not run"),
+        (Twist::ForgetsDroppedQueues, "queue.dropped", "synchronize did not wait for the work of a dropped queue"),
+        (Twist::SettlesLiveQueues, "queue.dropped", "settle did not wait for the work of a dropped queue"),
+        (Twist::DroppingQueuesWaits, "queue.dropped", "the drop of a queue waited for the device"),
+        (Twist::EventsLeak, "event.leaks", "after all were released: not clean"),
+        (Twist::NewQueueIsTheDefault, "queue.own", "the queue Queue"),
+        (Twist::QueuesShareAStream, "queue.own", "the stream of Queue"),
+        (Twist::CopyWaits, "queue.never-waits", "copy to the device waited for the device"),
+        (Twist::FillWaits, "queue.never-waits", "fill waited for the device"),
+        (Twist::DirectFromNull, "host.direct", "0 bytes at null"),
+        (Twist::ClaimsOneOrder, "export.handover", "other values came back"),
+        (Twist::RefusesWithAnyError, "export.refused", "check_export returned InvalidArgument"),
     ];
-    for (twist, name) in broken {
-        let subject = match twist {
-            // On the other device, the thread that waits would call the waker.
-            Twist::NotifiesUnderLock => subject(SimConfig::default(), twist),
-            _ => deferred_subject(twist),
-        };
-        let subject = subject
-            .with_patience(Duration::from_millis(200))
-            .with_limit(Duration::from_secs(60));
-        if name == "balance" {
-            rule("event.reuse").check(&subject).unwrap();
-        }
-        // That the whole device keeps it: see `simulated`.
-        let seen = rule(name).check(&subject).expect_err("kept or skipped");
-        assert!(
-            !seen.contains("did not return"),
-            "{twist:?}, {name}: {seen}"
-        );
+    for (twist, name, expected) in broken {
+        // A call that takes long is taken for one that waits: a busy machine gets more time.
+        let seen = with_more_time(|scale| {
+            let seen = seen(twist, name, Duration::from_millis(200) * scale);
+            seen.contains(expected).then_some(()).ok_or(seen)
+        });
+        assert_eq!(seen, Ok(()), "{twist:?}, {name}: not {expected:?}");
     }
 }
 
-/// Without a balance that counts events.
-#[test]
-fn leaked_events_are_noticed_by_their_pointers() {
-    let leaks = rule("event.leaks");
-    for uncounted in [false, true] {
-        let told = |twist| match uncounted {
-            false => unknown(SimConfig::default(), twist),
-            true => unknown(SimConfig::default(), twist).with_balance(|| Ok(())),
-        };
-        assert_eq!(leaks.check(&told(Twist::NoNotify)), Ok(Verdict::Kept));
-        let seen = leaks.check(&told(Twist::EventsLeak)).unwrap_err();
-        assert!(seen.contains("with_balance"), "{seen}");
+/// What a rule says about a device that is broken in this way.
+fn seen(twist: Twist, name: &str, patience: Duration) -> String {
+    let subject = match twist {
+        // On the other device, the thread that waits would call the waker.
+        Twist::NotifiesUnderLock => subject(SimConfig::default(), twist),
+        _ => deferred_subject(twist),
+    };
+    let subject = subject
+        .with_patience(patience)
+        .with_limit(Duration::from_secs(60));
+    if name == "balance" {
+        rule("event.reuse").check(&subject).unwrap();
     }
+    // That the whole device keeps it: see `simulated`.
+    let seen = rule(name).check(&subject);
+    seen.err()
+        .unwrap_or_else(|| panic!("{twist:?} keeps {name}"))
+}
+
+/// Tries again with ten times and a hundred times the time, as long as the outcome is another.
+fn with_more_time<E>(attempt: impl Fn(u32) -> Result<(), E>) -> Result<(), E> {
+    attempt(1)
+        .or_else(|_| attempt(10))
+        .or_else(|_| attempt(100))
+}
+
+/// Whether events are freed is not guessed.
+#[test]
+fn leaked_events_show_only_if_they_are_counted() {
+    for twist in [Twist::NoNotify, Twist::EventsLeak] {
+        let told = unknown(SimConfig::default(), twist);
+        for subject in [told.clone(), told.with_balance(|| Ok(()))] {
+            let verdict = rule("event.leaks").check(&subject);
+            let Ok(Verdict::Skipped(why)) = verdict else {
+                panic!("{verdict:?}");
+            };
+            assert!(why.contains("no balance check that counts events"), "{why}");
+        }
+    }
+}
+
+/// Without a hold, all events may have completed before a waker is registered.
+#[test]
+fn a_rule_about_wakers_that_registers_none_is_skipped() {
+    let idle = unknown(SimConfig::default(), Twist::AlreadyComplete);
+    let verdict = rule("notify.foreign").check(&idle);
+    assert!(matches!(verdict, Ok(Verdict::Skipped(_))), "{verdict:?}");
 }
 
 /// What would wait for ever is reported, with what came before.
 #[test]
 fn a_check_that_hangs_is_reported() {
-    let hang = |twist, what: &str, first: &str| {
+    let hang = |twist, what: &str, first: &str, scale: u32| {
+        let limit = Duration::from_secs(5) * scale;
         let subject = deferred_subject(twist)
-            .with_patience(Duration::from_secs(1))
-            .with_limit(Duration::from_secs(15));
+            .with_patience(Duration::from_secs(1) * scale)
+            .with_limit(limit);
         let report = check_all(&subject);
         // The call itself is tested on a thread of its own.
         let named = format!("{first} waited for the device");
-        assert!(report.broken().any(|(_, seen)| seen == named), "{report}");
         // Elsewhere the hold is opened behind it, which never happens.
-        let last = format!("did not return within 15s; the last thing it did: {what}");
-        assert_eq!(report.broken().last().unwrap().1, last, "{report}");
-        assert!(report.kept().any(|rule| rule.name() == "identity.stable"));
-        assert!(report.not_run().any(|rule| rule.name() == "balance"));
-        let text = report.to_string();
-        assert!(text.contains("not run  balance"), "{text}");
+        let last = format!("did not return within {limit:?}; the last thing it did: {what}");
+        let is_reported = report.broken().any(|(_, seen)| seen == named)
+            && report.broken().last().is_some_and(|(_, seen)| seen == last)
+            && report.kept().any(|rule| rule.name() == "identity.stable")
+            && report.not_run().any(|rule| rule.name() == "balance")
+            && report.to_string().contains("not run  balance");
+        is_reported.then_some(()).ok_or(report.to_string())
+    };
+    let hangs = |twist, what, first| {
+        // A slow rule before it may not return within the limit either.
+        let reported = with_more_time(|scale| hang(twist, what, first, scale));
+        reported.unwrap_or_else(|report| panic!("{twist:?}: {report}"));
     };
     std::thread::scope(|scope| {
-        scope.spawn(|| hang(Twist::CopyWaits, "copy", "copy to the device"));
-        scope.spawn(|| hang(Twist::FreeWaits, "free", "free"));
+        scope.spawn(|| hangs(Twist::CopyWaits, "copy", "copy to the device"));
+        scope.spawn(|| hangs(Twist::FreeWaits, "free", "free"));
     });
 }
 

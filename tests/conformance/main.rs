@@ -106,6 +106,22 @@ fn what_does_not_apply_is_skipped() {
     assert_eq!(rule("event.synchronous").check(&subject), Ok(Verdict::Kept));
 }
 
+/// That without a hold and a balance, no rule is kept that only these show.
+#[cfg(not(miri))]
+fn skips_what_it_cannot_see(report: &arrow_device_conformance::Report) {
+    for (rule, missing) in [
+        ("queue.never-waits", "no hold"),
+        ("event.never-waits", "no hold"),
+        ("queue.dropped", "no hold"),
+        ("event.leaks", "no balance check"),
+        ("balance", "no balance check"),
+    ] {
+        let mut skipped = report.skipped();
+        let found = skipped.any(|(name, why)| name.name() == rule && why.contains(missing));
+        assert!(found, "{rule}: {report}");
+    }
+}
+
 /// A device of a backend of this test.
 fn wrap(backend: Arc<dyn arrow_device::device::Backend>) -> Device {
     Device::new(backend).unwrap()

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+#[cfg(target_os = "linux")]
+use arrow_device::device::AddressClass::Inaccessible;
 use arrow_device::{Device, DeviceBufferMut, Queue};
 use arrow_device_conformance::{Hold, Subject, run};
 
-use super::{Gate, wrap};
+use super::{Gate, skips_what_it_cannot_see, wrap};
 use device::SampleDevice;
 use queue::SampleQueue;
 
@@ -14,6 +16,9 @@ use queue::SampleQueue;
 mod device;
 #[path = "../../examples/sample_backend/event.rs"]
 mod event;
+#[cfg(target_os = "linux")]
+#[path = "../support/fork_kit.rs"]
+mod fork_kit;
 #[path = "../../examples/sample_backend/memory.rs"]
 mod memory;
 #[path = "../../examples/sample_backend/queue.rs"]
@@ -76,7 +81,53 @@ fn memory_that_the_host_reads() {
 
 #[test]
 fn of_which_nothing_is_known() {
-    run(&Subject::new(make(false).0));
+    let report = run(&Subject::new(make(false).0));
+    skips_what_it_cannot_see(&report);
+}
+
+/// The device is a thread, which a child does not have, and locks, which may be held there.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_forked_child_has_no_device() {
+    fork_kit::alone("sample::a_forked_child_has_no_device", || {
+        let (device, sample) = make(false);
+        let queue = device.new_queue().unwrap();
+        let mut memory = DeviceBufferMut::allocate(&queue, 64).unwrap();
+        let event = queue.record().unwrap().unwrap();
+        let other = DeviceBufferMut::allocate(&queue, 64).unwrap();
+        let all = (device.clone(), queue.clone(), event.clone(), sample.clone());
+        let mut child = Some((all, other));
+        fork_kit::forked(|| {
+            let ((device, queue, event, sample), other) = child.take().unwrap();
+            for e in [
+                device.new_queue().unwrap_err(),
+                device.synchronize().unwrap_err(),
+                queue.record().unwrap_err(),
+                queue.synchronize().unwrap_err(),
+                queue.wait(&event).unwrap_err(),
+                event.is_complete().unwrap_err(),
+                event.wait().unwrap_err(),
+                memory.fill(1).unwrap_err(),
+                DeviceBufferMut::allocate(&queue, 64).unwrap_err(),
+            ] {
+                let text = e.to_string();
+                assert!(text.contains("cannot be used after fork"), "{text}");
+            }
+            drop(other);
+            device.trim();
+            let backend = device.backend();
+            assert_eq!(backend.classify(memory.address(), 64), Inaccessible);
+            backend.settle().unwrap();
+            let error = device.take_drop_error();
+            assert!(error.is_none(), "{error:?}");
+            drop((device, queue, event, sample));
+        });
+        memory.fill(1).unwrap();
+        drop((memory, event, queue, child));
+        device.synchronize().unwrap();
+        device.trim();
+        assert_eq!(sample.balance(), Ok(()));
+    });
 }
 
 /// A failure of queued work is reported by what waits for it and by all that follows.

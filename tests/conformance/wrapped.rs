@@ -19,12 +19,16 @@ pub(crate) enum Twist {
     HandsOverByWaiting,
     HasOneOrder,
     RefusesExports,
+    /// All work has completed when a waker is registered.
+    AlreadyComplete,
     // These break it.
     NoFlush,
     FlushesWhenQueried,
     ForgetsDroppedQueues,
     SettlesLiveQueues,
     NewQueueIsTheDefault,
+    QueuesShareAStream,
+    DroppingQueuesWaits,
     CopyWaits,
     FillWaits,
     DirectFromNull,
@@ -228,6 +232,11 @@ unsafe impl Backend for Wrapped {
     unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
         match self.twist {
             Twist::NoNotify => return Ok(Notify::Unsupported),
+            Twist::AlreadyComplete => {
+                // SAFETY: the caller guarantees a live event of this device.
+                unsafe { self.sim.wait_event(event) }?;
+                return Ok(Notify::Completed);
+            }
             Twist::NeverNotifies => {
                 // A waker that is dropped would count as called.
                 std::mem::forget(waker.clone());
@@ -325,6 +334,14 @@ unsafe impl Backend for Wrapped {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+impl Drop for WrappedQueue {
+    fn drop(&mut self) {
+        if self.twist == Twist::DroppingQueuesWaits {
+            self.sim.synchronize().unwrap();
+        }
     }
 }
 
@@ -432,6 +449,13 @@ unsafe impl RawQueue for WrappedQueue {
                 }
                 _ => self.queue.fill(dst, byte, bytes),
             }
+        }
+    }
+
+    fn stream_handle(&self) -> Option<usize> {
+        match self.twist {
+            Twist::HasOneOrder | Twist::QueuesShareAStream => Some(1),
+            _ => None,
         }
     }
 
