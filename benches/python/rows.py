@@ -259,3 +259,14 @@ def long_streams(rounds, batches=30):
         wall, produce, copies, _ = (statistics.median(times) * 1e3 for times in zip(*runs))
         row.notes.append(f"{batches} batches {name}: {wall:.0f} ms, producer {produce:.0f} ms, copies {copies:.0f} ms")
     return row
+
+
+def opencl(lines):
+    """O1, of what the example `speed` of the OpenCL backend printed."""
+    row = Row("O1", "OpenCL on this machine's runtime: upload and download of 8 columns, 16 to 256 MiB", ">= 0.9x the rate of plain clEnqueueSVMMemcpy")
+    for line in lines:
+        what, *numbers = line.split("\t")
+        ratio, first, third, best, plain, ours = map(float, numbers)
+        row.figures.append(Figure(what, ratio, 0.9, at_least=True, spread=(first, third), best=best))
+        row.notes.append(f"{what}, GB/s: arrow-device {ours:.2f}, plain {plain:.2f}")
+    return row

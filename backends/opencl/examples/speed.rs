@@ -6,6 +6,9 @@
 //! ```sh
 //! cargo run --release -p arrow-device-opencl --example speed
 //! ```
+//!
+//! With a number, it takes that many rounds of each size from 16 MiB on, and prints for `benches/report`, with tabs: size and direction,
+//! ratio, its quartiles, the ratio of the fastest rounds, and the two rates in GB/s.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -32,15 +35,57 @@ fn main() -> Result<()> {
         .with_memory(OpenClMemory::Svm)
         .with_idle_limit(1 << 30)
         .open()?;
+    if let Some(rounds) = std::env::args().nth(1) {
+        for mib in [16, 64, 256] {
+            for Figures {
+                direction,
+                plain,
+                ours,
+                ratio,
+                middle,
+                best,
+            } in measure(&device, mib << 20, rounds.parse()?)?
+            {
+                println!(
+                    "{mib} MiB {direction}\t{ratio}\t{}\t{}\t{best}\t{plain}\t{ours}",
+                    middle.0, middle.1
+                );
+            }
+        }
+        return Ok(());
+    }
     println!("{}", OpenClDevice::of(&device)?.info());
     println!(
         "| bytes | direction | plain GB/s | arrow-device GB/s | ratio | of rounds, middle half |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for (mib, rounds) in [(1, 401), (16, 101), (64, 41), (256, 21)] {
-        measure(&device, mib << 20, rounds)?;
+        for Figures {
+            direction,
+            plain,
+            ours,
+            ratio,
+            middle,
+            best,
+        } in measure(&device, mib << 20, rounds)?
+        {
+            println!(
+                "| {mib} MiB | {direction} | {plain:.2} | {ours:.2} | {ratio:.2} | {:.2} to {:.2} | {best:.2} |",
+                middle.0, middle.1
+            );
+        }
     }
     Ok(())
+}
+
+/// What the rounds of one size and direction come to: rates in GB/s, and ratios of rates.
+struct Figures {
+    direction: &'static str,
+    plain: f64,
+    ours: f64,
+    ratio: f64,
+    middle: (f64, f64),
+    best: f64,
 }
 
 /// A program's own memory, and copies of columns to and from it.
@@ -88,7 +133,7 @@ impl Drop for Plain {
     }
 }
 
-fn measure(device: &Device, bytes: usize, rounds: usize) -> Result<()> {
+fn measure(device: &Device, bytes: usize, rounds: usize) -> Result<[Figures; 2]> {
     let rows = (bytes / COLUMNS / 8) as i64;
     let column = |c: i64| {
         Arc::new(Int64Array::from_iter_values((0..rows).map(|row| row ^ c))) as Arc<dyn Array>
@@ -138,7 +183,7 @@ fn measure(device: &Device, bytes: usize, rounds: usize) -> Result<()> {
         }
     }
     assert_eq!(on_device.to_host()?, batch);
-    for (direction, samples) in [("up", up), ("down", down)] {
+    Ok([("up", up), ("down", down)].map(|(direction, samples)| {
         let sorted = |of: fn(&(f64, f64)) -> f64| {
             let mut values: Vec<f64> = samples.iter().map(of).collect();
             values.sort_by(f64::total_cmp);
@@ -146,16 +191,13 @@ fn measure(device: &Device, bytes: usize, rounds: usize) -> Result<()> {
         };
         let (plain, ours, ratio) = (sorted(|s| s.0), sorted(|s| s.1), sorted(|s| s.0 / s.1));
         let rate = |seconds: &[f64]| bytes as f64 / seconds[rounds / 2] / 1e9;
-        println!(
-            "| {} MiB | {direction} | {:.2} | {:.2} | {:.2} | {:.2} to {:.2} | {:.2} |",
-            bytes >> 20,
-            rate(&plain),
-            rate(&ours),
-            ratio[rounds / 2],
-            ratio[rounds / 4],
-            ratio[3 * rounds / 4],
-            plain[0] / ours[0]
-        );
-    }
-    Ok(())
+        Figures {
+            direction,
+            plain: rate(&plain),
+            ours: rate(&ours),
+            ratio: ratio[rounds / 2],
+            middle: (ratio[rounds / 4], ratio[3 * rounds / 4]),
+            best: plain[0] / ours[0],
+        }
+    }))
 }
