@@ -239,14 +239,14 @@ impl Shared {
     ///
     /// # Safety
     /// The pointer points to a live event.
-    unsafe fn read(&self, event: EventPtr) -> Answer<cl_event> {
+    unsafe fn read(&self, event: EventPtr) -> cl_event {
         // SAFETY: the caller guarantees a live event.
         let raw = unsafe { cells::read(event) };
         if cells::owner(event).is_none() {
-            // SAFETY: as above. A foreign producer may not have flushed its queue.
-            unsafe { event::flush(self.context.cl, raw) }?;
+            // SAFETY: as above.
+            unsafe { event::flush(self.context.cl, raw) };
         }
-        Ok(raw)
+        raw
     }
 }
 
@@ -309,9 +309,8 @@ unsafe impl Backend for OpenClDevice {
         context.check_process()?;
         // SAFETY: the caller guarantees a live event (contract of `query_event`).
         let complete = context.check(unsafe {
-            self.shared
-                .read(event)
-                .and_then(|event| event::is_complete(context.cl, event))
+            let event = self.shared.read(event);
+            event::is_complete(context.cl, event)
         })?;
         // After the query: work that failed before the event has set it by now.
         context.failure.check()?;
@@ -323,9 +322,8 @@ unsafe impl Backend for OpenClDevice {
         context.check_process()?;
         // SAFETY: the caller guarantees a live event (contract of `wait_event`).
         context.check(unsafe {
-            self.shared
-                .read(event)
-                .and_then(|event| event::wait(context.cl, event))
+            let event = self.shared.read(event);
+            event::wait(context.cl, event)
         })?;
         context.failure.check()
     }
@@ -334,7 +332,7 @@ unsafe impl Backend for OpenClDevice {
         let context = &self.shared.context;
         context.check_process()?;
         // SAFETY: the caller guarantees a live event (contract of `notify_event`).
-        let event = context.check(unsafe { self.shared.read(event) })?;
+        let event = unsafe { self.shared.read(event) };
         // SAFETY: as above.
         if context.check(unsafe { event::is_complete(context.cl, event) })? {
             return Ok(Notify::Completed);

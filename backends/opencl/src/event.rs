@@ -98,23 +98,30 @@ pub(crate) unsafe fn wait(cl: &Cl, event: cl_event) -> Answer<()> {
     waited
 }
 
-/// Makes sure that a pending event of a foreign producer makes progress: its queue may not have been flushed.
+/// Makes sure that an event of a foreign producer makes progress if it is pending: its queue may not have been flushed.
 ///
 /// # Safety
 /// The event is live.
-pub(crate) unsafe fn flush(cl: &Cl, event: cl_event) -> Answer<()> {
-    // SAFETY: the caller guarantees the event; the queue is a pointer, null for user events.
+pub(crate) unsafe fn flush(cl: &Cl, event: cl_event) {
+    // SAFETY: the caller guarantees the event.
+    if !matches!(unsafe { status(cl, event) }, Ok(status) if status > CL_COMPLETE) {
+        // Its queue may be gone: an event keeps none alive.
+        return;
+    }
+    // SAFETY: as above; the queue is a pointer, null for user events.
     let queue = unsafe {
         info!(
             cl,
             clGetEventInfo(event, CL_EVENT_COMMAND_QUEUE) as cl_command_queue
         )
-    }?;
-    if queue.is_null() {
-        return Ok(());
+    };
+    if let Ok(queue) = queue
+        && !queue.is_null()
+    {
+        // A queue that its owner has released was flushed by that, and Intel's runtime refuses its handle.
+        // SAFETY: a queue is deleted only once its commands have finished, and this one was pending just now.
+        let _: Answer<()> = unsafe { call!(cl, clFlush(queue)) };
     }
-    // SAFETY: an event keeps its queue alive.
-    unsafe { call!(cl, clFlush(queue)) }
 }
 
 /// Returns the context of an event.
@@ -259,7 +266,7 @@ pub(crate) unsafe fn make_wait(
                 );
             }
             Producer::This | Producer::Other(_) => {}
-            Producer::Foreign => flush(cl, event)?,
+            Producer::Foreign => flush(cl, event),
         }
     }
     // Events of other contexts cannot be waited for, and foreign ones may fail: one of our own follows it, which never fails.

@@ -73,13 +73,19 @@ macro_rules! call {
     }};
 }
 
+/// When the C program releases its queue, as there.
+const WITH_ARRAY: c_int = 0;
+const WHILE_PENDING: c_int = 1;
+const WHEN_FINISHED: c_int = 2;
+
 /// An array of the C program, and the event that its copy waits for.
-fn produce(device_id: i64) -> (FFI_ArrowDeviceArray, usize) {
+fn produce(device_id: i64, release_queue: c_int) -> (FFI_ArrowDeviceArray, usize) {
     let mut gate: cl_event = std::ptr::null_mut();
     let mut array = FFI_ArrowDeviceArray::empty();
     let (out, gate_out) = (&raw mut array, &raw mut gate);
     let line = call!(peer_produce(
-        out.cast() => *mut c_void, device_id => i64, ROWS => i64, gate_out => *mut cl_event
+        out.cast() => *mut c_void, device_id => i64, ROWS => i64, release_queue => c_int,
+        gate_out => *mut cl_event
     ));
     assert_eq!(line, 0, "peer.c");
     (array, gate.expose_provenance())
@@ -104,7 +110,7 @@ fn import(array: FFI_ArrowDeviceArray, devices: &Devices) -> DeviceArray {
 #[track_caller]
 fn arrives(devices: &Devices) -> Device {
     let before = call!(peer_releases());
-    let (array, gate) = produce(0);
+    let (array, gate) = produce(0, WITH_ARRAY);
     let array = import(array, devices);
     let device = array.device().clone();
     assert_eq!(device.stats().host_waits, 0);
@@ -190,11 +196,25 @@ fn a_c_producer_with_a_context_of_its_own() {
     }
 
     // An id that names no device here: the context has only one.
-    let (array, gate) = produce(77);
+    let (array, gate) = produce(77, WITH_ARRAY);
     let array = import(array, &devices);
     assert_eq!(array.device().id().id, 77);
     open_gate(gate);
     assert_eq!(array.to_host().unwrap().len(), ROWS as usize);
+
+    // The queue of its event is gone.
+    for when in [WHILE_PENDING, WHEN_FINISHED] {
+        let (array, gate) = produce(0, when);
+        let array = import(array, &devices);
+        let ready = array.is_ready();
+        // First: the array is released only once its copy has run.
+        if when == WHILE_PENDING {
+            open_gate(gate);
+        }
+        assert_eq!(ready.unwrap(), when == WHEN_FINISHED);
+        array.wait().unwrap();
+        assert_eq!(array.to_host().unwrap().len(), ROWS as usize);
+    }
 }
 
 fn batch() -> RecordBatch {

@@ -44,17 +44,20 @@ struct producer {
   int64_t* values;
 };
 
+/* When the producer releases its queue. */
+enum { WITH_ARRAY, WHILE_PENDING, WHEN_FINISHED };
+
 static int releases;
 
 int peer_releases(void) { return __atomic_load_n(&releases, __ATOMIC_SEQ_CST); }
 
 static void release(struct ArrowArray* array) {
   struct producer* p = array->private_data;
+  clWaitForEvents(1, &p->event);
   clReleaseEvent(p->event);
   clReleaseEvent(p->gate);
-  clFinish(p->queue);
   clSVMFree(p->context, p->memory);
-  clReleaseCommandQueue(p->queue);
+  if (p->queue) clReleaseCommandQueue(p->queue);
   clReleaseContext(p->context);
   free(p->values);
   free(p);
@@ -63,8 +66,8 @@ static void release(struct ArrowArray* array) {
 }
 
 /* Produces the int64 values 0, 3, 6... in a context of its own, by a copy that runs once *gate completes. The queue is not
-   flushed. */
-int peer_produce(struct ArrowDeviceArray* out, int64_t device_id, int64_t rows, cl_event* gate) {
+   flushed. WHEN_FINISHED opens the gate itself. */
+int peer_produce(struct ArrowDeviceArray* out, int64_t device_id, int64_t rows, int release_queue, cl_event* gate) {
   cl_platform_id platform;
   cl_device_id device;
   cl_int code;
@@ -85,6 +88,14 @@ int peer_produce(struct ArrowDeviceArray* out, int64_t device_id, int64_t rows, 
   CHECK(clEnqueueBarrierWithWaitList(p->queue, 1, &p->gate, NULL) == CL_SUCCESS);
   CHECK(clEnqueueSVMMemcpy(p->queue, CL_FALSE, p->memory, p->values, bytes, 0, NULL, &p->event) == CL_SUCCESS);
   p->buffers[1] = p->memory;
+  if (release_queue == WHEN_FINISHED) {
+    CHECK(clSetUserEventStatus(p->gate, CL_COMPLETE) == CL_SUCCESS);
+    CHECK(clFinish(p->queue) == CL_SUCCESS);
+  }
+  if (release_queue != WITH_ARRAY) {
+    CHECK(clReleaseCommandQueue(p->queue) == CL_SUCCESS);
+    p->queue = NULL;
+  }
 
   memset(out, 0, sizeof *out);
   out->array.length = rows;
