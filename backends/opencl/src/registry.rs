@@ -97,6 +97,9 @@ impl OpenClDevices {
                 return Ok(Some(owner.clone()));
             }
         }
+        // A device whose memory the host reads takes no other memory.
+        let takes = |device: &Device| !device.backend().host_readable();
+        candidates.retain(takes);
         let is_foreign = |event| cells::owner(event).is_none();
         match context {
             Some(context) if candidates.is_empty() && array.event().is_some_and(is_foreign) => {

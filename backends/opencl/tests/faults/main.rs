@@ -3,6 +3,7 @@
 #![cfg(all(target_os = "linux", not(miri)))]
 
 mod calls;
+mod endings;
 mod every_call;
 mod fake;
 #[path = "../support/opencl.rs"]
