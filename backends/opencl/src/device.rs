@@ -318,6 +318,9 @@ unsafe impl Backend for OpenClDevice {
         })?;
         // After the query: work that failed before the event has set it by now.
         context.failure.check()?;
+        if complete {
+            context.check(self.shared.cells.producer(event).check())?;
+        }
         Ok(complete)
     }
 
@@ -329,7 +332,8 @@ unsafe impl Backend for OpenClDevice {
             let event = self.shared.read(event);
             event::wait(context.cl, event)
         })?;
-        context.failure.check()
+        context.failure.check()?;
+        context.check(self.shared.cells.producer(event).check())
     }
 
     unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {

@@ -223,6 +223,12 @@ fn the_failure_of_another_device_is_an_error_for_who_waits_for_its_events() {
             wait_for(&third.default_queue()),
             "the work of another device before an event",
         );
+        // SAFETY: as above.
+        unsafe {
+            let text = "the work of another device before an event";
+            assert_error(third.backend().query_event(event.as_ptr()), text);
+            assert_error(third.backend().wait_event(event.as_ptr()), text);
+        }
         assert_works(&third);
         assert_error(theirs.record(), FAILED);
         drop((up, event, queue, theirs));

@@ -6,6 +6,9 @@ mod calls;
 mod endings;
 mod every_call;
 mod fake;
+#[path = "../../../../tests/support/fork_kit.rs"]
+mod fork_kit;
+mod forks;
 #[path = "../support/opencl.rs"]
 mod opencl;
 mod rigs;
