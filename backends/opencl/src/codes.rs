@@ -27,6 +27,14 @@ pub(crate) fn is_out_of_memory(code: cl_int) -> bool {
     )
 }
 
+/// Returns whether a queue for which a wait fails with this code runs nothing any more.
+pub(crate) fn is_gone(code: cl_int) -> bool {
+    matches!(
+        code,
+        CL_INVALID_COMMAND_QUEUE | CL_INVALID_CONTEXT | CL_INVALID_DEVICE | CL_DEVICE_NOT_AVAILABLE
+    )
+}
+
 names! {
     CL_DEVICE_NOT_FOUND
     CL_DEVICE_NOT_AVAILABLE

@@ -29,7 +29,8 @@ pub struct OpenClConfig {
     id: i64,
     memory: Option<OpenClMemory>,
     idle_bytes: usize,
-    /// Memory that the device is to work with.
+    /// Whether the device is for memory of a foreign producer, and some of that memory.
+    imports: bool,
     given: Option<DevicePtr>,
 }
 
@@ -41,6 +42,7 @@ impl OpenClConfig {
             id: i64::try_from(ordinal).unwrap_or(i64::MAX),
             memory: None,
             idle_bytes: 256 << 20,
+            imports: false,
             given: None,
         }
     }
@@ -70,7 +72,7 @@ impl OpenClConfig {
 
     /// Makes the device one for memory of a foreign producer.
     pub(crate) fn for_memory(mut self, address: Option<DevicePtr>) -> Self {
-        self.given = address;
+        (self.imports, self.given) = (true, address);
         self
     }
 
@@ -184,6 +186,16 @@ impl OpenClConfig {
         Device::new(Arc::new(OpenClDevice::new(shared, queue)?))
     }
 
+    fn accepts(&self, kind: OpenClMemory) -> bool {
+        match (self.memory, kind) {
+            (Some(memory), _) => kind == memory,
+            (None, OpenClMemory::Handles) => false,
+            // Nobody knows whether the host may read a foreign producer's memory.
+            (None, OpenClMemory::FineSvm) => !self.imports,
+            (None, _) => true,
+        }
+    }
+
     fn choose(&self, info: &OpenClDeviceInfo, kinds: &[Kind]) -> Result<Kind> {
         let id = self.id();
         let version = info.version.strip_prefix("OpenCL ").unwrap_or_default();
@@ -193,11 +205,7 @@ impl OpenClConfig {
                 format!("{info} is older than OpenCL 1.2; update its driver"),
             ));
         }
-        let is_chosen = |kind: &&Kind| match self.memory {
-            Some(memory) => kind.name() == memory,
-            None => kind.name() != OpenClMemory::Handles,
-        };
-        let chosen = kinds.iter().find(is_chosen).copied();
+        let chosen = kinds.iter().find(|kind| self.accepts(kind.name())).copied();
         chosen.ok_or_else(|| {
             let reason = match self.memory {
                 Some(memory) => format!("{info} has no memory of the kind {memory:?}, but {:?}", info.memory),
@@ -222,4 +230,20 @@ pub(crate) unsafe fn devices_of(cl: &Cl, context: cl_context) -> Answer<Vec<cl_d
         .into_iter()
         .map(std::ptr::with_exposed_provenance_mut)
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_the_host_reads_is_not_chosen_for_a_foreign_producer() {
+        let config = OpenClConfig::new(0);
+        assert!(config.accepts(OpenClMemory::FineSvm));
+        let foreign = config.clone().for_memory(None);
+        assert!(!foreign.accepts(OpenClMemory::FineSvm));
+        assert!(foreign.accepts(OpenClMemory::Svm) && foreign.accepts(OpenClMemory::Usm));
+        let named = config.with_memory(OpenClMemory::FineSvm).for_memory(None);
+        assert!(named.accepts(OpenClMemory::FineSvm));
+    }
 }

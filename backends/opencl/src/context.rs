@@ -21,8 +21,10 @@ pub(crate) struct Context {
     device: cl_device_id,
     /// The work that has failed, if some has.
     pub(crate) failure: Arc<Failure>,
-    /// Polls events and calls wakers. Its jobs do not block.
+    /// Polls events. Its jobs do not block.
     pub(crate) worker: Worker,
+    /// Calls wakers, which are foreign code and may block.
+    pub(crate) wakers: Worker,
 }
 
 // SAFETY: a device's handle may be used on any thread; the context keeps it alive.
@@ -46,6 +48,7 @@ impl Context {
             device,
             failure: Arc::default(),
             worker: Worker::new("arrow-device opencl"),
+            wakers: Worker::new("arrow-device opencl wakers"),
         }
     }
 
@@ -126,7 +129,7 @@ impl Drop for Context {
         let object = unsafe { ManuallyDrop::take(&mut self.object) };
         match IN_CALLBACK.get() {
             // The runtime would end the context's threads, of which this may be one.
-            true => self.worker.push(move || drop(object)),
+            true => self.wakers.push(move || drop(object)),
             false => drop(object),
         }
     }

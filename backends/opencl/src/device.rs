@@ -103,7 +103,8 @@ impl OpenClDevice {
         })
     }
 
-    /// Makes a queue of the program's command queue, of which it takes a reference of its own.
+    /// Makes a queue of the program's command queue, of which it takes a reference of its own. It gives that back when the queue
+    /// was dropped and its work is done: at the latest when the device is waited for or dropped.
     ///
     /// # Errors
     /// Returns [`Error::NotSupported`] if the command queue is of another context or device, or runs its commands out of order:
@@ -222,9 +223,12 @@ pub(crate) unsafe fn check_queue(shared: &Shared, queue: cl_command_queue) -> Re
             Ok((queue, of, device, properties))
         })
     })?;
-    let refused = |reason: &str| Err(context.not_supported("adopt_queue", reason.into()));
+    let refused =
+        |reason: &str| Err(context.not_supported("adopting a command queue", reason.into()));
     if of != context.raw() || device != context.device() {
-        return refused("the command queue is of another context or device");
+        return refused(
+            "the command queue is of another context or device; create it for the device's own",
+        );
     }
     if properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE != 0 {
         return refused(
@@ -239,14 +243,14 @@ impl Shared {
     ///
     /// # Safety
     /// The pointer points to a live event.
-    unsafe fn read(&self, event: EventPtr) -> Answer<cl_event> {
+    unsafe fn read(&self, event: EventPtr) -> cl_event {
         // SAFETY: the caller guarantees a live event.
         let raw = unsafe { cells::read(event) };
         if cells::owner(event).is_none() {
-            // SAFETY: as above. A foreign producer may not have flushed its queue.
-            unsafe { event::flush(self.context.cl, raw) }?;
+            // SAFETY: as above.
+            unsafe { event::flush(self.context.cl, raw) };
         }
-        Ok(raw)
+        raw
     }
 }
 
@@ -294,7 +298,7 @@ unsafe impl Backend for OpenClDevice {
         }
         if matches!(self.shared.cells.producer(event), Producer::Other(_)) {
             return Err(Error::InvalidArgument(
-                "the event is another OpenCL device's; import with a set of devices that has that device".into(),
+                format!("the event is not of {}, but of another OpenCL device; import with a set of devices that has that device", self.id()).into(),
             ));
         }
         // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be read there.
@@ -309,12 +313,14 @@ unsafe impl Backend for OpenClDevice {
         context.check_process()?;
         // SAFETY: the caller guarantees a live event (contract of `query_event`).
         let complete = context.check(unsafe {
-            self.shared
-                .read(event)
-                .and_then(|event| event::is_complete(context.cl, event))
+            let event = self.shared.read(event);
+            event::is_complete(context.cl, event)
         })?;
         // After the query: work that failed before the event has set it by now.
         context.failure.check()?;
+        if complete {
+            context.check(self.shared.cells.producer(event).check())?;
+        }
         Ok(complete)
     }
 
@@ -323,25 +329,25 @@ unsafe impl Backend for OpenClDevice {
         context.check_process()?;
         // SAFETY: the caller guarantees a live event (contract of `wait_event`).
         context.check(unsafe {
-            self.shared
-                .read(event)
-                .and_then(|event| event::wait(context.cl, event))
+            let event = self.shared.read(event);
+            event::wait(context.cl, event)
         })?;
-        context.failure.check()
+        context.failure.check()?;
+        context.check(self.shared.cells.producer(event).check())
     }
 
     unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
         let context = &self.shared.context;
         context.check_process()?;
         // SAFETY: the caller guarantees a live event (contract of `notify_event`).
-        let event = context.check(unsafe { self.shared.read(event) })?;
+        let event = unsafe { self.shared.read(event) };
         // SAFETY: as above.
         if context.check(unsafe { event::is_complete(context.cl, event) })? {
             return Ok(Notify::Completed);
         }
         let (owner, waker) = (context.clone(), waker.clone());
         // In a callback of the runtime, foreign code could make calls that must not be made there.
-        let wake = move |_| owner.worker.push(move || waker.wake());
+        let wake = move |_| owner.wakers.push(move || waker.wake());
         // SAFETY: as above.
         context.check(unsafe { event::on_end(context, event, wake) })?;
         Ok(Notify::Registered)
@@ -381,10 +387,21 @@ unsafe impl Backend for OpenClDevice {
         let found =
             own.or_else(|| host.classify_allocation(address, bytes, AddressClass::HostAccessible));
         // OpenCL cannot be asked about addresses of other contexts, nor about host memory.
+        let other = match self.host_readable() {
+            // The host would read it.
+            true => AddressClass::Inaccessible,
+            false => AddressClass::Unknown,
+        };
         found.unwrap_or_else(|| {
             let start = address.address();
-            (AddressClass::Unknown, start..start.saturating_add(bytes))
+            (other, start..start.saturating_add(bytes))
         })
+    }
+
+    fn explain(&self, _address: DevicePtr, _bytes: usize) -> Option<String> {
+        let why = "it is not memory of this device, and OpenCL cannot tell whether the host may read it; \
+                   open the device with OpenClMemory::Svm to import it";
+        self.host_readable().then(|| why.into())
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
@@ -419,6 +436,9 @@ unsafe impl Backend for OpenClDevice {
             host,
             ..
         } = &*self.shared;
+        if context.is_forked() {
+            return;
+        }
         if let (Kind::Usm(usm), Some(_)) = (kind, host.remove(address)) {
             // An error has no place to go.
             // SAFETY: `allocate_host` returned the memory, the caller guarantees that no copy uses it any more, and it was taken out

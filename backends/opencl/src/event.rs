@@ -23,7 +23,7 @@ fn of_status(status: cl_int) -> Answer<()> {
     match status {
         CL_COMPLETE.. => Ok(()),
         code => Err(Failed {
-            call: "the command of an event",
+            call: "the producer's work before an event",
             code,
         }),
     }
@@ -77,13 +77,30 @@ pub(crate) unsafe fn is_complete(cl: &Cl, event: cl_event) -> Answer<bool> {
     }
 }
 
-/// Returns whether the work before the event certainly does not run any more, because it has completed or failed. Never waits.
+/// What an event after the work of a queue of this crate says about that work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    MayRun,
+    Done,
+    /// Some of it has failed, and the rest may still run: PoCL fails an event at once if a command before it fails, also while
+    /// others are queued. Only a wait for the queue tells.
+    Failed,
+}
+
+/// Returns what an event of this crate says about the work before it. Work that has failed is the end of the device. Never waits.
 ///
 /// # Safety
 /// The event is live.
-pub(crate) unsafe fn has_ended(cl: &Cl, event: cl_event) -> bool {
+pub(crate) unsafe fn work_before(context: &Context, event: cl_event) -> Work {
     // SAFETY: the caller guarantees the event.
-    matches!(unsafe { state(cl, event) }, Ok(State::Ended(_)))
+    match unsafe { state(context.cl, event) } {
+        Ok(State::Ended(Ok(()))) => Work::Done,
+        Ok(State::Ended(Err(failed))) => {
+            context.failure.set(context.error(failed));
+            Work::Failed
+        }
+        Ok(State::Pending) | Err(_) => Work::MayRun,
+    }
 }
 
 /// Makes this thread wait for the event; an error if it has failed.
@@ -98,23 +115,30 @@ pub(crate) unsafe fn wait(cl: &Cl, event: cl_event) -> Answer<()> {
     waited
 }
 
-/// Makes sure that a pending event of a foreign producer makes progress: its queue may not have been flushed.
+/// Makes sure that an event of a foreign producer makes progress if it is pending: its queue may not have been flushed.
 ///
 /// # Safety
 /// The event is live.
-pub(crate) unsafe fn flush(cl: &Cl, event: cl_event) -> Answer<()> {
-    // SAFETY: the caller guarantees the event; the queue is a pointer, null for user events.
+pub(crate) unsafe fn flush(cl: &Cl, event: cl_event) {
+    // SAFETY: the caller guarantees the event.
+    if !matches!(unsafe { status(cl, event) }, Ok(status) if status > CL_COMPLETE) {
+        // Its queue may be gone: an event keeps none alive.
+        return;
+    }
+    // SAFETY: as above; the queue is a pointer, null for user events.
     let queue = unsafe {
         info!(
             cl,
             clGetEventInfo(event, CL_EVENT_COMMAND_QUEUE) as cl_command_queue
         )
-    }?;
-    if queue.is_null() {
-        return Ok(());
+    };
+    if let Ok(queue) = queue
+        && !queue.is_null()
+    {
+        // A queue that its owner has released was flushed by that, and Intel's runtime refuses its handle.
+        // SAFETY: a queue is deleted only once its commands have finished, and this one was pending just now.
+        let _: Answer<()> = unsafe { call!(cl, clFlush(queue)) };
     }
-    // SAFETY: an event keeps its queue alive.
-    unsafe { call!(cl, clFlush(queue)) }
 }
 
 /// Returns the context of an event.
@@ -144,8 +168,12 @@ unsafe extern "C" fn ended(event: cl_event, status_given: cl_int, number: *mut c
     let _ = catch_unwind(AssertUnwindSafe(|| {
         let Ok(cl) = Cl::get() else { return };
         // SAFETY: the runtime passes the event, which is live while this runs.
-        let seen = unsafe { status(cl, event) }.map_or(Ok(()), of_status);
-        in_callback(|| act(number.addr(), of_status(status_given).and(seen)));
+        let Ok(seen) = (unsafe { status(cl, event) }) else {
+            // The status that was given may hide a failure. The poll of `on_end` decides.
+            return;
+        };
+        let outcome = of_status(status_given).and(of_status(seen));
+        in_callback(|| act(number.addr(), outcome));
     }));
 }
 
@@ -221,7 +249,7 @@ pub(crate) enum Producer {
 }
 
 impl Producer {
-    fn check(&self) -> Answer<()> {
+    pub(crate) fn check(&self) -> Answer<()> {
         match self {
             Self::Other(failure) if failure.is_set() => Err(Failed {
                 call: "the work of another device before an event",
@@ -259,7 +287,7 @@ pub(crate) unsafe fn make_wait(
                 );
             }
             Producer::This | Producer::Other(_) => {}
-            Producer::Foreign => flush(cl, event)?,
+            Producer::Foreign => flush(cl, event),
         }
     }
     // Events of other contexts cannot be waited for, and foreign ones may fail: one of our own follows it, which never fails.

@@ -63,9 +63,10 @@
 //! - If a pending event fails after a queue was told to wait for it, the device has failed: from then on each of its operations
 //!   returns that error, and a device that waits for its events fails too.
 //!
-//! Two things remain to the program. A command that it enqueues itself, on a queue of this crate or its own, and that fails or waits
+//! Three things remain to the program. A command that it enqueues itself, on a queue of this crate or its own, and that fails or waits
 //! for an event that fails, meets the runtime's behaviour. And an event that was exported before a failure completes like any other,
-//! because a failed one could end the consumer's process: who consumes arrays of a device that has failed is not told.
+//! because a failed one could end the consumer's process: who consumes arrays of a device that has failed is not told. And a copy or
+//! fill that the runtime accepts and that fails later is seen only if the runtime also fails the events after it, as PoCL does.
 //!
 //! # Layout
 //!

@@ -12,8 +12,8 @@ use opencl_sys::{cl_command_queue, cl_kernel, cl_uint};
 use crate::cells;
 use crate::event;
 use crate::object::CommandQueue;
-use crate::queues;
-use crate::shared::{SETTLE, Shared};
+use crate::queues::{self, Patience};
+use crate::shared::Shared;
 use crate::sys::create;
 
 /// A queue of an OpenCL device: an in-order command queue, and what
@@ -142,7 +142,7 @@ unsafe impl RawQueue for OpenClQueue {
             if let Err(failed) = copied {
                 if queued > 0 {
                     // None may be under way after an error.
-                    let finished = queues::finish(context.cl, &self.queue, SETTLE);
+                    let finished = queues::finish(context.cl, &self.queue, Patience::UntilEnded);
                     if let Err(failed) = finished {
                         context.failure.set(context.error(failed));
                     }

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::codes;
 use crate::context::{Context, lock};
-use crate::event::has_ended;
+use crate::event::{Work, work_before};
 use crate::object::{CommandQueue, Event};
 use crate::sys::{Answer, Cl, call};
 
@@ -21,10 +22,10 @@ struct Tracked {
 }
 
 impl Tracked {
-    fn has_ended(&self, cl: &Cl) -> bool {
+    fn is_done(&self, context: &Context) -> bool {
         // SAFETY: `last` keeps the event alive.
-        let ended = |event: &Arc<Event>| unsafe { has_ended(cl, event.raw()) };
-        self.dropped && self.last.as_ref().is_some_and(ended)
+        let done = |event: &Arc<Event>| unsafe { work_before(context, event.raw()) } == Work::Done;
+        self.dropped && self.last.as_ref().is_some_and(done)
     }
 }
 
@@ -57,24 +58,20 @@ impl Queues {
 
     /// Returns whether all queues were dropped and have ended, and forgets those that have.
     pub(crate) fn are_done(&self, context: &Context) -> bool {
+        // The runtime is called outside the lock: to ask, and to release the queues.
+        let mut ended = lock(&self.0).clone();
+        ended.retain(|queue| queue.is_done(context));
         let mut queues = lock(&self.0);
-        let mut ended = queues.clone();
-        ended.retain(|queue| queue.has_ended(context.cl));
         queues.retain(|queue| ended.iter().all(|ended| ended.number != queue.number));
-        let done = queues.is_empty();
-        drop(queues);
-        // Released outside the lock.
-        drop(ended);
-        done
+        queues.is_empty()
     }
 
-    /// Makes this thread wait for the work of all queues, and forgets those that were dropped before. A wait that fails is tried
-    /// so many times.
-    pub(crate) fn finish(&self, context: &Context, tries: usize) -> Answer<()> {
+    /// Makes this thread wait for the work of all queues, and forgets those that were dropped before.
+    pub(crate) fn finish(&self, context: &Context, patience: Patience) -> Answer<()> {
         let queues = lock(&self.0).clone();
         let mut outcome = Ok(());
         for tracked in queues {
-            let finished = finish(context.cl, &tracked.queue, tries);
+            let finished = finish(context.cl, &tracked.queue, patience);
             if finished.is_ok() && tracked.dropped {
                 let mut queues = lock(&self.0);
                 let place = queues
@@ -90,16 +87,25 @@ impl Queues {
     }
 }
 
-/// Makes this thread wait for the work of a queue, trying so many times.
-pub(crate) fn finish(cl: &Cl, queue: &CommandQueue, tries: usize) -> Answer<()> {
-    let mut tries = tries;
+/// When a wait for a queue gives up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// At the first error.
+    Once,
+    /// Once the queue's work certainly does not run any more: as long as it takes.
+    UntilEnded,
+}
+
+/// Makes this thread wait for the work of a queue.
+pub(crate) fn finish(cl: &Cl, queue: &CommandQueue, patience: Patience) -> Answer<()> {
     loop {
         // SAFETY: the queue is live.
-        let finished = unsafe { call!(cl, clFinish(queue.raw())) };
-        if finished.is_ok() || tries <= 1 {
-            return finished;
+        match unsafe { call!(cl, clFinish(queue.raw())) } {
+            Err(failed) if patience == Patience::UntilEnded && !codes::is_gone(failed.code) => {
+                // Such as a lack of memory, which says nothing about the work.
+                std::thread::sleep(PAUSE);
+            }
+            finished => return finished,
         }
-        tries -= 1;
-        std::thread::sleep(PAUSE);
     }
 }

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use arrow_device::device::parts::Process;
 use arrow_device::device::{AddressClass, Arriving};
 use arrow_device::{ArrowDeviceType, Device, Devices, Error, Result};
-use opencl_sys::cl_context;
+use opencl_sys::{CL_INVALID_CONTEXT, cl_context};
 
 use crate::cells;
 use crate::config::{OpenClConfig, devices_of};
@@ -21,8 +22,9 @@ const FOREIGN: usize = 16;
 #[derive(Clone, Debug)]
 pub struct OpenClDevices(Arc<Known>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Known {
+    process: Process,
     added: Mutex<Vec<Device>>,
     /// In contexts of foreign producers, the oldest first.
     foreign: Mutex<VecDeque<Device>>,
@@ -43,7 +45,11 @@ struct Known {
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
 pub fn register(devices: &Devices) -> OpenClDevices {
-    let known = OpenClDevices(Arc::default());
+    let known = OpenClDevices(Arc::new(Known {
+        process: Process::this(),
+        added: Mutex::default(),
+        foreign: Mutex::default(),
+    }));
     let opened = known.clone();
     devices.register(ArrowDeviceType::OPENCL, move |number| {
         let config = |number| OpenClConfig::new(number).open();
@@ -71,6 +77,7 @@ impl OpenClDevices {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if it is not an OpenCL device.
     pub fn add(&self, device: Device) -> Result<()> {
+        self.0.process.check(device.id(), CL_INVALID_CONTEXT)?;
         OpenClDevice::of(&device)?;
         let mut added = lock(&self.0.added);
         if !added.contains(&device) {
@@ -81,6 +88,8 @@ impl OpenClDevices {
 
     fn resolve(&self, array: &Arriving<'_>) -> Result<Option<Device>> {
         let id = array.id();
+        // Another thread may have had a lock.
+        self.0.process.check(id, CL_INVALID_CONTEXT)?;
         let mut candidates = lock(&self.0.added).clone();
         candidates.extend(lock(&self.0.foreign).iter().cloned());
         candidates.retain(|device| device.id() == id);
@@ -97,6 +106,9 @@ impl OpenClDevices {
                 return Ok(Some(owner.clone()));
             }
         }
+        // A device whose memory the host reads takes no other memory.
+        let takes = |device: &Device| !device.backend().host_readable();
+        candidates.retain(takes);
         let is_foreign = |event| cells::owner(event).is_none();
         match context {
             Some(context) if candidates.is_empty() && array.event().is_some_and(is_foreign) => {

@@ -26,9 +26,15 @@ use cl3::command_queue::{
 use cl3::context::{create_context, release_context};
 use cl3::event::release_event;
 use cl3::kernel::{create_kernel, release_kernel, set_kernel_arg};
-use cl3::memory::{create_buffer, release_mem_object};
+use cl3::memory::{
+    CL_MEM_OBJECT_IMAGE2D, CL_RGBA, CL_UNSIGNED_INT8, create_buffer, create_image,
+    release_mem_object,
+};
 use cl3::program::{build_program, create_program_with_source, release_program};
-use cl3::types::{cl_command_queue, cl_context, cl_device_id, cl_kernel, cl_mem, cl_ulong};
+use cl3::types::{
+    cl_command_queue, cl_context, cl_device_id, cl_image_desc, cl_image_format, cl_kernel, cl_mem,
+    cl_ulong,
+};
 
 use opencl::{assert_clean, assert_error, has, memories, open, soon};
 
@@ -392,6 +398,104 @@ fn devices_by_name() {
             assert_eq!(again.to_host().unwrap(), batch());
         }
     }
+}
+
+/// Whether the host may read memory of another device, nobody knows.
+#[test]
+fn a_device_that_the_host_reads_imports_only_its_own_memory() {
+    if !has(OpenClMemory::FineSvm) {
+        return;
+    }
+    let program = Program::new(IN_ORDER);
+    let coarse = program.adopt(OpenClMemory::Svm).unwrap();
+    let fine = program.adopt(OpenClMemory::FineSvm).unwrap();
+    let import = |from: &Device| {
+        // Without an event, which would name its device.
+        let up = from.upload(&batch()).unwrap();
+        let (array, schema) = up.export(SyncPolicy::Wait).unwrap();
+        let set = Devices::new();
+        set.add(fine.clone()).unwrap();
+        let options = arrow_device::ImportOptions::default().with_devices(set);
+        // SAFETY: both structs come from one export of this crate.
+        unsafe { arrow_device::DeviceRecordBatch::import_with(array, &schema, &options) }
+    };
+    assert_error(
+        import(&coarse),
+        "open the device with OpenClMemory::Svm to import",
+    );
+    assert_eq!(import(&fine).unwrap().to_host().unwrap(), batch());
+}
+
+#[test]
+fn an_image_is_not_wrapped() {
+    if !has(OpenClMemory::Handles) {
+        return;
+    }
+    let program = Program::new(IN_ORDER);
+    let device = program.adopt(OpenClMemory::Handles).unwrap();
+    let format = cl_image_format {
+        image_channel_order: CL_RGBA,
+        image_channel_data_type: CL_UNSIGNED_INT8,
+    };
+    let shape = cl_image_desc {
+        image_type: CL_MEM_OBJECT_IMAGE2D,
+        image_width: 64,
+        image_height: 64,
+        image_depth: 0,
+        image_array_size: 0,
+        image_row_pitch: 0,
+        image_slice_pitch: 0,
+        num_mip_levels: 0,
+        num_samples: 0,
+        buffer: null_mut(),
+    };
+    let access = cl3::memory::CL_MEM_READ_WRITE;
+    let (format, shape) = (&raw const format, &raw const shape);
+    // SAFETY: the context is live, and both descriptions are valid.
+    let image =
+        unsafe { create_image(program.context, access, format, shape, null_mut()) }.unwrap();
+    // SAFETY: the image is live.
+    let refused = unsafe { OpenClDevice::wrap_mem(&device, image) };
+    assert_error(
+        refused,
+        "the cl_mem is an image or a pipe, and not a buffer",
+    );
+    assert_clean(&device);
+    // SAFETY: this is the reference of `create_image`.
+    unsafe { release_mem_object(image) }.unwrap();
+}
+
+/// In the order of the loader's lists, also in another process.
+#[test]
+fn numbers_are_the_same_in_every_process() {
+    if !has(OpenClMemory::Svm) {
+        return;
+    }
+    let list = || {
+        let found = devices().unwrap().into_iter();
+        let lines = found
+            .enumerate()
+            .map(|(n, info)| format!("opencl:{n} {info}"));
+        lines.collect::<Vec<_>>()
+    };
+    const CHILD: &str = "ARROW_DEVICE_TEST_LISTS";
+    if std::env::var_os(CHILD).is_some() {
+        list().iter().for_each(|line| println!("{line}"));
+        return;
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args([
+        "numbers_are_the_same_in_every_process",
+        "--exact",
+        "--nocapture",
+    ]);
+    let output = child.env(CHILD, "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let theirs: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.find("opencl:").map(|at| &line[at..]))
+        .collect();
+    assert_eq!(theirs, list());
 }
 
 #[test]

@@ -5,8 +5,8 @@
 #[path = "support/opencl.rs"]
 mod opencl;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use cl3::types::cl_event;
 
 use opencl::{Gate, assert_clean, assert_error, memories, open, soon};
 
-const FAILED: &str = "the command of an event failed on opencl:";
+const FAILED: &str = "the producer's work before an event failed on opencl:";
 
 fn batch() -> RecordBatch {
     let column = Arc::new(Int64Array::from_iter_values(0..900)) as _;
@@ -140,6 +140,39 @@ fn a_pending_event_that_fails_is_an_error_for_who_waits_for_it() {
     }
 }
 
+/// Foreign code that blocks until an event has failed, which only a poll of the backend sees on some runtimes.
+#[test]
+fn a_waker_that_blocks_holds_up_nothing() {
+    struct Block(Mutex<mpsc::Receiver<()>>, mpsc::Sender<bool>);
+    impl Wake for Block {
+        fn wake(self: Arc<Self>) {
+            let released = self.0.lock().unwrap().recv_timeout(Duration::from_secs(5));
+            let _ = self.1.send(released.is_ok());
+        }
+    }
+    for memory in memories() {
+        let device = open(memory);
+        let (first, second) = (Gate::new(&open(memory)), Gate::new(&open(memory)));
+        let (release, released) = mpsc::channel();
+        let (seen, answers) = mpsc::channel();
+        let event = first.event();
+        let waker = Arc::new(Block(Mutex::new(released), seen)).into();
+        // SAFETY: the event is live until the end of the test, after the waker was called.
+        let answer = unsafe { device.backend().notify_event(pointer(&event), &waker) };
+        assert_eq!(answer.unwrap(), Notify::Registered);
+        drop(waker);
+        let queue = device.new_queue().unwrap();
+        wait(&queue, &second.event()).unwrap();
+        let after = queue.record().unwrap().unwrap();
+        first.end(0);
+        std::thread::sleep(Duration::from_millis(20));
+        second.end(-5);
+        assert_error(after.wait(), FAILED);
+        release.send(()).unwrap();
+        assert!(answers.recv().unwrap(), "{memory:?}: held up by a waker");
+    }
+}
+
 /// A command of the producer that waited for something that failed. Intel's runtime reports status 0 for it.
 #[test]
 fn an_event_after_a_failed_one_is_an_error() {
@@ -190,6 +223,12 @@ fn the_failure_of_another_device_is_an_error_for_who_waits_for_its_events() {
             wait_for(&third.default_queue()),
             "the work of another device before an event",
         );
+        // SAFETY: as above.
+        unsafe {
+            let text = "the work of another device before an event";
+            assert_error(third.backend().query_event(event.as_ptr()), text);
+            assert_error(third.backend().wait_event(event.as_ptr()), text);
+        }
         assert_works(&third);
         assert_error(theirs.record(), FAILED);
         drop((up, event, queue, theirs));

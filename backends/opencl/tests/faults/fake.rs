@@ -30,8 +30,15 @@ macro_rules! call {
 
 /// Lets the nth call from now of this function (`*`: of any) fail, once.
 pub(crate) fn fail(name: &str, nth: u64, code: c_int) {
+    fail_times(name, nth, 1, code);
+}
+
+/// Lets so many calls fail, from the nth from now on.
+pub(crate) fn fail_times(name: &str, nth: u64, times: u64, code: c_int) {
     let name = CString::new(name).unwrap();
-    call!(fake_opencl_fail(name.as_ptr() => *const c_char, nth => u64, code => c_int) -> ());
+    call!(fake_opencl_fail(
+        name.as_ptr() => *const c_char, nth => u64, times => u64, code => c_int
+    ) -> ());
 }
 
 /// Takes that back; whether a call has failed.

@@ -3,8 +3,12 @@
 #![cfg(all(target_os = "linux", not(miri)))]
 
 mod calls;
+mod endings;
 mod every_call;
 mod fake;
+#[path = "../../../../tests/support/fork_kit.rs"]
+mod fork_kit;
+mod forks;
 #[path = "../support/opencl.rs"]
 mod opencl;
 mod rigs;

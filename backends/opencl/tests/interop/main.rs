@@ -73,13 +73,24 @@ macro_rules! call {
     }};
 }
 
+/// When the C program releases its queue, as there.
+const WITH_ARRAY: c_int = 0;
+const WHILE_PENDING: c_int = 1;
+const WHEN_FINISHED: c_int = 2;
+
 /// An array of the C program, and the event that its copy waits for.
-fn produce(device_id: i64) -> (FFI_ArrowDeviceArray, usize) {
+fn produce(
+    device_id: i64,
+    memory: OpenClMemory,
+    release_queue: c_int,
+) -> (FFI_ArrowDeviceArray, usize) {
     let mut gate: cl_event = std::ptr::null_mut();
     let mut array = FFI_ArrowDeviceArray::empty();
     let (out, gate_out) = (&raw mut array, &raw mut gate);
     let line = call!(peer_produce(
-        out.cast() => *mut c_void, device_id => i64, ROWS => i64, gate_out => *mut cl_event
+        out.cast() => *mut c_void, device_id => i64, ROWS => i64,
+        c_int::from(memory == OpenClMemory::Usm) => c_int, release_queue => c_int,
+        gate_out => *mut cl_event
     ));
     assert_eq!(line, 0, "peer.c");
     (array, gate.expose_provenance())
@@ -102,9 +113,9 @@ fn import(array: FFI_ArrowDeviceArray, devices: &Devices) -> DeviceArray {
 
 /// Its event is pending, on a queue that was not flushed; nothing but the download waits.
 #[track_caller]
-fn arrives(devices: &Devices) -> Device {
+fn arrives(devices: &Devices, memory: OpenClMemory) -> Device {
     let before = call!(peer_releases());
-    let (array, gate) = produce(0);
+    let (array, gate) = produce(0, memory, WITH_ARRAY);
     let array = import(array, devices);
     let device = array.device().clone();
     assert_eq!(device.stats().host_waits, 0);
@@ -157,13 +168,13 @@ fn a_c_producer_with_a_context_of_its_own() {
         .open()
         .unwrap();
     devices.add(device.clone()).unwrap();
-    assert_eq!(arrives(&devices), device);
+    assert_eq!(arrives(&devices, OpenClMemory::Svm), device);
 
     // With it, a device in the producer's context.
     let devices = Devices::new();
     register(&devices);
     let own = devices.get(device.id()).unwrap();
-    let theirs = arrives(&devices);
+    let theirs = arrives(&devices, OpenClMemory::Svm);
     assert_ne!(theirs, own);
     // Not the memory that would be chosen otherwise: the producer's is shared virtual memory.
     assert_eq!(
@@ -174,7 +185,12 @@ fn a_c_producer_with_a_context_of_its_own() {
     assert_ne!(context(&theirs), context(&own));
     assert_eq!(theirs.id(), own.id());
     // The next producer has another context.
-    assert_ne!(arrives(&devices), theirs);
+    assert_ne!(arrives(&devices, OpenClMemory::Svm), theirs);
+    if has(OpenClMemory::Usm) {
+        let theirs = arrives(&devices, OpenClMemory::Usm);
+        let memory = OpenClDevice::of(&theirs).unwrap().memory();
+        assert_eq!(memory, OpenClMemory::Usm);
+    }
     // What is exported here is found here.
     let batch = batch();
     let up = own.upload(&batch).unwrap();
@@ -190,11 +206,25 @@ fn a_c_producer_with_a_context_of_its_own() {
     }
 
     // An id that names no device here: the context has only one.
-    let (array, gate) = produce(77);
+    let (array, gate) = produce(77, OpenClMemory::Svm, WITH_ARRAY);
     let array = import(array, &devices);
     assert_eq!(array.device().id().id, 77);
     open_gate(gate);
     assert_eq!(array.to_host().unwrap().len(), ROWS as usize);
+
+    // The queue of its event is gone.
+    for when in [WHILE_PENDING, WHEN_FINISHED] {
+        let (array, gate) = produce(0, OpenClMemory::Svm, when);
+        let array = import(array, &devices);
+        let ready = array.is_ready();
+        // First: the array is released only once its copy has run.
+        if when == WHILE_PENDING {
+            open_gate(gate);
+        }
+        assert_eq!(ready.unwrap(), when == WHEN_FINISHED);
+        array.wait().unwrap();
+        assert_eq!(array.to_host().unwrap().len(), ROWS as usize);
+    }
 }
 
 fn batch() -> RecordBatch {

@@ -33,16 +33,23 @@ struct ArrowDeviceArray {
 
 /* cl_intel_unified_shared_memory */
 typedef cl_int(CL_API_CALL* memcpy_intel)(cl_command_queue, cl_bool, void*, const void*, size_t, cl_uint, const cl_event*, cl_event*);
+typedef void*(CL_API_CALL* alloc_intel)(cl_context, cl_device_id, const cl_ulong*, size_t, cl_uint, cl_int*);
+typedef cl_int(CL_API_CALL* free_intel)(cl_context, void*);
 
 struct producer {
   cl_context context;
   cl_command_queue queue;
   void* memory;
+  /* NULL if it is shared virtual memory. */
+  free_intel free_usm;
   /* What the copy waits for, and what the consumer waits for. */
   cl_event gate, event;
   const void* buffers[2];
   int64_t* values;
 };
+
+/* When the producer releases its queue. */
+enum { WITH_ARRAY, WHILE_PENDING, WHEN_FINISHED };
 
 static int releases;
 
@@ -50,11 +57,15 @@ int peer_releases(void) { return __atomic_load_n(&releases, __ATOMIC_SEQ_CST); }
 
 static void release(struct ArrowArray* array) {
   struct producer* p = array->private_data;
+  clWaitForEvents(1, &p->event);
   clReleaseEvent(p->event);
   clReleaseEvent(p->gate);
-  clFinish(p->queue);
-  clSVMFree(p->context, p->memory);
-  clReleaseCommandQueue(p->queue);
+  if (p->free_usm) {
+    p->free_usm(p->context, p->memory);
+  } else {
+    clSVMFree(p->context, p->memory);
+  }
+  if (p->queue) clReleaseCommandQueue(p->queue);
   clReleaseContext(p->context);
   free(p->values);
   free(p);
@@ -62,9 +73,10 @@ static void release(struct ArrowArray* array) {
   __atomic_add_fetch(&releases, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Produces the int64 values 0, 3, 6... in a context of its own, by a copy that runs once *gate completes. The queue is not
-   flushed. */
-int peer_produce(struct ArrowDeviceArray* out, int64_t device_id, int64_t rows, cl_event* gate) {
+/* Produces the int64 values 0, 3, 6... in a context of its own, in unified shared memory or in shared virtual memory, by a copy
+   that runs once *gate completes. The queue is not flushed. WHEN_FINISHED opens the gate itself. */
+int peer_produce(struct ArrowDeviceArray* out, int64_t device_id, int64_t rows, int usm, int release_queue,
+                 cl_event* gate) {
   cl_platform_id platform;
   cl_device_id device;
   cl_int code;
@@ -76,15 +88,36 @@ int peer_produce(struct ArrowDeviceArray* out, int64_t device_id, int64_t rows, 
   p->queue = clCreateCommandQueue(p->context, device, 0, &code);
   CHECK(code == CL_SUCCESS);
   size_t bytes = rows * sizeof(int64_t);
-  p->memory = clSVMAlloc(p->context, CL_MEM_READ_WRITE, bytes, 0);
+  memcpy_intel copy = NULL;
+  if (usm) {
+    alloc_intel alloc = (alloc_intel)clGetExtensionFunctionAddressForPlatform(platform, "clDeviceMemAllocINTEL");
+    copy = (memcpy_intel)clGetExtensionFunctionAddressForPlatform(platform, "clEnqueueMemcpyINTEL");
+    p->free_usm = (free_intel)clGetExtensionFunctionAddressForPlatform(platform, "clMemFreeINTEL");
+    CHECK(alloc && copy && p->free_usm);
+    p->memory = alloc(p->context, device, NULL, bytes, 0, &code);
+  } else {
+    p->memory = clSVMAlloc(p->context, CL_MEM_READ_WRITE, bytes, 0);
+  }
   CHECK(p->memory != NULL);
   p->values = malloc(bytes);
   for (int64_t i = 0; i < rows; i++) p->values[i] = 3 * i;
   p->gate = clCreateUserEvent(p->context, &code);
   CHECK(code == CL_SUCCESS);
   CHECK(clEnqueueBarrierWithWaitList(p->queue, 1, &p->gate, NULL) == CL_SUCCESS);
-  CHECK(clEnqueueSVMMemcpy(p->queue, CL_FALSE, p->memory, p->values, bytes, 0, NULL, &p->event) == CL_SUCCESS);
+  if (usm) {
+    CHECK(copy(p->queue, CL_FALSE, p->memory, p->values, bytes, 0, NULL, &p->event) == CL_SUCCESS);
+  } else {
+    CHECK(clEnqueueSVMMemcpy(p->queue, CL_FALSE, p->memory, p->values, bytes, 0, NULL, &p->event) == CL_SUCCESS);
+  }
   p->buffers[1] = p->memory;
+  if (release_queue == WHEN_FINISHED) {
+    CHECK(clSetUserEventStatus(p->gate, CL_COMPLETE) == CL_SUCCESS);
+    CHECK(clFinish(p->queue) == CL_SUCCESS);
+  }
+  if (release_queue != WITH_ARRAY) {
+    CHECK(clReleaseCommandQueue(p->queue) == CL_SUCCESS);
+    p->queue = NULL;
+  }
 
   memset(out, 0, sizeof *out);
   out->array.length = rows;

@@ -1,8 +1,8 @@
 //! OpenCL devices for tests, and a program's own calls of OpenCL.
 #![allow(dead_code)] // tests that include it use what they need
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use arrow_device::device::device_error;
@@ -25,9 +25,22 @@ pub(crate) fn is_required() -> bool {
     std::env::var_os("ARROW_DEVICE_OPENCL_REQUIRED").is_some_and(|value| value != "0")
 }
 
+/// Ends the process if its tests hang.
+fn limit() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_secs(600));
+            eprintln!("the tests have hung: ten minutes are over");
+            std::process::abort();
+        });
+    });
+}
+
 /// Returns whether the first device has this memory. Says why a test is skipped, or fails if it must not be.
 #[track_caller]
 pub(crate) fn has(memory: OpenClMemory) -> bool {
+    limit();
     match devices() {
         Ok(found) => {
             let first = found.first().expect("a platform without devices");
