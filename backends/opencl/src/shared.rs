@@ -197,7 +197,8 @@ impl Drop for Shared {
         }
         let queues = std::mem::take(&mut self.queues);
         let memory = (self.pool.take_all(), std::mem::take(&mut self.live));
-        if queues.are_done(&self.context) {
+        let is_none = memory.0.is_empty() && memory.1.len() == 0;
+        if is_none || queues.are_done(&self.context) {
             return;
         }
         let context = self.context.clone();

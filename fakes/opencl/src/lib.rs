@@ -5,7 +5,7 @@
 //!
 //! | function | effect |
 //! | --- | --- |
-//! | `fake_opencl_fail(name, nth, times, code)` | from the nth call from now on, so many calls of the function of this name (`*`: of any that can fail, but for what threads of the backend ask about events) fail with the code, without reaching the real one. With the code 0 it reports success and returns nothing: a null object, no event, a count of 0; functions that return nothing else are then passed over |
+//! | `fake_opencl_fail(name, nth, times, code)` | from the nth call from now on, so many calls of the function of this name (`*`: of any that can fail, on any thread but the backend's own) fail with the code, without reaching the real one. With the code 0 it reports success and returns nothing: a null object, no event, a count of 0; functions that return nothing else are then passed over |
 //! | `fake_opencl_clear()` | takes that back; returns how many calls have failed since |
 //! | `fake_opencl_calls(name)` | returns how many calls of a function that can fail were made |
 //! | `fake_opencl_live()` | returns how many references and pieces of memory the program owns |
