@@ -386,22 +386,12 @@ unsafe impl Backend for OpenClDevice {
         let own = live.classify_allocation(address, bytes, AddressClass::Device);
         let found =
             own.or_else(|| host.classify_allocation(address, bytes, AddressClass::HostAccessible));
-        // OpenCL cannot be asked about addresses of other contexts, nor about host memory.
-        let other = match self.host_readable() {
-            // The host would read it.
-            true => AddressClass::Inaccessible,
-            false => AddressClass::Unknown,
-        };
+        // OpenCL cannot be asked about addresses of other contexts, nor about host memory. Of memory that is imported to a device
+        // that the host reads, the import's caller guarantees that the host can read it.
         found.unwrap_or_else(|| {
             let start = address.address();
-            (other, start..start.saturating_add(bytes))
+            (AddressClass::Unknown, start..start.saturating_add(bytes))
         })
-    }
-
-    fn explain(&self, _address: DevicePtr, _bytes: usize) -> Option<String> {
-        let why = "it is not memory of this device, and OpenCL cannot tell whether the host may read it; \
-                   open the device with OpenClMemory::Svm to import it";
-        self.host_readable().then(|| why.into())
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {

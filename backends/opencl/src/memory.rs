@@ -23,6 +23,7 @@ pub enum OpenClMemory {
     /// mapped, so they count as not readable by the host.
     Svm,
     /// Fine-grained shared virtual memory (optional in OpenCL 2.0): the host reads it too.
+    /// Arrays that are imported to such a device must be in memory that the host can read.
     FineSvm,
     /// `cl_mem` buffers (OpenCL 1.2). Their addresses are placeholders that nothing can be read at, and are not exported:
     /// [`OpenClDevice::handle`](crate::OpenClDevice::handle) returns the `cl_mem` behind one.

@@ -197,7 +197,7 @@ impl Drop for Shared {
         }
         let queues = std::mem::take(&mut self.queues);
         let memory = (self.pool.take_all(), std::mem::take(&mut self.live));
-        let is_none = memory.0.is_empty() && memory.1.len() == 0;
+        let is_none = memory.0.is_empty() && memory.1.is_empty();
         if is_none || queues.are_done(&self.context) {
             return;
         }

@@ -400,32 +400,6 @@ fn devices_by_name() {
     }
 }
 
-/// Whether the host may read memory of another device, nobody knows.
-#[test]
-fn a_device_that_the_host_reads_imports_only_its_own_memory() {
-    if !has(OpenClMemory::FineSvm) {
-        return;
-    }
-    let program = Program::new(IN_ORDER);
-    let coarse = program.adopt(OpenClMemory::Svm).unwrap();
-    let fine = program.adopt(OpenClMemory::FineSvm).unwrap();
-    let import = |from: &Device| {
-        // Without an event, which would name its device.
-        let up = from.upload(&batch()).unwrap();
-        let (array, schema) = up.export(SyncPolicy::Wait).unwrap();
-        let set = Devices::new();
-        set.add(fine.clone()).unwrap();
-        let options = arrow_device::ImportOptions::default().with_devices(set);
-        // SAFETY: both structs come from one export of this crate.
-        unsafe { arrow_device::DeviceRecordBatch::import_with(array, &schema, &options) }
-    };
-    assert_error(
-        import(&coarse),
-        "open the device with OpenClMemory::Svm to import",
-    );
-    assert_eq!(import(&fine).unwrap().to_host().unwrap(), batch());
-}
-
 #[test]
 fn an_image_is_not_wrapped() {
     if !has(OpenClMemory::Handles) {
