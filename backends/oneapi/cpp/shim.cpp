@@ -96,11 +96,12 @@ void barrier_after(sycl::queue &queue, const sycl::event &event) {
     });
 }
 
-// The functions of OpenCL that gates need, of the loader that SYCL has loaded.
+// The functions of OpenCL that gates and waits need, of the loader that SYCL has loaded.
 struct OpenCl {
     decltype(&clCreateUserEvent) create_user_event = nullptr;
     decltype(&clSetUserEventStatus) set_user_event_status = nullptr;
     decltype(&clReleaseEvent) release_event = nullptr;
+    decltype(&clFinish) finish = nullptr;
 
     OpenCl() {
         void *library = nullptr;
@@ -110,6 +111,7 @@ struct OpenCl {
         find(library, "clCreateUserEvent", create_user_event);
         find(library, "clSetUserEventStatus", set_user_event_status);
         find(library, "clReleaseEvent", release_event);
+        find(library, "clFinish", finish);
     }
 
     template <class Function> static void find(void *library, const char *name, Function &function) {
@@ -249,7 +251,15 @@ int ad_queue_record(ad_queue *queue, ad_event **event) {
 }
 
 int ad_queue_finish(ad_queue *queue) {
-    return run([&] { queue->queue.wait(); });
+    return run([&] {
+        // SYCL stops waiting at the first work that has failed, and forgets what it has waited for: that is done twice.
+        bool ended = false;
+        for (int round = 0; round < 2; round++) ended = run([&] { queue->queue.wait(); }) == 0;
+        if (is_opencl(queue->queue.get_device()))
+            check(OpenCl::get().finish(sycl::get_native<sycl::backend::opencl>(queue->queue)), "clFinish");
+        else if (!ended)
+            throw std::runtime_error(message);
+    });
 }
 
 void ad_queue_delete(ad_queue *queue) { drop(queue); }

@@ -63,7 +63,7 @@ int ad_queue_copy(ad_queue *queue, void *to, const void *from, size_t bytes);
 int ad_queue_fill(ad_queue *queue, void *to, int byte, size_t bytes);
 /* An event after all work so far, which is handed to the device. */
 int ad_queue_record(ad_queue *queue, ad_event **event);
-/* Waits for all work so far. */
+/* Waits until no work so far runs any more, whether it has failed or not. An error says that this cannot be known. */
 int ad_queue_finish(ad_queue *queue);
 void ad_queue_delete(ad_queue *queue);
 

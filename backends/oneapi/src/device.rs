@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
+use arrow_device::device::parts::Failure;
 use arrow_device::device::{
     AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, Queue, RawQueue,
 };
@@ -21,7 +22,7 @@ use crate::sys::{self, Memory, Sycl};
 
 /// A oneAPI device: what [`Backend::as_any`] of its backend returns.
 pub struct OneApiDevice {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     default_queue: Arc<OneApiQueue>,
     memory: OneApiMemory,
     name: String,
@@ -60,14 +61,16 @@ impl OneApiDevice {
             );
             return Err(sys::absent(id, reason));
         }
+        let failure = Arc::new(Failure::new());
         let blocks = Blocks::new(
             id,
             found.device.clone(),
             found.context.clone(),
             memory.kind(),
+            failure.clone(),
         );
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let shared = Arc::new(Shared::new(sycl, id, number, &found, blocks));
+        let shared = Arc::new(Shared::new(sycl, id, number, &found, blocks, failure));
         Ok(Self {
             default_queue: OneApiQueue::new(shared.clone(), found.queue),
             shared,

@@ -11,6 +11,12 @@ mod object;
 mod queue;
 mod shared;
 mod sys;
+#[cfg(all(test, sycl))]
+mod tests;
+
+// What unit tests share with the others uses the crate by its name.
+#[cfg(all(test, sycl))]
+extern crate self as arrow_device_oneapi;
 
 use std::sync::Arc;
 

@@ -89,6 +89,17 @@ cl_event hold_by_event(sycl::queue *queue) {
     return held;
 }
 
+// Work of OpenCL's own that runs until the gate is open.
+int hold_by_kernel(sycl::queue *queue, Gate *gate) {
+    auto kernel = [](void *args) {
+        auto gate = *static_cast<Gate **>(args);
+        while (!*gate) sleep_ms(1);
+        delete gate;
+    };
+    auto native = sycl::get_native<sycl::backend::opencl>(*queue);
+    return OPENCL(clEnqueueNativeKernel)(native, kernel, &gate, sizeof gate, 0, nullptr, nullptr, 0, nullptr, nullptr);
+}
+
 void end_event(cl_event held, int status) {
     OPENCL(clSetUserEventStatus)(held, status);
     OPENCL(clReleaseEvent)(held);

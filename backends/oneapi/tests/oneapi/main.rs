@@ -5,6 +5,7 @@
 #![cfg(target_os = "linux")]
 
 mod conformance;
+mod ends;
 #[path = "../../../../tests/support/fork_kit.rs"]
 mod fork_kit;
 mod gate;

@@ -15,16 +15,16 @@ use crate::gate::{Gate, hold_by_event, hold_by_host_task};
 use crate::programs::*;
 use crate::support::{config, number};
 
-fn backend(device: &Device) -> &OneApiDevice {
+pub(crate) fn backend(device: &Device) -> &OneApiDevice {
     OneApiDevice::of(device).unwrap()
 }
 
-fn numbers() -> ArrayRef {
+pub(crate) fn numbers() -> ArrayRef {
     Arc::new(Int64Array::from_iter_values(0..1000))
 }
 
 /// Waits until nothing of the device is left.
-fn frees_are_done(device: &Device) {
+pub(crate) fn frees_are_done(device: &Device) {
     let start = Instant::now();
     while backend(device).outstanding() != [0; 5] {
         assert!(
@@ -37,14 +37,14 @@ fn frees_are_done(device: &Device) {
 }
 
 /// An event of a program's, in a context, and what ends it.
-struct Held {
+pub(crate) struct Held {
     queue: Shared,
     event: Shared,
     held: Shared,
 }
 
 impl Held {
-    fn new(number: usize, how: c_int) -> Self {
+    pub(crate) fn new(number: usize, how: c_int) -> Self {
         let mut held = std::ptr::null_mut();
         // SAFETY: the queue is live until this is dropped; `held` is valid for a write.
         unsafe {
@@ -59,12 +59,12 @@ impl Held {
         }
     }
 
-    fn event(&self) -> EventPtr {
+    pub(crate) fn event(&self) -> EventPtr {
         EventPtr::new(self.event.get()).unwrap()
     }
 
     /// What ends it.
-    fn gate(&self, status: c_int) -> Gate {
+    pub(crate) fn gate(&self, status: c_int) -> Gate {
         let held = self.held;
         // SAFETY: called once for each.
         Gate::new(move || unsafe { (programs().end_event)(held.get(), status) })
