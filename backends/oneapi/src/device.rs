@@ -102,10 +102,9 @@ impl OneApiDevice {
     /// # Errors
     /// Returns [`Error::Device`] with SYCL's error.
     pub fn owns(&self, address: DevicePtr) -> Result<bool> {
-        self.shared
-            .context
-            .owns(address)
-            .map_err(|failed| self.shared.error(failed))
+        let kind = self.shared.context.kind(address);
+        let kind = kind.map_err(|failed| self.shared.error(failed))?;
+        Ok(kind.is_some())
     }
 
     /// Returns whether a queue of this device has recorded the event.
@@ -170,7 +169,8 @@ pub unsafe fn adopt_queue(device: &Device, queue: *const c_void) -> Result<Queue
 
 // SAFETY:
 // - shared and host memory can be read by the host, and is initialised when it is allocated.
-// - `classify` knows this device's own allocations with their lengths, and answers for nothing else.
+// - `classify` knows this device's own allocations with their lengths, and accepts nothing else for certain; on a device that the host
+//   reads it refuses what SYCL does not know as shared or host memory.
 // - An event that SYCL reports complete has been waited for once more, which makes its work visible to the host.
 // - `settle` waits for the last work of all queues, of dropped ones too.
 unsafe impl Backend for OneApiDevice {
@@ -245,6 +245,10 @@ unsafe impl Backend for OneApiDevice {
         bytes: usize,
     ) -> (AddressClass, Range<usize>) {
         self.shared.blocks.classify(address, bytes)
+    }
+
+    fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
+        self.shared.blocks.explain(address, bytes)
     }
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {

@@ -241,7 +241,8 @@ impl Blocks {
         }
     }
 
-    /// Returns whose memory an address is. SYCL knows the kind of another's, but not its length.
+    /// Returns whose memory an address is. SYCL knows the kind of another's, but not its length. The host will read what a device of
+    /// shared or host memory imports, so that must be known to be of these kinds.
     pub(crate) fn classify(
         &self,
         address: DevicePtr,
@@ -254,9 +255,34 @@ impl Blocks {
             self.host
                 .classify_allocation(address, bytes, AddressClass::HostAccessible)
         };
-        let start = address.address();
-        live.or_else(host)
-            .unwrap_or((AddressClass::Unknown, start..start.saturating_add(bytes)))
+        let others = || {
+            let class = match self.context.kind(address) {
+                _ if self.kind == Memory::Device => AddressClass::Unknown,
+                Ok(Some(Memory::Shared | Memory::Host)) => AddressClass::Unknown,
+                // SYCL cannot tell ordinary memory from that of another context.
+                Ok(None) => AddressClass::Host,
+                Ok(Some(Memory::Device)) | Err(_) => AddressClass::Inaccessible,
+            };
+            let start = address.address();
+            (class, start..start.saturating_add(bytes))
+        };
+        live.or_else(host).unwrap_or_else(others)
+    }
+
+    /// Says why `classify` does not accept memory.
+    pub(crate) fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
+        let what = match (self.classify(address, bytes).0, self.context.kind(address)) {
+            (AddressClass::Host, _) => {
+                "SYCL does not know it as shared or host memory of this device's context"
+            }
+            (AddressClass::Inaccessible, Ok(Some(kind))) if kind != self.kind => {
+                "it is memory of the kind device"
+            }
+            _ => return None,
+        };
+        Some(format!(
+            "{what}, and the host reads what this device imports; open the device with OneApiMemory::Device"
+        ))
     }
 
     /// Whether the bytes are of `allocate_host`.

@@ -292,15 +292,17 @@ impl Owned<Context> {
         })
     }
 
-    /// Returns whether the address is one of this context's memory.
-    pub(crate) fn owns(&self, address: DevicePtr) -> Answer<bool> {
+    /// Returns of which kind this context's memory at an address is; `None` if it is none of this context's.
+    pub(crate) fn kind(&self, address: DevicePtr) -> Answer<Option<Memory>> {
         let mut memory = UNKNOWN;
         let ask = self.sycl.ad_memory_of;
         // SAFETY: the context is live; the address is looked up, not read; `memory` is valid for a write.
         self.sycl.call("sycl::get_pointer_type", || unsafe {
             ask(self.get(), address.as_ptr(), &raw mut memory)
         })?;
-        Ok(memory != UNKNOWN)
+        Ok([Memory::Device, Memory::Shared, Memory::Host]
+            .into_iter()
+            .find(|kind| *kind as c_int == memory))
     }
 }
 

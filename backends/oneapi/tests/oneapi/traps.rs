@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Int64Array};
 use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr};
-use arrow_device::{Device, Error};
-use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, device_count};
+use arrow_device::{Device, DeviceArray, Devices, Error, ImportOptions, SyncPolicy};
+use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, device_count, register_with};
 
 use crate::fork_kit::{alone, forked};
 use crate::gate::{Gate, hold_by_event, hold_by_host_task};
@@ -200,6 +200,72 @@ fn addresses_of_other_contexts_are_unknown() {
     // SAFETY: freed once.
     unsafe { other.default_queue().raw().free(base, 4096) }.unwrap();
     assert_eq!(class(&other, 0, 1), AddressClass::Unknown);
+}
+
+/// The host reads the memory of some devices: what it must not read is refused, also if it is of the device's context.
+#[test]
+fn the_host_reads_no_device_memory() {
+    let Some(number) = number() else { return };
+    let [plain, shared, host] = [
+        OneApiMemory::Device,
+        OneApiMemory::Shared,
+        OneApiMemory::Host,
+    ]
+    .map(|memory| {
+        OneApiConfig::new(number)
+            .with_memory(memory)
+            .open()
+            .unwrap()
+    });
+    let class = |device: &Device, address| backend(device).classify(address, 8);
+    let on_heap = DevicePtr::new(Box::leak(Box::new(1u64)) as *mut u64 as *mut _);
+    for device in [&shared, &host] {
+        // Memory that this crate, and a program, has allocated in the context.
+        let ours = plain.default_queue().raw().allocate(4096).unwrap();
+        assert_eq!(class(device, ours), AddressClass::Inaccessible);
+        // Refused too, but for the sizes of view arrays, which exports keep there.
+        assert_eq!(class(device, on_heap), AddressClass::Host);
+        for readable in [&shared, &host] {
+            let base = readable.default_queue().raw().allocate(4096).unwrap();
+            let expected = match readable == device {
+                true => AddressClass::Device,
+                false => AddressClass::Unknown,
+            };
+            assert_eq!(class(device, base), expected);
+            assert_eq!(backend(device).explain(base, 8), None);
+            // SAFETY: freed once.
+            unsafe { readable.default_queue().raw().free(base, 4096) }.unwrap();
+        }
+        // SAFETY: freed once.
+        unsafe { plain.default_queue().raw().free(ours, 4096) }.unwrap();
+
+        // An import: there is no other device.
+        let import = |opened: &[&Device]| {
+            let devices = Devices::new();
+            register_with(&devices, opened.iter().copied().cloned().collect());
+            let up = plain.upload_array(&numbers()).unwrap();
+            let (array, schema) = up.export(SyncPolicy::Wait).unwrap();
+            let options = ImportOptions::default().with_devices(devices);
+            // SAFETY: both come from one export of this crate.
+            unsafe { DeviceArray::import_with(array, &schema, &options) }
+        };
+        let refused = import(&[device]).unwrap_err().to_string();
+        for part in ["kind device", "the host reads", "OneApiMemory::Device"] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        // The device that fits, whatever comes first.
+        for opened in [[device, &plain], [&plain, device]] {
+            let again = import(&opened).unwrap();
+            assert_eq!(again.device(), &plain);
+            assert_eq!(again.to_host().unwrap().as_ref(), numbers().as_ref());
+        }
+        let own = OneApiConfig::new(number).with_own_context().open().unwrap();
+        assert_eq!(import(&[device, &own]).unwrap().device(), &own);
+    }
+    for device in [&shared, &host] {
+        let why = backend(device).explain(on_heap, 8).unwrap();
+        assert!(why.contains("SYCL does not know"), "{why}");
+    }
 }
 
 /// What cannot be a `sycl::event` is refused; a released or foreign one cannot be told.
