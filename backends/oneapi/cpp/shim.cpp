@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -37,14 +38,13 @@ struct Errors {
     }
 };
 
-thread_local std::string message;
+// Without a destructor, which would run before those of the thread's other values, and they may call this crate.
+thread_local char message[AD_MESSAGE_BYTES];
 
 int fail(int code, const char *what) noexcept {
-    try {
-        message = what;
-    } catch (...) {
-        message.clear();
-    }
+    auto bytes = std::min(std::strlen(what), sizeof message - 1);
+    std::memmove(message, what, bytes);
+    message[bytes] = 0;
     return code == 0 ? -1 : code;
 }
 
@@ -142,7 +142,9 @@ struct ad_gate {
     cl_event event;
 };
 
-const char *ad_message() { return message.c_str(); }
+uint64_t ad_version() { return AD_VERSION; }
+
+const char *ad_message() { return message; }
 
 int ad_device_count(size_t *count) {
     return run([&] { *count = sycl::device::get_devices().size(); });
@@ -205,7 +207,7 @@ int ad_queue_new(const ad_context *context, const ad_device *device, ad_queue **
         auto handler = [errors](sycl::exception_list list) {
             for (auto &one : list) {
                 int code = run([&] { std::rethrow_exception(one); });
-                run([&] { errors->keep(code, message.c_str()); });
+                run([&] { errors->keep(code, message); });
             }
         };
         sycl::queue made(of(context), of(device), handler, sycl::property::queue::in_order());

@@ -31,7 +31,12 @@ typedef struct {
     int32_t device_memory, shared_memory, host_memory;
 } ad_properties;
 
-/* The message of the last function that failed on this thread; valid until the next one fails. */
+/* A number of the sources from which this was compiled. */
+uint64_t ad_version(void);
+
+/* The message of the last function that failed on this thread, of which AD_MESSAGE_BYTES - 1 bytes are kept; valid until the next one
+ * fails. */
+#define AD_MESSAGE_BYTES 4096
 const char *ad_message(void);
 
 /* Devices are numbered as in sycl::device::get_devices(). */

@@ -129,7 +129,11 @@ impl OneApiDevice {
         let context = unsafe { shared.sycl.context_of(queue) }.map_err(failed)?;
         if !context.is(&shared.context) {
             return Err(Error::InvalidArgument(
-                "the queue is of another context than the device; open one with OneApiConfig::from_queue".into(),
+                format!(
+                    "{}: the queue that is adopted is of another context than the device; open one with OneApiConfig::from_queue",
+                    shared.id
+                )
+                .into(),
             ));
         }
         // SAFETY: as above.
@@ -200,11 +204,16 @@ unsafe impl Backend for OneApiDevice {
         self.shared.check_process()?;
         match Recorded::find(event) {
             Some(recorded) if recorded.device == self.shared.number => Ok(()),
-            Some(_) => Err(Error::InvalidArgument(
-                "the event is of another oneAPI device".into(),
+            Some(other) => Err(Error::InvalidArgument(
+                format!(
+                    "sync_event is an event of {}, another device than this {} with other memory or in another context; import with \
+                     a set of devices that has that one (arrow_device_oneapi::register_with)",
+                    other.id, self.shared.id
+                )
+                .into(),
             )),
             // SAFETY: the caller guarantees that an aligned address can be read (see `# Safety`).
-            None => unsafe { event::check(event) },
+            None => unsafe { event::check(self.shared.id, event) },
         }
     }
 
@@ -280,6 +289,14 @@ unsafe impl Backend for OneApiDevice {
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
         let queue: *mut c_void = std::ptr::with_exposed_provenance_mut(stream);
         let shared = &self.shared;
+        if queue.is_null() {
+            let id = shared.id;
+            return Err(Error::InvalidArgument(
+                format!("{id}: a stream cannot wait for an event: 0 is no sycl::queue*, and SYCL has no default queue; pass the \
+                         address of a queue")
+                .into(),
+            ));
+        }
         // SAFETY: the caller guarantees the handle of a live queue (see `# Safety`).
         let context =
             unsafe { shared.sycl.context_of(queue) }.map_err(|failed| shared.error(failed))?;

@@ -82,7 +82,7 @@ impl Recorded {
 ///
 /// # Safety
 /// If the address is aligned for two addresses, they can be read.
-pub(crate) unsafe fn check(event: EventPtr) -> Result<()> {
+pub(crate) unsafe fn check(device: DeviceId, event: EventPtr) -> Result<()> {
     let words = event.as_ptr().cast::<[usize; 2]>();
     let is_address = |word: usize| word != 0 && word.is_multiple_of(align_of::<usize>());
     // SAFETY: the caller guarantees that they can be read (see `# Safety`).
@@ -90,7 +90,12 @@ pub(crate) unsafe fn check(event: EventPtr) -> Result<()> {
         return Ok(());
     }
     Err(Error::InvalidArgument(
-        "sync_event is not the address of a sycl::event".into(),
+        format!(
+            "sync_event of an array of {device} is {:p}, which is not the address of a sycl::event; the producer must set it to a \
+             live sycl::event*, or to null",
+            event.as_ptr()
+        )
+        .into(),
     ))
 }
 

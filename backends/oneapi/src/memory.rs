@@ -107,7 +107,7 @@ impl Blocks {
             bytes,
         };
         if bytes == 0 {
-            return Err(Error::InvalidArgument("0 bytes cannot be allocated".into()));
+            return Err(self.empty());
         }
         let rounded = Pool::<()>::rounded(bytes).filter(|bytes| *bytes <= isize::MAX as usize);
         let rounded = rounded.ok_or_else(out_of_memory)?;
@@ -125,6 +125,13 @@ impl Blocks {
         };
         self.live.insert(base, bytes, whole);
         Ok(base)
+    }
+
+    fn empty(&self) -> Error {
+        let id = self.id;
+        Error::InvalidArgument(
+            format!("{id}: 0 bytes cannot be allocated; ask for at least one").into(),
+        )
     }
 
     /// Allocates memory that is not in use, and, if the host can read it, initialised.
@@ -222,7 +229,7 @@ impl Blocks {
             bytes,
         };
         if bytes == 0 {
-            return Err(Error::InvalidArgument("0 bytes cannot be allocated".into()));
+            return Err(self.empty());
         }
         if bytes > isize::MAX as usize {
             return Err(out_of_memory());

@@ -102,7 +102,7 @@ impl Sycl {
     /// `queue` points to a live `sycl::queue`.
     pub(crate) unsafe fn gate(&'static self, queue: *mut c_void) -> Answer<Option<Gate>> {
         // SAFETY: the caller guarantees a live queue (see `# Safety`).
-        let gate = self.make("sycl::handler::depends_on", |to| unsafe {
+        let gate = self.make("clCreateUserEvent", |to| unsafe {
             (self.ad_gate_new)(queue, to)
         })?;
         Ok(gate.map(|gate| Gate { sycl: self, gate }))

@@ -11,7 +11,7 @@ use crate::event::{self, Recorded};
 use crate::exit;
 use crate::memory::Blocks;
 use crate::object::Owned;
-use crate::sys::{Answer, Failed, Sycl, raw};
+use crate::sys::{self, Answer, Failed, Sycl, raw};
 
 /// A device as SYCL names it, its context, and its default queue.
 #[derive(Clone)]
@@ -105,7 +105,10 @@ impl Shared {
         self.failure.set(failed.on(self.id));
         match self.failure.check() {
             Err(first) => first,
-            Ok(()) => Error::InvalidArgument("unreachable: a failure was just set".into()),
+            Ok(()) => sys::absent(
+                self.id,
+                "the device has failed; use another one, or start the process again",
+            ),
         }
     }
 
@@ -312,7 +315,7 @@ pub(crate) unsafe fn check_queue(
 ) -> Result<()> {
     if queue.is_null() {
         return Err(Error::InvalidArgument(
-            "the pointer to the queue is null".into(),
+            format!("{id}: a queue cannot be adopted: the pointer is null; pass the address of a sycl::queue").into(),
         ));
     }
     // SAFETY: the caller guarantees that a pointer that is not null points to a live queue.
@@ -321,8 +324,10 @@ pub(crate) unsafe fn check_queue(
         return Ok(());
     }
     Err(Error::InvalidArgument(
-        "the queue is out of order, and arrow-device needs one that runs its work in order; make it \
-         with sycl::property::queue::in_order"
-            .into(),
+        format!(
+            "{id}: a queue cannot be adopted: it is out of order, and arrow-device needs one that runs its work in order; make it \
+             with sycl::property::queue::in_order"
+        )
+        .into(),
     ))
 }

@@ -262,6 +262,12 @@ int ask_for_exceptions(sycl::queue *queue) {
     return run([&] { queue->throw_asynchronous(); });
 }
 
+sycl::event *queue_fill(sycl::queue *queue, void *memory, size_t bytes) { return new sycl::event(queue->memset(memory, 1, bytes)); }
+
+int event_is_complete(sycl::event *event) {
+    return event->get_info<sycl::info::event::command_execution_status>() == sycl::info::event_command_status::complete;
+}
+
 void event_delete(sycl::event *event) { delete event; }
 
 } // extern "C"

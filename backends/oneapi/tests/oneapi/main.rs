@@ -14,6 +14,7 @@ mod programs;
 mod support;
 mod transfer;
 mod traps;
+mod wakers;
 
 /// Every type of Arrow's, as the tests of arrow-device make them.
 #[allow(dead_code, unused_imports)]

@@ -82,6 +82,8 @@ programs! {
     queue_free: fn(*mut c_void, *mut c_void);
     event_held: fn(*mut c_void, *mut *mut c_void) -> *mut c_void;
     ask_for_exceptions: fn(*mut c_void) -> c_int;
+    queue_fill: fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
+    event_is_complete: fn(*mut c_void) -> c_int;
     event_delete: fn(*mut c_void);
     scale_by_host_task: fn(*mut c_void, *mut i64, i64, i64) -> c_int;
 }

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Int64Array};
@@ -11,7 +10,7 @@ use arrow_device::{Device, DeviceArray, Devices, Error, ImportOptions, SyncPolic
 use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, device_count, register_with};
 
 use crate::fork_kit::{alone, forked};
-use crate::gate::{Gate, hold_by_event, hold_by_host_task};
+use crate::gate::{Gate, hold_by_host_task};
 use crate::programs::*;
 use crate::support::{config, number};
 
@@ -21,6 +20,15 @@ pub(crate) fn backend(device: &Device) -> &OneApiDevice {
 
 pub(crate) fn numbers() -> ArrayRef {
     Arc::new(Int64Array::from_iter_values(0..1000))
+}
+
+/// Waits until something has happened.
+pub(crate) fn eventually(or: &str, mut has_happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !has_happened() {
+        assert!(start.elapsed() < Duration::from_secs(10), "{or}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Waits until nothing of the device is left.
@@ -118,68 +126,6 @@ fn messages_are_kept() {
             .as_ref(),
         numbers().as_ref()
     );
-}
-
-/// `sycl::free` waits for work that uses the memory.
-#[test]
-fn frees_do_not_wait() {
-    let Some(config) = config() else { return };
-    let device = config.open().unwrap();
-    let backend = backend(&device);
-    let queue = device.new_queue().unwrap();
-    let host = backend.allocate_host(1 << 16).unwrap().unwrap();
-    let base = queue.raw().allocate(1 << 20).unwrap();
-    let copy = CopyOp {
-        src: host,
-        dst: base,
-        bytes: 1 << 16,
-        kind: CopyKind::HostToDevice,
-    };
-    // SAFETY: the memory is freed once, after the copy.
-    unsafe {
-        let gate = hold_by_event(&queue);
-        queue.raw().copy(&[copy]).unwrap();
-        queue.raw().free(base, 1 << 20).unwrap();
-        device.trim();
-        assert_eq!(backend.outstanding()[0], 0);
-        gate.open();
-    }
-    device.synchronize().unwrap();
-    // SAFETY: the copy has completed; freed once.
-    unsafe { backend.free_host(host, 1 << 16) };
-    frees_are_done(&device);
-}
-
-/// Nor does the drop of a queue, or of the device with memory in use. A queue that was dropped still counts.
-#[test]
-fn drops_do_not_wait() {
-    let Some(config) = config() else { return };
-    let device = config.open().unwrap();
-    let queue = device.new_queue().unwrap();
-    let gate = hold_by_event(&queue);
-    drop(queue);
-    let waiting = {
-        let device = device.clone();
-        std::thread::spawn(move || device.synchronize().unwrap())
-    };
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(
-        !waiting.is_finished(),
-        "the dropped queue's work was not waited for"
-    );
-    gate.open();
-    waiting.join().unwrap();
-
-    let queue = device.new_queue().unwrap();
-    // SAFETY: the memory is freed once.
-    unsafe {
-        let gate = hold_by_event(&queue);
-        let base = queue.raw().allocate(1 << 20).unwrap();
-        queue.raw().fill(base, 1, 1 << 20).unwrap();
-        queue.raw().free(base, 1 << 20).unwrap();
-        drop((queue, device));
-        gate.open();
-    }
 }
 
 /// SYCL knows no addresses of other contexts, and no lengths.
@@ -402,9 +348,24 @@ fn waits_for_foreign_events_do_not_block() {
                     .stream_wait(stream.expose_provenance(), ours.as_ptr())
                     .unwrap()
             );
+            let memory = (programs().queue_malloc)(stream, 1 << 16);
+            let theirs = (programs().queue_fill)(stream, memory, 1 << 16);
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!((programs().event_is_complete)(theirs), 0);
             gate.open();
             ours.wait().unwrap();
+            eventually("the program's work does not run", || {
+                (programs().event_is_complete)(theirs) == 1
+            });
+            (programs().event_delete)(theirs);
+            (programs().queue_free)(stream, memory);
             (programs().queue_delete)(stream);
+            let refused = backend(&device).stream_wait(0, ours.as_ptr()).unwrap_err();
+            let refused = refused.to_string();
+            assert!(
+                refused.contains("oneapi:") && refused.contains("sycl::queue"),
+                "{refused}"
+            );
         }
     }
 }
@@ -492,6 +453,10 @@ fn devices_without_usm_are_refused() {
         }
     }
     if refused == 0 {
+        assert!(
+            std::env::var_os("ARROW_DEVICE_ONEAPI_REQUIRED").is_none(),
+            "every SYCL device here has unified shared memory; pocl-opencl-icd has none"
+        );
         eprintln!(
             "skipped: every SYCL device here has unified shared memory; pocl-opencl-icd has none"
         );
@@ -503,38 +468,13 @@ fn devices_without_usm_are_refused() {
     );
 }
 
-/// Wakers are called on a thread that calls nothing that blocks.
+/// The library of this crate stays open under its name.
 #[test]
-fn many_wakers() {
-    let Some(config) = config() else { return };
-    let device = config.open().unwrap();
-    let queue = device.new_queue().unwrap();
-    let called: Arc<[AtomicBool]> = (0..100).map(|_| AtomicBool::new(false)).collect();
-    let gate = hold_by_event(&queue);
-    let events: Vec<_> = (0..called.len())
-        .map(|_| queue.record().unwrap().unwrap())
-        .collect();
-    struct Waker(Arc<[AtomicBool]>, usize);
-    impl std::task::Wake for Waker {
-        fn wake(self: Arc<Self>) {
-            self.0[self.1].store(true, Ordering::SeqCst);
-        }
-    }
-    for (i, event) in events.iter().enumerate() {
-        assert!(
-            !event
-                .notify(&Arc::new(Waker(called.clone(), i)).into())
-                .unwrap()
-        );
-    }
-    drop(events);
-    assert!(called.iter().all(|called| !called.load(Ordering::SeqCst)));
-    gate.open();
-    let start = Instant::now();
-    while !called.iter().all(|called| called.load(Ordering::SeqCst)) {
-        assert!(start.elapsed() < Duration::from_secs(10));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+fn the_file_in_memory_stays_open() {
+    let Some(_) = number() else { return };
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    let mut names = files.filter_map(|file| std::fs::read_link(file.unwrap().path()).ok());
+    assert!(names.any(|name| name.to_string_lossy().contains("memfd:arrow-device-oneapi")));
 }
 
 /// A forked child has none of SYCL's threads.
