@@ -492,6 +492,7 @@ fn a_forked_child_is_refused() {
                 up.to_host().map(drop),
                 event.wait(),
                 device.synchronize(),
+                backend(&device).settle(),
             ] {
                 let refused = refused.unwrap_err().to_string();
                 assert!(refused.contains("forked"), "{refused}");

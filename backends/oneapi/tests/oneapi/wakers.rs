@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use arrow_device::device::SyncEvent;
+use arrow_device::device::{Backend, Notify, SyncEvent};
 use arrow_device_oneapi::OneApiConfig;
 
 use crate::gate::hold_by_event;
 use crate::programs::OWN_CONTEXT;
 use crate::support::{config, number};
-use crate::traps::{Held, eventually};
+use crate::traps::{Held, backend, eventually};
 
 /// Wakers are called on a thread that calls nothing that blocks.
 #[test]
@@ -58,7 +58,8 @@ fn a_waker_waits() {
     unsafe { queue.raw().wait(held.event()) }.unwrap();
     let behind = queue.record().unwrap().unwrap();
     let gate = hold_by_event(&other);
-    let event = other.record().unwrap().unwrap();
+    // The backend's own, since the core calls wakers on another thread.
+    let event = other.raw().record().unwrap();
     struct Waker(SyncEvent, [AtomicBool; 2]);
     impl std::task::Wake for Waker {
         fn wake(self: Arc<Self>) {
@@ -68,10 +69,14 @@ fn a_waker_waits() {
         }
     }
     let waker = Arc::new(Waker(behind, Default::default()));
-    assert!(!event.notify(&waker.clone().into()).unwrap());
+    // SAFETY: the event is live until it is released at the end.
+    let notified = unsafe { backend(&device).notify_event(event, &waker.clone().into()) };
+    assert_eq!(notified.unwrap(), Notify::Registered);
     gate.open();
     let happened = |i: usize| waker.1[i].load(Ordering::SeqCst);
     eventually("the waker is not called", || happened(0));
     foreign.open();
     eventually("the waker waits", || happened(1));
+    // SAFETY: released once, and not used any more.
+    unsafe { backend(&device).release_event(event) };
 }
