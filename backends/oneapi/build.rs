@@ -3,6 +3,7 @@
 
 use std::env;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 fn main() {
@@ -21,7 +22,8 @@ fn main() {
     };
     println!("cargo:rerun-if-changed={}", headers(&root).display());
     match compile(&root) {
-        Ok(soname) => {
+        Ok((soname, version)) => {
+            println!("cargo:rustc-env=ARROW_DEVICE_SYCL_VERSION={version}");
             println!("cargo:rustc-cfg=sycl");
             println!("cargo:rustc-env=ARROW_DEVICE_SYCL_SONAME={soname}");
         }
@@ -42,8 +44,8 @@ fn headers(root: &Path) -> PathBuf {
     root.join("include/sycl/version.hpp")
 }
 
-/// Returns the name under which programs load SYCL's library.
-fn compile(root: &Path) -> Result<String, String> {
+/// Returns the name under which programs load SYCL's library, and the number of this compilation (`ad_version`).
+fn compile(root: &Path) -> Result<(String, u64), String> {
     let version = fs::read_to_string(headers(root)).map_err(|e| e.to_string())?;
     let major = version
         .lines()
@@ -51,6 +53,14 @@ fn compile(root: &Path) -> Result<String, String> {
     let major = major.ok_or(
         "sycl/version.hpp has no __LIBSYCL_MAJOR_VERSION: the SYCL of Intel or LLVM is needed",
     )?;
+    let mut hasher = DefaultHasher::new();
+    for source in ["cpp/shim.h", "cpp/shim.cpp"] {
+        fs::read(source)
+            .map_err(|e| format!("{source}: {e}"))?
+            .hash(&mut hasher);
+    }
+    (root, &version).hash(&mut hasher);
+    let number = hasher.finish();
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("no OUT_DIR")?);
 
     let mut build = cc::Build::new();
@@ -68,6 +78,7 @@ fn compile(root: &Path) -> Result<String, String> {
     let compiler = build.try_get_compiler().map_err(|e| e.to_string())?;
     let mut command = compiler.to_command();
     command
+        .arg(format!("-DAD_VERSION={number}u"))
         .arg("-shared")
         .arg("-o")
         .arg(out.join("shim.so"))
@@ -77,7 +88,7 @@ fn compile(root: &Path) -> Result<String, String> {
         .arg(root.join("lib"))
         .args(["-lsycl", "-ldl", "-Wl,-s"]);
     match command.status() {
-        Ok(status) if status.success() => Ok(format!("libsycl.so.{}", major.trim())),
+        Ok(status) if status.success() => Ok((format!("libsycl.so.{}", major.trim()), number)),
         Ok(status) => Err(format!("{command:?} failed: {status}")),
         Err(e) => Err(format!("{command:?}: {e}")),
     }

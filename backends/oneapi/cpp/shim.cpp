@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -37,14 +38,13 @@ struct Errors {
     }
 };
 
-thread_local std::string message;
+// Without a destructor, which would run before those of the thread's other values, and they may call this crate.
+thread_local char message[AD_MESSAGE_BYTES];
 
 int fail(int code, const char *what) noexcept {
-    try {
-        message = what;
-    } catch (...) {
-        message.clear();
-    }
+    auto bytes = std::min(std::strlen(what), sizeof message - 1);
+    std::memmove(message, what, bytes);
+    message[bytes] = 0;
     return code == 0 ? -1 : code;
 }
 
@@ -96,11 +96,12 @@ void barrier_after(sycl::queue &queue, const sycl::event &event) {
     });
 }
 
-// The functions of OpenCL that gates need, of the loader that SYCL has loaded.
+// The functions of OpenCL that gates and waits need, of the loader that SYCL has loaded.
 struct OpenCl {
     decltype(&clCreateUserEvent) create_user_event = nullptr;
     decltype(&clSetUserEventStatus) set_user_event_status = nullptr;
     decltype(&clReleaseEvent) release_event = nullptr;
+    decltype(&clFinish) finish = nullptr;
 
     OpenCl() {
         void *library = nullptr;
@@ -110,6 +111,7 @@ struct OpenCl {
         find(library, "clCreateUserEvent", create_user_event);
         find(library, "clSetUserEventStatus", set_user_event_status);
         find(library, "clReleaseEvent", release_event);
+        find(library, "clFinish", finish);
     }
 
     template <class Function> static void find(void *library, const char *name, Function &function) {
@@ -140,7 +142,9 @@ struct ad_gate {
     cl_event event;
 };
 
-const char *ad_message() { return message.c_str(); }
+uint64_t ad_version() { return AD_VERSION; }
+
+const char *ad_message() { return message; }
 
 int ad_device_count(size_t *count) {
     return run([&] { *count = sycl::device::get_devices().size(); });
@@ -203,7 +207,7 @@ int ad_queue_new(const ad_context *context, const ad_device *device, ad_queue **
         auto handler = [errors](sycl::exception_list list) {
             for (auto &one : list) {
                 int code = run([&] { std::rethrow_exception(one); });
-                run([&] { errors->keep(code, message.c_str()); });
+                run([&] { errors->keep(code, message); });
             }
         };
         sycl::queue made(of(context), of(device), handler, sycl::property::queue::in_order());
@@ -249,7 +253,15 @@ int ad_queue_record(ad_queue *queue, ad_event **event) {
 }
 
 int ad_queue_finish(ad_queue *queue) {
-    return run([&] { queue->queue.wait(); });
+    return run([&] {
+        // SYCL stops waiting at the first work that has failed, and forgets what it has waited for: that is done twice.
+        bool ended = false;
+        for (int round = 0; round < 2; round++) ended = run([&] { queue->queue.wait(); }) == 0;
+        if (is_opencl(queue->queue.get_device()))
+            check(OpenCl::get().finish(sycl::get_native<sycl::backend::opencl>(queue->queue)), "clFinish");
+        else if (!ended)
+            throw std::runtime_error(message);
+    });
 }
 
 void ad_queue_delete(ad_queue *queue) { drop(queue); }

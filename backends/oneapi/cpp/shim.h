@@ -31,7 +31,12 @@ typedef struct {
     int32_t device_memory, shared_memory, host_memory;
 } ad_properties;
 
-/* The message of the last function that failed on this thread; valid until the next one fails. */
+/* A number of the sources from which this was compiled. */
+uint64_t ad_version(void);
+
+/* The message of the last function that failed on this thread, of which AD_MESSAGE_BYTES - 1 bytes are kept; valid until the next one
+ * fails. */
+#define AD_MESSAGE_BYTES 4096
 const char *ad_message(void);
 
 /* Devices are numbered as in sycl::device::get_devices(). */
@@ -63,7 +68,7 @@ int ad_queue_copy(ad_queue *queue, void *to, const void *from, size_t bytes);
 int ad_queue_fill(ad_queue *queue, void *to, int byte, size_t bytes);
 /* An event after all work so far, which is handed to the device. */
 int ad_queue_record(ad_queue *queue, ad_event **event);
-/* Waits for all work so far. */
+/* Waits until no work so far runs any more, whether it has failed or not. An error says that this cannot be known. */
 int ad_queue_finish(ad_queue *queue);
 void ad_queue_delete(ad_queue *queue);
 

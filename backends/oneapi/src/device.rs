@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 
+use arrow_device::device::parts::Failure;
 use arrow_device::device::{
     AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, Queue, RawQueue,
 };
@@ -21,7 +22,7 @@ use crate::sys::{self, Memory, Sycl};
 
 /// A oneAPI device: what [`Backend::as_any`] of its backend returns.
 pub struct OneApiDevice {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     default_queue: Arc<OneApiQueue>,
     memory: OneApiMemory,
     name: String,
@@ -60,14 +61,16 @@ impl OneApiDevice {
             );
             return Err(sys::absent(id, reason));
         }
+        let failure = Arc::new(Failure::new());
         let blocks = Blocks::new(
             id,
             found.device.clone(),
             found.context.clone(),
             memory.kind(),
+            failure.clone(),
         );
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let shared = Arc::new(Shared::new(sycl, id, number, &found, blocks));
+        let shared = Arc::new(Shared::new(sycl, id, number, &found, blocks, failure));
         Ok(Self {
             default_queue: OneApiQueue::new(shared.clone(), found.queue),
             shared,
@@ -99,10 +102,9 @@ impl OneApiDevice {
     /// # Errors
     /// Returns [`Error::Device`] with SYCL's error.
     pub fn owns(&self, address: DevicePtr) -> Result<bool> {
-        self.shared
-            .context
-            .owns(address)
-            .map_err(|failed| self.shared.error(failed))
+        let kind = self.shared.context.kind(address);
+        let kind = kind.map_err(|failed| self.shared.error(failed))?;
+        Ok(kind.is_some())
     }
 
     /// Returns whether a queue of this device has recorded the event.
@@ -127,7 +129,11 @@ impl OneApiDevice {
         let context = unsafe { shared.sycl.context_of(queue) }.map_err(failed)?;
         if !context.is(&shared.context) {
             return Err(Error::InvalidArgument(
-                "the queue is of another context than the device; open one with OneApiConfig::from_queue".into(),
+                format!(
+                    "{}: the queue that is adopted is of another context than the device; open one with OneApiConfig::from_queue",
+                    shared.id
+                )
+                .into(),
             ));
         }
         // SAFETY: as above.
@@ -167,7 +173,8 @@ pub unsafe fn adopt_queue(device: &Device, queue: *const c_void) -> Result<Queue
 
 // SAFETY:
 // - shared and host memory can be read by the host, and is initialised when it is allocated.
-// - `classify` knows this device's own allocations with their lengths, and answers for nothing else.
+// - `classify` knows this device's own allocations with their lengths, and accepts nothing else for certain; on a device that the host
+//   reads it refuses what SYCL does not know as shared or host memory.
 // - An event that SYCL reports complete has been waited for once more, which makes its work visible to the host.
 // - `settle` waits for the last work of all queues, of dropped ones too.
 unsafe impl Backend for OneApiDevice {
@@ -197,11 +204,16 @@ unsafe impl Backend for OneApiDevice {
         self.shared.check_process()?;
         match Recorded::find(event) {
             Some(recorded) if recorded.device == self.shared.number => Ok(()),
-            Some(_) => Err(Error::InvalidArgument(
-                "the event is of another oneAPI device".into(),
+            Some(other) => Err(Error::InvalidArgument(
+                format!(
+                    "sync_event is an event of {}, another device than this {} with other memory or in another context; import with \
+                     a set of devices that has that one (arrow_device_oneapi::register_with)",
+                    other.id, self.shared.id
+                )
+                .into(),
             )),
             // SAFETY: the caller guarantees that an aligned address can be read (see `# Safety`).
-            None => unsafe { event::check(event) },
+            None => unsafe { event::check(self.shared.id, event) },
         }
     }
 
@@ -244,6 +256,10 @@ unsafe impl Backend for OneApiDevice {
         self.shared.blocks.classify(address, bytes)
     }
 
+    fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
+        self.shared.blocks.explain(address, bytes)
+    }
+
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
         self.shared.check_process()?;
         self.has_host_memory
@@ -273,6 +289,14 @@ unsafe impl Backend for OneApiDevice {
     unsafe fn stream_wait(&self, stream: usize, event: EventPtr) -> Result<bool> {
         let queue: *mut c_void = std::ptr::with_exposed_provenance_mut(stream);
         let shared = &self.shared;
+        if queue.is_null() {
+            let id = shared.id;
+            return Err(Error::InvalidArgument(
+                format!("{id}: a stream cannot wait for an event: 0 is no sycl::queue*, and SYCL has no default queue; pass the \
+                         address of a queue")
+                .into(),
+            ));
+        }
         // SAFETY: the caller guarantees the handle of a live queue (see `# Safety`).
         let context =
             unsafe { shared.sycl.context_of(queue) }.map_err(|failed| shared.error(failed))?;

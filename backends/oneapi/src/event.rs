@@ -1,8 +1,8 @@
 //! Events: `sync_event` is a `sycl::event*`.
 //!
 //! What a queue of this crate has recorded is in a table, which tells it from the events of programs. SYCL itself is asked about
-//! states only, and never waits: its own waits hold locks that other threads need while work is behind a host task, and crash when
-//! two threads wait across contexts (SYCL 2026.2).
+//! states, and waits only for an event that has ended, or after a failure: its own waits hold locks that other threads need while work
+//! is behind a host task, and crash when two threads wait across contexts (SYCL 2026.2).
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -12,6 +12,7 @@ use arrow_device::device::parts::Failure;
 use arrow_device::device::{DeviceId, EventPtr};
 use arrow_device::{Error, Result};
 
+use crate::exit;
 use crate::object::Owned;
 use crate::sys::raw;
 
@@ -27,27 +28,30 @@ pub(crate) struct Recorded {
 
 static RECORDED: LazyLock<Mutex<HashMap<EventPtr, Arc<Recorded>>>> = LazyLock::new(Mutex::default);
 
-fn recorded() -> MutexGuard<'static, HashMap<EventPtr, Arc<Recorded>>> {
-    RECORDED.lock().unwrap_or_else(PoisonError::into_inner)
+/// `None` in a child of the process, where another thread of the parent may have held the lock.
+fn recorded() -> Option<MutexGuard<'static, HashMap<EventPtr, Arc<Recorded>>>> {
+    (!exit::is_child()).then(|| RECORDED.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 impl Recorded {
     /// Adds the event to the table.
     pub(crate) fn publish(self) -> EventPtr {
         let ptr = self.event.ptr();
-        recorded().insert(ptr, Arc::new(self));
+        if let Some(mut recorded) = recorded() {
+            recorded.insert(ptr, Arc::new(self));
+        }
         ptr
     }
 
     /// Finds an event by its address.
     pub(crate) fn find(event: EventPtr) -> Option<Arc<Self>> {
-        recorded().get(&event).cloned()
+        recorded()?.get(&event).cloned()
     }
 
     /// Releases an event.
     pub(crate) fn release(event: EventPtr) {
         // Dropped without the lock.
-        let _released = { recorded().remove(&event) };
+        let _released = recorded().and_then(|mut recorded| recorded.remove(&event));
     }
 
     /// Returns whether the work before the event has completed. It is an error if the device has failed: for SYCL, a host task
@@ -67,10 +71,10 @@ impl Recorded {
 
     /// Returns how many events of a device are in the table.
     pub(crate) fn count(device: u64) -> usize {
-        recorded()
-            .values()
-            .filter(|event| event.device == device)
-            .count()
+        recorded().map_or(0, |recorded| {
+            let events = recorded.values();
+            events.filter(|event| event.device == device).count()
+        })
     }
 }
 
@@ -78,7 +82,7 @@ impl Recorded {
 ///
 /// # Safety
 /// If the address is aligned for two addresses, they can be read.
-pub(crate) unsafe fn check(event: EventPtr) -> Result<()> {
+pub(crate) unsafe fn check(device: DeviceId, event: EventPtr) -> Result<()> {
     let words = event.as_ptr().cast::<[usize; 2]>();
     let is_address = |word: usize| word != 0 && word.is_multiple_of(align_of::<usize>());
     // SAFETY: the caller guarantees that they can be read (see `# Safety`).
@@ -86,15 +90,22 @@ pub(crate) unsafe fn check(event: EventPtr) -> Result<()> {
         return Ok(());
     }
     Err(Error::InvalidArgument(
-        "sync_event is not the address of a sycl::event".into(),
+        format!(
+            "sync_event of an array of {device} is {:p}, which is not the address of a sycl::event; the producer must set it to a \
+             live sycl::event*, or to null",
+            event.as_ptr()
+        )
+        .into(),
     ))
 }
 
-/// Makes this thread wait until `is_complete` returns `true` or an error.
-pub(crate) fn wait(mut is_complete: impl FnMut() -> Result<bool>) -> Result<()> {
+/// Makes this thread wait until `is_complete` returns `true` or an error, or for ever if the process ends meanwhile.
+pub(crate) fn wait<E>(
+    mut is_complete: impl FnMut() -> std::result::Result<bool, E>,
+) -> std::result::Result<(), E> {
     const BRIEF: Duration = Duration::from_micros(100);
     let start = Instant::now();
-    while !is_complete()? {
+    while !is_complete().inspect_err(|_| exit::stay_at_end())? {
         let waited = start.elapsed();
         match waited < BRIEF {
             true => std::thread::yield_now(),

@@ -11,12 +11,18 @@ mod object;
 mod queue;
 mod shared;
 mod sys;
+#[cfg(all(test, sycl))]
+mod tests;
+
+// What unit tests share with the others uses the crate by its name.
+#[cfg(all(test, sycl))]
+extern crate self as arrow_device_oneapi;
 
 use std::sync::Arc;
 
 #[cfg(doc)]
 use arrow_device::Error;
-use arrow_device::device::{Arriving, DeviceId};
+use arrow_device::device::{AddressClass, Arriving, Backend, DeviceId};
 use arrow_device::{ArrowDeviceType, Device, Devices, Result};
 
 pub use self::config::OneApiConfig;
@@ -42,7 +48,8 @@ pub fn register(devices: &Devices) {
 }
 
 /// As [`register`], with devices that the program has opened: of a queue's context, for example. Imports find the one in whose
-/// context an array's memory is, or that has recorded its event. Of several devices with one id, the first one is `oneapi:N`.
+/// context an array's memory is, or that has recorded its event, and among them one of shared or host memory for such memory only. Of
+/// several devices with one id, the first one is `oneapi:N`.
 ///
 /// A later call replaces the devices of an earlier one.
 pub fn register_with(devices: &Devices, opened: Vec<Device>) {
@@ -61,24 +68,36 @@ pub fn register_with(devices: &Devices, opened: Vec<Device>) {
     });
 }
 
-/// Finds the device of an array that is imported.
+/// Finds the device of an array that is imported: one that may use the memory, if there is one.
 fn resolve(opened: &[Device], array: &Arriving<'_>) -> Result<Option<Device>> {
-    let candidates = opened.iter().filter(|device| device.id() == array.id());
-    let candidates = candidates.filter_map(|device| Some((device, OneApiDevice::of(device)?)));
+    let address = array.address();
+    let fits = |backend: &OneApiDevice| {
+        let class = address.map(|at| backend.classify(at, 1));
+        !matches!(class, Some(AddressClass::Host | AddressClass::Inaccessible))
+    };
+    let of_this_id = opened.iter().filter(|device| device.id() == array.id());
+    let of_this_id = of_this_id.filter_map(|device| Some((device, OneApiDevice::of(device)?)));
+    let fitting: Vec<_> = of_this_id
+        .clone()
+        .filter(|(_, backend)| fits(backend))
+        .collect();
     if let Some(event) = array.event() {
-        let recorded = candidates
-            .clone()
-            .find(|(_, backend)| backend.has_recorded(event));
-        if let Some((device, _)) = recorded {
-            return Ok(Some(device.clone()));
+        let mut fitting = fitting.iter();
+        if let Some((device, _)) = fitting.find(|(_, backend)| backend.has_recorded(event)) {
+            return Ok(Some((*device).clone()));
         }
     }
-    if let Some(address) = array.address() {
-        for (device, backend) in candidates {
+    if let Some(address) = address {
+        for (device, backend) in &fitting {
             if backend.owns(address)? {
-                return Ok(Some(device.clone()));
+                return Ok(Some((*device).clone()));
             }
         }
     }
-    Ok(None)
+    // The id names the first one, unless that must not use the memory.
+    let mut of_this_id = of_this_id.map(|(device, _)| device);
+    let first = fitting.first().map(|(device, _)| *device);
+    Ok(first
+        .filter(|first| of_this_id.next() != Some(first))
+        .cloned())
 }

@@ -43,10 +43,28 @@ pub(crate) fn load() -> Result<Library, String> {
             )
         })?);
     }
-    let library = open(&shim.path, now);
-    library
+    let library = open(&shim, now);
+    let library = library
         .map(Library::from)
-        .map_err(|e| format!("the library {SONAME} does not fit this crate: {}", text(&e)))
+        .map_err(|e| format!("the library {SONAME} does not fit this crate: {}", text(&e)))?;
+    check_version(&library).map_err(|found| {
+        format!("the loader has returned another library than this crate's at {shim} (ad_version: {found}); report this")
+    })?;
+    Ok(library)
+}
+
+/// Checks that this is the library that was made together with this crate.
+#[cfg(sycl)]
+fn check_version(library: &Library) -> Result<(), String> {
+    // SAFETY: whichever of this crate's libraries it is, the function has this type, and reads nothing.
+    let version = unsafe {
+        let ask = library.get::<unsafe extern "C" fn() -> u64>(b"ad_version\0");
+        ask.map_err(|e| text(&e))?()
+    };
+    match version.to_string() == env!("ARROW_DEVICE_SYCL_VERSION") {
+        true => Ok(()),
+        false => Err(version.to_string()),
+    }
 }
 
 /// Says what is missing.
@@ -75,17 +93,12 @@ fn text(error: &libloading::Error) -> String {
     }
 }
 
-/// A file in memory. It is closed when this is dropped; what was loaded from it stays.
+/// The own library as a file in memory, which stays open: the loader takes a path for one that it has loaded, and no other file may get
+/// the path of this one.
 #[cfg(sycl)]
-struct Shim {
-    path: String,
-    _file: std::fs::File,
-}
-
-#[cfg(sycl)]
-fn shim() -> Result<Shim, String> {
+fn shim() -> Result<String, String> {
     use std::io::{Error, Write};
-    use std::os::fd::{AsRawFd, FromRawFd};
+    use std::os::fd::{FromRawFd, IntoRawFd};
 
     const BYTES: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
     // SAFETY: the name is a text that ends with NUL.
@@ -98,10 +111,7 @@ fn shim() -> Result<Shim, String> {
     let mut file = unsafe { std::fs::File::from_raw_fd(descriptor) };
     file.write_all(BYTES)
         .map_err(|e| format!("a file in memory cannot be written: {e}"))?;
-    Ok(Shim {
-        path: format!("/proc/self/fd/{}", file.as_raw_fd()),
-        _file: file,
-    })
+    Ok(format!("/proc/self/fd/{}", file.into_raw_fd()))
 }
 
 #[cfg(sycl)]

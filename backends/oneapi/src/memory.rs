@@ -4,8 +4,9 @@
 //! freed by a thread of its own, and mostly not at all: it goes back to a pool.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use arrow_device::device::parts::{Block, Pool, Ranges, Worker};
+use arrow_device::device::parts::{Block, Failure, Pool, Ranges, Worker};
 use arrow_device::device::{AddressClass, DeviceId, DevicePtr};
 use arrow_device::{Error, Result};
 
@@ -44,11 +45,22 @@ impl OneApiMemory {
     }
 }
 
-/// An event, as the pool asks about it. Work that has failed is over, too.
-fn is_over(event: &Owned<raw::Event>) -> bool {
-    match event.is_complete() {
-        Ok(is_complete) => is_complete,
-        Err(failed) => failed.code != NOT_CALLED,
+/// What the last use of a block has to come to: an event of a queue.
+pub(crate) struct After {
+    pub(crate) event: Owned<raw::Event>,
+    pub(crate) queue: Arc<Owned<raw::Queue>>,
+}
+
+impl After {
+    /// Returns whether the event has failed. It may then have ended before the work that it stands for.
+    fn has_failed(&self) -> bool {
+        let failed = self.event.is_complete().err();
+        failed.is_some_and(|failed| failed.code != NOT_CALLED)
+    }
+
+    /// Waits for the end of the work if the event has failed. Returns whether it has ended.
+    fn has_ended(&self) -> bool {
+        matches!(self.event.is_complete(), Ok(true)) || self.queue.finish().is_ok()
     }
 }
 
@@ -61,8 +73,9 @@ pub(crate) struct Blocks {
     /// Each with the length of its block, which may be longer.
     live: Ranges<usize>,
     host: Ranges<()>,
-    pool: Pool<Owned<raw::Event>>,
+    pool: Pool<After>,
     frees: Worker,
+    failure: Arc<Failure>,
 }
 
 impl Blocks {
@@ -71,6 +84,7 @@ impl Blocks {
         device: Arc<Owned<raw::Device>>,
         context: Arc<Owned<raw::Context>>,
         kind: Memory,
+        failure: Arc<Failure>,
     ) -> Self {
         Self {
             id,
@@ -81,6 +95,7 @@ impl Blocks {
             host: Ranges::new(),
             pool: Pool::new(),
             frees: Worker::new("arrow-device oneapi free"),
+            failure,
         }
     }
 
@@ -92,10 +107,11 @@ impl Blocks {
             bytes,
         };
         if bytes == 0 {
-            return Err(Error::InvalidArgument("0 bytes cannot be allocated".into()));
+            return Err(self.empty());
         }
         let rounded = Pool::<()>::rounded(bytes).filter(|bytes| *bytes <= isize::MAX as usize);
         let rounded = rounded.ok_or_else(out_of_memory)?;
+        let is_over = |after: &After| self.is_over(after);
         let (base, whole) = match self.pool.take(queue, rounded, is_over) {
             Some(block) => (block.base, block.bytes),
             None => {
@@ -111,13 +127,20 @@ impl Blocks {
         Ok(base)
     }
 
+    fn empty(&self) -> Error {
+        let id = self.id;
+        Error::InvalidArgument(
+            format!("{id}: 0 bytes cannot be allocated; ask for at least one").into(),
+        )
+    }
+
     /// Allocates memory that is not in use, and, if the host can read it, initialised.
     fn new_block(&self, kind: Memory, bytes: usize) -> Result<Option<DevicePtr>> {
         let allocate = || self.context.allocate(&self.device, kind, bytes);
         let mut base = allocate().ok().flatten();
         if base.is_none() {
             self.free_idle(true);
-            self.frees.finish();
+            self.wait_for_frees();
             base = allocate().map_err(|failed| failed.on(self.id))?;
         }
         if let Some(base) = base.filter(|_| kind != Memory::Device) {
@@ -129,12 +152,7 @@ impl Blocks {
 
     /// Takes back memory of `allocate`, after work of a queue so far, which `after` stands for. If it is `None`, the memory is
     /// never used again.
-    pub(crate) fn free(
-        &self,
-        base: DevicePtr,
-        queue: u64,
-        after: Option<Owned<raw::Event>>,
-    ) -> Result<()> {
+    pub(crate) fn free(&self, base: DevicePtr, queue: u64, after: Option<After>) -> Result<()> {
         let unknown = || {
             Error::InvalidArgument(
                 format!("{base:?} is not memory that {} has allocated", self.id).into(),
@@ -154,8 +172,48 @@ impl Blocks {
 
     /// Frees memory that nothing uses any more: what is over the pool's limits, or all.
     pub(crate) fn free_idle(&self, all: bool) {
-        for block in self.pool.take_done(all, is_over) {
+        for block in self.pool.take_done(all, |after| self.is_over(after)) {
             self.free_later(block.base);
+        }
+        if self.failure.is_set() {
+            for block in self.pool.take_done(true, After::has_failed) {
+                self.free_after(block.base, block.after);
+            }
+        }
+    }
+
+    /// Returns whether the work has ended. If it has failed, the device has, and the block is freed after its queue has ended.
+    fn is_over(&self, after: &After) -> bool {
+        match after.event.is_complete() {
+            Ok(is_complete) => is_complete,
+            Err(failed) => {
+                if failed.code != NOT_CALLED {
+                    self.failure.set(failed.on(self.id));
+                }
+                false
+            }
+        }
+    }
+
+    /// Frees memory once the event has ended, and, if it has failed, the queue's work.
+    fn free_after(&self, base: DevicePtr, after: After) {
+        let context = self.context.clone();
+        let after = Arc::new(after);
+        let asked = after.clone();
+        let ended = move || matches!(asked.event.is_complete(), Ok(true)) || asked.has_failed();
+        self.frees.watch(ended, move || {
+            if after.has_ended() {
+                free_now(&context, base);
+            }
+        });
+    }
+
+    /// Waits for frees, but not long: they may wait for work.
+    fn wait_for_frees(&self) {
+        const PATIENCE: Duration = Duration::from_secs(1);
+        let start = Instant::now();
+        while self.frees.pending() > 0 && start.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_micros(100));
         }
     }
 
@@ -171,7 +229,7 @@ impl Blocks {
             bytes,
         };
         if bytes == 0 {
-            return Err(Error::InvalidArgument("0 bytes cannot be allocated".into()));
+            return Err(self.empty());
         }
         if bytes > isize::MAX as usize {
             return Err(out_of_memory());
@@ -190,7 +248,8 @@ impl Blocks {
         }
     }
 
-    /// Returns whose memory an address is. SYCL knows the kind of another's, but not its length.
+    /// Returns whose memory an address is. SYCL knows the kind of another's, but not its length. The host will read what a device of
+    /// shared or host memory imports, so that must be known to be of these kinds.
     pub(crate) fn classify(
         &self,
         address: DevicePtr,
@@ -203,9 +262,34 @@ impl Blocks {
             self.host
                 .classify_allocation(address, bytes, AddressClass::HostAccessible)
         };
-        let start = address.address();
-        live.or_else(host)
-            .unwrap_or((AddressClass::Unknown, start..start.saturating_add(bytes)))
+        let others = || {
+            let class = match self.context.kind(address) {
+                _ if self.kind == Memory::Device => AddressClass::Unknown,
+                Ok(Some(Memory::Shared | Memory::Host)) => AddressClass::Unknown,
+                // SYCL cannot tell ordinary memory from that of another context.
+                Ok(None) => AddressClass::Host,
+                Ok(Some(Memory::Device)) | Err(_) => AddressClass::Inaccessible,
+            };
+            let start = address.address();
+            (class, start..start.saturating_add(bytes))
+        };
+        live.or_else(host).unwrap_or_else(others)
+    }
+
+    /// Says why `classify` does not accept memory.
+    pub(crate) fn explain(&self, address: DevicePtr, bytes: usize) -> Option<String> {
+        let what = match (self.classify(address, bytes).0, self.context.kind(address)) {
+            (AddressClass::Host, _) => {
+                "SYCL does not know it as shared or host memory of this device's context"
+            }
+            (AddressClass::Inaccessible, Ok(Some(kind))) if kind != self.kind => {
+                "it is memory of the kind device"
+            }
+            _ => return None,
+        };
+        Some(format!(
+            "{what}, and the host reads what this device imports; open the device with OneApiMemory::Device"
+        ))
     }
 
     /// Whether the bytes are of `allocate_host`.
@@ -229,9 +313,7 @@ fn free_now(context: &Owned<raw::Context>, base: DevicePtr) {
 impl Drop for Blocks {
     fn drop(&mut self) {
         for block in self.pool.take_all() {
-            let (context, base, after) = (self.context.clone(), block.base, block.after);
-            self.frees
-                .watch(move || is_over(&after), move || free_now(&context, base));
+            self.free_after(block.base, block.after);
         }
     }
 }

@@ -102,7 +102,7 @@ impl Sycl {
     /// `queue` points to a live `sycl::queue`.
     pub(crate) unsafe fn gate(&'static self, queue: *mut c_void) -> Answer<Option<Gate>> {
         // SAFETY: the caller guarantees a live queue (see `# Safety`).
-        let gate = self.make("sycl::handler::depends_on", |to| unsafe {
+        let gate = self.make("clCreateUserEvent", |to| unsafe {
             (self.ad_gate_new)(queue, to)
         })?;
         Ok(gate.map(|gate| Gate { sycl: self, gate }))
@@ -292,15 +292,17 @@ impl Owned<Context> {
         })
     }
 
-    /// Returns whether the address is one of this context's memory.
-    pub(crate) fn owns(&self, address: DevicePtr) -> Answer<bool> {
+    /// Returns of which kind this context's memory at an address is; `None` if it is none of this context's.
+    pub(crate) fn kind(&self, address: DevicePtr) -> Answer<Option<Memory>> {
         let mut memory = UNKNOWN;
         let ask = self.sycl.ad_memory_of;
         // SAFETY: the context is live; the address is looked up, not read; `memory` is valid for a write.
         self.sycl.call("sycl::get_pointer_type", || unsafe {
             ask(self.get(), address.as_ptr(), &raw mut memory)
         })?;
-        Ok(memory != UNKNOWN)
+        Ok([Memory::Device, Memory::Shared, Memory::Host]
+            .into_iter()
+            .find(|kind| *kind as c_int == memory))
     }
 }
 

@@ -9,6 +9,7 @@ use arrow_device::Result;
 use arrow_device::device::parts::queue_number;
 use arrow_device::device::{CopyOp, DevicePtr, EventPtr, RawQueue};
 
+use crate::memory::After;
 use crate::object::Owned;
 use crate::shared::Shared;
 use crate::sys::raw;
@@ -58,7 +59,11 @@ unsafe impl RawQueue for OneApiQueue {
         let shared = &self.shared;
         shared.check_process()?;
         match self.queue.record() {
-            Ok(after) => shared.blocks.free(base, self.number, Some(after)),
+            Ok(event) => {
+                let queue = self.queue.clone();
+                let after = After { event, queue };
+                shared.blocks.free(base, self.number, Some(after))
+            }
             Err(failed) => {
                 // When the memory is free is not known.
                 shared.blocks.free(base, self.number, None)?;
@@ -77,7 +82,7 @@ unsafe impl RawQueue for OneApiQueue {
             if let Err(failed) = queued {
                 if done > 0 {
                     // After an error none of them runs.
-                    let _ = self.queue.finish();
+                    shared.end(&self.queue);
                 }
                 return Err(shared.error(failed));
             }
@@ -117,7 +122,7 @@ impl Drop for OneApiQueue {
     fn drop(&mut self) {
         // SYCL's queue may go before its work has ended.
         if self.shared.check_process().is_ok() {
-            self.shared.leave(self.queue.record());
+            self.shared.leave(self.queue.clone(), self.queue.record());
         }
     }
 }

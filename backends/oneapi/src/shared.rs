@@ -8,9 +8,10 @@ use arrow_device::device::{DeviceId, EventPtr};
 use arrow_device::{Error, Result};
 
 use crate::event::{self, Recorded};
+use crate::exit;
 use crate::memory::Blocks;
 use crate::object::Owned;
-use crate::sys::{Answer, Failed, Sycl, raw};
+use crate::sys::{self, Answer, Failed, Sycl, raw};
 
 /// A device as SYCL names it, its context, and its default queue.
 #[derive(Clone)]
@@ -31,8 +32,10 @@ pub(crate) struct Shared {
     pub(crate) blocks: Blocks,
     process: Process,
     failure: Arc<Failure>,
-    /// Asks about events. Nothing that it does blocks.
+    /// Asks about events, and opens gates. It runs code of this crate only, and nothing that blocks.
     watches: Worker,
+    /// Calls wakers, which are foreign code and may wait for what is behind a gate.
+    wakers: Worker,
     work: Mutex<Work>,
 }
 
@@ -40,8 +43,22 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct Work {
     queues: Vec<Weak<Owned<raw::Queue>>>,
-    /// Events after the work of queues that were dropped.
-    left: Vec<Arc<Owned<raw::Event>>>,
+    /// What keeps queues that were dropped, until their work has ended.
+    left: Vec<Arc<Left>>,
+}
+
+/// A queue that was dropped, and the event after its work, if there could be one.
+struct Left {
+    _queue: Arc<Owned<raw::Queue>>,
+    last: Option<Owned<raw::Event>>,
+}
+
+impl Left {
+    /// Returns whether the work is known to have ended. It is not where the event has failed.
+    fn has_ended(&self) -> bool {
+        let last = self.last.as_ref();
+        last.is_some_and(|last| matches!(last.is_complete(), Ok(true)))
+    }
 }
 
 impl Shared {
@@ -51,6 +68,7 @@ impl Shared {
         number: u64,
         found: &Found,
         blocks: Blocks,
+        failure: Arc<Failure>,
     ) -> Self {
         Self {
             sycl,
@@ -60,8 +78,9 @@ impl Shared {
             context: found.context.clone(),
             blocks,
             process: Process::this(),
-            failure: Arc::new(Failure::new()),
+            failure,
             watches: Worker::new("arrow-device oneapi events"),
+            wakers: Worker::new("arrow-device oneapi wakers"),
             work: Mutex::default(),
         }
     }
@@ -86,7 +105,10 @@ impl Shared {
         self.failure.set(failed.on(self.id));
         match self.failure.check() {
             Err(first) => first,
-            Ok(()) => Error::InvalidArgument("unreachable: a failure was just set".into()),
+            Ok(()) => sys::absent(
+                self.id,
+                "the device has failed; use another one, or start the process again",
+            ),
         }
     }
 
@@ -101,16 +123,20 @@ impl Shared {
     }
 
     /// A queue is dropped, whose work goes on until this event.
-    pub(crate) fn leave(&self, last: Answer<Owned<raw::Event>>) {
-        match last {
-            Ok(last) => {
-                let mut work = self.work();
-                work.left
-                    .retain(|event| !event.is_complete().unwrap_or(true));
-                work.left.push(Arc::new(last));
-            }
-            Err(failed) => drop(self.fail(failed)),
-        }
+    pub(crate) fn leave(&self, queue: Arc<Owned<raw::Queue>>, last: Answer<Owned<raw::Event>>) {
+        let last = last.map_err(|failed| drop(self.fail(failed))).ok();
+        let left = Left {
+            _queue: queue,
+            last,
+        };
+        self.work().left.push(Arc::new(left));
+        // Asked, and dropped, without the lock. Meanwhile `queues` has them too.
+        let (ended, goes_on): (Vec<_>, Vec<_>) = {
+            let left = std::mem::take(&mut self.work().left);
+            left.into_iter().partition(|left| left.has_ended())
+        };
+        self.work().left.extend(goes_on);
+        drop(ended);
     }
 
     /// Waits for all work of the device, whatever fails.
@@ -123,23 +149,46 @@ impl Shared {
         };
         let mut outcome = Ok(());
         for queue in queues {
-            let waited = match queue.record() {
-                Ok(last) => event::wait(|| last.is_complete().map_err(|failed| self.fail(failed))),
-                // No event: SYCL waits itself.
-                Err(failed) => {
-                    let _ = queue.finish();
-                    Err(self.error(failed))
-                }
-            };
-            let checked = queue.check().map_err(|failed| self.fail(failed));
-            outcome = outcome.and(waited).and(checked);
+            outcome = outcome.and(self.drain(&queue, queue.record()));
         }
-        for last in left {
-            outcome = outcome.and(event::wait(|| {
-                last.is_complete().map_err(|failed| self.fail(failed))
-            }));
+        for last in left.iter().filter_map(|left| left.last.as_ref()) {
+            let failed = last.is_complete().map_err(|failed| self.fail(failed));
+            outcome = outcome.and(failed.map(drop));
+        }
+        if outcome.is_ok() {
+            let ended = |one: &mut Arc<Left>| left.iter().any(|left| Arc::ptr_eq(left, one));
+            let ended: Vec<_> = self.work().left.extract_if(.., ended).collect();
+            drop(ended);
         }
         outcome.and(self.check())
+    }
+
+    /// Waits for the work of a queue before an event.
+    pub(crate) fn drain(
+        &self,
+        queue: &Owned<raw::Queue>,
+        last: Answer<Owned<raw::Event>>,
+    ) -> Result<()> {
+        let waited = match last {
+            Ok(last) => event::wait(|| last.is_complete()).map_err(|failed| {
+                // It may have ended before the work that it stands for.
+                self.end(queue);
+                self.fail(failed)
+            }),
+            Err(failed) => {
+                self.end(queue);
+                Err(self.error(failed))
+            }
+        };
+        waited.and(queue.check().map_err(|failed| self.fail(failed)))
+    }
+
+    /// Waits until no work of a queue runs any more, after a failure.
+    pub(crate) fn end(&self, queue: &Owned<raw::Queue>) {
+        if let Err(failed) = queue.finish() {
+            exit::stay_at_end();
+            drop(self.fail(failed));
+        }
     }
 
     /// Returns whether an event has completed.
@@ -244,14 +293,14 @@ impl Shared {
     ) -> Result<()> {
         // SAFETY: the caller guarantees a live event (see `# Safety`).
         let mut is_complete = unsafe { self.asked(event) }?;
-        self.watches
+        self.wakers
             .watch(move || is_complete().unwrap_or(true), then);
         Ok(())
     }
 
     /// How many events are watched.
     pub(crate) fn watched(&self) -> usize {
-        self.watches.pending()
+        self.watches.pending() + self.wakers.pending()
     }
 }
 
@@ -266,7 +315,7 @@ pub(crate) unsafe fn check_queue(
 ) -> Result<()> {
     if queue.is_null() {
         return Err(Error::InvalidArgument(
-            "the pointer to the queue is null".into(),
+            format!("{id}: a queue cannot be adopted: the pointer is null; pass the address of a sycl::queue").into(),
         ));
     }
     // SAFETY: the caller guarantees that a pointer that is not null points to a live queue.
@@ -275,8 +324,10 @@ pub(crate) unsafe fn check_queue(
         return Ok(());
     }
     Err(Error::InvalidArgument(
-        "the queue is out of order, and arrow-device needs one that runs its work in order; make it \
-         with sycl::property::queue::in_order"
-            .into(),
+        format!(
+            "{id}: a queue cannot be adopted: it is out of order, and arrow-device needs one that runs its work in order; make it \
+             with sycl::property::queue::in_order"
+        )
+        .into(),
     ))
 }

@@ -26,16 +26,19 @@ const STATUS: u8 = 7;
 /// A name, and what a child does before its `main` returns.
 type Case = (&'static str, fn(&Device));
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 5] = [
     ("busy", busy),
     ("pending", pending),
     ("foreign", foreign),
     ("kept", kept),
+    ("waiting", waiting),
 ];
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     if let (Some("--child"), Some(case)) = (args.next().as_deref(), args.next()) {
+        // SAFETY: the function only sleeps.
+        unsafe { libc::atexit(linger) };
         let device = support::device().unwrap();
         let (_, work) = CASES.into_iter().find(|(name, _)| *name == case).unwrap();
         work(&device);
@@ -118,6 +121,31 @@ fn pending(device: &Device) {
     device.trim();
     std::thread::spawn(move || event.wait());
     std::thread::sleep(Duration::from_millis(30));
+}
+
+/// Threads that wait for work stay, since an error would be taken for its end: then its memory is freed.
+fn waiting(device: &Device) {
+    let queue = device.new_queue().unwrap();
+    // SAFETY: the queue is live. The event is never ended.
+    unsafe { (programs().hold_by_event)(sycl_queue(&queue)) };
+    let event = queue.record().unwrap().unwrap();
+    // SAFETY: it ends the process.
+    let ended = || unsafe { libc::_exit(1) };
+    let settled = device.clone();
+    std::thread::spawn(move || {
+        let _ = settled.backend().settle();
+        ended()
+    });
+    std::thread::spawn(move || {
+        let _ = event.wait();
+        ended()
+    });
+    std::thread::sleep(Duration::from_millis(30));
+}
+
+/// Gives threads time while the process ends, after SYCL's own end.
+extern "C" fn linger() {
+    std::thread::sleep(Duration::from_millis(50));
 }
 
 /// A queue that waits for an event of another context, which never completes.

@@ -89,6 +89,17 @@ cl_event hold_by_event(sycl::queue *queue) {
     return held;
 }
 
+// Work of OpenCL's own that runs until the gate is open.
+int hold_by_kernel(sycl::queue *queue, Gate *gate) {
+    auto kernel = [](void *args) {
+        auto gate = *static_cast<Gate **>(args);
+        while (!*gate) sleep_ms(1);
+        delete gate;
+    };
+    auto native = sycl::get_native<sycl::backend::opencl>(*queue);
+    return OPENCL(clEnqueueNativeKernel)(native, kernel, &gate, sizeof gate, 0, nullptr, nullptr, 0, nullptr, nullptr);
+}
+
 void end_event(cl_event held, int status) {
     OPENCL(clSetUserEventStatus)(held, status);
     OPENCL(clReleaseEvent)(held);
@@ -249,6 +260,12 @@ int scale_by_host_task(sycl::queue *queue, int64_t *values, int64_t rows, int64_
 // Asks SYCL for the exceptions of host tasks: of those of all queues of the device.
 int ask_for_exceptions(sycl::queue *queue) {
     return run([&] { queue->throw_asynchronous(); });
+}
+
+sycl::event *queue_fill(sycl::queue *queue, void *memory, size_t bytes) { return new sycl::event(queue->memset(memory, 1, bytes)); }
+
+int event_is_complete(sycl::event *event) {
+    return event->get_info<sycl::info::event::command_execution_status>() == sycl::info::event_command_status::complete;
 }
 
 void event_delete(sycl::event *event) { delete event; }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use arrow_device::device::Queue;
 use arrow_device_oneapi::OneApiQueue;
 
-use crate::programs::{Shared, programs};
+use super::programs::{Shared, programs};
 
 type Open = Box<dyn FnOnce() + Send>;
 
@@ -67,6 +67,19 @@ pub(crate) fn hold_by_host_task(queue: &Queue, fails: bool) -> Gate {
         let gate = Shared((programs().gate_new)());
         let held = (programs().hold_by_host_task)(sycl_queue(queue), gate.get(), fails.into());
         assert_eq!(held, 0);
+        Gate::new(move || (programs().gate_open)(gate.get()))
+    }
+}
+
+/// Work that OpenCL runs.
+///
+/// # Safety
+/// `queue` points to a live `sycl::queue`.
+pub(crate) unsafe fn hold_by_kernel(queue: *mut std::ffi::c_void) -> Gate {
+    // SAFETY: the caller guarantees a live queue (see `# Safety`), and the gate is opened once.
+    unsafe {
+        let gate = Shared((programs().gate_new)());
+        assert_eq!((programs().hold_by_kernel)(queue, gate.get()), 0);
         Gate::new(move || (programs().gate_open)(gate.get()))
     }
 }

@@ -5,6 +5,7 @@
 #![cfg(target_os = "linux")]
 
 mod conformance;
+mod ends;
 #[path = "../../../../tests/support/fork_kit.rs"]
 mod fork_kit;
 mod gate;
@@ -13,6 +14,7 @@ mod programs;
 mod support;
 mod transfer;
 mod traps;
+mod wakers;
 
 /// Every type of Arrow's, as the tests of arrow-device make them.
 #[allow(dead_code, unused_imports)]

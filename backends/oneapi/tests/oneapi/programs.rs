@@ -19,7 +19,7 @@ pub(crate) fn compile(source: &str, output: &str, flags: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/cpp")
         .join(source);
-    let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join(output);
+    let output = Path::new(env!("OUT_DIR")).join(output);
     let time = |path: &Path| path.metadata().and_then(|of| of.modified()).ok();
     if time(&output).is_some_and(|made| Some(made) > time(&source)) {
         return output;
@@ -69,6 +69,7 @@ programs! {
     gate_open: fn(*mut c_void);
     hold_by_host_task: fn(*mut c_void, *mut c_void, c_int) -> c_int;
     hold_by_event: fn(*mut c_void) -> *mut c_void;
+    hold_by_kernel: fn(*mut c_void, *mut c_void) -> c_int;
     end_event: fn(*mut c_void, c_int);
     producer_live: fn() -> c_int;
     produce: fn(*mut c_void, i64, i64, c_int, *mut c_void) -> c_int;
@@ -81,6 +82,8 @@ programs! {
     queue_free: fn(*mut c_void, *mut c_void);
     event_held: fn(*mut c_void, *mut *mut c_void) -> *mut c_void;
     ask_for_exceptions: fn(*mut c_void) -> c_int;
+    queue_fill: fn(*mut c_void, *mut c_void, usize) -> *mut c_void;
+    event_is_complete: fn(*mut c_void) -> c_int;
     event_delete: fn(*mut c_void);
     scale_by_host_task: fn(*mut c_void, *mut i64, i64, i64) -> c_int;
 }

@@ -2,29 +2,37 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, Int64Array};
 use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr};
-use arrow_device::{Device, Error};
-use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, device_count};
+use arrow_device::{Device, DeviceArray, Devices, Error, ImportOptions, SyncPolicy};
+use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, device_count, register_with};
 
 use crate::fork_kit::{alone, forked};
-use crate::gate::{Gate, hold_by_event, hold_by_host_task};
+use crate::gate::{Gate, hold_by_host_task};
 use crate::programs::*;
 use crate::support::{config, number};
 
-fn backend(device: &Device) -> &OneApiDevice {
+pub(crate) fn backend(device: &Device) -> &OneApiDevice {
     OneApiDevice::of(device).unwrap()
 }
 
-fn numbers() -> ArrayRef {
+pub(crate) fn numbers() -> ArrayRef {
     Arc::new(Int64Array::from_iter_values(0..1000))
 }
 
+/// Waits until something has happened.
+pub(crate) fn eventually(or: &str, mut has_happened: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !has_happened() {
+        assert!(start.elapsed() < Duration::from_secs(10), "{or}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Waits until nothing of the device is left.
-fn frees_are_done(device: &Device) {
+pub(crate) fn frees_are_done(device: &Device) {
     let start = Instant::now();
     while backend(device).outstanding() != [0; 5] {
         assert!(
@@ -37,14 +45,14 @@ fn frees_are_done(device: &Device) {
 }
 
 /// An event of a program's, in a context, and what ends it.
-struct Held {
+pub(crate) struct Held {
     queue: Shared,
     event: Shared,
     held: Shared,
 }
 
 impl Held {
-    fn new(number: usize, how: c_int) -> Self {
+    pub(crate) fn new(number: usize, how: c_int) -> Self {
         let mut held = std::ptr::null_mut();
         // SAFETY: the queue is live until this is dropped; `held` is valid for a write.
         unsafe {
@@ -59,12 +67,12 @@ impl Held {
         }
     }
 
-    fn event(&self) -> EventPtr {
+    pub(crate) fn event(&self) -> EventPtr {
         EventPtr::new(self.event.get()).unwrap()
     }
 
     /// What ends it.
-    fn gate(&self, status: c_int) -> Gate {
+    pub(crate) fn gate(&self, status: c_int) -> Gate {
         let held = self.held;
         // SAFETY: called once for each.
         Gate::new(move || unsafe { (programs().end_event)(held.get(), status) })
@@ -120,68 +128,6 @@ fn messages_are_kept() {
     );
 }
 
-/// `sycl::free` waits for work that uses the memory.
-#[test]
-fn frees_do_not_wait() {
-    let Some(config) = config() else { return };
-    let device = config.open().unwrap();
-    let backend = backend(&device);
-    let queue = device.new_queue().unwrap();
-    let host = backend.allocate_host(1 << 16).unwrap().unwrap();
-    let base = queue.raw().allocate(1 << 20).unwrap();
-    let copy = CopyOp {
-        src: host,
-        dst: base,
-        bytes: 1 << 16,
-        kind: CopyKind::HostToDevice,
-    };
-    // SAFETY: the memory is freed once, after the copy.
-    unsafe {
-        let gate = hold_by_event(&queue);
-        queue.raw().copy(&[copy]).unwrap();
-        queue.raw().free(base, 1 << 20).unwrap();
-        device.trim();
-        assert_eq!(backend.outstanding()[0], 0);
-        gate.open();
-    }
-    device.synchronize().unwrap();
-    // SAFETY: the copy has completed; freed once.
-    unsafe { backend.free_host(host, 1 << 16) };
-    frees_are_done(&device);
-}
-
-/// Nor does the drop of a queue, or of the device with memory in use. A queue that was dropped still counts.
-#[test]
-fn drops_do_not_wait() {
-    let Some(config) = config() else { return };
-    let device = config.open().unwrap();
-    let queue = device.new_queue().unwrap();
-    let gate = hold_by_event(&queue);
-    drop(queue);
-    let waiting = {
-        let device = device.clone();
-        std::thread::spawn(move || device.synchronize().unwrap())
-    };
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(
-        !waiting.is_finished(),
-        "the dropped queue's work was not waited for"
-    );
-    gate.open();
-    waiting.join().unwrap();
-
-    let queue = device.new_queue().unwrap();
-    // SAFETY: the memory is freed once.
-    unsafe {
-        let gate = hold_by_event(&queue);
-        let base = queue.raw().allocate(1 << 20).unwrap();
-        queue.raw().fill(base, 1, 1 << 20).unwrap();
-        queue.raw().free(base, 1 << 20).unwrap();
-        drop((queue, device));
-        gate.open();
-    }
-}
-
 /// SYCL knows no addresses of other contexts, and no lengths.
 #[test]
 fn addresses_of_other_contexts_are_unknown() {
@@ -200,6 +146,72 @@ fn addresses_of_other_contexts_are_unknown() {
     // SAFETY: freed once.
     unsafe { other.default_queue().raw().free(base, 4096) }.unwrap();
     assert_eq!(class(&other, 0, 1), AddressClass::Unknown);
+}
+
+/// The host reads the memory of some devices: what it must not read is refused, also if it is of the device's context.
+#[test]
+fn the_host_reads_no_device_memory() {
+    let Some(number) = number() else { return };
+    let [plain, shared, host] = [
+        OneApiMemory::Device,
+        OneApiMemory::Shared,
+        OneApiMemory::Host,
+    ]
+    .map(|memory| {
+        OneApiConfig::new(number)
+            .with_memory(memory)
+            .open()
+            .unwrap()
+    });
+    let class = |device: &Device, address| backend(device).classify(address, 8);
+    let on_heap = DevicePtr::new(Box::leak(Box::new(1u64)) as *mut u64 as *mut _);
+    for device in [&shared, &host] {
+        // Memory that this crate, and a program, has allocated in the context.
+        let ours = plain.default_queue().raw().allocate(4096).unwrap();
+        assert_eq!(class(device, ours), AddressClass::Inaccessible);
+        // Refused too, but for the sizes of view arrays, which exports keep there.
+        assert_eq!(class(device, on_heap), AddressClass::Host);
+        for readable in [&shared, &host] {
+            let base = readable.default_queue().raw().allocate(4096).unwrap();
+            let expected = match readable == device {
+                true => AddressClass::Device,
+                false => AddressClass::Unknown,
+            };
+            assert_eq!(class(device, base), expected);
+            assert_eq!(backend(device).explain(base, 8), None);
+            // SAFETY: freed once.
+            unsafe { readable.default_queue().raw().free(base, 4096) }.unwrap();
+        }
+        // SAFETY: freed once.
+        unsafe { plain.default_queue().raw().free(ours, 4096) }.unwrap();
+
+        // An import: there is no other device.
+        let import = |opened: &[&Device]| {
+            let devices = Devices::new();
+            register_with(&devices, opened.iter().copied().cloned().collect());
+            let up = plain.upload_array(&numbers()).unwrap();
+            let (array, schema) = up.export(SyncPolicy::Wait).unwrap();
+            let options = ImportOptions::default().with_devices(devices);
+            // SAFETY: both come from one export of this crate.
+            unsafe { DeviceArray::import_with(array, &schema, &options) }
+        };
+        let refused = import(&[device]).unwrap_err().to_string();
+        for part in ["kind device", "the host reads", "OneApiMemory::Device"] {
+            assert!(refused.contains(part), "{refused}");
+        }
+        // The device that fits, whatever comes first.
+        for opened in [[device, &plain], [&plain, device]] {
+            let again = import(&opened).unwrap();
+            assert_eq!(again.device(), &plain);
+            assert_eq!(again.to_host().unwrap().as_ref(), numbers().as_ref());
+        }
+        let own = OneApiConfig::new(number).with_own_context().open().unwrap();
+        assert_eq!(import(&[device, &own]).unwrap().device(), &own);
+    }
+    for device in [&shared, &host] {
+        let why = backend(device).explain(on_heap, 8).unwrap();
+        assert!(why.contains("SYCL does not know"), "{why}");
+    }
 }
 
 /// What cannot be a `sycl::event` is refused; a released or foreign one cannot be told.
@@ -336,9 +348,24 @@ fn waits_for_foreign_events_do_not_block() {
                     .stream_wait(stream.expose_provenance(), ours.as_ptr())
                     .unwrap()
             );
+            let memory = (programs().queue_malloc)(stream, 1 << 16);
+            let theirs = (programs().queue_fill)(stream, memory, 1 << 16);
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!((programs().event_is_complete)(theirs), 0);
             gate.open();
             ours.wait().unwrap();
+            eventually("the program's work does not run", || {
+                (programs().event_is_complete)(theirs) == 1
+            });
+            (programs().event_delete)(theirs);
+            (programs().queue_free)(stream, memory);
             (programs().queue_delete)(stream);
+            let refused = backend(&device).stream_wait(0, ours.as_ptr()).unwrap_err();
+            let refused = refused.to_string();
+            assert!(
+                refused.contains("oneapi:") && refused.contains("sycl::queue"),
+                "{refused}"
+            );
         }
     }
 }
@@ -426,6 +453,10 @@ fn devices_without_usm_are_refused() {
         }
     }
     if refused == 0 {
+        assert!(
+            std::env::var_os("ARROW_DEVICE_ONEAPI_REQUIRED").is_none(),
+            "every SYCL device here has unified shared memory; pocl-opencl-icd has none"
+        );
         eprintln!(
             "skipped: every SYCL device here has unified shared memory; pocl-opencl-icd has none"
         );
@@ -437,38 +468,13 @@ fn devices_without_usm_are_refused() {
     );
 }
 
-/// Wakers are called on a thread that calls nothing that blocks.
+/// The library of this crate stays open under its name.
 #[test]
-fn many_wakers() {
-    let Some(config) = config() else { return };
-    let device = config.open().unwrap();
-    let queue = device.new_queue().unwrap();
-    let called: Arc<[AtomicBool]> = (0..100).map(|_| AtomicBool::new(false)).collect();
-    let gate = hold_by_event(&queue);
-    let events: Vec<_> = (0..called.len())
-        .map(|_| queue.record().unwrap().unwrap())
-        .collect();
-    struct Waker(Arc<[AtomicBool]>, usize);
-    impl std::task::Wake for Waker {
-        fn wake(self: Arc<Self>) {
-            self.0[self.1].store(true, Ordering::SeqCst);
-        }
-    }
-    for (i, event) in events.iter().enumerate() {
-        assert!(
-            !event
-                .notify(&Arc::new(Waker(called.clone(), i)).into())
-                .unwrap()
-        );
-    }
-    drop(events);
-    assert!(called.iter().all(|called| !called.load(Ordering::SeqCst)));
-    gate.open();
-    let start = Instant::now();
-    while !called.iter().all(|called| called.load(Ordering::SeqCst)) {
-        assert!(start.elapsed() < Duration::from_secs(10));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+fn the_file_in_memory_stays_open() {
+    let Some(_) = number() else { return };
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    let mut names = files.filter_map(|file| std::fs::read_link(file.unwrap().path()).ok());
+    assert!(names.any(|name| name.to_string_lossy().contains("memfd:arrow-device-oneapi")));
 }
 
 /// A forked child has none of SYCL's threads.
@@ -486,6 +492,7 @@ fn a_forked_child_is_refused() {
                 up.to_host().map(drop),
                 event.wait(),
                 device.synchronize(),
+                backend(&device).settle(),
             ] {
                 let refused = refused.unwrap_err().to_string();
                 assert!(refused.contains("forked"), "{refused}");
