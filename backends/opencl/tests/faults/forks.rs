@@ -25,10 +25,11 @@ fn a_child_makes_no_call() {
             let event = queue.record().unwrap().unwrap();
             let host = device.backend().allocate_host(4096).unwrap();
             device.synchronize().unwrap();
-            let owned = fake::live();
             let mut all = Some((up, exported, event, queue));
             let mut last = Some(device);
             forked(|| {
+                // Here no thread of the parent gives anything back any more.
+                let owned = fake::live();
                 let child = last.take().unwrap();
                 if let Some(host) = host {
                     // SAFETY: it is freed once in each process.
