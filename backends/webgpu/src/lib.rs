@@ -1,0 +1,1 @@
+//! # WebGPU devices for [`arrow_device`]
