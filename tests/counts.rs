@@ -282,7 +282,7 @@ fn a_slice_moves_its_rows_only() {
     sim.assert_done();
 }
 
-/// Large columns are not packed by the host, but for their last bytes.
+/// Large columns are not packed by the host, except for their last bytes.
 #[test]
 fn large_columns_are_copied_directly() {
     if cfg!(miri) {

@@ -392,7 +392,7 @@ fn rule_3_values_and_offsets() {
     });
 }
 
-/// No import or constructor lets such arrays pass, but for a base that is null against its contract.
+/// No import or constructor lets such arrays pass, except one whose base is null against its contract.
 #[test]
 fn rules_4_and_5_missing_buffers() {
     use DataType::*;

@@ -422,7 +422,7 @@ fn an_address_is_sought_where_the_type_has_one() {
             FFI_ArrowDeviceArray::new(array, OPENCL.device_type, 0, std::ptr::null_mut())
         };
         let field = Arc::new(Field::new("", data_type.clone(), true));
-        // SAFETY: the struct complies with the interface, but for what the import refuses before it follows a pointer.
+        // SAFETY: the struct complies with the interface, except in what the import refuses before it follows a pointer.
         let imported = unsafe { DeviceArray::import_as(array, field, &options) };
         let address = seen.lock().unwrap().pop().unwrap();
         (address, imported.map(drop).map_err(|e| e.to_string()))

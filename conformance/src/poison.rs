@@ -57,7 +57,7 @@ unsafe impl GlobalAlloc for Poisoning {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as in `alloc`.
+        // SAFETY: the caller guarantees a layout of more than 0 bytes (see `GlobalAlloc::alloc_zeroed`).
         unsafe { System.alloc_zeroed(layout) }
     }
 

@@ -201,7 +201,7 @@ def balance():
 
 
 class AsyncBalanced(Balanced):
-    """Async streams that leave nothing behind on either side, but for what is said to be lost."""
+    """Async streams that leave nothing behind on either side, except what is said to be lost."""
 
     def setUp(self):
         super().setUp()

@@ -51,7 +51,7 @@ class Table(PeerCase):
             self.assertIn(len(cases.case_names(t)), (COMMON + 7, COMMON + 8))
 
     def test_no_type_of_pyarrow_is_missing(self):
-        """Every type id of pyarrow is that of an array of this crate, but for those without a class."""
+        """Every type id of pyarrow is that of an array of this crate, except those without a class."""
         ids = {value for name, value in vars(pa.lib).items() if name.startswith("Type_")}
         ours = set()
 

@@ -29,8 +29,8 @@ unsafe impl<'a, 'b: 'a> PushKernelArg<&'b Loan<'_>> for LaunchArgs<'a> {
     }
 }
 
-// SAFETY: as for a loan: the driver reads the argument while it is borrowed, and whoever launches
-// guarantees that the stream is that of the slice's queue.
+// SAFETY: the driver reads the argument during the launch, while it is borrowed. Whoever launches
+// guarantees (`launch` is unsafe) that the stream is that of the slice's queue.
 unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b DeviceSlice<'_, T>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b DeviceSlice<'_, T>) -> &mut Self {
@@ -38,8 +38,8 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b DeviceSlice<'_, T>> for LaunchArgs<
     }
 }
 
-// SAFETY: as for a loan: the driver reads the argument while it is borrowed, and whoever launches
-// guarantees that the stream is that of the bits' queue. The bit offset is an argument of its own.
+// SAFETY: the driver reads the argument during the launch, while it is borrowed. Whoever launches
+// guarantees (`launch` is unsafe) that the stream is that of the bits' queue. The bit offset is an argument of its own.
 unsafe impl<'a, 'b: 'a> PushKernelArg<&'b DeviceBits<'_>> for LaunchArgs<'a> {
     #[inline(always)]
     fn arg(&mut self, arg: &'b DeviceBits<'_>) -> &mut Self {

@@ -143,9 +143,9 @@ pub enum Handover {
     #[default]
     Event,
     /// Null, without a wait: all work of the device, of every program that can reach its memory, runs in one order, as on
-    /// the one queue of a WebGPU device; what was recorded has been handed over. Work of other devices that the memory depends on
-    /// is waited for by the device's default queue. If the host can read the memory of the device, this is taken for [`Wait`](Self::Wait), because the
-    /// host would not keep to that order.
+    /// the one queue of a WebGPU device; what was recorded has been submitted. The device's default queue waits for work of
+    /// other devices that the memory depends on. If the host can read the memory of the device, an export waits, as with
+    /// [`Wait`](Self::Wait), because the host would not keep to that order.
     QueueOrder,
     /// Null: the export waits until the memory is ready, because the specification has no event type for the device, or
     /// consumers cannot wait for its events.

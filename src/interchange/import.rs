@@ -473,7 +473,7 @@ impl Importer<'_> {
             // SAFETY: the child is usable; the caller guarantees that it is a struct that complies
             // with the interface.
             let child = unsafe { &*child };
-            // SAFETY: as above: the caller's guarantee covers all descendants.
+            // SAFETY: the caller guarantees that all descendants comply with the interface, which is what `check` asks for.
             unsafe { self.check(child, of_type, needed, &path) }?;
             if layout.nesting == Nesting::Runs && i == 0 {
                 if child.null_count > 0 {

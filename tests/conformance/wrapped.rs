@@ -1,4 +1,4 @@
-//! Third-party backends that pass everything on to a simulated device, but for one thing.
+//! Third-party backends that pass everything on to a simulated device, except one thing.
 
 use std::any::Any;
 use std::ops::Range;

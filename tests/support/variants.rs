@@ -352,7 +352,7 @@ fn surround(rng: &mut Rng, data: &ArrayData, before: usize, after: usize, long: 
             let mut own = all[runs.clone()].to_vec();
             own.iter_mut()
                 .for_each(|end| *end = (*end - from).min(n) + before);
-            // The rows beside share the first and the last run, but for a run at either end.
+            // The rows beside share the first and the last run, except for a run at either end.
             let own_before = usize::from(before > 1 || (n == 0 && before > 0));
             let own_after = usize::from(after > 1 || (n == 0 && after > 0));
             if let Some(end) = own.last_mut() {

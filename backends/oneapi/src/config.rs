@@ -68,13 +68,13 @@ impl OneApiConfig {
         let id = DeviceId::new(ArrowDeviceType::ONEAPI, 0);
         let sycl = Sycl::get(id)?;
         let absent = |failed: sys::Failed| failed.absent(id);
-        // SAFETY: the caller guarantees a live queue (see `# Safety`), here and below.
+        // SAFETY: the caller guarantees a live queue (see `# Safety`).
         unsafe { check_queue(sycl, id, queue) }?;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees a live queue (see `# Safety`).
         let (device, number) = unsafe { sycl.device_of(queue) }.map_err(absent)?;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees a live queue (see `# Safety`).
         let context = unsafe { sycl.context_of(queue) }.map_err(absent)?;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees a live queue (see `# Safety`).
         let queue = unsafe { sycl.adopt(queue) }.map_err(absent)?;
         let found = Found {
             device: Arc::new(device),

@@ -123,9 +123,9 @@ impl OneApiDevice {
     pub unsafe fn adopt_queue(&self, queue: *const c_void) -> Result<Arc<dyn RawQueue>> {
         let shared = &self.shared;
         let failed = |failed: sys::Failed| shared.error(failed);
-        // SAFETY: the caller guarantees a live queue (see `# Safety`), here and below.
+        // SAFETY: the caller guarantees a live queue (see `# Safety`).
         unsafe { check_queue(shared.sycl, shared.id, queue) }?;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees a live queue (see `# Safety`).
         let context = unsafe { shared.sycl.context_of(queue) }.map_err(failed)?;
         if !context.is(&shared.context) {
             return Err(Error::InvalidArgument(
@@ -136,7 +136,7 @@ impl OneApiDevice {
                 .into(),
             ));
         }
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees a live queue (see `# Safety`).
         let queue = unsafe { shared.sycl.adopt(queue) }.map_err(failed)?;
         Ok(OneApiQueue::new(shared.clone(), Arc::new(queue)))
     }
@@ -233,7 +233,7 @@ unsafe impl Backend for OneApiDevice {
             return Ok(Notify::Completed);
         }
         let waker = waker.clone();
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees a live event (see `# Safety`).
         unsafe { self.shared.notify(event, || waker.wake()) }?;
         Ok(Notify::Registered)
     }
@@ -300,7 +300,7 @@ unsafe impl Backend for OneApiDevice {
         // SAFETY: the caller guarantees the handle of a live queue (see `# Safety`).
         let context =
             unsafe { shared.sycl.context_of(queue) }.map_err(|failed| shared.error(failed))?;
-        // SAFETY: as above, and a live event.
+        // SAFETY: the caller guarantees the handle of a live queue, and a live event (see `# Safety`).
         unsafe { shared.order(queue, context.is(&shared.context), event) }?;
         Ok(true)
     }

@@ -139,7 +139,7 @@ pub(crate) struct Owned<T: Object> {
 
 // SAFETY: SYCL's objects may be used on any thread, and so may `ad_queue`, whose errors have a lock.
 unsafe impl<T: Object> Send for Owned<T> {}
-// SAFETY: as above; the classes are safe to use on several threads at once.
+// SAFETY: SYCL's classes, and `ad_queue`, whose errors have a lock, are safe to use on several threads at once.
 unsafe impl<T: Object> Sync for Owned<T> {}
 
 /// How an object is deleted.

@@ -180,7 +180,7 @@ impl OpenClConfig {
         // SAFETY: the caller guarantees that the device is one of the context's.
         let context = unsafe { Context::new(cl, id, context, listed.device) };
         let shared = Shared::new(context, kind, info, self.idle_bytes);
-        // SAFETY: the caller guarantees the queue.
+        // SAFETY: the caller guarantees a live queue (see `# Safety`).
         let check = |queue| unsafe { check_queue(&shared, queue) };
         let queue: Option<CommandQueue> = queue.map(check).transpose()?;
         Device::new(Arc::new(OpenClDevice::new(shared, queue)?))

@@ -29,7 +29,7 @@ pub(crate) struct Context {
 
 // SAFETY: a device's handle may be used on any thread; the context keeps it alive.
 unsafe impl Send for Context {}
-// SAFETY: as above.
+// SAFETY: the device's handle is only read, and all else here may be used on several threads at once.
 unsafe impl Sync for Context {}
 
 impl Context {

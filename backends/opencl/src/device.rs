@@ -247,7 +247,7 @@ impl Shared {
         // SAFETY: the caller guarantees a live event.
         let raw = unsafe { cells::read(event) };
         if cells::owner(event).is_none() {
-            // SAFETY: as above.
+            // SAFETY: the caller guarantees a live event, whose handle this is.
             unsafe { event::flush(self.context.cl, raw) };
         }
         raw
@@ -341,14 +341,14 @@ unsafe impl Backend for OpenClDevice {
         context.check_process()?;
         // SAFETY: the caller guarantees a live event (contract of `notify_event`).
         let event = unsafe { self.shared.read(event) };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees a live event, whose handle this is (contract of `notify_event`).
         if context.check(unsafe { event::is_complete(context.cl, event) })? {
             return Ok(Notify::Completed);
         }
         let (owner, waker) = (context.clone(), waker.clone());
         // In a callback of the runtime, foreign code could make calls that must not be made there.
         let wake = move |_| owner.wakers.push(move || waker.wake());
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees a live event, whose handle this is (contract of `notify_event`).
         context.check(unsafe { event::on_end(context, event, wake) })?;
         Ok(Notify::Registered)
     }

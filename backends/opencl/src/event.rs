@@ -58,7 +58,7 @@ unsafe fn state(cl: &Cl, event: cl_event) -> Answer<State> {
         });
     }
     // Does not wait any more, and reports failures that the status does not show.
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees a live event (see `# Safety`), which is the whole list.
     match unsafe { call!(cl, clWaitForEvents(1, &raw const event)) } {
         Err(failed) if failed.code != CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST => Err(failed),
         ended => Ok(State::Ended(ended)),
@@ -110,7 +110,8 @@ pub(crate) unsafe fn work_before(context: &Context, event: cl_event) -> Work {
 pub(crate) unsafe fn wait(cl: &Cl, event: cl_event) -> Answer<()> {
     // SAFETY: the caller guarantees the event.
     let waited = unsafe { call!(cl, clWaitForEvents(1, &raw const event)) };
-    // SAFETY: as above. Says more than that some event has failed.
+    // It says more than that some event has failed.
+    // SAFETY: the caller guarantees a live event (see `# Safety`).
     of_status(unsafe { status(cl, event) }?)?;
     waited
 }
@@ -125,7 +126,7 @@ pub(crate) unsafe fn flush(cl: &Cl, event: cl_event) {
         // Its queue may be gone: an event keeps none alive.
         return;
     }
-    // SAFETY: as above; the queue is a pointer, null for user events.
+    // SAFETY: the caller guarantees a live event (see `# Safety`); the queue is read as a pointer, null for user events.
     let queue = unsafe {
         info!(
             cl,
@@ -277,7 +278,7 @@ pub(crate) unsafe fn make_wait(
     if unsafe { is_complete(cl, event) }? {
         return producer.check();
     }
-    // SAFETY: as above, and the queue is live.
+    // SAFETY: the caller guarantees a live queue and a live event (see `# Safety`); a barrier is given an event of its own context.
     unsafe {
         match producer {
             Producer::This if queue_context == context.raw() => {

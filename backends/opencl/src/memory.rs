@@ -182,7 +182,7 @@ impl Drop for Allocation {
                 let _: Answer<()> =
                     unsafe { call!(usm, clMemFreeINTEL(self.context.raw(), base.as_ptr())) };
             }
-            // SAFETY: as above.
+            // SAFETY: the memory is of this context and used by nothing any more; this is its only owner.
             Place::Svm(svm, base) => unsafe { (svm.clSVMFree)(self.context.raw(), base.as_ptr()) },
             Place::Handle(..) => {}
         }

@@ -17,7 +17,7 @@ macro_rules! object {
 
         // SAFETY: the runtime's functions may be called on any thread with any object except kernels.
         unsafe impl Send for $name {}
-        // SAFETY: as above.
+        // SAFETY: a shared reference only calls those functions, which may run on several threads at once.
         unsafe impl Sync for $name {}
 
         impl $name {

@@ -73,7 +73,7 @@ impl OpenClQueue {
     }
 
     /// Makes device memory the argument `index` of a kernel, by the call that belongs to the device's memory: for example
-    /// `clSetKernelArgSVMPointer`. Returns how many bytes after the beginning of the argument the address lies: 0, but for
+    /// `clSetKernelArgSVMPointer`. Returns how many bytes after the beginning of the argument the address lies: 0, except with
     /// [`OpenClMemory::Handles`](crate::OpenClMemory::Handles), where the argument is a whole `cl_mem` and the kernel needs that
     /// number as a further argument. (A sub-buffer could begin at multiples of the device's alignment only, mostly 128 bytes.)
     /// A null address, for a missing validity bitmap, is a null pointer in the kernel.

@@ -133,7 +133,7 @@ impl OpenClDevices {
         if event.is_null() {
             return Ok(None);
         }
-        // SAFETY: as above.
+        // SAFETY: the caller of the import guarantees a live event, and the handle that was read is not null.
         let context = unsafe { event::context(cl, event) };
         context
             .map(Some)
@@ -171,7 +171,7 @@ impl OpenClDevices {
         let config = OpenClConfig::new(0)
             .with_id(id.id)
             .for_memory(array.address());
-        // SAFETY: as above, and the device is one of the context's.
+        // SAFETY: the live event of the array keeps its context alive, and `device` was taken from that context's list.
         let device = unsafe { config.adopt_context(context, device, None) }?;
         let mut foreign = lock(&self.0.foreign);
         foreign.push_back(device.clone());

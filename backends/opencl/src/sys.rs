@@ -259,7 +259,7 @@ impl Cl {
         })?;
         Ok(Self {
             functions,
-            // SAFETY: as above.
+            // SAFETY: the library is OpenCL's loader and stays loaded: a symbol of this name is the function.
             svm: unsafe { Svm::find(find) }.ok(),
             process: Process::this(),
             _library: library,

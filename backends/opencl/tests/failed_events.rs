@@ -131,7 +131,7 @@ fn a_pending_event_that_fails_is_an_error_for_who_waits_for_it() {
                 assert_eq!(woken.0.load(Ordering::SeqCst), 0);
                 gate.end(-5);
             });
-            // SAFETY: as above.
+            // SAFETY: the event is live until the end of the test.
             assert_error(unsafe { backend.wait_event(pointer(&event)) }, FAILED);
         });
         assert!(soon(|| woken.0.load(Ordering::SeqCst) > 0), "not woken");
@@ -191,7 +191,7 @@ fn an_event_after_a_failed_one_is_an_error() {
         let query = || unsafe { device.backend().query_event(pointer(&marker)) };
         assert!(soon(|| !matches!(query(), Ok(false))), "it does not end");
         query().unwrap_err();
-        // SAFETY: as above.
+        // SAFETY: the marker is live until it is released below.
         unsafe { device.backend().wait_event(pointer(&marker)) }.unwrap_err();
         wait(&queue, &marker).unwrap_err();
         assert_works(&device);
@@ -223,7 +223,7 @@ fn the_failure_of_another_device_is_an_error_for_who_waits_for_its_events() {
             wait_for(&third.default_queue()),
             "the work of another device before an event",
         );
-        // SAFETY: as above.
+        // SAFETY: the event is live until it is dropped below.
         unsafe {
             let text = "the work of another device before an event";
             assert_error(third.backend().query_event(event.as_ptr()), text);

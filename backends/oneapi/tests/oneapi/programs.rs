@@ -101,7 +101,7 @@ pub(crate) const NO_HANDLER: c_int = 32;
 pub(crate) struct Shared(pub(crate) *mut c_void);
 // SAFETY: what it points to may be used on any thread.
 unsafe impl Send for Shared {}
-// SAFETY: as above.
+// SAFETY: what it points to may be used on several threads at once.
 unsafe impl Sync for Shared {}
 
 impl Shared {

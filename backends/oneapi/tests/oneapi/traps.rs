@@ -169,7 +169,7 @@ fn the_host_reads_no_device_memory() {
         // Memory that this crate, and a program, has allocated in the context.
         let ours = plain.default_queue().raw().allocate(4096).unwrap();
         assert_eq!(class(device, ours), AddressClass::Inaccessible);
-        // Refused too, but for the sizes of view arrays, which exports keep there.
+        // Refused too, except the sizes of view arrays, which exports keep there.
         assert_eq!(class(device, on_heap), AddressClass::Host);
         for readable in [&shared, &host] {
             let base = readable.default_queue().raw().allocate(4096).unwrap();
@@ -426,7 +426,7 @@ fn host_readable_memory_is_initialised() {
             let found = unsafe { std::slice::from_raw_parts(base.as_ptr().cast::<u8>(), bytes) };
             let expected = if round % 2 == 0 { 0 } else { 7 };
             assert!(found.iter().all(|byte| *byte == expected), "round {round}");
-            // SAFETY: as above; freed once.
+            // SAFETY: the memory has `bytes` bytes, no work uses it any more when it is freed, and it is freed once.
             unsafe {
                 queue.raw().fill(base, 7, bytes).unwrap();
                 queue.synchronize().unwrap();

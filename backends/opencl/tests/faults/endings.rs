@@ -43,7 +43,7 @@ fn a_failed_event_does_not_end_the_work_before_it() {
         gate.end(-5);
         let other = two.raw().allocate(LONG).unwrap();
         assert_ne!(other, base, "{memory:?}: the fills still run");
-        // SAFETY: as above.
+        // SAFETY: it was just allocated on this queue, and is freed once.
         unsafe { two.raw().free(other, LONG) }.unwrap();
         // An error where the runtime shows the failure.
         let _ = device.synchronize();

@@ -82,7 +82,7 @@ const OPERATIONS: &[Operation] = &[
         let waits = unsafe { queue.raw().wait(pointer) };
         let up = waits.and_then(|()| device.upload_on(&batch(), &queue));
         let woken = {
-            // SAFETY: as above, until the gate ends below.
+            // SAFETY: the gate, which ends below, keeps the event alive.
             unsafe {
                 device
                     .backend()
@@ -92,7 +92,7 @@ const OPERATIONS: &[Operation] = &[
         gate.end(0);
         woken?;
         assert_eq!(up?.to_host()?, batch());
-        // SAFETY: as above.
+        // SAFETY: the gate keeps the event alive.
         unsafe { device.backend().wait_event(pointer) }
     }),
     ("adoption", |device, _| {

@@ -42,7 +42,7 @@ fn a_child_makes_no_call() {
             });
             let device = last.unwrap();
             if let Some(host) = host {
-                // SAFETY: as above.
+                // SAFETY: it is freed once in each process, and this is the parent.
                 unsafe { device.backend().free_host(host, 4096) };
             }
             drop(all);

@@ -114,7 +114,7 @@ pub(crate) struct Gate(cl_event);
 
 // SAFETY: events may be used on any thread.
 unsafe impl Send for Gate {}
-// SAFETY: as above.
+// SAFETY: events may be used on several threads at once.
 unsafe impl Sync for Gate {}
 
 impl Gate {

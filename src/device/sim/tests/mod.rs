@@ -112,12 +112,12 @@ fn query(device: &SimDevice, event: EventPtr) -> Result<bool> {
 }
 
 fn wait(device: &SimDevice, event: EventPtr) -> Result<()> {
-    // SAFETY: as in `query`.
+    // SAFETY: dead events are refused without following the pointer.
     unsafe { device.wait_event(event) }
 }
 
 fn release(device: &SimDevice, event: EventPtr) {
-    // SAFETY: as in `query`.
+    // SAFETY: dead events are refused without following the pointer.
     unsafe { device.release_event(event) }
 }
 
