@@ -258,7 +258,9 @@ impl Shared {
 // - only fine-grained shared virtual memory counts as readable by the host, which it is, and `Kind::allocate` initialises it;
 // - `classify` vouches only for live allocations of this device, for their whole length; it never answers `Host`;
 // - a marker of an in-order queue completes after all work before it, which the host then sees;
-// - `settle` waits for all queues, dropped ones included, until that succeeds, or else sets the failure;
+// - `settle` waits for every queue, dropped ones included, until its work has finished or the runtime answers that queue, context or
+//   device is gone, whose work runs no more. Any other error says nothing about the work: `settle` asks again, for as long as it
+//   takes;
 // - `allocate_host` returns host memory of the runtime.
 unsafe impl Backend for OpenClDevice {
     fn id(&self) -> DeviceId {
@@ -293,7 +295,7 @@ unsafe impl Backend for OpenClDevice {
         let ptr = event.as_ptr().cast::<cl_event>();
         if !ptr.is_aligned() {
             return Err(Error::InvalidArgument(
-                format!("{ptr:p} is not the address of an event").into(),
+                format!("{}: {ptr:p} is not the address of an event", self.id()).into(),
             ));
         }
         if matches!(self.shared.cells.producer(event), Producer::Other(_)) {
@@ -303,7 +305,9 @@ unsafe impl Backend for OpenClDevice {
         }
         // SAFETY: the pointer is aligned, so the caller guarantees that a handle's bytes may be read there.
         if unsafe { cells::read(event) }.is_null() {
-            return Err(Error::InvalidArgument("the event is a null handle".into()));
+            return Err(Error::InvalidArgument(
+                format!("{}: the event is a null handle", self.id()).into(),
+            ));
         }
         Ok(())
     }

@@ -171,7 +171,10 @@ unsafe impl RawQueue for OpenClQueue {
         // SAFETY: the queue is live.
         let event = context.check(unsafe { self.shared.marker(self.handle()) })?;
         let cell = self.shared.cells.put(event);
-        cell.ok_or_else(|| Error::InvalidArgument("a null event".into()))
+        cell.ok_or_else(|| {
+            let text = format!("{}: recording made a null event", context.id);
+            Error::InvalidArgument(text.into())
+        })
     }
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {

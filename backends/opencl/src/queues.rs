@@ -92,7 +92,8 @@ impl Queues {
 pub(crate) enum Patience {
     /// At the first error.
     Once,
-    /// Once the queue's work certainly does not run any more: as long as it takes.
+    /// Once the queue's work certainly does not run any more, as long as it takes. There is no bound: to give up while the runtime
+    /// answers with other errors, such as `CL_OUT_OF_RESOURCES`, would free memory that work may still use.
     UntilEnded,
 }
 
