@@ -18,8 +18,8 @@ Without files, the program generates the eight TPC-H tables. The rates leave out
 
 Options:
       --device NAME[:N]   the device: sim (simulated, needs no GPU), cpu, cuda, cuda-host, cuda-managed,
-                          rocm, rocm-host, opencl or oneapi, and which one if there are several
-                          [default: sim]
+                          rocm, rocm-host, opencl, oneapi, vulkan or webgpu, and which one if there
+                          are several [default: sim]
       --via WAY           the C struct that carries the batches: array (one per batch), stream (one per
                           input) or async (an asynchronous stream per input) [default: array]
       --batch-rows N      split batches that have more rows than this [default: 65536]
@@ -27,8 +27,8 @@ Options:
       --json              print all results as one JSON object on the last line
   -h, --help              print this text
 
-CUDA needs a build with `--features cuda`, ROCm one with `--features rocm`, OpenCL one with `--features opencl`,
-oneAPI one with `--features oneapi`:
+Devices other than sim and cpu need a build with the feature of their name (for cuda-host and cuda-managed that is
+cuda, for rocm-host rocm):
   cargo run --release -p roundtrip --features cuda -- --device cuda
 
 Columns:

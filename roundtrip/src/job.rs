@@ -61,6 +61,10 @@ impl Job {
         arrow_device_oneapi::register(Devices::global());
         #[cfg(feature = "opencl")]
         arrow_device_opencl::register(Devices::global());
+        #[cfg(feature = "vulkan")]
+        arrow_device_vulkan::register(Devices::global());
+        #[cfg(feature = "webgpu")]
+        arrow_device_wgpu::register(Devices::global());
         match Devices::open(device) {
             Ok(device) => Ok(Self { device, via }),
             Err(e) => Err(Failure::Usage(format!("{e} (see --help)"))),
