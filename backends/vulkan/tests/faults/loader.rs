@@ -31,7 +31,7 @@ pub(crate) fn real() -> PFN_vkGetInstanceProcAddr {
 }
 
 /// `None` if there is no Vulkan.
-fn load() -> Option<Loaders> {
+fn load() -> Option<PFN_vkGetInstanceProcAddr> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/faults/loader.c");
     let name = format!("loader-{}.so", std::process::id());
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
