@@ -2,14 +2,14 @@
 
 use ash::vk;
 
-use crate::account::{alone, calls, clear, fail, fail_from, live, misuses};
-use crate::loader;
+use crate::interposer::account::{alone, calls, clear, fail, fail_from, live, misuses};
+use crate::interposer::replace;
 use crate::program::Program;
 
 #[test]
 fn calls_are_seen_and_fail() {
     let _alone = alone();
-    if !loader::replace() {
+    if !replace() {
         return;
     }
     let Some(program) = Program::new() else {

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use ash::vk::PFN_vkGetInstanceProcAddr;
 use libloading::Library;
 
-use crate::interpose::get_instance_proc_addr;
+use super::functions::get_instance_proc_addr;
 
 /// Where the real loader may be: by its name, ours would be found.
 const PATHS: [&str; 4] = [
@@ -32,7 +32,7 @@ pub(crate) fn real() -> PFN_vkGetInstanceProcAddr {
 
 /// `None` if there is no Vulkan.
 fn load() -> Option<PFN_vkGetInstanceProcAddr> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/faults/loader.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/interposer/loader.c");
     let name = format!("loader-{}.so", std::process::id());
     let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());

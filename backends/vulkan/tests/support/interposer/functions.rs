@@ -1,7 +1,5 @@
-//! Stands before Vulkan's loader: counts calls, keeps account of objects, and lets calls fail or take long.
-//!
-//! The functions listed here are those that the crate and its allocator call and that can fail or make objects; all others are
-//! passed on as they are.
+//! The Vulkan functions that the crate and its allocator call and that can fail or make objects, each with what is done when it is
+//! called. All others are passed on as they are.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::transmute;
@@ -10,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use ash::vk::*;
 
-use crate::account::{before, gone, made};
+use super::account::{before, gone, made, unmapped};
 
 /// Functions that return a `VkResult`. What follows in braces is done after success.
 macro_rules! fallible {
@@ -120,7 +118,7 @@ infallible! {
     vkDestroyInstance(instance: Instance, callbacks: Callbacks) { gone("instance", instance) }
     vkDestroyDevice(device: Device, callbacks: Callbacks) { gone("device", device) }
     vkFreeMemory(device: Device, memory: DeviceMemory, callbacks: Callbacks) {
-        crate::account::unmapped(memory);
+        unmapped(memory);
         gone("memory", memory)
     }
     vkUnmapMemory(device: Device, memory: DeviceMemory) { gone("mapped memory", memory) }
@@ -162,7 +160,7 @@ pub(crate) unsafe extern "system" fn get_instance_proc_addr(
     name: *const c_char,
 ) -> PFN_vkVoidFunction {
     // SAFETY: these are the caller's arguments.
-    let real = unsafe { crate::loader::real()(instance, name) };
+    let real = unsafe { super::loader::real()(instance, name) };
     replace(name, real)
 }
 
