@@ -1,7 +1,6 @@
-// Doubles 32-bit floats: one invocation per row. Compiled twice: into kernel.spv, which finds its memory by addresses, and, with
+// Doubles 32-bit floats. Compiled twice: into kernel.spv, which finds its memory by addresses, and, with
 // HANDLES defined, into handles.spv, which finds it by descriptors.
-//   glslangValidator -V -g0 --target-env vulkan1.2 -o kernel.spv kernel.comp
-//   glslangValidator -V -g0 --target-env vulkan1.2 -DHANDLES -o handles.spv kernel.comp
+//   bash backends/vulkan/examples/kernel/compile
 #version 460
 #extension GL_EXT_buffer_reference : require
 
@@ -31,6 +30,6 @@ layout(push_constant) uniform Push {
 #endif
 
 void main() {
-  uint row = gl_GlobalInvocationID.x;
-  if (row < rows) OUTPUT(row) = 2.0 * INPUT(row);
+  uint step = gl_NumWorkGroups.x * gl_WorkGroupSize.x;
+  for (uint row = gl_GlobalInvocationID.x; row < rows; row += step) OUTPUT(row) = 2.0 * INPUT(row);
 }
