@@ -1,1 +1,6 @@
 //! # WebGPU devices for [`arrow_device`]
+
+mod wgsl;
+
+pub use wgpu;
+pub use wgsl::ARROW_WGSL;

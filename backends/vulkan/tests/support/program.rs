@@ -1,0 +1,104 @@
+//! A program's own Vulkan: instance, device and queue, as an engine has them.
+#![allow(dead_code)] // tests that include it use what they need
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ash::vk;
+
+/// Whether a missing driver, layer or tool is an error: in CI.
+pub(crate) fn is_required() -> bool {
+    std::env::var_os("ARROW_DEVICE_VULKAN_REQUIRED").is_some_and(|value| value != "0")
+}
+
+/// Says why a test is skipped, or fails if it must not be.
+#[track_caller]
+pub(crate) fn skip<T>(why: impl std::fmt::Display) -> Option<T> {
+    assert!(!is_required(), "{why}");
+    eprintln!("skipped: {why}");
+    None
+}
+
+pub(crate) struct Program {
+    pub entry: ash::Entry,
+    pub instance: ash::Instance,
+    pub physical: vk::PhysicalDevice,
+    pub device: ash::Device,
+    pub family: u32,
+    pub queue: Arc<Mutex<vk::Queue>>,
+}
+
+impl Program {
+    /// `None` if there is no Vulkan device.
+    #[track_caller]
+    pub(crate) fn new() -> Option<Arc<Self>> {
+        // SAFETY: Vulkan's loader may be loaded on any thread.
+        match unsafe { ash::Entry::load() } {
+            Ok(entry) => Self::with(entry)
+                .map(Some)
+                .unwrap_or_else(|e| skip(format!("no Vulkan device: {e}"))),
+            Err(e) => skip(format!("no Vulkan: {e}")),
+        }
+    }
+
+    fn with(entry: ash::Entry) -> Result<Arc<Self>, vk::Result> {
+        let version = vk::ApplicationInfo::default().api_version(vk::API_VERSION_1_2);
+        let info = vk::InstanceCreateInfo::default().application_info(&version);
+        // SAFETY: `info` and what it refers to live until the call ends.
+        let instance = unsafe { entry.create_instance(&info, None) }?;
+        let made = (|| {
+            // SAFETY: the instance is live.
+            let physical = unsafe { instance.enumerate_physical_devices() }?;
+            let physical = *physical.first().ok_or(vk::Result::ERROR_UNKNOWN)?;
+            let priorities = [1.0];
+            let queues = [vk::DeviceQueueCreateInfo::default()
+                .queue_family_index(0)
+                .queue_priorities(&priorities)];
+            let mut features = vk::PhysicalDeviceVulkan12Features::default()
+                .buffer_device_address(true)
+                .timeline_semaphore(true);
+            let info = vk::DeviceCreateInfo::default()
+                .queue_create_infos(&queues)
+                .push_next(&mut features);
+            // SAFETY: as above.
+            let device = unsafe { instance.create_device(physical, &info, None) }?;
+            Ok((physical, device))
+        })();
+        match made {
+            Ok((physical, device)) => {
+                // SAFETY: the device was made with this queue.
+                let queue = unsafe { device.get_device_queue(0, 0) };
+                Ok(Arc::new(Self {
+                    entry,
+                    instance,
+                    physical,
+                    device,
+                    family: 0,
+                    queue: Arc::new(Mutex::new(queue)),
+                }))
+            }
+            Err(e) => {
+                // SAFETY: nothing of the instance is live.
+                unsafe { instance.destroy_instance(None) };
+                Err(e)
+            }
+        }
+    }
+
+    /// Waits for what the program has submitted.
+    pub(crate) fn idle(&self) {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the queue is live, and locked.
+        let _ = unsafe { self.device.queue_wait_idle(*queue) };
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses them any more: whoever does has a reference to this.
+        unsafe {
+            let _ = self.device.device_wait_idle();
+            self.device.destroy_device(None);
+            self.instance.destroy_instance(None);
+        }
+    }
+}
