@@ -14,7 +14,7 @@ import rows
 from rounds import Rounds
 from sides import NAMES, Batch
 
-ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 Z1 W1 N1 N2 N3 N4".split()
+ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 WG1 Z1 W1 N1 N2 N3 N4".split()
 # What --quick lets pass of times, times the limit: machines that build are busy, and processors differ in what a copy or a lock costs.
 MARGIN = 1.5
 
@@ -40,7 +40,7 @@ class Report:
     def __init__(self, quick, wanted):
         self.quick, self.wanted = quick, wanted
         self.rows, self.rounds, self.model = {}, {}, []
-        self.timed = {times.id for times in rows.TIMES} | {"S3", "O1"}
+        self.timed = {times.id for times in rows.TIMES} | {"S3", "O1", "WG1"}
 
     def add(self, measured):
         self.rows |= {row.id: row for row in measured if row.id in self.wanted}
@@ -87,15 +87,25 @@ class Report:
             return
         progress("O1")
         try:
-            self.add([rows.opencl(run("examples/speed", "5" if self.quick else "41"))])
+            self.add([rows.opencl(run("examples/speed_opencl", "5" if self.quick else "41"))])
         except subprocess.CalledProcessError:
             self.add([rows.Row("O1", "OpenCL beside plain copies", "", missing="there is no OpenCL device with shared virtual memory")])
+
+    def webgpu(self):
+        if "WG1" not in self.wanted or self.quick:
+            return
+        progress("WG1")
+        try:
+            self.add([rows.webgpu(run("examples/speed_wgpu", "41"))])
+        except subprocess.CalledProcessError:
+            self.add([rows.Row("WG1", "WebGPU beside plain wgpu", "", missing="there is no WebGPU adapter")])
 
     def measure(self):
         self.counts()
         self.instructions()
         self.times()
         self.opencl()
+        self.webgpu()
         self.models()
         self.rows = {id: self.rows[id] for id in ORDER if id in self.rows}
 

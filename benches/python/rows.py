@@ -261,12 +261,27 @@ def long_streams(rounds, batches=30):
     return row
 
 
-def opencl(lines):
-    """O1, of what the example `speed` of the OpenCL backend printed."""
-    row = Row("O1", "OpenCL on this machine's runtime: upload and download of 8 columns, 16 to 256 MiB", ">= 0.9x the rate of plain clEnqueueSVMMemcpy")
+def beside_plain(row, lines, limit, at_least):
+    """A row of what the example `speed` of a backend printed; `limit` is that of a line's first column."""
     for line in lines:
         what, *numbers = line.split("\t")
         ratio, first, third, best, plain, ours = map(float, numbers)
-        row.figures.append(Figure(what, ratio, 0.9, at_least=True, spread=(first, third), best=best))
+        row.figures.append(Figure(what, ratio, limit(what), at_least=at_least, spread=(first, third), best=best))
         row.notes.append(f"{what}, GB/s: arrow-device {ours:.2f}, plain {plain:.2f}")
     return row
+
+
+def opencl(lines):
+    """O1: ratios of rates."""
+    row = Row("O1", "OpenCL on this machine's runtime: upload and download of 8 columns, 16 to 256 MiB", ">= 0.9x the rate of plain clEnqueueSVMMemcpy")
+    return beside_plain(row, lines, lambda what: 0.9, at_least=True)
+
+
+def webgpu(lines):
+    """WG1: ratios of times."""
+    row = Row("WG1", "WebGPU on this machine's adapter: upload and download of 1 MiB, of 96 MiB, and of 1,000 columns x 1,000 rows",
+              "<= 1.2x, <= 1.0x the time of plain wgpu; <= 0.1x that of a loop over buffers")
+    limits = {"1 MiB": 1.2, "96 MiB": 1.0, "1,000 columns": 0.1}
+    found = [line for line in lines if line.startswith(tuple(limits))]
+    assert len(found) == len(lines) and len({line.split()[0] for line in lines}) == len(limits), lines
+    return beside_plain(row, lines, lambda what: next(limit for name, limit in limits.items() if what.startswith(name)), at_least=False)
