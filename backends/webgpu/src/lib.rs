@@ -3,4 +3,4 @@
 mod wgsl;
 
 pub use wgpu;
-pub use wgsl::ARROW_WGSL;
+pub use wgsl::{ARROW_NO_BITMAP, ARROW_WGSL};
