@@ -4,7 +4,9 @@ use std::mem::{ManuallyDrop, size_of};
 use std::sync::{Arc, Mutex};
 
 use arrow_device::device::DevicePtr;
-use arrow_device::{Device, DeviceBits, DeviceBuffer, DeviceBufferMut, DeviceSlice, Error, Loan, Result};
+use arrow_device::{
+    Device, DeviceBits, DeviceBuffer, DeviceBufferMut, DeviceSlice, Error, Loan, Result,
+};
 use wgpu::{BindingResource, BufferBinding, BufferSize, BufferUsages};
 
 use crate::device::WgpuDevice;
@@ -199,7 +201,8 @@ impl WgpuDevice {
         let mut binding = match memory.bytes() {
             0 => {
                 self.shared.gpu.check()?;
-                let usages = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+                let usages =
+                    BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
                 let (gpu, bytes) = (&self.shared.gpu, NOTHING as usize);
                 let place = Place {
                     buffer: gpu.create_buffer("bind", bytes, usages, false)?,
@@ -223,7 +226,11 @@ impl WgpuDevice {
     pub fn binding(&self, place: Place) -> Result<Binding> {
         let gpu = &self.shared.gpu;
         let refused = |reason: String| Err(gpu.not_supported("bind", reason));
-        let Place { buffer, offset, bytes } = &place;
+        let Place {
+            buffer,
+            offset,
+            bytes,
+        } = &place;
         if !buffer.usage().contains(BufferUsages::STORAGE) {
             return refused("the buffer was created without the usage STORAGE".into());
         }
@@ -233,7 +240,10 @@ impl WgpuDevice {
         let end = end.filter(|end| *end <= buffer.size());
         let size = end.and_then(|end| BufferSize::new(end.saturating_sub(start)));
         let Some(size) = size.filter(|_| *bytes > 0) else {
-            return refused(format!("{bytes} bytes at {offset} of a buffer of {}", buffer.size()));
+            return refused(format!(
+                "{bytes} bytes at {offset} of a buffer of {}",
+                buffer.size()
+            ));
         };
         let most = gpu.limits.max_storage_buffer_binding_size;
         if size.get() > most {
@@ -243,7 +253,13 @@ impl WgpuDevice {
             ));
         }
         let skip = skip as u32; // less than an alignment, which is one
-        Ok(Binding { start, size, skip, bit: 0, place })
+        Ok(Binding {
+            start,
+            size,
+            skip,
+            bit: 0,
+            place,
+        })
     }
 
     /// Returns the buffer behind an address, with the offset of the address in it.
@@ -279,10 +295,17 @@ impl WgpuDevice {
     ///
     /// # Safety
     /// As [`resolve`](Self::resolve).
-    pub unsafe fn resolve_parts(&self, address: DevicePtr, bytes: usize, most: u64) -> Result<Vec<Place>> {
+    pub unsafe fn resolve_parts(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+        most: u64,
+    ) -> Result<Vec<Place>> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         if most == 0 {
-            return Err(Error::InvalidArgument("resolve_parts: parts of 0 bytes".into()));
+            return Err(Error::InvalidArgument(
+                "resolve_parts: parts of 0 bytes".into(),
+            ));
         }
         let (mut parts, mut done) = (Vec::new(), 0);
         while done < bytes {
@@ -341,17 +364,25 @@ impl WgpuDevice {
     /// # Safety
     /// The buffer was created on this device ([`WgpuDevice::device`]) and is not mapped. From this call until `keep` is dropped,
     /// nobody writes to it, maps it or destroys it; work that was submitted before may.
-    pub unsafe fn wrap<K: Send + 'static>(device: &Device, buffer: wgpu::Buffer, keep: K) -> Result<DeviceBuffer> {
+    pub unsafe fn wrap<K: Send + 'static>(
+        device: &Device,
+        buffer: wgpu::Buffer,
+        keep: K,
+    ) -> Result<DeviceBuffer> {
         let this = Self::of(device)?;
         let (gpu, memory) = (&this.shared.gpu, &this.shared.memory);
         gpu.check()?;
         let refused = |reason: &str| Err(gpu.not_supported("wrap", reason));
         let size = buffer.size();
         if size == 0 || !size.is_multiple_of(4) {
-            return refused("a buffer has at least 4 bytes, and a multiple of 4; create it with a size that is rounded up");
+            return refused(
+                "a buffer has at least 4 bytes, and a multiple of 4; create it with a size that is rounded up",
+            );
         }
         if !buffer.usage().contains(BufferUsages::COPY_SRC) {
-            return refused("the buffer was created without the usage COPY_SRC, which downloads need");
+            return refused(
+                "the buffer was created without the usage COPY_SRC, which downloads need",
+            );
         }
         let bytes = usize::try_from(size).map_err(|_| gpu.out_of_memory("wrap", usize::MAX))?;
         // Never submitted: wgpu says whether the buffer is of the device.
@@ -396,12 +427,19 @@ impl WgpuDevice {
     /// Returns the buffer, unchanged, with the reason. [`Error::InvalidArgument`]: it is not the only holder of its memory, as the columns of
     /// an uploaded batch are not, which share one allocation; it is not all of an allocation that the device made, as a slice or
     /// a wrapped buffer is not; or it is of another device. [`Error::NotSupported`]: it is in several `wgpu::Buffer`s.
-    pub fn take(&self, buffer: DeviceBuffer) -> std::result::Result<(wgpu::Buffer, u64), (DeviceBuffer, Error)> {
+    pub fn take(
+        &self,
+        buffer: DeviceBuffer,
+    ) -> std::result::Result<(wgpu::Buffer, u64), (DeviceBuffer, Error)> {
         let gpu = &self.shared.gpu;
         let is_own = Self::of(buffer.device()).is_ok_and(|device| std::ptr::eq(device, self));
         let memory = match gpu.check() {
             Err(e) => return Err((buffer, e)),
-            Ok(()) => self.shared.memory.allocation(buffer.address()).filter(|_| is_own),
+            Ok(()) => self
+                .shared
+                .memory
+                .allocation(buffer.address())
+                .filter(|_| is_own),
         };
         let error = match memory.as_ref().map(|found| found.value.buffers()) {
             None => Error::InvalidArgument(format!("take: {buffer:?} is not memory of {}", gpu.id).into()),

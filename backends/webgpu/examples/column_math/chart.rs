@@ -28,7 +28,12 @@ impl Axis {
             first = first.min(number.log(base).floor());
             last = last.max(number.log(base).ceil());
         }
-        Self { base, first, last: last.max(first + 1.0), ends }
+        Self {
+            base,
+            first,
+            last: last.max(first + 1.0),
+            ends,
+        }
     }
 
     fn at(&self, number: f64) -> f64 {
@@ -50,16 +55,27 @@ pub(crate) fn draw(title: &[&str], lines: &[Line<'_>]) -> Result<String, std::fm
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
          font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
     );
-    let mut text = |svg: &mut String, (x, y): (f64, f64), anchor: &str, text: &str| {
+    let text = |svg: &mut String, (x, y): (f64, f64), anchor: &str, text: &str| {
         let text = text.replace('&', "&amp;").replace('<', "&lt;");
-        writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>")
+        writeln!(
+            svg,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>"
+        )
     };
     for (i, line) in title.iter().enumerate() {
-        text(&mut svg, (WIDTH / 2.0, 18.0 + 17.0 * i as f64), "middle", line)?;
+        text(
+            &mut svg,
+            (WIDTH / 2.0, 18.0 + 17.0 * i as f64),
+            "middle",
+            line,
+        )?;
     }
-    let mut grid = |svg: &mut String, from: (f64, f64), to: (f64, f64)| {
+    let grid = |svg: &mut String, from: (f64, f64), to: (f64, f64)| {
         let (x1, y1, x2, y2) = (from.0, from.1, to.0, to.1);
-        writeln!(svg, "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#cccccc\"/>")
+        writeln!(
+            svg,
+            "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"#cccccc\"/>"
+        )
     };
     for bytes in x.powers() {
         grid(&mut svg, (x.at(bytes), Y.0), (x.at(bytes), Y.1))?;
@@ -67,17 +83,36 @@ pub(crate) fn draw(title: &[&str], lines: &[Line<'_>]) -> Result<String, std::fm
     }
     for rate in y.powers() {
         grid(&mut svg, (X.0, y.at(rate)), (X.1, y.at(rate)))?;
-        text(&mut svg, (X.0 - 8.0, y.at(rate) + 4.0), "end", &rate.to_string())?;
+        text(
+            &mut svg,
+            (X.0 - 8.0, y.at(rate) + 4.0),
+            "end",
+            &rate.to_string(),
+        )?;
     }
-    text(&mut svg, (WIDTH / 2.0, Y.0 + 44.0), "middle", "bytes of one column")?;
+    text(
+        &mut svg,
+        (WIDTH / 2.0, Y.0 + 44.0),
+        "middle",
+        "bytes of one column",
+    )?;
     text(&mut svg, (10.0, Y.1 - 8.0), "start", "GB/s")?;
     for (i, (name, points)) in lines.iter().enumerate() {
         let (colour, dash) = STYLES[i % STYLES.len()];
-        let stroke = format!("stroke=\"{colour}\" stroke-width=\"2.5\" stroke-dasharray=\"{dash}\" fill=\"none\"");
-        let at: Vec<String> = points.iter().map(|p| format!("{:.1},{:.1}", x.at(p.0), y.at(p.1))).collect();
+        let stroke = format!(
+            "stroke=\"{colour}\" stroke-width=\"2.5\" stroke-dasharray=\"{dash}\" fill=\"none\""
+        );
+        let at: Vec<String> = points
+            .iter()
+            .map(|p| format!("{:.1},{:.1}", x.at(p.0), y.at(p.1)))
+            .collect();
         writeln!(svg, "<polyline points=\"{}\" {stroke}/>", at.join(" "))?;
         let (left, top) = (X.0 + 190.0 * i as f64, Y.0 + 76.0);
-        writeln!(svg, "<polyline points=\"{left},{top} {},{top}\" {stroke}/>", left + 36.0)?;
+        writeln!(
+            svg,
+            "<polyline points=\"{left},{top} {},{top}\" {stroke}/>",
+            left + 36.0
+        )?;
         text(&mut svg, (left + 44.0, top + 4.0), "start", name)?;
     }
     svg.push_str("</svg>\n");

@@ -5,7 +5,9 @@ use arrow_arith::boolean::and;
 use arrow_arith::numeric::mul;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Decimal128Type;
-use arrow_array::{Array, ArrayRef, BooleanArray, Date32Array, Decimal128Array, RecordBatch, Scalar};
+use arrow_array::{
+    Array, ArrayRef, BooleanArray, Date32Array, Decimal128Array, RecordBatch, Scalar,
+};
 use arrow_ord::cmp::{gt_eq, lt, lt_eq};
 use arrow_schema::ArrowError;
 use arrow_select::filter::filter;
@@ -39,10 +41,16 @@ fn select(
         let value = Decimal128Array::from(vec![i128::from(value)]);
         value.with_precision_and_scale(15, 2).map(Scalar::new)
     };
-    let in_year = and(&gt_eq(shipped, &date(YEAR.start))?, &lt(shipped, &date(YEAR.end))?)?;
+    let in_year = and(
+        &gt_eq(shipped, &date(YEAR.start))?,
+        &lt(shipped, &date(YEAR.end))?,
+    )?;
     let discounted = and(
         &gt_eq(discount, &decimal(*DISCOUNTS.start())?)?,
         &lt_eq(discount, &decimal(*DISCOUNTS.end())?)?,
     )?;
-    and(&and(&in_year, &discounted)?, &lt(quantity, &decimal(QUANTITY)?)?)
+    and(
+        &and(&in_year, &discounted)?,
+        &lt(quantity, &decimal(QUANTITY)?)?,
+    )
 }

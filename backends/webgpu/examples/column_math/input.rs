@@ -22,7 +22,10 @@ pub(crate) fn read(path: &Path) -> Result<Vec<RecordBatch>> {
     let file = File::open(path).map_err(|e| in_file(&e))?;
     let file = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|e| in_file(&e))?;
     let columns = ProjectionMask::columns(file.parquet_schema(), COLUMNS);
-    let batches = file.with_projection(columns).with_batch_size(ROWS).build()?;
+    let batches = file
+        .with_projection(columns)
+        .with_batch_size(ROWS)
+        .build()?;
     collect(&format!("Reading {}", path.display()), batches).map_err(|e| in_file(&e).into())
 }
 

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::Int64Type;
+use arrow_array::types::{Decimal128Type, Int64Type};
 use arrow_array::{Array, RecordBatch};
 use arrow_device::{Device, DeviceRecordBatch, TransferStats};
 use arrow_device_wgpu::{WgpuConfig, WgpuDevice, wgpu};
@@ -110,17 +110,36 @@ fn run(options: &Options, device: &Device) -> Result<bool> {
         None => input::generate(options.scale)?,
     };
     let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
-    let bytes: usize = batches.iter().flat_map(RecordBatch::columns).map(input::bytes).sum();
-    println!("Input      {rows} rows in {} batches, {} in 4 columns", batches.len(), size(bytes));
+    let bytes: usize = batches
+        .iter()
+        .flat_map(RecordBatch::columns)
+        .map(input::bytes)
+        .sum();
+    println!(
+        "Input      {rows} rows in {} batches, {} in 4 columns",
+        batches.len(),
+        size(bytes)
+    );
 
     let on_gpu = on_gpu(device, &batches, bytes)?;
     let (time, on_cpu) = fastest(|| cpu::query(&batches))?;
-    println!("CPU        {}, {} read by arrow-rs on one thread", milliseconds(time), size(bytes));
+    println!(
+        "CPU        {}, {} read by arrow-rs on one thread",
+        milliseconds(time),
+        size(bytes)
+    );
     for (name, result) in [("GPU", &on_gpu), ("CPU", &on_cpu)] {
-        println!("{name}        {}", show(result)?);
+        println!("{name}        {}", show(result));
     }
     let equal = on_gpu == on_cpu;
-    println!("{}", if equal { "The results are equal." } else { "THE RESULTS DIFFER." });
+    println!(
+        "{}",
+        if equal {
+            "The results are equal."
+        } else {
+            "THE RESULTS DIFFER."
+        }
+    );
     Ok(equal)
 }
 
@@ -128,7 +147,10 @@ fn run(options: &Options, device: &Device) -> Result<bool> {
 fn on_gpu(device: &Device, batches: &[RecordBatch], bytes: usize) -> Result<RecordBatch> {
     let start = Instant::now();
     let query = query::Query::new(device)?;
-    println!("GPU        {} to compile the shaders, once", milliseconds(start.elapsed()));
+    println!(
+        "GPU        {} to compile the shaders, once",
+        milliseconds(start.elapsed())
+    );
 
     let upload = || -> Result<Vec<DeviceRecordBatch>> {
         let columns: std::result::Result<_, _> = batches.iter().map(|b| device.upload(b)).collect();
@@ -137,18 +159,29 @@ fn on_gpu(device: &Device, batches: &[RecordBatch], bytes: usize) -> Result<Reco
     };
     let ((up, columns), copied) = counted(|| fastest(upload))?;
     let copied = copied.bytes_to_device / RUNS as u64;
-    println!("GPU        {}, {} copied to the GPU", milliseconds(up), size(copied as usize));
+    println!(
+        "GPU        {}, {} copied to the GPU",
+        milliseconds(up),
+        size(copied as usize)
+    );
 
     let (computed, result) = fastest(|| {
         let result = query.run(&columns)?;
         device.synchronize()?;
         Ok(result)
     })?;
-    println!("GPU        {}, {} read and summed by shaders", milliseconds(computed), size(bytes));
+    println!(
+        "GPU        {}, {} read and summed by shaders",
+        milliseconds(computed),
+        size(bytes)
+    );
 
     let ((back, result), copied) = counted(|| fastest(|| Ok(result.to_host()?)))?;
     let copied = copied.bytes_to_host / RUNS as u64;
-    println!("GPU        {}, {copied} bytes copied back", milliseconds(back));
+    println!(
+        "GPU        {}, {copied} bytes copied back",
+        milliseconds(back)
+    );
     println!("GPU        {} in all", milliseconds(up + computed + back));
     Ok(result)
 }
@@ -176,18 +209,21 @@ fn describe(info: &wgpu::AdapterInfo) -> String {
         _ => "",
     };
     let driver = [&*info.driver, &*info.driver_info].join(" ");
-    format!("{} ({:?}, {}){software}", info.name, info.backend, driver.trim())
+    format!(
+        "{} ({:?}, {}){software}",
+        info.name,
+        info.backend,
+        driver.trim()
+    )
 }
 
-fn show(result: &RecordBatch) -> Result<String> {
-    let (revenue, rows) = (result.column(0).as_primitive_opt(), result.column(1));
-    let revenue = revenue.ok_or("revenue is no decimal")?;
-    let revenue = match revenue.is_null(0) {
-        true => "null".into(),
-        false => revenue.value_as_string(0),
-    };
-    let rows = rows.as_primitive::<Int64Type>().value(0);
-    Ok(format!("revenue {revenue} of {rows} rows"))
+fn show(result: &RecordBatch) -> String {
+    let revenue = result.column(0).as_primitive::<Decimal128Type>();
+    let rows = result.column(1).as_primitive::<Int64Type>().value(0);
+    match revenue.is_null(0) {
+        true => format!("revenue null, of {rows} rows"),
+        false => format!("revenue {}, of {rows} rows", revenue.value_as_string(0)),
+    }
 }
 
 fn milliseconds(time: Duration) -> String {

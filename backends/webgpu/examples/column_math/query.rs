@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Decimal128Array, Int64Array, RecordBatch};
 use arrow_buffer::ArrowNativeType;
-use arrow_device::{Device, DeviceArray, DeviceBits, DeviceBufferMut, DeviceRecordBatch, DeviceSlice, Queue, Validity};
+use arrow_device::{
+    Device, DeviceArray, DeviceBits, DeviceBufferMut, DeviceRecordBatch, DeviceSlice, Queue,
+    Validity,
+};
 use arrow_device_wgpu::{ARROW_NO_BITMAP, ARROW_WGSL, Binding, WgpuDevice, wgpu};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use wgpu::util::DeviceExt;
@@ -36,11 +39,17 @@ pub(crate) fn columns(batch: &RecordBatch) -> [&ArrayRef; 4] {
 
 fn result_schema() -> SchemaRef {
     let revenue = Field::new("revenue", DataType::Decimal128(38, 4), true);
-    Arc::new(Schema::new(vec![revenue, Field::new("rows", DataType::Int64, false)]))
+    Arc::new(Schema::new(vec![
+        revenue,
+        Field::new("rows", DataType::Int64, false),
+    ]))
 }
 
 /// Makes the result's batch, for the CPU.
-pub(crate) fn result(revenue: Option<i128>, rows: i64) -> std::result::Result<RecordBatch, ArrowError> {
+pub(crate) fn result(
+    revenue: Option<i128>,
+    rows: i64,
+) -> std::result::Result<RecordBatch, ArrowError> {
     let revenue = Decimal128Array::from(vec![revenue]).with_precision_and_scale(38, 4)?;
     let columns: Vec<ArrayRef> = vec![Arc::new(revenue), Arc::new(Int64Array::from(vec![rows]))];
     RecordBatch::try_new(result_schema(), columns)
@@ -79,7 +88,12 @@ impl Query {
     }
 
     /// Filters the rows of a batch, and leaves its partial sums from number `first` on.
-    fn sum_batch(&self, batch: &DeviceRecordBatch, sums: &DeviceBufferMut, first: usize) -> Result<()> {
+    fn sum_batch(
+        &self,
+        batch: &DeviceRecordBatch,
+        sums: &DeviceBufferMut,
+        first: usize,
+    ) -> Result<()> {
         let (queue, rows) = (&self.queue, batch.num_rows());
         let gpu = WgpuDevice::of(queue.device())?;
         let [shipped, discount, quantity, price] = COLUMNS.map(|name| batch.column_by_name(name));
@@ -130,7 +144,13 @@ impl Query {
                 selected.first::<u32>(),
                 sums.first::<[u8; SUM]>() + first as u32,
             ],
-            &[&price.values, price.bits(), &discount.values, &selected, &sums],
+            &[
+                &price.values,
+                price.bits(),
+                &discount.values,
+                &selected,
+                &sums,
+            ],
             groups(rows),
         );
         gpu.queue().submit([encoder.finish()]);
@@ -171,7 +191,10 @@ impl Query {
         let money = DataType::Decimal128(38, 4);
         let revenue = DeviceArray::from_values(money, 1, revenue.freeze()?, Some(valid))?;
         let rows = DeviceArray::from_values(DataType::Int64, 1, rows.freeze()?, None)?;
-        Ok(DeviceRecordBatch::try_new(result_schema(), &[revenue, rows])?)
+        Ok(DeviceRecordBatch::try_new(
+            result_schema(),
+            &[revenue, rows],
+        )?)
     }
 }
 
@@ -200,7 +223,11 @@ impl<'a, T: ArrowNativeType> Column<'a, T> {
         // SAFETY: the shaders only read columns, and are submitted while the loans are there.
         let values = unsafe { gpu.bind(&loans.0) }?;
         // SAFETY: as above.
-        let bits = loans.1.as_ref().map(|bits| unsafe { gpu.bind(bits) }).transpose()?;
+        let bits = loans
+            .1
+            .as_ref()
+            .map(|bits| unsafe { gpu.bind(bits) })
+            .transpose()?;
         Ok(Self {
             first: values.first::<T>(),
             first_bit: bits.as_ref().map_or(ARROW_NO_BITMAP, Binding::first_bit),

@@ -18,7 +18,10 @@ pub(crate) fn measure(device: &Device, adapter: &str, path: &Path) -> Result<()>
     let names = ["to the GPU", "back", "copy on the host"];
     let mut lines = names.map(|name| (name, Vec::new()));
     println!("GB/s by bytes of one column, waits included; the median of at least 9");
-    println!("{:>10} {:>18} {:>18} {:>18}", "bytes", names[0], names[1], names[2]);
+    println!(
+        "{:>10} {:>18} {:>18} {:>18}",
+        "bytes", names[0], names[1], names[2]
+    );
     for power in 12..=26 {
         let bytes = 1usize << power;
         let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..bytes as i64 / 8));
@@ -33,9 +36,14 @@ pub(crate) fn measure(device: &Device, adapter: &str, path: &Path) -> Result<()>
         let rates = [
             rate(bytes, || up().map(drop))?,
             rate(bytes, || Ok(drop(on_gpu.to_host()?)))?,
-            rate(bytes, || Ok(black_box(&mut copy).copy_from_slice(black_box(&values))))?,
+            rate(bytes, || {
+                Ok(black_box(&mut copy).copy_from_slice(black_box(&values)))
+            })?,
         ];
-        println!("{bytes:>10} {:>18.3} {:>18.3} {:>18.3}", rates[0], rates[1], rates[2]);
+        println!(
+            "{bytes:>10} {:>18.3} {:>18.3} {:>18.3}",
+            rates[0], rates[1], rates[2]
+        );
         for ((_, points), rate) in lines.iter_mut().zip(rates) {
             points.push((bytes as f64, rate));
         }
