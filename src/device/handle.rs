@@ -223,17 +223,31 @@ impl Device {
         &self.0.slabs
     }
 
-    pub(crate) fn downgrade(&self) -> WeakDevice {
+    /// Returns a reference that does not keep the device alive: for a table of devices that hands out the same one again.
+    ///
+    /// ```
+    /// use arrow_device::Devices;
+    /// let device = Devices::cpu();
+    /// assert_eq!(device.downgrade().upgrade(), Some(device));
+    /// ```
+    pub fn downgrade(&self) -> WeakDevice {
         WeakDevice(Arc::downgrade(&self.0))
     }
 }
 
-/// A reference that does not keep the device alive.
-pub(crate) struct WeakDevice(Weak<Inner>);
+/// A reference to a device that does not keep it alive; [`Device::downgrade`] makes one.
+#[derive(Clone)]
+pub struct WeakDevice(Weak<Inner>);
+
+impl fmt::Debug for WeakDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WeakDevice")
+    }
+}
 
 impl WeakDevice {
     /// Returns the device, if it is still used.
-    pub(crate) fn upgrade(&self) -> Option<Device> {
+    pub fn upgrade(&self) -> Option<Device> {
         self.0.upgrade().map(Device)
     }
 

@@ -59,7 +59,7 @@ pub(crate) use completion::Completion;
 pub(crate) use cpu::{ALIGNMENT, HostBackend, METAL_PAGE};
 pub use event::SyncEvent;
 pub(crate) use event::{EventRef, Seen};
-pub use handle::Device;
+pub use handle::{Device, WeakDevice};
 pub(crate) use lock::lock;
 pub(crate) use order::Place;
 #[cfg(any(feature = "cuda", feature = "rocm"))]

@@ -1,4 +1,4 @@
-//! [`ARROW_WGSL`].
+//! Arrow's memory in WGSL.
 
 /// WGSL functions that read and write Arrow's memory, to be put in front of a shader: validity bits, 8- and 16-bit values, strings,
 /// 64-bit integers and floats, and decimals, in WGSL that every device supports. The text begins with how it is used.
@@ -42,3 +42,6 @@
 /// }
 /// ```
 pub const ARROW_WGSL: &str = include_str!("arrow.wgsl");
+
+/// What a shader that uses [`ARROW_WGSL`] takes as the first bit of a column that has no validity bitmap: `ARROW_NO_BITMAP`.
+pub const ARROW_NO_BITMAP: u32 = u32::MAX;

@@ -1,0 +1,351 @@
+//! Copies and fills: cut where buffers of an allocation meet, staged, and submitted.
+//!
+//! What lies in whole words (4 bytes) is copied by WebGPU's own copies, and the rest by the compute shader of `bytes.rs`. Transfers of
+//! arrays are padded to 64 bytes and never need that.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::{Error, Result};
+use wgpu::{BufferUsages, BufferViewMut, CommandEncoder};
+
+use crate::bytes::{Job, What};
+use crate::event::Part;
+use crate::memory::Located;
+use crate::shared::Shared;
+use crate::staging::Shelf;
+
+/// The bytes of a word, which WebGPU copies.
+const WORD: u64 = 4;
+
+fn is_whole(values: &[u64]) -> bool {
+    values.iter().all(|value| value % WORD == 0)
+}
+
+fn round_down(value: u64) -> u64 {
+    value / WORD * WORD
+}
+
+/// The bytes before the first whole word of a range, the whole words, and the bytes after them.
+fn words(offset: u64, bytes: u64) -> [Range<u64>; 3] {
+    let end = offset + bytes;
+    let first = offset.next_multiple_of(WORD).min(end);
+    let last = round_down(end).max(first);
+    [offset..first, first..last, last..end]
+}
+
+/// Copies that are being encoded for the next submission.
+pub(crate) struct Batch<'a> {
+    shared: &'a Shared,
+    encoder: Option<CommandEncoder>,
+    /// Bytes that are still to be staged, for each direction.
+    left_up: usize,
+    left_down: usize,
+    up: Option<Up>,
+    down: Option<Down>,
+    /// Run after the copies of the same submission.
+    jobs: Vec<Job>,
+    /// Whether something was submitted.
+    is_submitted: bool,
+}
+
+/// A staging buffer that is being written.
+struct Up {
+    buffer: wgpu::Buffer,
+    view: BufferViewMut,
+    used: usize,
+}
+
+/// A staging buffer that downloads are copied to.
+struct Down {
+    buffer: wgpu::Buffer,
+    home: Arc<Shelf>,
+    used: usize,
+    parts: Vec<Part>,
+}
+
+impl Shared {
+    /// Finds an address that work uses.
+    fn find(&self, address: DevicePtr) -> Result<Located> {
+        self.memory.find(address).ok_or_else(|| {
+            let id = self.gpu.id;
+            Error::InvalidArgument(format!("{address:?} is not in memory of {id}").into())
+        })
+    }
+
+    /// Submits copies. The sources in host memory have been read when this returns.
+    ///
+    /// # Safety
+    /// As [`RawQueue::copy`](arrow_device::device::RawQueue::copy).
+    pub(crate) unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
+        self.gpu.check()?;
+        let up = copies.iter().filter(|op| op.kind == CopyKind::HostToDevice);
+        let sources: Vec<_> = up.map(|op| op.src.address()..op.src.address() + op.bytes).collect();
+        if !sources.is_empty() {
+            self.timeline.finish_writes(&sources)?;
+        }
+        let mut batch = Batch::new(self, copies);
+        // SAFETY: the caller guarantees the memory.
+        let queued = copies.iter().try_for_each(|op| unsafe { batch.add(op) });
+        let queued = queued.and_then(|()| batch.submit());
+        if queued.is_err() && batch.is_submitted {
+            // None may be under way after an error.
+            let _ = self.timeline.synchronize();
+        }
+        queued
+    }
+
+    /// Submits a fill.
+    pub(crate) fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
+        self.gpu.check()?;
+        let mut batch = Batch::new(self, &[]);
+        let mut done = 0;
+        while done < bytes {
+            let Located { buffer, offset, left } = self.find(dst.offset(done))?;
+            let part = left.min((bytes - done) as u64);
+            let fill = |range: Range<u64>| Job {
+                buffer: buffer.clone(),
+                offset: range.start,
+                bytes: range.end - range.start,
+                what: What::Word(u32::from_le_bytes([byte; 4])),
+            };
+            match byte {
+                0 => {
+                    let [head, whole, tail] = words(offset, part);
+                    if !whole.is_empty() {
+                        let size = whole.end - whole.start;
+                        batch.encode(|encoder| encoder.clear_buffer(&buffer, whole.start, Some(size)))?;
+                    }
+                    batch.jobs.extend([head, tail].into_iter().filter(|range| !range.is_empty()).map(fill));
+                }
+                _ => batch.jobs.push(fill(offset..offset + part)),
+            }
+            done += part as usize;
+        }
+        batch.submit()
+    }
+}
+
+impl<'a> Batch<'a> {
+    fn new(shared: &'a Shared, copies: &[CopyOp]) -> Self {
+        let total = |kind| {
+            let bytes = copies.iter().filter(|op| op.kind == kind).map(|op| op.bytes);
+            bytes.fold(0, |sum: usize, bytes| sum.saturating_add(bytes).saturating_add(2 * WORD as usize))
+        };
+        Self {
+            shared,
+            encoder: None,
+            left_up: total(CopyKind::HostToDevice),
+            left_down: total(CopyKind::DeviceToHost),
+            up: None,
+            down: None,
+            jobs: Vec::new(),
+            is_submitted: false,
+        }
+    }
+
+    /// Encodes commands.
+    fn encode<T>(&mut self, work: impl FnOnce(&mut CommandEncoder) -> T) -> Result<T> {
+        let encoder = &mut self.encoder;
+        self.shared.gpu.call("encode", |device, _| {
+            work(encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default())))
+        })
+    }
+
+    /// Adds a copy, part by part.
+    ///
+    /// # Safety
+    /// As [`Shared::copy`].
+    unsafe fn add(&mut self, op: &CopyOp) -> Result<()> {
+        let mut done = 0;
+        while done < op.bytes {
+            let (src, dst) = (op.src.offset(done), op.dst.offset(done));
+            let left = (op.bytes - done) as u64;
+            let part = match op.kind {
+                CopyKind::HostToDevice => {
+                    let dst = self.shared.find(dst)?;
+                    let part = left.min(dst.left);
+                    // SAFETY: the caller guarantees the source.
+                    unsafe { self.upload(src.as_ptr().cast(), &dst, part) }?;
+                    part
+                }
+                CopyKind::DeviceToHost => {
+                    let src = self.shared.find(src)?;
+                    let part = left.min(src.left);
+                    self.download(&src, dst.as_ptr().cast(), part)?;
+                    part
+                }
+                _ => {
+                    let (src, dst) = (self.shared.find(src)?, self.shared.find(dst)?);
+                    let part = left.min(src.left).min(dst.left);
+                    self.across(src, &dst, part)?;
+                    part
+                }
+            };
+            done += part as usize;
+        }
+        Ok(())
+    }
+
+    /// Adds an upload to one buffer.
+    ///
+    /// # Safety
+    /// `src` is valid for reads of `bytes` bytes.
+    unsafe fn upload(&mut self, src: *const u8, dst: &Located, bytes: u64) -> Result<()> {
+        let [head, whole, tail] = words(dst.offset, bytes);
+        for edge in [head, tail].into_iter().filter(|range| !range.is_empty()) {
+            let mut word = [0; WORD as usize];
+            for at in edge.clone() {
+                // SAFETY: the byte is one of the source's, which the caller guarantees.
+                word[(at % WORD) as usize] = unsafe { src.add((at - dst.offset) as usize).read() };
+            }
+            self.jobs.push(Job {
+                buffer: dst.buffer.clone(),
+                offset: edge.start,
+                bytes: edge.end - edge.start,
+                what: What::Word(u32::from_le_bytes(word)),
+            });
+        }
+        let mut at = whole.start;
+        while at < whole.end {
+            let mut up = match self.up.take() {
+                Some(up) => up,
+                None => self.open_up()?,
+            };
+            let room = up.buffer.size() as usize - up.used;
+            let part = room.min((whole.end - at) as usize);
+            // SAFETY: the bytes are the source's; the view has room for them, and nothing else writes to it.
+            unsafe {
+                let from = src.add((at - dst.offset) as usize);
+                let mut to = up.view.slice(up.used..up.used + part);
+                to.as_raw_element_ptr().as_ptr().copy_from_nonoverlapping(from, part);
+            }
+            let from = up.used as u64;
+            self.encode(|encoder| {
+                encoder.copy_buffer_to_buffer(&up.buffer, from, &dst.buffer, at, part as u64);
+            })?;
+            up.used += part;
+            at += part as u64;
+            self.left_up = self.left_up.saturating_sub(part);
+            let is_full = part == room;
+            self.up = Some(up);
+            if is_full {
+                self.submit()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn open_up(&self) -> Result<Up> {
+        let gpu = &self.shared.gpu;
+        let buffer = self.shared.staging.up(gpu, self.left_up)?;
+        let view = gpu.call("get_mapped_range_mut", |_, _| buffer.get_mapped_range_mut(..))?;
+        let view = view.map_err(|e| {
+            let mapping = gpu.error("get_mapped_range_mut", e.to_string());
+            gpu.check_alive().err().unwrap_or(mapping)
+        })?;
+        Ok(Up { buffer, view, used: 0 })
+    }
+
+    /// Adds a download from one buffer. Whole words are copied to the staging buffer, and the bytes of them to the host.
+    fn download(&mut self, src: &Located, dst: *mut u8, bytes: u64) -> Result<()> {
+        let end = (src.offset + bytes).next_multiple_of(WORD);
+        let mut at = round_down(src.offset);
+        while at < end {
+            let mut down = match self.down.take() {
+                Some(down) => down,
+                None => {
+                    let (buffer, home) = self.shared.staging.down(&self.shared.gpu, self.left_down)?;
+                    let (used, parts) = (0, Vec::new());
+                    Down { buffer, home, used, parts }
+                }
+            };
+            let room = down.buffer.size() as usize - down.used;
+            let part = room.min((end - at) as usize);
+            self.encode(|encoder| {
+                let to = down.used as u64;
+                encoder.copy_buffer_to_buffer(&src.buffer, at, &down.buffer, to, part as u64);
+            })?;
+            let first = at.max(src.offset);
+            let last = (at + part as u64).min(src.offset + bytes);
+            down.parts.push(Part {
+                from: down.used + (first - at) as usize,
+                to: dst.wrapping_add((first - src.offset) as usize),
+                bytes: (last - first) as usize,
+            });
+            down.used += part;
+            at += part as u64;
+            self.left_down = self.left_down.saturating_sub(part);
+            let is_full = part == room;
+            self.down = Some(down);
+            if is_full {
+                self.submit()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a copy from one buffer to one buffer.
+    fn across(&mut self, mut src: Located, dst: &Located, bytes: u64) -> Result<()> {
+        if src.buffer == dst.buffer {
+            // WebGPU neither copies within a buffer nor reads and writes it in one dispatch.
+            let start = round_down(src.offset);
+            let size = (src.offset + bytes).next_multiple_of(WORD) - start;
+            let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+            let buffer = self.shared.gpu.create_buffer("copy", size as usize, usage, false)?;
+            self.encode(|encoder| encoder.copy_buffer_to_buffer(&src.buffer, start, &buffer, 0, size))?;
+            let offset = src.offset - start;
+            src = Located { buffer, offset, left: size - offset };
+        }
+        if is_whole(&[src.offset, dst.offset, bytes]) {
+            return self.encode(|encoder| {
+                encoder.copy_buffer_to_buffer(&src.buffer, src.offset, &dst.buffer, dst.offset, bytes);
+            });
+        }
+        self.jobs.push(Job {
+            buffer: dst.buffer.clone(),
+            offset: dst.offset,
+            bytes,
+            what: What::From(src.buffer, src.offset),
+        });
+        Ok(())
+    }
+
+    /// Submits what was encoded.
+    fn submit(&mut self) -> Result<()> {
+        let Self { shared, up, down, .. } = self;
+        let (up, down, jobs) = (up.take(), down.take(), std::mem::take(&mut self.jobs));
+        if self.encoder.is_none() && jobs.is_empty() {
+            return Ok(());
+        }
+        let bytes = match jobs.is_empty() {
+            true => None,
+            false => Some(shared.bytes()?),
+        };
+        let encoder = self.encoder.take();
+        let submission = shared.gpu.call("submit", |device, queue| {
+            let encoder = encoder.unwrap_or_else(|| device.create_command_encoder(&Default::default()));
+            let mut encoder = encoder;
+            if let Some(bytes) = bytes {
+                bytes.encode(device, &mut encoder, &jobs);
+            }
+            let up = up.map(|up| {
+                drop(up.view);
+                up.buffer.unmap();
+                up.buffer
+            });
+            let submission = queue.submit([encoder.finish()]);
+            if let Some(buffer) = up {
+                shared.staging.reuse(buffer);
+            }
+            submission
+        })?;
+        self.is_submitted = true;
+        shared.timeline.submitted(submission.clone());
+        if let Some(Down { buffer, home, parts, .. }) = down {
+            shared.gpu.call("map_async", |_, _| shared.timeline.arrives(buffer, home, parts, submission))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,181 @@
+//! [`WgpuDevice`]: the backend.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::task::Waker;
+
+use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Handover, Notify, RawQueue};
+use arrow_device::{Device, Error, Result};
+
+use crate::queue::WgpuQueue;
+use crate::shared::Shared;
+
+/// A WebGPU device: what [`Backend::as_any`](arrow_device::device::Backend::as_any) of its backend returns.
+///
+/// [`WgpuConfig`](crate::WgpuConfig) opens one, and [`adopt`](crate::adopt) makes one of a program's `wgpu::Device`.
+pub struct WgpuDevice {
+    pub(crate) shared: Arc<Shared>,
+    queue: Arc<WgpuQueue>,
+}
+
+impl WgpuDevice {
+    /// Returns the WebGPU device behind a device.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if it is not a device of this crate.
+    pub fn of(device: &Device) -> Result<&Self> {
+        let found = device.backend().as_any().downcast_ref();
+        found.ok_or_else(|| Error::InvalidArgument(format!("{device} is not a WebGPU device").into()))
+    }
+
+    pub(crate) fn new(shared: Shared) -> Self {
+        let shared = Arc::new(shared);
+        let queue = WgpuQueue::new(&shared);
+        Self { shared, queue }
+    }
+
+    /// Returns the device in wgpu: the one that was adopted, or that was opened.
+    pub fn device(&self) -> &wgpu::Device {
+        &self.shared.gpu.device
+    }
+
+    /// Returns the queue in wgpu, for kernels. All queues of the device are this one: what is submitted to it runs after all that this
+    /// crate was given before, and before all that it is given later. What `wgpu::Queue::write_buffer` writes counts from
+    /// the next submission on, of the program or of this crate.
+    pub fn queue(&self) -> &wgpu::Queue {
+        &self.shared.gpu.queue
+    }
+
+    /// Returns what wgpu reports about the adapter.
+    pub fn info(&self) -> wgpu::AdapterInfo {
+        self.shared.gpu.device.adapter_info()
+    }
+
+    /// Runs the callbacks of work that has ended, the program's included, and has wakers called. Never blocks. With
+    /// [`Polling::Program`](crate::Polling::Program) the program calls this in each frame, or polls its `wgpu::Device`.
+    ///
+    /// # Errors
+    /// Returns the failure of the device, which every later call returns too.
+    pub fn poll(&self) -> Result<()> {
+        self.shared.gpu.check_process()?;
+        let polled = self.shared.gpu.check().and_then(|()| self.shared.gpu.poll());
+        let alive = polled.and_then(|_| self.shared.gpu.check_alive());
+        // Of a device that has failed, all wakers.
+        self.shared.timeline.push();
+        alive
+    }
+
+    /// Returns how many allocations and events are in use, for tests of leaks.
+    #[doc(hidden)]
+    pub fn in_use(&self) -> (usize, usize) {
+        (self.shared.memory.used(), self.shared.timeline.used())
+    }
+}
+
+// SAFETY:
+// - the host cannot read the memory, whose addresses nothing can be read at;
+// - `classify` vouches only for live allocations of this device, for their whole length;
+// - an event completes once wgpu has called back for all work before it and its downloads were copied to the host, and only while the
+//   device is not lost;
+// - `settle` waits until wgpu reports that all work has ended, and takes back the downloads that have not landed.
+unsafe impl Backend for WgpuDevice {
+    fn id(&self) -> DeviceId {
+        self.shared.gpu.id
+    }
+
+    fn host_readable(&self) -> bool {
+        false
+    }
+
+    fn default_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        Ok(self.queue.clone())
+    }
+
+    fn new_queue(&self) -> Result<Arc<dyn RawQueue>> {
+        self.shared.gpu.check()?;
+        Ok(WgpuQueue::new(&self.shared))
+    }
+
+    /// Whoever can reach the memory uses the one queue.
+    fn handover(&self) -> Handover {
+        Handover::QueueOrder
+    }
+
+    unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
+        self.shared.timeline.check(event)
+    }
+
+    unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
+        self.shared.timeline.query(event)
+    }
+
+    unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
+        self.shared.timeline.wait(event)
+    }
+
+    unsafe fn notify_event(&self, event: EventPtr, waker: &Waker) -> Result<Notify> {
+        Ok(match self.shared.timeline.notify(event, waker)? {
+            true => Notify::Registered,
+            false => Notify::Completed,
+        })
+    }
+
+    unsafe fn release_event(&self, event: EventPtr) {
+        if !self.shared.gpu.is_forked() {
+            self.shared.timeline.release(event);
+        }
+    }
+
+    fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
+        self.classify_allocation(address, bytes).0
+    }
+
+    fn classify_allocation(&self, address: DevicePtr, bytes: usize) -> (AddressClass, Range<usize>) {
+        let own = match self.shared.gpu.is_forked() {
+            true => None,
+            false => self.shared.memory.classify(address, bytes),
+        };
+        own.unwrap_or_else(|| {
+            let start = address.address();
+            (AddressClass::Inaccessible, start..start.saturating_add(bytes))
+        })
+    }
+
+    fn explain(&self, _: DevicePtr, _: usize) -> Option<String> {
+        Some("WebGPU has no addresses: those of its arrays stand for buffers of the `wgpu::Device` that they were allocated on; import with \
+              the device that this crate made of it".into())
+    }
+
+    /// The call reads all of it, at the speed of a memcpy.
+    fn copies_directly_from(&self, address: DevicePtr, _: usize) -> bool {
+        !address.is_null()
+    }
+
+    fn trim(&self) {
+        if !self.shared.gpu.is_forked() {
+            self.shared.memory.trim();
+            self.shared.staging.trim();
+        }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.shared.timeline.synchronize()
+    }
+
+    fn settle(&self) -> Result<()> {
+        self.shared.timeline.settle()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl fmt::Debug for WgpuDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let info = self.info();
+        write!(f, "WebGPU({}: {} by {:?})", self.shared.gpu.id, info.name, info.backend)
+    }
+}
