@@ -136,9 +136,10 @@ static int submit(const struct shared* s, VkCommandBuffer commands, VkFence* fen
   return 0;
 }
 
-/* Produces the floats 0, 3, 6... which are there once the event is set. *buffer and *bytes are those of its memory. */
+/* Produces the floats 0, 3, 6... which are there once the event is set. *buffer and *bytes are its memory, *producer
+   is for peer_open. */
 int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t device_id, int64_t rows, int who,
-                 VkBuffer* buffer, uint64_t* bytes) {
+                 VkBuffer* buffer, uint64_t* bytes, void** producer) {
   struct producer* p = calloc(1, sizeof *p);
   int line;
   p->shared = *s;
@@ -164,6 +165,7 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
   }
   p->buffers[1] = (const void*)(uintptr_t)p->memory.address;
   *buffer = p->memory.buffer;
+  *producer = p;
 
   memset(out, 0, sizeof *out);
   out->array.length = rows;
@@ -177,7 +179,7 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
   return 0;
 }
 
-/* Writes the values, and sets the event: for BY_HOST. `producer` is the array's private_data. */
+/* Writes the values, and sets the event: for BY_HOST. */
 int peer_open(void* producer) {
   struct producer* p = producer;
   fill(p, p->memory.host);

@@ -1,7 +1,8 @@
 //! A program's own Vulkan: instance, device and queue, as an engine has them.
 #![allow(dead_code)] // tests that include it use what they need
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
 
 use ash::vk;
 
@@ -101,4 +102,84 @@ impl Drop for Program {
             self.instance.destroy_instance(None);
         }
     }
+}
+
+/// Keeps a program's queue busy until it is opened.
+pub(crate) struct Gate {
+    program: Arc<Program>,
+    semaphore: vk::Semaphore,
+}
+
+impl Gate {
+    pub(crate) fn new(program: &Arc<Program>) -> Self {
+        let device = &program.device;
+        let mut kind = vk::SemaphoreTypeCreateInfo::default()
+            .semaphore_type(vk::SemaphoreType::TIMELINE);
+        let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
+        let queue = program.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the device is live, and the queue is locked. The semaphore lives until its wait is over (`drop`).
+        let semaphore = unsafe {
+            let semaphore = device.create_semaphore(&info, None).unwrap();
+            let (semaphores, values) = ([semaphore], [1]);
+            let mut timeline =
+                vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
+            let work = [vk::SubmitInfo::default()
+                .wait_semaphores(&semaphores)
+                .wait_dst_stage_mask(&[vk::PipelineStageFlags::ALL_COMMANDS])
+                .push_next(&mut timeline)];
+            device.queue_submit(*queue, &work, vk::Fence::null()).unwrap();
+            semaphore
+        };
+        drop(queue);
+        Self {
+            program: program.clone(),
+            semaphore,
+        }
+    }
+
+    /// Once.
+    pub(crate) fn open(&self) {
+        let info = vk::SemaphoreSignalInfo::default()
+            .semaphore(self.semaphore)
+            .value(1);
+        // SAFETY: the semaphore is live.
+        unsafe { self.program.device.signal_semaphore(&info) }.unwrap();
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // SAFETY: the semaphore is live.
+        let value = unsafe { self.program.device.get_semaphore_counter_value(self.semaphore) };
+        if value == Ok(0) {
+            self.open();
+        }
+        self.program.idle();
+        // SAFETY: its wait is over, and nobody else has it.
+        unsafe { self.program.device.destroy_semaphore(self.semaphore, None) };
+    }
+}
+
+/// Returns whether `done` becomes true within ten seconds.
+pub(crate) fn soon(mut done: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(10) {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// Ends the process if its tests hang.
+pub(crate) fn limit() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_secs(600));
+            eprintln!("the tests have hung: ten minutes are over");
+            std::process::abort();
+        });
+    });
 }
