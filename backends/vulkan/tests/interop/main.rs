@@ -6,29 +6,33 @@ mod peer;
 mod program;
 
 use std::ffi::c_int;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Float32Type;
 use arrow_array::{Float32Array, RecordBatch};
-use arrow_device::{Device, DeviceArray, Devices, ImportOptions, SyncPolicy};
+use arrow_device::{Device, DeviceArray, DeviceBuffer, Devices, ImportOptions, SyncPolicy};
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice};
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 
 use peer::{BY_HOST, BY_QUEUE, NO_EVENT, Peer, Produced, SET_BEFORE};
-use program::{Gate, Program, soon};
+use program::{Gate, Program, limit, soon};
 
 const ROWS: i64 = 10_000;
 
-/// A program whose device this crate has adopted, and the libraries in C; `None` if something is missing.
-fn begin() -> Option<(Arc<Program>, Device, Peer)> {
+/// A program whose device this crate has adopted, and the libraries in C; `None` if something is missing. One test at a time: the
+/// releases are counted for the process.
+fn begin() -> Option<(MutexGuard<'static, ()>, Arc<Program>, Device, Peer)> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    limit();
     let program = Program::new()?;
     let peer = Peer::new(&program)?;
     let device = program.adopt(VulkanConfig::new(0)).unwrap();
-    Some((program, device, peer))
+    Some((alone, program, device, peer))
 }
 
 fn values(rows: std::ops::Range<i64>) -> Float32Array {
@@ -44,9 +48,17 @@ fn import(produced: Produced, device: &Device) -> DeviceArray {
     unsafe { DeviceArray::import_with(produced.array, &schema, &options) }.unwrap()
 }
 
+/// Makes the VkBuffer of an array known, as nobody can ask Vulkan for the buffer of an address. Only copies need it.
+fn announce(device: &Device, produced: &Produced) -> DeviceBuffer {
+    let (buffer, bytes) = (produced.buffer, produced.bytes as usize);
+    // SAFETY: the buffer lives until the array is released, which is after the result is dropped. What is written to it until its
+    // event is set, nobody reads before.
+    unsafe { VulkanDevice::wrap_buffer(device, buffer, bytes, ()) }.unwrap()
+}
+
 #[test]
 fn a_c_consumer_polls_our_event() {
-    let Some((program, device, peer)) = begin() else {
+    let Some((alone, program, device, peer)) = begin() else {
         return;
     };
     let column = Arc::new(values(0..ROWS)) as _;
@@ -78,7 +90,7 @@ fn a_c_consumer_polls_our_event() {
 
 #[test]
 fn a_c_producers_event_is_polled() {
-    let Some((program, device, peer)) = begin() else {
+    let Some((alone, program, device, peer)) = begin() else {
         return;
     };
     for who in [BY_HOST, BY_QUEUE, SET_BEFORE, NO_EVENT] {
@@ -112,7 +124,36 @@ fn a_c_producers_event_is_polled() {
         });
         let back = array.to_host().unwrap();
         assert_eq!(*back.as_primitive::<Float32Type>(), values(0..ROWS), "{who}");
-        drop((array, part, known));
+        drop(known);
+        drop((array, part));
         assert!(soon(|| Peer::releases() > before), "{who}: not released");
     }
+}
+
+/// The producer destroys its event and its memory as soon as it may: after our last use, not before.
+#[test]
+fn a_c_producer_is_released_after_the_last_use() {
+    let Some((_alone, _program, device, peer)) = begin() else {
+        return;
+    };
+    let before = Peer::releases();
+    let queue = device.new_queue().unwrap();
+    let produced = peer.produce(device.id().id, ROWS, BY_HOST);
+    let producer = produced.producer;
+    let array = import(produced, &device);
+    // Read by a kernel that gets the address: the queue waits for the event.
+    let loan = array.values_on::<f32>(&queue).unwrap();
+    drop(loan);
+    let start = Instant::now();
+    drop(array);
+    assert!(start.elapsed() < Duration::from_secs(5), "a release waits");
+    // Others go on meanwhile.
+    let batch = RecordBatch::try_from_iter([("v", Arc::new(values(0..9)) as _)]).unwrap();
+    assert_eq!(device.upload(&batch).unwrap().to_host().unwrap(), batch);
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(Peer::releases(), before, "released while it is used");
+    peer.open(producer);
+    assert!(soon(|| Peer::releases() > before), "not released");
+    queue.synchronize().unwrap();
+    assert_eq!(device.upload(&batch).unwrap().to_host().unwrap(), batch);
 }

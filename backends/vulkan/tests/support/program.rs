@@ -4,6 +4,8 @@
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+use arrow_device::{Device, Error};
+use arrow_device_vulkan::{VulkanConfig, VulkanParts};
 use ash::vk;
 
 /// Whether a missing driver, layer or tool is an error: in CI.
@@ -83,6 +85,22 @@ impl Program {
                 Err(e)
             }
         }
+    }
+
+    /// The device as one of arrow-device's, which keeps the program.
+    pub(crate) fn adopt(self: &Arc<Self>, config: VulkanConfig) -> Result<Device, Error> {
+        let parts = VulkanParts {
+            entry: self.entry.clone(),
+            instance: self.instance.clone(),
+            physical_device: self.physical,
+            device: self.device.clone(),
+            queue_family: self.family,
+            queue: self.queue.clone(),
+            keep: Box::new(self.clone()),
+        };
+        // SAFETY: the objects belong together and live as long as the program. It enabled buffer addresses and timeline semaphores,
+        // and uses its queue under the lock only.
+        unsafe { config.adopt(parts) }
     }
 
     /// Waits for what the program has submitted.
