@@ -135,8 +135,7 @@ impl<'a> Foreign<'a> {
     }
 
     fn set(&self) {
-        // SAFETY: the event is live.
-        let set = || unsafe { self.0.device.set_event(*self.1) };
+        let set = || self.0.set_event(*self.1);
         set().or_else(|_| set()).unwrap();
     }
 }

@@ -30,12 +30,14 @@ struct ArrowDeviceArray {
 
 #define CHECK(condition) do { if (!(condition)) return __LINE__; } while (0)
 
-/* What the libraries of a program share. `submit` is vkQueueSubmit on the program's queue, under its lock. */
+/* What the libraries of a program share. `submit` is vkQueueSubmit on the program's queue, and `set` is vkSetEvent, both under the
+   program's locks. */
 struct shared {
   VkPhysicalDevice physical;
   VkDevice device;
   uint32_t family;
   VkResult (*submit)(const VkSubmitInfo*, VkFence, void*);
+  VkResult (*set)(VkEvent, void*);
   void* context;
 };
 
@@ -150,7 +152,7 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
   VkEventCreateInfo info = {.sType = VK_STRUCTURE_TYPE_EVENT_CREATE_INFO};
   if (who != NO_EVENT) CHECK(vkCreateEvent(s->device, &info, NULL, &p->event) == VK_SUCCESS);
   if (who == SET_BEFORE || who == NO_EVENT) fill(p, p->memory.host);
-  if (who == SET_BEFORE) CHECK(vkSetEvent(s->device, p->event) == VK_SUCCESS);
+  if (who == SET_BEFORE) CHECK(s->set(p->event, s->context) == VK_SUCCESS);
   if (who == BY_QUEUE) {
     fill(p, p->source.host);
     VkCommandBuffer commands;
@@ -183,7 +185,7 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
 int peer_open(void* producer) {
   struct producer* p = producer;
   fill(p, p->memory.host);
-  CHECK(vkSetEvent(p->shared.device, p->event) == VK_SUCCESS);
+  CHECK(p->shared.set(p->event, p->shared.context) == VK_SUCCESS);
   return 0;
 }
 

@@ -65,7 +65,14 @@ struct Shared {
     device: vk::Device,
     family: u32,
     submit: unsafe extern "C" fn(*const vk::SubmitInfo<'_>, vk::Fence, *const c_void) -> vk::Result,
+    set: unsafe extern "C" fn(vk::Event, *const c_void) -> vk::Result,
     context: *const c_void,
+}
+
+unsafe extern "C" fn set(event: vk::Event, program: *const c_void) -> vk::Result {
+    // SAFETY: as in `submit`.
+    let program = unsafe { &*program.cast::<Program>() };
+    program.set_event(event).err().unwrap_or(vk::Result::SUCCESS)
 }
 
 /// The program's way to its queue.
@@ -111,6 +118,7 @@ impl Peer {
             device: program.device.handle(),
             family: program.family,
             submit,
+            set,
             context: Arc::as_ptr(program).cast(),
         };
         let _program = program.clone();

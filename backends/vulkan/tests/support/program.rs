@@ -21,6 +21,41 @@ pub(crate) fn skip<T>(why: impl std::fmt::Display) -> Option<T> {
     None
 }
 
+/// Vulkan wants nobody to ask for the status of an event while the host sets it (VUID-vkSetEvent-event-parameter's host
+/// synchronization). A program whose host sets events gives this crate functions that lock.
+mod events {
+    use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+    use ash::vk;
+
+    static REAL: OnceLock<vk::PFN_vkGetEventStatus> = OnceLock::new();
+
+    pub(super) fn alone() -> MutexGuard<'static, ()> {
+        static EVENTS: Mutex<()> = Mutex::new(());
+        EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    unsafe extern "system" fn get_event_status(device: vk::Device, event: vk::Event) -> vk::Result {
+        let _alone = alone();
+        // SAFETY: these are the caller's arguments. `lock` has stored the function before it handed this one out.
+        unsafe { REAL.get().unwrap()(device, event) }
+    }
+
+    /// The device with this function instead of its own.
+    pub(super) fn lock(instance: &ash::Instance, device: &ash::Device) -> ash::Device {
+        let real = REAL.get_or_init(|| device.fp_v1_0().get_event_status);
+        assert_eq!(*real as usize, device.fp_v1_0().get_event_status as usize);
+        let find = |name: &std::ffi::CStr| match name.to_bytes() {
+            b"vkGetEventStatus" => get_event_status as *const std::ffi::c_void,
+            // SAFETY: instance and device are live.
+            _ => unsafe { instance.get_device_proc_addr(device.handle(), name.as_ptr()) }
+                .map_or(std::ptr::null(), |found| found as *const _),
+        };
+        // SAFETY: each function is the device's, or has the same type.
+        unsafe { ash::Device::load_with(find, device.handle()) }
+    }
+}
+
 pub(crate) struct Program {
     pub entry: ash::Entry,
     pub instance: ash::Instance,
@@ -64,7 +99,7 @@ impl Program {
                 .push_next(&mut features);
             // SAFETY: as above.
             let device = unsafe { instance.create_device(physical, &info, None) }?;
-            Ok((physical, device))
+            Ok((physical, events::lock(&instance, &device)))
         })();
         match made {
             Ok((physical, device)) => {
@@ -101,6 +136,13 @@ impl Program {
         // SAFETY: the objects belong together and live as long as the program. It enabled buffer addresses and timeline semaphores,
         // and uses its queue under the lock only.
         unsafe { config.adopt(parts) }
+    }
+
+    /// Sets an event, by the host.
+    pub(crate) fn set_event(&self, event: vk::Event) -> Result<(), vk::Result> {
+        let _alone = events::alone();
+        // SAFETY: the tests pass live events; nobody else uses it meanwhile, as all that polls it locks.
+        unsafe { self.device.set_event(event) }
     }
 
     /// Waits for what the program has submitted.

@@ -19,7 +19,9 @@ macro_rules! fallible {
             use super::*;
             pub(super) static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
             pub(super) unsafe extern "system" fn call($($arg: $type),*) -> Result {
-                if let Some(code) = before(stringify!($name)) {
+                let instead = before(stringify!($name));
+                // Even if it fails, the command buffer does not record any more.
+                if let Some(code) = instead && stringify!($name) != "vkEndCommandBuffer" {
                     return code;
                 }
                 // SAFETY: `find` hands this function out only after it has stored the loader's function of this name.
@@ -32,7 +34,7 @@ macro_rules! fallible {
                 if code.as_raw() >= 0 {
                     $after
                 }
-                code
+                instead.unwrap_or(code)
             }
         })*
 
