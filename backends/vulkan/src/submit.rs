@@ -424,7 +424,11 @@ impl Lanes {
     pub(crate) fn finish(self: &Arc<Self>) -> Result<()> {
         for lane in self.lanes(false) {
             // SAFETY: the batch does nothing. Its semaphore is signalled after all that the VkQueue has got.
-            unsafe { self.push(&lane, Batch::default()) }?;
+            let pushed = unsafe { self.push(&lane, Batch::default()) };
+            // Another thread may have dropped the queue.
+            if pushed.is_err() && lock(&self.state).track(lane.number).is_some() {
+                pushed?;
+            }
         }
         for lane in self.lanes(true) {
             let number = lane.given();
