@@ -1,12 +1,113 @@
-//! Many small batches through streams to the device and back: memory, open files, threads and Vulkan objects stay level.
-//! `ARROW_DEVICE_SOAK_BATCHES=100000` asks for more of them.
+//! Many small batches through streams to the device and back, from several threads: memory, open files, threads and Vulkan objects stay
+//! level. `ARROW_DEVICE_SOAK_BATCHES=100000` asks for more of them.
 #![cfg(all(target_os = "linux", not(miri)))]
 
 #[path = "support/interposer/mod.rs"]
 mod interposer;
 #[path = "support/program.rs"]
 mod program;
+#[allow(dead_code)] // the example prints more
 #[path = "../../../examples/soak/streams.rs"]
 mod streams;
 #[path = "../../../examples/soak/watch.rs"]
 mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use arrow_device::Devices;
+use arrow_device_vulkan::register;
+use interposer::account::{live, misuses};
+use streams::{Result, Worker};
+use watch::Watch;
+
+const THREADS: u64 = 2;
+const SAMPLES: u64 = 100;
+
+/// The most objects of each kind that were seen at once.
+type Most = BTreeMap<&'static str, usize>;
+
+fn raise(most: &mut Most, objects: Most) {
+    for (kind, count) in objects {
+        let most = most.entry(kind).or_default();
+        *most = count.max(*most);
+    }
+}
+
+#[test]
+fn everything_stays_level() -> Result<()> {
+    if !interposer::replace() {
+        return Ok(());
+    }
+    register(Devices::global());
+    let device = match Devices::open("vulkan:0") {
+        Ok(device) => device,
+        Err(e) => return Ok(program::skip(e).unwrap_or_default()),
+    };
+    let batches = match std::env::var("ARROW_DEVICE_SOAK_BATCHES") {
+        Ok(number) => number.parse()?,
+        Err(_) => 5_000,
+    };
+    let before = live().get("buffer").copied().unwrap_or(0);
+    let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let kept = streams::Kept::default();
+    let mut watch = Watch::start()?;
+    let start = Instant::now();
+    let (mut early, mut late) = (Most::new(), Most::new());
+    let totals = std::thread::scope(|scope| -> Result<streams::Totals> {
+        let workers: Vec<_> = (0..THREADS)
+            .map(|seed| {
+                let (device, kept, done, stop) = (&device, &kept, &done, &stop);
+                scope.spawn(move || -> Result<streams::Totals> {
+                    let mut worker = Worker::new(device, seed, kept)?;
+                    while done.load(Ordering::Relaxed) < batches && !stop.load(Ordering::Relaxed) {
+                        match worker.stream() {
+                            Ok(came) => done.fetch_add(came, Ordering::Relaxed),
+                            Err(e) => {
+                                stop.store(true, Ordering::Relaxed);
+                                return Err(e);
+                            }
+                        };
+                    }
+                    Ok(worker.totals)
+                })
+            })
+            .collect();
+        let mut sampled = 0;
+        while !workers.iter().all(|worker| worker.is_finished()) {
+            std::thread::sleep(Duration::from_millis(2));
+            let now = done.load(Ordering::Relaxed).min(batches);
+            raise(if now < batches / 2 { &mut early } else { &mut late }, live());
+            if now * SAMPLES / batches > sampled {
+                sampled = now * SAMPLES / batches;
+                watch.sample(now as f64 / batches as f64)?;
+            }
+        }
+        let mut totals = streams::Totals::default();
+        for worker in workers {
+            totals += worker.join().map_err(|_| "a thread panicked")??;
+        }
+        Ok(totals)
+    })?;
+    println!("{batches} batches in {:?}: {totals}; {}.", start.elapsed(), watch.last());
+    println!("at most {early:?} early and {late:?} late");
+    for (kind, most) in &late {
+        let before = early.get(kind).copied().unwrap_or(0);
+        // How much is under way at once is chance.
+        assert!(*most <= before + before / 4 + 8, "{kind}: {before}, then {most}");
+    }
+    drop(kept);
+    streams::check_clean(&device)?;
+    watch.check_level()?;
+    // The device keeps what it makes for reuse, memory excepted.
+    let end = Instant::now() + Duration::from_secs(20);
+    let buffers = || live().get("buffer").copied().unwrap_or(0);
+    while buffers() > before && Instant::now() < end {
+        device.trim();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(buffers(), before, "left: {:?}", live());
+    assert!(misuses().is_empty(), "{:?}", misuses());
+    Ok(())
+}

@@ -2,10 +2,11 @@
 
 use std::io::Cursor;
 
-use arrow_device::Device;
+use arrow_device::Queue;
 use arrow_device::device::DevicePtr;
-use arrow_device_vulkan::VulkanDevice;
-use arrow_device_vulkan::ash::{self, util::read_spv, vk};
+use arrow_device_vulkan::ash::util::read_spv;
+use arrow_device_vulkan::ash::vk;
+use arrow_device_vulkan::{VulkanDevice, VulkanQueue};
 
 use crate::Result;
 
@@ -20,6 +21,7 @@ pub(crate) enum Arguments {
 
 /// The kernel of `kernel.comp`, for one launch.
 pub(crate) struct Kernel<'a> {
+    queue: &'a Queue,
     vulkan: &'a VulkanDevice,
     arguments: Arguments,
     sets: vk::DescriptorSetLayout,
@@ -30,8 +32,8 @@ pub(crate) struct Kernel<'a> {
 }
 
 impl<'a> Kernel<'a> {
-    pub(crate) fn new(device: &'a Device, arguments: Arguments) -> Result<Self> {
-        let vulkan = VulkanDevice::of(device)?;
+    pub(crate) fn new(queue: &'a Queue, arguments: Arguments) -> Result<Self> {
+        let vulkan = VulkanDevice::of(queue.device())?;
         let vk = vulkan.device();
         let code = match arguments {
             Arguments::Addresses => &include_bytes!("kernel.spv")[..],
@@ -78,6 +80,7 @@ impl<'a> Kernel<'a> {
             let info =
                 vk::CommandPoolCreateInfo::default().queue_family_index(vulkan.queue_family());
             Ok(Self {
+                queue,
                 vulkan,
                 arguments,
                 sets,
@@ -89,12 +92,15 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    /// Submits the kernel, which stores twice the `rows` floats at `from` to `to`. Does not wait for it.
+    /// Submits the kernel, which stores twice the `rows` floats at `from` to `to`, in the order of the queue. Does not wait for it.
     ///
     /// # Safety
-    /// Both are addresses of this many floats in memory of the device. The memory lives until this returns, and what is freed later is
-    /// freed in the order of the device's queues. The kernel is launched once.
+    /// Both are addresses of this many floats in memory of the device, which is freed in the order of the queue, if at all. What is
+    /// at `from` is ready in the order of the queue. The kernel is launched once.
     pub(crate) unsafe fn launch(&self, from: DevicePtr, to: DevicePtr, rows: u32) -> Result<()> {
+        if rows == 0 {
+            return Ok(()); // a descriptor cannot be empty
+        }
         let vk = self.vulkan.device();
         let mut push = Vec::new();
         let mut set = None;
@@ -122,14 +128,12 @@ impl<'a> Kernel<'a> {
         let info = vk::CommandBufferAllocateInfo::default()
             .command_pool(self.commands)
             .command_buffer_count(1);
-        // SAFETY: the objects are live. The kernel stays within `rows`, as the caller guarantees, and they with the pool until it has
-        // run (see `drop`).
+        // SAFETY: the objects are live, until the queue has run the commands (`drop`). The kernel stays within `rows`.
         unsafe {
             let commands = vk.allocate_command_buffers(&info)?[0];
             let info = vk::CommandBufferBeginInfo::default()
                 .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
             vk.begin_command_buffer(commands, &info)?;
-            barrier(vk, commands);
             vk.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, self.pipeline);
             if let Some(set) = set {
                 let compute = vk::PipelineBindPoint::COMPUTE;
@@ -139,18 +143,12 @@ impl<'a> Kernel<'a> {
             vk.cmd_push_constants(commands, self.layout, stages, 0, &push);
             // Every device has room for so many groups; with more rows, each invocation has several.
             vk.cmd_dispatch(commands, rows.div_ceil(64).min(65_535), 1, 1);
-            barrier(vk, commands);
             vk.end_command_buffer(commands)?;
 
-            let commands = [commands];
-            let work = [vk::SubmitInfo::default().command_buffers(&commands)];
-            let mut submitted = Ok(());
-            // The queue is the device's, and locked meanwhile.
-            self.vulkan.queue().with(&mut |queue| {
-                submitted = vk.queue_submit(queue, &work, vk::Fence::null());
-            });
-            Ok(submitted?)
+            // What the queue has written before is visible to the kernel, and what the kernel writes to what comes after it.
+            VulkanQueue::of(self.queue)?.submit(&[commands])?;
         }
+        Ok(())
     }
 
     /// Binds a buffer. A descriptor starts at a multiple of the device's alignment: the result is where the floats start after that.
@@ -183,26 +181,13 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// Work that was submitted before is complete, and its writes are seen; the other way round for work that comes later.
-fn barrier(vk: &ash::Device, commands: vk::CommandBuffer) {
-    let all = vk::PipelineStageFlags::ALL_COMMANDS;
-    let memory = [vk::MemoryBarrier::default()
-        .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
-        .dst_access_mask(vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE)];
-    let none = vk::DependencyFlags::empty();
-    // SAFETY: commands are being recorded.
-    unsafe { vk.cmd_pipeline_barrier(commands, all, all, none, &memory, &[], &[]) };
-}
-
 impl Drop for Kernel<'_> {
     fn drop(&mut self) {
         let vk = self.vulkan.device();
-        // SAFETY: the objects were made here, and nothing uses them once the queue is idle. It is locked meanwhile.
+        // After an error nothing runs any more, either.
+        let _ = self.queue.synchronize();
+        // SAFETY: the objects were made here, and the queue has run the commands that use them.
         unsafe {
-            self.vulkan.queue().with(&mut |queue| {
-                // An error leaves nothing to wait for: the device is lost.
-                let _ = vk.queue_wait_idle(queue);
-            });
             vk.destroy_command_pool(self.commands, None);
             vk.destroy_descriptor_pool(self.descriptors, None);
             vk.destroy_pipeline(self.pipeline, None);

@@ -23,7 +23,7 @@ fn double(kernel: &Kernel, column: &DeviceArray, queue: &Queue) -> Result<Device
     let doubled = DeviceBufferMut::for_values::<f32>(queue, column.len())?;
     let input = column.values_on::<f32>(queue)?; // the queue waits until the column is ready
     let rows = u32::try_from(input.len())?;
-    // SAFETY: both hold this many floats. They live until the kernel is submitted; the drop of `input` then records the use.
+    // SAFETY: both hold this many floats. The drop of `input` records the use, so that its memory is freed afterwards.
     unsafe { kernel.launch(input.address(), doubled.address(), rows) }?;
     Ok(column.with_values(DataType::Float32, doubled.freeze()?)?)
 }
@@ -34,7 +34,7 @@ fn run(device: &Device, arguments: Arguments) -> Result<()> {
     let rows = device.upload(&batch)?.slice(1, 3)?; // one copy; the slice copies nothing
 
     let queue = device.new_queue()?;
-    let kernel = Kernel::new(device, arguments)?;
+    let kernel = Kernel::new(&queue, arguments)?;
     let price = rows.column_by_name("price")?;
     let doubled = double(&kernel, &price, &queue)?; // does not wait for the kernel
 

@@ -5,4 +5,5 @@
 mod interposer;
 #[path = "../support/program.rs"]
 mod program;
+mod every_call;
 mod stand_in;

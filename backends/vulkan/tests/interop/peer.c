@@ -30,12 +30,14 @@ struct ArrowDeviceArray {
 
 #define CHECK(condition) do { if (!(condition)) return __LINE__; } while (0)
 
-/* What the libraries of a program share. `submit` is vkQueueSubmit on the program's queue, under its lock. */
+/* What the libraries of a program share. `submit` is vkQueueSubmit on the program's queue, and `set` is vkSetEvent, both under the
+   program's locks. */
 struct shared {
   VkPhysicalDevice physical;
   VkDevice device;
   uint32_t family;
   VkResult (*submit)(const VkSubmitInfo*, VkFence, void*);
+  VkResult (*set)(VkEvent, void*);
   void* context;
 };
 
@@ -136,9 +138,10 @@ static int submit(const struct shared* s, VkCommandBuffer commands, VkFence* fen
   return 0;
 }
 
-/* Produces the floats 0, 3, 6... which are there once the event is set. *buffer and *bytes are those of its memory. */
+/* Produces the floats 0, 3, 6... which are there once the event is set. *buffer and *bytes are its memory, *producer
+   is for peer_open. */
 int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t device_id, int64_t rows, int who,
-                 VkBuffer* buffer, uint64_t* bytes) {
+                 VkBuffer* buffer, uint64_t* bytes, void** producer) {
   struct producer* p = calloc(1, sizeof *p);
   int line;
   p->shared = *s;
@@ -149,7 +152,7 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
   VkEventCreateInfo info = {.sType = VK_STRUCTURE_TYPE_EVENT_CREATE_INFO};
   if (who != NO_EVENT) CHECK(vkCreateEvent(s->device, &info, NULL, &p->event) == VK_SUCCESS);
   if (who == SET_BEFORE || who == NO_EVENT) fill(p, p->memory.host);
-  if (who == SET_BEFORE) CHECK(vkSetEvent(s->device, p->event) == VK_SUCCESS);
+  if (who == SET_BEFORE) CHECK(s->set(p->event, s->context) == VK_SUCCESS);
   if (who == BY_QUEUE) {
     fill(p, p->source.host);
     VkCommandBuffer commands;
@@ -164,6 +167,7 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
   }
   p->buffers[1] = (const void*)(uintptr_t)p->memory.address;
   *buffer = p->memory.buffer;
+  *producer = p;
 
   memset(out, 0, sizeof *out);
   out->array.length = rows;
@@ -177,11 +181,11 @@ int peer_produce(const struct shared* s, struct ArrowDeviceArray* out, int64_t d
   return 0;
 }
 
-/* Writes the values, and sets the event: for BY_HOST. `producer` is the array's private_data. */
+/* Writes the values, and sets the event: for BY_HOST. */
 int peer_open(void* producer) {
   struct producer* p = producer;
   fill(p, p->memory.host);
-  CHECK(vkSetEvent(p->shared.device, p->event) == VK_SUCCESS);
+  CHECK(p->shared.set(p->event, p->shared.context) == VK_SUCCESS);
   return 0;
 }
 

@@ -54,8 +54,10 @@ fn race(program: &Program) {
         }
         device.end_command_buffer(commands).unwrap();
         device.destroy_command_pool(pool, None);
-        buffers.map(|buffer| device.destroy_buffer(buffer, None));
-        memory.map(|memory| device.free_memory(memory, None));
+        for (buffer, memory) in buffers.into_iter().zip(memory) {
+            device.destroy_buffer(buffer, None);
+            device.free_memory(memory, None);
+        }
     }
 }
 

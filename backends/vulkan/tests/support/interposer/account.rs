@@ -68,7 +68,13 @@ pub(crate) fn before(name: &'static str) -> Option<vk::Result> {
         effect
     };
     match effect {
-        Effect::Fail(code) => Some(code),
+        Effect::Fail(code) => {
+            if code == vk::Result::ERROR_DEVICE_LOST {
+                // A lost device uses no memory any more, while the real one still works.
+                super::functions::settle(devices());
+            }
+            Some(code)
+        }
         Effect::Delay(time) => {
             std::thread::sleep(time);
             None
@@ -92,6 +98,13 @@ pub(crate) fn gone(kind: &'static str, object: impl Handle) {
         let text = format!("a {kind} was destroyed that does not exist");
         account.misuses.push(text);
     }
+}
+
+/// The live devices.
+fn devices() -> Vec<vk::Device> {
+    let account = account();
+    let devices = account.live.iter().filter(|(kind, _)| *kind == "device");
+    devices.map(|(_, device)| vk::Device::from_raw(*device)).collect()
 }
 
 /// Memory that is freed is no longer mapped.

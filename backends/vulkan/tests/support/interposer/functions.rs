@@ -5,6 +5,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ash::vk::*;
 
@@ -18,19 +19,22 @@ macro_rules! fallible {
             use super::*;
             pub(super) static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
             pub(super) unsafe extern "system" fn call($($arg: $type),*) -> Result {
-                if let Some(code) = before(stringify!($name)) {
+                let instead = before(stringify!($name));
+                // Even if it fails, the command buffer does not record any more.
+                if let Some(code) = instead && stringify!($name) != "vkEndCommandBuffer" {
                     return code;
                 }
                 // SAFETY: `find` hands this function out only after it has stored the loader's function of this name.
                 let real = unsafe {
                     transmute::<*mut c_void, unsafe extern "system" fn($($type),*) -> Result>(REAL.load(Ordering::Acquire))
                 };
+                let _using = stringify!($name).starts_with("vkQueue").then(using_queues);
                 // SAFETY: these are the caller's arguments.
                 let code = unsafe { real($($arg),*) };
                 if code.as_raw() >= 0 {
                     $after
                 }
-                code
+                instead.unwrap_or(code)
             }
         })*
 
@@ -68,6 +72,25 @@ macro_rules! infallible {
             None
         }
     };
+}
+
+/// Nobody submits meanwhile.
+fn using_queues() -> MutexGuard<'static, ()> {
+    static QUEUES: Mutex<()> = Mutex::new(());
+    QUEUES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for all work of these devices.
+pub(super) fn settle(devices: Vec<Device>) {
+    let real = vkDeviceWaitIdle::REAL.load(Ordering::Acquire);
+    let _using = using_queues();
+    for device in devices {
+        // SAFETY: a program that has a device has asked for its functions, so that this one is stored.
+        let wait = unsafe { transmute::<*mut c_void, PFN_vkDeviceWaitIdle>(real) };
+        // SAFETY: the device is live: one thread at a time makes and destroys devices in the tests that let calls fail. No queue is
+        // used meanwhile.
+        let _ = unsafe { wait(device) };
+    }
 }
 
 type Callbacks = *const AllocationCallbacks<'static>;

@@ -1,0 +1,173 @@
+//! [`Context`]: a device of Vulkan, and what every part of the backend needs of it.
+
+use std::any::Any;
+use std::mem::ManuallyDrop;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use arrow_device::device::DeviceId;
+use arrow_device::device::parts::{Failure, Process, Worker};
+use arrow_device::{Error, Result};
+use ash::vk;
+
+use crate::codes::{Answer, Failed};
+
+/// Who destroys the device.
+pub(crate) enum Origin {
+    /// This crate has made device and instance.
+    Own,
+    /// They are a program's, which keeps them as long as this lives.
+    Program(#[allow(dead_code)] Box<dyn Any + Send + Sync>),
+}
+
+/// A device of Vulkan.
+pub(crate) struct Context {
+    pub(crate) id: DeviceId,
+    process: Process,
+    pub(crate) instance: ash::Instance,
+    pub(crate) physical: vk::PhysicalDevice,
+    pub(crate) device: ash::Device,
+    pub(crate) family: u32,
+    /// The work that has failed, if some has.
+    pub(crate) failure: Failure,
+    /// Polls events and timelines. Its jobs do not block.
+    pub(crate) worker: Worker,
+    /// Calls wakers, which are foreign code and may block.
+    pub(crate) wakers: Worker,
+    /// After all of the above. The loader's library stays as long as the entry.
+    end: ManuallyDrop<(Origin, ash::Entry)>,
+}
+
+impl Context {
+    /// # Safety
+    /// Instance and device are live, belong to the physical device, and were made by functions of the entry. The device has queues
+    /// of the family. They are this crate's to destroy, or live as long as what `origin` keeps.
+    pub(crate) unsafe fn new(
+        id: DeviceId,
+        (entry, instance): (ash::Entry, ash::Instance),
+        physical: vk::PhysicalDevice,
+        device: ash::Device,
+        family: u32,
+        origin: Origin,
+    ) -> Self {
+        Self {
+            id,
+            process: Process::this(),
+            instance,
+            physical,
+            device,
+            family,
+            failure: Failure::new(),
+            worker: Worker::new("arrow-device vulkan"),
+            wakers: Worker::new("arrow-device vulkan wakers"),
+            end: ManuallyDrop::new((origin, entry)),
+        }
+    }
+
+    /// Returns an error if the device cannot be used: it has failed, or this is a child of the process that opened it.
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        self.check_process()?;
+        self.failure.check()
+    }
+
+    pub(crate) fn check_process(&self) -> Result<()> {
+        // As from a device that was not initialised.
+        let code = vk::Result::ERROR_INITIALIZATION_FAILED.as_raw();
+        self.process.check(self.id, code)
+    }
+
+    /// Returns whether this is a child of the process that opened the device. Nothing there may call Vulkan, or take a lock that
+    /// another thread may have held.
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.process.is_this()
+    }
+
+    /// Names the device in an error. A device that is lost has failed.
+    pub(crate) fn check<T>(&self, answer: Answer<T>) -> Result<T> {
+        answer.map_err(|failed| self.error(failed))
+    }
+
+    pub(crate) fn error(&self, failed: Failed) -> Error {
+        let error = failed.error(self.id);
+        if failed.is_lost() {
+            self.failure.set(error);
+            return match self.failure.check() {
+                Err(first) => first,
+                Ok(()) => failed.error(self.id),
+            };
+        }
+        error
+    }
+
+    /// As [`check`](Self::check), of a call that allocates.
+    pub(crate) fn check_allocation<T>(&self, answer: Answer<T>, bytes: usize) -> Result<T> {
+        answer.map_err(|failed| match failed.is_out_of_memory() {
+            true => self.out_of_memory(failed.call, bytes),
+            false => self.error(failed),
+        })
+    }
+
+    pub(crate) fn out_of_memory(&self, operation: &'static str, bytes: usize) -> Error {
+        Error::OutOfMemory {
+            device: self.id,
+            operation,
+            bytes,
+        }
+    }
+
+    pub(crate) fn not_supported(&self, operation: &'static str, reason: String) -> Error {
+        Error::NotSupported {
+            device: self.id,
+            operation,
+            reason: reason.into(),
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
+        // SAFETY: the value is not used again.
+        let (origin, entry) = unsafe { ManuallyDrop::take(&mut self.end) };
+        if matches!(origin, Origin::Own) {
+            // SAFETY: this crate made both and destroys them once. Each object that it made of the device holds this context and
+            // was destroyed before (VUID-vkDestroyDevice-device-05137), after its work (`Shared::drop`); the device is the
+            // instance's only object (VUID-vkDestroyInstance-instance-00629). No other thread has a reference to this value.
+            unsafe {
+                self.device.destroy_device(None);
+                self.instance.destroy_instance(None);
+            }
+        }
+        // A program's objects may go now, and then the library.
+        drop(origin);
+        drop(entry);
+    }
+}
+
+/// A VkQueue and the lock that guards it: Vulkan wants one thread at a time to use a queue, so a program and this crate share the
+/// program's lock. `Mutex<vk::Queue>` is one.
+///
+/// The crate calls [`with`](Self::with) while it holds locks of its own. While a program has its lock, it must therefore not call
+/// this crate or drop anything of it: that could wait for ever.
+///
+/// # Safety
+/// `with` calls `work` once, on the calling thread, with the same live VkQueue each time, and lets no other thread use that VkQueue
+/// meanwhile. It does not panic.
+pub unsafe trait SharedQueue: Send + Sync {
+    /// Calls `work` with the VkQueue, which nothing else uses meanwhile.
+    fn with(&self, work: &mut dyn FnMut(vk::Queue));
+}
+
+// SAFETY: the mutex excludes all others that keep to it, and `work` is called once. A program that shares the VkQueue takes the
+// same lock (see `VulkanConfig::adopt`).
+unsafe impl SharedQueue for Mutex<vk::Queue> {
+    fn with(&self, work: &mut dyn FnMut(vk::Queue)) {
+        work(*lock(self));
+    }
+}
+
+/// Locks a mutex. No code of this crate leaves what it protects half changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,240 @@
+//! [`VulkanQueue`]: work in order.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arrow_device::device::{CopyOp, DevicePtr, EventPtr, RawQueue};
+use arrow_device::{Error, Queue, Result};
+use ash::vk;
+
+use crate::context::SharedQueue;
+use crate::event;
+use crate::lane::{Lane, Point};
+use crate::shared::Shared;
+use crate::submit::{Batch, Wait};
+
+/// A queue of a Vulkan device, and what [`RawQueue::as_any`](arrow_device::device::RawQueue::as_any) of its queues returns: an order
+/// of work on one of the device's VkQueues, which several queues may share.
+pub struct VulkanQueue {
+    shared: Arc<Shared>,
+    lane: Arc<Lane>,
+}
+
+impl VulkanQueue {
+    /// Returns the Vulkan queue behind a queue.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`] if the queue is another device's.
+    pub fn of(queue: &Queue) -> Result<&Self> {
+        let found = queue.raw().as_any().downcast_ref();
+        found.ok_or_else(|| {
+            let device = queue.device();
+            Error::InvalidArgument(format!("a queue of {device} is not a Vulkan queue").into())
+        })
+    }
+
+    /// Makes a queue of the device.
+    pub(crate) fn new(shared: &Arc<Shared>) -> Result<Arc<Self>> {
+        shared.context.check_usable()?;
+        Ok(Arc::new(Self {
+            lane: shared.lanes.add()?,
+            shared: shared.clone(),
+        }))
+    }
+
+    /// Returns the VkQueue that the queue submits to, with its lock.
+    pub fn shared_queue(&self) -> &Arc<dyn SharedQueue> {
+        // `Lanes::add` chose the number among the queues.
+        &self.shared.lanes.queues[self.lane.queue]
+    }
+
+    /// Submits command buffers of the program, in the order of the queue: after all work of the queue so far, and after the events
+    /// that it was told to wait for. What that work has written is visible to the commands, and what they write is visible to later
+    /// work of the queue, without a barrier of the program's. Never waits: if the queue waits for an event, the host submits them
+    /// later.
+    ///
+    /// # Errors
+    /// Returns the device's own error. The commands do not run then.
+    ///
+    /// # Safety
+    /// - The command buffers are recorded, primary, of the family [`VulkanDevice::queue_family`](crate::VulkanDevice::queue_family),
+    ///   and not pending. Until an event that is recorded afterwards has completed, they and whatever they use live, and they are
+    ///   neither reset nor submitted again.
+    /// - They read memory of columns only while a loan or its owner is kept, and write to memory of a
+    ///   [`DeviceBufferMut`](arrow_device::DeviceBufferMut) only.
+    pub unsafe fn submit(&self, commands: &[vk::CommandBuffer]) -> Result<()> {
+        let mut barrier = |device: &ash::Device, commands| {
+            // SAFETY: `Lanes::push` passes a command buffer that records, of a family that `serves`.
+            unsafe { crate::copy::record_full_barrier(device, commands) };
+        };
+        let batch = Batch {
+            record: Some(&mut barrier),
+            commands,
+            ..Batch::default()
+        };
+        // SAFETY: the caller guarantees the command buffers (see `# Safety`).
+        unsafe { self.shared.lanes.push(&self.lane, batch) }.map(drop)
+    }
+
+    /// Makes later work of the queue wait until a timeline semaphore of the program has a value, without waiting itself. Unlike an
+    /// event, this holds up all queues that share the VkQueue.
+    ///
+    /// # Safety
+    /// The semaphore is a timeline semaphore of the device, and lives until an event that is recorded afterwards has completed. The
+    /// value is reached by work that was submitted, or by the host; not by later work of the same VkQueue, which would never run.
+    pub unsafe fn wait_semaphore(&self, semaphore: vk::Semaphore, value: u64) {
+        let wait = Wait::Semaphore(semaphore, value);
+        self.shared.lanes.wait(&self.lane, wait);
+    }
+
+    /// Returns a timeline semaphore of this crate and the value that it has once all work of the queue so far has completed, for a
+    /// submission of the program's own that waits for it: on this VkQueue or another. The semaphore lives as long as this value.
+    ///
+    /// Makes this thread wait until that work has been submitted, which takes long only if the queue waits for a pending event.
+    /// [`submit`](Self::submit) does not wait.
+    ///
+    /// # Errors
+    /// Returns the device's own error.
+    pub fn submitted(&self) -> Result<(vk::Semaphore, u64)> {
+        let Shared { lanes, .. } = &*self.shared;
+        // What the queue was told to wait for belongs to the work so far.
+        // SAFETY: the batch does nothing.
+        let number = unsafe { lanes.push(&self.lane, Batch::default()) }?;
+        lanes.wait_submitted(&self.lane, number)?;
+        Ok((self.lane.timeline, number))
+    }
+}
+
+// SAFETY:
+// - memory of `allocate` is aligned (`Memory::allocate`), and comes from the pool only to the queue that used it last or after
+//   that use;
+// - batches of a lane are submitted in order to one VkQueue, where barriers order what they do; waits are met before or on the
+//   device;
+// - events are set by commands after all earlier ones of the VkQueue, and stand for the batch's number.
+unsafe impl RawQueue for VulkanQueue {
+    fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
+        self.shared.context.check_usable()?;
+        if bytes == 0 {
+            return Err(Error::InvalidArgument("allocation of 0 bytes".into()));
+        }
+        self.shared.allocate(&self.lane, bytes)
+    }
+
+    unsafe fn free(&self, base: DevicePtr, _bytes: usize) -> Result<()> {
+        if self.shared.context.is_forked() {
+            return Ok(());
+        }
+        self.shared.free(&self.lane, base)
+    }
+
+    unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
+        let Shared { context, lanes, .. } = &*self.shared;
+        context.check_usable()?;
+        // SAFETY: the caller guarantees memory for all bytes until the copies have completed (contract of `RawQueue::copy`).
+        unsafe {
+            self.shared
+                .copy(copies, |batch| lanes.push(&self.lane, batch))
+        }
+        .map(drop)
+    }
+
+    unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
+        let Shared { context, lanes, .. } = &*self.shared;
+        context.check_usable()?;
+        // SAFETY: the caller guarantees `bytes` bytes until the fill has completed (contract of `RawQueue::fill`).
+        unsafe {
+            self.shared
+                .fill(dst, byte, bytes, |batch| lanes.push(&self.lane, batch))
+        }
+        .map(drop)
+    }
+
+    fn record(&self) -> Result<EventPtr> {
+        let Shared {
+            context,
+            lanes,
+            objects,
+            ..
+        } = &*self.shared;
+        context.check_usable()?;
+        let (cell, event) = objects.events.take()?;
+        let mut set = |device: &ash::Device, commands| {
+            let all = vk::PipelineStageFlags::ALL_COMMANDS;
+            // SAFETY: `Lanes::push` passes a command buffer that records, of a family that `serves`
+            // (VUID-vkCmdSetEvent-commandBuffer-cmdpool); the event is live and of this device. All stages exist
+            // (VUID-vkCmdSetEvent-stageMask-parameter), and none is the host's (-stageMask-01149).
+            unsafe { device.cmd_set_event(commands, event, all) };
+        };
+        let batch = Batch {
+            record: Some(&mut set),
+            ..Batch::default()
+        };
+        // SAFETY: the event lives until its commands have completed (`Events`).
+        match unsafe { lanes.push(&self.lane, batch) } {
+            Ok(number) => {
+                let lane = self.lane.clone();
+                objects.events.put(cell, Point { lane, number });
+                Ok(cell)
+            }
+            Err(e) => {
+                objects.events.give_back(cell);
+                Err(e)
+            }
+        }
+    }
+
+    unsafe fn wait(&self, event: EventPtr) -> Result<()> {
+        let Shared { context, lanes, .. } = &*self.shared;
+        context.check_usable()?;
+        let known = event::recorded(event);
+        if let Some(point) = &known
+            && Arc::ptr_eq(&point.lane.context, context)
+        {
+            lanes.wait(&self.lane, Wait::Point(point.clone()));
+            return Ok(());
+        }
+        // SAFETY: the caller guarantees a live event (contract of `RawQueue::wait`), which a foreign producer keeps until this queue's
+        // work has ended.
+        let ended = unsafe { self.shared.ending(known, event) };
+        if ended()? {
+            return Ok(());
+        }
+        let done = Arc::new(AtomicBool::new(false));
+        lanes.wait(&self.lane, Wait::Host(done.clone()));
+        let (lanes, owner) = (lanes.clone(), context.clone());
+        let poll = move || match ended() {
+            Ok(ended) => ended,
+            Err(e) => {
+                // Before the work behind the event is submitted.
+                owner.failure.set(e);
+                true
+            }
+        };
+        context.worker.watch(poll, move || {
+            done.store(true, Ordering::Release);
+            lanes.advance();
+        });
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for VulkanQueue {
+    fn drop(&mut self) {
+        if !self.shared.context.is_forked() {
+            self.shared.lanes.drop_lane(&self.lane);
+        }
+    }
+}
+
+impl fmt::Debug for VulkanQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (id, number) = (self.shared.context.id, self.lane.number);
+        write!(f, "Queue({id} {number})")
+    }
+}

@@ -1,0 +1,605 @@
+//! [`Lanes`]: what is submitted to the device, and when.
+//!
+//! A batch is submitted at once if all that it waits for has been submitted, too. Otherwise the host holds it, and the batches of
+//! its queue behind it, back: a VkQueue runs its batches in order, so that one that waits there would hold up all queues of the
+//! device, and two that wait for each other would never end.
+
+use std::collections::VecDeque;
+use std::mem::take;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arrow_device::Result;
+use ash::vk;
+
+use crate::codes::{Answer, Failed, Of};
+use crate::context::{Context, SharedQueue, lock};
+use crate::lane::{Lane, Point};
+use crate::memory::Buffer;
+
+/// The pause between two attempts to wait for the device.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Work of the host in the order of a queue: a copy between ordinary memory and a staging buffer.
+pub(crate) type HostWork = Box<dyn FnOnce() + Send>;
+
+/// Records commands into a command buffer that has begun.
+pub(crate) type Record<'a> = &'a mut dyn FnMut(&ash::Device, vk::CommandBuffer);
+
+/// One submission, and the work of the host before and after it.
+#[derive(Default)]
+pub(crate) struct Batch<'a> {
+    /// Runs before the commands are submitted.
+    pub(crate) before: Option<HostWork>,
+    pub(crate) record: Option<Record<'a>>,
+    /// A program's command buffers, which come after what is recorded.
+    pub(crate) commands: &'a [vk::CommandBuffer],
+    /// Runs once the commands have completed, and before the next batch of the queue is submitted.
+    pub(crate) after: Option<HostWork>,
+    /// What lives until the commands have completed.
+    pub(crate) buffers: Vec<Arc<Buffer>>,
+}
+
+/// What a batch waits for.
+#[derive(Clone)]
+pub(crate) enum Wait {
+    /// The work of a queue of this device.
+    Point(Point),
+    /// Whatever sets this, which then calls [`Lanes::advance`].
+    Host(Arc<AtomicBool>),
+    /// A program's timeline semaphore, whose signal was submitted, and the value.
+    Semaphore(vk::Semaphore, u64),
+}
+
+impl Wait {
+    /// Returns whether a batch that waits for this may be submitted.
+    fn is_submitted(&self) -> bool {
+        match self {
+            Self::Point(point) => point.lane.submitted() >= point.number,
+            Self::Host(done) => done.load(Ordering::Acquire),
+            Self::Semaphore(..) => true,
+        }
+    }
+}
+
+/// A batch that is held back.
+struct Held {
+    number: u64,
+    waits: Vec<Wait>,
+    before: Option<HostWork>,
+    commands: Vec<vk::CommandBuffer>,
+    /// The first of the commands, if it is this crate's.
+    own: Option<vk::CommandBuffer>,
+    after: Option<HostWork>,
+    buffers: Vec<Arc<Buffer>>,
+    is_submitted: bool,
+}
+
+/// What lives until a batch has completed.
+struct Flying {
+    number: u64,
+    own: Option<vk::CommandBuffer>,
+    _buffers: Vec<Arc<Buffer>>,
+    /// The lanes whose semaphores the batch waits for.
+    _waits: Vec<Wait>,
+}
+
+struct Track {
+    lane: Arc<Lane>,
+    /// What the next batch waits for.
+    waits: Vec<Wait>,
+    held: VecDeque<Held>,
+    flying: VecDeque<Flying>,
+    /// A thread does the work of the host of the first batch.
+    is_busy: bool,
+    /// The queue was dropped.
+    is_dropped: bool,
+}
+
+struct State {
+    pool: vk::CommandPool,
+    /// Command buffers that are not in use.
+    idle: Vec<vk::CommandBuffer>,
+    tracks: Vec<Track>,
+    /// How many lanes were made.
+    made: usize,
+}
+
+/// The queues of a device, those that were dropped included, and what they submit.
+pub(crate) struct Lanes {
+    context: Arc<Context>,
+    pub(crate) queues: Vec<Arc<dyn SharedQueue>>,
+    state: Mutex<State>,
+    /// Signalled when a batch was submitted or has ended, and when the device has failed.
+    moved: Condvar,
+}
+
+/// What can be done next in a lane.
+enum Next {
+    Before,
+    Submit,
+    After,
+}
+
+impl Lanes {
+    pub(crate) fn new(context: &Arc<Context>, queues: Vec<Arc<dyn SharedQueue>>) -> Result<Self> {
+        let create = vk::CommandPoolCreateInfo::default()
+            .queue_family_index(context.family)
+            .flags(
+                vk::CommandPoolCreateFlags::TRANSIENT
+                    | vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER,
+            );
+        // SAFETY: the device is live, and has the family (VUID-vkCreateCommandPool-queueFamilyIndex-01937).
+        let pool = unsafe { context.device.create_command_pool(&create, None) };
+        let state = State {
+            pool: context.check(pool.of("vkCreateCommandPool"))?,
+            idle: Vec::new(),
+            tracks: Vec::new(),
+            made: 0,
+        };
+        Ok(Self {
+            context: context.clone(),
+            queues,
+            state: Mutex::new(state),
+            moved: Condvar::new(),
+        })
+    }
+
+    /// Makes the lane of a new queue. The VkQueues are used in turn.
+    pub(crate) fn add(&self) -> Result<Arc<Lane>> {
+        let queue = {
+            let mut state = lock(&self.state);
+            state.made += 1;
+            (state.made - 1) % self.queues.len().max(1)
+        };
+        let lane = Lane::new(&self.context, queue)?;
+        lock(&self.state).tracks.push(Track {
+            lane: lane.clone(),
+            waits: Vec::new(),
+            held: VecDeque::new(),
+            flying: VecDeque::new(),
+            is_busy: false,
+            is_dropped: false,
+        });
+        Ok(lane)
+    }
+
+    /// A queue was dropped: its lane is forgotten once its work has ended.
+    pub(crate) fn drop_lane(&self, lane: &Lane) {
+        let mut state = lock(&self.state);
+        if let Some(track) = state.track(lane.number) {
+            track.is_dropped = true;
+        }
+        let ended = state.reap();
+        drop(state);
+        drop(ended);
+    }
+
+    /// Makes the later work of a lane wait.
+    pub(crate) fn wait(&self, lane: &Lane, wait: Wait) {
+        if let Some(track) = lock(&self.state).track(lane.number) {
+            track.waits.push(wait);
+        }
+    }
+
+    /// Queues a batch. Returns its number in the lane. If this returns an error, neither its commands nor its work of the host run,
+    /// except that work of the host before the commands may have run.
+    ///
+    /// # Safety
+    /// What the commands do is valid once the batches before it, and what they wait for, have completed; whatever they use that
+    /// `batch` does not own lives until they have completed. The work of the host is valid at its time.
+    pub(crate) unsafe fn push(self: &Arc<Self>, lane: &Arc<Lane>, batch: Batch<'_>) -> Result<u64> {
+        self.context.check_usable()?;
+        let mut state = lock(&self.state);
+        let ended = state.reap();
+        let own = match batch.record {
+            Some(record) => Some(
+                self.context
+                    .check(state.record(&self.context.device, record))?,
+            ),
+            None => None,
+        };
+        let mut commands: Vec<_> = own.into_iter().collect();
+        commands.extend(batch.commands);
+        let has_after = batch.after.is_some();
+        let number = lane.given() + 1;
+        let Some(track) = state.track(lane.number) else {
+            // Lanes are forgotten after their queues were dropped only.
+            state.idle.extend(own);
+            return Err(self
+                .context
+                .not_supported("submit", "the queue was dropped".into()));
+        };
+        lane.set_given(number);
+        let waits = take(&mut track.waits);
+        track.held.push_back(Held {
+            number,
+            waits,
+            before: batch.before,
+            commands,
+            own,
+            after: batch.after,
+            buffers: batch.buffers,
+            is_submitted: false,
+        });
+        let outcome = self.pump(state, Some((lane.number, number)));
+        drop(ended);
+        outcome?;
+        if has_after {
+            let (point, this) = (lane.clone(), self.clone());
+            // An error shows to who waits.
+            let poll =
+                move || point.context.failure.is_set() || point.is_complete(number).unwrap_or(true);
+            self.context.worker.watch(poll, move || this.advance());
+        }
+        Ok(number)
+    }
+
+    /// Submits what can be submitted now.
+    pub(crate) fn advance(self: &Arc<Self>) {
+        // An error of a batch that was held back is a failure of the device.
+        let _ = self.pump(lock(&self.state), None);
+    }
+
+    /// Does what can be done now, in all lanes. Returns the error of the fresh batch, by lane and number, if it could not be
+    /// submitted.
+    fn pump<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        fresh: Option<(u64, u64)>,
+    ) -> Result<()> {
+        let mut outcome = Ok(());
+        let mut dropped = Vec::new();
+        while let Some((at, next)) = self.next(&state) {
+            let track = &mut state.tracks[at];
+            let Some(first) = track.held.front_mut() else {
+                break;
+            };
+            let job = match next {
+                Next::Before => first.before.take(),
+                Next::After => first.after.take(),
+                Next::Submit => {
+                    let is_fresh = fresh == Some((track.lane.number, first.number));
+                    if let Err(failed) = self.submit(track) {
+                        let error = self.context.error(failed);
+                        let is_last = track.held.len() == 1;
+                        if is_fresh && is_last {
+                            // As if it had never been there.
+                            if let Some(held) = track.held.pop_back() {
+                                track.lane.set_given(held.number - 1);
+                                track.waits.splice(0..0, held.waits);
+                                dropped.push((held.before, held.after, held.buffers));
+                                state.idle.extend(held.own);
+                            }
+                        } else {
+                            self.context.failure.set(error.clone());
+                        }
+                        if is_fresh {
+                            outcome = Err(error);
+                        }
+                    }
+                    self.moved.notify_all();
+                    continue;
+                }
+            };
+            // The work of the host may take a while.
+            track.is_busy = true;
+            let number = track.lane.number;
+            drop(state);
+            if let Some(job) = job {
+                job();
+            }
+            state = lock(&self.state);
+            if let Some(track) = state.track(number) {
+                track.is_busy = false;
+                track.end();
+            }
+            self.moved.notify_all();
+        }
+        if self.context.failure.is_set() {
+            // Nothing is submitted any more. Threads that wait for what was held back find the failure.
+            self.moved.notify_all();
+        }
+        drop(state);
+        drop(dropped);
+        outcome
+    }
+
+    fn next(&self, state: &State) -> Option<(usize, Next)> {
+        if self.context.failure.is_set() {
+            return None;
+        }
+        let next = |track: &Track| {
+            let first = track.held.front().filter(|_| !track.is_busy)?;
+            match first.is_submitted {
+                false if !first.waits.iter().all(Wait::is_submitted) => None,
+                false if first.before.is_some() => Some(Next::Before),
+                false => Some(Next::Submit),
+                true => match track.lane.is_complete(first.number) {
+                    Ok(true) => Some(Next::After),
+                    Ok(false) => None,
+                    Err(failed) => {
+                        self.context.failure.set(self.context.error(failed));
+                        None
+                    }
+                },
+            }
+        };
+        let mut tracks = state.tracks.iter().enumerate();
+        tracks.find_map(|(at, track)| Some((at, next(track)?)))
+    }
+
+    /// Submits the first batch of a lane.
+    fn submit(&self, track: &mut Track) -> Answer<()> {
+        let Some(first) = track.held.front_mut() else {
+            return Ok(());
+        };
+        let lane = &track.lane;
+        let (mut semaphores, mut values) = (Vec::new(), Vec::new());
+        for wait in &first.waits {
+            match wait {
+                // Batches of one VkQueue are ordered by their barriers.
+                Wait::Point(point) if point.lane.queue == lane.queue => {}
+                Wait::Point(point) => {
+                    semaphores.push(point.lane.timeline);
+                    values.push(point.number);
+                }
+                Wait::Host(_) => {}
+                Wait::Semaphore(semaphore, value) => {
+                    semaphores.push(*semaphore);
+                    values.push(*value);
+                }
+            }
+        }
+        let stages = vec![vk::PipelineStageFlags::ALL_COMMANDS; semaphores.len()];
+        let (signals, signalled) = ([lane.timeline], [first.number]);
+        let mut timelines = vk::TimelineSemaphoreSubmitInfo::default()
+            .wait_semaphore_values(&values)
+            .signal_semaphore_values(&signalled);
+        let submit = [vk::SubmitInfo::default()
+            .wait_semaphores(&semaphores)
+            .wait_dst_stage_mask(&stages)
+            .command_buffers(&first.commands)
+            .signal_semaphores(&signals)
+            .push_next(&mut timelines)];
+        let mut submitted = Err(NO_QUEUE);
+        if let Some(queue) = self.queues.get(lane.queue) {
+            queue.with(&mut |queue| {
+                // SAFETY: nobody else uses the VkQueue meanwhile (contract of `SharedQueue`), which is of the device and the family
+                // of the command buffers. These have been recorded and are in no other submission; each semaphore is a live
+                // timeline, kept by the lane, the waits, or the caller of `wait_semaphore`; the signalled value is greater than all
+                // before (VUID-VkSubmitInfo-pSignalSemaphores-03242), as numbers of a lane are submitted in order.
+                let done = unsafe {
+                    let device = &self.context.device;
+                    device.queue_submit(queue, &submit, vk::Fence::null())
+                };
+                submitted = done.of("vkQueueSubmit");
+            });
+        }
+        submitted?;
+        lane.set_submitted(first.number);
+        first.is_submitted = true;
+        track.flying.push_back(Flying {
+            number: first.number,
+            own: first.own.take(),
+            _buffers: take(&mut first.buffers),
+            _waits: take(&mut first.waits),
+        });
+        track.end();
+        Ok(())
+    }
+
+    /// Makes this thread wait until the batch of this number was submitted.
+    pub(crate) fn wait_submitted(&self, lane: &Lane, number: u64) -> Result<()> {
+        let waiting = |_: &mut State| lane.submitted() < number && !self.context.failure.is_set();
+        if lane.submitted() < number {
+            let state = self.moved.wait_while(lock(&self.state), waiting);
+            drop(state.unwrap_or_else(PoisonError::into_inner));
+        }
+        match lane.submitted() >= number {
+            true => Ok(()),
+            false => self.context.failure.check(),
+        }
+    }
+
+    /// Makes this thread wait until a point is reached; an error if the device has failed.
+    pub(crate) fn wait_for(&self, point: &Point) -> Result<()> {
+        self.wait_submitted(&point.lane, point.number)?;
+        let waited = point.lane.wait(point.number);
+        self.context.check(waited)?;
+        self.context.failure.check()
+    }
+}
+
+impl Lanes {
+    /// Returns the lanes, of queues that were not dropped or of all.
+    fn lanes(&self, all: bool) -> Vec<Arc<Lane>> {
+        let state = lock(&self.state);
+        let tracks = state.tracks.iter().filter(|track| all || !track.is_dropped);
+        tracks.map(|track| track.lane.clone()).collect()
+    }
+
+    /// Makes this thread wait for the work of all queues, a program's on their VkQueues included.
+    pub(crate) fn finish(self: &Arc<Self>) -> Result<()> {
+        for lane in self.lanes(false) {
+            // SAFETY: the batch does nothing. Its semaphore is signalled after all that the VkQueue has got.
+            let pushed = unsafe { self.push(&lane, Batch::default()) };
+            // Another thread may have dropped the queue.
+            if pushed.is_err() && lock(&self.state).track(lane.number).is_some() {
+                pushed?;
+            }
+        }
+        for lane in self.lanes(true) {
+            let number = lane.given();
+            self.wait_for(&Point { lane, number })?;
+        }
+        self.forget_ended();
+        Ok(())
+    }
+
+    /// As [`finish`](Self::finish), as long as it takes. Afterwards no work that was queued before runs any more; after an error the
+    /// device has failed.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let until_ended = |wait: &dyn Fn() -> Answer<()>| {
+            loop {
+                match wait() {
+                    Ok(()) => return,
+                    Err(failed) if failed.is_lost() => {
+                        self.context.failure.set(self.context.error(failed));
+                        return;
+                    }
+                    // Such as a lack of memory, which says nothing about the work.
+                    Err(_) => std::thread::sleep(PAUSE),
+                }
+            }
+        };
+        for lane in self.lanes(true) {
+            // What is held back after a failure is never submitted.
+            let _ = self.wait_submitted(&lane, lane.given());
+            until_ended(&|| lane.wait(lane.submitted()));
+        }
+        let state = lock(&self.state);
+        let busy = |state: &mut State| {
+            let runs = |track: &Track| {
+                let held = track.held.iter().any(|held| held.is_submitted);
+                track.is_busy || (held && !self.context.failure.is_set())
+            };
+            state.tracks.iter().any(runs)
+        };
+        let state = self.moved.wait_while(state, busy);
+        drop(state.unwrap_or_else(PoisonError::into_inner));
+        for queue in &self.queues {
+            until_ended(&|| {
+                let mut waited = Ok(());
+                queue.with(&mut |queue| {
+                    // SAFETY: nobody else uses the VkQueue meanwhile (contract of `SharedQueue`), which is live.
+                    let idle = unsafe { self.context.device.queue_wait_idle(queue) };
+                    waited = idle.of("vkQueueWaitIdle");
+                });
+                waited
+            });
+        }
+        self.forget_ended();
+        self.context.failure.check()
+    }
+
+    /// Returns whether all work has ended. Never waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        let mut tracks = state.tracks.iter();
+        tracks.all(|track| {
+            let lane = &track.lane;
+            track.held.is_empty() && matches!(lane.is_complete(lane.given()), Ok(true))
+        })
+    }
+
+    /// Gives back what batches that have completed used.
+    pub(crate) fn forget_ended(&self) {
+        let ended = lock(&self.state).reap();
+        drop(ended);
+    }
+}
+
+impl State {
+    fn track(&mut self, number: u64) -> Option<&mut Track> {
+        self.tracks
+            .iter_mut()
+            .find(|track| track.lane.number == number)
+    }
+
+    /// Takes out what has completed, which the caller drops without the lock.
+    fn reap(&mut self) -> (Vec<Flying>, Vec<Track>) {
+        let (mut ended, mut forgotten) = (Vec::new(), Vec::new());
+        for track in &mut self.tracks {
+            while let Some(first) = track.flying.front() {
+                if !matches!(track.lane.is_complete(first.number), Ok(true)) {
+                    break;
+                }
+                if let Some(mut flying) = track.flying.pop_front() {
+                    self.idle.extend(flying.own.take());
+                    ended.push(flying);
+                }
+            }
+        }
+        let is_over =
+            |track: &Track| track.is_dropped && track.held.is_empty() && track.flying.is_empty();
+        let mut at = 0;
+        while let Some(track) = self.tracks.get(at) {
+            match is_over(track) {
+                true => forgotten.push(self.tracks.swap_remove(at)),
+                false => at += 1,
+            }
+        }
+        (ended, forgotten)
+    }
+
+    /// Records commands into a command buffer of the pool.
+    fn record(&mut self, device: &ash::Device, record: Record<'_>) -> Answer<vk::CommandBuffer> {
+        let commands = match self.idle.pop() {
+            Some(commands) => commands,
+            None => {
+                let allocate = vk::CommandBufferAllocateInfo::default()
+                    .command_pool(self.pool)
+                    .level(vk::CommandBufferLevel::PRIMARY)
+                    .command_buffer_count(1);
+                // SAFETY: the pool is live and used under the lock of this state only (host access to it is exclusive).
+                let made = unsafe { device.allocate_command_buffers(&allocate) };
+                *made
+                    .of("vkAllocateCommandBuffers")?
+                    .first()
+                    .ok_or(NO_COMMANDS)?
+            }
+        };
+        let begin = vk::CommandBufferBeginInfo::default()
+            .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
+        // SAFETY: the command buffer is not pending: it is new, was never submitted, or its batch has completed. Its pool allows to
+        // reset it, which this does (VUID-vkBeginCommandBuffer-commandBuffer-00049, -00050); access is exclusive, as above.
+        let mut done =
+            unsafe { device.begin_command_buffer(commands, &begin) }.of("vkBeginCommandBuffer");
+        if done.is_ok() {
+            record(device, commands);
+            // SAFETY: it is in the recording state, without a render pass or query (VUID-vkEndCommandBuffer-commandBuffer-00059).
+            done = unsafe { device.end_command_buffer(commands) }.of("vkEndCommandBuffer");
+        }
+        match done {
+            Ok(()) => Ok(commands),
+            Err(failed) => {
+                self.idle.push(commands);
+                Err(failed)
+            }
+        }
+    }
+}
+
+impl Track {
+    /// Takes out the first batch if nothing is left to do for it.
+    fn end(&mut self) {
+        let is_over = |held: &Held| held.is_submitted && held.after.is_none();
+        if !self.is_busy && self.held.front().is_some_and(is_over) {
+            self.held.pop_front();
+        }
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        if self.context.is_forked() {
+            return;
+        }
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: this value made the pool and destroys it once. No command buffer of it is pending
+        // (VUID-vkDestroyCommandPool-commandPool-00041): `Shared::drop` has waited for all batches.
+        unsafe { self.context.device.destroy_command_pool(state.pool, None) };
+    }
+}
+
+const NO_COMMANDS: Failed = Failed {
+    call: "vkAllocateCommandBuffers",
+    code: vk::Result::ERROR_UNKNOWN,
+};
+
+const NO_QUEUE: Failed = Failed {
+    call: "SharedQueue::with",
+    code: vk::Result::ERROR_UNKNOWN,
+};

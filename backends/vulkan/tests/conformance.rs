@@ -1,0 +1,44 @@
+//! The conformance suite, while work is held back by the host, and while it is held up on the device.
+#![cfg(not(miri))]
+
+#[path = "support/vulkan.rs"]
+mod vulkan;
+
+use std::sync::{Arc, Mutex};
+
+use arrow_device::Queue;
+use arrow_device_conformance::{Hold, Subject, run};
+
+use vulkan::{hold_back, hold_on_device, is_there, open, unclean};
+
+fn conforms(hold: fn(&Queue) -> Hold) {
+    if !is_there() {
+        return;
+    }
+    let device = open();
+    let all = Arc::new(Mutex::new(vec![device.clone()]));
+    let others = all.clone();
+    let subject = Subject::new(device)
+        .with_another(move || {
+            let device = open();
+            others.lock().unwrap().push(device.clone());
+            device
+        })
+        .with_hold(hold)
+        .with_balance(move || {
+            let all = all.lock().unwrap();
+            all.iter().find_map(unclean).map_or(Ok(()), Err)
+        })
+        .strict();
+    run(&subject);
+}
+
+#[test]
+fn behind_an_event_of_a_program() {
+    conforms(hold_back);
+}
+
+#[test]
+fn behind_a_semaphore_on_the_device() {
+    conforms(hold_on_device);
+}

@@ -1,0 +1,257 @@
+//! Each call of a list of operations fails, one after the other. Each time the operation succeeds all the same or is an error that
+//! names the device, nothing is lost or destroyed twice, and the device works afterwards or says that it does not.
+
+use std::sync::Arc;
+
+use arrow_array::{Int64Array, RecordBatch, StringArray};
+use arrow_device::device::EventPtr;
+use arrow_device::{
+    Device, DeviceBufferMut, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy,
+};
+use arrow_device_vulkan::{VulkanConfig, VulkanDevice, devices, register};
+use ash::vk;
+
+use crate::interposer::account::{alone, calls, clear, fail, fail_from, live, misuses};
+use crate::interposer::replace;
+use crate::program::{Program, limit, soon};
+
+fn batch() -> RecordBatch {
+    let numbers = Arc::new(Int64Array::from_iter(
+        (0..900).map(|i| (i % 7 > 0).then_some(i)),
+    )) as _;
+    let names = Arc::new(StringArray::from_iter_values(
+        (0..900).map(|i| format!("row {i}")),
+    )) as _;
+    RecordBatch::try_from_iter([("a", numbers), ("s", names)]).unwrap()
+}
+
+/// An operation on a device, which is the program's.
+type Operation = (&'static str, fn(&Arc<Program>, &Device) -> Result<()>);
+
+const OPERATIONS: &[Operation] = &[
+    ("upload and download", |_, device| {
+        let up = device.upload(&batch())?;
+        assert_eq!(up.to_host()?, batch());
+        Ok(())
+    }),
+    ("queues", |_, device| {
+        let (one, two) = (device.new_queue()?, device.new_queue()?);
+        let up = device.upload_on(&batch(), &one)?;
+        if let Some(event) = one.record()? {
+            two.wait(&event)?;
+        }
+        assert_eq!(up.to_host_on(&two)?, batch());
+        one.synchronize()?;
+        device.synchronize()
+    }),
+    ("buffers", |_, device| {
+        let queue = device.new_queue()?;
+        let mut buffer = DeviceBufferMut::allocate(&queue, 100_001)?;
+        buffer.fill(0x5A)?;
+        let other = DeviceBufferMut::allocate(&queue, 50)?;
+        let buffer = buffer.freeze()?;
+        drop(other);
+        let (_, offset) = VulkanDevice::of(device)?.resolve(buffer.address(), 100_001)?;
+        assert_eq!(offset % 4, 0);
+        let host = buffer.to_host_on(&queue)?;
+        assert!(host.iter().all(|byte| *byte == 0x5A));
+        Ok(())
+    }),
+    ("host memory", |_, device| {
+        let mut slab = device.host_slab(70_000)?;
+        slab.fill(7);
+        let column = Int64Array::new(slab.into_buffer().slice_with_length(0, 69_992).into(), None);
+        let batch = RecordBatch::try_from_iter([("a", Arc::new(column) as _)]).unwrap();
+        assert_eq!(device.upload(&batch)?.to_host()?, batch);
+        Ok(())
+    }),
+    ("export and import", |program, device| {
+        let devices = Devices::new();
+        devices.add(device.clone())?;
+        let up = device.upload(&batch())?;
+        let (array, schema) = up.export(SyncPolicy::Event)?;
+        // SAFETY: the first member of what `sync_event` points to is an event of the device.
+        let event = unsafe { *array.sync_event().cast::<vk::Event>() };
+        // SAFETY: the event is live as long as the array.
+        let poll = || unsafe { program.device.get_event_status(event) };
+        // A poll may be what fails. A device that is lost never sets it.
+        assert!(soon(|| poll() != Ok(false)), "the event is never set");
+        let options = ImportOptions::default().with_devices(devices);
+        // SAFETY: both structs come from one export of this crate.
+        let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }?;
+        assert_eq!(again.to_host()?, batch());
+        Ok(())
+    }),
+    ("a foreign event", |program, device| {
+        let event = Foreign::new(program);
+        let queue = device.new_queue()?;
+        // SAFETY: the event lives until the queue is done.
+        let waits = unsafe { queue.raw().wait(event.pointer()) };
+        let up = waits.and_then(|()| device.upload_on(&batch(), &queue));
+        let waker = std::task::Waker::noop();
+        // SAFETY: as above.
+        let woken = unsafe { device.backend().notify_event(event.pointer(), waker) };
+        let other = device.upload(&batch());
+        event.set();
+        assert_eq!(other?.to_host()?, batch());
+        // SAFETY: as above.
+        let waited = unsafe { device.backend().wait_event(event.pointer()) };
+        // What waits for the event is over, or will never be.
+        let back = up.and_then(|up| up.to_host());
+        let _ = queue.synchronize();
+        assert_eq!(back?, batch());
+        woken?;
+        waited
+    }),
+    ("adoption", |program, _| {
+        let device = program.adopt(VulkanConfig::new(0).with_id(4711))?;
+        assert_eq!(device.upload(&batch())?.to_host()?, batch());
+        Ok(())
+    }),
+    ("opening", |_, _| {
+        devices()?;
+        let opened = VulkanConfig::new(0).open()?;
+        assert_eq!(opened.upload(&batch())?.to_host()?, batch());
+        let set = Devices::new();
+        register(&set);
+        set.get(opened.id()).map(|_| ())
+    }),
+];
+
+/// A program's event, which the host sets.
+struct Foreign<'a>(&'a Program, Box<vk::Event>);
+
+impl<'a> Foreign<'a> {
+    fn new(program: &'a Program) -> Self {
+        let info = vk::EventCreateInfo::default();
+        // SAFETY: the device is live.
+        let make = || unsafe { program.device.create_event(&info, None) };
+        // The first call may be the one that fails.
+        Self(program, Box::new(make().or_else(|_| make()).unwrap()))
+    }
+
+    fn pointer(&self) -> EventPtr {
+        EventPtr::new((&raw const *self.1).cast_mut().cast()).unwrap()
+    }
+
+    fn set(&self) {
+        let set = || self.0.set_event(*self.1);
+        set().or_else(|_| set()).unwrap();
+    }
+}
+
+impl Drop for Foreign<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the tests wait for what uses it.
+        unsafe { self.0.device.destroy_event(*self.1, None) };
+    }
+}
+
+const CODES: [vk::Result; 4] = [
+    vk::Result::ERROR_OUT_OF_HOST_MEMORY,
+    vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
+    vk::Result::ERROR_INITIALIZATION_FAILED,
+    vk::Result::ERROR_DEVICE_LOST,
+];
+
+#[test]
+fn every_call_fails_once() {
+    let _alone = alone();
+    limit();
+    if !replace() {
+        return;
+    }
+    let Some(program) = Program::new() else {
+        return;
+    };
+    let owned = live();
+    for (name, operation) in OPERATIONS {
+        for code in CODES {
+            for nth in 1.. {
+                let device = program.adopt(VulkanConfig::new(0)).unwrap();
+                fail("*", nth, code);
+                let outcome = operation(&program, &device);
+                let failed = clear();
+                let case = format!("{name}, call {nth} {failed:?}, {code:?}: {outcome:?}");
+                check_error(&outcome, &case);
+                check_device(&device, &case);
+                drop(device);
+                assert!(soon(|| live() == owned), "{case}: left {:?}", live());
+                assert!(misuses().is_empty(), "{case}: {:?}", misuses());
+                if failed.is_empty() {
+                    assert!(outcome.is_ok(), "{case}");
+                    assert!(nth > 3, "{case}: too few calls");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// The error names the device, and what was done.
+#[track_caller]
+fn check_error(outcome: &Result<()>, case: &str) {
+    match outcome {
+        Ok(()) => {}
+        Err(Error::Device { device, .. } | Error::OutOfMemory { device, .. }) => {
+            assert_eq!(device.device_type, arrow_device::ArrowDeviceType::VULKAN, "{case}");
+        }
+        Err(Error::DeviceNotAvailable { reason, .. }) => {
+            assert!(reason.contains("vk"), "{case}");
+        }
+        Err(e) => panic!("{case}: {e}"),
+    }
+}
+
+/// The device works, or says that it does not.
+#[track_caller]
+fn check_device(device: &Device, case: &str) {
+    match device.upload(&batch()).and_then(|up| up.to_host()) {
+        Ok(back) => assert_eq!(back, batch(), "{case}"),
+        Err(e @ Error::Device { .. }) => {
+            let text = e.to_string();
+            assert!(text.contains("cannot be used any more"), "{case}: {text}");
+        }
+        Err(e) => panic!("{case}: {e}"),
+    }
+}
+
+/// From each call on, all calls fail, as those of a lost device do: every operation is an error from then on, nothing hangs, and all
+/// objects are destroyed.
+#[test]
+fn a_lost_device_stays_lost() {
+    let _alone = alone();
+    limit();
+    if !replace() {
+        return;
+    }
+    let Some(program) = Program::new() else {
+        return;
+    };
+    let owned = live();
+    for (name, operation) in &OPERATIONS[..5] {
+        for nth in 1.. {
+            let device = program.adopt(VulkanConfig::new(0)).unwrap();
+            fail_from("*", nth, vk::Result::ERROR_DEVICE_LOST);
+            let outcome = operation(&program, &device);
+            // The calls until now, and those that the device makes of itself.
+            let upload = device.upload(&batch()).and_then(|up| up.to_host());
+            let case = format!("{name}, lost at call {nth}: {outcome:?}, then {upload:?}");
+            assert!(upload.is_err(), "{case}");
+            assert!(device.synchronize().is_err(), "{case}");
+            let failed = clear();
+            assert!(!failed.is_empty(), "{case}");
+            // It is the crate that remembers.
+            assert!(device.upload(&batch()).is_err(), "{case}");
+            let submits = calls("vkQueueSubmit");
+            assert!(device.synchronize().is_err(), "{case}");
+            assert_eq!(calls("vkQueueSubmit"), submits, "{case}");
+            drop(device);
+            assert!(soon(|| live() == owned), "{case}: left {:?}", live());
+            assert!(misuses().is_empty(), "{case}: {:?}", misuses());
+            if outcome.is_ok() {
+                break;
+            }
+        }
+    }
+}
