@@ -371,7 +371,7 @@ impl WgpuDevice {
     ) -> Result<DeviceBuffer> {
         let this = Self::of(device)?;
         let (gpu, memory) = (&this.shared.gpu, &this.shared.memory);
-        gpu.check()?;
+        gpu.check_alive()?;
         let refused = |reason: &str| Err(gpu.not_supported("wrap", reason));
         let size = buffer.size();
         if size == 0 || !size.is_multiple_of(4) {
@@ -433,7 +433,7 @@ impl WgpuDevice {
     ) -> std::result::Result<(wgpu::Buffer, u64), (DeviceBuffer, Error)> {
         let gpu = &self.shared.gpu;
         let is_own = Self::of(buffer.device()).is_ok_and(|device| std::ptr::eq(device, self));
-        let memory = match gpu.check() {
+        let memory = match gpu.check_alive() {
             Err(e) => return Err((buffer, e)),
             Ok(()) => self
                 .shared

@@ -1,10 +1,24 @@
 //! Every function of `ARROW_WGSL`, on the adapter, over chosen and random values, against arrow-rs and plain Rust.
 
+#![cfg(not(miri))]
+
+#[path = "support/random.rs"]
+mod random;
+#[path = "../examples/column_math/shader.rs"]
+mod shader;
+#[path = "support/webgpu.rs"]
+mod webgpu;
+
 use std::collections::HashSet;
 
+use arrow_array::UInt32Array;
 use arrow_array::types::{ArrowPrimitiveType, Float16Type};
 use arrow_buffer::bit_util::get_bit;
-use arrow_device_wgpu::{ARROW_WGSL, wgpu};
+use arrow_device::{DeviceArray, DeviceBufferMut, Queue};
+use arrow_device_wgpu::{ARROW_WGSL, WgpuDevice};
+
+use random::Random;
+use shader::{pipeline, run as run_shader};
 
 type F16 = <Float16Type as ArrowPrimitiveType>::Native;
 
@@ -13,37 +27,24 @@ const INPUT: usize = 8;
 const OUTPUT: usize = 4;
 const INPUTS: usize = 20_000;
 
-/// SplitMix64, which prefers values at which carries, signs and lengths change.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn word(&mut self) -> u32 {
-        const EDGES: [u32; 10] = [
-            0,
-            1,
-            2,
-            0x7fff,
-            0xffff,
-            0x1_0000,
-            0x7fff_ffff,
-            0x8000_0000,
-            u32::MAX - 1,
-            u32::MAX,
-        ];
-        let random = self.next();
-        match random >> 62 {
-            0 => EDGES[(random % 10) as usize],
-            1 => (random as u32) >> (random >> 32 & 31),
-            _ => random as u32,
-        }
+/// A random word: often one at which carries, signs and lengths change.
+fn word(random: &mut Random) -> u32 {
+    const EDGES: [u32; 10] = [
+        0,
+        1,
+        2,
+        0x7fff,
+        0xffff,
+        0x1_0000,
+        0x7fff_ffff,
+        0x8000_0000,
+        u32::MAX - 1,
+        u32::MAX,
+    ];
+    match random.below(4) {
+        0 => EDGES[random.below(10)],
+        1 => (random.next() as u32) >> random.below(32),
+        _ => random.next() as u32,
     }
 }
 
@@ -250,8 +251,8 @@ const CASES: &[Case] = &[
 
 fn inputs(random: &mut Random) -> Vec<Words> {
     let words = |_| {
-        let mut words: Words = std::array::from_fn(|_| random.word());
-        match random.next() % 8 {
+        let mut words: Words = std::array::from_fn(|_| word(random));
+        match random.below(8) {
             // Equal parts, which comparisons depend on.
             0 => words.copy_within(..2, 2),
             1 => words[3] = words[1],
@@ -271,115 +272,51 @@ fn inputs(random: &mut Random) -> Vec<Words> {
     (0..INPUTS).map(words).collect()
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = std::pin::pin!(future);
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    loop {
-        if let std::task::Poll::Ready(value) = future.as_mut().poll(&mut context) {
-            return value;
-        }
-        std::thread::yield_now();
-    }
-}
-
-fn device() -> Option<(wgpu::Device, wgpu::Queue)> {
-    let instance = wgpu::Instance::default();
-    let adapter = block_on(instance.request_adapter(&Default::default())).ok()?;
-    Some(block_on(adapter.request_device(&Default::default())).unwrap())
-}
-
 /// Runs a case's lines on all inputs.
-fn run(
-    device: &wgpu::Device,
-    queue: &wgpu::Queue,
-    lines: &str,
-    input: &[u8],
-) -> Vec<[u32; OUTPUT]> {
+fn run(input: &DeviceArray, queue: &Queue, lines: &str) -> Vec<[u32; OUTPUT]> {
     let text = format!(
-        "{ARROW_WGSL}
-        @group(0) @binding(0) var<storage, read> input: array<array<u32, {INPUT}>>;
-        @group(0) @binding(1) var<storage, read_write> output: array<array<u32, {OUTPUT}>>;
+        "struct Inputs {{ count: u32 }}
+        @group(0) @binding(0) var<uniform> inputs: Inputs;
+        @group(0) @binding(1) var<storage, read> input: array<array<u32, {INPUT}>>;
+        @group(0) @binding(2) var<storage, read_write> output: array<array<u32, {OUTPUT}>>;
         @compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) {{
-            if id.x >= arrayLength(&input) {{ return; }}
+            if id.x >= inputs.count {{ return; }}
             var a = input[id.x];
             var r = array<u32, {OUTPUT}>();
             {lines}
             output[id.x] = r;
         }}"
     );
-    let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
-        label: None,
-        source: wgpu::ShaderSource::Wgsl(text.into()),
-    });
-    let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-        label: None,
-        layout: None,
-        module: &module,
-        entry_point: None,
-        compilation_options: Default::default(),
-        cache: None,
-    });
-    let buffer = |size, usage| {
-        device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size,
-            usage,
-            mapped_at_creation: false,
-        })
-    };
-    use wgpu::BufferUsages as U;
-    let bytes = (4 * OUTPUT * INPUTS) as u64;
-    let from = buffer(input.len() as u64, U::STORAGE | U::COPY_DST);
-    let (to, read) = (
-        buffer(bytes, U::STORAGE | U::COPY_SRC),
-        buffer(bytes, U::COPY_DST | U::MAP_READ),
+    let gpu = WgpuDevice::of(queue.device()).unwrap();
+    let output = DeviceBufferMut::for_values::<u32>(queue, OUTPUT * INPUTS).unwrap();
+    let input = input.values_on::<u32>(queue).unwrap();
+    // SAFETY: the shader reads the input and writes the output, and is submitted below.
+    let memory = unsafe { [gpu.bind(&input).unwrap(), gpu.bind(&output).unwrap()] };
+    assert!(memory.iter().all(|memory| memory.skip() == 0));
+    let [input, output_at] = &memory;
+    let shader = pipeline(gpu.device(), &[ARROW_WGSL, &text]);
+    run_shader(
+        gpu,
+        &shader,
+        &[INPUTS as u32],
+        &[input, output_at],
+        INPUTS.div_ceil(64),
     );
-    queue.write_buffer(&from, 0, input);
-    let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: None,
-        layout: &pipeline.get_bind_group_layout(0),
-        entries: &[
-            wgpu::BindGroupEntry {
-                binding: 0,
-                resource: from.as_entire_binding(),
-            },
-            wgpu::BindGroupEntry {
-                binding: 1,
-                resource: to.as_entire_binding(),
-            },
-        ],
-    });
-    let mut encoder = device.create_command_encoder(&Default::default());
-    let mut pass = encoder.begin_compute_pass(&Default::default());
-    pass.set_pipeline(&pipeline);
-    pass.set_bind_group(0, &group, &[]);
-    pass.dispatch_workgroups(INPUTS.div_ceil(64) as u32, 1, 1);
-    drop(pass);
-    encoder.copy_buffer_to_buffer(&to, 0, &read, 0, bytes);
-    queue.submit([encoder.finish()]);
-    read.map_async(wgpu::MapMode::Read, .., |mapped| mapped.unwrap());
-    device.poll(wgpu::PollType::wait_indefinitely()).unwrap();
-    let view = read.get_mapped_range(..).unwrap();
-    let words = view
-        .chunks(4)
-        .map(|word| u32::from_le_bytes(word.try_into().unwrap()));
-    let words: Vec<u32> = words.collect();
-    words
-        .chunks(OUTPUT)
-        .map(|r| r.try_into().unwrap())
-        .collect()
+    let output = output.freeze().unwrap().to_host().unwrap();
+    let words = output.typed_data::<u32>().chunks(OUTPUT);
+    words.map(|r| r.try_into().unwrap()).collect()
 }
 
 #[test]
 fn every_function_computes_what_rust_computes() {
-    let Some((device, queue)) = device() else {
-        println!("skipped: no adapter");
+    let Some(device) = webgpu::try_open() else {
         return;
     };
     let inputs = inputs(&mut Random(20));
-    let bytes: Vec<u8> = inputs.iter().flat_map(|words| bytes_of(words)).collect();
+    let words = UInt32Array::from_iter_values(inputs.iter().copied().flatten());
+    let input = device.upload_array(&words).unwrap();
     for Case { name, lines, holds } in CASES {
-        let results = run(&device, &queue, lines, &bytes);
+        let results = run(&input, &device.default_queue(), lines);
         for (input, result) in inputs.iter().zip(results) {
             assert!(holds(input, result), "{name}: {input:x?} gives {result:x?}");
         }

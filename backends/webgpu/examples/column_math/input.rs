@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::path::Path;
 
-use arrow_array::{Array, ArrayRef, RecordBatch};
-use arrow_schema::{ArrowError, DataType};
+use arrow_array::RecordBatch;
+use arrow_schema::ArrowError;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use tpchgen::generators::LineItemGenerator;
@@ -63,14 +63,4 @@ fn columns(batch: &RecordBatch) -> Result<RecordBatch> {
         }
     }
     Ok(batch)
-}
-
-/// Returns the bytes of values and validity bitmap, as they are copied.
-pub(crate) fn bytes(column: &ArrayRef) -> usize {
-    let width = match column.data_type() {
-        DataType::Date32 => 4,
-        _ => 16,
-    };
-    let bitmap = column.nulls().map_or(0, |_| column.len().div_ceil(8));
-    column.len() * width + bitmap
 }

@@ -15,6 +15,7 @@ mod chart;
 mod cpu;
 mod input;
 mod query;
+mod shader;
 mod sizes;
 
 use std::path::PathBuf;
@@ -23,9 +24,10 @@ use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Decimal128Type, Int64Type};
-use arrow_array::{Array, RecordBatch};
+use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_device::{Device, DeviceRecordBatch, TransferStats};
 use arrow_device_wgpu::{WgpuConfig, WgpuDevice, wgpu};
+use arrow_schema::DataType;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -113,7 +115,7 @@ fn run(options: &Options, device: &Device) -> Result<bool> {
     let bytes: usize = batches
         .iter()
         .flat_map(RecordBatch::columns)
-        .map(input::bytes)
+        .map(bytes)
         .sum();
     println!(
         "Input      {rows} rows in {} batches, {} in 4 columns",
@@ -224,6 +226,16 @@ fn show(result: &RecordBatch) -> String {
         true => format!("revenue null, of {rows} rows"),
         false => format!("revenue {}, of {rows} rows", revenue.value_as_string(0)),
     }
+}
+
+/// Returns the bytes of values and validity bitmap, as they are copied.
+fn bytes(column: &ArrayRef) -> usize {
+    let width = match column.data_type() {
+        DataType::Date32 => 4,
+        _ => 16,
+    };
+    let bitmap = column.nulls().map_or(0, |_| column.len().div_ceil(8));
+    column.len() * width + bitmap
 }
 
 fn milliseconds(time: Duration) -> String {

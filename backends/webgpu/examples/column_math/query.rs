@@ -11,9 +11,9 @@ use arrow_device::{
 };
 use arrow_device_wgpu::{ARROW_NO_BITMAP, ARROW_WGSL, Binding, WgpuDevice, wgpu};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
-use wgpu::util::DeviceExt;
 
 use crate::Result;
+use crate::shader::{dispatch, pipeline, run};
 
 /// The columns that the query reads.
 pub(crate) const COLUMNS: [&str; 4] = ["l_shipdate", "l_discount", "l_quantity", "l_extendedprice"];
@@ -164,29 +164,27 @@ impl Query {
         let revenue = DeviceBufferMut::for_values::<i128>(queue, 1)?;
         let revenue_bits = DeviceBufferMut::for_bitmap(queue, 1)?;
         let rows = DeviceBufferMut::for_values::<i64>(queue, 1)?;
-        let mut encoder = gpu.device().create_command_encoder(&Default::default());
         {
             // SAFETY: the shader writes only memory that nothing else uses, and is submitted before that is frozen.
             let bind = |memory| unsafe { gpu.bind(memory) };
             let sums = bind(sums)?;
             let results = [bind(&revenue)?, bind(&revenue_bits)?, bind(&rows)?];
             let [revenue, revenue_bits, rows] = &results;
-            dispatch(
-                gpu.device(),
-                &mut encoder,
+            let places = [
+                sums.first::<[u8; SUM]>(),
+                count as u32,
+                revenue.first::<i128>(),
+                revenue_bits.first::<u32>(),
+                rows.first::<i64>(),
+            ];
+            run(
+                gpu,
                 &self.total,
-                &[
-                    sums.first::<[u8; SUM]>(),
-                    count as u32,
-                    revenue.first::<i128>(),
-                    revenue_bits.first::<u32>(),
-                    rows.first::<i64>(),
-                ],
+                &places,
                 &[&sums, revenue, revenue_bits, rows],
                 1,
             );
         }
-        gpu.queue().submit([encoder.finish()]);
         let valid = Validity::new(revenue_bits.freeze()?, 0, 1)?;
         let money = DataType::Decimal128(38, 4);
         let revenue = DeviceArray::from_values(money, 1, revenue.freeze()?, Some(valid))?;
@@ -241,51 +239,4 @@ impl<'a, T: ArrowNativeType> Column<'a, T> {
     fn bits(&self) -> &Binding {
         self.bits.as_ref().unwrap_or(&self.values)
     }
-}
-
-/// Compiles a shader.
-fn pipeline(gpu: &wgpu::Device, texts: &[&str]) -> wgpu::ComputePipeline {
-    let module = gpu.create_shader_module(wgpu::ShaderModuleDescriptor {
-        label: None,
-        source: wgpu::ShaderSource::Wgsl(texts.concat().into()),
-    });
-    gpu.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-        label: None,
-        layout: None,
-        module: &module,
-        entry_point: None,
-        compilation_options: Default::default(),
-        cache: None,
-    })
-}
-
-/// Adds a shader's run: the numbers are its uniform, and bound before the memory.
-fn dispatch(
-    gpu: &wgpu::Device,
-    encoder: &mut wgpu::CommandEncoder,
-    pipeline: &wgpu::ComputePipeline,
-    numbers: &[u32],
-    memory: &[&Binding],
-    groups: usize,
-) {
-    let contents: Vec<u8> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();
-    let numbers = gpu.create_buffer_init(&wgpu::util::BufferInitDescriptor {
-        label: None,
-        contents: &contents,
-        usage: wgpu::BufferUsages::UNIFORM,
-    });
-    let memory = memory.iter().map(|binding| binding.resource());
-    let resources = std::iter::once(numbers.as_entire_binding()).chain(memory);
-    let entries = (0..).zip(resources);
-    let entries = entries.map(|(binding, resource)| wgpu::BindGroupEntry { binding, resource });
-    let entries: Vec<_> = entries.collect();
-    let group = gpu.create_bind_group(&wgpu::BindGroupDescriptor {
-        label: None,
-        layout: &pipeline.get_bind_group_layout(0),
-        entries: &entries,
-    });
-    let mut pass = encoder.begin_compute_pass(&Default::default());
-    pass.set_pipeline(pipeline);
-    pass.set_bind_group(0, &group, &[]);
-    pass.dispatch_workgroups(groups as u32, 1, 1);
 }
