@@ -155,7 +155,6 @@ fn step() -> impl Strategy<Value = Step> {
         (0..4usize, 0..4usize, range).prop_filter_map("between hosts", |(from, to, range)| {
             let (src, dst, bytes) = range;
             let bytes = bytes.min(ROOM - src).min(ROOM - dst);
-            let between = |a: usize, b: usize| from == a && to == b;
             let hosts = from < 2 && to < 2;
             // Within one buffer, source and destination must not overlap.
             let apart = from != to || src.abs_diff(dst) >= bytes;
