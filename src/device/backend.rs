@@ -346,6 +346,13 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Returns whether this device's queues that were told to wait for a foreign producer's event go on asking for it until it has
+    /// completed, because the runtime cannot wait for it otherwise. This crate then records an event after each such wait, and keeps
+    /// the producer's array, and with it the event, until that has completed.
+    fn polls_foreign_events(&self) -> bool {
+        false
+    }
+
     /// Makes later work of any stream of the device's runtime wait for `event`, without waiting
     /// itself. `stream` is the runtime's handle as a number. Returns `Ok(false)`, and does nothing,
     /// if the backend has no streams with handles.
@@ -450,7 +457,9 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// Makes later work of this queue wait for `event`, which may be released after this call.
     ///
     /// # Safety
-    /// `event` points to a live event of this device's type.
+    /// `event` points to a live event of this device's type. If the backend
+    /// [polls foreign events](Backend::polls_foreign_events) and this is one, it lives until an event
+    /// that is recorded after this call has completed.
     unsafe fn wait(&self, event: EventPtr) -> Result<()>;
 
     /// Returns the runtime's handle of the queue's stream as a number, if there is one.

@@ -132,7 +132,14 @@ impl Owner {
         match self.ready() {
             // Work queued later on the home queue comes after the work that made the memory.
             Some(_) if self.is_home(queue) => Ok(()),
-            Some(event) => queue.wait_ref(event),
+            Some(event) => {
+                queue.wait_ref(event)?;
+                if self.own_event().is_none() && queue.device().backend().polls_foreign_events() {
+                    // The event lives as long as the memory, which is released after the wait then.
+                    self.record_use(queue);
+                }
+                Ok(())
+            }
             None => Ok(()),
         }
     }

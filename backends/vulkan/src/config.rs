@@ -157,11 +157,7 @@ impl VulkanConfig {
             queue,
             keep,
         } = parts;
-        // SAFETY: the caller guarantees that the instance is live and the physical device its own (see `# Safety`).
-        let Asked { info, families } = unsafe { ask(&instance, physical) };
-        let given = families.get(family as usize).filter(|given| serves(given));
-        check(id, &info, given.map(|_| family))?;
-        // A device for an older version may have no such functions.
+        // A device for an older version has no such functions, nor has its instance those that are used below.
         // SAFETY: instance and device are live; the names end with a null byte.
         let has = |name: &std::ffi::CStr| unsafe {
             instance.get_device_proc_addr(device.handle(), name.as_ptr())
@@ -172,6 +168,10 @@ impl VulkanConfig {
                 "the program's VkDevice was made for a version before Vulkan 1.2; set ApplicationInfo::api_version of its instance",
             ));
         }
+        // SAFETY: the caller guarantees that the instance is live and the physical device its own (see `# Safety`).
+        let Asked { info, families } = unsafe { ask(&instance, physical) };
+        let given = families.get(family as usize).filter(|given| serves(given));
+        check(id, &info, given.map(|_| family))?;
         let (loaded, origin) = ((entry, instance), Origin::Program(keep));
         // SAFETY: the caller guarantees that all are live, belong together, and live as long as `keep`.
         let context = unsafe { Context::new(id, loaded, physical, device, family, origin) };

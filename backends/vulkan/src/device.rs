@@ -362,9 +362,14 @@ unsafe impl Backend for VulkanDevice {
             && objects.host.classify(address, bytes, found) == Some(found)
     }
 
-    /// The host follows events of other devices of this crate.
+    /// Those of the same VkDevice, of which a program may have made several devices.
     fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        other.as_any().is::<Self>()
+        let other = other.as_any().downcast_ref::<Self>();
+        other.is_some_and(|other| other.device().handle() == self.device().handle())
+    }
+
+    fn polls_foreign_events(&self) -> bool {
+        true
     }
 
     fn trim(&self) {
