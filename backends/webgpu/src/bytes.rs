@@ -2,8 +2,8 @@
 
 use arrow_device::Result;
 use wgpu::{
-    BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, BufferDescriptor, BufferSize, BufferUsages,
-    CommandEncoder, ComputePipeline, ComputePipelineDescriptor,
+    BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, BufferDescriptor,
+    BufferSize, BufferUsages, CommandEncoder, ComputePipeline, ComputePipelineDescriptor,
 };
 
 use crate::sys::Gpu;
@@ -68,7 +68,11 @@ impl<'a> Window<'a> {
         let size = BufferSize::new(self.size);
         BindGroupEntry {
             binding,
-            resource: BindingResource::Buffer(BufferBinding { buffer, offset, size }),
+            resource: BindingResource::Buffer(BufferBinding {
+                buffer,
+                offset,
+                size,
+            }),
         }
     }
 }
@@ -127,7 +131,9 @@ impl Bytes {
             let dst = Window::new(&job.buffer, job.offset, job.bytes, self.storage);
             let src = match &job.what {
                 What::Word(_) => None,
-                What::From(buffer, offset) => Some(Window::new(buffer, *offset, job.bytes, self.storage)),
+                What::From(buffer, offset) => {
+                    Some(Window::new(buffer, *offset, job.bytes, self.storage))
+                }
             };
             let word = match job.what {
                 What::Word(word) => word,
@@ -138,7 +144,11 @@ impl Bytes {
             let values: Vec<u8> = values.into_iter().flat_map(u32::to_le_bytes).collect();
             mapped.slice(at..at + values.len()).copy_from_slice(&values);
 
-            let pipeline = if src.is_some() { &self.copy } else { &self.fill };
+            let pipeline = if src.is_some() {
+                &self.copy
+            } else {
+                &self.fill
+            };
             let own = Window {
                 buffer: &parameters,
                 offset: at as u64,

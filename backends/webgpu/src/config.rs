@@ -5,7 +5,10 @@ use std::sync::Mutex;
 use arrow_device::device::{DeviceId, WeakDevice};
 use arrow_device::{ArrowDeviceType, Device, Error, Result};
 use std::sync::Arc;
-use wgpu::{Adapter, Backends, BufferUsages, DeviceDescriptor, Features, Instance, InstanceDescriptor, PowerPreference, RequestAdapterOptions};
+use wgpu::{
+    Adapter, Backends, BufferUsages, DeviceDescriptor, Features, Instance, InstanceDescriptor,
+    PowerPreference, RequestAdapterOptions,
+};
 
 use crate::device::WgpuDevice;
 use crate::event::Polling;
@@ -97,7 +100,8 @@ impl WgpuConfig {
     pub fn open(&self) -> Result<Device> {
         let id = self.id();
         let caught = std::panic::catch_unwind(|| request(id, self.adapter));
-        let (device, queue) = caught.unwrap_or_else(|_| Err(absent(id, "wgpu panicked while it looked for adapters")))?;
+        let (device, queue) = caught
+            .unwrap_or_else(|_| Err(absent(id, "wgpu panicked while it looked for adapters")))?;
         adopt(&device, &queue, self)
     }
 }
@@ -121,7 +125,10 @@ fn request(id: DeviceId, adapter: Option<usize>) -> Result<(wgpu::Device, wgpu::
             let found = adapters.into_iter().nth(number);
             found.ok_or_else(|| match count {
                 0 => absent(id, NO_ADAPTER),
-                _ => absent(id, format!("wgpu finds {count} adapters, which are numbered from 0")),
+                _ => absent(
+                    id,
+                    format!("wgpu finds {count} adapters, which are numbered from 0"),
+                ),
             })?
         }
         None => {
@@ -146,8 +153,14 @@ fn request(id: DeviceId, adapter: Option<usize>) -> Result<(wgpu::Device, wgpu::
     }));
     match made {
         Some(Ok(made)) => Ok(made),
-        Some(Err(e)) => Err(absent(id, format!("{} makes no device: {e}", adapter.get_info().name))),
-        None => Err(absent(id, format!("{} makes no device", adapter.get_info().name))),
+        Some(Err(e)) => Err(absent(
+            id,
+            format!("{} makes no device: {e}", adapter.get_info().name),
+        )),
+        None => Err(absent(
+            id,
+            format!("{} makes no device", adapter.get_info().name),
+        )),
     }
 }
 
@@ -164,11 +177,17 @@ static ADOPTED: Mutex<Vec<WeakDevice>> = Mutex::new(Vec::new());
 pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, config: &WgpuConfig) -> Result<Device> {
     let mut adopted = lock(&ADOPTED);
     let mut live: Vec<Device> = adopted.iter().filter_map(WeakDevice::upgrade).collect();
-    let is_it = |other: &&Device| WgpuDevice::of(other).is_ok_and(|other| is_same(other.device(), device));
+    let is_it =
+        |other: &&Device| WgpuDevice::of(other).is_ok_and(|other| is_same(other.device(), device));
     if let Some(found) = live.iter().find(is_it) {
         return Ok(found.clone());
     }
-    let WgpuConfig { usages, idle_bytes, polling, .. } = *config;
+    let WgpuConfig {
+        usages,
+        idle_bytes,
+        polling,
+        ..
+    } = *config;
     let shared = Shared::new(config.id(), device, queue, usages, idle_bytes, polling)?;
     let made = Device::new(Arc::new(WgpuDevice::new(shared)))?;
     live.push(made.clone());

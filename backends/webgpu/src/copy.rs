@@ -81,7 +81,9 @@ impl Shared {
     pub(crate) unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         self.gpu.check()?;
         let up = copies.iter().filter(|op| op.kind == CopyKind::HostToDevice);
-        let sources: Vec<_> = up.map(|op| op.src.address()..op.src.address() + op.bytes).collect();
+        let sources: Vec<_> = up
+            .map(|op| op.src.address()..op.src.address() + op.bytes)
+            .collect();
         if !sources.is_empty() {
             self.timeline.finish_writes(&sources)?;
         }
@@ -102,7 +104,11 @@ impl Shared {
         let mut batch = Batch::new(self, &[]);
         let mut done = 0;
         while done < bytes {
-            let Located { buffer, offset, left } = self.find(dst.offset(done))?;
+            let Located {
+                buffer,
+                offset,
+                left,
+            } = self.find(dst.offset(done))?;
             let part = left.min((bytes - done) as u64);
             let fill = |range: Range<u64>| Job {
                 buffer: buffer.clone(),
@@ -115,9 +121,16 @@ impl Shared {
                     let [head, whole, tail] = words(offset, part);
                     if !whole.is_empty() {
                         let size = whole.end - whole.start;
-                        batch.encode(|encoder| encoder.clear_buffer(&buffer, whole.start, Some(size)))?;
+                        batch.encode(|encoder| {
+                            encoder.clear_buffer(&buffer, whole.start, Some(size))
+                        })?;
                     }
-                    batch.jobs.extend([head, tail].into_iter().filter(|range| !range.is_empty()).map(fill));
+                    batch.jobs.extend(
+                        [head, tail]
+                            .into_iter()
+                            .filter(|range| !range.is_empty())
+                            .map(fill),
+                    );
                 }
                 _ => batch.jobs.push(fill(offset..offset + part)),
             }
@@ -130,8 +143,13 @@ impl Shared {
 impl<'a> Batch<'a> {
     fn new(shared: &'a Shared, copies: &[CopyOp]) -> Self {
         let total = |kind| {
-            let bytes = copies.iter().filter(|op| op.kind == kind).map(|op| op.bytes);
-            bytes.fold(0, |sum: usize, bytes| sum.saturating_add(bytes).saturating_add(2 * WORD as usize))
+            let bytes = copies
+                .iter()
+                .filter(|op| op.kind == kind)
+                .map(|op| op.bytes);
+            bytes.fold(0, |sum: usize, bytes| {
+                sum.saturating_add(bytes).saturating_add(2 * WORD as usize)
+            })
         };
         Self {
             shared,
@@ -219,7 +237,9 @@ impl<'a> Batch<'a> {
             unsafe {
                 let from = src.add((at - dst.offset) as usize);
                 let mut to = up.view.slice(up.used..up.used + part);
-                to.as_raw_element_ptr().as_ptr().copy_from_nonoverlapping(from, part);
+                to.as_raw_element_ptr()
+                    .as_ptr()
+                    .copy_from_nonoverlapping(from, part);
             }
             let from = up.used as u64;
             self.encode(|encoder| {
@@ -240,12 +260,18 @@ impl<'a> Batch<'a> {
     fn open_up(&self) -> Result<Up> {
         let gpu = &self.shared.gpu;
         let buffer = self.shared.staging.up(gpu, self.left_up)?;
-        let view = gpu.call("get_mapped_range_mut", |_, _| buffer.get_mapped_range_mut(..))?;
+        let view = gpu.call("get_mapped_range_mut", |_, _| {
+            buffer.get_mapped_range_mut(..)
+        })?;
         let view = view.map_err(|e| {
             let mapping = gpu.error("get_mapped_range_mut", e.to_string());
             gpu.check_alive().err().unwrap_or(mapping)
         })?;
-        Ok(Up { buffer, view, used: 0 })
+        Ok(Up {
+            buffer,
+            view,
+            used: 0,
+        })
     }
 
     /// Adds a download from one buffer. Whole words are copied to the staging buffer, and the bytes of them to the host.
@@ -256,9 +282,15 @@ impl<'a> Batch<'a> {
             let mut down = match self.down.take() {
                 Some(down) => down,
                 None => {
-                    let (buffer, home) = self.shared.staging.down(&self.shared.gpu, self.left_down)?;
+                    let (buffer, home) =
+                        self.shared.staging.down(&self.shared.gpu, self.left_down)?;
                     let (used, parts) = (0, Vec::new());
-                    Down { buffer, home, used, parts }
+                    Down {
+                        buffer,
+                        home,
+                        used,
+                        parts,
+                    }
                 }
             };
             let room = down.buffer.size() as usize - down.used;
@@ -293,14 +325,29 @@ impl<'a> Batch<'a> {
             let start = round_down(src.offset);
             let size = (src.offset + bytes).next_multiple_of(WORD) - start;
             let usage = BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
-            let buffer = self.shared.gpu.create_buffer("copy", size as usize, usage, false)?;
-            self.encode(|encoder| encoder.copy_buffer_to_buffer(&src.buffer, start, &buffer, 0, size))?;
+            let buffer = self
+                .shared
+                .gpu
+                .create_buffer("copy", size as usize, usage, false)?;
+            self.encode(|encoder| {
+                encoder.copy_buffer_to_buffer(&src.buffer, start, &buffer, 0, size)
+            })?;
             let offset = src.offset - start;
-            src = Located { buffer, offset, left: size - offset };
+            src = Located {
+                buffer,
+                offset,
+                left: size - offset,
+            };
         }
         if is_whole(&[src.offset, dst.offset, bytes]) {
             return self.encode(|encoder| {
-                encoder.copy_buffer_to_buffer(&src.buffer, src.offset, &dst.buffer, dst.offset, bytes);
+                encoder.copy_buffer_to_buffer(
+                    &src.buffer,
+                    src.offset,
+                    &dst.buffer,
+                    dst.offset,
+                    bytes,
+                );
             });
         }
         self.jobs.push(Job {
@@ -314,7 +361,9 @@ impl<'a> Batch<'a> {
 
     /// Submits what was encoded.
     fn submit(&mut self) -> Result<()> {
-        let Self { shared, up, down, .. } = self;
+        let Self {
+            shared, up, down, ..
+        } = self;
         let (up, down, jobs) = (up.take(), down.take(), std::mem::take(&mut self.jobs));
         if self.encoder.is_none() && jobs.is_empty() {
             return Ok(());
@@ -325,7 +374,8 @@ impl<'a> Batch<'a> {
         };
         let encoder = self.encoder.take();
         let submission = shared.gpu.call("submit", |device, queue| {
-            let encoder = encoder.unwrap_or_else(|| device.create_command_encoder(&Default::default()));
+            let encoder =
+                encoder.unwrap_or_else(|| device.create_command_encoder(&Default::default()));
             let mut encoder = encoder;
             if let Some(bytes) = bytes {
                 bytes.encode(device, &mut encoder, &jobs);
@@ -343,8 +393,16 @@ impl<'a> Batch<'a> {
         })?;
         self.is_submitted = true;
         shared.timeline.submitted(submission.clone());
-        if let Some(Down { buffer, home, parts, .. }) = down {
-            shared.gpu.call("map_async", |_, _| shared.timeline.arrives(buffer, home, parts, submission))?;
+        if let Some(Down {
+            buffer,
+            home,
+            parts,
+            ..
+        }) = down
+        {
+            shared.gpu.call("map_async", |_, _| {
+                shared.timeline.arrives(buffer, home, parts, submission)
+            })?;
         }
         Ok(())
     }

@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 
-use arrow_device::device::{AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Handover, Notify, RawQueue};
+use arrow_device::device::{
+    AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Handover, Notify, RawQueue,
+};
 use arrow_device::{Device, Error, Result};
 
 use crate::queue::WgpuQueue;
@@ -27,7 +29,9 @@ impl WgpuDevice {
     /// Returns [`Error::InvalidArgument`] if it is not a device of this crate.
     pub fn of(device: &Device) -> Result<&Self> {
         let found = device.backend().as_any().downcast_ref();
-        found.ok_or_else(|| Error::InvalidArgument(format!("{device} is not a WebGPU device").into()))
+        found.ok_or_else(|| {
+            Error::InvalidArgument(format!("{device} is not a WebGPU device").into())
+        })
     }
 
     pub(crate) fn new(shared: Shared) -> Self {
@@ -60,11 +64,22 @@ impl WgpuDevice {
     /// Returns the failure of the device, which every later call returns too.
     pub fn poll(&self) -> Result<()> {
         self.shared.gpu.check_process()?;
-        let polled = self.shared.gpu.check().and_then(|()| self.shared.gpu.poll());
+        let polled = self
+            .shared
+            .gpu
+            .check()
+            .and_then(|()| self.shared.gpu.poll());
         let alive = polled.and_then(|_| self.shared.gpu.check_alive());
         // Of a device that has failed, all wakers.
         self.shared.timeline.push();
         alive
+    }
+
+    /// Holds back what is given to the device from now on, as if it were running; or no more. For tests: no driver in software lets
+    /// work wait.
+    #[doc(hidden)]
+    pub fn hold(&self, is_held: bool) {
+        self.shared.timeline.hold(is_held);
     }
 
     /// Returns how many allocations and events are in use, for tests of leaks.
@@ -132,14 +147,18 @@ unsafe impl Backend for WgpuDevice {
         self.classify_allocation(address, bytes).0
     }
 
-    fn classify_allocation(&self, address: DevicePtr, bytes: usize) -> (AddressClass, Range<usize>) {
+    fn classify_allocation(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> (AddressClass, Range<usize>) {
         let own = match self.shared.gpu.is_forked() {
             true => None,
             false => self.shared.memory.classify(address, bytes),
         };
         own.unwrap_or_else(|| {
             let start = address.address();
-            (AddressClass::Inaccessible, start..start.saturating_add(bytes))
+            (AddressClass::Unknown, start..start.saturating_add(bytes))
         })
     }
 
@@ -176,6 +195,10 @@ unsafe impl Backend for WgpuDevice {
 impl fmt::Debug for WgpuDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let info = self.info();
-        write!(f, "WebGPU({}: {} by {:?})", self.shared.gpu.id, info.name, info.backend)
+        write!(
+            f,
+            "WebGPU({}: {} by {:?})",
+            self.shared.gpu.id, info.name, info.backend
+        )
     }
 }

@@ -83,6 +83,8 @@ pub(crate) struct Timeline {
     me: Weak<Self>,
     /// All work before the event of this number has ended.
     done: Arc<AtomicU64>,
+    /// The last event that may complete: tests hold the others back.
+    limit: AtomicU64,
     /// The last event that was seen to have completed while the device was not lost.
     verified: AtomicU64,
     state: Mutex<State>,
@@ -141,6 +143,7 @@ impl Timeline {
             polling,
             me: me.clone(),
             done: Arc::default(),
+            limit: AtomicU64::new(u64::MAX),
             verified: AtomicU64::new(0),
             state: Mutex::default(),
             wakes: Condvar::new(),
@@ -187,7 +190,9 @@ impl Timeline {
     pub(crate) fn finish_writes(&self, memory: &[Range<usize>]) -> Result<()> {
         let is_written = |part: &Part| {
             let (first, end) = (part.to.addr(), part.to.addr() + part.bytes);
-            memory.iter().any(|range| range.start < end && first < range.end)
+            memory
+                .iter()
+                .any(|range| range.start < end && first < range.end)
         };
         let number = {
             let state = lock(&self.state);
@@ -230,7 +235,9 @@ impl Timeline {
                 timeline.push();
             }
         };
-        self.gpu.call("on_submitted_work_done", |_, queue| queue.on_submitted_work_done(callback))?;
+        self.gpu.call("on_submitted_work_done", |_, queue| {
+            queue.on_submitted_work_done(callback)
+        })?;
         // What a lost device does not do counts as done.
         self.gpu.check_alive()?;
         Ok(recorded)
@@ -241,7 +248,9 @@ impl Timeline {
         let recorded = self.mark()?;
         let mut cell = Box::new(recorded.number);
         let address = &raw mut *cell;
-        lock(&self.state).events.insert(address.addr(), (recorded, cell));
+        lock(&self.state)
+            .events
+            .insert(address.addr(), (recorded, cell));
         EventPtr::new(address.cast()).ok_or_else(|| Error::InvalidArgument("a null event".into()))
     }
 
@@ -275,7 +284,23 @@ impl Timeline {
 
     /// Returns whether all work before an event has ended, and its downloads have landed.
     fn has_reached(&self, number: u64) -> bool {
-        self.done.load(Ordering::Acquire) >= number && lock(&self.state).has_landed(number)
+        self.has_ended(number) && lock(&self.state).has_landed(number)
+    }
+
+    fn has_ended(&self, number: u64) -> bool {
+        self.done.load(Ordering::Acquire) >= number && !self.is_held(number)
+    }
+
+    fn is_held(&self, number: u64) -> bool {
+        number > self.limit.load(Ordering::Acquire)
+    }
+
+    /// Holds back the events after the last one, and the downloads before them, as if their work were running; or no more.
+    pub(crate) fn hold(&self, is_held: bool) {
+        let last = lock(&self.state).last;
+        self.limit
+            .store(if is_held { last } else { u64::MAX }, Ordering::Release);
+        self.push();
     }
 
     /// Returns whether an event has completed; an error if it never will.
@@ -353,8 +378,14 @@ impl Timeline {
 
     /// Waits for the first download before an event if there is one, or else for a submission, or for all that were made: then work of
     /// the program comes before the event. Lands what has arrived.
-    fn step(&self, number: u64, submission: Option<SubmissionIndex>, pause: &mut Duration) -> Result<()> {
+    fn step(
+        &self,
+        number: u64,
+        submission: Option<SubmissionIndex>,
+        pause: &mut Duration,
+    ) -> Result<()> {
         match self.polling {
+            _ if self.is_held(number) => std::thread::sleep(PAUSE.1),
             Polling::Thread => {
                 // One by one: the next ones arrive while one lands.
                 let landing = lock(&self.state).first_landing(number);
@@ -362,13 +393,14 @@ impl Timeline {
             }
             Polling::Program => {
                 self.gpu.poll()?;
-                let is_running = {
+                let has_arrived = {
                     let state = lock(&self.state);
-                    let first = state.landings.front();
-                    first.is_some_and(|first| first.state.load(Ordering::Acquire) == RUNNING)
-                        || state.has_landed(number)
+                    state
+                        .landings
+                        .front()
+                        .is_some_and(|first| first.state.load(Ordering::Acquire) != RUNNING)
                 };
-                if is_running && self.done.load(Ordering::Acquire) < number {
+                if !has_arrived && !self.has_ended(number) {
                     std::thread::sleep(*pause);
                     *pause = (*pause * 2).min(PAUSE.1);
                 }
@@ -392,7 +424,9 @@ impl Timeline {
                 let mut state = lock(&self.state);
                 let first = state.landings.front();
                 if self.gpu.failure.is_set()
-                    || first.is_none_or(|first| first.state.load(Ordering::Acquire) == RUNNING)
+                    || first.is_none_or(|first| {
+                        first.state.load(Ordering::Acquire) == RUNNING || self.is_held(first.number)
+                    })
                 {
                     return;
                 }
@@ -409,11 +443,20 @@ impl Timeline {
     }
 
     fn copy(&self, landing: Landing) -> Result<()> {
-        let Landing { buffer, home, parts, state, .. } = landing;
+        let Landing {
+            buffer,
+            home,
+            parts,
+            state,
+            ..
+        } = landing;
         let failed = |e: Error| self.gpu.failed(e);
         if state.load(Ordering::Acquire) == FAILED {
             self.gpu.check_alive()?;
-            return Err(failed(self.gpu.error("map_async", "a staging buffer could not be mapped")));
+            return Err(failed(
+                self.gpu
+                    .error("map_async", "a staging buffer could not be mapped"),
+            ));
         }
         let copied = self.gpu.call("get_mapped_range", |_, _| {
             let view = buffer.get_mapped_range(..).map_err(|e| e.to_string())?;
@@ -427,7 +470,9 @@ impl Timeline {
             buffer.unmap();
             Ok::<_, String>(())
         });
-        copied.and_then(|copied| copied.map_err(|e| self.gpu.error("get_mapped_range", e))).map_err(failed)?;
+        copied
+            .and_then(|copied| copied.map_err(|e| self.gpu.error("get_mapped_range", e)))
+            .map_err(failed)?;
         home.give(buffer);
         Ok(())
     }
@@ -459,8 +504,9 @@ impl Timeline {
             let wakers = std::mem::take(&mut state.wakers);
             drop(state);
             let is_failed = self.gpu.failure.is_set();
-            let (ready, rest): (Vec<_>, Vec<_>) =
-                wakers.into_iter().partition(|(recorded, _)| is_failed || self.has_reached(recorded.number));
+            let (ready, rest): (Vec<_>, Vec<_>) = wakers
+                .into_iter()
+                .partition(|(recorded, _)| is_failed || self.has_reached(recorded.number));
             state = lock(&self.state);
             state.wakers.extend(rest);
             ready
@@ -489,7 +535,9 @@ impl Timeline {
 
     /// Starts the device's thread, unless it runs.
     fn drive(&self) {
-        if self.polling != Polling::Thread || std::mem::replace(&mut lock(&self.state).is_driven, true) {
+        if self.polling != Polling::Thread
+            || std::mem::replace(&mut lock(&self.state).is_driven, true)
+        {
             return;
         }
         if let Some(me) = self.me.upgrade() {
@@ -501,19 +549,18 @@ impl Timeline {
     fn run(&self) {
         // Whether nobody waits for the downloads.
         let mut is_alone = false;
-        while let Some((number, mut submission)) = self.next(&mut is_alone) {
-            loop {
-                let waited = self.gpu.wait(submission.take());
-                if waited.is_err() || self.done.load(Ordering::Acquire) >= number {
-                    break;
-                }
-            }
-            self.land();
+        let mut before = 0;
+        while let Some((number, submission)) = self.next(&mut is_alone) {
+            // If that was not enough, work of the program comes before the event.
+            let submission = submission.filter(|_| number != before);
+            before = number;
+            // An error is the device's failure.
+            let _ = self.step(number, submission, &mut PAUSE.0.clone());
             self.wake();
         }
     }
 
-    /// Returns an event that the device's thread waits for, 0 if it waits for a submission only; `None` at its end.
+    /// Returns the number of an event that the device's thread waits for, and the submission before it; `None` at its end.
     fn next(&self, is_alone: &mut bool) -> Option<(u64, Option<SubmissionIndex>)> {
         let mut state = lock(&self.state);
         loop {
@@ -530,12 +577,12 @@ impl Timeline {
             *is_alone = state.waiting == 0 && state.front() == front;
         }
         let wakers = state.wakers.iter().map(|(recorded, _)| recorded);
-        let waker = wakers.min_by_key(|recorded| recorded.number);
-        let number = waker.map_or(u64::MAX, |waker| waker.number);
-        match (state.first_landing(number), waker) {
-            (Some(landing), _) => Some((0, Some(landing))),
-            (None, Some(waker)) => Some((waker.number, waker.submission.clone())),
-            (None, None) => None,
+        match wakers.min_by_key(|recorded| recorded.number) {
+            Some(waker) => Some((waker.number, waker.submission.clone())),
+            None => state
+                .landings
+                .front()
+                .map(|first| (first.number, Some(first.submission.clone()))),
         }
     }
 }

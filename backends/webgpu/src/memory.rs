@@ -57,7 +57,6 @@ impl Allocation {
     pub(crate) fn buffers(&self) -> &[wgpu::Buffer] {
         &self.buffers
     }
-
 }
 
 impl Memory {
@@ -71,7 +70,10 @@ impl Memory {
         Ok(Self {
             live: Ranges::new(),
             idle: Pool::with_limits(idle_bytes, 1024),
-            usages: usages | BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST,
+            usages: usages
+                | BufferUsages::STORAGE
+                | BufferUsages::COPY_SRC
+                | BufferUsages::COPY_DST,
             chunk,
         })
     }
@@ -100,7 +102,8 @@ impl Memory {
 
     fn create(&self, gpu: &Gpu, rounded: usize, asked: usize) -> Result<Allocation> {
         // The cheaper of both, and the one that refuses what no machine has.
-        let addresses = Reserved::new(gpu.id, rounded).map_err(|_| gpu.out_of_memory("allocate", asked))?;
+        let addresses =
+            Reserved::new(gpu.id, rounded).map_err(|_| gpu.out_of_memory("allocate", asked))?;
         let starts = (0..rounded).step_by(self.chunk);
         let buffers = starts.map(|from| {
             let bytes = self.chunk.min(rounded - from);
@@ -147,7 +150,12 @@ impl Memory {
         if !memory.is_foreign {
             let bytes = memory.addresses.bytes();
             let (queue, after) = (QUEUE, memory);
-            self.idle.give(Block { base, bytes, queue, after });
+            self.idle.give(Block {
+                base,
+                bytes,
+                queue,
+                after,
+            });
             if self.idle.is_over(1) {
                 drop(self.idle.take_done(false, |_| true));
             }
@@ -162,7 +170,12 @@ impl Memory {
 
     /// Returns the buffer in which an address lies, if it lies in a live allocation.
     pub(crate) fn find(&self, address: DevicePtr) -> Option<Located> {
-        let Found { value, bytes, offset, .. } = self.live.find(address)?;
+        let Found {
+            value,
+            bytes,
+            offset,
+            ..
+        } = self.live.find(address)?;
         let (number, within) = (offset / value.chunk, offset % value.chunk);
         let buffer = value.buffers.get(number)?.clone();
         let left = (value.chunk - within).min(bytes - offset);
@@ -179,8 +192,13 @@ impl Memory {
         self.live.find(address)
     }
 
-    pub(crate) fn classify(&self, address: DevicePtr, bytes: usize) -> Option<(AddressClass, Range<usize>)> {
-        self.live.classify_allocation(address, bytes, AddressClass::Device)
+    pub(crate) fn classify(
+        &self,
+        address: DevicePtr,
+        bytes: usize,
+    ) -> Option<(AddressClass, Range<usize>)> {
+        self.live
+            .classify_allocation(address, bytes, AddressClass::Device)
     }
 
     /// Returns how many allocations are in use.

@@ -19,11 +19,13 @@ use crate::config::{WgpuConfig, absent};
 /// # Ok::<(), arrow_device::Error>(())
 /// ```
 pub fn register(devices: &Devices) {
-    devices.register(ArrowDeviceType::WEBGPU, |number| match usize::try_from(number) {
-        Ok(ordinal) => WgpuConfig::new().with_adapter(ordinal).open(),
-        Err(_) => {
-            let id = DeviceId::new(ArrowDeviceType::WEBGPU, number);
-            Err(absent(id, "WebGPU adapters are numbered from 0"))
+    devices.register(ArrowDeviceType::WEBGPU, |number| {
+        match usize::try_from(number) {
+            Ok(ordinal) => WgpuConfig::new().with_adapter(ordinal).open(),
+            Err(_) => {
+                let id = DeviceId::new(ArrowDeviceType::WEBGPU, number);
+                Err(absent(id, "WebGPU adapters are numbered from 0"))
+            }
         }
     });
 }

@@ -34,7 +34,9 @@ impl Shelf {
     fn take(&self, bytes: usize) -> Option<wgpu::Buffer> {
         let mut idle = lock(&self.idle);
         // The one that was used last is in the processor's cache.
-        let at = idle.iter().rposition(|buffer| buffer.size() == bytes as u64)?;
+        let at = idle
+            .iter()
+            .rposition(|buffer| buffer.size() == bytes as u64)?;
         Some(idle.remove(at))
     }
 

@@ -116,7 +116,11 @@ impl Gpu {
         device_error(self.id, operation, CODE, message.into())
     }
 
-    pub(crate) fn not_supported(&self, operation: &'static str, reason: impl Into<String>) -> Error {
+    pub(crate) fn not_supported(
+        &self,
+        operation: &'static str,
+        reason: impl Into<String>,
+    ) -> Error {
         Error::NotSupported {
             device: self.id,
             operation,

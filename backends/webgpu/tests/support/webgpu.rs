@@ -1,15 +1,13 @@
 //! WebGPU devices for tests, and work that ends when a test says so.
 #![allow(dead_code)] // tests that include it use what they need
 
+use std::sync::Once;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use arrow_device::{Device, Error, Queue};
 use arrow_device_conformance::Hold;
 use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, wgpu};
-use ash::vk;
-use wgpu::hal::api::Vulkan;
 
 /// Whether a missing adapter is an error: in CI.
 pub(crate) fn is_required() -> bool {
@@ -50,9 +48,12 @@ pub(crate) fn try_open() -> Option<Device> {
 
 /// A `wgpu::Device` of the program's own, with the adapter's limits but for those that `lower` changes.
 #[track_caller]
-pub(crate) fn own_device(lower: impl FnOnce(&mut wgpu::Limits)) -> Option<(wgpu::Device, wgpu::Queue)> {
+pub(crate) fn own_device(
+    lower: impl FnOnce(&mut wgpu::Limits),
+) -> Option<(wgpu::Device, wgpu::Queue)> {
     limit();
-    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
+    let instance =
+        wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
     let adapter = match now(instance.request_adapter(&wgpu::RequestAdapterOptions::default())) {
         Ok(adapter) => adapter,
         Err(e) => {
@@ -112,71 +113,12 @@ pub(crate) fn assert_clean(device: &Device) {
     assert!(soon(|| unclean(device).is_none()), "{:?}", unclean(device));
 }
 
-/// A semaphore of Vulkan that the work of a `wgpu::Queue` waits for.
-struct Gate {
-    device: wgpu::Device,
-    semaphore: vk::Semaphore,
-}
-
-impl Gate {
-    /// Makes what is submitted from now on wait.
-    fn new(device: &wgpu::Device) -> Arc<Self> {
-        // SAFETY: what is made here is destroyed with the gate, after the work that waits for it; nothing of wgpu's is destroyed.
-        // The tests submit nothing else meanwhile, so that the queue is not used at the same time.
-        unsafe {
-            let hal = device.as_hal::<Vulkan>().expect("a device of Vulkan");
-            let raw = hal.raw_device();
-            let mut timeline =
-                vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-            let info = vk::SemaphoreCreateInfo::default().push_next(&mut timeline);
-            let semaphore = raw.create_semaphore(&info, None).unwrap();
-            let (semaphores, values) = ([semaphore], [1]);
-            let mut values = vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
-            let submit = vk::SubmitInfo::default()
-                .wait_semaphores(&semaphores)
-                .wait_dst_stage_mask(&[vk::PipelineStageFlags::ALL_COMMANDS])
-                .push_next(&mut values);
-            raw.queue_submit(hal.raw_queue(), &[submit], vk::Fence::null()).unwrap();
-            drop(hal);
-            Arc::new(Self {
-                device: device.clone(),
-                semaphore,
-            })
-        }
-    }
-
-    fn open(&self) {
-        // SAFETY: the semaphore is live.
-        unsafe {
-            let hal = self.device.as_hal::<Vulkan>().expect("a device of Vulkan");
-            let info = vk::SemaphoreSignalInfo::default().semaphore(self.semaphore).value(1);
-            hal.raw_device().signal_semaphore(&info).unwrap();
-        }
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        let _ = self.device.poll(wgpu::PollType::wait_indefinitely());
-        // SAFETY: all work has ended, and this is the only owner.
-        unsafe {
-            let hal = self.device.as_hal::<Vulkan>().expect("a device of Vulkan");
-            let raw = hal.raw_device();
-            raw.queue_wait_idle(hal.raw_queue()).unwrap();
-            raw.destroy_semaphore(self.semaphore, None);
-        }
-    }
-}
-
 /// Keeps a device busy.
-pub(crate) fn hold_device(device: &wgpu::Device) -> Hold {
-    let gate = Gate::new(device);
-    Hold::new(move || gate.open())
-}
-
-/// Keeps a queue busy.
 pub(crate) fn hold(queue: &Queue) -> Hold {
-    hold_device(WgpuDevice::of(queue.device()).unwrap().device())
+    let device = queue.device().clone();
+    let set = move |is_held| WgpuDevice::of(&device).unwrap().hold(is_held);
+    set(true);
+    Hold::new(move || set(false))
 }
 
 /// Asserts an error that says this.
