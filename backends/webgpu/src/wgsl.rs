@@ -40,6 +40,9 @@
 ///         source: wgpu::ShaderSource::Wgsl([ARROW_WGSL, SUMS].concat().into()),
 ///     })
 /// }
+/// # if let Ok(device) = arrow_device_wgpu::open() {
+/// #     shader(arrow_device_wgpu::WgpuDevice::of(&device).unwrap().device());
+/// # }
 /// ```
 pub const ARROW_WGSL: &str = include_str!("arrow.wgsl");
 
