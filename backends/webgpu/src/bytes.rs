@@ -22,6 +22,8 @@ pub(crate) struct Bytes {
     uniform: u64,
     /// The most bytes of a job.
     most: u64,
+    /// The most jobs whose parameters are in one buffer.
+    together: usize,
 }
 
 /// Bytes of a buffer to write.
@@ -85,7 +87,9 @@ impl Bytes {
         let groups = u64::from(limits.max_compute_workgroups_per_dimension);
         // One group more where the first word is not whole.
         let most = bound.min(groups.saturating_sub(1) * GROUP).min(1 << 30) / 4 * 4;
-        if most == 0 {
+        let uniform = u64::from(limits.min_uniform_buffer_offset_alignment).max(PARAMETERS);
+        let together = (limits.max_buffer_size / uniform).min(1024) as usize;
+        if most == 0 || together == 0 {
             return Err(gpu.not_supported(
                 "copy",
                 "bytes that are not whole words (4 bytes) are copied by a compute shader, for which the limits of the device leave no room",
@@ -107,8 +111,9 @@ impl Bytes {
                 fill: pipeline("fill_bytes"),
                 copy: pipeline("copy_bytes"),
                 storage,
-                uniform: u64::from(limits.min_uniform_buffer_offset_alignment).max(PARAMETERS),
+                uniform,
                 most,
+                together,
             }
         })
     }
@@ -116,6 +121,12 @@ impl Bytes {
     /// Encodes jobs, which run one after the other. Within [`Gpu::call`].
     pub(crate) fn encode(&self, device: &wgpu::Device, encoder: &mut CommandEncoder, jobs: &[Job]) {
         let jobs: Vec<Job> = jobs.iter().flat_map(|job| self.cut(job)).collect();
+        for jobs in jobs.chunks(self.together) {
+            self.encode_together(device, encoder, jobs);
+        }
+    }
+
+    fn encode_together(&self, device: &wgpu::Device, encoder: &mut CommandEncoder, jobs: &[Job]) {
         let parameters = device.create_buffer(&BufferDescriptor {
             label: Some("arrow-device bytes"),
             size: jobs.len() as u64 * self.uniform,

@@ -1,10 +1,10 @@
 //! How a WebGPU device is opened or adopted.
 
-use std::sync::Mutex;
+use std::sync::{Arc, LazyLock, Mutex};
 
+use arrow_device::device::parts::Process;
 use arrow_device::device::{DeviceId, WeakDevice};
 use arrow_device::{ArrowDeviceType, Device, Error, Result};
-use std::sync::Arc;
 use wgpu::{
     Adapter, Backends, BufferUsages, DeviceDescriptor, Features, Instance, InstanceDescriptor,
     PowerPreference, RequestAdapterOptions,
@@ -99,12 +99,16 @@ impl WgpuConfig {
     /// Returns [`Error::DeviceNotAvailable`] with the reason if there is no adapter, or if it makes no device.
     pub fn open(&self) -> Result<Device> {
         let id = self.id();
+        PROCESS.check(id, -1)?;
         let caught = std::panic::catch_unwind(|| request(id, self.adapter));
         let (device, queue) = caught
             .unwrap_or_else(|_| Err(absent(id, "wgpu panicked while it looked for adapters")))?;
         adopt(&device, &queue, self)
     }
 }
+
+/// The process that used wgpu first: its children must not.
+static PROCESS: LazyLock<Process> = LazyLock::new(Process::this);
 
 /// Returns the error for a device that there is not.
 pub(crate) fn absent(device: DeviceId, reason: impl Into<String>) -> Error {
@@ -175,6 +179,7 @@ static ADOPTED: Mutex<Vec<WeakDevice>> = Mutex::new(Vec::new());
 /// # Errors
 /// Returns [`Error::NotSupported`] if the queue is another device's, and an error if the device is lost.
 pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, config: &WgpuConfig) -> Result<Device> {
+    PROCESS.check(config.id(), -1)?;
     let mut adopted = lock(&ADOPTED);
     let mut live: Vec<Device> = adopted.iter().filter_map(WeakDevice::upgrade).collect();
     let is_it =

@@ -12,13 +12,13 @@ use arrow_device::device::{
 use arrow_device::{Device, Error, Result};
 
 use crate::queue::WgpuQueue;
-use crate::shared::Shared;
+use crate::shared::{Handle, Shared};
 
 /// A WebGPU device: what [`Backend::as_any`](arrow_device::device::Backend::as_any) of its backend returns.
 ///
 /// [`WgpuConfig`](crate::WgpuConfig) opens one, and [`adopt`](crate::adopt) makes one of a program's `wgpu::Device`.
 pub struct WgpuDevice {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Handle,
     queue: Arc<WgpuQueue>,
 }
 
@@ -35,7 +35,7 @@ impl WgpuDevice {
     }
 
     pub(crate) fn new(shared: Shared) -> Self {
-        let shared = Arc::new(shared);
+        let shared = Handle::new(shared);
         let queue = WgpuQueue::new(&shared);
         Self { shared, queue }
     }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use arrow_device::device::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use arrow_device::{Error, Result};
 
-use crate::shared::Shared;
+use crate::shared::Handle;
 
 /// A queue: its work runs in one order with that of all others of the device.
-pub(crate) struct WgpuQueue(Arc<Shared>);
+pub(crate) struct WgpuQueue(Handle);
 
 impl WgpuQueue {
-    pub(crate) fn new(shared: &Arc<Shared>) -> Arc<Self> {
+    pub(crate) fn new(shared: &Handle) -> Arc<Self> {
         Arc::new(Self(shared.clone()))
     }
 }

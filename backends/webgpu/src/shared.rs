@@ -1,5 +1,6 @@
 //! [`Shared`]: what a device and its queues share.
 
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use arrow_device::Result;
@@ -53,10 +54,37 @@ impl Shared {
     }
 }
 
+/// A reference to what a device and its queues share. In a child of the process that opened the device it is never the last one,
+/// because nothing of wgpu may be dropped there.
+#[derive(Clone)]
+pub(crate) struct Handle(Arc<Shared>);
+
+impl Handle {
+    pub(crate) fn new(shared: Shared) -> Self {
+        Self(Arc::new(shared))
+    }
+}
+
+impl Deref for Handle {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.gpu.is_forked() {
+            std::mem::forget(self.0.clone());
+        }
+    }
+}
+
 impl Drop for Shared {
     fn drop(&mut self) {
         // wgpu waits for the work where the last handle of a queue is dropped.
-        if !self.gpu.is_forked() && !self.gpu.poll().unwrap_or(true) {
+        if !self.gpu.poll().unwrap_or(true) {
             let gpu = self.gpu.clone();
             Worker::new("arrow-device wgpu end").push(move || drop(gpu));
         }

@@ -4,11 +4,13 @@
 #[path = "support/webgpu.rs"]
 mod webgpu;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arrow_device::Device;
 use arrow_device_conformance::{Subject, run};
-use arrow_device_wgpu::{Polling, adopt};
+use arrow_device_wgpu::{Polling, adopt, wgpu};
 
 use webgpu::{config, hold, open_with, own_device, try_open, unclean};
 
@@ -48,17 +50,23 @@ fn with_small_buffers() {
 
 #[test]
 fn polled_by_the_program() {
-    conforms(|| {
+    let (over, threads) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::default()));
+    let (ends, started) = (over.clone(), threads.clone());
+    conforms(move || {
         let (device, queue) = own_device(|_| {})?;
-        let polls = device.clone();
         let made = adopt(&device, &queue, &config().with_polling(Polling::Program)).unwrap();
+        let ends = ends.clone();
         // Stands for the frames of a program.
-        std::thread::spawn(move || {
-            for _ in 0..60_000 {
-                let _ = polls.poll(wgpu::PollType::Poll);
-                std::thread::sleep(std::time::Duration::from_millis(5));
+        let frames = move || {
+            while !ends.load(Ordering::Relaxed) {
+                device.poll(wgpu::PollType::Poll).unwrap();
+                std::thread::sleep(Duration::from_millis(5));
             }
-        });
+        };
+        started.lock().unwrap().push(std::thread::spawn(frames));
         Some(made)
     });
+    over.store(true, Ordering::Relaxed);
+    let threads: Vec<_> = std::mem::take(&mut *threads.lock().unwrap());
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
 }

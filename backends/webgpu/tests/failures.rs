@@ -1,0 +1,233 @@
+//! What fails is an error of the operation, and a device that is lost stays so: nothing that it did not do counts as done.
+#![cfg(not(miri))]
+
+#[path = "support/webgpu.rs"]
+mod webgpu;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Wake;
+
+use arrow_array::{Int64Array, RecordBatch};
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::{Device, DeviceBufferMut, Error};
+use arrow_device_wgpu::{WgpuDevice, adopt, wgpu};
+
+use webgpu::{assert_clean, assert_error, config, hold, open_with, own_device, soon, try_open, unclean};
+
+const LOST: &str = "the wgpu device was lost or destroyed";
+
+fn batch(rows: i64) -> RecordBatch {
+    let column = Arc::new(Int64Array::from_iter_values(0..rows)) as _;
+    RecordBatch::try_from_iter([("a", column)]).unwrap()
+}
+
+fn destroy(device: &Device) {
+    WgpuDevice::of(device).unwrap().device().destroy();
+}
+
+/// Every operation fails after a loss.
+#[track_caller]
+fn assert_lost(device: &Device) {
+    let queue = device.default_queue();
+    assert_error(device.upload(&batch(10)), LOST);
+    assert_error(DeviceBufferMut::allocate(&queue, 64), LOST);
+    assert_error(queue.record(), LOST);
+    assert_error(queue.synchronize(), LOST);
+    assert_error(device.synchronize(), LOST);
+    assert_error(device.new_queue(), LOST);
+    assert_error(WgpuDevice::of(device).unwrap().poll(), LOST);
+    assert_error(device.backend().settle(), LOST);
+}
+
+#[test]
+fn destroyed_before_an_upload() {
+    let Some(device) = try_open() else { return };
+    destroy(&device);
+    assert_lost(&device);
+    assert_clean(&device);
+}
+
+#[test]
+fn destroyed_after_an_upload() {
+    let Some(device) = try_open() else { return };
+    let up = device.upload(&batch(1000)).unwrap();
+    up.wait().unwrap();
+    let event = device.default_queue().record().unwrap().unwrap();
+    event.wait().unwrap();
+    destroy(&device);
+    assert_error(up.to_host(), LOST);
+    assert_lost(&device);
+    drop((up, event));
+    assert_clean(&device);
+}
+
+#[test]
+fn destroyed_while_events_are_pending() {
+    let Some(device) = try_open() else { return };
+    let queue = device.default_queue();
+    let held = hold(&queue);
+    let up = device.upload(&batch(1000)).unwrap();
+    let event = queue.record().unwrap().unwrap();
+    destroy(&device);
+    assert_error(event.is_complete(), LOST);
+    drop(held);
+    assert_error(event.wait(), LOST);
+    assert_error(event.is_complete(), LOST);
+    assert_error(up.wait(), LOST);
+    assert_lost(&device);
+    drop((up, event));
+    assert_clean(&device);
+}
+
+/// What a download would write to is given back, and not written to any more.
+#[test]
+fn destroyed_while_downloads_are_pending() {
+    let Some(device) = try_open() else { return };
+    let queue = device.default_queue();
+    let memory = DeviceBufferMut::allocate(&queue, 1 << 20).unwrap();
+    let mut host = vec![1_u8; 1 << 20];
+    let held = hold(&queue);
+    let dst = DevicePtr::new(host.as_mut_ptr().cast());
+    let copy = CopyOp {
+        src: memory.address(),
+        dst,
+        bytes: 1 << 20,
+        kind: CopyKind::DeviceToHost,
+    };
+    // SAFETY: both have this many bytes, and live until the device has settled.
+    unsafe { queue.raw().copy(&[copy]) }.unwrap();
+    let event = queue.record().unwrap().unwrap();
+    destroy(&device);
+    drop(held);
+    assert_error(event.wait(), LOST);
+    assert_error(device.backend().settle(), LOST);
+    host.fill(2);
+    let gpu = WgpuDevice::of(&device).unwrap();
+    gpu.device().poll(wgpu::PollType::wait_indefinitely()).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(host.iter().all(|byte| *byte == 2), "written after the device had settled");
+    drop((memory, event));
+    assert_clean(&device);
+}
+
+#[test]
+fn destroyed_during_a_download() {
+    let Some(device) = try_open() else { return };
+    let up = device.upload(&batch(100_000)).unwrap();
+    let download = up.start_to_host().unwrap();
+    destroy(&device);
+    assert_error(download.wait(), LOST);
+    assert_lost(&device);
+    drop(up);
+    assert_clean(&device);
+}
+
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn wakers_are_called_when_the_device_is_lost() {
+    let Some(device) = try_open() else { return };
+    let queue = device.default_queue();
+    let held = hold(&queue);
+    let event = queue.record().unwrap().unwrap();
+    let count = Arc::new(Count::default());
+    assert!(!event.notify(&count.clone().into()).unwrap());
+    destroy(&device);
+    // The loss is noticed by any call.
+    assert_error(event.is_complete(), LOST);
+    drop(held);
+    assert!(soon(|| count.0.load(Ordering::SeqCst) > 0), "not woken");
+}
+
+#[test]
+fn a_destroyed_device_is_not_adopted() {
+    let Some((device, queue)) = own_device(|_| {}) else { return };
+    device.destroy();
+    assert_error(adopt(&device, &queue, &config()), LOST);
+}
+
+/// Foreign code may panic where this crate polls the device: in the program's callbacks.
+#[test]
+fn a_panic_is_an_error_and_ends_the_device() {
+    let Some(device) = try_open() else { return };
+    let up = device.upload(&batch(1000)).unwrap();
+    let gpu = WgpuDevice::of(&device).unwrap();
+    gpu.queue().on_submitted_work_done(|| panic!("a callback of the program"));
+    let failed = "wgpu panicked: a callback of the program";
+    assert_error(up.wait().and_then(|()| device.synchronize()), failed);
+    assert_error(up.to_host(), failed);
+    assert_error(device.upload(&batch(1)), failed);
+    assert_error(device.backend().settle(), failed);
+    drop(up);
+    assert_clean(&device);
+}
+
+/// A validation error is one of the operation: the device goes on.
+#[test]
+fn a_validation_error_is_an_error_of_the_operation() {
+    // The shader for bytes that are not whole words needs a storage buffer.
+    let lower = |limits: &mut wgpu::Limits| limits.max_storage_buffers_per_shader_stage = 0;
+    let Some(device) = open_with(lower) else { return };
+    let queue = device.default_queue();
+    let memory = DeviceBufferMut::allocate(&queue, 64).unwrap();
+    // SAFETY: the bytes lie in the allocation.
+    let filled = unsafe { queue.raw().fill(memory.address(), 1, 3) };
+    assert!(matches!(&filled, Err(Error::Device { .. })), "{filled:?}");
+    let sent = batch(1000);
+    assert_eq!(device.upload(&sent).unwrap().to_host().unwrap(), sent);
+    drop(memory);
+    assert_clean(&device);
+}
+
+/// The backend of wgpu that has no device behind it: copies work, shaders do not.
+fn noop() -> Device {
+    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor::default());
+    adopt(&device, &queue, &config()).unwrap()
+}
+
+#[test]
+fn no_memory_left() {
+    let device = noop();
+    let queue = device.default_queue();
+    let sent = batch(1000);
+    let up = device.upload(&sent).unwrap();
+    for bytes in [1_usize << 45, 1 << 46] {
+        let refused = DeviceBufferMut::allocate(&queue, bytes);
+        assert!(matches!(refused, Err(Error::OutOfMemory { bytes: b, .. }) if b == bytes), "{refused:?}");
+    }
+    assert_eq!(up.to_host().unwrap(), sent);
+    drop(up);
+    assert!(unclean(&device).is_none());
+}
+
+/// Addresses that are not the device's are errors, and touch nothing.
+#[test]
+fn foreign_addresses() {
+    let Some(device) = try_open() else { return };
+    let queue = device.default_queue();
+    let memory = DeviceBufferMut::allocate(&queue, 64).unwrap();
+    let mut host = [0_u8; 64];
+    let foreign = DevicePtr::new(host.as_mut_ptr().cast());
+    for kind in [CopyKind::HostToDevice, CopyKind::DeviceToHost, CopyKind::DeviceToDevice] {
+        let (src, dst) = (foreign, foreign);
+        // SAFETY: the host memory is there; as device memory it is refused.
+        let refused = unsafe { queue.raw().copy(&[CopyOp { src, dst, bytes: 64, kind }]) };
+        assert_error(refused, "is not in memory of");
+    }
+    // SAFETY: as above.
+    unsafe {
+        assert_error(queue.raw().fill(foreign, 0, 64), "is not in memory of");
+        assert_error(queue.raw().fill(memory.address(), 0, 65), "is not in memory of");
+        assert_error(queue.raw().free(foreign, 64), "is not the beginning of an allocation");
+    }
+    drop(memory);
+    assert_clean(&device);
+}
