@@ -1,7 +1,7 @@
 //! Where the memory of columns is in terms of wgpu: what shaders are given, and buffers in and out without a copy.
 
 use std::mem::{ManuallyDrop, size_of};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use arrow_device::device::DevicePtr;
 use arrow_device::{
@@ -10,7 +10,7 @@ use arrow_device::{
 use wgpu::{BindingResource, BufferBinding, BufferSize, BufferUsages};
 
 use crate::device::WgpuDevice;
-use crate::shared::Shared;
+use crate::shared::Handle;
 
 /// What is bound in the place of no bytes: at least one element of any type that a shader is likely to have there.
 const NOTHING: u64 = 256;
@@ -466,7 +466,7 @@ impl WgpuDevice {
 
 /// Keeps a program's buffer.
 struct Wrapped<K> {
-    shared: Arc<Shared>,
+    shared: Handle,
     base: DevicePtr,
     /// The owner of a buffer is `Sync`, which a program's value need not be.
     keep: ManuallyDrop<Mutex<K>>,
