@@ -1,6 +1,6 @@
 //! What the integration tests share: every Arrow type, arrays of it, a comparison that reads values, property-test
-//! strategies, planted differences and an allocation counter. All but the stream
-//! producer uses arrow-rs only, nothing of this crate.
+//! strategies, planted differences, an allocation counter, and round trips. All except the stream
+//! producer and the round trips uses arrow-rs only, nothing of this crate.
 #![allow(dead_code, unused_imports)]
 
 pub(crate) mod alloc;
@@ -11,6 +11,7 @@ pub(crate) mod plant;
 pub(crate) mod producer;
 pub(crate) mod prop;
 mod rng;
+pub(crate) mod round_trips;
 pub(crate) mod types;
 mod values;
 pub(crate) mod variants;
