@@ -24,32 +24,34 @@ pub(crate) fn skip<T>(why: impl std::fmt::Display) -> Option<T> {
 /// Vulkan wants nobody to ask for the status of an event while the host sets it (VUID-vkSetEvent-event-parameter's host
 /// synchronization). A program whose host sets events gives this crate functions that lock.
 mod events {
-    use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+    use std::collections::HashMap;
+    use std::ffi::{CStr, c_void};
+    use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
     use ash::vk;
 
-    static REAL: OnceLock<vk::PFN_vkGetEventStatus> = OnceLock::new();
+    /// The real functions of the devices.
+    type Real = HashMap<vk::Device, vk::PFN_vkGetEventStatus>;
 
-    pub(super) fn alone() -> MutexGuard<'static, ()> {
-        static EVENTS: Mutex<()> = Mutex::new(());
-        EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn alone() -> MutexGuard<'static, Real> {
+        static REAL: LazyLock<Mutex<Real>> = LazyLock::new(Mutex::default);
+        REAL.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     unsafe extern "system" fn get_event_status(device: vk::Device, event: vk::Event) -> vk::Result {
-        let _alone = alone();
+        let real = alone();
         // SAFETY: these are the caller's arguments. `lock` has stored the function before it handed this one out.
-        unsafe { REAL.get().unwrap()(device, event) }
+        unsafe { real[&device](device, event) }
     }
 
     /// The device with this function instead of its own.
     pub(super) fn lock(instance: &ash::Instance, device: &ash::Device) -> ash::Device {
-        let real = REAL.get_or_init(|| device.fp_v1_0().get_event_status);
-        assert_eq!(*real as usize, device.fp_v1_0().get_event_status as usize);
-        let find = |name: &std::ffi::CStr| match name.to_bytes() {
-            b"vkGetEventStatus" => get_event_status as *const std::ffi::c_void,
+        alone().insert(device.handle(), device.fp_v1_0().get_event_status);
+        let find = |name: &CStr| match name.to_bytes() {
+            b"vkGetEventStatus" => get_event_status as *const c_void,
             // SAFETY: instance and device are live.
             _ => unsafe { instance.get_device_proc_addr(device.handle(), name.as_ptr()) }
-                .map_or(std::ptr::null(), |found| found as *const _),
+                .map_or(std::ptr::null(), |found| found as *const c_void),
         };
         // SAFETY: each function is the device's, or has the same type.
         unsafe { ash::Device::load_with(find, device.handle()) }
