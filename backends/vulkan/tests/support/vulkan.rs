@@ -131,7 +131,7 @@ pub(crate) fn hold_back(queue: &Queue) -> Hold {
         gate.set();
         // The event lives until the queue has seen it.
         std::thread::spawn(move || {
-            queue.synchronize().unwrap();
+            let (_, _) = VulkanQueue::of(&queue).unwrap().submitted().unwrap();
             drop(gate);
         });
     })
@@ -182,16 +182,27 @@ pub(crate) fn hold_on_device(queue: &Queue) -> Hold {
     // SAFETY: the semaphore is of the device, lives until the queue's work has run, and the host signals it.
     unsafe { raw.wait_semaphore(timeline.semaphore, 1) };
     // Submits the wait.
-    let event = queue.record().unwrap();
+    raw.submitted().unwrap();
     let queue = queue.clone();
     Hold::new(move || {
         timeline.signal(1);
-        drop(event);
         std::thread::spawn(move || {
-            queue.synchronize().unwrap();
+            finish_uncounted(&queue);
             drop(timeline);
         });
     })
+}
+
+/// Waits for the work of a queue, without a call that the device counts.
+fn finish_uncounted(queue: &Queue) {
+    let device = VulkanDevice::of(queue.device()).unwrap().device();
+    let (semaphore, value) = VulkanQueue::of(queue).unwrap().submitted().unwrap();
+    let (semaphores, values) = ([semaphore], [value]);
+    let wait = vk::SemaphoreWaitInfo::default()
+        .semaphores(&semaphores)
+        .values(&values);
+    // SAFETY: the semaphore is the queue's, which is live.
+    unsafe { device.wait_semaphores(&wait, u64::MAX) }.unwrap();
 }
 
 /// Asserts an error that says this.
