@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use arrow_device::device::DeviceId;
 use arrow_device::device::parts::{Failure, Process, Worker};
@@ -29,6 +29,8 @@ pub(crate) struct Context {
     pub(crate) family: u32,
     /// The work that has failed, if some has.
     pub(crate) failure: Failure,
+    /// Held for reading while a foreign event is asked for.
+    polls: RwLock<()>,
     /// Polls events and timelines. Its jobs do not block.
     pub(crate) worker: Worker,
     /// Calls wakers, which are foreign code and may block.
@@ -57,6 +59,7 @@ impl Context {
             device,
             family,
             failure: Failure::new(),
+            polls: RwLock::new(()),
             worker: Worker::new("arrow-device vulkan"),
             wakers: Worker::new("arrow-device vulkan wakers"),
             end: ManuallyDrop::new((origin, entry)),
@@ -66,7 +69,24 @@ impl Context {
     /// Returns an error if the device cannot be used: it has failed, or this is a child of the process that opened it.
     pub(crate) fn check_usable(&self) -> Result<()> {
         self.check_process()?;
-        self.failure.check()
+        self.check_alive()
+    }
+
+    /// Returns an error if the device has failed. Then no thread asks for a foreign event any more: whoever is told of the failure may
+    /// release it.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        self.failure.check().inspect_err(|_| {
+            drop(self.polls.write().unwrap_or_else(PoisonError::into_inner));
+        })
+    }
+
+    /// Asks for a foreign event, unless the device has failed.
+    pub(crate) fn poll(&self, ask: impl FnOnce() -> Answer<bool>) -> Result<bool> {
+        let polls = self.polls.read().unwrap_or_else(PoisonError::into_inner);
+        self.failure.check()?;
+        let answer = ask();
+        drop(polls);
+        self.check(answer)
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {
@@ -90,7 +110,7 @@ impl Context {
         let error = failed.error(self.id);
         if failed.is_lost() {
             self.failure.set(error);
-            return match self.failure.check() {
+            return match self.check_alive() {
                 Err(first) => first,
                 Ok(()) => failed.error(self.id),
             };

@@ -399,7 +399,7 @@ impl Lanes {
         }
         match lane.submitted() >= number {
             true => Ok(()),
-            false => self.context.failure.check(),
+            false => self.context.check_alive(),
         }
     }
 
@@ -408,7 +408,7 @@ impl Lanes {
         self.wait_submitted(&point.lane, point.number)?;
         let waited = point.lane.wait(point.number);
         self.context.check(waited)?;
-        self.context.failure.check()
+        self.context.check_alive()
     }
 }
 
@@ -481,7 +481,7 @@ impl Lanes {
             });
         }
         self.forget_ended();
-        self.context.failure.check()
+        self.context.check_alive()
     }
 
     /// Returns whether all work has ended. Never waits.
