@@ -78,7 +78,14 @@ fn everything_stays_level() -> Result<()> {
         while !workers.iter().all(|worker| worker.is_finished()) {
             std::thread::sleep(Duration::from_millis(2));
             let now = done.load(Ordering::Relaxed).min(batches);
-            raise(if now < batches / 2 { &mut early } else { &mut late }, live());
+            raise(
+                if now < batches / 2 {
+                    &mut early
+                } else {
+                    &mut late
+                },
+                live(),
+            );
             if now * SAMPLES / batches > sampled {
                 sampled = now * SAMPLES / batches;
                 watch.sample(now as f64 / batches as f64)?;
@@ -90,12 +97,19 @@ fn everything_stays_level() -> Result<()> {
         }
         Ok(totals)
     })?;
-    println!("{batches} batches in {:?}: {totals}; {}.", start.elapsed(), watch.last());
+    println!(
+        "{batches} batches in {:?}: {totals}; {}.",
+        start.elapsed(),
+        watch.last()
+    );
     println!("at most {early:?} early and {late:?} late");
     for (kind, most) in &late {
         let before = early.get(kind).copied().unwrap_or(0);
         // How much is under way at once is chance.
-        assert!(*most <= before + before / 4 + 8, "{kind}: {before}, then {most}");
+        assert!(
+            *most <= before + before / 4 + 8,
+            "{kind}: {before}, then {most}"
+        );
     }
     drop(kept);
     streams::check_clean(&device)?;

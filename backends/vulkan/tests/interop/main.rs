@@ -111,7 +111,10 @@ fn a_c_producers_event_is_polled() {
         assert_eq!(device.stats().host_waits, waits, "{who}");
         if is_pending {
             std::thread::sleep(Duration::from_millis(30));
-            assert!(!download.is_ready().unwrap(), "{who}: read before it was written");
+            assert!(
+                !download.is_ready().unwrap(),
+                "{who}: read before it was written"
+            );
         }
         std::thread::scope(|scope| {
             scope.spawn(|| match who {
@@ -120,10 +123,18 @@ fn a_c_producers_event_is_polled() {
                 _ => {}
             });
             let back = download.wait().unwrap();
-            assert_eq!(*back.as_primitive::<Float32Type>(), values(10..110), "{who}");
+            assert_eq!(
+                *back.as_primitive::<Float32Type>(),
+                values(10..110),
+                "{who}"
+            );
         });
         let back = array.to_host().unwrap();
-        assert_eq!(*back.as_primitive::<Float32Type>(), values(0..ROWS), "{who}");
+        assert_eq!(
+            *back.as_primitive::<Float32Type>(),
+            values(0..ROWS),
+            "{who}"
+        );
         drop(known);
         drop((array, part));
         assert!(soon(|| Peer::releases() > before), "{who}: not released");

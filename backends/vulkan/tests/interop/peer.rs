@@ -72,7 +72,10 @@ struct Shared {
 unsafe extern "C" fn set(event: vk::Event, program: *const c_void) -> vk::Result {
     // SAFETY: as in `submit`.
     let program = unsafe { &*program.cast::<Program>() };
-    program.set_event(event).err().unwrap_or(vk::Result::SUCCESS)
+    program
+        .set_event(event)
+        .err()
+        .unwrap_or(vk::Result::SUCCESS)
 }
 
 /// The program's way to its queue.

@@ -175,8 +175,8 @@ pub(crate) struct Gate {
 impl Gate {
     pub(crate) fn new(program: &Arc<Program>) -> Self {
         let device = &program.device;
-        let mut kind = vk::SemaphoreTypeCreateInfo::default()
-            .semaphore_type(vk::SemaphoreType::TIMELINE);
+        let mut kind =
+            vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
         let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
         let queue = program.queue.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the device is live, and the queue is locked. The semaphore lives until its wait is over (`drop`).
@@ -189,7 +189,9 @@ impl Gate {
                 .wait_semaphores(&semaphores)
                 .wait_dst_stage_mask(&[vk::PipelineStageFlags::ALL_COMMANDS])
                 .push_next(&mut timeline)];
-            device.queue_submit(*queue, &work, vk::Fence::null()).unwrap();
+            device
+                .queue_submit(*queue, &work, vk::Fence::null())
+                .unwrap();
             semaphore
         };
         drop(queue);
@@ -212,7 +214,11 @@ impl Gate {
 impl Drop for Gate {
     fn drop(&mut self) {
         // SAFETY: the semaphore is live.
-        let value = unsafe { self.program.device.get_semaphore_counter_value(self.semaphore) };
+        let value = unsafe {
+            self.program
+                .device
+                .get_semaphore_counter_value(self.semaphore)
+        };
         if value == Ok(0) {
             self.open();
         }
