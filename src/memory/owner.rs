@@ -132,7 +132,16 @@ impl Owner {
         match self.ready() {
             // Work queued later on the home queue comes after the work that made the memory.
             Some(_) if self.is_home(queue) => Ok(()),
-            Some(event) => queue.wait_ref(event),
+            Some(event) => {
+                queue.wait_ref(event)?;
+                let is_polled = matches!(self.ready, Ready::Foreign(..))
+                    && queue.device().backend().polls_foreign_events();
+                if is_polled && !event.is_complete().unwrap_or(false) {
+                    // The event lives as long as the array, which must outlive the wait even if nothing reads its memory.
+                    self.record_use(queue);
+                }
+                Ok(())
+            }
             None => Ok(()),
         }
     }

@@ -362,9 +362,16 @@ unsafe impl Backend for VulkanDevice {
             && objects.host.classify(address, bytes, found) == Some(found)
     }
 
-    /// The host follows events of other devices of this crate.
+    /// A queue polls events with the functions of its own VkDevice.
     fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        other.as_any().is::<Self>()
+        let handle = |device: &Self| device.shared.context.device.handle();
+        let other = other.as_any().downcast_ref::<Self>();
+        other.is_some_and(|other| handle(other) == handle(self))
+    }
+
+    /// Nobody can keep a VkEvent alive but its producer.
+    fn polls_foreign_events(&self) -> bool {
+        true
     }
 
     fn trim(&self) {

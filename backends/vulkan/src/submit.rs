@@ -240,6 +240,7 @@ impl Lanes {
     pub(crate) fn advance(self: &Arc<Self>) {
         // An error of a batch that was held back is a failure of the device.
         let _ = self.pump(lock(&self.state), None);
+        self.moved.notify_all();
     }
 
     /// Does what can be done now, in all lanes. Returns the error of the fresh batch, by lane and number, if it could not be
@@ -463,7 +464,9 @@ impl Lanes {
         let busy = |state: &mut State| {
             let runs = |track: &Track| {
                 let held = track.held.iter().any(|held| held.is_submitted);
-                track.is_busy || (held && !self.context.failure.is_set())
+                // An event that no batch waits for yet is polled all the same.
+                let polls = track.waits.iter().any(|wait| !wait.is_submitted());
+                track.is_busy || ((held || polls) && !self.context.failure.is_set())
             };
             state.tracks.iter().any(runs)
         };

@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Float32Type;
 use arrow_array::{Float32Array, RecordBatch};
-use arrow_device::{Device, DeviceArray, DeviceBuffer, Devices, ImportOptions, SyncPolicy};
+use arrow_device::{
+    Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, ImportOptions, SyncPolicy,
+};
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice};
 use arrow_schema::ffi::FFI_ArrowSchema;
-use arrow_schema::{DataType, Field};
+use arrow_schema::{DataType, Field, Schema};
 
 use peer::{BY_HOST, BY_QUEUE, NO_EVENT, Peer, Produced, SET_BEFORE};
 use program::{Gate, Program, limit, soon};
@@ -167,4 +169,57 @@ fn a_c_producer_is_released_after_the_last_use() {
     assert!(soon(|| Peer::releases() > before), "not released");
     queue.synchronize().unwrap();
     assert_eq!(device.upload(&batch).unwrap().to_host().unwrap(), batch);
+}
+
+/// An export of two columns waits for both producers' events, on a queue of ours. The consumer may release it before they are set.
+#[test]
+fn c_producers_are_released_after_a_wait_of_ours() {
+    let Some((_alone, _program, device, peer)) = begin() else {
+        return;
+    };
+    let before = Peer::releases();
+    let (mut producers, mut columns) = (Vec::new(), Vec::new());
+    for _ in 0..2 {
+        let produced = peer.produce(device.id().id, ROWS, BY_HOST);
+        producers.push(produced.producer);
+        columns.push(import(produced, &device));
+    }
+    let fields = ["a", "b"].map(|name| Field::new(name, DataType::Float32, true));
+    let schema = Arc::new(Schema::new(fields.to_vec()));
+    let batch = DeviceRecordBatch::try_new(schema, &columns).unwrap();
+    let (array, _schema) = batch.export(SyncPolicy::Event).unwrap();
+    drop((columns, batch));
+    drop(array);
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(
+        Peer::releases(),
+        before,
+        "released while its event is polled"
+    );
+    for producer in producers {
+        peer.open(producer);
+    }
+    assert!(soon(|| Peer::releases() == before + 2), "not released");
+}
+
+/// Through the host: the functions of one VkDevice know nothing of another's buffers and events.
+#[test]
+fn a_c_producers_array_goes_to_another_vulkan_device() {
+    let Some((_alone, _program, device, peer)) = begin() else {
+        return;
+    };
+    let other = VulkanConfig::new(0).with_id(1).open().unwrap();
+    let produced = peer.produce(device.id().id, ROWS, BY_HOST);
+    let producer = produced.producer;
+    let known = announce(&device, &produced);
+    let array = import(produced, &device);
+    let there = std::thread::scope(|scope| {
+        let there = scope.spawn(|| array.to_device(&other).unwrap());
+        std::thread::sleep(Duration::from_millis(30));
+        peer.open(producer);
+        there.join().unwrap()
+    });
+    let back = there.to_host().unwrap();
+    assert_eq!(*back.as_primitive::<Float32Type>(), values(0..ROWS));
+    drop(known);
 }
