@@ -1,7 +1,7 @@
 //! Vulkan devices for tests, and a program's own calls of Vulkan.
 #![allow(dead_code)] // tests that include it use what they need
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
@@ -84,21 +84,47 @@ pub(crate) fn assert_clean(device: &Device) {
     assert!(soon(|| unclean(device).is_none()), "{:?}", unclean(device));
 }
 
-/// A VkEvent of a program's, at an address of its own.
+/// A VkEvent of a program's, at an address of its own, and the commands that set it. (The host could set it, too, but wants the
+/// event for itself then, while others ask for it.)
 pub(crate) struct Gate {
     device: Device,
     event: Box<vk::Event>,
+    pool: vk::CommandPool,
+    commands: vk::CommandBuffer,
+    fence: vk::Fence,
+    is_submitted: AtomicBool,
 }
 
 impl Gate {
     pub(crate) fn new(device: &Device) -> Arc<Self> {
-        let functions = VulkanDevice::of(device).unwrap().device();
-        // SAFETY: the device is live.
-        let event = unsafe { functions.create_event(&vk::EventCreateInfo::default(), None) };
-        Arc::new(Self {
-            device: device.clone(),
-            event: Box::new(event.unwrap()),
-        })
+        let vulkan = VulkanDevice::of(device).unwrap();
+        let functions = vulkan.device();
+        let family = vulkan.queue_family();
+        let pool = vk::CommandPoolCreateInfo::default().queue_family_index(family);
+        // SAFETY: the device is live; all is made, recorded and used as its structures say.
+        unsafe {
+            let create = vk::EventCreateInfo::default();
+            let event = functions.create_event(&create, None).unwrap();
+            let pool = functions.create_command_pool(&pool, None).unwrap();
+            let fence = functions.create_fence(&vk::FenceCreateInfo::default(), None);
+            let commands = vk::CommandBufferAllocateInfo::default()
+                .command_pool(pool)
+                .command_buffer_count(1);
+            let commands = functions.allocate_command_buffers(&commands).unwrap()[0];
+            let begin = vk::CommandBufferBeginInfo::default();
+            functions.begin_command_buffer(commands, &begin).unwrap();
+            let all = vk::PipelineStageFlags::ALL_COMMANDS;
+            functions.cmd_set_event(commands, event, all);
+            functions.end_command_buffer(commands).unwrap();
+            Arc::new(Self {
+                device: device.clone(),
+                event: Box::new(event),
+                pool,
+                commands,
+                fence: fence.unwrap(),
+                is_submitted: AtomicBool::new(false),
+            })
+        }
     }
 
     /// The value of `sync_event`, valid as long as this lives.
@@ -106,18 +132,34 @@ impl Gate {
         EventPtr::new((&raw const *self.event).cast_mut().cast()).unwrap()
     }
 
+    /// Sets the event, by the device.
     pub(crate) fn set(&self) {
-        let functions = VulkanDevice::of(&self.device).unwrap().device();
-        // SAFETY: the event is live, not for the device only, and nobody sets or resets it at the same time.
-        unsafe { functions.set_event(*self.event) }.unwrap();
+        let vulkan = VulkanDevice::of(&self.device).unwrap();
+        let commands = [self.commands];
+        let submit = [vk::SubmitInfo::default().command_buffers(&commands)];
+        vulkan.queue().with(&mut |queue| {
+            // SAFETY: this thread has the queue; the commands are recorded, of its family, and submitted once.
+            let done = unsafe { vulkan.device().queue_submit(queue, &submit, self.fence) };
+            done.unwrap();
+        });
+        self.is_submitted.store(true, Ordering::Release);
     }
 }
 
 impl Drop for Gate {
     fn drop(&mut self) {
         let functions = VulkanDevice::of(&self.device).unwrap().device();
-        // SAFETY: the event is destroyed once. No commands use it, and queues that were told to wait for it have seen it set.
-        unsafe { functions.destroy_event(*self.event, None) };
+        // SAFETY: everything is destroyed once, after the commands. Queues that were told to wait for the event have seen it set.
+        unsafe {
+            if self.is_submitted.load(Ordering::Acquire) {
+                functions
+                    .wait_for_fences(&[self.fence], true, u64::MAX)
+                    .unwrap();
+            }
+            functions.destroy_fence(self.fence, None);
+            functions.destroy_command_pool(self.pool, None);
+            functions.destroy_event(*self.event, None);
+        }
     }
 }
 

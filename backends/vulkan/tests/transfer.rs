@@ -1,0 +1,274 @@
+//! Values survive the way to a device and back: every type of Arrow, by copies, structs, streams and between devices; and copies
+//! and fills of any alignment and length.
+#![cfg(not(miri))]
+
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+#[path = "support/vulkan.rs"]
+mod vulkan;
+
+use arrow_array::{RecordBatch, RecordBatchIterator};
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::{
+    DeviceBufferMut, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
+    Devices, ImportOptions, SyncPolicy, export_reader,
+};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use support::{
+    Nulls, all_types, assert_same, assert_same_batch, batch, boolean_with_tight_nulls, cases,
+};
+use vulkan::{assert_clean, is_there, open};
+
+#[test]
+fn every_type() {
+    if !is_there() {
+        return;
+    }
+    let device = open();
+    let tight = ("tight nulls".to_owned(), boolean_with_tight_nulls());
+    let types = all_types().into_iter().zip(0..);
+    let all = types.flat_map(|((name, data_type), seed)| {
+        let cases = cases(&data_type, seed).into_iter();
+        cases.map(move |(case, array)| (format!("{name}, {case}"), array))
+    });
+    for (case, array) in all.chain([tight]) {
+        let up = device.upload_array(&array).unwrap();
+        assert_same(&array, &up.to_host().unwrap(), &case);
+        let rows = array.len();
+        for (offset, length) in [(1, rows.saturating_sub(2)), (rows / 3, rows / 2)] {
+            if offset + length <= rows {
+                let part = up.slice(offset, length).unwrap().to_host().unwrap();
+                let case = format!("{case}, slice({offset}, {length})");
+                assert_same(&array.slice(offset, length), &part, case);
+            }
+        }
+    }
+    assert_clean(&device);
+}
+
+/// One column of each type.
+fn all_columns(rows: usize, seed: u64) -> RecordBatch {
+    let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
+    batch(&types, rows, Nulls::Some, seed)
+}
+
+#[test]
+fn structs_out_and_in() {
+    if !is_there() {
+        return;
+    }
+    let device = open();
+    let devices = Devices::new();
+    devices.add(device.clone()).unwrap();
+    let sent = all_columns(300, 9);
+    for policy in [SyncPolicy::Event, SyncPolicy::Wait] {
+        let up = device.upload(&sent).unwrap();
+        let (array, schema) = up.slice(7, 290).unwrap().export(policy).unwrap();
+        drop(up);
+        let options = ImportOptions::default().with_devices(devices.clone());
+        // SAFETY: both structs come from one export of this crate.
+        let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }.unwrap();
+        assert_same_batch(
+            &sent.slice(7, 290),
+            &again.to_host().unwrap(),
+            format_args!("{policy:?}"),
+        );
+    }
+    assert_clean(&device);
+}
+
+#[test]
+fn between_devices() {
+    if !is_there() {
+        return;
+    }
+    let (one, two) = (open(), open());
+    let sent = all_columns(200, 3);
+    let there = one.upload(&sent).unwrap().to_device(&two).unwrap();
+    let back = there.slice(5, 190).unwrap().to_device(&one).unwrap();
+    let received = back.to_host().unwrap();
+    assert_same_batch(&sent.slice(5, 190), &received, "there and back");
+    drop((there, back, received));
+    assert_clean(&one);
+    assert_clean(&two);
+}
+
+/// Batches through a C stream, to the host and on the device.
+#[test]
+fn streams() {
+    if !is_there() {
+        return;
+    }
+    let device = open();
+    let devices = Devices::new();
+    devices.add(device.clone()).unwrap();
+    let options = ImportOptions::default().with_devices(devices);
+    let batches: Vec<_> = (0..5).map(|seed| all_columns(100, seed)).collect();
+    let stream = || {
+        let schema = batches[0].schema();
+        let reader = RecordBatchIterator::new(batches.clone().into_iter().map(Ok), schema);
+        let stream = export_reader(reader, &device).unwrap();
+        // SAFETY: the stream is this crate's.
+        unsafe { DeviceRecordBatchStreamReader::new(stream, options.clone()) }.unwrap()
+    };
+    let back: Vec<_> = stream().into_host_reader().map(Result::unwrap).collect();
+    assert_eq!(back.len(), batches.len());
+    for (number, (sent, back)) in batches.iter().zip(&back).enumerate() {
+        assert_same_batch(sent, back, format_args!("batch {number} on the host"));
+    }
+    for (sent, there) in batches.iter().zip(stream()) {
+        let there = there.unwrap();
+        assert_eq!(there.device(), &device);
+        let back = there.to_host().unwrap();
+        assert_same_batch(sent, &back, "on the device");
+    }
+    drop(back);
+    assert_clean(&device);
+}
+
+/// One step of the property test, on memory of `ROOM` bytes each: ordinary, page-locked, and two buffers of the device.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Copies bytes between two of them. The host's two are never both ends.
+    Copy {
+        from: usize,
+        to: usize,
+        src: usize,
+        dst: usize,
+        bytes: usize,
+    },
+    Fill {
+        buffer: usize,
+        dst: usize,
+        bytes: usize,
+        byte: u8,
+    },
+}
+
+const ROOM: usize = 300;
+
+fn step() -> impl Strategy<Value = Step> {
+    let range = (0..ROOM, 0..ROOM, 1..ROOM);
+    let copy =
+        (0..4usize, 0..4usize, range).prop_filter_map("between hosts", |(from, to, range)| {
+            let (src, dst, bytes) = range;
+            let bytes = bytes.min(ROOM - src).min(ROOM - dst);
+            let hosts = from < 2 && to < 2;
+            // Within one buffer, source and destination must not overlap.
+            let apart = from != to || src.abs_diff(dst) >= bytes;
+            (!hosts && apart).then_some(Step::Copy {
+                from,
+                to,
+                src,
+                dst,
+                bytes,
+            })
+        });
+    let fill = (2..4usize, 0..ROOM, 1..ROOM, any::<u8>());
+    let fill = fill.prop_map(|(buffer, dst, bytes, byte)| Step::Fill {
+        buffer,
+        dst,
+        bytes: bytes.min(ROOM - dst),
+        byte,
+    });
+    prop_oneof![2 => copy, 1 => fill]
+}
+
+/// Copies and fills of any alignment and length do on the device what they do in a model.
+#[test]
+fn copies_and_fills_are_exact() {
+    if !is_there() {
+        return;
+    }
+    let device = open();
+    let queue = device.new_queue().unwrap();
+    let (one, two) = (
+        DeviceBufferMut::allocate(&queue, ROOM).unwrap(),
+        DeviceBufferMut::allocate(&queue, ROOM).unwrap(),
+    );
+    let locked = device.host_slab(ROOM).unwrap();
+    let mut ordinary = vec![0u8; ROOM];
+    let at = |pointer: *mut u8| DevicePtr::new(pointer.cast());
+    let places = [
+        at(ordinary.as_mut_ptr()),
+        locked.as_device_ptr(),
+        one.address(),
+        two.address(),
+    ];
+    assert!(device.backend().copies_directly_from(places[1], ROOM));
+    assert!(!device.backend().copies_directly_from(places[0], ROOM));
+    let raw = queue.raw();
+    let copy = |from: usize, to: usize, src: usize, dst: usize, bytes: usize| {
+        let op = CopyOp {
+            src: places[from].offset(src),
+            dst: places[to].offset(dst),
+            bytes,
+            kind: match (from < 2, to < 2) {
+                (true, _) => CopyKind::HostToDevice,
+                (_, true) => CopyKind::DeviceToHost,
+                _ => CopyKind::DeviceToDevice,
+            },
+        };
+        // SAFETY: all four places have `ROOM` bytes and live until the queue was waited for; the ranges do not overlap.
+        unsafe { raw.copy(&[op]) }.unwrap();
+    };
+    let fill = |buffer: usize, dst: usize, byte: u8, bytes: usize| {
+        // SAFETY: as above.
+        unsafe { raw.fill(places[buffer].offset(dst), byte, bytes) }.unwrap();
+    };
+    let read = |place: usize| {
+        // SAFETY: the host's two places have `ROOM` bytes; the queue was waited for.
+        unsafe { std::slice::from_raw_parts(places[place].as_ptr().cast::<u8>(), ROOM) }.to_vec()
+    };
+    let mut runner = TestRunner::new(Config {
+        failure_persistence: None,
+        ..Config::with_cases(200)
+    });
+    let steps = proptest::collection::vec(step(), 1..12);
+    let outcome = runner.run(&steps, |steps| {
+        fill(2, 0, 1, ROOM);
+        fill(3, 0, 2, ROOM);
+        copy(2, 0, 0, 0, ROOM);
+        copy(3, 1, 0, 0, ROOM);
+        let mut model = [1, 2, 1, 2].map(|byte| vec![byte; ROOM]);
+        for step in &steps {
+            match *step {
+                Step::Copy {
+                    from,
+                    to,
+                    src,
+                    dst,
+                    bytes,
+                } => {
+                    copy(from, to, src, dst, bytes);
+                    let part = model[from][src..src + bytes].to_vec();
+                    model[to][dst..dst + bytes].copy_from_slice(&part);
+                }
+                Step::Fill {
+                    buffer,
+                    dst,
+                    bytes,
+                    byte,
+                } => {
+                    fill(buffer, dst, byte, bytes);
+                    model[buffer][dst..dst + bytes].fill(byte);
+                }
+            }
+        }
+        queue.synchronize().unwrap();
+        prop_assert_eq!(read(0), model[0].clone());
+        prop_assert_eq!(read(1), model[1].clone());
+        copy(2, 0, 0, 0, ROOM);
+        copy(3, 1, 0, 0, ROOM);
+        queue.synchronize().unwrap();
+        prop_assert_eq!(read(0), model[2].clone());
+        prop_assert_eq!(read(1), model[3].clone());
+        Ok(())
+    });
+    drop((one, two));
+    drop((ordinary, locked));
+    outcome.unwrap();
+    assert_clean(&device);
+}
