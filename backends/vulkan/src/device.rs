@@ -221,6 +221,7 @@ unsafe impl Backend for VulkanDevice {
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let id = self.id();
+        self.shared.context.check_process()?;
         let refused = |what: String| Err(Error::InvalidArgument(what.into()));
         let ptr = event.as_ptr().cast::<vk::Event>();
         if !ptr.is_aligned() {

@@ -178,9 +178,21 @@ impl Lanes {
 
     /// Makes the later work of a lane wait.
     pub(crate) fn wait(&self, lane: &Lane, wait: Wait) {
-        if let Some(track) = lock(&self.state).track(lane.number) {
-            track.waits.push(wait);
+        let mut state = lock(&self.state);
+        let Some(track) = state.track(lane.number) else {
+            return;
+        };
+        if let Wait::Point(point) = &wait {
+            let same = track.waits.iter_mut().find_map(|wait| match wait {
+                Wait::Point(other) if Arc::ptr_eq(&other.lane, &point.lane) => Some(other),
+                _ => None,
+            });
+            if let Some(other) = same {
+                other.number = other.number.max(point.number);
+                return;
+            }
         }
+        track.waits.push(wait);
     }
 
     /// Queues a batch. Returns its number in the lane. If this returns an error, neither its commands nor its work of the host run,
@@ -390,16 +402,18 @@ impl Lanes {
         Ok(())
     }
 
-    /// Makes this thread wait until the batch of this number was submitted.
+    /// Makes this thread wait until the batch of this number, if it is still there, was submitted.
     pub(crate) fn wait_submitted(&self, lane: &Lane, number: u64) -> Result<()> {
-        let waiting = |_: &mut State| lane.submitted() < number && !self.context.failure.is_set();
-        if lane.submitted() < number {
+        // A batch that could not be submitted has taken its number back.
+        let is_held = || lane.submitted() < number.min(lane.given());
+        let waiting = |_: &mut State| is_held() && !self.context.failure.is_set();
+        if is_held() {
             let state = self.moved.wait_while(lock(&self.state), waiting);
             drop(state.unwrap_or_else(PoisonError::into_inner));
         }
-        match lane.submitted() >= number {
-            true => Ok(()),
-            false => self.context.failure.check(),
+        match is_held() {
+            true => self.context.failure.check(),
+            false => Ok(()),
         }
     }
 
@@ -432,6 +446,8 @@ impl Lanes {
         }
         for lane in self.lanes(true) {
             let number = lane.given();
+            self.wait_submitted(&lane, number)?;
+            let number = lane.submitted();
             self.wait_for(&Point { lane, number })?;
         }
         self.forget_ended();
