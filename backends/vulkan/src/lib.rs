@@ -1,6 +1,7 @@
 //! # Vulkan devices for [`arrow_device`]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod batch;
 mod codes;
 mod config;
 mod context;

@@ -9,11 +9,11 @@ use arrow_device::device::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use arrow_device::{Error, Queue, Result};
 use ash::vk;
 
+use crate::batch::{Batch, Wait};
 use crate::context::SharedQueue;
 use crate::event;
 use crate::lane::{Lane, Point};
 use crate::shared::Shared;
-use crate::submit::{Batch, Wait};
 
 /// A queue of a Vulkan device, and what [`RawQueue::as_any`](arrow_device::device::RawQueue::as_any) of its queues returns: an order
 /// of work on one of the device's VkQueues, which several queues may share.
