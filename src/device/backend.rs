@@ -339,17 +339,17 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Returns whether an event of another producer must live until a queue's wait for it is over, not only until
-    /// [`RawQueue::wait`] has returned. The default is `false`. Answer `true` if a thread of yours polls events
-    /// that nobody can keep alive: the producer's array is then released only after the queue's wait.
-    fn polls_foreign_events(&self) -> bool {
-        false
-    }
-
     /// Returns whether this device's queues can wait for events of `other`. If not, a host thread
     /// waits.
     fn accepts_events_of(&self, other: &dyn Backend) -> bool {
         let _ = other;
+        false
+    }
+
+    /// Returns whether this device's queues that were told to wait for a foreign producer's event go on asking for it until it has
+    /// completed, because the runtime cannot wait for it otherwise. This crate then records an event after each such wait, and keeps
+    /// the producer's array, and with it the event, until that has completed.
+    fn polls_foreign_events(&self) -> bool {
         false
     }
 
@@ -454,13 +454,12 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     /// [`Backend::release_event`].
     fn record(&self) -> Result<EventPtr>;
 
-    /// Makes later work of this queue wait for `event`, which may be released after this call
-    /// (but see [`Backend::polls_foreign_events`]).
+    /// Makes later work of this queue wait for `event`, which may be released after this call.
     ///
     /// # Safety
-    /// `event` points to a live event of this device's type. If the backend polls foreign events, one
-    /// that it has not recorded lives until later work of this queue has completed, or the device has
-    /// failed.
+    /// `event` points to a live event of this device's type. If the backend
+    /// [polls foreign events](Backend::polls_foreign_events) and this is one, it lives until an event
+    /// that is recorded after this call has completed.
     unsafe fn wait(&self, event: EventPtr) -> Result<()>;
 
     /// Returns the runtime's handle of the queue's stream as a number, if there is one.

@@ -134,10 +134,8 @@ impl Owner {
             Some(_) if self.is_home(queue) => Ok(()),
             Some(event) => {
                 queue.wait_ref(event)?;
-                let is_polled = matches!(self.ready, Ready::Foreign(..))
-                    && queue.device().backend().polls_foreign_events();
-                if is_polled && !event.is_complete().unwrap_or(false) {
-                    // The event lives as long as the array, which must outlive the wait even if nothing reads its memory.
+                if self.own_event().is_none() && queue.device().backend().polls_foreign_events() {
+                    // The event lives as long as the memory, which is released after the wait then.
                     self.record_use(queue);
                 }
                 Ok(())

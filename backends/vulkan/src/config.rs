@@ -29,6 +29,8 @@ pub struct VulkanConfig {
     ordinal: usize,
     id: i64,
     idle_bytes: usize,
+    /// How often each VkQueue is listed.
+    repeat: usize,
 }
 
 /// What a program has of Vulkan, for [`VulkanConfig::adopt`].
@@ -68,6 +70,7 @@ impl VulkanConfig {
             ordinal,
             id: i64::try_from(ordinal).unwrap_or(i64::MAX),
             idle_bytes: 256 << 20,
+            repeat: 1,
         }
     }
 
@@ -83,6 +86,14 @@ impl VulkanConfig {
     #[must_use]
     pub fn with_idle_limit(mut self, bytes: usize) -> Self {
         self.idle_bytes = bytes;
+        self
+    }
+
+    /// Makes the device treat each VkQueue as two, for tests of devices with several.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_repeated_queues(mut self) -> Self {
+        self.repeat = 2;
         self
     }
 
@@ -157,11 +168,7 @@ impl VulkanConfig {
             queue,
             keep,
         } = parts;
-        // SAFETY: the caller guarantees that the instance is live and the physical device its own (see `# Safety`).
-        let Asked { info, families } = unsafe { ask(&instance, physical) };
-        let given = families.get(family as usize).filter(|given| serves(given));
-        check(id, &info, given.map(|_| family))?;
-        // A device for an older version may have no such functions.
+        // A device for an older version has no such functions, nor has its instance those that are used below.
         // SAFETY: instance and device are live; the names end with a null byte.
         let has = |name: &std::ffi::CStr| unsafe {
             instance.get_device_proc_addr(device.handle(), name.as_ptr())
@@ -172,6 +179,10 @@ impl VulkanConfig {
                 "the program's VkDevice was made for a version before Vulkan 1.2; set ApplicationInfo::api_version of its instance",
             ));
         }
+        // SAFETY: the caller guarantees that the instance is live and the physical device its own (see `# Safety`).
+        let Asked { info, families } = unsafe { ask(&instance, physical) };
+        let given = families.get(family as usize).filter(|given| serves(given));
+        check(id, &info, given.map(|_| family))?;
         let (loaded, origin) = ((entry, instance), Origin::Program(keep));
         // SAFETY: the caller guarantees that all are live, belong together, and live as long as `keep`.
         let context = unsafe { Context::new(id, loaded, physical, device, family, origin) };
@@ -184,6 +195,7 @@ impl VulkanConfig {
         info: VulkanDeviceInfo,
         queues: Vec<Arc<dyn SharedQueue>>,
     ) -> Result<Device> {
+        let queues = vec![queues; self.repeat].concat();
         let shared = Shared::new(context, info, queues, self.idle_bytes)?;
         Device::new(Arc::new(VulkanDevice::new(shared)?))
     }

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use arrow_device::device::DeviceId;
 use arrow_device::device::parts::{Failure, Process, Worker};
@@ -29,8 +29,6 @@ pub(crate) struct Context {
     pub(crate) family: u32,
     /// The work that has failed, if some has.
     pub(crate) failure: Failure,
-    /// Held for reading while a foreign event is asked for.
-    polls: RwLock<()>,
     /// Polls events and timelines. Its jobs do not block.
     pub(crate) worker: Worker,
     /// Calls wakers, which are foreign code and may block.
@@ -59,7 +57,6 @@ impl Context {
             device,
             family,
             failure: Failure::new(),
-            polls: RwLock::new(()),
             worker: Worker::new("arrow-device vulkan"),
             wakers: Worker::new("arrow-device vulkan wakers"),
             end: ManuallyDrop::new((origin, entry)),
@@ -76,13 +73,13 @@ impl Context {
     /// release it.
     pub(crate) fn check_alive(&self) -> Result<()> {
         self.failure.check().inspect_err(|_| {
-            drop(self.polls.write().unwrap_or_else(PoisonError::into_inner));
+            drop(without_polls());
         })
     }
 
     /// Asks for a foreign event, unless the device has failed.
     pub(crate) fn poll(&self, ask: impl FnOnce() -> Answer<bool>) -> Result<bool> {
-        let polls = self.polls.read().unwrap_or_else(PoisonError::into_inner);
+        let polls = POLLS.read().unwrap_or_else(PoisonError::into_inner);
         self.failure.check()?;
         let answer = ask();
         drop(polls);
@@ -185,6 +182,14 @@ unsafe impl SharedQueue for Mutex<vk::Queue> {
     fn with(&self, work: &mut dyn FnMut(vk::Queue)) {
         work(*lock(self));
     }
+}
+
+/// Held for reading while a foreign event is asked for. One for the process, as several devices may have one VkDevice.
+static POLLS: RwLock<()> = RwLock::new(());
+
+/// Nobody asks for foreign events while the result lives.
+pub(crate) fn without_polls() -> RwLockWriteGuard<'static, ()> {
+    POLLS.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks a mutex. No code of this crate leaves what it protects half changed.

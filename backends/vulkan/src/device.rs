@@ -221,6 +221,7 @@ unsafe impl Backend for VulkanDevice {
 
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
         let id = self.id();
+        self.shared.context.check_process()?;
         let refused = |what: String| Err(Error::InvalidArgument(what.into()));
         let ptr = event.as_ptr().cast::<vk::Event>();
         if !ptr.is_aligned() {
@@ -362,14 +363,12 @@ unsafe impl Backend for VulkanDevice {
             && objects.host.classify(address, bytes, found) == Some(found)
     }
 
-    /// A queue polls events with the functions of its own VkDevice.
+    /// Those of the same VkDevice, of which a program may have made several devices.
     fn accepts_events_of(&self, other: &dyn Backend) -> bool {
-        let handle = |device: &Self| device.shared.context.device.handle();
         let other = other.as_any().downcast_ref::<Self>();
-        other.is_some_and(|other| handle(other) == handle(self))
+        other.is_some_and(|other| other.device().handle() == self.device().handle())
     }
 
-    /// Nobody can keep a VkEvent alive but its producer.
     fn polls_foreign_events(&self) -> bool {
         true
     }

@@ -8,3 +8,5 @@ mod interposer;
 #[path = "../support/program.rs"]
 mod program;
 mod stand_in;
+#[path = "../support/vulkan.rs"]
+mod vulkan;

@@ -1,253 +1,183 @@
-//! A program's own Vulkan: instance, device and queue, as an engine has them.
+//! A program with an instance, a device and a queue of its own.
 #![allow(dead_code)] // tests that include it use what they need
 
-use std::sync::{Arc, Mutex, Once, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
 
-use arrow_device::{Device, Error};
-use arrow_device_vulkan::{VulkanConfig, VulkanParts};
-use ash::vk;
+use arrow_device::{Device, Result};
+use arrow_device_vulkan::ash::{self, vk};
+use arrow_device_vulkan::{SharedQueue, VulkanConfig, VulkanParts};
 
-/// Whether a missing driver, layer or tool is an error: in CI.
-pub(crate) fn is_required() -> bool {
-    std::env::var_os("ARROW_DEVICE_VULKAN_REQUIRED").is_some_and(|value| value != "0")
-}
+use crate::vulkan::next_id;
 
-/// Says why a test is skipped, or fails if it must not be.
-#[track_caller]
-pub(crate) fn skip<T>(why: impl std::fmt::Display) -> Option<T> {
-    assert!(!is_required(), "{why}");
-    eprintln!("skipped: {why}");
-    None
-}
-
-/// Vulkan wants nobody to ask for the status of an event while the host sets it (VUID-vkSetEvent-event-parameter's host
-/// synchronization). A program whose host sets events gives this crate functions that lock.
-mod events {
-    use std::collections::HashMap;
-    use std::ffi::{CStr, c_void};
-    use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-
-    use ash::vk;
-
-    /// The real functions of the devices.
-    type Real = HashMap<vk::Device, vk::PFN_vkGetEventStatus>;
-
-    pub(super) fn alone() -> MutexGuard<'static, Real> {
-        static REAL: LazyLock<Mutex<Real>> = LazyLock::new(Mutex::default);
-        REAL.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    unsafe extern "system" fn get_event_status(device: vk::Device, event: vk::Event) -> vk::Result {
-        let real = alone();
-        // SAFETY: these are the caller's arguments. `lock` has stored the function before it handed this one out.
-        unsafe { real[&device](device, event) }
-    }
-
-    /// The device with this function instead of its own.
-    pub(super) fn lock(instance: &ash::Instance, device: &ash::Device) -> ash::Device {
-        alone().insert(device.handle(), device.fp_v1_0().get_event_status);
-        let find = |name: &CStr| match name.to_bytes() {
-            b"vkGetEventStatus" => get_event_status as *const c_void,
-            // SAFETY: instance and device are live.
-            _ => unsafe { instance.get_device_proc_addr(device.handle(), name.as_ptr()) }
-                .map_or(std::ptr::null(), |found| found as *const c_void),
-        };
-        // SAFETY: each function is the device's, or has the same type.
-        unsafe { ash::Device::load_with(find, device.handle()) }
-    }
-}
-
+/// What the program has. Its drop destroys all of it.
 pub(crate) struct Program {
-    pub entry: ash::Entry,
-    pub instance: ash::Instance,
-    pub physical: vk::PhysicalDevice,
-    pub device: ash::Device,
-    pub family: u32,
-    pub queue: Arc<Mutex<vk::Queue>>,
+    pub(crate) entry: ash::Entry,
+    pub(crate) instance: ash::Instance,
+    pub(crate) physical: vk::PhysicalDevice,
+    pub(crate) device: ash::Device,
+    pub(crate) queue: Arc<Mutex<vk::Queue>>,
+    pub(crate) pool: vk::CommandPool,
 }
+
+/// The family of the program's queue.
+pub(crate) const FAMILY: u32 = 0;
 
 impl Program {
-    /// `None` if there is no Vulkan device.
-    #[track_caller]
-    pub(crate) fn new() -> Option<Arc<Self>> {
-        // SAFETY: Vulkan's loader may be loaded on any thread.
-        match unsafe { ash::Entry::load() } {
-            Ok(entry) => Self::with(entry)
-                .map(Some)
-                .unwrap_or_else(|e| skip(format!("no Vulkan device: {e}"))),
-            Err(e) => skip(format!("no Vulkan: {e}")),
+    pub(crate) fn new() -> Arc<Self> {
+        // SAFETY: the library is the system's loader.
+        let entry = unsafe { ash::Entry::load() }.unwrap();
+        Self::with_entry(entry, vk::API_VERSION_1_2)
+    }
+
+    /// Makes a program with a loader's functions, of a version of Vulkan.
+    pub(crate) fn with_entry(entry: ash::Entry, version: u32) -> Arc<Self> {
+        let application = vk::ApplicationInfo::default().api_version(version);
+        let create = vk::InstanceCreateInfo::default().application_info(&application);
+        let priorities = [1.0];
+        let queues = [vk::DeviceQueueCreateInfo::default()
+            .queue_family_index(FAMILY)
+            .queue_priorities(&priorities)];
+        let mut features = vk::PhysicalDeviceVulkan12Features::default()
+            .buffer_device_address(true)
+            .timeline_semaphore(true);
+        let mut device = vk::DeviceCreateInfo::default().queue_create_infos(&queues);
+        if version >= vk::API_VERSION_1_2 {
+            device = device.push_next(&mut features);
+        }
+        let pool = vk::CommandPoolCreateInfo::default().queue_family_index(FAMILY);
+        // SAFETY: all is made as its structures say; lavapipe's family 0 runs everything.
+        unsafe {
+            let instance = entry.create_instance(&create, None).unwrap();
+            let physical = instance.enumerate_physical_devices().unwrap()[0];
+            let device = instance.create_device(physical, &device, None).unwrap();
+            let queue = device.get_device_queue(FAMILY, 0);
+            let pool = device.create_command_pool(&pool, None).unwrap();
+            Arc::new(Self {
+                entry,
+                instance,
+                physical,
+                device,
+                queue: Arc::new(Mutex::new(queue)),
+                pool,
+            })
         }
     }
 
-    fn with(entry: ash::Entry) -> Result<Arc<Self>, vk::Result> {
-        let version = vk::ApplicationInfo::default().api_version(vk::API_VERSION_1_2);
-        let info = vk::InstanceCreateInfo::default().application_info(&version);
-        // SAFETY: `info` and what it refers to live until the call ends.
-        let instance = unsafe { entry.create_instance(&info, None) }?;
-        let made = (|| {
-            // SAFETY: the instance is live.
-            let physical = unsafe { instance.enumerate_physical_devices() }?;
-            let physical = *physical.first().ok_or(vk::Result::ERROR_UNKNOWN)?;
-            let priorities = [1.0];
-            let queues = [vk::DeviceQueueCreateInfo::default()
-                .queue_family_index(0)
-                .queue_priorities(&priorities)];
-            let mut features = vk::PhysicalDeviceVulkan12Features::default()
-                .buffer_device_address(true)
-                .timeline_semaphore(true);
-            let info = vk::DeviceCreateInfo::default()
-                .queue_create_infos(&queues)
-                .push_next(&mut features);
-            // SAFETY: as above.
-            let device = unsafe { instance.create_device(physical, &info, None) }?;
-            Ok((physical, events::lock(&instance, &device)))
-        })();
-        match made {
-            Ok((physical, device)) => {
-                // SAFETY: the device was made with this queue.
-                let queue = unsafe { device.get_device_queue(0, 0) };
-                Ok(Arc::new(Self {
-                    entry,
-                    instance,
-                    physical,
-                    device,
-                    family: 0,
-                    queue: Arc::new(Mutex::new(queue)),
-                }))
-            }
-            Err(e) => {
-                // SAFETY: nothing of the instance is live.
-                unsafe { instance.destroy_instance(None) };
-                Err(e)
-            }
-        }
-    }
-
-    /// The device as one of arrow-device's, which keeps the program.
-    pub(crate) fn adopt(self: &Arc<Self>, config: VulkanConfig) -> Result<Device, Error> {
-        let parts = VulkanParts {
+    pub(crate) fn parts(self: &Arc<Self>) -> VulkanParts {
+        VulkanParts {
             entry: self.entry.clone(),
             instance: self.instance.clone(),
             physical_device: self.physical,
             device: self.device.clone(),
-            queue_family: self.family,
-            queue: self.queue.clone(),
+            queue_family: FAMILY,
+            queue: self.queue.clone() as Arc<dyn SharedQueue>,
             keep: Box::new(self.clone()),
-        };
-        // SAFETY: the objects belong together and live as long as the program. It enabled buffer addresses and timeline semaphores,
-        // and uses its queue under the lock only.
-        unsafe { config.adopt(parts) }
+        }
     }
 
-    /// Sets an event, by the host.
-    pub(crate) fn set_event(&self, event: vk::Event) -> Result<(), vk::Result> {
-        let _alone = events::alone();
-        // SAFETY: the tests pass live events; nobody else uses it meanwhile, as all that polls it locks.
-        unsafe { self.device.set_event(event) }
+    pub(crate) fn try_adopt(self: &Arc<Self>) -> Result<Device> {
+        let config = VulkanConfig::new(0).with_id(next_id());
+        // SAFETY: all parts are live, belong together, and live as long as the program, which they keep.
+        unsafe { config.adopt(self.parts()) }
     }
 
-    /// Waits for what the program has submitted.
-    pub(crate) fn idle(&self) {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the queue is live, and locked.
-        let _ = unsafe { self.device.queue_wait_idle(*queue) };
+    pub(crate) fn adopt(self: &Arc<Self>) -> Device {
+        self.try_adopt().unwrap()
+    }
+
+    /// Records commands of the program.
+    pub(crate) fn record(&self, commands: impl FnOnce(vk::CommandBuffer)) -> vk::CommandBuffer {
+        let allocate = vk::CommandBufferAllocateInfo::default()
+            .command_pool(self.pool)
+            .command_buffer_count(1);
+        // SAFETY: the pool is live, and tests use it on one thread. The command buffer is freed with it.
+        unsafe {
+            let buffer = self.device.allocate_command_buffers(&allocate).unwrap()[0];
+            let begin = vk::CommandBufferBeginInfo::default();
+            self.device.begin_command_buffer(buffer, &begin).unwrap();
+            commands(buffer);
+            self.device.end_command_buffer(buffer).unwrap();
+            buffer
+        }
+    }
+
+    /// A buffer of the program's, with addresses, which the host can map.
+    pub(crate) fn buffer(self: &Arc<Self>, bytes: usize) -> Arc<ProgramBuffer> {
+        let usage = vk::BufferUsageFlags::TRANSFER_SRC
+            | vk::BufferUsageFlags::TRANSFER_DST
+            | vk::BufferUsageFlags::STORAGE_BUFFER
+            | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS;
+        let create = vk::BufferCreateInfo::default()
+            .size(bytes as u64)
+            .usage(usage);
+        let mut flags =
+            vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
+        // SAFETY: all is made as its structures say; lavapipe's memory of type 0 does everything.
+        unsafe {
+            let raw = self.device.create_buffer(&create, None).unwrap();
+            let needs = self.device.get_buffer_memory_requirements(raw);
+            let allocate = vk::MemoryAllocateInfo::default()
+                .allocation_size(needs.size)
+                .memory_type_index(0)
+                .push_next(&mut flags);
+            let memory = self.device.allocate_memory(&allocate, None).unwrap();
+            self.device.bind_buffer_memory(raw, memory, 0).unwrap();
+            let whole = vk::WHOLE_SIZE;
+            let none = vk::MemoryMapFlags::empty();
+            let mapped = self.device.map_memory(memory, 0, whole, none).unwrap();
+            Arc::new(ProgramBuffer {
+                program: self.clone(),
+                raw,
+                memory,
+                bytes,
+                mapped: mapped.expose_provenance(),
+            })
+        }
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: nobody uses them any more: whoever does has a reference to this.
+        // SAFETY: everything is destroyed once, with nothing left that was made of it.
         unsafe {
-            let _ = self.device.device_wait_idle();
+            self.device.device_wait_idle().unwrap();
+            self.device.destroy_command_pool(self.pool, None);
             self.device.destroy_device(None);
             self.instance.destroy_instance(None);
         }
     }
 }
 
-/// Keeps a program's queue busy until it is opened.
-pub(crate) struct Gate {
+pub(crate) struct ProgramBuffer {
     program: Arc<Program>,
-    semaphore: vk::Semaphore,
+    pub(crate) raw: vk::Buffer,
+    memory: vk::DeviceMemory,
+    pub(crate) bytes: usize,
+    mapped: usize,
 }
 
-impl Gate {
-    pub(crate) fn new(program: &Arc<Program>) -> Self {
-        let device = &program.device;
-        let mut kind =
-            vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
-        let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
-        let queue = program.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the device is live, and the queue is locked. The semaphore lives until its wait is over (`drop`).
-        let semaphore = unsafe {
-            let semaphore = device.create_semaphore(&info, None).unwrap();
-            let (semaphores, values) = ([semaphore], [1]);
-            let mut timeline =
-                vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
-            let work = [vk::SubmitInfo::default()
-                .wait_semaphores(&semaphores)
-                .wait_dst_stage_mask(&[vk::PipelineStageFlags::ALL_COMMANDS])
-                .push_next(&mut timeline)];
-            device
-                .queue_submit(*queue, &work, vk::Fence::null())
-                .unwrap();
-            semaphore
-        };
-        drop(queue);
-        Self {
-            program: program.clone(),
-            semaphore,
-        }
+impl ProgramBuffer {
+    pub(crate) fn write(&self, values: &[i64]) {
+        assert!(size_of_val(values) <= self.bytes);
+        let mapped: *mut i64 = std::ptr::with_exposed_provenance_mut(self.mapped);
+        // SAFETY: the memory is mapped, has room, and no commands use it now.
+        unsafe { mapped.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     }
 
-    /// Once.
-    pub(crate) fn open(&self) {
-        let info = vk::SemaphoreSignalInfo::default()
-            .semaphore(self.semaphore)
-            .value(1);
-        // SAFETY: the semaphore is live.
-        unsafe { self.program.device.signal_semaphore(&info) }.unwrap();
+    pub(crate) fn read(&self, count: usize) -> Vec<i64> {
+        assert!(count * 8 <= self.bytes);
+        let mapped: *const i64 = std::ptr::with_exposed_provenance(self.mapped);
+        // SAFETY: the memory is mapped and coherent, has as many values, and no commands write to it now.
+        unsafe { std::slice::from_raw_parts(mapped, count) }.to_vec()
     }
 }
 
-impl Drop for Gate {
+impl Drop for ProgramBuffer {
     fn drop(&mut self) {
-        // SAFETY: the semaphore is live.
-        let value = unsafe {
-            self.program
-                .device
-                .get_semaphore_counter_value(self.semaphore)
-        };
-        if value == Ok(0) {
-            self.open();
+        // SAFETY: both are destroyed once; no commands use them any more.
+        unsafe {
+            self.program.device.destroy_buffer(self.raw, None);
+            self.program.device.free_memory(self.memory, None);
         }
-        self.program.idle();
-        // SAFETY: its wait is over, and nobody else has it.
-        unsafe { self.program.device.destroy_semaphore(self.semaphore, None) };
     }
-}
-
-/// Returns whether `done` becomes true within ten seconds.
-pub(crate) fn soon(mut done: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(10) {
-        if done() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
-}
-
-/// Ends the process if its tests hang.
-pub(crate) fn limit() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_secs(600));
-            eprintln!("the tests have hung: ten minutes are over");
-            std::process::abort();
-        });
-    });
 }
