@@ -29,6 +29,8 @@ pub struct VulkanConfig {
     ordinal: usize,
     id: i64,
     idle_bytes: usize,
+    /// How often each VkQueue is listed.
+    repeat: usize,
 }
 
 /// What a program has of Vulkan, for [`VulkanConfig::adopt`].
@@ -68,6 +70,7 @@ impl VulkanConfig {
             ordinal,
             id: i64::try_from(ordinal).unwrap_or(i64::MAX),
             idle_bytes: 256 << 20,
+            repeat: 1,
         }
     }
 
@@ -83,6 +86,14 @@ impl VulkanConfig {
     #[must_use]
     pub fn with_idle_limit(mut self, bytes: usize) -> Self {
         self.idle_bytes = bytes;
+        self
+    }
+
+    /// Makes the device treat each VkQueue as two, for tests of devices with several.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_repeated_queues(mut self) -> Self {
+        self.repeat = 2;
         self
     }
 
@@ -184,6 +195,7 @@ impl VulkanConfig {
         info: VulkanDeviceInfo,
         queues: Vec<Arc<dyn SharedQueue>>,
     ) -> Result<Device> {
+        let queues = vec![queues; self.repeat].concat();
         let shared = Shared::new(context, info, queues, self.idle_bytes)?;
         Device::new(Arc::new(VulkanDevice::new(shared)?))
     }

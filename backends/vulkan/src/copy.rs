@@ -6,9 +6,9 @@ use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{Error, Result};
 use ash::vk;
 
+use crate::batch::{Batch, HostWork};
 use crate::memory::{Buffer, Buffers, Place};
 use crate::shared::{Objects, Shared};
-use crate::submit::{Batch, HostWork};
 
 /// A place in a buffer.
 struct At {

@@ -9,11 +9,11 @@ use arrow_device::device::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use arrow_device::{Error, Queue, Result};
 use ash::vk;
 
+use crate::batch::{Batch, Wait};
 use crate::context::SharedQueue;
 use crate::event;
 use crate::lane::{Lane, Point};
 use crate::shared::Shared;
-use crate::submit::{Batch, Wait};
 
 /// A queue of a Vulkan device, and what [`RawQueue::as_any`](arrow_device::device::RawQueue::as_any) of its queues returns: an order
 /// of work on one of the device's VkQueues, which several queues may share.
@@ -81,12 +81,17 @@ impl VulkanQueue {
     /// Makes later work of the queue wait until a timeline semaphore of the program has a value, without waiting itself. Unlike an
     /// event, this holds up all queues that share the VkQueue.
     ///
+    /// # Errors
+    /// Returns the device's own error.
+    ///
     /// # Safety
     /// The semaphore is a timeline semaphore of the device, and lives until an event that is recorded afterwards has completed. The
     /// value is reached by work that was submitted, or by the host; not by later work of the same VkQueue, which would never run.
-    pub unsafe fn wait_semaphore(&self, semaphore: vk::Semaphore, value: u64) {
+    pub unsafe fn wait_semaphore(&self, semaphore: vk::Semaphore, value: u64) -> Result<()> {
+        self.shared.context.check_usable()?;
         let wait = Wait::Semaphore(semaphore, value);
         self.shared.lanes.wait(&self.lane, wait);
+        Ok(())
     }
 
     /// Returns a timeline semaphore of this crate and the value that it has once all work of the queue so far has completed, for a

@@ -8,12 +8,13 @@ use arrow_device::device::DevicePtr;
 use arrow_device::device::parts::{Block, Pool, Ranges, Worker};
 use arrow_device::{Error, Result};
 
+use crate::batch::Batch;
 use crate::context::{Context, SharedQueue};
 use crate::event::Events;
 use crate::lane::{Lane, Point};
 use crate::memory::{Buffer, Buffers, Memory, Place};
 use crate::physical::VulkanDeviceInfo;
-use crate::submit::{Batch, Lanes};
+use crate::submit::Lanes;
 
 /// How long an allocation waits, while there is no memory left, for work that uses what was freed.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -6,105 +6,19 @@
 
 use std::collections::VecDeque;
 use std::mem::take;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arrow_device::Result;
 use ash::vk;
 
+use crate::batch::{Batch, Flying, Held, State, Track, Wait};
 use crate::codes::{Answer, Failed, Of};
 use crate::context::{Context, SharedQueue, lock};
 use crate::lane::{Lane, Point};
-use crate::memory::Buffer;
 
 /// The pause between two attempts to wait for the device.
 const PAUSE: Duration = Duration::from_millis(10);
-
-/// Work of the host in the order of a queue: a copy between ordinary memory and a staging buffer.
-pub(crate) type HostWork = Box<dyn FnOnce() + Send>;
-
-/// Records commands into a command buffer that has begun.
-pub(crate) type Record<'a> = &'a mut dyn FnMut(&ash::Device, vk::CommandBuffer);
-
-/// One submission, and the work of the host before and after it.
-#[derive(Default)]
-pub(crate) struct Batch<'a> {
-    /// Runs before the commands are submitted.
-    pub(crate) before: Option<HostWork>,
-    pub(crate) record: Option<Record<'a>>,
-    /// A program's command buffers, which come after what is recorded.
-    pub(crate) commands: &'a [vk::CommandBuffer],
-    /// Runs once the commands have completed, and before the next batch of the queue is submitted.
-    pub(crate) after: Option<HostWork>,
-    /// What lives until the commands have completed.
-    pub(crate) buffers: Vec<Arc<Buffer>>,
-}
-
-/// What a batch waits for.
-#[derive(Clone)]
-pub(crate) enum Wait {
-    /// The work of a queue of this device.
-    Point(Point),
-    /// Whatever sets this, which then calls [`Lanes::advance`].
-    Host(Arc<AtomicBool>),
-    /// A program's timeline semaphore, whose signal was submitted, and the value.
-    Semaphore(vk::Semaphore, u64),
-}
-
-impl Wait {
-    /// Returns whether a batch that waits for this may be submitted.
-    fn is_submitted(&self) -> bool {
-        match self {
-            Self::Point(point) => point.lane.submitted() >= point.number,
-            Self::Host(done) => done.load(Ordering::Acquire),
-            Self::Semaphore(..) => true,
-        }
-    }
-}
-
-/// A batch that is held back.
-struct Held {
-    number: u64,
-    waits: Vec<Wait>,
-    before: Option<HostWork>,
-    commands: Vec<vk::CommandBuffer>,
-    /// The first of the commands, if it is this crate's.
-    own: Option<vk::CommandBuffer>,
-    after: Option<HostWork>,
-    buffers: Vec<Arc<Buffer>>,
-    is_submitted: bool,
-}
-
-/// What lives until a batch has completed.
-struct Flying {
-    number: u64,
-    own: Option<vk::CommandBuffer>,
-    _buffers: Vec<Arc<Buffer>>,
-    /// The lanes whose semaphores the batch waits for.
-    _waits: Vec<Wait>,
-}
-
-struct Track {
-    lane: Arc<Lane>,
-    /// What the next batch waits for.
-    waits: Vec<Wait>,
-    held: VecDeque<Held>,
-    flying: VecDeque<Flying>,
-    /// A thread does the work of the host of the first batch.
-    is_busy: bool,
-    /// The queue was dropped.
-    is_dropped: bool,
-}
-
-struct State {
-    pool: vk::CommandPool,
-    /// Command buffers that are not in use.
-    idle: Vec<vk::CommandBuffer>,
-    tracks: Vec<Track>,
-    /// How many lanes were made.
-    made: usize,
-}
 
 /// The queues of a device, those that were dropped included, and what they submit.
 pub(crate) struct Lanes {
@@ -178,9 +92,21 @@ impl Lanes {
 
     /// Makes the later work of a lane wait.
     pub(crate) fn wait(&self, lane: &Lane, wait: Wait) {
-        if let Some(track) = lock(&self.state).track(lane.number) {
-            track.waits.push(wait);
+        let mut state = lock(&self.state);
+        let Some(track) = state.track(lane.number) else {
+            return;
+        };
+        if let Wait::Point(point) = &wait {
+            let same = track.waits.iter_mut().find_map(|wait| match wait {
+                Wait::Point(other) if Arc::ptr_eq(&other.lane, &point.lane) => Some(other),
+                _ => None,
+            });
+            if let Some(other) = same {
+                other.number = other.number.max(point.number);
+                return;
+            }
         }
+        track.waits.push(wait);
     }
 
     /// Queues a batch. Returns its number in the lane. If this returns an error, neither its commands nor its work of the host run,
@@ -240,6 +166,7 @@ impl Lanes {
     pub(crate) fn advance(self: &Arc<Self>) {
         // An error of a batch that was held back is a failure of the device.
         let _ = self.pump(lock(&self.state), None);
+        self.moved.notify_all();
     }
 
     /// Does what can be done now, in all lanes. Returns the error of the fresh batch, by lane and number, if it could not be
@@ -390,16 +317,18 @@ impl Lanes {
         Ok(())
     }
 
-    /// Makes this thread wait until the batch of this number was submitted.
+    /// Makes this thread wait until the batch of this number, if it is still there, was submitted.
     pub(crate) fn wait_submitted(&self, lane: &Lane, number: u64) -> Result<()> {
-        let waiting = |_: &mut State| lane.submitted() < number && !self.context.failure.is_set();
-        if lane.submitted() < number {
+        // A batch that could not be submitted has taken its number back.
+        let is_held = || lane.submitted() < number.min(lane.given());
+        let waiting = |_: &mut State| is_held() && !self.context.failure.is_set();
+        if is_held() {
             let state = self.moved.wait_while(lock(&self.state), waiting);
             drop(state.unwrap_or_else(PoisonError::into_inner));
         }
-        match lane.submitted() >= number {
-            true => Ok(()),
-            false => self.context.failure.check(),
+        match is_held() {
+            true => self.context.check_alive(),
+            false => Ok(()),
         }
     }
 
@@ -408,7 +337,7 @@ impl Lanes {
         self.wait_submitted(&point.lane, point.number)?;
         let waited = point.lane.wait(point.number);
         self.context.check(waited)?;
-        self.context.failure.check()
+        self.context.check_alive()
     }
 }
 
@@ -432,6 +361,8 @@ impl Lanes {
         }
         for lane in self.lanes(true) {
             let number = lane.given();
+            self.wait_submitted(&lane, number)?;
+            let number = lane.submitted();
             self.wait_for(&Point { lane, number })?;
         }
         self.forget_ended();
@@ -463,7 +394,9 @@ impl Lanes {
         let busy = |state: &mut State| {
             let runs = |track: &Track| {
                 let held = track.held.iter().any(|held| held.is_submitted);
-                track.is_busy || (held && !self.context.failure.is_set())
+                // An event that no batch waits for yet is polled all the same.
+                let polls = track.waits.iter().any(|wait| !wait.is_submitted());
+                track.is_busy || ((held || polls) && !self.context.failure.is_set())
             };
             state.tracks.iter().any(runs)
         };
@@ -481,7 +414,7 @@ impl Lanes {
             });
         }
         self.forget_ended();
-        self.context.failure.check()
+        self.context.check_alive()
     }
 
     /// Returns whether all work has ended. Never waits.
@@ -501,87 +434,6 @@ impl Lanes {
     }
 }
 
-impl State {
-    fn track(&mut self, number: u64) -> Option<&mut Track> {
-        self.tracks
-            .iter_mut()
-            .find(|track| track.lane.number == number)
-    }
-
-    /// Takes out what has completed, which the caller drops without the lock.
-    fn reap(&mut self) -> (Vec<Flying>, Vec<Track>) {
-        let (mut ended, mut forgotten) = (Vec::new(), Vec::new());
-        for track in &mut self.tracks {
-            while let Some(first) = track.flying.front() {
-                if !matches!(track.lane.is_complete(first.number), Ok(true)) {
-                    break;
-                }
-                if let Some(mut flying) = track.flying.pop_front() {
-                    self.idle.extend(flying.own.take());
-                    ended.push(flying);
-                }
-            }
-        }
-        let is_over =
-            |track: &Track| track.is_dropped && track.held.is_empty() && track.flying.is_empty();
-        let mut at = 0;
-        while let Some(track) = self.tracks.get(at) {
-            match is_over(track) {
-                true => forgotten.push(self.tracks.swap_remove(at)),
-                false => at += 1,
-            }
-        }
-        (ended, forgotten)
-    }
-
-    /// Records commands into a command buffer of the pool.
-    fn record(&mut self, device: &ash::Device, record: Record<'_>) -> Answer<vk::CommandBuffer> {
-        let commands = match self.idle.pop() {
-            Some(commands) => commands,
-            None => {
-                let allocate = vk::CommandBufferAllocateInfo::default()
-                    .command_pool(self.pool)
-                    .level(vk::CommandBufferLevel::PRIMARY)
-                    .command_buffer_count(1);
-                // SAFETY: the pool is live and used under the lock of this state only (host access to it is exclusive).
-                let made = unsafe { device.allocate_command_buffers(&allocate) };
-                *made
-                    .of("vkAllocateCommandBuffers")?
-                    .first()
-                    .ok_or(NO_COMMANDS)?
-            }
-        };
-        let begin = vk::CommandBufferBeginInfo::default()
-            .flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
-        // SAFETY: the command buffer is not pending: it is new, was never submitted, or its batch has completed. Its pool allows to
-        // reset it, which this does (VUID-vkBeginCommandBuffer-commandBuffer-00049, -00050); access is exclusive, as above.
-        let mut done =
-            unsafe { device.begin_command_buffer(commands, &begin) }.of("vkBeginCommandBuffer");
-        if done.is_ok() {
-            record(device, commands);
-            // SAFETY: it is in the recording state, without a render pass or query (VUID-vkEndCommandBuffer-commandBuffer-00059).
-            done = unsafe { device.end_command_buffer(commands) }.of("vkEndCommandBuffer");
-        }
-        match done {
-            Ok(()) => Ok(commands),
-            Err(failed) => {
-                self.idle.push(commands);
-                Err(failed)
-            }
-        }
-    }
-}
-
-impl Track {
-    /// Takes out the first batch if nothing is left to do for it.
-    fn end(&mut self) {
-        let is_over = |held: &Held| held.is_submitted && held.after.is_none();
-        if !self.is_busy && self.held.front().is_some_and(is_over) {
-            self.held.pop_front();
-        }
-    }
-}
-
 impl Drop for Lanes {
     fn drop(&mut self) {
         if self.context.is_forked() {
@@ -593,11 +445,6 @@ impl Drop for Lanes {
         unsafe { self.context.device.destroy_command_pool(state.pool, None) };
     }
 }
-
-const NO_COMMANDS: Failed = Failed {
-    call: "vkAllocateCommandBuffers",
-    code: vk::Result::ERROR_UNKNOWN,
-};
 
 const NO_QUEUE: Failed = Failed {
     call: "SharedQueue::with",

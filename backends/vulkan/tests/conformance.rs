@@ -6,12 +6,13 @@ mod vulkan;
 
 use std::sync::{Arc, Mutex};
 
-use arrow_device::Queue;
+use arrow_device::{Device, Queue};
 use arrow_device_conformance::{Hold, Subject, run};
+use arrow_device_vulkan::VulkanConfig;
 
-use vulkan::{hold_back, hold_on_device, is_there, open, unclean};
+use vulkan::{hold_back, hold_on_device, is_there, next_id, open, unclean};
 
-fn conforms(hold: fn(&Queue) -> Hold) {
+fn conforms(open: fn() -> Device, hold: fn(&Queue) -> Hold) {
     if !is_there() {
         return;
     }
@@ -35,10 +36,26 @@ fn conforms(hold: fn(&Queue) -> Hold) {
 
 #[test]
 fn behind_an_event_of_a_program() {
-    conforms(hold_back);
+    conforms(open, hold_back);
 }
 
 #[test]
 fn behind_a_semaphore_on_the_device() {
-    conforms(hold_on_device);
+    conforms(open, hold_on_device);
+}
+
+/// The driver may have a single VkQueue: two that are the same one wait for each other as two do.
+fn open_with_two_queues() -> Device {
+    let config = VulkanConfig::new(0).with_id(next_id());
+    config.with_repeated_queues().open().unwrap()
+}
+
+#[test]
+fn on_two_queues_behind_an_event_of_a_program() {
+    conforms(open_with_two_queues, hold_back);
+}
+
+#[test]
+fn on_two_queues_behind_a_semaphore_on_the_device() {
+    conforms(open_with_two_queues, hold_on_device);
 }

@@ -4,11 +4,11 @@
 
 #[path = "support/interposer/mod.rs"]
 mod interposer;
-#[path = "support/program.rs"]
-mod program;
 #[allow(dead_code)] // the example prints more
 #[path = "../../../examples/soak/streams.rs"]
 mod streams;
+#[path = "support/vulkan.rs"]
+mod vulkan;
 #[path = "../../../examples/soak/watch.rs"]
 mod watch;
 
@@ -25,26 +25,17 @@ use watch::Watch;
 const THREADS: u64 = 2;
 const SAMPLES: u64 = 100;
 
-/// The most objects of each kind that were seen at once.
-type Most = BTreeMap<&'static str, usize>;
-
-fn raise(most: &mut Most, objects: Most) {
-    for (kind, count) in objects {
-        let most = most.entry(kind).or_default();
-        *most = count.max(*most);
-    }
-}
+/// The most objects of one kind at any time: the device keeps up to 1,024 buffers for reuse, each thread may hold all batches of a
+/// stream, which are at most 200, and 32 are kept.
+const MOST: usize = 2_000;
 
 #[test]
 fn everything_stays_level() -> Result<()> {
-    if !interposer::replace() {
+    if !interposer::replace() || !vulkan::is_there() {
         return Ok(());
     }
     register(Devices::global());
-    let device = match Devices::open("vulkan:0") {
-        Ok(device) => device,
-        Err(e) => return Ok(program::skip(e).unwrap_or_default()),
-    };
+    let device = Devices::open("vulkan:0")?;
     let batches = match std::env::var("ARROW_DEVICE_SOAK_BATCHES") {
         Ok(number) => number.parse()?,
         Err(_) => 5_000,
@@ -54,7 +45,7 @@ fn everything_stays_level() -> Result<()> {
     let kept = streams::Kept::default();
     let mut watch = Watch::start()?;
     let start = Instant::now();
-    let (mut early, mut late) = (Most::new(), Most::new());
+    let mut most = BTreeMap::new();
     let totals = std::thread::scope(|scope| -> Result<streams::Totals> {
         let workers: Vec<_> = (0..THREADS)
             .map(|seed| {
@@ -78,7 +69,10 @@ fn everything_stays_level() -> Result<()> {
         while !workers.iter().all(|worker| worker.is_finished()) {
             std::thread::sleep(Duration::from_millis(2));
             let now = done.load(Ordering::Relaxed).min(batches);
-            raise(if now < batches / 2 { &mut early } else { &mut late }, live());
+            for (kind, objects) in live() {
+                let most = most.entry(kind).or_insert(0);
+                *most = objects.max(*most);
+            }
             if now * SAMPLES / batches > sampled {
                 sampled = now * SAMPLES / batches;
                 watch.sample(now as f64 / batches as f64)?;
@@ -90,16 +84,17 @@ fn everything_stays_level() -> Result<()> {
         }
         Ok(totals)
     })?;
-    println!("{batches} batches in {:?}: {totals}; {}.", start.elapsed(), watch.last());
-    println!("at most {early:?} early and {late:?} late");
-    for (kind, most) in &late {
-        let before = early.get(kind).copied().unwrap_or(0);
-        // How much is under way at once is chance.
-        assert!(*most <= before + before / 4 + 8, "{kind}: {before}, then {most}");
-    }
+    println!(
+        "{batches} batches in {:?}: {totals}; {}.",
+        start.elapsed(),
+        watch.last()
+    );
+    println!("At most {most:?}.");
+    assert!(most.values().all(|most| *most <= MOST), "{most:?}");
     drop(kept);
     streams::check_clean(&device)?;
     watch.check_level()?;
+    watch.check_end()?;
     // The device keeps what it makes for reuse, memory excepted.
     let end = Instant::now() + Duration::from_secs(20);
     let buffers = || live().get("buffer").copied().unwrap_or(0);

@@ -6,10 +6,12 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock, PoisonError};
 
 use arrow_device::FFI_ArrowDeviceArray;
-use ash::vk;
+use arrow_device_vulkan::ash::{self, vk};
+use arrow_device_vulkan::set_event;
 use libloading::Library;
 
-use crate::program::{Program, is_required};
+use crate::program::{FAMILY, Program};
+use crate::vulkan::is_required;
 
 /// Who sets the event of an array, as in the C program.
 pub(crate) const BY_HOST: c_int = 0;
@@ -70,9 +72,9 @@ struct Shared {
 }
 
 unsafe extern "C" fn set(event: vk::Event, program: *const c_void) -> vk::Result {
-    // SAFETY: as in `submit`.
-    let program = unsafe { &*program.cast::<Program>() };
-    program.set_event(event).err().unwrap_or(vk::Result::SUCCESS)
+    // SAFETY: as in `submit`; the event is the C program's, which uses it on one thread.
+    let set = unsafe { set_event(&(*program.cast::<Program>()).device, event) };
+    set.err().unwrap_or(vk::Result::SUCCESS)
 }
 
 /// The program's way to its queue.
@@ -116,7 +118,7 @@ impl Peer {
         let shared = Shared {
             physical: program.physical,
             device: program.device.handle(),
-            family: program.family,
+            family: FAMILY,
             submit,
             set,
             context: Arc::as_ptr(program).cast(),

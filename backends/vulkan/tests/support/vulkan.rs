@@ -17,7 +17,7 @@ pub(crate) fn is_required() -> bool {
 }
 
 /// Ends the process if its tests hang.
-fn limit() {
+pub(crate) fn limit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         std::thread::spawn(|| {
@@ -222,7 +222,7 @@ pub(crate) fn hold_on_device(queue: &Queue) -> Hold {
     let timeline = Timeline::new(queue.device());
     let raw = VulkanQueue::of(queue).unwrap();
     // SAFETY: the semaphore is of the device, lives until the queue's work has run, and the host signals it.
-    unsafe { raw.wait_semaphore(timeline.semaphore, 1) };
+    unsafe { raw.wait_semaphore(timeline.semaphore, 1) }.unwrap();
     // Submits the wait.
     raw.submitted().unwrap();
     let queue = queue.clone();

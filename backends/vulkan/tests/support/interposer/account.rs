@@ -29,8 +29,8 @@ struct Account {
     calls: BTreeMap<&'static str, u64>,
     live: BTreeSet<(&'static str, u64)>,
     misuses: Vec<String>,
-    plan: Option<Plan>,
-    /// The functions that met the plan's effect.
+    plans: Vec<Plan>,
+    /// The functions that a plan let fail.
     fired: Vec<&'static str>,
 }
 
@@ -38,7 +38,7 @@ static ACCOUNT: Mutex<Account> = Mutex::new(Account {
     calls: BTreeMap::new(),
     live: BTreeSet::new(),
     misuses: Vec::new(),
-    plan: None,
+    plans: Vec::new(),
     fired: Vec::new(),
 });
 
@@ -48,38 +48,38 @@ fn account() -> MutexGuard<'static, Account> {
 
 /// Counts a call. The result is what it returns instead of being made.
 pub(crate) fn before(name: &'static str) -> Option<vk::Result> {
-    let effect = {
+    let mut effects = Vec::new();
+    {
         let mut account = account();
         *account.calls.entry(name).or_default() += 1;
-        let plan = account.plan.as_mut()?;
-        if plan.name != "*" && plan.name != name {
-            return None;
-        }
-        if plan.skip > 0 {
-            plan.skip -= 1;
-            return None;
-        }
-        if plan.times == 0 {
-            return None;
-        }
-        plan.times -= 1;
-        let effect = plan.effect;
-        account.fired.push(name);
-        effect
-    };
-    match effect {
-        Effect::Fail(code) => {
-            if code == vk::Result::ERROR_DEVICE_LOST {
-                // A lost device uses no memory any more, while the real one still works.
-                super::functions::settle(devices());
+        let Account { plans, fired, .. } = &mut *account;
+        for plan in plans
+            .iter_mut()
+            .filter(|plan| ["*", name].contains(&plan.name))
+        {
+            if plan.skip > 0 {
+                plan.skip -= 1;
+            } else if plan.times > 0 {
+                plan.times -= 1;
+                effects.push(plan.effect);
+                if matches!(plan.effect, Effect::Fail(_)) {
+                    fired.push(name);
+                }
             }
-            Some(code)
-        }
-        Effect::Delay(time) => {
-            std::thread::sleep(time);
-            None
         }
     }
+    let mut instead = None;
+    for effect in effects {
+        match effect {
+            Effect::Fail(code) => instead = Some(code),
+            Effect::Delay(time) => std::thread::sleep(time),
+        }
+    }
+    if instead == Some(vk::Result::ERROR_DEVICE_LOST) {
+        // A lost device uses no memory any more, while the real one still works.
+        super::functions::settle(devices());
+    }
+    instead
 }
 
 /// An object was made.
@@ -87,6 +87,15 @@ pub(crate) fn made(kind: &'static str, object: impl Handle) {
     let mut account = account();
     if !account.live.insert((kind, object.as_raw())) {
         account.misuses.push(format!("a {kind} was made twice"));
+    }
+}
+
+/// An object was used.
+pub(crate) fn used(kind: &'static str, object: impl Handle) {
+    let mut account = account();
+    if !account.live.contains(&(kind, object.as_raw())) {
+        let text = format!("a {kind} was used that does not exist");
+        account.misuses.push(text);
     }
 }
 
@@ -104,7 +113,9 @@ pub(crate) fn gone(kind: &'static str, object: impl Handle) {
 fn devices() -> Vec<vk::Device> {
     let account = account();
     let devices = account.live.iter().filter(|(kind, _)| *kind == "device");
-    devices.map(|(_, device)| vk::Device::from_raw(*device)).collect()
+    devices
+        .map(|(_, device)| vk::Device::from_raw(*device))
+        .collect()
 }
 
 /// Memory that is freed is no longer mapped.
@@ -122,16 +133,14 @@ pub(crate) fn fail_from(name: &'static str, nth: u64, code: vk::Result) {
     plan(name, nth, u64::MAX, Effect::Fail(code));
 }
 
-/// Lets all calls of a function take so long.
+/// Lets all calls of a function take so much longer.
 pub(crate) fn delay(name: &'static str, time: Duration) {
     plan(name, 1, u64::MAX, Effect::Delay(time));
 }
 
 fn plan(name: &'static str, nth: u64, times: u64, effect: Effect) {
-    let mut account = account();
-    account.fired.clear();
     let skip = nth - 1;
-    account.plan = Some(Plan {
+    account().plans.push(Plan {
         name,
         skip,
         times,
@@ -139,10 +148,10 @@ fn plan(name: &'static str, nth: u64, times: u64, effect: Effect) {
     });
 }
 
-/// Ends the plan. The functions that met its effect, in their order.
+/// Ends all plans. The functions that failed, in their order.
 pub(crate) fn clear() -> Vec<&'static str> {
     let mut account = account();
-    account.plan = None;
+    account.plans.clear();
     std::mem::take(&mut account.fired)
 }
 

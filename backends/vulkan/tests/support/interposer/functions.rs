@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ash::vk::*;
 
-use super::account::{before, gone, made, unmapped};
+use super::account::{before, gone, made, unmapped, used};
 
 /// Functions that return a `VkResult`. What follows in braces is done after success.
 macro_rules! fallible {
@@ -118,9 +118,9 @@ fallible! {
     vkCreateBuffer(device: Device, info: *const BufferCreateInfo<'_>, callbacks: Callbacks, out: *mut Buffer) { made("buffer", stored(out)) }
     vkBindBufferMemory(device: Device, buffer: Buffer, memory: DeviceMemory, at: DeviceSize) {}
     vkCreateEvent(device: Device, info: *const EventCreateInfo<'_>, callbacks: Callbacks, out: *mut Event) { made("event", stored(out)) }
-    vkGetEventStatus(device: Device, event: Event) {}
-    vkSetEvent(device: Device, event: Event) {}
-    vkResetEvent(device: Device, event: Event) {}
+    vkGetEventStatus(device: Device, event: Event) { used("event", event) }
+    vkSetEvent(device: Device, event: Event) { used("event", event) }
+    vkResetEvent(device: Device, event: Event) { used("event", event) }
     vkCreateFence(device: Device, info: *const FenceCreateInfo<'_>, callbacks: Callbacks, out: *mut Fence) { made("fence", stored(out)) }
     vkGetFenceStatus(device: Device, fence: Fence) {}
     vkResetFences(device: Device, count: u32, fences: *const Fence) {}
