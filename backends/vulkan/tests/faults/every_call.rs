@@ -15,7 +15,7 @@ use crate::foreign::Foreign;
 use crate::interposer::account::{alone, calls, clear, fail, fail_from, live, misuses};
 use crate::interposer::replace;
 use crate::program::Program;
-use crate::vulkan::{is_there, soon};
+use crate::vulkan::{hold_on_device, is_there, soon};
 
 pub(crate) fn batch() -> RecordBatch {
     let numbers = Arc::new(Int64Array::from_iter(
@@ -236,4 +236,30 @@ fn a_lost_device_stays_lost() {
             }
         }
     }
+}
+
+/// A driver may wait for a shorter time than it was asked for. Nobody takes that for the end of the work.
+#[test]
+fn a_wait_that_ends_early_is_repeated() {
+    let _alone = alone();
+    if !replace() || !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let device = program.adopt();
+    let queue = device.new_queue().unwrap();
+    let mut held = hold_on_device(&queue);
+    let up = device.upload_on(&batch(), &queue).unwrap();
+    let waits = calls("vkWaitSemaphores");
+    fail("vkWaitSemaphores", 1, vk::Result::TIMEOUT);
+    std::thread::scope(|scope| {
+        let back = scope.spawn(|| up.to_host().unwrap());
+        assert!(
+            soon(|| calls("vkWaitSemaphores") > waits + 1),
+            "not repeated"
+        );
+        held.open();
+        assert_eq!(back.join().unwrap(), batch());
+    });
+    assert_eq!(clear(), ["vkWaitSemaphores"]);
 }
