@@ -4,18 +4,21 @@
 use std::sync::Arc;
 use std::task::Wake;
 
-use arrow_array::{Int64Array, RecordBatch, StringArray};
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{Array, Int64Array, RecordBatch, StringArray};
 use arrow_device::{
     Device, DeviceBufferMut, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy,
 };
-use arrow_device_vulkan::{VulkanConfig, VulkanDevice, devices, register};
+use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices, register};
+use arrow_schema::DataType;
 use ash::vk;
 
 use crate::foreign::Foreign;
 use crate::interposer::account::{alone, calls, clear, fail, fail_from, live, misuses};
 use crate::interposer::replace;
 use crate::program::Program;
-use crate::vulkan::{is_there, soon};
+use crate::vulkan::{hold_on_device, is_there, soon};
 
 pub(crate) fn batch() -> RecordBatch {
     let numbers = Arc::new(Int64Array::from_iter(
@@ -65,6 +68,25 @@ const OPERATIONS: &[Operation] = &[
         let column = Int64Array::new(slab.into_buffer().slice_with_length(0, 69_992).into(), None);
         let batch = RecordBatch::try_from_iter([("a", Arc::new(column) as _)]).unwrap();
         assert_eq!(device.upload(&batch)?.to_host()?, batch);
+        Ok(())
+    }),
+    ("a kernel without commands", |_, device| {
+        let queue = device.new_queue()?;
+        let column = device.upload(&batch())?.column(0)?;
+        let mut result = DeviceBufferMut::for_values::<i64>(&queue, column.len())?;
+        result.fill(0)?;
+        let raw = VulkanQueue::of(&queue)?;
+        let loan = column.values_on::<i64>(&queue)?;
+        // SAFETY: there are no command buffers.
+        unsafe { raw.submit(&[]) }?;
+        drop(loan);
+        let (_, value) = raw.submitted()?;
+        assert!(value > 0);
+        let zeros = column.with_values(DataType::Int64, result.freeze()?)?;
+        let zeros = zeros.to_host_on(&queue)?;
+        let zeros = zeros.as_primitive::<Int64Type>();
+        assert_eq!(zeros.null_count(), batch().column(0).null_count());
+        assert!(zeros.iter().flatten().all(|value| value == 0));
         Ok(())
     }),
     ("export and import", |program, device| {
@@ -211,7 +233,7 @@ fn a_lost_device_stays_lost() {
     }
     let program = Program::new();
     let owned = live();
-    for (name, operation) in &OPERATIONS[..5] {
+    for (name, operation) in &OPERATIONS[..6] {
         for nth in 1.. {
             let device = program.adopt();
             fail_from("*", nth, vk::Result::ERROR_DEVICE_LOST);
@@ -236,4 +258,30 @@ fn a_lost_device_stays_lost() {
             }
         }
     }
+}
+
+/// A driver may wait for a shorter time than it was asked for. Nobody takes that for the end of the work.
+#[test]
+fn a_wait_that_ends_early_is_repeated() {
+    let _alone = alone();
+    if !replace() || !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let device = program.adopt();
+    let queue = device.new_queue().unwrap();
+    let mut held = hold_on_device(&queue);
+    let up = device.upload_on(&batch(), &queue).unwrap();
+    let waits = calls("vkWaitSemaphores");
+    fail("vkWaitSemaphores", 1, vk::Result::TIMEOUT);
+    std::thread::scope(|scope| {
+        let back = scope.spawn(|| up.to_host().unwrap());
+        assert!(
+            soon(|| calls("vkWaitSemaphores") > waits + 1),
+            "not repeated"
+        );
+        held.open();
+        assert_eq!(back.join().unwrap(), batch());
+    });
+    assert_eq!(clear(), ["vkWaitSemaphores"]);
 }

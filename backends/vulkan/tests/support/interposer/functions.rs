@@ -105,36 +105,25 @@ fallible! {
     vkCreateInstance(info: *const InstanceCreateInfo<'_>, callbacks: Callbacks, out: *mut Instance) { made("instance", stored(out)) }
     vkEnumerateInstanceVersion(version: *mut u32) {}
     vkEnumeratePhysicalDevices(instance: Instance, count: *mut u32, out: *mut PhysicalDevice) {}
-    vkEnumerateDeviceExtensionProperties(device: PhysicalDevice, layer: *const c_char, count: *mut u32, out: *mut ExtensionProperties) {}
     vkCreateDevice(physical: PhysicalDevice, info: *const DeviceCreateInfo<'_>, callbacks: Callbacks, out: *mut Device) { made("device", stored(out)) }
     vkDeviceWaitIdle(device: Device) {}
     vkQueueWaitIdle(queue: Queue) {}
     vkQueueSubmit(queue: Queue, count: u32, submits: *const SubmitInfo<'_>, fence: Fence) {}
-    vkQueueSubmit2(queue: Queue, count: u32, submits: *const SubmitInfo2<'_>, fence: Fence) {}
     vkAllocateMemory(device: Device, info: *const MemoryAllocateInfo<'_>, callbacks: Callbacks, out: *mut DeviceMemory) { made("memory", stored(out)) }
     vkMapMemory(device: Device, memory: DeviceMemory, from: DeviceSize, bytes: DeviceSize, flags: MemoryMapFlags, out: *mut *mut c_void) { made("mapped memory", memory) }
-    vkFlushMappedMemoryRanges(device: Device, count: u32, ranges: *const MappedMemoryRange<'_>) {}
-    vkInvalidateMappedMemoryRanges(device: Device, count: u32, ranges: *const MappedMemoryRange<'_>) {}
     vkCreateBuffer(device: Device, info: *const BufferCreateInfo<'_>, callbacks: Callbacks, out: *mut Buffer) { made("buffer", stored(out)) }
     vkBindBufferMemory(device: Device, buffer: Buffer, memory: DeviceMemory, at: DeviceSize) {}
     vkCreateEvent(device: Device, info: *const EventCreateInfo<'_>, callbacks: Callbacks, out: *mut Event) { made("event", stored(out)) }
     vkGetEventStatus(device: Device, event: Event) { used("event", event) }
     vkSetEvent(device: Device, event: Event) { used("event", event) }
     vkResetEvent(device: Device, event: Event) { used("event", event) }
-    vkCreateFence(device: Device, info: *const FenceCreateInfo<'_>, callbacks: Callbacks, out: *mut Fence) { made("fence", stored(out)) }
-    vkGetFenceStatus(device: Device, fence: Fence) {}
-    vkResetFences(device: Device, count: u32, fences: *const Fence) {}
-    vkWaitForFences(device: Device, count: u32, fences: *const Fence, all: Bool32, timeout: u64) {}
     vkCreateSemaphore(device: Device, info: *const SemaphoreCreateInfo<'_>, callbacks: Callbacks, out: *mut Semaphore) { made("semaphore", stored(out)) }
     vkGetSemaphoreCounterValue(device: Device, semaphore: Semaphore, out: *mut u64) {}
     vkWaitSemaphores(device: Device, info: *const SemaphoreWaitInfo<'_>, timeout: u64) {}
-    vkSignalSemaphore(device: Device, info: *const SemaphoreSignalInfo<'_>) {}
     vkCreateCommandPool(device: Device, info: *const CommandPoolCreateInfo<'_>, callbacks: Callbacks, out: *mut CommandPool) { made("command pool", stored(out)) }
-    vkResetCommandPool(device: Device, pool: CommandPool, flags: CommandPoolResetFlags) {}
     vkAllocateCommandBuffers(device: Device, info: *const CommandBufferAllocateInfo<'_>, out: *mut CommandBuffer) {}
     vkBeginCommandBuffer(commands: CommandBuffer, info: *const CommandBufferBeginInfo<'_>) {}
     vkEndCommandBuffer(commands: CommandBuffer) {}
-    vkResetCommandBuffer(commands: CommandBuffer, flags: CommandBufferResetFlags) {}
 }
 
 infallible! {
@@ -147,7 +136,6 @@ infallible! {
     vkUnmapMemory(device: Device, memory: DeviceMemory) { gone("mapped memory", memory) }
     vkDestroyBuffer(device: Device, buffer: Buffer, callbacks: Callbacks) { gone("buffer", buffer) }
     vkDestroyEvent(device: Device, event: Event, callbacks: Callbacks) { gone("event", event) }
-    vkDestroyFence(device: Device, fence: Fence, callbacks: Callbacks) { gone("fence", fence) }
     vkDestroySemaphore(device: Device, semaphore: Semaphore, callbacks: Callbacks) { gone("semaphore", semaphore) }
     vkDestroyCommandPool(device: Device, pool: CommandPool, callbacks: Callbacks) { gone("command pool", pool) }
 }
