@@ -201,8 +201,7 @@ impl WgpuDevice {
         let mut binding = match memory.bytes() {
             0 => {
                 self.shared.gpu.check()?;
-                let usages =
-                    BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+                let usages = BufferUsages::STORAGE | BufferUsages::COPY_SRC;
                 let (gpu, bytes) = (&self.shared.gpu, NOTHING as usize);
                 let place = Place {
                     buffer: gpu.create_buffer("bind", bytes, usages, false)?,

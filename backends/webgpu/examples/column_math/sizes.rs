@@ -14,7 +14,7 @@ use crate::{Result, chart};
 const SECONDS: f64 = 0.3;
 
 /// Measures, prints a table, and draws a picture into the file.
-pub(crate) fn measure(device: &Device, adapter: &str, path: &Path) -> Result<()> {
+pub(crate) fn measure(device: &Device, adapter: &[String], path: &Path) -> Result<()> {
     let names = ["to the GPU", "back", "copy on the host"];
     let mut lines = names.map(|name| (name, Vec::new()));
     println!("GB/s by bytes of one column, waits included; the median of at least 9");
@@ -48,7 +48,7 @@ pub(crate) fn measure(device: &Device, adapter: &str, path: &Path) -> Result<()>
             points.push((bytes as f64, rate));
         }
     }
-    let picture = chart::draw(&["Copies to the GPU and back", adapter], &lines)?;
+    let picture = chart::draw("Copies to the GPU and back", adapter, &lines)?;
     std::fs::write(path, picture).map_err(|e| format!("{}: {e}", path.display()))?;
     println!("The picture is in {}", path.display());
     Ok(())
