@@ -200,6 +200,8 @@ pub enum Notify {
 ///   that all work queued before it was recorded has finished and is visible to the host.
 /// - After [`settle`](Self::settle), even if it failed, no work that was queued before it runs any
 ///   more.
+/// - [`reads_at_once`](Self::reads_at_once) returns `true` only if no copy of any queue reads host memory after the call that
+///   queued it has returned without an error.
 /// - [`allocate_host`](Self::allocate_host) returns memory that the host may read and write. If the
 ///   device is host-readable, [`RawQueue::allocate`] returns initialised memory.
 pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
@@ -330,6 +332,12 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     /// returns, at the speed of a `memcpy`. The answer for a null address is `false`.
     fn copies_directly_from(&self, address: DevicePtr, bytes: usize) -> bool {
         let _ = (address, bytes);
+        false
+    }
+
+    /// Returns whether [`RawQueue::copy`] has read all host memory that it copies from when it returns, without an error: by staging it
+    /// itself. An upload then gives its source and its staging memory back at once, and not after an event.
+    fn reads_at_once(&self) -> bool {
         false
     }
 

@@ -30,7 +30,11 @@ pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
     };
     // Lists may read the source even after an error. The slabs are returned to their pool before the source is dropped.
     let event = submitted.and_then(|()| queue.record());
-    let event = keep_until(queue, event, (slabs, array.clone()))?;
+    let event = match event {
+        // Neither is read any more, and the slabs serve the next upload at once.
+        Ok(event) if queue.device().backend().reads_at_once() => event,
+        event => keep_until(queue, event, (slabs, array.clone()))?,
+    };
     Ok(result(array, plan, slab, event))
 }
 

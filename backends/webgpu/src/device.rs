@@ -91,9 +91,11 @@ impl WgpuDevice {
 
 // SAFETY:
 // - the host cannot read the memory, whose addresses nothing can be read at;
-// - `classify` vouches only for live allocations of this device, for their whole length;
+// - `classify` vouches only for live allocations of this device, for their whole length; `Host` is what no WebGPU device has memory at:
+//   addresses of the host, or of nothing;
 // - an event completes once wgpu has called back for all work before it and its downloads were copied to the host, and only while the
 //   device is not lost;
+// - `copy` has written what it uploads to staging buffers when it returns;
 // - `settle` waits until wgpu reports that all work has ended, and takes back the downloads that have not landed.
 unsafe impl Backend for WgpuDevice {
     fn id(&self) -> DeviceId {
@@ -157,8 +159,10 @@ unsafe impl Backend for WgpuDevice {
             false => self.shared.memory.classify(address, bytes),
         };
         own.unwrap_or_else(|| {
+            // All memory of WebGPU devices has addresses that this crate reserved, where there is nothing to read. So what else an array
+            // points to, such as the lengths of the buffers of views, is memory of the host.
             let start = address.address();
-            (AddressClass::Unknown, start..start.saturating_add(bytes))
+            (AddressClass::Host, start..start.saturating_add(bytes))
         })
     }
 
@@ -170,6 +174,11 @@ unsafe impl Backend for WgpuDevice {
     /// The call reads all of it, at the speed of a memcpy.
     fn copies_directly_from(&self, address: DevicePtr, _: usize) -> bool {
         !address.is_null()
+    }
+
+    /// `Batch::upload` writes to staging buffers.
+    fn reads_at_once(&self) -> bool {
+        true
     }
 
     fn trim(&self) {

@@ -92,7 +92,11 @@ impl Gpu {
         };
         match self.caught(operation, scoped)? {
             (value, None) => Ok(value),
-            (_, Some(error)) => Err(self.error(operation, error.to_string())),
+            (_, Some(error)) => {
+                // What a lost device has made is invalid.
+                self.check_alive()?;
+                Err(self.error(operation, error.to_string()))
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 mod webgpu;
 
 use arrow_array::record_batch;
-use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::device::{CopyKind, CopyOp, DeviceId, DevicePtr};
 use arrow_device::{ArrowDeviceType, DeviceBufferMut, Devices};
 use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, register, wgpu};
 
@@ -56,14 +56,14 @@ fn a_queue_of_another_device_is_refused() {
 fn the_registry_opens_adapters_by_number() {
     let devices = Devices::new();
     register(&devices);
-    assert_error(devices.get(ArrowDeviceType::WEBGPU, -1), "WebGPU adapters are numbered from 0");
+    assert_error(devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, -1)), "WebGPU adapters are numbered from 0");
     if try_open().is_none() {
         return;
     }
-    let device = devices.get(ArrowDeviceType::WEBGPU, 0).unwrap();
+    let device = devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, 0)).unwrap();
     assert_eq!(device.id().to_string(), "webgpu:0");
     assert!(!WgpuDevice::of(&device).unwrap().info().name.is_empty());
-    assert_error(devices.get(ArrowDeviceType::WEBGPU, 99), "which are numbered from 0");
+    assert_error(devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, 99)), "which are numbered from 0");
     assert_error(WgpuDevice::of(&Devices::cpu()), "is not a WebGPU device");
 }
 

@@ -50,7 +50,8 @@ fn with_small_buffers() {
 
 #[test]
 fn polled_by_the_program() {
-    let (over, threads) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::default()));
+    let over = Arc::new(AtomicBool::new(false));
+    let threads = Arc::new(Mutex::new(Vec::new()));
     let (ends, started) = (over.clone(), threads.clone());
     conforms(move || {
         let (device, queue) = own_device(|_| {})?;

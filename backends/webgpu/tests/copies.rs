@@ -6,6 +6,7 @@ mod webgpu;
 
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr, RawQueue};
 use arrow_device::{Device, DeviceBufferMut};
+use arrow_device_wgpu::wgpu;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -60,7 +61,7 @@ fn host(bytes: &[u8]) -> DevicePtr {
 
 fn same_as_on_the_host(device: &Device, steps: &[Step]) {
     let queue = device.default_queue();
-    let raw: &dyn RawQueue = queue.raw();
+    let raw: &dyn RawQueue = &**queue.raw();
     let memory = [0; 2].map(|_| DeviceBufferMut::allocate(&queue, BYTES).unwrap());
     let mut model = [vec![0xAA; BYTES], vec![0xAA; BYTES]];
     let place = |which: usize, at| memory[which].address().offset(at);
@@ -140,8 +141,6 @@ fn over_many_buffers() {
     let Some(device) = open_with(lower) else { return };
     check(&device, 64);
 }
-
-use arrow_device_wgpu::wgpu;
 
 /// The last downloads are still running when their destination is read for the next upload.
 #[test]

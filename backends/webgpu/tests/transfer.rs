@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use arrow_array::{Int64Array, RecordBatch, RecordBatchIterator};
 use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchStreamReader, Devices, ImportOptions, SyncPolicy, export_reader,
+    Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices, ImportOptions, SyncPolicy, export_reader,
 };
-use arrow_device_wgpu::WgpuDevice;
+use arrow_device_wgpu::{WgpuDevice, wgpu};
 
 use support::{Nulls, all_types, assert_same, assert_same_batch, batch, boolean_with_tight_nulls, cases};
 use webgpu::{assert_clean, open_with, try_open};
@@ -81,7 +81,7 @@ fn structs_out_and_in() {
         for policy in [SyncPolicy::Event, SyncPolicy::Wait] {
             let up = device.upload(&sent).unwrap();
             let (array, schema) = up.slice(7, 290).unwrap().export(policy).unwrap();
-            assert!(array.sync_event.is_null());
+            assert!(array.sync_event().is_null());
             drop(up);
             let options = ImportOptions::default().with_devices(devices.clone());
             // SAFETY: both structs come from one export of this crate.
@@ -114,12 +114,12 @@ fn a_stream_of_many_batches() {
         let all: Vec<_> = (0..100).map(|seed| all_columns(1 + seed as usize % 50, seed)).collect();
         let schema = all[0].schema();
         let reader = RecordBatchIterator::new(all.clone().into_iter().map(Ok), schema);
-        let mut stream = export_reader(reader, &device).unwrap();
+        let stream = export_reader(reader, &device).unwrap();
         let options = ImportOptions::default().with_devices(devices);
         // SAFETY: the stream is one of this crate's.
-        let reader = unsafe { DeviceRecordBatchStreamReader::from_raw_with(&raw mut stream, &options) }.unwrap();
+        let reader = unsafe { DeviceRecordBatchStreamReader::new(stream, options) }.unwrap();
         let mut count = 0;
-        for (back, sent) in reader.into_host_reader().unwrap().zip(&all) {
+        for (back, sent) in reader.into_host_reader().zip(&all) {
             assert_same_batch(sent, &back.unwrap(), format_args!("batch {count}"));
             count += 1;
         }
@@ -148,5 +148,3 @@ fn a_batch_larger_than_the_largest_buffer() {
     drop(up);
     assert_clean(&device);
 }
-
-use arrow_device_wgpu::wgpu;
