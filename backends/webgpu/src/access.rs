@@ -431,14 +431,9 @@ impl WgpuDevice {
         buffer: DeviceBuffer,
     ) -> std::result::Result<(wgpu::Buffer, u64), (DeviceBuffer, Error)> {
         let gpu = &self.shared.gpu;
-        let is_own = Self::of(buffer.device()).is_ok_and(|device| std::ptr::eq(device, self));
         let memory = match gpu.check_alive() {
             Err(e) => return Err((buffer, e)),
-            Ok(()) => self
-                .shared
-                .memory
-                .allocation(buffer.address())
-                .filter(|_| is_own),
+            Ok(()) => self.shared.memory.allocation(buffer.address()),
         };
         let error = match memory.as_ref().map(|found| found.value.buffers()) {
             None => Error::InvalidArgument(format!("take: {buffer:?} is not memory of {}", gpu.id).into()),
