@@ -201,8 +201,7 @@ impl WgpuDevice {
         let mut binding = match memory.bytes() {
             0 => {
                 self.shared.gpu.check()?;
-                let usages =
-                    BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST;
+                let usages = BufferUsages::STORAGE | BufferUsages::COPY_SRC;
                 let (gpu, bytes) = (&self.shared.gpu, NOTHING as usize);
                 let place = Place {
                     buffer: gpu.create_buffer("bind", bytes, usages, false)?,
@@ -432,14 +431,9 @@ impl WgpuDevice {
         buffer: DeviceBuffer,
     ) -> std::result::Result<(wgpu::Buffer, u64), (DeviceBuffer, Error)> {
         let gpu = &self.shared.gpu;
-        let is_own = Self::of(buffer.device()).is_ok_and(|device| std::ptr::eq(device, self));
         let memory = match gpu.check_alive() {
             Err(e) => return Err((buffer, e)),
-            Ok(()) => self
-                .shared
-                .memory
-                .allocation(buffer.address())
-                .filter(|_| is_own),
+            Ok(()) => self.shared.memory.allocation(buffer.address()),
         };
         let error = match memory.as_ref().map(|found| found.value.buffers()) {
             None => Error::InvalidArgument(format!("take: {buffer:?} is not memory of {}", gpu.id).into()),

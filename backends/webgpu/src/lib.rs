@@ -24,11 +24,13 @@
 //!
 //! - A binding begins at a multiple of the device's alignment (32 to 256 bytes), so the column begins within it: the shader skips
 //!   [`Binding::skip`] bytes, or [`Binding::first`] elements, or [`Binding::first_bit`] bits of a bitmap.
-//! - A binding ends at most `max_storage_buffer_binding_size` after its start (128 MiB, where a program asks for no more), and
+//! - A binding ends at most `max_storage_buffer_binding_size` after its start (by default 128 MiB; [`open`] asks for what the adapter has), and
 //!   memory that is larger than `max_buffer_size` is in several `wgpu::Buffer`s. [`WgpuDevice::resolve_parts`] returns the parts. Batches
 //!   that are uploaded in pieces of some million rows need none of this.
-//! - A shader binds 8 storage buffers at most where a program asks for no more. Values and bitmap are two; a query of several columns
-//!   is several dispatches, as in the example `column_math`.
+//! - A shader binds 8 storage buffers on every device, and more on many. Values and bitmap are two; a query of several columns is
+//!   several dispatches, as in the example `column_math`.
+//! - `f16`, `i64` and `f64` are beyond WebGPU. Devices of [`open`] have them where the adapter does (`wgpu::Features::SHADER_INT64` and
+//!   others); shaders for all devices use the functions.
 //! - In one dispatch a `wgpu::Buffer` is either read or written. The columns of a batch that was uploaded share one; each
 //!   `DeviceBufferMut` has its own.
 //! - A column without a validity bitmap has nothing to bind in its place: bind its values once more, with [`ARROW_NO_BITMAP`] as the first

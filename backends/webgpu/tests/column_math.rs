@@ -201,7 +201,7 @@ fn files() -> Result<()> {
 #[test]
 fn pictures() -> Result<()> {
     let lines = [("up & down", vec![(4096.0, 0.01), (16384.0, 2.0)])];
-    let picture = chart::draw(&["a < b"], &lines)?;
+    let picture = chart::draw("a < b", &["on lavapipe".into()], &lines)?;
     assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n"));
     assert!(picture.contains("a &lt; b") && picture.contains("up &amp; down"));
     assert!(

@@ -8,10 +8,10 @@ pub(crate) type Line<'a> = (&'a str, Vec<(f64, f64)>);
 /// Told apart without seeing red or green, and by their dashes.
 const STYLES: [(&str, &str); 3] = [("#0072b2", ""), ("#d55e00", "8 3"), ("#009e73", "3 3")];
 const WIDTH: f64 = 640.0;
-const HEIGHT: f64 = 440.0;
+const HEIGHT: f64 = 470.0;
 /// Where the axes begin and end.
 const X: (f64, f64) = (70.0, 610.0);
-const Y: (f64, f64) = (340.0, 50.0);
+const Y: (f64, f64) = (370.0, 95.0);
 
 /// The positions of numbers on an axis, between two powers of a base.
 struct Axis {
@@ -47,13 +47,17 @@ impl Axis {
 }
 
 /// Draws gigabytes per second over bytes. All numbers are above 0.
-pub(crate) fn draw(title: &[&str], lines: &[Line<'_>]) -> Result<String, std::fmt::Error> {
+pub(crate) fn draw(
+    title: &str,
+    notes: &[String],
+    lines: &[Line<'_>],
+) -> Result<String, std::fmt::Error> {
     let points = || lines.iter().flat_map(|(_, points)| points);
     let x = Axis::new(points().map(|point| point.0), 4.0, X);
     let y = Axis::new(points().map(|point| point.1), 10.0, Y);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
-         font-family=\"sans-serif\" font-size=\"13\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
+         font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
     );
     let text = |svg: &mut String, (x, y): (f64, f64), anchor: &str, text: &str| {
         let text = text.replace('&', "&amp;").replace('<', "&lt;");
@@ -62,10 +66,11 @@ pub(crate) fn draw(title: &[&str], lines: &[Line<'_>]) -> Result<String, std::fm
             "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>"
         )
     };
-    for (i, line) in title.iter().enumerate() {
+    let title = std::iter::once(title).chain(notes.iter().map(String::as_str));
+    for (i, line) in title.enumerate() {
         text(
             &mut svg,
-            (WIDTH / 2.0, 18.0 + 17.0 * i as f64),
+            (WIDTH / 2.0, 22.0 + 18.0 * i as f64),
             "middle",
             line,
         )?;
@@ -96,7 +101,7 @@ pub(crate) fn draw(title: &[&str], lines: &[Line<'_>]) -> Result<String, std::fm
         "middle",
         "bytes of one column",
     )?;
-    text(&mut svg, (10.0, Y.1 - 8.0), "start", "GB/s")?;
+    text(&mut svg, (X.0 - 8.0, Y.1 - 12.0), "end", "GB/s")?;
     for (i, (name, points)) in lines.iter().enumerate() {
         let (colour, dash) = STYLES[i % STYLES.len()];
         let stroke = format!(

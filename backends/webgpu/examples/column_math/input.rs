@@ -1,6 +1,7 @@
 //! `lineitem`, from a Parquet file or made.
 
 use std::fs::File;
+use std::io::IsTerminal;
 use std::path::Path;
 
 use arrow_array::RecordBatch;
@@ -41,13 +42,16 @@ fn collect(
     batches: impl Iterator<Item = std::result::Result<RecordBatch, ArrowError>>,
 ) -> Result<Vec<RecordBatch>> {
     let (mut all, mut rows) = (Vec::new(), 0);
+    let is_watched = std::io::stderr().is_terminal();
     for batch in batches {
         let batch = columns(&batch?)?;
         rows += batch.num_rows();
-        eprint!("\r{what}: {rows} rows");
+        if is_watched {
+            eprint!("\r{what}: {rows} rows");
+        }
         all.push(batch);
     }
-    eprintln!();
+    eprintln!("{}{what}: {rows} rows", if is_watched { "\r" } else { "" });
     Ok(all)
 }
 

@@ -102,7 +102,7 @@ fn main() -> ExitCode {
 /// Returns whether both results are the same.
 fn run(options: &Options, device: &Device) -> Result<bool> {
     let adapter = describe(&WgpuDevice::of(device)?.info());
-    println!("Adapter    {adapter}");
+    println!("Adapter    {}", adapter.join("\n           "));
     if let Some(path) = &options.sizes {
         sizes::measure(device, &adapter, path)?;
         return Ok(true);
@@ -205,18 +205,19 @@ fn counted<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, TransferStats)> {
     Ok((done?, stats))
 }
 
-fn describe(info: &wgpu::AdapterInfo) -> String {
-    let software = match info.device_type {
-        wgpu::DeviceType::Cpu => ": a driver in software, which computes on the CPU",
-        _ => "",
-    };
+/// The adapter, and whether it is one.
+fn describe(info: &wgpu::AdapterInfo) -> Vec<String> {
     let driver = [&*info.driver, &*info.driver_info].join(" ");
-    format!(
-        "{} ({:?}, {}){software}",
+    let mut lines = vec![format!(
+        "{}, {:?}, {}",
         info.name,
         info.backend,
         driver.trim()
-    )
+    )];
+    if info.device_type == wgpu::DeviceType::Cpu {
+        lines.push("A driver in software, which computes on the CPU: no measure of a GPU.".into());
+    }
+    lines
 }
 
 fn show(result: &RecordBatch) -> String {

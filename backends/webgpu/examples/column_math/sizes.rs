@@ -14,7 +14,7 @@ use crate::{Result, chart};
 const SECONDS: f64 = 0.3;
 
 /// Measures, prints a table, and draws a picture into the file.
-pub(crate) fn measure(device: &Device, adapter: &str, path: &Path) -> Result<()> {
+pub(crate) fn measure(device: &Device, adapter: &[String], path: &Path) -> Result<()> {
     let names = ["to the GPU", "back", "copy on the host"];
     let mut lines = names.map(|name| (name, Vec::new()));
     println!("GB/s by bytes of one column, waits included; the median of at least 9");
@@ -35,9 +35,13 @@ pub(crate) fn measure(device: &Device, adapter: &str, path: &Path) -> Result<()>
         let mut copy = vec![0u8; bytes];
         let rates = [
             rate(bytes, || up().map(drop))?,
-            rate(bytes, || Ok(drop(on_gpu.to_host()?)))?,
             rate(bytes, || {
-                Ok(black_box(&mut copy).copy_from_slice(black_box(&values)))
+                on_gpu.to_host()?;
+                Ok(())
+            })?,
+            rate(bytes, || {
+                black_box(&mut copy).copy_from_slice(black_box(&values));
+                Ok(())
             })?,
         ];
         println!(
@@ -48,7 +52,7 @@ pub(crate) fn measure(device: &Device, adapter: &str, path: &Path) -> Result<()>
             points.push((bytes as f64, rate));
         }
     }
-    let picture = chart::draw(&["Copies to the GPU and back", adapter], &lines)?;
+    let picture = chart::draw("Copies to the GPU and back", adapter, &lines)?;
     std::fs::write(path, picture).map_err(|e| format!("{}: {e}", path.display()))?;
     println!("The picture is in {}", path.display());
     Ok(())
