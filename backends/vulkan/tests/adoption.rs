@@ -172,6 +172,7 @@ fn a_buffer_of_the_program_is_wrapped_without_a_copy() {
     );
     assert_error(wrap(raw, 0).map(drop), "wants a VkBuffer");
     let wrapped = wrap(raw, bytes).unwrap();
+    assert_error(wrap(raw, bytes).map(drop), "knows already");
     drop(buffer);
     assert_eq!(device.stats().since(&before).copies, 0);
     let vulkan = VulkanDevice::of(&device).unwrap();
