@@ -280,7 +280,7 @@ fn copies_to_ordinary_memory_are_waited_for() {
         return;
     }
     let device = open();
-    let bytes = 4 << 20;
+    let bytes = 1 << 20;
     for round in 0..20u8 {
         let (home, queue) = (device.default_queue(), device.new_queue().unwrap());
         let mut memory = DeviceBufferMut::allocate(&home, bytes).unwrap();
