@@ -97,7 +97,8 @@ impl VulkanDevice {
     /// arrays that another library has made in it.
     ///
     /// # Errors
-    /// Returns [`Error::InvalidArgument`] for a null handle or 0 bytes, and [`Error::NotSupported`] if the buffer has no address.
+    /// Returns [`Error::InvalidArgument`] for a null handle, 0 bytes or a buffer that the device knows already, and
+    /// [`Error::NotSupported`] if the buffer has no address.
     ///
     /// # Safety
     /// - `buffer` is a live VkBuffer of this device's VkDevice, has at least `bytes` bytes, is bound to memory, belongs to the queue
@@ -127,6 +128,12 @@ impl VulkanDevice {
         if base.is_null() {
             let reason = "the VkBuffer has no address; create it with VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT";
             return Err(context.not_supported("wrap_buffer", reason.into()));
+        }
+        if objects.live.find(base).is_some() {
+            return Err(Error::InvalidArgument(
+                format!("{base:?} is in a VkBuffer that {device} knows already; wrap it once")
+                    .into(),
+            ));
         }
         let known = Arc::new(Buffer::of_program(buffer, base, bytes));
         objects.live.insert(base, bytes, known);

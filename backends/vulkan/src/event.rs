@@ -1,6 +1,6 @@
 //! Events: the VkEvents that this crate records, and what is asked of any.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::mem::take;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
@@ -67,8 +67,8 @@ pub(crate) struct Events {
     context: Arc<Context>,
     /// Not set, and used by nobody.
     idle: Mutex<Vec<EventPtr>>,
-    /// Released before the commands that set them had run.
-    resting: Mutex<Vec<(EventPtr, Point)>>,
+    /// Released before the commands that set them had run, by the numbers of the lanes.
+    resting: Mutex<HashMap<u64, VecDeque<(EventPtr, Point)>>>,
     used: AtomicUsize,
 }
 
@@ -89,8 +89,11 @@ impl Events {
 
     /// Returns an event that is not set.
     pub(crate) fn take(&self) -> Result<(EventPtr, vk::Event)> {
-        self.recycle();
-        let idle = lock(&self.idle).pop();
+        let mut idle = lock(&self.idle).pop();
+        if idle.is_none() {
+            self.recycle();
+            idle = lock(&self.idle).pop();
+        }
         if let Some(cell) = idle {
             // SAFETY: the cell is one of this value's boxes, which live as long as it.
             return Ok((cell, unsafe { read(cell) }));
@@ -129,20 +132,19 @@ impl Events {
         };
         if let Some(point) = point {
             self.used.fetch_sub(1, Ordering::Relaxed);
-            lock(&self.resting).push((cell, point));
+            self.rest(cell, point);
         }
     }
 
-    /// Resets the events that were released and set.
+    /// Resets the events that were released and set: of each lane, those before the first one that is pending.
     pub(crate) fn recycle(&self) {
-        let mut set = take(&mut *lock(&self.resting));
-        let mut still = Vec::new();
-        set.retain(|(cell, point)| {
-            let is_set = matches!(point.is_reached(), Ok(true));
-            if !is_set {
-                still.push((*cell, point.clone()));
+        let mut set = Vec::new();
+        lock(&self.resting).retain(|_, lane| {
+            let is_reached = |(_, point): &(_, Point)| matches!(point.is_reached(), Ok(true));
+            while lane.front().is_some_and(is_reached) {
+                set.extend(lane.pop_front());
             }
-            is_set
+            !lane.is_empty()
         });
         for (cell, point) in set {
             // SAFETY: the cell is one of this value's boxes, which live as long as it.
@@ -151,10 +153,16 @@ impl Events {
             // completed, and who waited for it has released it (VUID-vkResetEvent-event-03821). Only this thread has it.
             match unsafe { self.context.device.reset_event(event) } {
                 Ok(()) => lock(&self.idle).push(cell),
-                Err(_) => still.push((cell, point)),
+                // Tried again later.
+                Err(_) => self.rest(cell, point),
             }
         }
-        lock(&self.resting).append(&mut still);
+    }
+
+    fn rest(&self, cell: EventPtr, point: Point) {
+        let mut resting = lock(&self.resting);
+        let lane = resting.entry(point.lane.number).or_default();
+        lane.push_back((cell, point));
     }
 }
 
@@ -166,8 +174,9 @@ impl Drop for Events {
         let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner);
         let resting = self.resting.get_mut();
         let resting = resting.unwrap_or_else(PoisonError::into_inner);
+        let resting = take(resting).into_values().flatten();
         let cells = take(idle).into_iter();
-        for cell in cells.chain(take(resting).into_iter().map(|(cell, _)| cell)) {
+        for cell in cells.chain(resting.map(|(cell, _)| cell)) {
             // SAFETY: `take` has made the box, which nobody uses any more.
             let cell = unsafe { Box::from_raw(cell.as_ptr().cast::<Cell>()) };
             // SAFETY: `take` has made the event, which is destroyed once; the commands that set it have completed, for which

@@ -160,6 +160,7 @@ impl Memory {
             AllocationError::OutOfMemory | AllocationError::Internal(_) => {
                 context.out_of_memory("vkAllocateMemory", bytes)
             }
+            AllocationError::FailedToMap(_) => context.out_of_memory("vkMapMemory", bytes),
             e => context.not_supported("allocate", e.to_string()),
         })
     }

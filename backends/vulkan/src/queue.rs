@@ -52,7 +52,8 @@ impl VulkanQueue {
 
     /// Submits command buffers of the program, in the order of the queue: after all work of the queue so far, and after the events
     /// that it was told to wait for. What that work has written is visible to the commands, and what they write is visible to later
-    /// work of the queue, without a barrier of the program's. Never waits: if the queue waits for an event, the host submits them
+    /// work of the queue, without a barrier of the program's (but for the host, which the program's own barrier makes it visible to).
+    /// Never waits: if the queue waits for an event, the host submits them
     /// later.
     ///
     /// # Errors

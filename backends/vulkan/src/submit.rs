@@ -332,6 +332,14 @@ impl Lanes {
         }
     }
 
+    /// Makes this thread wait while something holds of any lane, and the device has not failed.
+    fn wait_while(&self, holds: impl Fn(&Track) -> bool) {
+        let waiting =
+            |state: &mut State| state.tracks.iter().any(&holds) && !self.context.failure.is_set();
+        let state = self.moved.wait_while(lock(&self.state), waiting);
+        drop(state.unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// Makes this thread wait until a point is reached; an error if the device has failed.
     pub(crate) fn wait_for(&self, point: &Point) -> Result<()> {
         self.wait_submitted(&point.lane, point.number)?;
@@ -359,19 +367,29 @@ impl Lanes {
                 pushed?;
             }
         }
-        for lane in self.lanes(true) {
-            let number = lane.given();
-            self.wait_submitted(&lane, number)?;
-            let number = lane.submitted();
+        let all = self.lanes(true).into_iter();
+        let all: Vec<_> = all.map(|lane| (lane.given(), lane)).collect();
+        for (number, lane) in &all {
+            self.wait_submitted(lane, *number)?;
+            let (number, lane) = ((*number).min(lane.submitted()), lane.clone());
             self.wait_for(&Point { lane, number })?;
         }
+        // The work of the host behind these batches: here, or by the thread that does it already.
+        self.advance();
+        self.wait_while(|track| {
+            let first = track.held.front().map(|held| held.number);
+            all.iter().any(|(number, lane)| {
+                lane.number == track.lane.number && first.is_some_and(|first| first <= *number)
+            })
+        });
+        self.context.failure.check()?;
         self.forget_ended();
         Ok(())
     }
 
     /// As [`finish`](Self::finish), as long as it takes. Afterwards no work that was queued before runs any more; after an error the
     /// device has failed.
-    pub(crate) fn settle(&self) -> Result<()> {
+    pub(crate) fn settle(self: &Arc<Self>) -> Result<()> {
         let until_ended = |wait: &dyn Fn() -> Answer<()>| {
             loop {
                 match wait() {
@@ -390,18 +408,19 @@ impl Lanes {
             let _ = self.wait_submitted(&lane, lane.given());
             until_ended(&|| lane.wait(lane.submitted()));
         }
-        let state = lock(&self.state);
-        let busy = |state: &mut State| {
-            let runs = |track: &Track| {
-                let held = track.held.iter().any(|held| held.is_submitted);
-                // An event that no batch waits for yet is polled all the same.
-                let polls = track.waits.iter().any(|wait| !wait.is_submitted());
-                track.is_busy || ((held || polls) && !self.context.failure.is_set())
-            };
-            state.tracks.iter().any(runs)
-        };
-        let state = self.moved.wait_while(state, busy);
-        drop(state.unwrap_or_else(PoisonError::into_inner));
+        self.advance();
+        // Work of the host that has begun ends.
+        self.wait_while(|track| {
+            // An event that no batch waits for yet is polled all the same.
+            let polls = track.waits.iter().any(|wait| !wait.is_submitted());
+            polls || track.held.iter().any(|held| held.is_submitted)
+        });
+        let mut state = lock(&self.state);
+        while state.tracks.iter().any(|track| track.is_busy) {
+            let moved = self.moved.wait(state);
+            state = moved.unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
         for queue in &self.queues {
             until_ended(&|| {
                 let mut waited = Ok(());

@@ -172,6 +172,7 @@ fn a_buffer_of_the_program_is_wrapped_without_a_copy() {
     );
     assert_error(wrap(raw, 0).map(drop), "wants a VkBuffer");
     let wrapped = wrap(raw, bytes).unwrap();
+    assert_error(wrap(raw, bytes).map(drop), "knows already");
     drop(buffer);
     assert_eq!(device.stats().since(&before).copies, 0);
     let vulkan = VulkanDevice::of(&device).unwrap();
@@ -285,7 +286,7 @@ fn import(device: &Device, array: FFI_ArrowDeviceArray) -> DeviceArray {
 
 /// All in one test: the releases are counted for the process.
 #[test]
-fn a_foreign_event_is_waited_for_and_outlives_the_wait() {
+fn a_foreign_event_is_waited_for() {
     if !is_there() {
         return;
     }
@@ -326,24 +327,6 @@ fn a_foreign_event_is_waited_for_and_outlives_the_wait() {
         soon(|| RELEASED.load(Ordering::SeqCst) == 1),
         "not released"
     );
-
-    // A queue was told to wait, and nothing came of it: the event, which is polled, lives on.
-    let gate = Gate::new(&device);
-    let array = import(&device, produce(&device, &gate, address, rows));
-    std::mem::forget(array.values_on::<i64>(&queue).unwrap());
-    drop(array);
-    std::thread::sleep(Duration::from_millis(30));
-    assert_eq!(
-        RELEASED.load(Ordering::SeqCst),
-        1,
-        "released while it is polled"
-    );
-    gate.set();
-    drop(gate);
-    assert!(
-        soon(|| RELEASED.load(Ordering::SeqCst) == 2),
-        "not released"
-    );
     drop(memory);
 }
 
@@ -371,4 +354,40 @@ fn what_is_unknown_is_refused() {
     queue.wait(&event).unwrap();
     let exported = one.upload(&batch(10)).unwrap().export(SyncPolicy::Event);
     drop(exported.unwrap());
+}
+
+/// A consumer polls an event: it is set once the work before it has run, and not set when it is used again.
+#[test]
+fn a_recorded_event_is_a_vk_event_that_can_be_polled() {
+    if !is_there() {
+        return;
+    }
+    let device = open();
+    let vulkan = VulkanDevice::of(&device).unwrap();
+    let queue = device.new_queue().unwrap();
+    let mut seen = Vec::new();
+    for round in 0..5 {
+        let gate = Gate::new(&device);
+        // SAFETY: the event is of the device, and lives until the queue has seen it.
+        unsafe { queue.raw().wait(gate.pointer()) }.unwrap();
+        let up = device.upload_on(&batch(1000), &queue).unwrap();
+        let event = queue.record().unwrap().unwrap();
+        // SAFETY: the event's pointer points to a VkEvent as long as it lives.
+        let polled = unsafe { *event.as_ptr().as_ptr().cast::<vk::Event>() };
+        // SAFETY: the event is live, of this device, and not for the device only.
+        let is_set = || unsafe { vulkan.device().get_event_status(polled) }.unwrap();
+        assert!(!is_set(), "before its work, in round {round}");
+        gate.set();
+        assert!(soon(is_set), "never set");
+        event.wait().unwrap();
+        assert!(event.is_complete().unwrap());
+        drop((event, up));
+        seen.push(polled);
+    }
+    queue.synchronize().unwrap();
+    seen.sort_unstable_by_key(|event| vk::Handle::as_raw(*event));
+    seen.dedup();
+    assert!(seen.len() < 5, "no event was used again");
+    drop(queue);
+    assert_clean(&device);
 }

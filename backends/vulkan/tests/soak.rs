@@ -93,8 +93,11 @@ fn everything_stays_level() -> Result<()> {
     assert!(most.values().all(|most| *most <= MOST), "{most:?}");
     drop(kept);
     streams::check_clean(&device)?;
-    watch.check_level()?;
-    watch.check_end()?;
+    // A sanitizer keeps what was freed.
+    if std::env::var_os("ASAN_OPTIONS").is_none() {
+        watch.check_level()?;
+        watch.check_end()?;
+    }
     // The device keeps what it makes for reuse, memory excepted.
     let end = Instant::now() + Duration::from_secs(20);
     let buffers = || live().get("buffer").copied().unwrap_or(0);

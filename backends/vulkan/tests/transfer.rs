@@ -272,3 +272,36 @@ fn copies_and_fills_are_exact() {
     outcome.unwrap();
     assert_clean(&device);
 }
+
+/// A copy to ordinary memory ends with work of the host, for which the device's waits wait, also if its queue was dropped.
+#[test]
+fn copies_to_ordinary_memory_are_waited_for() {
+    if !is_there() {
+        return;
+    }
+    let device = open();
+    let bytes = 1 << 20;
+    for round in 0..20u8 {
+        let (home, queue) = (device.default_queue(), device.new_queue().unwrap());
+        let mut memory = DeviceBufferMut::allocate(&home, bytes).unwrap();
+        memory.fill(round + 1).unwrap();
+        queue.wait(&home.record().unwrap().unwrap()).unwrap();
+        let mut ordinary = vec![0u8; bytes];
+        let op = CopyOp {
+            src: memory.address(),
+            dst: DevicePtr::new(ordinary.as_mut_ptr().cast()),
+            bytes,
+            kind: CopyKind::DeviceToHost,
+        };
+        // SAFETY: both have as many bytes and live until the device was waited for.
+        unsafe { queue.raw().copy(&[op]) }.unwrap();
+        drop(queue);
+        match round % 2 {
+            0 => device.synchronize().unwrap(),
+            _ => device.backend().settle().unwrap(),
+        }
+        assert!(ordinary.iter().all(|byte| *byte == round + 1), "{round}");
+        drop(memory);
+    }
+    assert_clean(&device);
+}
