@@ -35,7 +35,7 @@ pub(crate) fn every_type(device: &Device, share: usize) {
     }
 }
 
-/// Batches of all types, cut on the host and on the device.
+/// Batches of all types, cut on the host and on the device, and compacted there.
 pub(crate) fn batches_whole_and_sliced_on_both_sides(device: &Device) {
     let all = all_columns(1000, 5);
     for (skip, rows) in [(0, 1000), (0, 0), (3, 517), (13, 64), (999, 1)] {
@@ -46,6 +46,8 @@ pub(crate) fn batches_whole_and_sliced_on_both_sides(device: &Device) {
         let part = up.slice(rows / 3, rows / 2).unwrap();
         let sent = sent.slice(rows / 3, rows / 2);
         assert_same_batch(&sent, &part.to_host().unwrap(), format!("part of {case}"));
+        let part = part.compact().unwrap().to_host().unwrap();
+        assert_same_batch(&sent, &part, format!("compact part of {case}"));
     }
 }
 

@@ -7,18 +7,17 @@ mod support;
 #[path = "support/vulkan.rs"]
 mod vulkan;
 
-use arrow_array::{RecordBatch, RecordBatchIterator};
+use arrow_array::RecordBatchIterator;
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{
-    DeviceBufferMut, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader,
-    Devices, ImportOptions, SyncPolicy, export_reader,
+    DeviceBufferMut, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
+    ImportOptions, export_reader,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use support::{
-    Nulls, all_types, assert_same, assert_same_batch, batch, boolean_with_tight_nulls, cases,
-};
+use support::assert_same_batch;
+use support::round_trips::{self, all_columns};
 use vulkan::{assert_clean, is_there, open};
 
 #[test]
@@ -27,31 +26,18 @@ fn every_type() {
         return;
     }
     let device = open();
-    let tight = ("tight nulls".to_owned(), boolean_with_tight_nulls());
-    let types = all_types().into_iter().zip(0..);
-    let all = types.flat_map(|((name, data_type), seed)| {
-        let cases = cases(&data_type, seed).into_iter();
-        cases.map(move |(case, array)| (format!("{name}, {case}"), array))
-    });
-    for (case, array) in all.chain([tight]) {
-        let up = device.upload_array(&array).unwrap();
-        assert_same(&array, &up.to_host().unwrap(), &case);
-        let rows = array.len();
-        for (offset, length) in [(1, rows.saturating_sub(2)), (rows / 3, rows / 2)] {
-            if offset + length <= rows {
-                let part = up.slice(offset, length).unwrap().to_host().unwrap();
-                let case = format!("{case}, slice({offset}, {length})");
-                assert_same(&array.slice(offset, length), &part, case);
-            }
-        }
-    }
+    round_trips::every_type(&device, 1);
     assert_clean(&device);
 }
 
-/// One column of each type.
-fn all_columns(rows: usize, seed: u64) -> RecordBatch {
-    let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
-    batch(&types, rows, Nulls::Some, seed)
+#[test]
+fn batches_whole_and_sliced_on_both_sides() {
+    if !is_there() {
+        return;
+    }
+    let device = open();
+    round_trips::batches_whole_and_sliced_on_both_sides(&device);
+    assert_clean(&device);
 }
 
 #[test]
@@ -62,20 +48,9 @@ fn structs_out_and_in() {
     let device = open();
     let devices = Devices::new();
     devices.add(device.clone()).unwrap();
-    let sent = all_columns(300, 9);
-    for policy in [SyncPolicy::Event, SyncPolicy::Wait] {
-        let up = device.upload(&sent).unwrap();
-        let (array, schema) = up.slice(7, 290).unwrap().export(policy).unwrap();
-        drop(up);
-        let options = ImportOptions::default().with_devices(devices.clone());
-        // SAFETY: both structs come from one export of this crate.
-        let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }.unwrap();
-        assert_same_batch(
-            &sent.slice(7, 290),
-            &again.to_host().unwrap(),
-            format_args!("{policy:?}"),
-        );
-    }
+    let options = ImportOptions::default().with_devices(devices);
+    round_trips::structs_out_and_in(&device, &options);
+    drop(options);
     assert_clean(&device);
 }
 
@@ -85,12 +60,7 @@ fn between_devices() {
         return;
     }
     let (one, two) = (open(), open());
-    let sent = all_columns(200, 3);
-    let there = one.upload(&sent).unwrap().to_device(&two).unwrap();
-    let back = there.slice(5, 190).unwrap().to_device(&one).unwrap();
-    let received = back.to_host().unwrap();
-    assert_same_batch(&sent.slice(5, 190), &received, "there and back");
-    drop((there, back, received));
+    round_trips::there_and_back(&one, &two);
     assert_clean(&one);
     assert_clean(&two);
 }
