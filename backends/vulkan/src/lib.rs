@@ -84,7 +84,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `physical.rs`, `codes.rs` | the loader, the physical devices and what each offers; errors of calls |
-//! | `context.rs` | a device of Vulkan, its end, and the lock of a VkQueue |
+//! | `context.rs`, `exit.rs` | a device of Vulkan, its end, and the lock of a VkQueue; the end of the process |
 //! | `memory.rs` | buffers with addresses |
 //! | `lane.rs`, `batch.rs`, `submit.rs` | the order of a queue's work; what is submitted, held back and under way; when |
 //! | `event.rs` | the places that `sync_event` points to, and what is asked of events |
@@ -100,6 +100,7 @@ mod context;
 mod copy;
 mod device;
 mod event;
+mod exit;
 mod lane;
 mod memory;
 mod physical;
