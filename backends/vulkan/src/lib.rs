@@ -34,6 +34,9 @@
 //! A program that has an instance, a device and a queue already passes them, with the lock of the queue, to [`VulkanConfig::adopt`].
 //! [`SharedQueue`] says what may be done while that lock is held.
 //!
+//! A process may end while its devices are in use, also by other threads: those then stay where they are, because drivers and layers
+//! crash if they are called at that time.
+//!
 //! # Memory
 //!
 //! Each allocation is a VkBuffer with an address (`VkDeviceAddress`), in memory that gpu-allocator takes from the driver in large

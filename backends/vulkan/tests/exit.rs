@@ -16,7 +16,7 @@ use arrow_device::{Device, SyncPolicy};
 use fork_kit::alone;
 use vulkan::{Gate, Timeline, hold_on_device, is_there, open};
 
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 5;
 
 fn batch() -> RecordBatch {
     let column = Arc::new(Int64Array::from_iter_values(0..1_000_000)) as _;
