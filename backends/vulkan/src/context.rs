@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::mem::ManuallyDrop;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use arrow_device::device::parts::{Failure, Process, Worker};
 use arrow_device::device::{DeviceId, device_error};
@@ -69,7 +69,7 @@ impl Context {
     /// process ends, or is a child of the one that opened the device.
     pub(crate) fn enter_usable(&self) -> Result<Inside> {
         let inside = self.enter()?;
-        self.failure.check()?;
+        self.check_alive()?;
         Ok(inside)
     }
 
@@ -85,6 +85,23 @@ impl Context {
     /// Lets this thread destroy what it owns, if it may.
     pub(crate) fn enter_to_drop(&self) -> Option<Inside> {
         (!self.is_forked()).then(exit::enter).flatten()
+    }
+
+    /// Returns an error if the device has failed. Then no thread asks for a foreign event any more: whoever is told of the failure may
+    /// release it.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        self.failure.check().inspect_err(|_| {
+            drop(without_polls());
+        })
+    }
+
+    /// Asks for a foreign event, unless the device has failed.
+    pub(crate) fn poll(&self, ask: impl FnOnce() -> Answer<bool>) -> Result<bool> {
+        let polls = POLLS.read().unwrap_or_else(PoisonError::into_inner);
+        self.failure.check()?;
+        let answer = ask();
+        drop(polls);
+        self.check(answer)
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {
@@ -108,7 +125,7 @@ impl Context {
         let error = failed.error(self.id);
         if failed.is_lost() {
             self.failure.set(error);
-            return match self.failure.check() {
+            return match self.check_alive() {
                 Err(first) => first,
                 Ok(()) => failed.error(self.id),
             };
@@ -183,6 +200,14 @@ unsafe impl SharedQueue for Mutex<vk::Queue> {
     fn with(&self, work: &mut dyn FnMut(vk::Queue)) {
         work(*lock(self));
     }
+}
+
+/// Held for reading while a foreign event is asked for. One for the process, as several devices may have one VkDevice.
+static POLLS: RwLock<()> = RwLock::new(());
+
+/// Nobody asks for foreign events while the result lives.
+pub(crate) fn without_polls() -> RwLockWriteGuard<'static, ()> {
+    POLLS.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Locks a mutex. No code of this crate leaves what it protects half changed.

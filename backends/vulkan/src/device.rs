@@ -175,7 +175,8 @@ impl Shared {
     /// Returns a function that tells whether an event has ended: one of this crate, or a foreign one. Never waits.
     ///
     /// # Safety
-    /// The event is live, of this crate or of the VkDevice of this device, when the function is called.
+    /// The event is live, of this crate or of the VkDevice of this device, when the function is called, unless the device has failed by
+    /// then.
     pub(crate) unsafe fn ending(
         &self,
         known: Option<Point>,
@@ -189,16 +190,15 @@ impl Shared {
             let ended = match &known {
                 Some(point) => {
                     // Another device may have failed.
-                    point.lane.context.failure.check()?;
-                    point.is_reached()
+                    point.lane.context.check_alive()?;
+                    context.check(point.is_reached())
                 }
-                // SAFETY: the caller guarantees a live event of the VkDevice (see `# Safety`).
-                None => unsafe { event::is_set(&context, raw) },
+                // SAFETY: the caller guarantees a live event of the VkDevice, until the device has failed (see `# Safety`).
+                None => context.poll(|| unsafe { event::is_set(&context, raw) }),
             };
-            let ended = context.check(ended)?;
             // A device that has failed says nothing about its work any more.
-            context.failure.check()?;
-            Ok(ended)
+            context.check_alive()?;
+            ended
         }
     }
 }

@@ -7,10 +7,11 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
 use arrow_device::Result;
 use arrow_device::device::EventPtr;
+use ash::prelude::VkResult;
 use ash::vk;
 
 use crate::codes::{Answer, Of};
-use crate::context::{Context, lock};
+use crate::context::{Context, lock, without_polls};
 use crate::lane::Point;
 
 /// What `sync_event` points to.
@@ -43,6 +44,22 @@ pub(crate) unsafe fn read(event: EventPtr) -> vk::Event {
 pub(crate) unsafe fn is_set(context: &Context, event: vk::Event) -> Answer<bool> {
     // SAFETY: the caller guarantees the event (VUID-vkGetEventStatus-event-03940); the call needs no exclusive access.
     unsafe { context.device.get_event_status(event) }.of("vkGetEventStatus")
+}
+
+/// Sets an event of a program, by the host (`vkSetEvent`), while none of this crate's threads asks for an event.
+///
+/// Vulkan allows no other use of an event while the host sets it, and this crate asks for the events of arrays that it imports. Drivers
+/// are not known to mind, but the validation layer reports it. Events that commands set (`vkCmdSetEvent`) need nothing of the kind.
+///
+/// # Errors
+/// Returns the code of `vkSetEvent`.
+///
+/// # Safety
+/// The event is live, of this VkDevice, and not for the device only. Nobody else uses it at the same time.
+pub unsafe fn set_event(device: &ash::Device, event: vk::Event) -> VkResult<()> {
+    let _alone = without_polls();
+    // SAFETY: the caller guarantees the event (VUID-vkSetEvent-event-03941) and that nobody else uses it; this crate does not now.
+    unsafe { device.set_event(event) }
 }
 
 /// The events of one device. They are recycled, with their cells.

@@ -171,6 +171,7 @@ impl Lanes {
         };
         // An error of a batch that was held back is a failure of the device.
         let _ = self.pump(lock(&self.state), None);
+        self.moved.notify_all();
     }
 
     /// Does what can be done now, in all lanes. Returns the error of the fresh batch, by lane and number, if it could not be
@@ -331,7 +332,7 @@ impl Lanes {
             drop(state.unwrap_or_else(PoisonError::into_inner));
         }
         match is_held() {
-            true => self.context.failure.check(),
+            true => self.context.check_alive(),
             false => Ok(()),
         }
     }
@@ -349,7 +350,7 @@ impl Lanes {
         self.wait_submitted(&point.lane, point.number)?;
         let waited = point.lane.wait(point.number);
         self.context.check(waited)?;
-        self.context.failure.check()
+        self.context.check_alive()
     }
 }
 
@@ -415,7 +416,11 @@ impl Lanes {
         }
         self.advance();
         // Work of the host that has begun ends.
-        self.wait_while(|track| track.held.iter().any(|held| held.is_submitted));
+        self.wait_while(|track| {
+            // An event that no batch waits for yet is polled all the same.
+            let polls = track.waits.iter().any(|wait| !wait.is_submitted());
+            polls || track.held.iter().any(|held| held.is_submitted)
+        });
         let mut state = lock(&self.state);
         while state.tracks.iter().any(|track| track.is_busy) {
             let moved = self.moved.wait(state);
@@ -437,7 +442,7 @@ impl Lanes {
             });
         }
         self.forget_ended();
-        self.context.failure.check()
+        self.context.check_alive()
     }
 
     /// Returns whether all work has ended. Never waits.

@@ -17,7 +17,7 @@ pub(crate) fn is_required() -> bool {
 }
 
 /// Ends the process if its tests hang.
-fn limit() {
+pub(crate) fn limit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         std::thread::spawn(|| {
