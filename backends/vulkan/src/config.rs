@@ -11,6 +11,7 @@ use ash::vk;
 use crate::codes::{absent, absent_after};
 use crate::context::{Context, Origin, SharedQueue};
 use crate::device::VulkanDevice;
+use crate::exit;
 use crate::physical::{Asked, Instance, VulkanDeviceInfo, ask, create_device, family_of, serves};
 use crate::shared::Shared;
 
@@ -110,6 +111,7 @@ impl VulkanConfig {
     /// no driver, no such device, or if the device lacks what is needed.
     pub fn open(&self) -> Result<Device> {
         let id = self.id();
+        let _inside = exit::enter().ok_or_else(|| absent(id, ENDING))?;
         let instance = Instance::new(id)?;
         let listed = instance.list(id)?;
         let count = listed.len();
@@ -159,6 +161,7 @@ impl VulkanConfig {
     ///   without it.
     pub unsafe fn adopt(self, parts: VulkanParts) -> Result<Device> {
         let id = self.id();
+        let _inside = exit::enter().ok_or_else(|| absent(id, ENDING))?;
         let VulkanParts {
             entry,
             instance,
@@ -200,6 +203,8 @@ impl VulkanConfig {
         Device::new(Arc::new(VulkanDevice::new(shared)?))
     }
 }
+
+const ENDING: &str = "the process is ending";
 
 /// Returns the queue family, or what is missing.
 fn check(id: DeviceId, info: &VulkanDeviceInfo, family: Option<u32>) -> Result<u32> {

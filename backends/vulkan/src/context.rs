@@ -4,12 +4,13 @@ use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
-use arrow_device::device::DeviceId;
 use arrow_device::device::parts::{Failure, Process, Worker};
+use arrow_device::device::{DeviceId, device_error};
 use arrow_device::{Error, Result};
 use ash::vk;
 
 use crate::codes::{Answer, Failed};
+use crate::exit::{self, Inside};
 
 /// Who destroys the device.
 pub(crate) enum Origin {
@@ -49,6 +50,7 @@ impl Context {
         family: u32,
         origin: Origin,
     ) -> Self {
+        exit::watch();
         Self {
             id,
             process: Process::this(),
@@ -63,10 +65,26 @@ impl Context {
         }
     }
 
-    /// Returns an error if the device cannot be used: it has failed, or this is a child of the process that opened it.
-    pub(crate) fn check_usable(&self) -> Result<()> {
+    /// Lets this thread call Vulkan while the result lives, or returns an error if the device cannot be used: it has failed, the
+    /// process ends, or is a child of the one that opened the device.
+    pub(crate) fn enter_usable(&self) -> Result<Inside> {
+        let inside = self.enter()?;
+        self.check_alive()?;
+        Ok(inside)
+    }
+
+    /// As [`enter_usable`](Self::enter_usable), also if the device has failed.
+    pub(crate) fn enter(&self) -> Result<Inside> {
         self.check_process()?;
-        self.check_alive()
+        exit::enter().ok_or_else(|| {
+            let code = vk::Result::ERROR_INITIALIZATION_FAILED.as_raw();
+            device_error(self.id, "exit", code, "the process is ending")
+        })
+    }
+
+    /// Lets this thread destroy what it owns, if it may.
+    pub(crate) fn enter_to_drop(&self) -> Option<Inside> {
+        (!self.is_forked()).then(exit::enter).flatten()
     }
 
     /// Returns an error if the device has failed. Then no thread asks for a foreign event any more: whoever is told of the failure may
@@ -142,9 +160,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if self.is_forked() {
+        let Some(_inside) = self.enter_to_drop() else {
             return;
-        }
+        };
         // SAFETY: the value is not used again.
         let (origin, entry) = unsafe { ManuallyDrop::take(&mut self.end) };
         if matches!(origin, Origin::Own) {

@@ -88,7 +88,7 @@ impl VulkanDevice {
     /// # Errors
     /// Returns [`Error::InvalidArgument`] if they are not in memory that the device knows.
     pub fn resolve(&self, address: DevicePtr, bytes: usize) -> Result<(vk::Buffer, u64)> {
-        self.shared.context.check_usable()?;
+        let _inside = self.shared.context.enter_usable()?;
         self.shared.resolve(address, bytes)
     }
 
@@ -117,7 +117,7 @@ impl VulkanDevice {
         let Shared {
             context, objects, ..
         } = &*this.shared;
-        context.check_usable()?;
+        let _inside = context.enter_usable()?;
         if buffer == vk::Buffer::null() || bytes == 0 {
             return Err(Error::InvalidArgument(
                 "wrap_buffer wants a VkBuffer and its length in bytes, which is more than 0".into(),
@@ -186,6 +186,7 @@ impl Shared {
         // SAFETY: the caller guarantees a live event.
         let raw = unsafe { event::read(event) };
         move || {
+            let _inside = context.enter()?;
             let ended = match &known {
                 Some(point) => {
                     // Another device may have failed.
@@ -295,7 +296,7 @@ unsafe impl Backend for VulkanDevice {
     }
 
     unsafe fn release_event(&self, event: EventPtr) {
-        if !self.shared.context.is_forked() {
+        if let Some(_inside) = self.shared.context.enter_to_drop() {
             self.shared.objects.events.release(event);
         }
     }
@@ -335,7 +336,7 @@ unsafe impl Backend for VulkanDevice {
         if bytes == 0 {
             return Err(Error::InvalidArgument("host allocation of 0 bytes".into()));
         }
-        context.check_usable()?;
+        let _inside = context.enter_usable()?;
         if bytes > memory.most {
             return Ok(None);
         }
@@ -352,7 +353,7 @@ unsafe impl Backend for VulkanDevice {
             objects,
             ..
         } = &*self.shared;
-        if !context.is_forked() {
+        if let Some(_inside) = context.enter_to_drop() {
             // Batches that have completed may still keep the memory; they give it back then.
             let buffer = objects.host.remove(address);
             lanes.forget_ended();
@@ -385,7 +386,7 @@ unsafe impl Backend for VulkanDevice {
     }
 
     fn synchronize(&self) -> Result<()> {
-        self.shared.context.check_usable()?;
+        self.shared.context.check_process()?;
         self.shared.lanes.finish()
     }
 

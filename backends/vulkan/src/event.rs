@@ -168,9 +168,9 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        if self.context.is_forked() {
+        let Some(_inside) = self.context.enter_to_drop() else {
             return;
-        }
+        };
         let idle = self.idle.get_mut().unwrap_or_else(PoisonError::into_inner);
         let resting = self.resting.get_mut();
         let resting = resting.unwrap_or_else(PoisonError::into_inner);

@@ -9,6 +9,7 @@ use ash::vk;
 
 use crate::codes::{Answer, Failed, Of};
 use crate::context::Context;
+use crate::exit;
 
 /// The order of one queue's work. Each batch has a number, from 1 on, to which it sets the lane's timeline semaphore once it and
 /// all batches before it have completed.
@@ -98,21 +99,34 @@ impl Lane {
         let wait = vk::SemaphoreWaitInfo::default()
             .semaphores(&semaphores)
             .values(&values);
-        while !self.is_complete(number)? {
+        loop {
+            // Threads that wait must not keep the process from ending.
+            let Some(_inside) = exit::enter() else {
+                return Err(ENDING);
+            };
+            if self.is_complete(number)? {
+                return Ok(());
+            }
             // SAFETY: the semaphore is live and a timeline, with one value (VUID-VkSemaphoreWaitInfo-pSemaphores-03256).
-            let waited = unsafe { self.context.device.wait_semaphores(&wait, u64::MAX) };
+            let waited = unsafe { self.context.device.wait_semaphores(&wait, TURN) };
             match waited.of("vkWaitSemaphores") {
-                // Some drivers know shorter times only.
                 Err(failed) if failed.code == vk::Result::TIMEOUT => {}
                 Err(failed) => return Err(failed),
                 // A device that is lost may answer so.
                 Ok(()) if !self.is_complete(number)? => return Err(LOST),
-                Ok(()) => {}
+                Ok(()) => return Ok(()),
             }
         }
-        Ok(())
     }
 }
+
+/// How long a thread that waits is in Vulkan at a time, in nanoseconds.
+const TURN: u64 = 20_000_000;
+
+const ENDING: Failed = Failed {
+    call: "exit",
+    code: vk::Result::ERROR_INITIALIZATION_FAILED,
+};
 
 const LOST: Failed = Failed {
     call: "vkGetSemaphoreCounterValue",
@@ -121,9 +135,9 @@ const LOST: Failed = Failed {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        if self.context.is_forked() {
+        let Some(_inside) = self.context.enter_to_drop() else {
             return;
-        }
+        };
         // SAFETY: this value made the semaphore and destroys it once. Each submitted batch that refers to it holds the lane until
         // it has completed (`Flying`, VUID-vkDestroySemaphore-semaphore-05149), and each thread that waits for it has a reference.
         unsafe { self.context.device.destroy_semaphore(self.timeline, None) };

@@ -34,6 +34,9 @@
 //! A program that has an instance, a device and a queue already passes them, with the lock of the queue, to [`VulkanConfig::adopt`].
 //! [`SharedQueue`] says what may be done while that lock is held.
 //!
+//! A process may end while its devices are in use, also by other threads: those then stay where they are, because drivers and layers
+//! crash if they are called at that time.
+//!
 //! # Memory
 //!
 //! Each allocation is a VkBuffer with an address (`VkDeviceAddress`), in memory that gpu-allocator takes from the driver in large
@@ -84,7 +87,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `physical.rs`, `codes.rs` | the loader, the physical devices and what each offers; errors of calls |
-//! | `context.rs` | a device of Vulkan, its end, and the lock of a VkQueue |
+//! | `context.rs`, `exit.rs` | a device of Vulkan, its end, and the lock of a VkQueue; the end of the process |
 //! | `memory.rs` | buffers with addresses |
 //! | `lane.rs`, `batch.rs`, `submit.rs` | the order of a queue's work; what is submitted, held back and under way; when |
 //! | `event.rs` | the places that `sync_event` points to, and what is asked of events |
@@ -100,6 +103,7 @@ mod context;
 mod copy;
 mod device;
 mod event;
+mod exit;
 mod lane;
 mod memory;
 mod physical;

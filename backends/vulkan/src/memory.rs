@@ -168,9 +168,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.context.is_forked() {
+        let Some(_inside) = self.context.enter_to_drop() else {
             return;
-        }
+        };
         // Frees what the sub-allocator keeps.
         // SAFETY: the value is not used again. No buffer is left, since each holds this.
         unsafe { ManuallyDrop::drop(&mut self.allocator) };
@@ -227,10 +227,10 @@ impl Drop for Buffer {
         let Some(own) = &mut self.own else { return };
         let context = &own.memory.context;
         let allocation = own.allocation.take();
-        if context.is_forked() {
+        let Some(_inside) = context.enter_to_drop() else {
             std::mem::forget(allocation);
             return;
-        }
+        };
         // SAFETY: this value made the buffer and destroys it once. All submitted commands that refer to it have completed
         // (VUID-vkDestroyBuffer-buffer-00922): whoever drops it has seen that, see `Shared::free`, `free_host` and `Flying`.
         unsafe { context.device.destroy_buffer(self.raw, None) };

@@ -10,6 +10,7 @@ use arrow_device::{ArrowDeviceType, Result};
 use ash::vk;
 
 use crate::codes::{Answer, Of, absent, absent_after};
+use crate::exit;
 
 /// What Vulkan reports about a physical device.
 #[derive(Clone, Debug)]
@@ -40,6 +41,7 @@ impl fmt::Display for VulkanDeviceInfo {
 /// no driver.
 pub fn devices() -> Result<Vec<VulkanDeviceInfo>> {
     let id = DeviceId::new(ArrowDeviceType::VULKAN, 0);
+    let _inside = exit::enter().ok_or_else(|| absent(id, "the process is ending"))?;
     let instance = Instance::new(id)?;
     let listed = instance.list(id)?;
     // SAFETY: the instance is live and has listed the devices.

@@ -37,7 +37,7 @@ impl VulkanQueue {
 
     /// Makes a queue of the device.
     pub(crate) fn new(shared: &Arc<Shared>) -> Result<Arc<Self>> {
-        shared.context.check_usable()?;
+        let _inside = shared.context.enter_usable()?;
         Ok(Arc::new(Self {
             lane: shared.lanes.add()?,
             shared: shared.clone(),
@@ -89,7 +89,7 @@ impl VulkanQueue {
     /// The semaphore is a timeline semaphore of the device, and lives until an event that is recorded afterwards has completed. The
     /// value is reached by work that was submitted, or by the host; not by later work of the same VkQueue, which would never run.
     pub unsafe fn wait_semaphore(&self, semaphore: vk::Semaphore, value: u64) -> Result<()> {
-        self.shared.context.check_usable()?;
+        let _inside = self.shared.context.enter_usable()?;
         let wait = Wait::Semaphore(semaphore, value);
         self.shared.lanes.wait(&self.lane, wait);
         Ok(())
@@ -121,7 +121,7 @@ impl VulkanQueue {
 // - events are set by commands after all earlier ones of the VkQueue, and stand for the batch's number.
 unsafe impl RawQueue for VulkanQueue {
     fn allocate(&self, bytes: usize) -> Result<DevicePtr> {
-        self.shared.context.check_usable()?;
+        let _inside = self.shared.context.enter_usable()?;
         if bytes == 0 {
             return Err(Error::InvalidArgument("allocation of 0 bytes".into()));
         }
@@ -129,15 +129,15 @@ unsafe impl RawQueue for VulkanQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, _bytes: usize) -> Result<()> {
-        if self.shared.context.is_forked() {
+        let Some(_inside) = self.shared.context.enter_to_drop() else {
             return Ok(());
-        }
+        };
         self.shared.free(&self.lane, base)
     }
 
     unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         let Shared { context, lanes, .. } = &*self.shared;
-        context.check_usable()?;
+        let _inside = context.enter_usable()?;
         // SAFETY: the caller guarantees memory for all bytes until the copies have completed (contract of `RawQueue::copy`).
         unsafe {
             self.shared
@@ -148,7 +148,7 @@ unsafe impl RawQueue for VulkanQueue {
 
     unsafe fn fill(&self, dst: DevicePtr, byte: u8, bytes: usize) -> Result<()> {
         let Shared { context, lanes, .. } = &*self.shared;
-        context.check_usable()?;
+        let _inside = context.enter_usable()?;
         // SAFETY: the caller guarantees `bytes` bytes until the fill has completed (contract of `RawQueue::fill`).
         unsafe {
             self.shared
@@ -164,7 +164,7 @@ unsafe impl RawQueue for VulkanQueue {
             objects,
             ..
         } = &*self.shared;
-        context.check_usable()?;
+        let _inside = context.enter_usable()?;
         let (cell, event) = objects.events.take()?;
         let mut set = |device: &ash::Device, commands| {
             let all = vk::PipelineStageFlags::ALL_COMMANDS;
@@ -193,7 +193,7 @@ unsafe impl RawQueue for VulkanQueue {
 
     unsafe fn wait(&self, event: EventPtr) -> Result<()> {
         let Shared { context, lanes, .. } = &*self.shared;
-        context.check_usable()?;
+        let _inside = context.enter_usable()?;
         let known = event::recorded(event);
         if let Some(point) = &known
             && Arc::ptr_eq(&point.lane.context, context)
@@ -232,7 +232,7 @@ unsafe impl RawQueue for VulkanQueue {
 
 impl Drop for VulkanQueue {
     fn drop(&mut self) {
-        if !self.shared.context.is_forked() {
+        if let Some(_inside) = self.shared.context.enter_to_drop() {
             self.shared.lanes.drop_lane(&self.lane);
         }
     }

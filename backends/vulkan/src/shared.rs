@@ -154,9 +154,9 @@ impl Shared {
 
     /// Frees all memory that nothing uses any more.
     pub(crate) fn trim(&self) {
-        if self.context.is_forked() {
+        let Some(_inside) = self.context.enter_to_drop() else {
             return;
-        }
+        };
         self.lanes.forget_ended();
         self.objects.events.recycle();
         self.free_idle(true);
@@ -166,9 +166,9 @@ impl Shared {
 impl Drop for Shared {
     /// Destroys everything once the queues, which were dropped, have ended.
     fn drop(&mut self) {
-        if self.context.is_forked() {
+        let Some(_inside) = self.context.enter_to_drop() else {
             return;
-        }
+        };
         // SAFETY: the value is not used again.
         let objects = unsafe { ManuallyDrop::take(&mut self.objects) };
         let lanes = self.lanes.clone();

@@ -116,7 +116,7 @@ impl Lanes {
     /// What the commands do is valid once the batches before it, and what they wait for, have completed; whatever they use that
     /// `batch` does not own lives until they have completed. The work of the host is valid at its time.
     pub(crate) unsafe fn push(self: &Arc<Self>, lane: &Arc<Lane>, batch: Batch<'_>) -> Result<u64> {
-        self.context.check_usable()?;
+        let _inside = self.context.enter_usable()?;
         let mut state = lock(&self.state);
         let ended = state.reap();
         let own = match batch.record {
@@ -155,8 +155,10 @@ impl Lanes {
         if has_after {
             let (point, this) = (lane.clone(), self.clone());
             // An error shows to who waits.
-            let poll =
-                move || point.context.failure.is_set() || point.is_complete(number).unwrap_or(true);
+            let poll = move || match point.context.enter_usable() {
+                Ok(_inside) => point.is_complete(number).unwrap_or(true),
+                Err(_) => true,
+            };
             self.context.worker.watch(poll, move || this.advance());
         }
         Ok(number)
@@ -164,6 +166,9 @@ impl Lanes {
 
     /// Submits what can be submitted now.
     pub(crate) fn advance(self: &Arc<Self>) {
+        let Some(_inside) = self.context.enter_to_drop() else {
+            return;
+        };
         // An error of a batch that was held back is a failure of the device.
         let _ = self.pump(lock(&self.state), None);
         self.moved.notify_all();
@@ -382,7 +387,7 @@ impl Lanes {
                 lane.number == track.lane.number && first.is_some_and(|first| first <= *number)
             })
         });
-        self.context.failure.check()?;
+        self.context.check_alive()?;
         self.forget_ended();
         Ok(())
     }
@@ -398,6 +403,7 @@ impl Lanes {
                         self.context.failure.set(self.context.error(failed));
                         return;
                     }
+                    Err(_) if self.context.enter().is_err() => return,
                     // Such as a lack of memory, which says nothing about the work.
                     Err(_) => std::thread::sleep(PAUSE),
                 }
@@ -423,6 +429,9 @@ impl Lanes {
         drop(state);
         for queue in &self.queues {
             until_ended(&|| {
+                let Some(_inside) = self.context.enter_to_drop() else {
+                    return Ok(());
+                };
                 let mut waited = Ok(());
                 queue.with(&mut |queue| {
                     // SAFETY: nobody else uses the VkQueue meanwhile (contract of `SharedQueue`), which is live.
@@ -448,6 +457,9 @@ impl Lanes {
 
     /// Gives back what batches that have completed used.
     pub(crate) fn forget_ended(&self) {
+        let Some(_inside) = self.context.enter_to_drop() else {
+            return;
+        };
         let ended = lock(&self.state).reap();
         drop(ended);
     }
@@ -455,9 +467,9 @@ impl Lanes {
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        if self.context.is_forked() {
+        let Some(_inside) = self.context.enter_to_drop() else {
             return;
-        }
+        };
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: this value made the pool and destroys it once. No command buffer of it is pending
         // (VUID-vkDestroyCommandPool-commandPool-00041): `Shared::drop` has waited for all batches.
