@@ -66,8 +66,8 @@
 //! - **In:** Vulkan has no wait of the host for an event, and on the device only commands of the queue that sets it may wait for it.
 //!   So a thread polls it, at intervals of up to a millisecond, and the host holds the work of the queue that waits back until it is
 //!   set. No call blocks, and other queues go on. The producer makes its writes available before it sets the event
-//!   (`vkCmdPipelineBarrier` before `vkCmdSetEvent`), and sets it by commands: `vkSetEvent` wants the event for itself, while others
-//!   poll it.
+//!   (`vkCmdPipelineBarrier` before `vkCmdSetEvent`), and sets it by commands, or with [`set_event`]: Vulkan allows no
+//!   other use of an event while the host sets it, and this crate polls it.
 //!
 //! An event of another VkDevice is refused if this crate has recorded it. Otherwise Vulkan cannot tell, nor whether an event was made
 //! with `VK_EVENT_CREATE_DEVICE_ONLY_BIT`, which cannot be polled: importing either is undefined behaviour, and so excluded by the
