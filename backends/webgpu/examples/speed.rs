@@ -6,8 +6,9 @@
 //! cargo run --release -p arrow-device-wgpu --example speed
 //! ```
 //!
-//! Plain wgpu is `write_buffer` for each column, one submission and a wait; and for each column a copy to a new buffer, its mapping and a
-//! memcpy. Its buffers in device memory are there before, and used before. With 1,000 columns each has a buffer of its own.
+//! Plain wgpu is `write_buffer`, a submission and a wait; and a copy to a new buffer, its mapping, a wait and a memcpy. Its buffers in
+//! device memory are there before, and used before. Of 1,000 columns each has a buffer of its own: a loop does the same for each of them,
+//! and with one wait, all are submitted and waited for together.
 //!
 //! With a number, it takes that many rounds of each case, and prints for `benches/report`, with tabs: size and direction,
 //! ratio, its quartiles, the ratio of the fastest rounds, and the two rates in GB/s.
@@ -27,23 +28,47 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 struct Case {
     name: &'static str,
     columns: usize,
+    /// How many of them plain wgpu submits and waits for together.
+    together: usize,
     rows: usize,
     rounds: usize,
 }
 
-const CASES: [Case; 4] = [
-    Case { name: "1 MiB", columns: 1, rows: 1 << 17, rounds: 401 },
-    Case { name: "16 MiB", columns: 1, rows: 1 << 21, rounds: 101 },
-    Case { name: "96 MiB", columns: 1, rows: 12 << 20, rounds: 31 },
-    Case { name: "1,000 x 1,000", columns: 1000, rows: 1000, rounds: 31 },
+const CASES: [Case; 5] = [
+    case("1 MiB", 1, 1, 1 << 17, 401),
+    case("16 MiB", 1, 1, 1 << 21, 101),
+    case("96 MiB", 1, 1, 12 << 20, 31),
+    case("1,000 x 1,000", 1000, 1, 1000, 31),
+    case("1,000 x 1,000, one wait", 1000, 1000, 1000, 31),
 ];
+
+const fn case(
+    name: &'static str,
+    columns: usize,
+    together: usize,
+    rows: usize,
+    rounds: usize,
+) -> Case {
+    Case {
+        name,
+        columns,
+        together,
+        rows,
+        rounds,
+    }
+}
 
 fn main() -> Result<()> {
     let device = WgpuConfig::new().open()?;
-    let rounds = std::env::args().nth(1).map(|rounds| rounds.parse()).transpose()?;
+    let rounds = std::env::args()
+        .nth(1)
+        .map(|rounds| rounds.parse())
+        .transpose()?;
     if rounds.is_none() {
         println!("{:?}", device.backend());
-        println!("| case | direction | plain GB/s | arrow-device GB/s | time / plain | of rounds, middle half | of the fastest |");
+        println!(
+            "| case | direction | plain GB/s | arrow-device GB/s | time / plain | of rounds, middle half | of the fastest |"
+        );
         println!("| --- | --- | --- | --- | --- | --- | --- |");
     }
     for case in &CASES {
@@ -63,8 +88,12 @@ fn main() -> Result<()> {
             let (plain, ours) = (rate(&plain), rate(&ours));
             let name = case.name;
             match rounds {
-                Some(_) => println!("{name} {direction}\t{ratio}\t{low}\t{high}\t{best}\t{plain}\t{ours}"),
-                None => println!("| {name} | {direction} | {plain:.2} | {ours:.2} | {ratio:.2} | {low:.2} to {high:.2} | {best:.2} |"),
+                Some(_) => {
+                    println!("{name} {direction}\t{ratio}\t{low}\t{high}\t{best}\t{plain}\t{ours}")
+                }
+                None => println!(
+                    "| {name} | {direction} | {plain:.2} | {ours:.2} | {ratio:.2} | {low:.2} to {high:.2} | {best:.2} |"
+                ),
             }
         }
     }
@@ -75,11 +104,12 @@ fn main() -> Result<()> {
 struct Plain<'a> {
     device: &'a wgpu::Device,
     queue: &'a wgpu::Queue,
+    together: usize,
     buffers: Vec<wgpu::Buffer>,
 }
 
 impl<'a> Plain<'a> {
-    fn new(device: &'a Device, columns: &[Vec<u8>]) -> Result<Self> {
+    fn new(device: &'a Device, columns: &[Vec<u8>], together: usize) -> Result<Self> {
         let device = WgpuDevice::of(device)?;
         let (device, queue) = (device.device(), device.queue());
         let buffer = |column: &Vec<u8>| {
@@ -91,32 +121,55 @@ impl<'a> Plain<'a> {
             })
         };
         let buffers = columns.iter().map(buffer).collect();
-        Ok(Self { device, queue, buffers })
+        Ok(Self {
+            device,
+            queue,
+            together,
+            buffers,
+        })
     }
 
     fn up(&self, columns: &[Vec<u8>]) -> Result<()> {
-        for (buffer, column) in self.buffers.iter().zip(columns) {
-            self.queue.write_buffer(buffer, 0, column);
+        for (buffers, columns) in self
+            .buffers
+            .chunks(self.together)
+            .zip(columns.chunks(self.together))
+        {
+            for (buffer, column) in buffers.iter().zip(columns) {
+                self.queue.write_buffer(buffer, 0, column);
+            }
+            self.queue.submit([]);
+            self.device.poll(PollType::wait_indefinitely())?;
         }
-        self.queue.submit([]);
-        self.device.poll(PollType::wait_indefinitely())?;
         Ok(())
     }
 
     fn down(&self, columns: &mut [Vec<u8>]) -> Result<()> {
-        for (buffer, column) in self.buffers.iter().zip(columns) {
-            let read = self.device.create_buffer(&BufferDescriptor {
-                label: None,
-                size: buffer.size(),
-                usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            });
+        for (buffers, columns) in self
+            .buffers
+            .chunks(self.together)
+            .zip(columns.chunks_mut(self.together))
+        {
             let mut encoder = self.device.create_command_encoder(&Default::default());
-            encoder.copy_buffer_to_buffer(buffer, 0, &read, 0, buffer.size());
+            let copied = |buffer: &wgpu::Buffer| {
+                let read = self.device.create_buffer(&BufferDescriptor {
+                    label: None,
+                    size: buffer.size(),
+                    usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
+                    mapped_at_creation: false,
+                });
+                encoder.copy_buffer_to_buffer(buffer, 0, &read, 0, buffer.size());
+                read
+            };
+            let reads: Vec<_> = buffers.iter().map(copied).collect();
             self.queue.submit([encoder.finish()]);
-            read.map_async(MapMode::Read, .., |_| {});
+            for read in &reads {
+                read.map_async(MapMode::Read, .., |_| {});
+            }
             self.device.poll(PollType::wait_indefinitely())?;
-            column.copy_from_slice(&read.get_mapped_range(..)?);
+            for (read, column) in reads.iter().zip(columns) {
+                column.copy_from_slice(&read.get_mapped_range(..)?);
+            }
         }
         Ok(())
     }
@@ -126,13 +179,17 @@ impl<'a> Plain<'a> {
 type Samples = Vec<(f64, f64)>;
 
 fn measure(device: &Device, case: &Case, rounds: usize) -> Result<[(&'static str, Samples); 2]> {
-    let column = |c: i64| Arc::new(Int64Array::from_iter_values((0..case.rows as i64).map(|row| row ^ c))) as Arc<dyn Array>;
+    let column = |c: i64| {
+        Arc::new(Int64Array::from_iter_values(
+            (0..case.rows as i64).map(|row| row ^ c),
+        )) as Arc<dyn Array>
+    };
     let names = (0..case.columns as i64).map(|c| (format!("c{c}"), column(c)));
     let batch = RecordBatch::try_from_iter(names)?;
     // Memory of its own for each direction, as the other side has: nobody finds more of it in the caches.
     let host_up = vec![vec![1_u8; case.rows * 8]; case.columns];
     let mut host_down = host_up.clone();
-    let plain = Plain::new(device, &host_up)?;
+    let plain = Plain::new(device, &host_up, case.together)?;
     let on_device = device.upload(&batch)?;
     let (mut up, mut down) = (Samples::new(), Samples::new());
     for round in 0..rounds + 2 {

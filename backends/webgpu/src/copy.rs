@@ -3,12 +3,13 @@
 //! What lies in whole words (4 bytes) is copied by WebGPU's own copies, and the rest by the compute shader of `bytes.rs`. Transfers of
 //! arrays are padded to 64 bytes and never need that.
 
+use std::mem::take;
 use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{Error, Result};
-use wgpu::{BufferUsages, BufferViewMut, CommandEncoder};
+use wgpu::{BufferSize, BufferUsages, BufferViewMut};
 
 use crate::bytes::{Job, What};
 use crate::event::Part;
@@ -35,13 +36,30 @@ fn words(offset: u64, bytes: u64) -> [Range<u64>; 3] {
     [offset..first, first..last, last..end]
 }
 
-/// Copies that are being encoded for the next submission.
+/// The most bytes of a list of uploads that are written by `wgpu::Queue::write_buffer_with`. Its buffers are new ones each time, which for
+/// few bytes costs less than a command buffer.
+const FEW: usize = 2 << 20;
+
+/// A copy of whole words.
+struct Move {
+    from: wgpu::Buffer,
+    src: u64,
+    to: wgpu::Buffer,
+    dst: u64,
+    bytes: u64,
+}
+
+/// Copies for the next submission.
 pub(crate) struct Batch<'a> {
     shared: &'a Shared,
-    encoder: Option<CommandEncoder>,
+    clears: Vec<(wgpu::Buffer, Range<u64>)>,
+    moves: Vec<Move>,
     /// Bytes that are still to be staged, for each direction.
     left_up: usize,
     left_down: usize,
+    /// Whether uploads are so short that wgpu stages them, and whether it has staged some.
+    are_few: bool,
+    has_written: bool,
     up: Option<Up>,
     down: Option<Down>,
     /// Run after the copies of the same submission.
@@ -91,7 +109,7 @@ impl Shared {
         // SAFETY: the caller guarantees the memory.
         let queued = copies.iter().try_for_each(|op| unsafe { batch.add(op) });
         let queued = queued.and_then(|()| batch.submit());
-        if queued.is_err() && batch.is_submitted {
+        if queued.is_err() && (batch.is_submitted || batch.has_written) {
             // None may be under way after an error.
             let _ = self.timeline.synchronize();
         }
@@ -120,10 +138,7 @@ impl Shared {
                 0 => {
                     let [head, whole, tail] = words(offset, part);
                     if !whole.is_empty() {
-                        let size = whole.end - whole.start;
-                        batch.encode(|encoder| {
-                            encoder.clear_buffer(&buffer, whole.start, Some(size))
-                        })?;
+                        batch.clears.push((buffer.clone(), whole));
                     }
                     batch.jobs.extend(
                         [head, tail]
@@ -142,33 +157,28 @@ impl Shared {
 
 impl<'a> Batch<'a> {
     fn new(shared: &'a Shared, copies: &[CopyOp]) -> Self {
+        // Edges need a few bytes more or less, for which there is another staging buffer.
         let total = |kind| {
             let bytes = copies
                 .iter()
                 .filter(|op| op.kind == kind)
                 .map(|op| op.bytes);
-            bytes.fold(0, |sum: usize, bytes| {
-                sum.saturating_add(bytes).saturating_add(2 * WORD as usize)
-            })
+            bytes.fold(0, usize::saturating_add)
         };
+        let left_up = total(CopyKind::HostToDevice);
         Self {
             shared,
-            encoder: None,
-            left_up: total(CopyKind::HostToDevice),
+            clears: Vec::new(),
+            moves: Vec::new(),
+            left_up,
             left_down: total(CopyKind::DeviceToHost),
+            are_few: left_up <= FEW,
+            has_written: false,
             up: None,
             down: None,
             jobs: Vec::new(),
             is_submitted: false,
         }
-    }
-
-    /// Encodes commands.
-    fn encode<T>(&mut self, work: impl FnOnce(&mut CommandEncoder) -> T) -> Result<T> {
-        let encoder = &mut self.encoder;
-        self.shared.gpu.call("encode", |device, _| {
-            work(encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default())))
-        })
     }
 
     /// Adds a copy, part by part.
@@ -225,6 +235,16 @@ impl<'a> Batch<'a> {
                 what: What::Word(u32::from_le_bytes(word)),
             });
         }
+        if self.are_few && !whole.is_empty() {
+            // SAFETY: the words are the source's.
+            return unsafe {
+                self.write(
+                    src.add((whole.start - dst.offset) as usize),
+                    &dst.buffer,
+                    whole,
+                )
+            };
+        }
         let mut at = whole.start;
         while at < whole.end {
             let mut up = match self.up.take() {
@@ -242,9 +262,13 @@ impl<'a> Batch<'a> {
                     .copy_from_nonoverlapping(from, part);
             }
             let from = up.used as u64;
-            self.encode(|encoder| {
-                encoder.copy_buffer_to_buffer(&up.buffer, from, &dst.buffer, at, part as u64);
-            })?;
+            self.moves.push(Move {
+                from: up.buffer.clone(),
+                src: from,
+                to: dst.buffer.clone(),
+                dst: at,
+                bytes: part as u64,
+            });
             up.used += part;
             at += part as u64;
             self.left_up = self.left_up.saturating_sub(part);
@@ -257,12 +281,38 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
+    /// Lets wgpu stage whole words of an upload.
+    ///
+    /// # Safety
+    /// `src` is valid for reads of the words.
+    unsafe fn write(&mut self, src: *const u8, to: &wgpu::Buffer, words: Range<u64>) -> Result<()> {
+        let Some(size) = BufferSize::new(words.end - words.start) else {
+            return Ok(());
+        };
+        let gpu = &self.shared.gpu;
+        self.has_written = true;
+        let written = gpu.call("write_buffer_with", |_, queue| {
+            let mut view = queue.write_buffer_with(to, words.start, size)?;
+            let mut to = view.slice(..);
+            // SAFETY: the caller guarantees the source; the view is as long, and nothing else writes to it.
+            unsafe {
+                to.as_raw_element_ptr()
+                    .as_ptr()
+                    .copy_from_nonoverlapping(src, size.get() as usize)
+            };
+            Some(())
+        })?;
+        written.ok_or_else(|| {
+            gpu.check_alive()
+                .err()
+                .unwrap_or_else(|| gpu.error("write_buffer_with", "nothing was written"))
+        })
+    }
+
     fn open_up(&self) -> Result<Up> {
         let gpu = &self.shared.gpu;
         let buffer = self.shared.staging.up(gpu, self.left_up)?;
-        let view = gpu.call("get_mapped_range_mut", |_, _| {
-            buffer.get_mapped_range_mut(..)
-        })?;
+        let view = gpu.caught("get_mapped_range_mut", || buffer.get_mapped_range_mut(..))?;
         let view = view.map_err(|e| {
             let mapping = gpu.error("get_mapped_range_mut", e.to_string());
             gpu.check_alive().err().unwrap_or(mapping)
@@ -295,10 +345,13 @@ impl<'a> Batch<'a> {
             };
             let room = down.buffer.size() as usize - down.used;
             let part = room.min((end - at) as usize);
-            self.encode(|encoder| {
-                let to = down.used as u64;
-                encoder.copy_buffer_to_buffer(&src.buffer, at, &down.buffer, to, part as u64);
-            })?;
+            self.moves.push(Move {
+                from: src.buffer.clone(),
+                src: at,
+                to: down.buffer.clone(),
+                dst: down.used as u64,
+                bytes: part as u64,
+            });
             let first = at.max(src.offset);
             let last = (at + part as u64).min(src.offset + bytes);
             down.parts.push(Part {
@@ -329,9 +382,13 @@ impl<'a> Batch<'a> {
                 .shared
                 .gpu
                 .create_buffer("copy", size as usize, usage, false)?;
-            self.encode(|encoder| {
-                encoder.copy_buffer_to_buffer(&src.buffer, start, &buffer, 0, size)
-            })?;
+            self.moves.push(Move {
+                from: src.buffer,
+                src: start,
+                to: buffer.clone(),
+                dst: 0,
+                bytes: size,
+            });
             let offset = src.offset - start;
             src = Located {
                 buffer,
@@ -340,15 +397,14 @@ impl<'a> Batch<'a> {
             };
         }
         if is_whole(&[src.offset, dst.offset, bytes]) {
-            return self.encode(|encoder| {
-                encoder.copy_buffer_to_buffer(
-                    &src.buffer,
-                    src.offset,
-                    &dst.buffer,
-                    dst.offset,
-                    bytes,
-                );
+            self.moves.push(Move {
+                from: src.buffer,
+                src: src.offset,
+                to: dst.buffer.clone(),
+                dst: dst.offset,
+                bytes,
             });
+            return Ok(());
         }
         self.jobs.push(Job {
             buffer: dst.buffer.clone(),
@@ -359,51 +415,68 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Submits what was encoded.
+    /// Submits all so far.
     fn submit(&mut self) -> Result<()> {
-        let Self {
-            shared, up, down, ..
-        } = self;
-        let (up, down, jobs) = (up.take(), down.take(), std::mem::take(&mut self.jobs));
-        if self.encoder.is_none() && jobs.is_empty() {
+        let shared = self.shared;
+        let (up, down) = (self.up.take(), self.down.take());
+        let (clears, moves, jobs) = (
+            take(&mut self.clears),
+            take(&mut self.moves),
+            take(&mut self.jobs),
+        );
+        let has_commands = !(clears.is_empty() && moves.is_empty() && jobs.is_empty());
+        if !has_commands && !self.has_written {
             return Ok(());
         }
         let bytes = match jobs.is_empty() {
             true => None,
             false => Some(shared.bytes()?),
         };
-        let encoder = self.encoder.take();
+        self.is_submitted = true;
         let submission = shared.gpu.call("submit", |device, queue| {
-            let encoder =
-                encoder.unwrap_or_else(|| device.create_command_encoder(&Default::default()));
-            let mut encoder = encoder;
-            if let Some(bytes) = bytes {
-                bytes.encode(device, &mut encoder, &jobs);
-            }
-            let up = up.map(|up| {
-                drop(up.view);
-                up.buffer.unmap();
-                up.buffer
+            let commands = has_commands.then(|| {
+                let mut encoder = device.create_command_encoder(&Default::default());
+                for (buffer, words) in &clears {
+                    encoder.clear_buffer(buffer, words.start, Some(words.end - words.start));
+                }
+                for Move {
+                    from,
+                    src,
+                    to,
+                    dst,
+                    bytes,
+                } in &moves
+                {
+                    encoder.copy_buffer_to_buffer(from, *src, to, *dst, *bytes);
+                }
+                if let Some(bytes) = bytes {
+                    bytes.encode(device, &mut encoder, &jobs);
+                }
+                encoder.finish()
             });
-            let submission = queue.submit([encoder.finish()]);
+            let up = up.map(|Up { buffer, view, .. }| {
+                drop(view);
+                buffer.unmap();
+                buffer
+            });
+            let submission = queue.submit(commands);
             if let Some(buffer) = up {
                 shared.staging.reuse(buffer);
             }
             submission
         })?;
-        self.is_submitted = true;
         shared.timeline.submitted(submission.clone());
-        if let Some(Down {
-            buffer,
-            home,
-            parts,
-            ..
-        }) = down
-        {
-            shared.gpu.call("map_async", |_, _| {
+        match down {
+            // Only of what was accepted.
+            Some(Down {
+                buffer,
+                home,
+                parts,
+                ..
+            }) => shared.gpu.call("map_async", |_, _| {
                 shared.timeline.arrives(buffer, home, parts, submission)
-            })?;
+            }),
+            None => Ok(()),
         }
-        Ok(())
     }
 }

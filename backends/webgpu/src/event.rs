@@ -85,8 +85,6 @@ pub(crate) struct Timeline {
     done: Arc<AtomicU64>,
     /// The last event that may complete: tests hold the others back.
     limit: AtomicU64,
-    /// The last event that was seen to have completed while the device was not lost.
-    verified: AtomicU64,
     state: Mutex<State>,
     /// Signalled when a waker is registered.
     wakes: Condvar,
@@ -144,7 +142,6 @@ impl Timeline {
             me: me.clone(),
             done: Arc::default(),
             limit: AtomicU64::new(u64::MAX),
-            verified: AtomicU64::new(0),
             state: Mutex::default(),
             wakes: Condvar::new(),
             lander: Mutex::default(),
@@ -235,10 +232,11 @@ impl Timeline {
                 timeline.push();
             }
         };
-        self.gpu.call("on_submitted_work_done", |_, queue| {
-            queue.on_submitted_work_done(callback)
+        self.gpu.caught("on_submitted_work_done", || {
+            self.gpu.queue.on_submitted_work_done(callback);
         })?;
-        // What a lost device does not do counts as done.
+        // wgpu has then accepted all submissions so far, so it calls back only once they have ended. What it has not accepted would count
+        // as done.
         self.gpu.check_alive()?;
         Ok(recorded)
     }
@@ -307,11 +305,8 @@ impl Timeline {
     fn is_complete(&self, number: u64) -> Result<bool> {
         self.gpu.check()?;
         let is_complete = self.has_reached(number);
-        if self.verified.load(Ordering::Relaxed) < number {
+        if !is_complete {
             self.gpu.check_alive()?;
-            if is_complete {
-                self.verified.fetch_max(number, Ordering::Relaxed);
-            }
         }
         Ok(is_complete)
     }

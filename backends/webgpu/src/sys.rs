@@ -100,8 +100,8 @@ impl Gpu {
         }
     }
 
-    /// Makes a panic an error, and the device's failure.
-    fn caught<T>(&self, operation: &'static str, work: impl FnOnce() -> T) -> Result<T> {
+    /// Makes a panic an error, and the device's failure. For calls that report no errors.
+    pub(crate) fn caught<T>(&self, operation: &'static str, work: impl FnOnce() -> T) -> Result<T> {
         catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

@@ -13,10 +13,17 @@ use webgpu::{assert_clean, assert_error, config, own_device, try_open};
 
 #[test]
 fn a_device_is_adopted_once() {
-    let Some((device, queue)) = own_device(|_| {}) else { return };
+    let Some((device, queue)) = own_device(|_| {}) else {
+        return;
+    };
     let config = config();
     let one = adopt(&device, &queue, &config).unwrap();
-    let again = adopt(&device.clone(), &queue.clone(), &WgpuConfig::new().with_id(77)).unwrap();
+    let again = adopt(
+        &device.clone(),
+        &queue.clone(),
+        &WgpuConfig::new().with_id(77),
+    )
+    .unwrap();
     assert_eq!(one, again);
     assert_eq!(one.id(), again.id());
     let gpu = WgpuDevice::of(&one).unwrap();
@@ -47,23 +54,38 @@ fn devices_of_two_instances_are_two() {
 
 #[test]
 fn a_queue_of_another_device_is_refused() {
-    let Some((device, _queue)) = own_device(|_| {}) else { return };
-    let Some((_, other)) = own_device(|_| {}) else { return };
-    assert_error(adopt(&device, &other, &config()), "the queue takes no work of the device");
+    let Some((device, _queue)) = own_device(|_| {}) else {
+        return;
+    };
+    let Some((_, other)) = own_device(|_| {}) else {
+        return;
+    };
+    assert_error(
+        adopt(&device, &other, &config()),
+        "the queue takes no work of the device",
+    );
 }
 
 #[test]
 fn the_registry_opens_adapters_by_number() {
     let devices = Devices::new();
     register(&devices);
-    assert_error(devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, -1)), "WebGPU adapters are numbered from 0");
+    assert_error(
+        devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, -1)),
+        "WebGPU adapters are numbered from 0",
+    );
     if try_open().is_none() {
         return;
     }
-    let device = devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, 0)).unwrap();
+    let device = devices
+        .get(DeviceId::new(ArrowDeviceType::WEBGPU, 0))
+        .unwrap();
     assert_eq!(device.id().to_string(), "webgpu:0");
     assert!(!WgpuDevice::of(&device).unwrap().info().name.is_empty());
-    assert_error(devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, 99)), "which are numbered from 0");
+    assert_error(
+        devices.get(DeviceId::new(ArrowDeviceType::WEBGPU, 99)),
+        "which are numbered from 0",
+    );
     assert_error(WgpuDevice::of(&Devices::cpu()), "is not a WebGPU device");
 }
 
@@ -71,19 +93,28 @@ fn the_registry_opens_adapters_by_number() {
 /// `write_buffer` counts from the next submission on.
 #[test]
 fn the_order_of_the_programs_submissions() {
-    let Some((device, queue)) = own_device(|_| {}) else { return };
+    let Some((device, queue)) = own_device(|_| {}) else {
+        return;
+    };
     let ours = adopt(&device, &queue, &config()).unwrap();
     let own = device.create_buffer(&wgpu::BufferDescriptor {
         label: None,
         size: 64,
-        usage: wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST | wgpu::BufferUsages::STORAGE,
+        usage: wgpu::BufferUsages::COPY_SRC
+            | wgpu::BufferUsages::COPY_DST
+            | wgpu::BufferUsages::STORAGE,
         mapped_at_creation: false,
     });
     queue.write_buffer(&own, 0, &[1; 64]);
     let memory = DeviceBufferMut::allocate(&ours.default_queue(), 64).unwrap();
     let mut back = [0_u8; 64];
     let dst = DevicePtr::new(back.as_mut_ptr().cast());
-    let read = CopyOp { src: memory.address(), dst, bytes: 64, kind: CopyKind::DeviceToHost };
+    let read = CopyOp {
+        src: memory.address(),
+        dst,
+        bytes: 64,
+        kind: CopyKind::DeviceToHost,
+    };
     let raw = ours.default_queue();
     // SAFETY: the memory has 64 bytes, and lives until the queue is done.
     unsafe { raw.raw().fill(memory.address(), 7, 64) }.unwrap();
@@ -95,7 +126,10 @@ fn the_order_of_the_programs_submissions() {
     queue.submit([encoder.finish()]);
     queue.on_submitted_work_done(move || sets.store(true, std::sync::atomic::Ordering::SeqCst));
     raw.record().unwrap().unwrap().wait().unwrap();
-    assert!(done.load(std::sync::atomic::Ordering::SeqCst), "the event does not include the program's work");
+    assert!(
+        done.load(std::sync::atomic::Ordering::SeqCst),
+        "the event does not include the program's work"
+    );
     // SAFETY: as above.
     unsafe { raw.raw().copy(&[read]) }.unwrap();
     raw.synchronize().unwrap();

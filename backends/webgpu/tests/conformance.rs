@@ -69,5 +69,7 @@ fn polled_by_the_program() {
     });
     over.store(true, Ordering::Relaxed);
     let threads: Vec<_> = std::mem::take(&mut *threads.lock().unwrap());
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
 }

@@ -19,11 +19,30 @@ const BYTES: usize = 5000;
 #[derive(Clone, Debug)]
 enum Step {
     /// From the host to an allocation.
-    Up { to: usize, at: usize, bytes: Vec<u8> },
-    Down { from: usize, at: usize, bytes: usize },
-    Fill { to: usize, at: usize, bytes: usize, byte: u8 },
+    Up {
+        to: usize,
+        at: usize,
+        bytes: Vec<u8>,
+    },
+    Down {
+        from: usize,
+        at: usize,
+        bytes: usize,
+    },
+    Fill {
+        to: usize,
+        at: usize,
+        bytes: usize,
+        byte: u8,
+    },
     /// Between the allocations, or within one if the ranges do not overlap.
-    Across { from: usize, to: usize, src: usize, dst: usize, bytes: usize },
+    Across {
+        from: usize,
+        to: usize,
+        src: usize,
+        dst: usize,
+        bytes: usize,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -32,7 +51,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let fit = |(which, at, bytes): (usize, usize, usize)| (which, at, bytes.min(BYTES - at));
     let up = (place(), any::<u8>()).prop_map(move |(place, seed)| {
         let (to, at, bytes) = fit(place);
-        let bytes = (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
+        let bytes = (0..bytes)
+            .map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed))
+            .collect();
         Step::Up { to, at, bytes }
     });
     let down = place().prop_map(move |place| {
@@ -42,7 +63,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let byte = prop_oneof![Just(0), any::<u8>()];
     let fill = (place(), byte).prop_map(move |(place, byte)| {
         let (to, at, bytes) = fit(place);
-        Step::Fill { to, at, bytes, byte }
+        Step::Fill {
+            to,
+            at,
+            bytes,
+            byte,
+        }
     });
     let across = (place(), place()).prop_map(move |(one, other)| {
         let ((from, src, left), (to, dst, right)) = (fit(one), fit(other));
@@ -50,7 +76,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         if from == to {
             bytes = bytes.min(src.abs_diff(dst));
         }
-        Step::Across { from, to, src, dst, bytes }
+        Step::Across {
+            from,
+            to,
+            src,
+            dst,
+            bytes,
+        }
     });
     vec(prop_oneof![up, down, fill, across], 1..24)
 }
@@ -71,11 +103,24 @@ fn same_as_on_the_host(device: &Device, steps: &[Step]) {
         for which in 0..2 {
             raw.fill(place(which, 0), 0xAA, BYTES).unwrap();
         }
-        let copy = |src, dst, bytes, kind| raw.copy(&[CopyOp { src, dst, bytes, kind }]).unwrap();
+        let copy = |src, dst, bytes, kind| {
+            raw.copy(&[CopyOp {
+                src,
+                dst,
+                bytes,
+                kind,
+            }])
+            .unwrap()
+        };
         for step in steps {
             match step {
                 Step::Up { to, at, bytes } => {
-                    copy(host(bytes), place(*to, *at), bytes.len(), CopyKind::HostToDevice);
+                    copy(
+                        host(bytes),
+                        place(*to, *at),
+                        bytes.len(),
+                        CopyKind::HostToDevice,
+                    );
                     model[*to][*at..at + bytes.len()].copy_from_slice(bytes);
                 }
                 Step::Down { from, at, bytes } => {
@@ -84,13 +129,29 @@ fn same_as_on_the_host(device: &Device, steps: &[Step]) {
                     copy(place(*from, *at), dst, *bytes, CopyKind::DeviceToHost);
                     reads.push((back, model[*from][*at..at + bytes].to_vec(), step));
                 }
-                Step::Fill { to, at, bytes, byte } => {
+                Step::Fill {
+                    to,
+                    at,
+                    bytes,
+                    byte,
+                } => {
                     raw.fill(place(*to, *at), *byte, *bytes).unwrap();
                     model[*to][*at..at + bytes].fill(*byte);
                 }
                 Step::Across { bytes: 0, .. } => {}
-                Step::Across { from, to, src, dst, bytes } => {
-                    copy(place(*from, *src), place(*to, *dst), *bytes, CopyKind::DeviceToDevice);
+                Step::Across {
+                    from,
+                    to,
+                    src,
+                    dst,
+                    bytes,
+                } => {
+                    copy(
+                        place(*from, *src),
+                        place(*to, *dst),
+                        *bytes,
+                        CopyKind::DeviceToDevice,
+                    );
                     let moved = model[*from][*src..src + bytes].to_vec();
                     model[*to][*dst..dst + bytes].copy_from_slice(&moved);
                 }
@@ -127,7 +188,9 @@ fn check(device: &Device, cases: u32) {
 
 #[test]
 fn in_one_buffer() {
-    let Some(device) = open_with(|_| {}) else { return };
+    let Some(device) = open_with(|_| {}) else {
+        return;
+    };
     check(&device, 64);
 }
 
@@ -138,14 +201,18 @@ fn over_many_buffers() {
         limits.max_buffer_size = 1024;
         limits.max_storage_buffer_binding_size = 512;
     };
-    let Some(device) = open_with(lower) else { return };
+    let Some(device) = open_with(lower) else {
+        return;
+    };
     check(&device, 64);
 }
 
 /// The last downloads are still running when their destination is read for the next upload.
 #[test]
 fn an_upload_reads_what_a_download_writes() {
-    let Some(device) = open_with(|_| {}) else { return };
+    let Some(device) = open_with(|_| {}) else {
+        return;
+    };
     let queue = device.default_queue();
     let memory = DeviceBufferMut::allocate(&queue, 1 << 20).unwrap();
     let mut host = vec![0_u8; 1 << 19];
@@ -155,7 +222,17 @@ fn an_upload_reads_what_a_download_writes() {
         unsafe {
             queue.raw().fill(memory.address(), byte, 1 << 19).unwrap();
             let other = memory.address().offset(1 << 19);
-            let copy = |src, dst, kind| queue.raw().copy(&[CopyOp { src, dst, bytes: 1 << 19, kind }]).unwrap();
+            let copy = |src, dst, kind| {
+                queue
+                    .raw()
+                    .copy(&[CopyOp {
+                        src,
+                        dst,
+                        bytes: 1 << 19,
+                        kind,
+                    }])
+                    .unwrap()
+            };
             copy(memory.address(), there, CopyKind::DeviceToHost);
             copy(there, other, CopyKind::HostToDevice);
             queue.raw().fill(memory.address(), 0, 1 << 19).unwrap();

@@ -13,7 +13,9 @@ use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{Device, DeviceBufferMut, Error};
 use arrow_device_wgpu::{WgpuDevice, adopt, wgpu};
 
-use webgpu::{assert_clean, assert_error, config, hold, open_with, own_device, soon, try_open, unclean};
+use webgpu::{
+    assert_clean, assert_error, config, hold, open_with, own_device, soon, try_open, unclean,
+};
 
 const LOST: &str = "the wgpu device was lost or destroyed";
 
@@ -104,9 +106,14 @@ fn destroyed_while_downloads_are_pending() {
     assert_error(device.backend().settle(), LOST);
     host.fill(2);
     let gpu = WgpuDevice::of(&device).unwrap();
-    gpu.device().poll(wgpu::PollType::wait_indefinitely()).unwrap();
+    gpu.device()
+        .poll(wgpu::PollType::wait_indefinitely())
+        .unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
-    assert!(host.iter().all(|byte| *byte == 2), "written after the device had settled");
+    assert!(
+        host.iter().all(|byte| *byte == 2),
+        "written after the device had settled"
+    );
     drop((memory, event));
     assert_clean(&device);
 }
@@ -149,7 +156,9 @@ fn wakers_are_called_when_the_device_is_lost() {
 
 #[test]
 fn a_destroyed_device_is_not_adopted() {
-    let Some((device, queue)) = own_device(|_| {}) else { return };
+    let Some((device, queue)) = own_device(|_| {}) else {
+        return;
+    };
     device.destroy();
     assert_error(adopt(&device, &queue, &config()), LOST);
 }
@@ -160,7 +169,8 @@ fn a_panic_is_an_error_and_ends_the_device() {
     let Some(device) = try_open() else { return };
     let up = device.upload(&batch(1000)).unwrap();
     let gpu = WgpuDevice::of(&device).unwrap();
-    gpu.queue().on_submitted_work_done(|| panic!("a callback of the program"));
+    gpu.queue()
+        .on_submitted_work_done(|| panic!("a callback of the program"));
     let failed = "wgpu panicked: a callback of the program";
     assert_error(up.wait().and_then(|()| device.synchronize()), failed);
     assert_error(up.to_host(), failed);
@@ -175,7 +185,9 @@ fn a_panic_is_an_error_and_ends_the_device() {
 fn a_validation_error_is_an_error_of_the_operation() {
     // The shader for bytes that are not whole words needs a storage buffer.
     let lower = |limits: &mut wgpu::Limits| limits.max_storage_buffers_per_shader_stage = 0;
-    let Some(device) = open_with(lower) else { return };
+    let Some(device) = open_with(lower) else {
+        return;
+    };
     let queue = device.default_queue();
     let memory = DeviceBufferMut::allocate(&queue, 64).unwrap();
     // SAFETY: the bytes lie in the allocation.
@@ -207,7 +219,10 @@ fn no_memory_left() {
     let up = device.upload(&sent).unwrap();
     for bytes in [1_usize << 45, 1 << 46] {
         let refused = DeviceBufferMut::allocate(&queue, bytes);
-        assert!(matches!(refused, Err(Error::OutOfMemory { bytes: b, .. }) if b == bytes), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::OutOfMemory { bytes: b, .. }) if b == bytes),
+            "{refused:?}"
+        );
     }
     assert_eq!(up.to_host().unwrap(), sent);
     drop(up);
@@ -222,17 +237,34 @@ fn foreign_addresses() {
     let memory = DeviceBufferMut::allocate(&queue, 64).unwrap();
     let mut host = [0_u8; 64];
     let foreign = DevicePtr::new(host.as_mut_ptr().cast());
-    for kind in [CopyKind::HostToDevice, CopyKind::DeviceToHost, CopyKind::DeviceToDevice] {
+    for kind in [
+        CopyKind::HostToDevice,
+        CopyKind::DeviceToHost,
+        CopyKind::DeviceToDevice,
+    ] {
         let (src, dst) = (foreign, foreign);
         // SAFETY: the host memory is there; as device memory it is refused.
-        let refused = unsafe { queue.raw().copy(&[CopyOp { src, dst, bytes: 64, kind }]) };
+        let refused = unsafe {
+            queue.raw().copy(&[CopyOp {
+                src,
+                dst,
+                bytes: 64,
+                kind,
+            }])
+        };
         assert_error(refused, "is not in memory of");
     }
     // SAFETY: as above.
     unsafe {
         assert_error(queue.raw().fill(foreign, 0, 64), "is not in memory of");
-        assert_error(queue.raw().fill(memory.address(), 0, 65), "is not in memory of");
-        assert_error(queue.raw().free(foreign, 64), "is not the beginning of an allocation");
+        assert_error(
+            queue.raw().fill(memory.address(), 0, 65),
+            "is not in memory of",
+        );
+        assert_error(
+            queue.raw().free(foreign, 64),
+            "is not the beginning of an allocation",
+        );
     }
     drop(memory);
     assert_clean(&device);

@@ -37,7 +37,9 @@ fn polled_by_the_program() -> Option<(Device, wgpu::Device)> {
 /// A frame polls either way, and never waits.
 #[test]
 fn frames_complete_downloads() {
-    let Some((device, own)) = polled_by_the_program() else { return };
+    let Some((device, own)) = polled_by_the_program() else {
+        return;
+    };
     let sent = batch(100_000);
     let ours = || WgpuDevice::of(&device).unwrap().poll().unwrap();
     let theirs = || drop(own.poll(wgpu::PollType::Poll).unwrap());
@@ -61,7 +63,9 @@ fn frames_complete_downloads() {
 /// Without a frame, a wait polls by itself.
 #[test]
 fn waits_need_no_frames() {
-    let Some((device, _)) = polled_by_the_program() else { return };
+    let Some((device, _)) = polled_by_the_program() else {
+        return;
+    };
     let sent = batch(300_000);
     for _ in 0..3 {
         assert_eq!(device.upload(&sent).unwrap().to_host().unwrap(), sent);
@@ -85,7 +89,10 @@ fn dropped_while_work_is_pending() {
     assert!(start.elapsed().as_secs() < 5, "the drop waited");
     drop(held);
     // wgpu has nothing left to do, and is not told to do anything more.
-    assert!(soon(|| kept.poll(wgpu::PollType::Poll).unwrap().is_queue_empty()));
+    assert!(soon(|| kept
+        .poll(wgpu::PollType::Poll)
+        .unwrap()
+        .is_queue_empty()));
 }
 
 /// Several threads wait for downloads at once, each for its own.

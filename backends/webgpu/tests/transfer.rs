@@ -11,11 +11,14 @@ use std::sync::Arc;
 
 use arrow_array::{Int64Array, RecordBatch, RecordBatchIterator};
 use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices, ImportOptions, SyncPolicy, export_reader,
+    Device, DeviceRecordBatch, DeviceRecordBatchReader, DeviceRecordBatchStreamReader, Devices,
+    ImportOptions, SyncPolicy, export_reader,
 };
 use arrow_device_wgpu::{WgpuDevice, wgpu};
 
-use support::{Nulls, all_types, assert_same, assert_same_batch, batch, boolean_with_tight_nulls, cases};
+use support::{
+    Nulls, all_types, assert_same, assert_same_batch, batch, boolean_with_tight_nulls, cases,
+};
 use webgpu::{assert_clean, open_with, try_open};
 
 /// A device with the adapter's limits, and one whose allocations have several buffers.
@@ -40,7 +43,11 @@ fn every_type() {
             for (offset, length) in [(1, rows.saturating_sub(2)), (rows / 3, rows / 2)] {
                 if offset + length <= rows {
                     let part = up.slice(offset, length).unwrap().to_host().unwrap();
-                    assert_same(&array.slice(offset, length), &part, format!("{case}, slice({offset}, {length})"));
+                    assert_same(
+                        &array.slice(offset, length),
+                        &part,
+                        format!("{case}, slice({offset}, {length})"),
+                    );
                 }
             }
         }
@@ -61,9 +68,16 @@ fn batches_whole_and_sliced_on_both_sides() {
         for (skip, rows) in [(0, 1000), (0, 0), (3, 517), (13, 64), (999, 1)] {
             let sent = all.slice(skip, rows);
             let up = device.upload(&sent).unwrap();
-            assert_same_batch(&sent, &up.to_host().unwrap(), format_args!("{skip}, {rows}"));
+            assert_same_batch(
+                &sent,
+                &up.to_host().unwrap(),
+                format_args!("{skip}, {rows}"),
+            );
             let part = up.slice(rows / 3, rows / 2).unwrap();
-            let (sent, what) = (sent.slice(rows / 3, rows / 2), format!("part of {skip}, {rows}"));
+            let (sent, what) = (
+                sent.slice(rows / 3, rows / 2),
+                format!("part of {skip}, {rows}"),
+            );
             assert_same_batch(&sent, &part.to_host().unwrap(), &what);
             assert_same_batch(&sent, &part.compact().unwrap().to_host().unwrap(), &what);
         }
@@ -85,7 +99,8 @@ fn structs_out_and_in() {
             drop(up);
             let options = ImportOptions::default().with_devices(devices.clone());
             // SAFETY: both structs come from one export of this crate.
-            let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }.unwrap();
+            let again =
+                unsafe { DeviceRecordBatch::import_with(array, &schema, &options) }.unwrap();
             let back = again.to_host().unwrap();
             assert_same_batch(&sent.slice(7, 290), &back, format_args!("{policy:?}"));
         }
@@ -95,12 +110,18 @@ fn structs_out_and_in() {
 
 #[test]
 fn between_two_devices() {
-    let [Some(one), Some(two)] = [try_open(), try_open()] else { return };
+    let [Some(one), Some(two)] = [try_open(), try_open()] else {
+        return;
+    };
     let sent = all_columns(200, 3);
     let there = one.upload(&sent).unwrap().to_device(&two).unwrap();
     let back = there.slice(5, 190).unwrap().to_device(&one).unwrap();
     drop(there);
-    assert_same_batch(&sent.slice(5, 190), &back.to_host().unwrap(), "there and back");
+    assert_same_batch(
+        &sent.slice(5, 190),
+        &back.to_host().unwrap(),
+        "there and back",
+    );
     drop(back);
     assert_clean(&one);
     assert_clean(&two);
@@ -111,7 +132,9 @@ fn a_stream_of_many_batches() {
     for device in devices() {
         let devices = Devices::new();
         devices.add(device.clone()).unwrap();
-        let all: Vec<_> = (0..100).map(|seed| all_columns(1 + seed as usize % 50, seed)).collect();
+        let all: Vec<_> = (0..100)
+            .map(|seed| all_columns(1 + seed as usize % 50, seed))
+            .collect();
         let schema = all[0].schema();
         let reader = RecordBatchIterator::new(all.clone().into_iter().map(Ok), schema);
         let stream = export_reader(reader, &device).unwrap();
@@ -135,7 +158,9 @@ fn a_batch_larger_than_the_largest_buffer() {
         limits.max_buffer_size = 256 << 20;
         limits.max_storage_buffer_binding_size = 128 << 20;
     };
-    let Some(device) = open_with(lower) else { return };
+    let Some(device) = open_with(lower) else {
+        return;
+    };
     let rows = (300 << 20) / 8;
     let column = Arc::new(Int64Array::from_iter_values(0..rows)) as _;
     let sent = RecordBatch::try_from_iter([("a", column)]).unwrap();
