@@ -528,6 +528,11 @@ impl Timeline {
         });
     }
 
+    /// Waits until the device's thread has nothing to do: not for long, if all work has ended.
+    pub(crate) fn finish(&self) {
+        self.worker.finish();
+    }
+
     /// Starts the device's thread, unless it runs.
     fn drive(&self) {
         if self.polling != Polling::Thread
