@@ -387,7 +387,7 @@ impl Lanes {
                 lane.number == track.lane.number && first.is_some_and(|first| first <= *number)
             })
         });
-        self.context.failure.check()?;
+        self.context.check_alive()?;
         self.forget_ended();
         Ok(())
     }
