@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_int;
+use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -25,8 +26,8 @@ thread_local! {
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A thread's time in Vulkan, which should be short. A thread may have several, and drops the last one first.
-pub(crate) struct Inside(());
+/// A thread's time in Vulkan, which should be short. A thread may have several, and drops the last one first. It stays on its thread.
+pub(crate) struct Inside(PhantomData<*const ()>);
 
 impl Drop for Inside {
     fn drop(&mut self) {
@@ -56,7 +57,7 @@ pub(crate) fn enter() -> Option<Inside> {
         }
     }
     DEPTH.set(outer + 1);
-    Some(Inside(()))
+    Some(Inside(PhantomData))
 }
 
 /// The address of a thread's own variable: each has its own as long as it lives.
