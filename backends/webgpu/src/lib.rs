@@ -7,11 +7,13 @@ compile_error!(
      cannot be reserved"
 );
 
+mod bell;
 mod bytes;
 mod config;
 mod copy;
 mod device;
 mod event;
+mod landing;
 mod memory;
 mod queue;
 mod registry;

@@ -83,6 +83,7 @@ impl Drop for Handle {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        self.timeline.end();
         // wgpu waits for the work where the last handle of a queue is dropped.
         if !self.gpu.poll().unwrap_or(true) {
             let gpu = self.gpu.clone();
