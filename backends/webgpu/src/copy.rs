@@ -12,7 +12,7 @@ use arrow_device::{Error, Result};
 use wgpu::{BufferSize, BufferUsages, BufferViewMut};
 
 use crate::bytes::{Job, What};
-use crate::event::Part;
+use crate::landing::{Landing, Part};
 use crate::memory::Located;
 use crate::shared::Shared;
 use crate::staging::Shelf;
@@ -474,7 +474,9 @@ impl<'a> Batch<'a> {
                 parts,
                 ..
             }) => shared.gpu.call("map_async", |_, _| {
-                shared.timeline.arrives(buffer, home, parts, submission)
+                shared
+                    .timeline
+                    .arrives(Landing::new(buffer, home, parts, submission));
             }),
             None => Ok(()),
         }

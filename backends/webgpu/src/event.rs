@@ -9,17 +9,18 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
 use arrow_device::device::EventPtr;
 use arrow_device::device::parts::Worker;
 use arrow_device::{Error, Result};
-use wgpu::{MapMode, SubmissionIndex};
+use wgpu::SubmissionIndex;
 
-use crate::staging::Shelf;
+use crate::bell::Bell;
+use crate::landing::Landing;
 use crate::sys::{Gpu, lock};
 
 /// How long the device's thread leaves a download to a caller that waits for it: one thread less that has to be woken.
@@ -41,33 +42,6 @@ pub enum Polling {
     Program,
 }
 
-/// A download whose copy to a staging buffer was submitted.
-pub(crate) struct Landing {
-    buffer: wgpu::Buffer,
-    home: Arc<Shelf>,
-    parts: Vec<Part>,
-    /// The number of the next event when it was submitted: the first one that includes it.
-    number: u64,
-    submission: SubmissionIndex,
-    state: Arc<AtomicU8>,
-}
-
-/// The states of a [`Landing`].
-const RUNNING: u8 = 0;
-const ARRIVED: u8 = 1;
-const FAILED: u8 = 2;
-
-/// Bytes of a staging buffer, and where they go.
-#[derive(Debug)]
-pub(crate) struct Part {
-    pub(crate) from: usize,
-    pub(crate) to: *mut u8,
-    pub(crate) bytes: usize,
-}
-
-// SAFETY: the type only holds an address. `land` writes there, where the contract of `RawQueue::copy` allows it.
-unsafe impl Send for Part {}
-
 /// An event that was recorded.
 #[derive(Clone)]
 struct Recorded {
@@ -86,8 +60,8 @@ pub(crate) struct Timeline {
     /// The last event that may complete: tests hold the others back.
     limit: AtomicU64,
     state: Mutex<State>,
-    /// Signalled when a waker is registered.
-    wakes: Condvar,
+    /// Rung when a waker is registered.
+    bell: Arc<Bell>,
     /// Held by the thread that lands downloads.
     lander: Mutex<()>,
     worker: Worker,
@@ -125,8 +99,8 @@ impl State {
     }
 
     /// Returns what tells the first download from others.
-    fn front(&self) -> Option<*const AtomicU8> {
-        self.landings.front().map(|first| Arc::as_ptr(&first.state))
+    fn front(&self) -> Option<usize> {
+        self.landings.front().map(Landing::identity)
     }
 
     fn is_idle(&self) -> bool {
@@ -143,7 +117,7 @@ impl Timeline {
             done: Arc::default(),
             limit: AtomicU64::new(u64::MAX),
             state: Mutex::default(),
-            wakes: Condvar::new(),
+            bell: Arc::default(),
             lander: Mutex::default(),
             worker: Worker::new("arrow-device wgpu"),
         })
@@ -154,47 +128,22 @@ impl Timeline {
         lock(&self.state).submission = Some(submission);
     }
 
-    /// A copy to a staging buffer was submitted: maps it, and copies from there once it has ended. Within [`Gpu::call`].
-    pub(crate) fn arrives(
-        &self,
-        buffer: wgpu::Buffer,
-        home: Arc<Shelf>,
-        parts: Vec<Part>,
-        submission: SubmissionIndex,
-    ) {
-        let state = Arc::new(AtomicU8::new(RUNNING));
-        let set = state.clone();
-        buffer.map_async(MapMode::Read, .., move |mapped| {
-            let now = if mapped.is_ok() { ARRIVED } else { FAILED };
-            set.store(now, Ordering::Release);
-        });
+    /// A copy to a staging buffer was submitted, from where it lands once it has ended.
+    pub(crate) fn arrives(&self, mut landing: Landing) {
         {
-            let mut all = lock(&self.state);
-            let number = all.last + 1;
-            all.landings.push_back(Landing {
-                buffer,
-                home,
-                parts,
-                number,
-                submission,
-                state,
-            });
+            let mut state = lock(&self.state);
+            landing.number = state.last + 1;
+            state.landings.push_back(landing);
         }
         self.drive();
     }
 
     /// Waits until no download will write to this host memory, which the host is about to read.
     pub(crate) fn finish_writes(&self, memory: &[Range<usize>]) -> Result<()> {
-        let is_written = |part: &Part| {
-            let (first, end) = (part.to.addr(), part.to.addr() + part.bytes);
-            memory
-                .iter()
-                .any(|range| range.start < end && first < range.end)
-        };
         let number = {
             let state = lock(&self.state);
             let mut landings = state.landings.iter().rev();
-            let found = landings.find(|landing| landing.parts.iter().any(is_written));
+            let found = landings.find(|landing| landing.writes_to(memory));
             // Of one that is taking place nobody knows.
             found.map(|landing| landing.number).or(state.current)
         };
@@ -393,7 +342,7 @@ impl Timeline {
                     state
                         .landings
                         .front()
-                        .is_some_and(|first| first.state.load(Ordering::Acquire) != RUNNING)
+                        .is_some_and(|first| !first.is_running())
                 };
                 if !has_arrived && !self.has_ended(number) {
                     std::thread::sleep(*pause);
@@ -419,9 +368,7 @@ impl Timeline {
                 let mut state = lock(&self.state);
                 let first = state.landings.front();
                 if self.gpu.failure.is_set()
-                    || first.is_none_or(|first| {
-                        first.state.load(Ordering::Acquire) == RUNNING || self.is_held(first.number)
-                    })
+                    || first.is_none_or(|first| first.is_running() || self.is_held(first.number))
                 {
                     return;
                 }
@@ -431,45 +378,10 @@ impl Timeline {
             };
             if let Some(landing) = landing {
                 // An error is the device's failure, which every event reports.
-                let _ = self.copy(landing);
+                let _ = landing.land(&self.gpu);
             }
             lock(&self.state).current = None;
         }
-    }
-
-    fn copy(&self, landing: Landing) -> Result<()> {
-        let Landing {
-            buffer,
-            home,
-            parts,
-            state,
-            ..
-        } = landing;
-        let failed = |e: Error| self.gpu.failed(e);
-        if state.load(Ordering::Acquire) == FAILED {
-            self.gpu.check_alive()?;
-            return Err(failed(
-                self.gpu
-                    .error("map_async", "a staging buffer could not be mapped"),
-            ));
-        }
-        let copied = self.gpu.call("get_mapped_range", |_, _| {
-            let view = buffer.get_mapped_range(..).map_err(|e| e.to_string())?;
-            for Part { from, to, bytes } in parts {
-                let from = &view[from..from + bytes];
-                // SAFETY: the contract of `RawQueue::copy` keeps the destination until an event that includes this copy has
-                // completed, or the device was settled, which waits for this thread.
-                unsafe { from.as_ptr().copy_to_nonoverlapping(to, bytes) };
-            }
-            drop(view);
-            buffer.unmap();
-            Ok::<_, String>(())
-        });
-        copied
-            .and_then(|copied| copied.map_err(|e| self.gpu.error("get_mapped_range", e)))
-            .map_err(failed)?;
-        home.give(buffer);
-        Ok(())
     }
 
     /// Calls a waker once an event has completed, or never will. Returns `false` if it has completed already.
@@ -483,7 +395,7 @@ impl Timeline {
             return Ok(false);
         }
         lock(&self.state).wakers.push((recorded, waker.clone()));
-        self.wakes.notify_one();
+        self.bell.ring();
         self.drive();
         // Its callback may have run before the waker was there.
         if self.polling == Polling::Program {
@@ -528,9 +440,16 @@ impl Timeline {
         });
     }
 
-    /// Waits until the device's thread has nothing to do: not for long, if all work has ended.
-    pub(crate) fn finish(&self) {
-        self.worker.finish();
+    /// Waits a moment for the device's thread to end, if it has nothing left to do: at the end of the process, a driver may not
+    /// be unloaded on a thread.
+    pub(crate) fn end(&self) {
+        for _ in 0..100 {
+            if !lock(&self.state).is_idle() || self.worker.pending() == 0 {
+                return;
+            }
+            self.bell.ring();
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 
     /// Starts the device's thread, unless it runs.
@@ -540,49 +459,67 @@ impl Timeline {
         {
             return;
         }
-        if let Some(me) = self.me.upgrade() {
-            self.worker.push(move || me.run());
-        }
+        let (me, bell) = (self.me.clone(), self.bell.clone());
+        self.worker.push(move || run(&me, &bell));
     }
 
-    /// The device's thread: until nothing lands and no waker is registered.
-    fn run(&self) {
-        // Whether nobody waits for the downloads.
-        let mut is_alone = false;
-        let mut before = 0;
-        while let Some((number, submission)) = self.next(&mut is_alone) {
-            // If that was not enough, work of the program comes before the event.
-            let submission = submission.filter(|_| number != before);
-            before = number;
-            // An error is the device's failure.
-            let _ = self.step(number, submission, &mut PAUSE.0.clone());
-            self.wake();
-        }
-    }
-
-    /// Returns the number of an event that the device's thread waits for, and the submission before it; `None` at its end.
-    fn next(&self, is_alone: &mut bool) -> Option<(u64, Option<SubmissionIndex>)> {
+    /// Returns what the device's thread does next.
+    fn next(&self, is_alone: bool) -> Next {
         let mut state = lock(&self.state);
-        loop {
-            if state.is_idle() || self.gpu.failure.is_set() {
-                state.is_driven = false;
-                return None;
-            }
-            if !state.wakers.is_empty() || *is_alone && state.waiting == 0 {
-                break;
-            }
-            let front = state.front();
-            let waited = self.wakes.wait_timeout(state, GRACE);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            *is_alone = state.waiting == 0 && state.front() == front;
+        if state.is_idle() || self.gpu.failure.is_set() {
+            state.is_driven = false;
+            return Next::End;
         }
         let wakers = state.wakers.iter().map(|(recorded, _)| recorded);
-        match wakers.min_by_key(|recorded| recorded.number) {
-            Some(waker) => Some((waker.number, waker.submission.clone())),
-            None => state
-                .landings
-                .front()
-                .map(|first| (first.number, Some(first.submission.clone()))),
+        let first = wakers.min_by_key(|recorded| recorded.number);
+        match (first, state.landings.front()) {
+            (Some(waker), _) => Next::Reach(waker.number, waker.submission.clone()),
+            (None, Some(landing)) if is_alone && state.waiting == 0 => {
+                Next::Reach(landing.number, Some(landing.submission.clone()))
+            }
+            _ => Next::Leave(state.front()),
+        }
+    }
+
+    /// Returns whether nobody has cared for a download.
+    fn is_alone(&self, front: Option<usize>) -> bool {
+        let state = lock(&self.state);
+        state.waiting == 0 && state.front() == front
+    }
+}
+
+/// What the device's thread does.
+enum Next {
+    End,
+    /// Waits for an event, and for a submission before it first.
+    Reach(u64, Option<SubmissionIndex>),
+    /// Leaves the first download to others for a while.
+    Leave(Option<usize>),
+}
+
+/// The device's thread: until nothing lands and no waker is registered. It keeps the device only while it works, so that it is not the
+/// one that drops it, at the end of the process for example.
+fn run(timeline: &Weak<Timeline>, bell: &Bell) {
+    // Whether nobody waits for the downloads.
+    let mut is_alone = false;
+    let mut before = 0;
+    loop {
+        let Some(me) = timeline.upgrade() else { return };
+        match me.next(is_alone) {
+            Next::End => return,
+            Next::Reach(number, submission) => {
+                // If that was not enough, work of the program comes before the event.
+                let submission = submission.filter(|_| number != before);
+                before = number;
+                // An error is the device's failure.
+                let _ = me.step(number, submission, &mut PAUSE.0.clone());
+                me.wake();
+            }
+            Next::Leave(front) => {
+                drop(me);
+                bell.wait(GRACE);
+                is_alone = timeline.upgrade().is_some_and(|me| me.is_alone(front));
+            }
         }
     }
 }

@@ -61,11 +61,13 @@ compile_error!(
 );
 
 mod access;
+mod bell;
 mod bytes;
 mod config;
 mod copy;
 mod device;
 mod event;
+mod landing;
 mod memory;
 mod queue;
 mod registry;

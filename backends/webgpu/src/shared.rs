@@ -83,15 +83,11 @@ impl Drop for Handle {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        match self.gpu.poll().unwrap_or(true) {
-            // A job of the thread may still hold the `wgpu::Device`, for a moment. It must not be the last to drop it: the process
-            // may end meanwhile, and drivers do not expect calls while their own destructors run.
-            true => self.timeline.finish(),
-            // wgpu waits for the work where the last handle of a queue is dropped.
-            false => {
-                let gpu = self.gpu.clone();
-                Worker::new("arrow-device wgpu end").push(move || drop(gpu));
-            }
+        self.timeline.end();
+        // wgpu waits for the work where the last handle of a queue is dropped.
+        if !self.gpu.poll().unwrap_or(true) {
+            let gpu = self.gpu.clone();
+            Worker::new("arrow-device wgpu end").push(move || drop(gpu));
         }
     }
 }

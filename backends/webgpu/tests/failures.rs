@@ -14,7 +14,7 @@ use arrow_device::{Device, DeviceBufferMut, Error};
 use arrow_device_wgpu::{WgpuDevice, adopt, wgpu};
 
 use webgpu::{
-    assert_clean, assert_error, config, hold, open_with, own_device, soon, try_open, unclean,
+    assert_clean, assert_error, config, hold, now, open_with, own_device, soon, try_open, unclean,
 };
 
 const LOST: &str = "the wgpu device was lost or destroyed";
@@ -201,13 +201,21 @@ fn a_validation_error_is_an_error_of_the_operation() {
 
 /// The backend of wgpu that has no device behind it: copies work, shaders do not.
 fn noop() -> Device {
-    // One buffer for each allocation, which its memory, that of the host, cannot hold.
-    let mut required_limits = wgpu::Limits::default();
-    required_limits.max_buffer_size = 1 << 50;
-    let (device, queue) = wgpu::Device::noop(&wgpu::DeviceDescriptor {
-        required_limits,
-        ..Default::default()
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
+        backends: wgpu::Backends::NOOP,
+        backend_options: wgpu::BackendOptions {
+            noop: wgpu::NoopBackendOptions::enabled(),
+            ..Default::default()
+        },
+        ..wgpu::InstanceDescriptor::new_without_display_handle()
     });
+    let adapter = now(instance.request_adapter(&Default::default())).unwrap();
+    // Each allocation is one buffer, which its memory, that of the host, cannot hold.
+    let (device, queue) = now(adapter.request_device(&wgpu::DeviceDescriptor {
+        required_limits: adapter.limits(),
+        ..Default::default()
+    }))
+    .unwrap();
     adopt(&device, &queue, &config()).unwrap()
 }
 
@@ -217,6 +225,12 @@ fn no_memory_left() {
     let queue = device.default_queue();
     let sent = batch(1000);
     let up = device.upload(&sent).unwrap();
+    let largest = WgpuDevice::of(&device)
+        .unwrap()
+        .device()
+        .limits()
+        .max_buffer_size;
+    assert!(largest >= 1 << 46, "{largest}");
     for bytes in [1_usize << 45, 1 << 46] {
         let refused = DeviceBufferMut::allocate(&queue, bytes);
         assert!(

@@ -42,7 +42,9 @@ fn frames_complete_downloads() {
     };
     let sent = batch(100_000);
     let ours = || WgpuDevice::of(&device).unwrap().poll().unwrap();
-    let theirs = || drop(own.poll(wgpu::PollType::Poll).unwrap());
+    let theirs = || {
+        own.poll(wgpu::PollType::Poll).unwrap();
+    };
     for frame in [&ours as &dyn Fn(), &theirs] {
         let up = device.upload(&sent).unwrap();
         let mut download = up.start_to_host().unwrap();

@@ -1,5 +1,5 @@
 // Selects the rows of TPC-H's query 6: bit r of `selected` is set if row r was shipped in 1994, with a discount of 0.05 to 0.07 and a
-// quantity below 24. A null satisfies no condition. One invocation for each row.
+// quantity below 24. A null satisfies no condition. One invocation for each row; all bits are 0 before.
 
 struct Columns {
     rows: u32,
@@ -20,7 +20,7 @@ struct Columns {
 @group(0) @binding(4) var<storage, read> discount_bits: array<u32>;
 @group(0) @binding(5) var<storage, read> quantities: array<vec4<u32>>;
 @group(0) @binding(6) var<storage, read> quantity_bits: array<u32>;
-@group(0) @binding(7) var<storage, read_write> selected: array<u32>;
+@group(0) @binding(7) var<storage, read_write> selected: array<atomic<u32>>;
 
 const YEAR_1994: i32 = 8766; // days since 1970
 const YEAR_1995: i32 = 9131;
@@ -56,17 +56,11 @@ fn is_selected(row: u32) -> bool {
     return arrow_less_i128(quantities[columns.quantity + row], vec4(2400u, 0u, 0u, 0u));
 }
 
-// The bits of a workgroup's rows. Neighbours read neighbouring rows, and one of 32 writes their word.
-var<workgroup> words: array<atomic<u32>, 8>;
-
 @compute @workgroup_size(256)
-fn filter_rows(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_index) here: u32) {
+fn filter_rows(@builtin(global_invocation_id) id: vec3<u32>) {
     let row = id.x;
     if row < columns.rows && is_selected(row) {
-        atomicOr(&words[here / 32u], 1u << (here & 31u));
-    }
-    workgroupBarrier();
-    if row < columns.rows && (here & 31u) == 0u {
-        selected[columns.selected + row / 32u] = atomicLoad(&words[here / 32u]);
+        // 32 invocations share a word, few of which have a bit to set.
+        atomicOr(&selected[columns.selected + row / 32u], 1u << (row & 31u));
     }
 }

@@ -102,7 +102,8 @@ impl Query {
         let discount = Column::<i128>::new(gpu, &discount, queue)?;
         let quantity = Column::<i128>::new(gpu, &quantity, queue)?;
         let price = Column::<i128>::new(gpu, &price, queue)?;
-        let selected = DeviceBufferMut::for_bitmap(queue, rows)?;
+        let mut selected = DeviceBufferMut::for_bitmap(queue, rows)?;
+        selected.fill(0)?;
         // SAFETY: the shaders write only this memory, which nothing else uses, and are submitted below.
         let (selected, sums) = unsafe { (gpu.bind(&selected)?, gpu.bind(sums)?) };
 
