@@ -52,9 +52,8 @@ impl VulkanQueue {
 
     /// Submits command buffers of the program, in the order of the queue: after all work of the queue so far, and after the events
     /// that it was told to wait for. What that work has written is visible to the commands, and what they write is visible to later
-    /// work of the queue, without a barrier of the program's (but for the host, which the program's own barrier makes it visible to).
-    /// Never waits: if the queue waits for an event, the host submits them
-    /// later.
+    /// work of the queue, without a barrier of the program's; only commands that write to host memory end with one, to the host. Never
+    /// waits: if the queue waits for an event, the host submits the commands later.
     ///
     /// # Errors
     /// Returns the device's own error. The commands do not run then.

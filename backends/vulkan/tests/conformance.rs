@@ -5,6 +5,7 @@
 mod vulkan;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arrow_device::{Device, Queue};
 use arrow_device_conformance::{Hold, Subject, run};
@@ -26,6 +27,8 @@ fn conforms(open: fn() -> Device, hold: fn(&Queue) -> Hold) {
             device
         })
         .with_hold(hold)
+        // The validation layer may hold a thread up for ten seconds at a time.
+        .with_patience(Duration::from_secs(60))
         .with_balance(move || {
             let all = all.lock().unwrap();
             all.iter().find_map(unclean).map_or(Ok(()), Err)

@@ -66,10 +66,10 @@ pub(crate) fn unclean(device: &Device) -> Option<String> {
     })
 }
 
-/// Returns whether `done` becomes true within ten seconds.
+/// Returns whether `done` becomes true within a minute. (The validation layer may hold a thread up for ten seconds at a time.)
 pub(crate) fn soon(mut done: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(10) {
+    while start.elapsed() < Duration::from_secs(60) {
         if done() {
             return true;
         }
