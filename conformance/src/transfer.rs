@@ -107,6 +107,10 @@ pub(super) fn source(subject: &Subject) -> Verdict {
             "ready before it was copied"
         );
     }
+    if device.backend().reads_at_once() {
+        let released = watch.upgrade().is_none();
+        assert!(released, "the source is kept though it has been read");
+    }
     hold.open();
     up.wait().expect("wait");
     let released = soon(subject.patience, || watch.upgrade().is_none());

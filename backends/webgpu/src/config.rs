@@ -180,8 +180,10 @@ static ADOPTED: Mutex<Vec<WeakDevice>> = Mutex::new(Vec::new());
 /// Returns [`Error::NotSupported`] if the queue is another device's, and an error if the device is lost.
 pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, config: &WgpuConfig) -> Result<Device> {
     PROCESS.check(config.id(), -1)?;
+    // Dropped after the lock is: one of them may be the last handle.
+    let mut live: Vec<Device>;
     let mut adopted = lock(&ADOPTED);
-    let mut live: Vec<Device> = adopted.iter().filter_map(WeakDevice::upgrade).collect();
+    live = adopted.iter().filter_map(WeakDevice::upgrade).collect();
     let is_it =
         |other: &&Device| WgpuDevice::of(other).is_ok_and(|other| is_same(other.device(), device));
     if let Some(found) = live.iter().find(is_it) {
@@ -197,6 +199,5 @@ pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, config: &WgpuConfig) ->
     let made = Device::new(Arc::new(WgpuDevice::new(shared)))?;
     live.push(made.clone());
     *adopted = live.iter().map(Device::downgrade).collect();
-    drop(adopted);
     Ok(made)
 }

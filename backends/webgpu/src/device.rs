@@ -54,7 +54,7 @@ impl WgpuDevice {
 
     /// Returns what wgpu reports about the adapter.
     pub fn info(&self) -> wgpu::AdapterInfo {
-        self.shared.gpu.device.adapter_info()
+        self.shared.gpu.info.clone()
     }
 
     /// Runs the callbacks of work that has ended, the program's included, and has wakers called. Never blocks. With
@@ -203,7 +203,7 @@ unsafe impl Backend for WgpuDevice {
 
 impl fmt::Debug for WgpuDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let info = self.info();
+        let info = &self.shared.gpu.info;
         write!(
             f,
             "WebGPU({}: {} by {:?})",

@@ -1,21 +1,32 @@
 //! # WebGPU devices for [`arrow_device`]
 //!
-//! Arrow data on whatever GPU a machine has, by [wgpu]: Vulkan, Metal, Direct3D 12. Columns are bound to compute shaders in WGSL, whose
-//! results are columns again.
+//! Arrow data in the buffers of a `wgpu::Device`, for compute shaders on any GPU that wgpu drives (Vulkan, Metal, Direct3D 12), and
+//! exchanged through the Arrow C Device data interface (`ARROW_DEVICE_WEBGPU`).
 //!
 //! ```no_run
-//! use arrow_device_wgpu::WgpuDevice;
+//! use arrow_device::{DeviceRecordBatch, Devices, SyncPolicy};
+//! use arrow_device_wgpu::{WgpuDevice, register};
 //!
 //! # fn main() -> arrow_device::Result<()> {
 //! # let batch = arrow_array::record_batch!(("id", Int64, [1, 2, 3]))?;
-//! let device = arrow_device_wgpu::open()?; // or an error that says what is missing
-//! println!("{}", WgpuDevice::of(&device)?.info().name);
+//! register(Devices::global());
+//! let device = Devices::open("webgpu:0")?; // or an error that says what is missing
+//! println!("{device}: {}", WgpuDevice::of(&device)?.info().name);
 //!
-//! let on_device = device.upload(&batch)?; // one allocation; does not wait for the copy
-//! assert_eq!(on_device.to_host()?, batch); // waits for the copy back
+//! let on_device = device.upload(&batch)?; // one allocation; returns before the copy is done
+//! let (array, schema) = on_device.export(SyncPolicy::Event)?; // for any consumer in this process
+//! // SAFETY: `export` made both structs, and nothing else uses them.
+//! let imported = unsafe { DeviceRecordBatch::import(array, &schema) }?;
+//! assert_eq!(imported.to_host()?, batch); // waits for the copy back
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Devices
+//!
+//! [`open`] opens the best adapter, and `webgpu:N` is adapter `N` ([`register`]). A program that has a `wgpu::Device` already, as those of
+//! bevy, cubecl, burn and egui have, passes it with its queue to [`adopt`]; the same one is adopted once. The crate
+//! is for one major version of wgpu, which it re-exports: [`wgpu`].
 //!
 //! # Kernels
 //!
@@ -43,21 +54,55 @@
 //! uses it. [`WgpuDevice::take`] hands out the `wgpu::Buffer` of a whole allocation, such as a kernel's result. The columns of an
 //! uploaded batch share an allocation, and are not taken one by one.
 //!
-//! # Order
+//! # Memory
 //!
-//! All queues of a device are its one `wgpu::Queue`, on which work runs in the order in which it is submitted. This crate submits each
-//! upload, copy and fill during the call, and a download when it starts. So:
+//! wgpu has buffers and no addresses. So each allocation has a range of reserved addresses, which end the process if the host reads them,
+//! and behind it one `wgpu::Buffer`, or several where it is larger than the device's largest (`max_buffer_size`). Each begins
+//! at a multiple of 256 bytes of the range. Freed memory is kept for the next allocation
+//! ([`WgpuConfig::with_idle_limit`]).
 //!
-//! - a program's submission runs after all that this crate was given before, and before all that it is given later; neither side waits;
-//! - what `wgpu::Queue::write_buffer` was given is written at the beginning of the next submission, the program's or this crate's;
-//! - a command encoder counts from its submission on, not from when commands were added. Submit it before the loans that it uses are
-//!   dropped, and before the memory that it writes is frozen.
+//! Uploads read their source when they are called, into staging memory; downloads are copied from staging memory by the thread that waits
+//! for them. Copies may have any offset and length: whole words (4 bytes) are copied by WebGPU, other bytes by a compute
+//! shader. Transfers of arrays have whole words only.
+//!
+//! # Order and events
+//!
+//! A `wgpu::Device` has one queue, and all queues of a device of this crate are that one. Work runs in the order in which it is submitted,
+//! the program's own submissions included; what `wgpu::Queue::write_buffer` writes counts from the next submission on, of the
+//! program or of this crate. A command encoder counts from its submission on: submit it before the loans that it uses are dropped, and
+//! before the memory that it writes is frozen. An event of this crate includes what the program has submitted before.
+//!
+//! So nobody who can reach the memory has to wait for anything, and `sync_event` is null in exports
+//! ([`QueueOrder`](arrow_device::device::Handover::QueueOrder)); the specification has no event type for WebGPU. Who wants the bytes on the
+//! host downloads them.
+//!
+//! Somebody has to poll a `wgpu::Device` so that work is seen to have ended: [`Polling`] says who.
+//!
+//! # Failures
+//!
+//! Errors that wgpu reports of a call of this crate (validation, out of memory) are errors of the operation; a panic within wgpu, also that
+//! of a program's callback which wgpu calls there, is the end of the device, as is its loss or
+//! `wgpu::Device::destroy`: from then on each operation returns that error. The program's own callbacks for errors and loss
+//! are neither called for that nor replaced.
+//!
+//! # Layout
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `sys.rs` | the calls into wgpu: errors, panics, loss, waiting |
+//! | `memory.rs`, `staging.rs` | addresses over buffers; memory that the host writes and reads |
+//! | `landing.rs`, `event.rs`, `bell.rs` | downloads on their way to the host; events, who waits and who wakes; the thread's alarm |
+//! | `bytes.rs`, `bytes.wgsl` | copies and fills of any bytes |
+//! | `shared.rs`, `copy.rs` | what the queues of a device share; copies and fills |
+//! | `access.rs`, `wgsl.rs`, `arrow.wgsl` | columns as bindings, buffers in and out; functions for shaders |
+//! | `queue.rs`, `device.rs` | the implementations of the traits |
+//! | `config.rs`, `registry.rs` | how devices are opened, adopted and found by imports |
 #![deny(unsafe_op_in_unsafe_fn)]
 
 #[cfg(target_family = "wasm")]
 compile_error!(
-    "arrow-device-wgpu does not work on WebAssembly: the host waits for downloads there only by returning to the browser, and addresses \
-     cannot be reserved"
+    "arrow-device-wgpu does not work on WebAssembly: there the host can wait for a download only by returning to the browser, and \
+     addresses that stand for buffers cannot be reserved"
 );
 
 mod access;

@@ -53,7 +53,6 @@ impl Allocation {
     }
 
     /// Returns the buffers, in the order of their addresses.
-    #[allow(dead_code)] // used by `take`
     pub(crate) fn buffers(&self) -> &[wgpu::Buffer] {
         &self.buffers
     }
@@ -121,7 +120,6 @@ impl Memory {
     /// again: it is never reused.
     ///
     /// The caller checks that the buffer is of this device, has at least 1 byte and whole words (4 bytes), and the usage `COPY_SRC`.
-    #[allow(dead_code)] // used by `wrap`
     pub(crate) fn insert(&self, gpu: &Gpu, buffer: wgpu::Buffer) -> Result<DevicePtr> {
         let out_of_memory = |_| gpu.out_of_memory("wrap", usize::MAX);
         let bytes = usize::try_from(buffer.size()).map_err(out_of_memory)?;
@@ -187,7 +185,6 @@ impl Memory {
     }
 
     /// Returns the live allocation in which an address lies, with the length that was asked for and the offset of the address, in bytes.
-    #[allow(dead_code)] // used by `take`
     pub(crate) fn allocation(&self, address: DevicePtr) -> Option<Found<Arc<Allocation>>> {
         self.live.find(address)
     }

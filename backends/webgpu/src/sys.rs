@@ -22,6 +22,7 @@ pub(crate) struct Gpu {
     pub(crate) id: DeviceId,
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
+    pub(crate) info: wgpu::AdapterInfo,
     pub(crate) limits: wgpu::Limits,
     /// What ended the device.
     pub(crate) failure: Failure,
@@ -34,6 +35,7 @@ impl Gpu {
             id,
             device: device.clone(),
             queue: queue.clone(),
+            info: device.adapter_info(),
             limits: device.limits(),
             failure: Failure::new(),
             process: Process::this(),
@@ -83,9 +85,8 @@ impl Gpu {
                 ErrorFilter::OutOfMemory,
                 ErrorFilter::Validation,
             ];
-            // In an array they are dropped in the wrong order by a panic; a scope must be the last one when it is popped.
+            // The last one is popped first, by a panic too.
             let [first, second, third] = filters.map(|filter| self.device.push_error_scope(filter));
-            let (first, second, third) = (first, second, third);
             let value = work(&self.device, &self.queue);
             let errors = [third, second, first].map(|scope| now(scope.pop()).flatten());
             (value, errors.into_iter().flatten().next())

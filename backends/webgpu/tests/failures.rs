@@ -1,6 +1,9 @@
 //! What fails is an error of the operation, and a device that is lost stays so: nothing that it did not do counts as done.
 #![cfg(not(miri))]
 
+#[cfg(target_os = "linux")]
+#[path = "../../../tests/support/fork_kit.rs"]
+mod fork_kit;
 #[path = "support/webgpu.rs"]
 mod webgpu;
 
@@ -14,7 +17,7 @@ use arrow_device::{Device, DeviceBufferMut, Error};
 use arrow_device_wgpu::{WgpuDevice, adopt, wgpu};
 
 use webgpu::{
-    assert_clean, assert_error, config, hold, now, open_with, own_device, soon, try_open, unclean,
+    assert_clean, assert_error, config, hold, open_with, own_device, soon, try_open, unclean,
 };
 
 const LOST: &str = "the wgpu device was lost or destroyed";
@@ -199,48 +202,41 @@ fn a_validation_error_is_an_error_of_the_operation() {
     assert_clean(&device);
 }
 
-/// The backend of wgpu that has no device behind it: copies work, shaders do not.
-fn noop() -> Device {
-    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
-        backends: wgpu::Backends::NOOP,
-        backend_options: wgpu::BackendOptions {
-            noop: wgpu::NoopBackendOptions::enabled(),
-            ..Default::default()
-        },
-        ..wgpu::InstanceDescriptor::new_without_display_handle()
-    });
-    let adapter = now(instance.request_adapter(&Default::default())).unwrap();
-    // Each allocation is one buffer, which its memory, that of the host, cannot hold.
-    let (device, queue) = now(adapter.request_device(&wgpu::DeviceDescriptor {
-        required_limits: adapter.limits(),
-        ..Default::default()
-    }))
-    .unwrap();
-    adopt(&device, &queue, &config()).unwrap()
-}
-
+/// On wgpu's backend that has no device behind it, whose memory is the host's. The system gives this process little.
+#[cfg(target_os = "linux")]
 #[test]
 fn no_memory_left() {
-    let device = noop();
-    let queue = device.default_queue();
-    let sent = batch(1000);
-    let up = device.upload(&sent).unwrap();
-    let largest = WgpuDevice::of(&device)
-        .unwrap()
-        .device()
-        .limits()
-        .max_buffer_size;
-    assert!(largest >= 1 << 46, "{largest}");
-    for bytes in [1_usize << 45, 1 << 46] {
-        let refused = DeviceBufferMut::allocate(&queue, bytes);
-        assert!(
-            matches!(refused, Err(Error::OutOfMemory { bytes: b, .. }) if b == bytes),
-            "{refused:?}"
-        );
-    }
-    assert_eq!(up.to_host().unwrap(), sent);
-    drop(up);
-    assert!(unclean(&device).is_none());
+    fork_kit::alone("no_memory_left", || {
+        let descriptor = wgpu::DeviceDescriptor {
+            required_limits: wgpu::Limits {
+                max_buffer_size: i32::MAX as u64,
+                ..wgpu::Limits::default()
+            },
+            ..Default::default()
+        };
+        let (device, queue) = wgpu::Device::noop(&descriptor);
+        let device = adopt(&device, &queue, &config()).unwrap();
+        let queue = device.default_queue();
+        let sent = batch(1000);
+        let up = device.upload(&sent).unwrap();
+        let little = libc::rlimit {
+            rlim_cur: 3 << 29,
+            rlim_max: 3 << 29,
+        };
+        // SAFETY: the struct outlives the call.
+        let set = unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const little) };
+        assert_eq!(set, 0);
+        for bytes in [(1 << 31) - 4096, 1 << 46] {
+            let refused = DeviceBufferMut::allocate(&queue, bytes);
+            assert!(
+                matches!(refused, Err(Error::OutOfMemory { bytes: b, .. }) if b == bytes),
+                "{refused:?}"
+            );
+        }
+        assert_eq!(up.to_host().unwrap(), sent);
+        drop(up);
+        assert!(unclean(&device).is_none());
+    });
 }
 
 /// Addresses that are not the device's are errors, and touch nothing.
