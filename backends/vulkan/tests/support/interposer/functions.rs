@@ -24,7 +24,7 @@ macro_rules! fallible {
                 if let Some(code) = instead && stringify!($name) != "vkEndCommandBuffer" {
                     return code;
                 }
-                // SAFETY: `find` hands this function out only after it has stored the loader's function of this name.
+                // SAFETY: `replace` hands this function out only after it has stored the loader's function of this name.
                 let real = unsafe {
                     transmute::<*mut c_void, unsafe extern "system" fn($($type),*) -> Result>(REAL.load(Ordering::Acquire))
                 };

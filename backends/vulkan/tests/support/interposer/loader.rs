@@ -8,6 +8,7 @@ use ash::vk::PFN_vkGetInstanceProcAddr;
 use libloading::Library;
 
 use super::functions::get_instance_proc_addr;
+use crate::vulkan::is_required;
 
 /// Where the real loader may be: by its name, ours would be found.
 const PATHS: [&str; 4] = [
@@ -19,9 +20,14 @@ const PATHS: [&str; 4] = [
 
 static REAL: OnceLock<Option<PFN_vkGetInstanceProcAddr>> = OnceLock::new();
 
-/// Takes the loader's place. Returns whether there is a loader.
+/// Takes the loader's place. Returns whether there is a loader; says why a test is skipped, or fails if it must not be.
 pub(crate) fn replace() -> bool {
-    REAL.get_or_init(load).is_some()
+    let is_there = REAL.get_or_init(load).is_some();
+    assert!(is_there || !is_required(), "none of {PATHS:?}");
+    if !is_there {
+        eprintln!("skipped: none of {PATHS:?}");
+    }
+    is_there
 }
 
 /// The real loader's function.
