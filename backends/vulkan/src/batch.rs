@@ -116,8 +116,11 @@ impl State {
                 }
             }
         }
-        let is_over =
-            |track: &Track| track.is_dropped && track.held.is_empty() && track.flying.is_empty();
+        let is_over = |track: &Track| {
+            // A lane whose event is still asked for is still there for `Lanes::settle`.
+            let asks = track.waits.iter().any(|wait| !wait.is_submitted());
+            track.is_dropped && !asks && track.held.is_empty() && track.flying.is_empty()
+        };
         let mut at = 0;
         while let Some(track) = self.tracks.get(at) {
             match is_over(track) {

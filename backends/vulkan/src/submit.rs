@@ -172,6 +172,8 @@ impl Lanes {
         // An error of a batch that was held back is a failure of the device.
         let _ = self.pump(lock(&self.state), None);
         self.moved.notify_all();
+        // The lane of a queue that was dropped may have waited for this.
+        self.forget_ended();
     }
 
     /// Does what can be done now, in all lanes. Returns the error of the fresh batch, by lane and number, if it could not be
