@@ -154,10 +154,14 @@ impl Lanes {
         outcome?;
         if has_after {
             let (point, this) = (lane.clone(), self.clone());
-            // An error shows to who waits.
-            let poll = move || match point.context.enter_usable() {
-                Ok(_inside) => point.is_complete(number).unwrap_or(true),
-                Err(_) => true,
+            let poll = move || {
+                let context = &point.context;
+                let Ok(_inside) = context.enter_usable() else {
+                    return true;
+                };
+                // Most errors say nothing about the work, for which nobody else may ask.
+                let is_complete = context.check(point.is_complete(number));
+                is_complete.unwrap_or_else(|_| context.failure.is_set())
             };
             self.context.worker.watch(poll, move || this.advance());
         }

@@ -7,6 +7,7 @@ use std::task::Wake;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, Int64Array, RecordBatch, StringArray};
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{
     Device, DeviceBufferMut, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy,
 };
@@ -68,6 +69,32 @@ const OPERATIONS: &[Operation] = &[
         let column = Int64Array::new(slab.into_buffer().slice_with_length(0, 69_992).into(), None);
         let batch = RecordBatch::try_from_iter([("a", Arc::new(column) as _)]).unwrap();
         assert_eq!(device.upload(&batch)?.to_host()?, batch);
+        Ok(())
+    }),
+    ("ordinary memory", |_, device| {
+        let queue = device.new_queue()?;
+        let memory = DeviceBufferMut::allocate(&queue, 5000)?;
+        let (from, mut to) = (vec![9_u8; 5000], vec![0_u8; 5000]);
+        let op = |kind, src: *const u8, dst: *mut u8| CopyOp {
+            src: DevicePtr::new(src.cast_mut().cast()),
+            dst: DevicePtr::new(dst.cast()),
+            bytes: 5000,
+            kind,
+        };
+        let there = memory.address().as_ptr().cast::<u8>();
+        let up = op(CopyKind::HostToDevice, from.as_ptr(), there);
+        let down = op(CopyKind::DeviceToHost, there, to.as_mut_ptr());
+        // SAFETY: all memory lives, and is not used otherwise, until everything has ended.
+        let copied = unsafe {
+            let raw = queue.raw();
+            raw.copy(&[up]).and_then(|()| raw.copy(&[down]))
+        };
+        let copied = copied.and_then(|()| queue.synchronize());
+        // After an error, the copies may still run.
+        let settled = device.backend().settle();
+        copied?;
+        settled?;
+        assert_eq!(from, to);
         Ok(())
     }),
     ("a kernel without commands", |_, device| {
@@ -233,7 +260,7 @@ fn a_lost_device_stays_lost() {
     }
     let program = Program::new();
     let owned = live();
-    for (name, operation) in &OPERATIONS[..6] {
+    for (name, operation) in &OPERATIONS[..7] {
         for nth in 1.. {
             let device = program.adopt();
             fail_from("*", nth, vk::Result::ERROR_DEVICE_LOST);

@@ -6,6 +6,7 @@ mod every_call;
 mod foreign;
 #[path = "../support/interposer/mod.rs"]
 mod interposer;
+mod polls;
 #[path = "../support/program.rs"]
 mod program;
 mod rigs;

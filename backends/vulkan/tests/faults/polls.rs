@@ -1,0 +1,67 @@
+//! What becomes of work under way when Vulkan does not answer a question about it, once or any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
+use arrow_device::{DeviceBufferMut, Queue};
+use arrow_device_vulkan::VulkanQueue;
+use ash::vk;
+
+use crate::interposer::account::{alone, clear, fail, misuses};
+use crate::interposer::replace;
+use crate::program::Program;
+use crate::vulkan::{Timeline, is_there, soon};
+
+/// Keeps what a queue is given on the device until the host signals the semaphore. Nothing else calls Vulkan then.
+fn hold(queue: &Queue) -> Arc<Timeline> {
+    let timeline = Timeline::new(queue.device());
+    let raw = VulkanQueue::of(queue).unwrap();
+    // SAFETY: the semaphore is of the device, lives until the queue's work has run, and the host signals it.
+    unsafe { raw.wait_semaphore(timeline.semaphore, 1) }.unwrap();
+    timeline
+}
+
+/// Copies all of a buffer into ordinary memory.
+fn read_into(queue: &Queue, memory: &DeviceBufferMut, host: &mut [u8]) {
+    let op = CopyOp {
+        src: memory.address(),
+        dst: DevicePtr::new(host.as_mut_ptr().cast()),
+        bytes: host.len(),
+        kind: CopyKind::DeviceToHost,
+    };
+    // SAFETY: the tests wait for the copy, and use neither memory before.
+    unsafe { queue.raw().copy(&[op]) }.unwrap();
+}
+
+/// The host's part of a copy waits for the timeline, which a thread asks for. It asks again after an error that says nothing about
+/// the work.
+#[test]
+fn a_copy_outlives_a_failed_question() {
+    let _alone = alone();
+    if !replace() || !is_there() {
+        return;
+    }
+    let device = Program::new().adopt();
+    let queue = device.new_queue().unwrap();
+    let mut memory = DeviceBufferMut::allocate(&queue, 4096).unwrap();
+    memory.fill(7).unwrap();
+    queue.synchronize().unwrap();
+    let timeline = hold(&queue);
+    let mut host = vec![0; 4096];
+    read_into(&queue, &memory, &mut host);
+    let event = queue.record().unwrap().unwrap();
+    fail(
+        "vkGetSemaphoreCounterValue",
+        1,
+        vk::Result::ERROR_OUT_OF_HOST_MEMORY,
+    );
+    // Nobody but the thread asks meanwhile.
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(clear(), ["vkGetSemaphoreCounterValue"]);
+    timeline.signal(1);
+    let is_complete = soon(|| event.is_complete().unwrap());
+    device.synchronize().unwrap();
+    assert!(is_complete, "nobody asks again");
+    assert!(host.iter().all(|byte| *byte == 7));
+}
