@@ -89,16 +89,31 @@ impl Lane {
             // Nobody signals such a value: drivers return the greatest one after the device was lost.
             return Err(LOST);
         }
+        if value < number {
+            return Ok(false);
+        }
+        // Drivers end the work of a device that they reset, too, and some say so only to calls that wait.
+        match self.wait_turn(value, 0) {
+            Err(failed) if failed.code == vk::Result::TIMEOUT => return Ok(false),
+            waited => waited?,
+        }
         self.done.fetch_max(value, Ordering::AcqRel);
-        Ok(value >= number)
+        Ok(true)
     }
 
-    /// Makes this thread wait until the batch of this number has completed. It must have been submitted.
-    pub(crate) fn wait(&self, number: u64) -> Answer<()> {
+    /// Waits for so many nanoseconds; an error with `TIMEOUT` afterwards.
+    fn wait_turn(&self, number: u64, nanoseconds: u64) -> Answer<()> {
         let (semaphores, values) = ([self.timeline], [number]);
         let wait = vk::SemaphoreWaitInfo::default()
             .semaphores(&semaphores)
             .values(&values);
+        // SAFETY: the semaphore is live and a timeline, with one value (VUID-VkSemaphoreWaitInfo-pSemaphores-03256).
+        let waited = unsafe { self.context.device.wait_semaphores(&wait, nanoseconds) };
+        waited.of("vkWaitSemaphores")
+    }
+
+    /// Makes this thread wait until the batch of this number has completed. It must have been submitted.
+    pub(crate) fn wait(&self, number: u64) -> Answer<()> {
         loop {
             // Threads that wait must not keep the process from ending.
             let Some(_inside) = exit::enter() else {
@@ -107,9 +122,7 @@ impl Lane {
             if self.is_complete(number)? {
                 return Ok(());
             }
-            // SAFETY: the semaphore is live and a timeline, with one value (VUID-VkSemaphoreWaitInfo-pSemaphores-03256).
-            let waited = unsafe { self.context.device.wait_semaphores(&wait, TURN) };
-            match waited.of("vkWaitSemaphores") {
+            match self.wait_turn(number, TURN) {
                 Err(failed) if failed.code == vk::Result::TIMEOUT => {}
                 Err(failed) => return Err(failed),
                 // A device that is lost may answer so.

@@ -8,7 +8,8 @@ use arrow_device::{DeviceBufferMut, Queue};
 use arrow_device_vulkan::VulkanQueue;
 use ash::vk;
 
-use crate::interposer::account::{alone, clear, fail, misuses};
+use crate::every_call::batch;
+use crate::interposer::account::{alone, clear, fail, fail_from, misuses};
 use crate::interposer::replace;
 use crate::program::Program;
 use crate::vulkan::{Timeline, is_there, soon};
@@ -64,4 +65,39 @@ fn a_copy_outlives_a_failed_question() {
     device.synchronize().unwrap();
     assert!(is_complete, "nobody asks again");
     assert!(host.iter().all(|byte| *byte == 7));
+}
+
+/// Drivers end all work of a device that they reset, so that its timelines reach their values, and say that it is lost only to calls
+/// that wait or submit. None of that work counts as complete.
+#[test]
+fn work_of_a_device_that_was_reset_is_not_complete() {
+    let _alone = alone();
+    if !replace() || !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let device = program.adopt();
+    let queue = device.new_queue().unwrap();
+    let timeline = hold(&queue);
+    let up = device.upload_on(&batch(), &queue).unwrap();
+    let event = queue.record().unwrap().unwrap();
+    assert!(!event.is_complete().unwrap());
+    let lost = vk::Result::ERROR_DEVICE_LOST;
+    timeline.signal(1);
+    fail_from("vkWaitSemaphores", 1, lost);
+    fail_from("vkQueueSubmit", 1, lost);
+    fail_from("vkQueueWaitIdle", 1, lost);
+    let mut answer = Ok(false);
+    assert!(soon(|| {
+        answer = event.is_complete();
+        !matches!(answer, Ok(false))
+    }));
+    assert!(answer.is_err(), "{answer:?}");
+    assert!(up.to_host().is_err());
+    drop((up, event, queue));
+    // What the semaphore holds up has run all the same.
+    let _ = device.backend().settle();
+    drop((timeline, device));
+    clear();
+    assert!(misuses().is_empty(), "{:?}", misuses());
 }
