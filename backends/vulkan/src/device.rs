@@ -77,7 +77,8 @@ impl VulkanDevice {
     }
 
     /// Returns the VkQueue of the default queue, with its lock. [`VulkanQueue::submit`] submits in the order of a queue; a program
-    /// that uses the VkQueue itself calls [`VulkanQueue::submitted`] before.
+    /// that uses the VkQueue itself calls [`VulkanQueue::submitted`] before. Only that makes what a queue has written visible to the
+    /// program's commands.
     pub fn queue(&self) -> &Arc<dyn SharedQueue> {
         self.queue.shared_queue()
     }

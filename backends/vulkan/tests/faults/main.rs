@@ -2,6 +2,7 @@
 //! The suite of streams runs here, too.
 #![cfg(all(target_os = "linux", not(miri)))]
 
+mod barriers;
 mod every_call;
 mod foreign;
 #[path = "../support/interposer/mod.rs"]

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ash::vk::*;
 
-use super::account::{before, gone, made, unmapped, used};
+use super::account::{before, count, gone, made, unmapped, used};
 
 /// Functions that return a `VkResult`. What follows in braces is done after success.
 macro_rules! fallible {
@@ -137,6 +137,7 @@ infallible! {
     vkDestroyBuffer(device: Device, buffer: Buffer, callbacks: Callbacks) { gone("buffer", buffer) }
     vkDestroyEvent(device: Device, event: Event, callbacks: Callbacks) { gone("event", event) }
     vkDestroySemaphore(device: Device, semaphore: Semaphore, callbacks: Callbacks) { gone("semaphore", semaphore) }
+    vkCmdPipelineBarrier(commands: CommandBuffer, from: PipelineStageFlags, to: PipelineStageFlags, flags: DependencyFlags, count_1: u32, memory: *const MemoryBarrier<'_>, count_2: u32, buffers: *const BufferMemoryBarrier<'_>, count_3: u32, images: *const ImageMemoryBarrier<'_>) { count("vkCmdPipelineBarrier") }
     vkDestroyCommandPool(device: Device, pool: CommandPool, callbacks: Callbacks) { gone("command pool", pool) }
 }
 
