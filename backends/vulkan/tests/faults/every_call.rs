@@ -2,6 +2,7 @@
 //! names the device, nothing is lost or destroyed twice, and the device works afterwards or says that it does not.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Wake;
 
 use arrow_array::cast::AsArray;
@@ -17,9 +18,10 @@ use ash::vk;
 
 use crate::foreign::Foreign;
 use crate::interposer::account::{alone, calls, clear, fail, fail_from, live, misuses};
+use crate::interposer::functions::VERSION;
 use crate::interposer::replace;
 use crate::program::Program;
-use crate::vulkan::{hold_on_device, is_there, soon};
+use crate::vulkan::{assert_error, hold_on_device, is_there, soon};
 
 pub(crate) fn batch() -> RecordBatch {
     let numbers = Arc::new(Int64Array::from_iter(
@@ -285,6 +287,23 @@ fn a_lost_device_stays_lost() {
             }
         }
     }
+}
+
+/// Instances of such a loader lack functions that the crate calls.
+#[test]
+fn a_loader_of_vulkan_1_0_is_too_old() {
+    let _alone = alone();
+    if !replace() || !is_there() {
+        return;
+    }
+    let instances = calls("vkCreateInstance");
+    VERSION.store(vk::API_VERSION_1_0, Ordering::SeqCst);
+    let (listed, opened) = (devices(), VulkanConfig::new(0).open());
+    VERSION.store(0, Ordering::SeqCst);
+    for error in [listed.map(drop), opened.map(drop)] {
+        assert_error(error, "loader is one of Vulkan 1.0; update it");
+    }
+    assert_eq!(calls("vkCreateInstance"), instances);
 }
 
 /// A driver may wait for a shorter time than it was asked for. Nobody takes that for the end of the work.
