@@ -184,7 +184,7 @@ impl Drop for Context {
 /// program's lock. `Mutex<vk::Queue>` is one.
 ///
 /// The crate calls [`with`](Self::with) while it holds locks of its own. While a program has its lock, it must therefore not call
-/// this crate or drop anything of it: that could wait for ever.
+/// this crate or drop anything of it: that could wait for ever. The crate waits for the device within `with` only after a failure.
 ///
 /// # Safety
 /// `with` calls `work` once, on the calling thread, with the same live VkQueue each time, and lets no other thread use that VkQueue

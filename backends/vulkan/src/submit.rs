@@ -67,6 +67,10 @@ impl Lanes {
             state.made += 1;
             (state.made - 1) % self.queues.len().max(1)
         };
+        self.add_to(queue)
+    }
+
+    fn add_to(&self, queue: usize) -> Result<Arc<Lane>> {
         let lane = Lane::new(&self.context, queue)?;
         lock(&self.state).tracks.push(Track {
             lane: lane.clone(),
@@ -433,22 +437,46 @@ impl Lanes {
             state = moved.unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
-        for queue in &self.queues {
-            until_ended(&|| {
-                let Some(_inside) = self.context.enter_to_drop() else {
-                    return Ok(());
-                };
-                let mut waited = Ok(());
-                queue.with(&mut |queue| {
-                    // SAFETY: nobody else uses the VkQueue meanwhile (contract of `SharedQueue`), which is live.
-                    let idle = unsafe { self.context.device.queue_wait_idle(queue) };
-                    waited = idle.of("vkQueueWaitIdle");
-                });
-                waited
-            });
+        for at in 0..self.queues.len() {
+            while self.finish_queue(at).is_err() {
+                if self.context.failure.is_set() {
+                    until_ended(&|| self.wait_idle(at));
+                    break;
+                }
+                if self.context.enter().is_err() {
+                    break;
+                }
+                std::thread::sleep(PAUSE);
+            }
         }
         self.forget_ended();
         self.context.check_alive()
+    }
+
+    /// Makes this thread wait for all that a VkQueue has got so far, a program's commands included, without its lock.
+    fn finish_queue(self: &Arc<Self>, at: usize) -> Result<()> {
+        let lane = self.add_to(at)?;
+        // SAFETY: the batch does nothing. Its semaphore is signalled after all that the VkQueue has got.
+        let pushed = unsafe { self.push(&lane, Batch::default()) };
+        let ended = pushed.and_then(|number| {
+            let lane = lane.clone();
+            self.wait_for(&Point { lane, number })
+        });
+        self.drop_lane(&lane);
+        ended
+    }
+
+    /// As [`finish_queue`](Self::finish_queue) after a failure, when nothing is submitted any more.
+    fn wait_idle(&self, at: usize) -> Answer<()> {
+        let mut waited = Ok(());
+        if let (Some(_inside), Some(queue)) = (self.context.enter_to_drop(), self.queues.get(at)) {
+            queue.with(&mut |queue| {
+                // SAFETY: nobody else uses the VkQueue meanwhile (contract of `SharedQueue`), which is live.
+                let idle = unsafe { self.context.device.queue_wait_idle(queue) };
+                waited = idle.of("vkQueueWaitIdle");
+            });
+        }
+        waited
     }
 
     /// Returns whether all work has ended. Never waits.
