@@ -13,6 +13,7 @@ use arrow_device::device::{
 use arrow_device::{Device, DeviceBuffer, Error, Result};
 use ash::vk;
 
+use crate::codes::Answer;
 use crate::context::SharedQueue;
 use crate::event;
 use crate::lane::Point;
@@ -173,7 +174,8 @@ impl<K> Drop for Wrapped<K> {
 }
 
 impl Shared {
-    /// Returns a function that tells whether an event has ended: one of this crate, or a foreign one. Never waits.
+    /// Returns a function that tells whether an event has ended: one of this crate, or a foreign one. Never waits. Its error means
+    /// that this will never be known; that of the answer says nothing about the work, and the function may be called again.
     ///
     /// # Safety
     /// The event is live, of this crate or of the VkDevice of this device, when the function is called, unless the device has failed by
@@ -182,7 +184,7 @@ impl Shared {
         &self,
         known: Option<Point>,
         event: EventPtr,
-    ) -> impl Fn() -> Result<bool> + Send + 'static {
+    ) -> impl Fn() -> Result<Answer<bool>> + Send + 'static {
         let context = self.context.clone();
         // SAFETY: the caller guarantees a live event.
         let raw = unsafe { event::read(event) };
@@ -192,14 +194,19 @@ impl Shared {
                 Some(point) => {
                     // Another device may have failed.
                     point.lane.context.check_alive()?;
-                    context.check(point.is_reached())
+                    point.is_reached()
                 }
                 // SAFETY: the caller guarantees a live event of the VkDevice, until the device has failed (see `# Safety`).
-                None => context.poll(|| unsafe { event::is_set(&context, raw) }),
+                None => context.poll(|| unsafe { event::is_set(&context, raw) })?,
             };
+            if let Err(failed) = ended
+                && failed.is_lost()
+            {
+                return Err(context.error(failed));
+            }
             // A device that has failed says nothing about its work any more.
             context.check_alive()?;
-            ended
+            Ok(ended)
         }
     }
 }
@@ -255,7 +262,7 @@ unsafe impl Backend for VulkanDevice {
         let known = event::recorded(event);
         // SAFETY: the caller guarantees a live event (contract of `query_event`).
         let ended = unsafe { self.shared.ending(known, event) };
-        ended()
+        self.shared.context.check(ended()?)
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
@@ -271,7 +278,7 @@ unsafe impl Backend for VulkanDevice {
         let ended = unsafe { self.shared.ending(known, event) };
         // Vulkan has no wait of the host for a VkEvent.
         let mut pause = PAUSE.0;
-        while !ended()? {
+        while !context.check(ended()?)? {
             std::thread::sleep(pause);
             pause = (pause * 2).min(PAUSE.1);
         }
@@ -284,12 +291,15 @@ unsafe impl Backend for VulkanDevice {
         let known = event::recorded(event);
         // SAFETY: the caller guarantees a live event until the waker was called or dropped (contract of `notify_event`).
         let ended = unsafe { self.shared.ending(known, event) };
-        if ended()? {
+        if context.check(ended()?)? {
             return Ok(Notify::Completed);
         }
         let (owner, waker) = (context.clone(), waker.clone());
-        // After an error the event never completes, which who is woken is told.
-        let poll = move || ended().unwrap_or(true);
+        let poll = move || match ended() {
+            Ok(ended) => ended.unwrap_or(false),
+            // The event never completes, which who is woken is told.
+            Err(_) => true,
+        };
         context.worker.watch(poll, move || {
             owner.wakers.push(move || waker.wake());
         });

@@ -76,8 +76,10 @@
 //! with `VK_EVENT_CREATE_DEVICE_ONLY_BIT`, which cannot be polled: importing either is undefined behaviour, and so excluded by the
 //! contract of the unsafe import. A null handle is refused.
 //!
-//! If the VkDevice is lost, the device has failed: from then on each of its operations returns that error, and no event is reported
-//! as complete. Events that were exported before are VkEvents of a lost VkDevice, about which its consumers learn from Vulkan.
+//! If the VkDevice is lost, or cannot take work that was held back (`vkQueueSubmit` fails, for lack of memory for example), the device
+//! has failed: from then on each of its operations returns that error, and no event is reported as complete. Consumers of events that
+//! were exported before learn from Vulkan that the VkDevice is lost. Otherwise they learn nothing: events of work that was held back
+//! are never set.
 //!
 //! # Limits
 //!

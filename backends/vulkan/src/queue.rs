@@ -216,14 +216,15 @@ unsafe impl RawQueue for VulkanQueue {
         // SAFETY: the caller guarantees a live event (contract of `RawQueue::wait`), which a foreign producer keeps until this queue's
         // work has ended.
         let ended = unsafe { self.shared.ending(known, event) };
-        if ended()? {
+        if context.check(ended()?)? {
             return Ok(());
         }
         let done = Arc::new(AtomicBool::new(false));
         lanes.wait(&self.lane, Wait::Host(done.clone()));
         let (lanes, owner) = (lanes.clone(), context.clone());
         let poll = move || match ended() {
-            Ok(ended) => ended,
+            // Most errors of the call say nothing about the event.
+            Ok(ended) => ended.unwrap_or(false),
             Err(e) => {
                 // Before the work behind the event is submitted.
                 owner.failure.set(e);

@@ -262,7 +262,8 @@ impl Lanes {
                     Ok(true) => Some(Next::After),
                     Ok(false) => None,
                     Err(failed) => {
-                        self.context.failure.set(self.context.error(failed));
+                        // Unless the device is lost, the answer is had later.
+                        drop(self.context.error(failed));
                         None
                     }
                 },

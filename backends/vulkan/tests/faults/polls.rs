@@ -9,6 +9,7 @@ use arrow_device_vulkan::VulkanQueue;
 use ash::vk;
 
 use crate::every_call::batch;
+use crate::foreign::Foreign;
 use crate::interposer::account::{alone, clear, fail, fail_from, misuses};
 use crate::interposer::replace;
 use crate::program::Program;
@@ -65,6 +66,32 @@ fn a_copy_outlives_a_failed_question() {
     device.synchronize().unwrap();
     assert!(is_complete, "nobody asks again");
     assert!(host.iter().all(|byte| *byte == 7));
+}
+
+/// As above, of the event of a program.
+#[test]
+fn a_wait_outlives_a_failed_question() {
+    let _alone = alone();
+    if !replace() || !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let device = program.adopt();
+    let event = Foreign::new(&program);
+    let queue = device.new_queue().unwrap();
+    // SAFETY: the event lives until the queue has ended.
+    unsafe { queue.raw().wait(event.pointer()) }.unwrap();
+    let up = device.upload_on(&batch(), &queue).unwrap();
+    fail(
+        "vkGetEventStatus",
+        1,
+        vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
+    );
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(clear(), ["vkGetEventStatus"]);
+    event.set();
+    assert_eq!(up.to_host().unwrap(), batch());
+    queue.synchronize().unwrap();
 }
 
 /// Drivers end all work of a device that they reset, so that its timelines reach their values, and say that it is lost only to calls
