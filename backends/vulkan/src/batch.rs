@@ -173,7 +173,20 @@ impl State {
     }
 }
 
+impl Held {
+    /// Returns whether all that the batch waits for was submitted.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.waits.iter().all(Wait::is_submitted)
+    }
+}
+
 impl Track {
+    /// Returns whether there is work of the host before the first batch, which no thread does yet.
+    pub(crate) fn wants_copy(&self) -> bool {
+        let first = self.held.front().filter(|_| !self.is_busy);
+        first.is_some_and(|held| !held.is_submitted && held.before.is_some() && held.is_ready())
+    }
+
     /// Takes out the first batch if nothing is left to do for it.
     pub(crate) fn end(&mut self) {
         let is_over = |held: &Held| held.is_submitted && held.after.is_none();

@@ -30,8 +30,10 @@ pub(crate) struct Context {
     pub(crate) family: u32,
     /// The work that has failed, if some has.
     pub(crate) failure: Failure,
-    /// Polls events and timelines. Its jobs do not block.
+    /// Polls events and timelines. Its jobs neither block nor copy.
     pub(crate) worker: Worker,
+    /// Copies between ordinary memory and staging memory.
+    pub(crate) copier: Worker,
     /// Calls wakers, which are foreign code and may block.
     pub(crate) wakers: Worker,
     /// After all of the above. The loader's library stays as long as the entry.
@@ -60,6 +62,7 @@ impl Context {
             family,
             failure: Failure::new(),
             worker: Worker::new("arrow-device vulkan"),
+            copier: Worker::new("arrow-device vulkan copies"),
             wakers: Worker::new("arrow-device vulkan wakers"),
             end: ManuallyDrop::new((origin, entry)),
         }

@@ -257,3 +257,6 @@ impl fmt::Debug for VulkanQueue {
         write!(f, "Queue({id} {number})")
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,6 +36,15 @@ enum Next {
     After,
 }
 
+/// Which work of the host a thread does, which may take a while.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Host {
+    /// That before the batch that the thread has just queued, if there is one.
+    Fresh,
+    /// All that there is.
+    All,
+}
+
 impl Lanes {
     pub(crate) fn new(context: &Arc<Context>, queues: Vec<Arc<dyn SharedQueue>>) -> Result<Self> {
         let create = vk::CommandPoolCreateInfo::default()
@@ -153,7 +162,7 @@ impl Lanes {
             buffers: batch.buffers,
             is_submitted: false,
         });
-        let outcome = self.pump(state, Some((lane.number, number)));
+        let outcome = self.pump(state, Some((lane.number, number)), Host::Fresh);
         drop(ended);
         outcome?;
         if has_after {
@@ -167,18 +176,29 @@ impl Lanes {
                 let is_complete = context.check(point.is_complete(number));
                 is_complete.unwrap_or_else(|_| context.failure.is_set())
             };
-            self.context.worker.watch(poll, move || this.advance());
+            self.context.worker.watch(poll, move || this.copy_later());
         }
         Ok(number)
     }
 
-    /// Submits what can be submitted now.
+    /// Submits what can be submitted now. What work of the host there is, another thread does.
     pub(crate) fn advance(self: &Arc<Self>) {
+        self.advance_by(Host::Fresh);
+    }
+
+    /// Makes the thread that copies do all work of the host that can be done.
+    fn copy_later(self: &Arc<Self>) {
+        let this = self.clone();
+        let copier = &self.context.copier;
+        copier.push(move || this.advance_by(Host::All));
+    }
+
+    fn advance_by(self: &Arc<Self>, host: Host) {
         let Some(_inside) = self.context.enter_to_drop() else {
             return;
         };
         // An error of a batch that was held back is a failure of the device.
-        let _ = self.pump(lock(&self.state), None);
+        let _ = self.pump(lock(&self.state), None, host);
         self.moved.notify_all();
         // The lane of a queue that was dropped may have waited for this.
         self.forget_ended();
@@ -187,13 +207,14 @@ impl Lanes {
     /// Does what can be done now, in all lanes. Returns the error of the fresh batch, by lane and number, if it could not be
     /// submitted.
     fn pump<'a>(
-        &'a self,
+        self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,
         fresh: Option<(u64, u64)>,
+        host: Host,
     ) -> Result<()> {
         let mut outcome = Ok(());
         let mut dropped = Vec::new();
-        while let Some((at, next)) = self.next(&state) {
+        while let Some((at, next)) = self.next(&state, fresh, host) {
             let track = &mut state.tracks[at];
             let Some(first) = track.held.front_mut() else {
                 break;
@@ -243,21 +264,33 @@ impl Lanes {
             // Nothing is submitted any more. Threads that wait for what was held back find the failure.
             self.moved.notify_all();
         }
+        let is_left = state.tracks.iter().any(Track::wants_copy);
         drop(state);
         drop(dropped);
+        if is_left && host == Host::Fresh && !self.context.failure.is_set() {
+            self.copy_later();
+        }
         outcome
     }
 
-    fn next(&self, state: &State) -> Option<(usize, Next)> {
+    fn next(
+        &self,
+        state: &State,
+        fresh: Option<(u64, u64)>,
+        host: Host,
+    ) -> Option<(usize, Next)> {
         if self.context.failure.is_set() {
             return None;
         }
         let next = |track: &Track| {
             let first = track.held.front().filter(|_| !track.is_busy)?;
+            let is_ours = host == Host::All || fresh == Some((track.lane.number, first.number));
             match first.is_submitted {
-                false if !first.waits.iter().all(Wait::is_submitted) => None,
-                false if first.before.is_some() => Some(Next::Before),
+                false if track.wants_copy() => is_ours.then_some(Next::Before),
+                false if !first.is_ready() => None,
                 false => Some(Next::Submit),
+                // Its end is watched for.
+                true if host == Host::Fresh => None,
                 true => match track.lane.is_complete(first.number) {
                     Ok(true) => Some(Next::After),
                     Ok(false) => None,
@@ -391,7 +424,7 @@ impl Lanes {
             self.wait_for(&Point { lane, number })?;
         }
         // The work of the host behind these batches: here, or by the thread that does it already.
-        self.advance();
+        self.advance_by(Host::All);
         self.wait_while(|track| {
             let first = track.held.front().map(|held| held.number);
             all.iter().any(|(number, lane)| {
@@ -425,7 +458,7 @@ impl Lanes {
             let _ = self.wait_submitted(&lane, lane.given());
             until_ended(&|| lane.wait(lane.submitted()));
         }
-        self.advance();
+        self.advance_by(Host::All);
         // Work of the host that has begun ends.
         self.wait_while(|track| {
             // An event that no batch waits for yet is polled all the same.
