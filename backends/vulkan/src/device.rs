@@ -131,14 +131,13 @@ impl VulkanDevice {
             let reason = "the VkBuffer has no address; create it with VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT";
             return Err(context.not_supported("wrap_buffer", reason.into()));
         }
-        if objects.live.find(base).is_some() {
+        let known = Arc::new(Buffer::of_program(buffer, base, bytes));
+        if !objects.live.insert_apart(base, bytes, known) {
             return Err(Error::InvalidArgument(
-                format!("{base:?} is in a VkBuffer that {device} knows already; wrap it once")
+                format!("{bytes} bytes at {base:?} overlap a VkBuffer that {device} knows already; wrap it once")
                     .into(),
             ));
         }
-        let known = Arc::new(Buffer::of_program(buffer, base, bytes));
-        objects.live.insert(base, bytes, known);
         let owner = Wrapped {
             shared: this.shared.clone(),
             base,

@@ -1,7 +1,7 @@
 //! [`Lane`]: the order of one queue's work, counted by a timeline semaphore.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arrow_device::Result;
 use arrow_device::device::parts::queue_number;
@@ -25,6 +25,8 @@ pub(crate) struct Lane {
     submitted: AtomicU64,
     /// The last number that was seen complete.
     done: AtomicU64,
+    /// Memory was freed whose batch could not be submitted: the next batch stands for it.
+    owes: AtomicBool,
 }
 
 /// A point in the work of a lane: it is reached once the batch of the number has completed.
@@ -56,6 +58,7 @@ impl Lane {
             given: AtomicU64::new(0),
             submitted: AtomicU64::new(0),
             done: AtomicU64::new(0),
+            owes: AtomicBool::new(false),
         }))
     }
 
@@ -66,6 +69,16 @@ impl Lane {
     /// The numbers change under the lock of `Lanes` only.
     pub(crate) fn set_given(&self, number: u64) {
         self.given.store(number, Ordering::Release);
+    }
+
+    /// Returns the number of the next batch, which will be there also if the queue is dropped.
+    pub(crate) fn owe(&self) -> u64 {
+        self.owes.store(true, Ordering::Release);
+        self.given() + 1
+    }
+
+    pub(crate) fn owes(&self) -> bool {
+        self.owes.load(Ordering::Acquire)
     }
 
     pub(crate) fn submitted(&self) -> u64 {

@@ -83,6 +83,7 @@
 //!
 //! # Limits
 //!
+//! - The host's pointers hold the device's addresses. On a host of 32 bits, an allocation whose address is larger is an error.
 //! - One allocation has at most [`VulkanDeviceInfo::max_allocation`] bytes.
 //! - On lavapipe, Mesa's driver for processors, addresses of the device are ordinary pointers. So it does not show if the host
 //!   follows one, as a GPU does; what it proves is the use of Vulkan, under the validation layer.

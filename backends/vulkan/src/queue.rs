@@ -245,8 +245,13 @@ unsafe impl RawQueue for VulkanQueue {
 
 impl Drop for VulkanQueue {
     fn drop(&mut self) {
-        if let Some(_inside) = self.shared.context.enter_to_drop() {
-            self.shared.lanes.drop_lane(&self.lane);
+        let Shared { context, lanes, .. } = &*self.shared;
+        if let Some(_inside) = context.enter_to_drop() {
+            if self.lane.owes() {
+                // SAFETY: the batch does nothing. Without it, memory that was freed stays where it is until the device is dropped.
+                let _ = unsafe { lanes.push(&self.lane, Batch::default()) };
+            }
+            lanes.drop_lane(&self.lane);
         }
     }
 }

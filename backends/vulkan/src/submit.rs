@@ -22,11 +22,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// The queues of a device, those that were dropped included, and what they submit.
 pub(crate) struct Lanes {
-    context: Arc<Context>,
     pub(crate) queues: Vec<Arc<dyn SharedQueue>>,
     state: Mutex<State>,
     /// Signalled when a batch was submitted or has ended, and when the device has failed.
     moved: Condvar,
+    /// After the VkQueues, which belong to what a program's device keeps.
+    context: Arc<Context>,
 }
 
 /// What can be done next in a lane.
@@ -273,12 +274,7 @@ impl Lanes {
         outcome
     }
 
-    fn next(
-        &self,
-        state: &State,
-        fresh: Option<(u64, u64)>,
-        host: Host,
-    ) -> Option<(usize, Next)> {
+    fn next(&self, state: &State, fresh: Option<(u64, u64)>, host: Host) -> Option<(usize, Next)> {
         if self.context.failure.is_set() {
             return None;
         }

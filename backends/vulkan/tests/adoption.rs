@@ -302,7 +302,12 @@ fn the_end_of_all_work_is_waited_for_without_the_lock() {
         .push_next(&mut waits)];
     let queue = program.queue.lock().unwrap();
     // SAFETY: this thread has the queue; the semaphore lives until the host has signalled it and all work has ended.
-    unsafe { program.device.queue_submit(*queue, &submit, vk::Fence::null()) }.unwrap();
+    unsafe {
+        program
+            .device
+            .queue_submit(*queue, &submit, vk::Fence::null())
+    }
+    .unwrap();
     drop(queue);
     std::thread::scope(|scope| {
         let settled = scope.spawn(|| device.backend().settle());

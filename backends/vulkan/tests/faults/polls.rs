@@ -10,7 +10,7 @@ use ash::vk;
 
 use crate::every_call::batch;
 use crate::foreign::Foreign;
-use crate::interposer::account::{alone, clear, fail, fail_from, misuses};
+use crate::interposer::account::{alone, clear, fail, fail_from, live, misuses};
 use crate::interposer::replace;
 use crate::program::Program;
 use crate::vulkan::{Timeline, is_there, soon};
@@ -127,4 +127,28 @@ fn work_of_a_device_that_was_reset_is_not_complete() {
     drop((timeline, device));
     clear();
     assert!(misuses().is_empty(), "{:?}", misuses());
+}
+
+/// What stands for the end of memory's use could not be submitted when it was freed. The queue makes up for it when it is dropped.
+#[test]
+fn memory_whose_free_failed_goes_with_its_queue() {
+    let _alone = alone();
+    if !replace() || !is_there() {
+        return;
+    }
+    let device = Program::new().adopt();
+    let queue = device.new_queue().unwrap();
+    device.trim();
+    let before = live();
+    let memory = DeviceBufferMut::allocate(&queue, 5_000_000).unwrap();
+    fail("vkQueueSubmit", 1, vk::Result::ERROR_OUT_OF_HOST_MEMORY);
+    drop(memory);
+    assert_eq!(clear(), ["vkQueueSubmit"]);
+    drop(queue);
+    let buffers = || live().get("buffer").copied();
+    let is_freed = soon(|| {
+        device.trim();
+        buffers() == before.get("buffer").copied()
+    });
+    assert!(is_freed, "{:?} buffers, {before:?}", buffers());
 }
