@@ -34,6 +34,8 @@ struct Hooked {
     exports: bool,
     /// Copies read ordinary memory as fast as any.
     direct: bool,
+    /// Queues go on asking for foreign events.
+    polls: bool,
 }
 
 // SAFETY: all work, memory and events are the simulated device's.
@@ -83,6 +85,9 @@ unsafe impl Backend for Hooked {
     fn copies_directly_from(&self, address: DevicePtr, _bytes: usize) -> bool {
         self.direct && !address.is_null()
     }
+    fn polls_foreign_events(&self) -> bool {
+        self.polls
+    }
     fn synchronize(&self) -> Result<()> {
         self.sim.synchronize()
     }
@@ -97,13 +102,18 @@ fn hooked(handover: Handover, exports: bool) -> (Device, Sim) {
 }
 
 fn hooked_with(handover: Handover, exports: bool, direct: bool) -> (Device, Sim) {
-    let sim = Sim::with(SimConfig::default().with_mode(SimMode::Deferred));
-    let backend = Hooked {
-        sim: sim.sim.clone(),
+    hooked_as(|sim| Hooked {
+        sim,
         handover,
         exports,
         direct,
-    };
+        polls: false,
+    })
+}
+
+fn hooked_as(backend: impl FnOnce(Arc<SimDevice>) -> Hooked) -> (Device, Sim) {
+    let sim = Sim::with(SimConfig::default().with_mode(SimMode::Deferred));
+    let backend = backend(sim.sim.clone());
     (Device::new(Arc::new(backend)).unwrap(), sim)
 }
 
@@ -151,6 +161,39 @@ fn an_export_hands_over_what_the_backend_says() {
         let again = import(array, &only(&device)).unwrap();
         assert_eq!(again.to_host().unwrap(), batch(), "{context}");
         drop((again, device));
+        sim.assert_done();
+    }
+}
+
+/// An event is recorded behind a wait for a foreign event only if the queue goes on asking for it.
+#[test]
+fn a_wait_is_recorded_if_the_queue_polls() {
+    for (polls, is_pending) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (device, sim) = hooked_as(|sim| Hooked {
+            sim,
+            handover: Handover::Event,
+            exports: true,
+            direct: false,
+            polls,
+        });
+        let up = device.upload(&batch()).unwrap();
+        let array = up
+            .export_array(&ExportOptions::new(SyncPolicy::Event))
+            .unwrap();
+        drop(up);
+        let again = import(array, &only(&device)).unwrap();
+        if !is_pending {
+            device.synchronize().unwrap();
+        }
+        let queue = device.new_queue().unwrap();
+        let before = device.stats();
+        let column = again.column(1).unwrap();
+        let loan = column.values_on::<i32>(&queue).unwrap();
+        let cost = device.stats().since(&before);
+        let context = format!("polls: {polls}, pending: {is_pending}");
+        assert_eq!(cost.events, u64::from(polls && is_pending), "{context}");
+        drop(loan);
+        drop((column, again, queue, device));
         sim.assert_done();
     }
 }

@@ -355,8 +355,8 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns whether this device's queues that were told to wait for a foreign producer's event go on asking for it until it has
-    /// completed, because the runtime cannot wait for it otherwise. This crate then records an event after each such wait, and keeps
-    /// the producer's array, and with it the event, until that has completed.
+    /// completed, because the runtime cannot wait for it otherwise. This crate then records an event after each wait for one that has
+    /// not completed, and keeps the producer's array, and with it the foreign event, until the recorded one has completed.
     fn polls_foreign_events(&self) -> bool {
         false
     }
@@ -466,8 +466,8 @@ pub unsafe trait RawQueue: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Safety
     /// `event` points to a live event of this device's type. If the backend
-    /// [polls foreign events](Backend::polls_foreign_events) and this is one, it lives until an event
-    /// that is recorded after this call has completed.
+    /// [polls foreign events](Backend::polls_foreign_events) and this is one that has not completed, it
+    /// lives until an event that is recorded after this call has completed.
     unsafe fn wait(&self, event: EventPtr) -> Result<()>;
 
     /// Returns the runtime's handle of the queue's stream as a number, if there is one.

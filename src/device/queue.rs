@@ -113,19 +113,19 @@ impl Queue {
     }
 
     pub(crate) fn wait_ref(&self, event: EventRef<'_>) -> Result<()> {
-        let same = event.device() == &self.device;
-        if !same
-            && !self
-                .device
-                .backend()
-                .accepts_events_of(event.device().backend())
-        {
+        if !self.waits_for(&event) {
             return event.wait();
         }
         Counters::add(&self.device.counters().queue_waits, 1);
         // SAFETY: an `EventRef` is a live event of its device, which is this one or one whose
         // events this one accepts.
         unsafe { self.raw.wait(event.ptr()) }
+    }
+
+    /// Returns whether the queue can wait for an event. If not, the host does.
+    pub(crate) fn waits_for(&self, event: &EventRef<'_>) -> bool {
+        let own = self.device.backend();
+        event.device() == &self.device || own.accepts_events_of(event.device().backend())
     }
 
     /// As [`wait`](Self::wait), but does nothing if the event has completed.

@@ -133,8 +133,13 @@ impl Owner {
             // Work queued later on the home queue comes after the work that made the memory.
             Some(_) if self.is_home(queue) => Ok(()),
             Some(event) => {
+                // Whether the queue goes on asking for the event after it was told to wait.
+                let asks = self.own_event().is_none()
+                    && queue.device().backend().polls_foreign_events()
+                    && queue.waits_for(&event)
+                    && !event.is_complete().unwrap_or(false);
                 queue.wait_ref(event)?;
-                if self.own_event().is_none() && queue.device().backend().polls_foreign_events() {
+                if asks {
                     // The event lives as long as the memory, which is released after the wait then.
                     self.record_use(queue);
                 }

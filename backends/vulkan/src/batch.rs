@@ -116,8 +116,11 @@ impl State {
                 }
             }
         }
-        let is_over =
-            |track: &Track| track.is_dropped && track.held.is_empty() && track.flying.is_empty();
+        let is_over = |track: &Track| {
+            // A lane whose event is still asked for is still there for `Lanes::settle`.
+            let asks = track.waits.iter().any(|wait| !wait.is_submitted());
+            track.is_dropped && !asks && track.held.is_empty() && track.flying.is_empty()
+        };
         let mut at = 0;
         while let Some(track) = self.tracks.get(at) {
             match is_over(track) {
@@ -170,7 +173,20 @@ impl State {
     }
 }
 
+impl Held {
+    /// Returns whether all that the batch waits for was submitted.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.waits.iter().all(Wait::is_submitted)
+    }
+}
+
 impl Track {
+    /// Returns whether there is work of the host before the first batch, which no thread does yet.
+    pub(crate) fn wants_copy(&self) -> bool {
+        let first = self.held.front().filter(|_| !self.is_busy);
+        first.is_some_and(|held| !held.is_submitted && held.before.is_some() && held.is_ready())
+    }
+
     /// Takes out the first batch if nothing is left to do for it.
     pub(crate) fn end(&mut self) {
         let is_over = |held: &Held| held.is_submitted && held.after.is_none();

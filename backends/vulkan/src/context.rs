@@ -30,8 +30,10 @@ pub(crate) struct Context {
     pub(crate) family: u32,
     /// The work that has failed, if some has.
     pub(crate) failure: Failure,
-    /// Polls events and timelines. Its jobs do not block.
+    /// Polls events and timelines. Its jobs neither block nor copy.
     pub(crate) worker: Worker,
+    /// Copies between ordinary memory and staging memory.
+    pub(crate) copier: Worker,
     /// Calls wakers, which are foreign code and may block.
     pub(crate) wakers: Worker,
     /// After all of the above. The loader's library stays as long as the entry.
@@ -60,6 +62,7 @@ impl Context {
             family,
             failure: Failure::new(),
             worker: Worker::new("arrow-device vulkan"),
+            copier: Worker::new("arrow-device vulkan copies"),
             wakers: Worker::new("arrow-device vulkan wakers"),
             end: ManuallyDrop::new((origin, entry)),
         }
@@ -96,12 +99,10 @@ impl Context {
     }
 
     /// Asks for a foreign event, unless the device has failed.
-    pub(crate) fn poll(&self, ask: impl FnOnce() -> Answer<bool>) -> Result<bool> {
-        let polls = POLLS.read().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn poll(&self, ask: impl FnOnce() -> Answer<bool>) -> Result<Answer<bool>> {
+        let _polls = POLLS.read().unwrap_or_else(PoisonError::into_inner);
         self.failure.check()?;
-        let answer = ask();
-        drop(polls);
-        self.check(answer)
+        Ok(ask())
     }
 
     pub(crate) fn check_process(&self) -> Result<()> {
@@ -184,7 +185,7 @@ impl Drop for Context {
 /// program's lock. `Mutex<vk::Queue>` is one.
 ///
 /// The crate calls [`with`](Self::with) while it holds locks of its own. While a program has its lock, it must therefore not call
-/// this crate or drop anything of it: that could wait for ever.
+/// this crate or drop anything of it: that could wait for ever. The crate waits for the device within `with` only after a failure.
 ///
 /// # Safety
 /// `with` calls `work` once, on the calling thread, with the same live VkQueue each time, and lets no other thread use that VkQueue

@@ -13,6 +13,7 @@ use arrow_device::device::{
 use arrow_device::{Device, DeviceBuffer, Error, Result};
 use ash::vk;
 
+use crate::codes::Answer;
 use crate::context::SharedQueue;
 use crate::event;
 use crate::lane::Point;
@@ -77,7 +78,8 @@ impl VulkanDevice {
     }
 
     /// Returns the VkQueue of the default queue, with its lock. [`VulkanQueue::submit`] submits in the order of a queue; a program
-    /// that uses the VkQueue itself calls [`VulkanQueue::submitted`] before.
+    /// that uses the VkQueue itself calls [`VulkanQueue::submitted`] before. Only that makes what a queue has written visible to the
+    /// program's commands.
     pub fn queue(&self) -> &Arc<dyn SharedQueue> {
         self.queue.shared_queue()
     }
@@ -129,14 +131,13 @@ impl VulkanDevice {
             let reason = "the VkBuffer has no address; create it with VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT";
             return Err(context.not_supported("wrap_buffer", reason.into()));
         }
-        if objects.live.find(base).is_some() {
+        let known = Arc::new(Buffer::of_program(buffer, base, bytes));
+        if !objects.live.insert_apart(base, bytes, known) {
             return Err(Error::InvalidArgument(
-                format!("{base:?} is in a VkBuffer that {device} knows already; wrap it once")
+                format!("{bytes} bytes at {base:?} overlap a VkBuffer that {device} knows already; wrap it once")
                     .into(),
             ));
         }
-        let known = Arc::new(Buffer::of_program(buffer, base, bytes));
-        objects.live.insert(base, bytes, known);
         let owner = Wrapped {
             shared: this.shared.clone(),
             base,
@@ -172,7 +173,8 @@ impl<K> Drop for Wrapped<K> {
 }
 
 impl Shared {
-    /// Returns a function that tells whether an event has ended: one of this crate, or a foreign one. Never waits.
+    /// Returns a function that tells whether an event has ended: one of this crate, or a foreign one. Never waits. Its error means
+    /// that this will never be known; that of the answer says nothing about the work, and the function may be called again.
     ///
     /// # Safety
     /// The event is live, of this crate or of the VkDevice of this device, when the function is called, unless the device has failed by
@@ -181,7 +183,7 @@ impl Shared {
         &self,
         known: Option<Point>,
         event: EventPtr,
-    ) -> impl Fn() -> Result<bool> + Send + 'static {
+    ) -> impl Fn() -> Result<Answer<bool>> + Send + 'static {
         let context = self.context.clone();
         // SAFETY: the caller guarantees a live event.
         let raw = unsafe { event::read(event) };
@@ -191,14 +193,19 @@ impl Shared {
                 Some(point) => {
                     // Another device may have failed.
                     point.lane.context.check_alive()?;
-                    context.check(point.is_reached())
+                    point.is_reached()
                 }
                 // SAFETY: the caller guarantees a live event of the VkDevice, until the device has failed (see `# Safety`).
-                None => context.poll(|| unsafe { event::is_set(&context, raw) }),
+                None => context.poll(|| unsafe { event::is_set(&context, raw) })?,
             };
+            if let Err(failed) = ended
+                && failed.is_lost()
+            {
+                return Err(context.error(failed));
+            }
             // A device that has failed says nothing about its work any more.
             context.check_alive()?;
-            ended
+            Ok(ended)
         }
     }
 }
@@ -254,7 +261,7 @@ unsafe impl Backend for VulkanDevice {
         let known = event::recorded(event);
         // SAFETY: the caller guarantees a live event (contract of `query_event`).
         let ended = unsafe { self.shared.ending(known, event) };
-        ended()
+        self.shared.context.check(ended()?)
     }
 
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
@@ -270,7 +277,7 @@ unsafe impl Backend for VulkanDevice {
         let ended = unsafe { self.shared.ending(known, event) };
         // Vulkan has no wait of the host for a VkEvent.
         let mut pause = PAUSE.0;
-        while !ended()? {
+        while !context.check(ended()?)? {
             std::thread::sleep(pause);
             pause = (pause * 2).min(PAUSE.1);
         }
@@ -283,12 +290,15 @@ unsafe impl Backend for VulkanDevice {
         let known = event::recorded(event);
         // SAFETY: the caller guarantees a live event until the waker was called or dropped (contract of `notify_event`).
         let ended = unsafe { self.shared.ending(known, event) };
-        if ended()? {
+        if context.check(ended()?)? {
             return Ok(Notify::Completed);
         }
         let (owner, waker) = (context.clone(), waker.clone());
-        // After an error the event never completes, which who is woken is told.
-        let poll = move || ended().unwrap_or(true);
+        let poll = move || match ended() {
+            Ok(ended) => ended.unwrap_or(false),
+            // The event never completes, which who is woken is told.
+            Err(_) => true,
+        };
         context.worker.watch(poll, move || {
             owner.wakers.push(move || waker.wake());
         });

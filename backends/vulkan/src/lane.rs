@@ -1,7 +1,7 @@
 //! [`Lane`]: the order of one queue's work, counted by a timeline semaphore.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arrow_device::Result;
 use arrow_device::device::parts::queue_number;
@@ -25,6 +25,8 @@ pub(crate) struct Lane {
     submitted: AtomicU64,
     /// The last number that was seen complete.
     done: AtomicU64,
+    /// Memory was freed whose batch could not be submitted: the next batch stands for it.
+    owes: AtomicBool,
 }
 
 /// A point in the work of a lane: it is reached once the batch of the number has completed.
@@ -56,6 +58,7 @@ impl Lane {
             given: AtomicU64::new(0),
             submitted: AtomicU64::new(0),
             done: AtomicU64::new(0),
+            owes: AtomicBool::new(false),
         }))
     }
 
@@ -66,6 +69,16 @@ impl Lane {
     /// The numbers change under the lock of `Lanes` only.
     pub(crate) fn set_given(&self, number: u64) {
         self.given.store(number, Ordering::Release);
+    }
+
+    /// Returns the number of the next batch, which will be there also if the queue is dropped.
+    pub(crate) fn owe(&self) -> u64 {
+        self.owes.store(true, Ordering::Release);
+        self.given() + 1
+    }
+
+    pub(crate) fn owes(&self) -> bool {
+        self.owes.load(Ordering::Acquire)
     }
 
     pub(crate) fn submitted(&self) -> u64 {
@@ -89,16 +102,31 @@ impl Lane {
             // Nobody signals such a value: drivers return the greatest one after the device was lost.
             return Err(LOST);
         }
+        if value < number {
+            return Ok(false);
+        }
+        // Drivers end the work of a device that they reset, too, and some say so only to calls that wait.
+        match self.wait_turn(value, 0) {
+            Err(failed) if failed.code == vk::Result::TIMEOUT => return Ok(false),
+            waited => waited?,
+        }
         self.done.fetch_max(value, Ordering::AcqRel);
-        Ok(value >= number)
+        Ok(true)
     }
 
-    /// Makes this thread wait until the batch of this number has completed. It must have been submitted.
-    pub(crate) fn wait(&self, number: u64) -> Answer<()> {
+    /// Waits for so many nanoseconds; an error with `TIMEOUT` afterwards.
+    fn wait_turn(&self, number: u64, nanoseconds: u64) -> Answer<()> {
         let (semaphores, values) = ([self.timeline], [number]);
         let wait = vk::SemaphoreWaitInfo::default()
             .semaphores(&semaphores)
             .values(&values);
+        // SAFETY: the semaphore is live and a timeline, with one value (VUID-VkSemaphoreWaitInfo-pSemaphores-03256).
+        let waited = unsafe { self.context.device.wait_semaphores(&wait, nanoseconds) };
+        waited.of("vkWaitSemaphores")
+    }
+
+    /// Makes this thread wait until the batch of this number has completed. It must have been submitted.
+    pub(crate) fn wait(&self, number: u64) -> Answer<()> {
         loop {
             // Threads that wait must not keep the process from ending.
             let Some(_inside) = exit::enter() else {
@@ -107,9 +135,7 @@ impl Lane {
             if self.is_complete(number)? {
                 return Ok(());
             }
-            // SAFETY: the semaphore is live and a timeline, with one value (VUID-VkSemaphoreWaitInfo-pSemaphores-03256).
-            let waited = unsafe { self.context.device.wait_semaphores(&wait, TURN) };
-            match waited.of("vkWaitSemaphores") {
+            match self.wait_turn(number, TURN) {
                 Err(failed) if failed.code == vk::Result::TIMEOUT => {}
                 Err(failed) => return Err(failed),
                 // A device that is lost may answer so.

@@ -54,15 +54,18 @@
 //!
 //! [`VulkanConfig::open`] takes up to four VkQueues of one family, which the device's queues use in turn; an adopted device has one.
 //! A program gives its command buffers to [`VulkanQueue::submit`], which runs them in the order of the queue. It may also submit to
-//! the VkQueue itself: after [`VulkanQueue::submitted`], its commands see what the queue has written so far, and what is queued
-//! afterwards comes after them. Memory belongs to the family of the queues.
+//! the VkQueue itself, after [`VulkanQueue::submitted`]: its commands then see what the queue has written so far, and what is queued
+//! afterwards comes after them. On another VkQueue, the program waits for the semaphore that `submitted` returns. Memory belongs to
+//! the family of the queues.
 //!
 //! # Events
 //!
 //! `sync_event` points to a `VkEvent`.
 //!
-//! - **Out:** commands set it. It may be polled with `vkGetEventStatus` and waited for with `vkCmdWaitEvents` on a VkQueue of the same
-//!   VkDevice. It is reset and used again once the array was released, so commands that wait for it must have run by then.
+//! - **Out:** commands set it, after a barrier behind all that the array consists of. It may be polled with `vkGetEventStatus`. Commands
+//!   may wait for it (`vkCmdWaitEvents`) only on the VkQueue of the queue that recorded it ([`VulkanQueue::shared_queue`]), and only
+//!   after [`VulkanQueue::submitted`]: Vulkan allows no other VkQueue, and what is held back is submitted later. It is reset and used
+//!   again once the array was released, so commands that wait for it must have run by then.
 //! - **In:** Vulkan has no wait of the host for an event, and on the device only commands of the queue that sets it may wait for it.
 //!   So a thread polls it, at intervals of up to a millisecond, and the host holds the work of the queue that waits back until it is
 //!   set. No call blocks, and other queues go on. The producer makes its writes available before it sets the event
@@ -73,11 +76,14 @@
 //! with `VK_EVENT_CREATE_DEVICE_ONLY_BIT`, which cannot be polled: importing either is undefined behaviour, and so excluded by the
 //! contract of the unsafe import. A null handle is refused.
 //!
-//! If the VkDevice is lost, the device has failed: from then on each of its operations returns that error, and no event is reported
-//! as complete. Events that were exported before are VkEvents of a lost VkDevice, about which its consumers learn from Vulkan.
+//! If the VkDevice is lost, or cannot take work that was held back (`vkQueueSubmit` fails, for lack of memory for example), the device
+//! has failed: from then on each of its operations returns that error, and no event is reported as complete. Consumers of events that
+//! were exported before learn from Vulkan that the VkDevice is lost. Otherwise they learn nothing: events of work that was held back
+//! are never set.
 //!
 //! # Limits
 //!
+//! - The host's pointers hold the device's addresses. On a host of 32 bits, an allocation whose address is larger is an error.
 //! - One allocation has at most [`VulkanDeviceInfo::max_allocation`] bytes.
 //! - On lavapipe, Mesa's driver for processors, addresses of the device are ordinary pointers. So it does not show if the host
 //!   follows one, as a GPU does; what it proves is the use of Vulkan, under the validation layer.

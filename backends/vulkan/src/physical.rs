@@ -87,6 +87,9 @@ impl Instance {
             // `None` is a loader of Vulkan 1.0.
             let version = version.of("vkEnumerateInstanceVersion")?;
             let version = version.unwrap_or(vk::API_VERSION_1_0);
+            if version < vk::API_VERSION_1_1 {
+                return Ok(None);
+            }
             let application = vk::ApplicationInfo::default()
                 .engine_name(c"arrow-device")
                 .api_version(version.min(vk::API_VERSION_1_3));
@@ -100,10 +103,13 @@ impl Instance {
             }
             // SAFETY: the structures are filled in and live during the call (VUID-vkCreateInstance-pCreateInfo-parameter), and the
             // version is one that the loader has.
-            unsafe { entry.create_instance(&create, None) }.of("vkCreateInstance")
+            let made = unsafe { entry.create_instance(&create, None) };
+            made.of("vkCreateInstance").map(Some)
         })();
         match made {
-            Ok(instance) => Ok(Self { entry, instance }),
+            Ok(Some(instance)) => Ok(Self { entry, instance }),
+            // Its instances lack functions that this crate calls.
+            Ok(None) => Err(absent(id, OLD_LOADER)),
             Err(failed) if failed.code == vk::Result::ERROR_INCOMPATIBLE_DRIVER => {
                 Err(absent(id, NO_DRIVER))
             }
@@ -133,6 +139,8 @@ impl Instance {
         parts
     }
 }
+
+const OLD_LOADER: &str = "Vulkan's loader is one of Vulkan 1.0; update it";
 
 const NO_DRIVER: &str = "Vulkan's loader finds no driver with a device; install the GPU's, or one for processors (Debian and Ubuntu: \
      mesa-vulkan-drivers)";

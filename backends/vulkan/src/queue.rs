@@ -95,7 +95,8 @@ impl VulkanQueue {
     }
 
     /// Returns a timeline semaphore of this crate and the value that it has once all work of the queue so far has completed, for a
-    /// submission of the program's own that waits for it: on this VkQueue or another. The semaphore lives as long as this value.
+    /// submission of the program's own that waits for it and then sees what that work has written. What is submitted afterwards to
+    /// [the same VkQueue](Self::shared_queue) need not wait: a barrier orders it. The semaphore lives as long as this queue.
     ///
     /// Makes this thread wait until that work has been submitted, which takes long only if the queue waits for a pending event.
     /// [`submit`](Self::submit) does not wait.
@@ -104,9 +105,17 @@ impl VulkanQueue {
     /// Returns the device's own error.
     pub fn submitted(&self) -> Result<(vk::Semaphore, u64)> {
         let Shared { lanes, .. } = &*self.shared;
+        let mut barrier = |device: &ash::Device, commands| {
+            // SAFETY: `Lanes::push` passes a command buffer that records, of a family that `serves`.
+            unsafe { crate::copy::record_full_barrier(device, commands) };
+        };
+        let batch = Batch {
+            record: Some(&mut barrier),
+            ..Batch::default()
+        };
         // What the queue was told to wait for belongs to the work so far.
-        // SAFETY: the batch does nothing.
-        let number = unsafe { lanes.push(&self.lane, Batch::default()) }?;
+        // SAFETY: the batch has a barrier only.
+        let number = unsafe { lanes.push(&self.lane, batch) }?;
         lanes.wait_submitted(&self.lane, number)?;
         Ok((self.lane.timeline, number))
     }
@@ -170,7 +179,11 @@ unsafe impl RawQueue for VulkanQueue {
             // SAFETY: `Lanes::push` passes a command buffer that records, of a family that `serves`
             // (VUID-vkCmdSetEvent-commandBuffer-cmdpool); the event is live and of this device. All stages exist
             // (VUID-vkCmdSetEvent-stageMask-parameter), and none is the host's (-stageMask-01149).
-            unsafe { device.cmd_set_event(commands, event, all) };
+            unsafe {
+                // To set an event makes nothing available, such as what a program's commands have written.
+                crate::copy::record_full_barrier(device, commands);
+                device.cmd_set_event(commands, event, all);
+            }
         };
         let batch = Batch {
             record: Some(&mut set),
@@ -203,14 +216,15 @@ unsafe impl RawQueue for VulkanQueue {
         // SAFETY: the caller guarantees a live event (contract of `RawQueue::wait`), which a foreign producer keeps until this queue's
         // work has ended.
         let ended = unsafe { self.shared.ending(known, event) };
-        if ended()? {
+        if context.check(ended()?)? {
             return Ok(());
         }
         let done = Arc::new(AtomicBool::new(false));
         lanes.wait(&self.lane, Wait::Host(done.clone()));
         let (lanes, owner) = (lanes.clone(), context.clone());
         let poll = move || match ended() {
-            Ok(ended) => ended,
+            // Most errors of the call say nothing about the event.
+            Ok(ended) => ended.unwrap_or(false),
             Err(e) => {
                 // Before the work behind the event is submitted.
                 owner.failure.set(e);
@@ -231,8 +245,13 @@ unsafe impl RawQueue for VulkanQueue {
 
 impl Drop for VulkanQueue {
     fn drop(&mut self) {
-        if let Some(_inside) = self.shared.context.enter_to_drop() {
-            self.shared.lanes.drop_lane(&self.lane);
+        let Shared { context, lanes, .. } = &*self.shared;
+        if let Some(_inside) = context.enter_to_drop() {
+            if self.lane.owes() {
+                // SAFETY: the batch does nothing. Without it, memory that was freed stays where it is until the device is dropped.
+                let _ = unsafe { lanes.push(&self.lane, Batch::default()) };
+            }
+            lanes.drop_lane(&self.lane);
         }
     }
 }
@@ -243,3 +262,6 @@ impl fmt::Debug for VulkanQueue {
         write!(f, "Queue({id} {number})")
     }
 }
+
+#[cfg(test)]
+mod tests;

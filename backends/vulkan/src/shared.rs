@@ -124,7 +124,7 @@ impl Shared {
         // SAFETY: the batch does nothing.
         let number = unsafe { self.lanes.push(lane, Batch::default()) };
         // Otherwise the next batch does.
-        let number = number.unwrap_or_else(|_| lane.given() + 1);
+        let number = number.unwrap_or_else(|_| lane.owe());
         let Some((_, buffer)) = live.remove(base) else {
             let reason = format!("{base:?} is not the beginning of an allocation of this device");
             return Err(self.context.not_supported("free", reason));

@@ -22,11 +22,12 @@ const PAUSE: Duration = Duration::from_millis(10);
 
 /// The queues of a device, those that were dropped included, and what they submit.
 pub(crate) struct Lanes {
-    context: Arc<Context>,
     pub(crate) queues: Vec<Arc<dyn SharedQueue>>,
     state: Mutex<State>,
     /// Signalled when a batch was submitted or has ended, and when the device has failed.
     moved: Condvar,
+    /// After the VkQueues, which belong to what a program's device keeps.
+    context: Arc<Context>,
 }
 
 /// What can be done next in a lane.
@@ -34,6 +35,15 @@ enum Next {
     Before,
     Submit,
     After,
+}
+
+/// Which work of the host a thread does, which may take a while.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Host {
+    /// That before the batch that the thread has just queued, if there is one.
+    Fresh,
+    /// All that there is.
+    All,
 }
 
 impl Lanes {
@@ -67,6 +77,10 @@ impl Lanes {
             state.made += 1;
             (state.made - 1) % self.queues.len().max(1)
         };
+        self.add_to(queue)
+    }
+
+    fn add_to(&self, queue: usize) -> Result<Arc<Lane>> {
         let lane = Lane::new(&self.context, queue)?;
         lock(&self.state).tracks.push(Track {
             lane: lane.clone(),
@@ -149,41 +163,59 @@ impl Lanes {
             buffers: batch.buffers,
             is_submitted: false,
         });
-        let outcome = self.pump(state, Some((lane.number, number)));
+        let outcome = self.pump(state, Some((lane.number, number)), Host::Fresh);
         drop(ended);
         outcome?;
         if has_after {
             let (point, this) = (lane.clone(), self.clone());
-            // An error shows to who waits.
-            let poll = move || match point.context.enter_usable() {
-                Ok(_inside) => point.is_complete(number).unwrap_or(true),
-                Err(_) => true,
+            let poll = move || {
+                let context = &point.context;
+                let Ok(_inside) = context.enter_usable() else {
+                    return true;
+                };
+                // Most errors say nothing about the work, for which nobody else may ask.
+                let is_complete = context.check(point.is_complete(number));
+                is_complete.unwrap_or_else(|_| context.failure.is_set())
             };
-            self.context.worker.watch(poll, move || this.advance());
+            self.context.worker.watch(poll, move || this.copy_later());
         }
         Ok(number)
     }
 
-    /// Submits what can be submitted now.
+    /// Submits what can be submitted now. What work of the host there is, another thread does.
     pub(crate) fn advance(self: &Arc<Self>) {
+        self.advance_by(Host::Fresh);
+    }
+
+    /// Makes the thread that copies do all work of the host that can be done.
+    fn copy_later(self: &Arc<Self>) {
+        let this = self.clone();
+        let copier = &self.context.copier;
+        copier.push(move || this.advance_by(Host::All));
+    }
+
+    fn advance_by(self: &Arc<Self>, host: Host) {
         let Some(_inside) = self.context.enter_to_drop() else {
             return;
         };
         // An error of a batch that was held back is a failure of the device.
-        let _ = self.pump(lock(&self.state), None);
+        let _ = self.pump(lock(&self.state), None, host);
         self.moved.notify_all();
+        // The lane of a queue that was dropped may have waited for this.
+        self.forget_ended();
     }
 
     /// Does what can be done now, in all lanes. Returns the error of the fresh batch, by lane and number, if it could not be
     /// submitted.
     fn pump<'a>(
-        &'a self,
+        self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,
         fresh: Option<(u64, u64)>,
+        host: Host,
     ) -> Result<()> {
         let mut outcome = Ok(());
         let mut dropped = Vec::new();
-        while let Some((at, next)) = self.next(&state) {
+        while let Some((at, next)) = self.next(&state, fresh, host) {
             let track = &mut state.tracks[at];
             let Some(first) = track.held.front_mut() else {
                 break;
@@ -233,26 +265,34 @@ impl Lanes {
             // Nothing is submitted any more. Threads that wait for what was held back find the failure.
             self.moved.notify_all();
         }
+        let is_left = state.tracks.iter().any(Track::wants_copy);
         drop(state);
         drop(dropped);
+        if is_left && host == Host::Fresh && !self.context.failure.is_set() {
+            self.copy_later();
+        }
         outcome
     }
 
-    fn next(&self, state: &State) -> Option<(usize, Next)> {
+    fn next(&self, state: &State, fresh: Option<(u64, u64)>, host: Host) -> Option<(usize, Next)> {
         if self.context.failure.is_set() {
             return None;
         }
         let next = |track: &Track| {
             let first = track.held.front().filter(|_| !track.is_busy)?;
+            let is_ours = host == Host::All || fresh == Some((track.lane.number, first.number));
             match first.is_submitted {
-                false if !first.waits.iter().all(Wait::is_submitted) => None,
-                false if first.before.is_some() => Some(Next::Before),
+                false if track.wants_copy() => is_ours.then_some(Next::Before),
+                false if !first.is_ready() => None,
                 false => Some(Next::Submit),
+                // Its end is watched for.
+                true if host == Host::Fresh => None,
                 true => match track.lane.is_complete(first.number) {
                     Ok(true) => Some(Next::After),
                     Ok(false) => None,
                     Err(failed) => {
-                        self.context.failure.set(self.context.error(failed));
+                        // Unless the device is lost, the answer is had later.
+                        drop(self.context.error(failed));
                         None
                     }
                 },
@@ -380,7 +420,7 @@ impl Lanes {
             self.wait_for(&Point { lane, number })?;
         }
         // The work of the host behind these batches: here, or by the thread that does it already.
-        self.advance();
+        self.advance_by(Host::All);
         self.wait_while(|track| {
             let first = track.held.front().map(|held| held.number);
             all.iter().any(|(number, lane)| {
@@ -414,7 +454,7 @@ impl Lanes {
             let _ = self.wait_submitted(&lane, lane.given());
             until_ended(&|| lane.wait(lane.submitted()));
         }
-        self.advance();
+        self.advance_by(Host::All);
         // Work of the host that has begun ends.
         self.wait_while(|track| {
             // An event that no batch waits for yet is polled all the same.
@@ -427,22 +467,46 @@ impl Lanes {
             state = moved.unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
-        for queue in &self.queues {
-            until_ended(&|| {
-                let Some(_inside) = self.context.enter_to_drop() else {
-                    return Ok(());
-                };
-                let mut waited = Ok(());
-                queue.with(&mut |queue| {
-                    // SAFETY: nobody else uses the VkQueue meanwhile (contract of `SharedQueue`), which is live.
-                    let idle = unsafe { self.context.device.queue_wait_idle(queue) };
-                    waited = idle.of("vkQueueWaitIdle");
-                });
-                waited
-            });
+        for at in 0..self.queues.len() {
+            while self.finish_queue(at).is_err() {
+                if self.context.failure.is_set() {
+                    until_ended(&|| self.wait_idle(at));
+                    break;
+                }
+                if self.context.enter().is_err() {
+                    break;
+                }
+                std::thread::sleep(PAUSE);
+            }
         }
         self.forget_ended();
         self.context.check_alive()
+    }
+
+    /// Makes this thread wait for all that a VkQueue has got so far, a program's commands included, without its lock.
+    fn finish_queue(self: &Arc<Self>, at: usize) -> Result<()> {
+        let lane = self.add_to(at)?;
+        // SAFETY: the batch does nothing. Its semaphore is signalled after all that the VkQueue has got.
+        let pushed = unsafe { self.push(&lane, Batch::default()) };
+        let ended = pushed.and_then(|number| {
+            let lane = lane.clone();
+            self.wait_for(&Point { lane, number })
+        });
+        self.drop_lane(&lane);
+        ended
+    }
+
+    /// As [`finish_queue`](Self::finish_queue) after a failure, when nothing is submitted any more.
+    fn wait_idle(&self, at: usize) -> Answer<()> {
+        let mut waited = Ok(());
+        if let (Some(_inside), Some(queue)) = (self.context.enter_to_drop(), self.queues.get(at)) {
+            queue.with(&mut |queue| {
+                // SAFETY: nobody else uses the VkQueue meanwhile (contract of `SharedQueue`), which is live.
+                let idle = unsafe { self.context.device.queue_wait_idle(queue) };
+                waited = idle.of("vkQueueWaitIdle");
+            });
+        }
+        waited
     }
 
     /// Returns whether all work has ended. Never waits.

@@ -9,7 +9,7 @@ mod vulkan;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
@@ -26,7 +26,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 
 use program::Program;
-use vulkan::{Gate, assert_clean, assert_error, is_there, open, soon};
+use vulkan::{Gate, Timeline, assert_clean, assert_error, is_there, open, soon};
 
 fn values(rows: i64) -> Vec<i64> {
     (0..rows).map(|i| 3 * i).collect()
@@ -284,6 +284,47 @@ fn import(device: &Device, array: FFI_ArrowDeviceArray) -> DeviceArray {
     unsafe { DeviceArray::import_with(array, &schema, &options) }.unwrap()
 }
 
+/// A program's work may need the lock of its VkQueue to end: who waits for it does not hold that.
+#[test]
+fn the_end_of_all_work_is_waited_for_without_the_lock() {
+    if !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let device = program.adopt();
+    let timeline = Timeline::new(&device);
+    let (semaphores, values) = ([timeline.semaphore], [1]);
+    let stages = [vk::PipelineStageFlags::ALL_COMMANDS];
+    let mut waits = vk::TimelineSemaphoreSubmitInfo::default().wait_semaphore_values(&values);
+    let submit = [vk::SubmitInfo::default()
+        .wait_semaphores(&semaphores)
+        .wait_dst_stage_mask(&stages)
+        .push_next(&mut waits)];
+    let queue = program.queue.lock().unwrap();
+    // SAFETY: this thread has the queue; the semaphore lives until the host has signalled it and all work has ended.
+    unsafe {
+        program
+            .device
+            .queue_submit(*queue, &submit, vk::Fence::null())
+    }
+    .unwrap();
+    drop(queue);
+    std::thread::scope(|scope| {
+        let settled = scope.spawn(|| device.backend().settle());
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!settled.is_finished(), "the program's work has not ended");
+        let start = Instant::now();
+        let mut is_free = false;
+        while !is_free && start.elapsed() < Duration::from_secs(20) {
+            is_free = program.queue.try_lock().is_ok();
+            std::thread::yield_now();
+        }
+        timeline.signal(1);
+        settled.join().unwrap().unwrap();
+        assert!(is_free, "the lock is held meanwhile");
+    });
+}
+
 /// All in one test: the releases are counted for the process.
 #[test]
 fn a_foreign_event_is_waited_for() {
@@ -301,8 +342,9 @@ fn a_foreign_event_is_waited_for() {
 
     // Nothing but the download waits, and other queues go on.
     let gate = Gate::new(&device);
+    let before = device.stats();
     let array = import(&device, produce(&device, &gate, address, rows));
-    assert_eq!(device.stats().since(&device.stats()).host_waits, 0);
+    assert_eq!(device.stats().since(&before).host_waits, 0);
     assert!(!array.is_ready().unwrap());
     let opened = AtomicBool::new(false);
     std::thread::scope(|scope| {

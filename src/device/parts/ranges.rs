@@ -65,6 +65,19 @@ impl<T> Ranges<T> {
         let _replaced = { lock(&self.0).insert(base.address(), entry) };
     }
 
+    /// As [`insert`](Self::insert), unless one of the bytes lies in an allocation of the table. Returns whether it was added.
+    pub fn insert_apart(&self, base: DevicePtr, bytes: usize, value: T) -> bool {
+        let mut ranges = lock(&self.0);
+        let start = base.address();
+        let last_before_end = ranges.range(..start.saturating_add(bytes)).next_back();
+        let is_apart = last_before_end
+            .is_none_or(|(from, entry)| *from < start && entry.bytes <= start - from);
+        if is_apart {
+            ranges.insert(start, Entry { base, bytes, value });
+        }
+        is_apart
+    }
+
     /// Removes the allocation that begins at `base`. Returns its length in bytes and its value.
     pub fn remove(&self, base: DevicePtr) -> Option<(usize, T)> {
         let entry = lock(&self.0).remove(&base.address())?;
@@ -190,6 +203,26 @@ mod tests {
         ranges.insert(at(1100), 60, "d");
         assert_eq!(found(1150), Some(("d", 50, 60)));
         assert_eq!((ranges.len(), ranges.bytes()), (2, 70));
+    }
+
+    #[test]
+    fn what_is_inserted_apart_overlaps_nothing() {
+        let ranges = ranges();
+        for (address, bytes) in [
+            (1000, 100),
+            (999, 2),
+            (1149, 1),
+            (1990, 100),
+            (0, usize::MAX),
+        ] {
+            assert!(!ranges.insert_apart(at(address), bytes, "x"), "{address}");
+        }
+        assert_eq!(ranges.len(), 3);
+        assert!(ranges.insert_apart(at(1150), 850, "between"));
+        assert!(ranges.insert_apart(at(0), 1000, "before"));
+        assert!(ranges.insert_apart(at(2010), usize::MAX, "behind"));
+        assert!(!ranges.insert_apart(at(1500), 1, "x"));
+        assert_eq!(ranges.find(at(1999)).unwrap().value, "between");
     }
 
     #[test]

@@ -2,11 +2,13 @@
 //! names the device, nothing is lost or destroyed twice, and the device works afterwards or says that it does not.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Wake;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, Int64Array, RecordBatch, StringArray};
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{
     Device, DeviceBufferMut, DeviceRecordBatch, Devices, Error, ImportOptions, Result, SyncPolicy,
 };
@@ -16,9 +18,10 @@ use ash::vk;
 
 use crate::foreign::Foreign;
 use crate::interposer::account::{alone, calls, clear, fail, fail_from, live, misuses};
+use crate::interposer::functions::VERSION;
 use crate::interposer::replace;
 use crate::program::Program;
-use crate::vulkan::{hold_on_device, is_there, soon};
+use crate::vulkan::{assert_error, hold_on_device, is_there, soon};
 
 pub(crate) fn batch() -> RecordBatch {
     let numbers = Arc::new(Int64Array::from_iter(
@@ -68,6 +71,32 @@ const OPERATIONS: &[Operation] = &[
         let column = Int64Array::new(slab.into_buffer().slice_with_length(0, 69_992).into(), None);
         let batch = RecordBatch::try_from_iter([("a", Arc::new(column) as _)]).unwrap();
         assert_eq!(device.upload(&batch)?.to_host()?, batch);
+        Ok(())
+    }),
+    ("ordinary memory", |_, device| {
+        let queue = device.new_queue()?;
+        let memory = DeviceBufferMut::allocate(&queue, 5000)?;
+        let (from, mut to) = (vec![9_u8; 5000], vec![0_u8; 5000]);
+        let op = |kind, src: *const u8, dst: *mut u8| CopyOp {
+            src: DevicePtr::new(src.cast_mut().cast()),
+            dst: DevicePtr::new(dst.cast()),
+            bytes: 5000,
+            kind,
+        };
+        let there = memory.address().as_ptr().cast::<u8>();
+        let up = op(CopyKind::HostToDevice, from.as_ptr(), there);
+        let down = op(CopyKind::DeviceToHost, there, to.as_mut_ptr());
+        // SAFETY: all memory lives, and is not used otherwise, until everything has ended.
+        let copied = unsafe {
+            let raw = queue.raw();
+            raw.copy(&[up]).and_then(|()| raw.copy(&[down]))
+        };
+        let copied = copied.and_then(|()| queue.synchronize());
+        // After an error, the copies may still run.
+        let settled = device.backend().settle();
+        copied?;
+        settled?;
+        assert_eq!(from, to);
         Ok(())
     }),
     ("a kernel without commands", |_, device| {
@@ -233,7 +262,7 @@ fn a_lost_device_stays_lost() {
     }
     let program = Program::new();
     let owned = live();
-    for (name, operation) in &OPERATIONS[..6] {
+    for (name, operation) in &OPERATIONS[..7] {
         for nth in 1.. {
             let device = program.adopt();
             fail_from("*", nth, vk::Result::ERROR_DEVICE_LOST);
@@ -258,6 +287,23 @@ fn a_lost_device_stays_lost() {
             }
         }
     }
+}
+
+/// Instances of such a loader lack functions that the crate calls.
+#[test]
+fn a_loader_of_vulkan_1_0_is_too_old() {
+    let _alone = alone();
+    if !replace() || !is_there() {
+        return;
+    }
+    let instances = calls("vkCreateInstance");
+    VERSION.store(vk::API_VERSION_1_0, Ordering::SeqCst);
+    let (listed, opened) = (devices(), VulkanConfig::new(0).open());
+    VERSION.store(0, Ordering::SeqCst);
+    for error in [listed.map(drop), opened.map(drop)] {
+        assert_error(error, "loader is one of Vulkan 1.0; update it");
+    }
+    assert_eq!(calls("vkCreateInstance"), instances);
 }
 
 /// A driver may wait for a shorter time than it was asked for. Nobody takes that for the end of the work.

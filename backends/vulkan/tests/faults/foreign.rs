@@ -42,6 +42,40 @@ impl Drop for Foreign<'_> {
     }
 }
 
+/// A queue that could record nothing behind its wait is dropped: the event is still asked for, so that who waits for the end of all
+/// work waits for the event.
+#[test]
+fn a_queue_is_dropped_while_its_event_is_asked_for() {
+    let _alone = alone();
+    if !replace() || !is_there() {
+        return;
+    }
+    let program = Program::new();
+    let owned = live();
+    let device = program.adopt();
+    let event = Foreign::new(&program);
+    let queue = device.new_queue().unwrap();
+    // SAFETY: the event lives until all work has ended.
+    unsafe { queue.raw().wait(event.pointer()) }.unwrap();
+    fail("vkCreateEvent", 1, vk::Result::ERROR_OUT_OF_HOST_MEMORY);
+    assert!(queue.record().is_err());
+    assert_eq!(clear(), ["vkCreateEvent"]);
+    drop(queue);
+    std::thread::scope(|scope| {
+        let settled = scope.spawn(|| device.backend().settle());
+        std::thread::sleep(Duration::from_millis(100));
+        let is_early = settled.is_finished();
+        event.set();
+        settled.join().unwrap().unwrap();
+        assert!(!is_early, "the event is still asked for");
+    });
+    drop(event);
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(misuses().is_empty(), "{:?}", misuses());
+    drop(device);
+    assert!(soon(|| live() == owned), "left {:?}", live());
+}
+
 /// Whoever is told that the device has failed may destroy the event, even if a thread was about to ask for it.
 #[test]
 fn nobody_asks_for_an_event_once_the_device_has_failed() {

@@ -2,10 +2,12 @@
 //! The suite of streams runs here, too.
 #![cfg(all(target_os = "linux", not(miri)))]
 
+mod barriers;
 mod every_call;
 mod foreign;
 #[path = "../support/interposer/mod.rs"]
 mod interposer;
+mod polls;
 #[path = "../support/program.rs"]
 mod program;
 mod rigs;

@@ -82,6 +82,11 @@ pub(crate) fn before(name: &'static str) -> Option<vk::Result> {
     instead
 }
 
+/// Counts a call that cannot fail.
+pub(crate) fn count(name: &'static str) {
+    *account().calls.entry(name).or_default() += 1;
+}
+
 /// An object was made.
 pub(crate) fn made(kind: &'static str, object: impl Handle) {
     let mut account = account();

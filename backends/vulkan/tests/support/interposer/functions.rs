@@ -4,12 +4,12 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ash::vk::*;
 
-use super::account::{before, gone, made, unmapped, used};
+use super::account::{before, count, gone, made, unmapped, used};
 
 /// Functions that return a `VkResult`. What follows in braces is done after success.
 macro_rules! fallible {
@@ -101,9 +101,20 @@ fn stored<T: Copy>(out: *mut T) -> T {
     unsafe { *out }
 }
 
+/// The version that the loader pretends to have; 0: its own.
+pub(crate) static VERSION: AtomicU32 = AtomicU32::new(0);
+
+fn pretend(version: *mut u32) {
+    let instead = VERSION.load(Ordering::SeqCst);
+    if instead > 0 {
+        // SAFETY: the function has succeeded, which is to have written its result there.
+        unsafe { version.write(instead) };
+    }
+}
+
 fallible! {
     vkCreateInstance(info: *const InstanceCreateInfo<'_>, callbacks: Callbacks, out: *mut Instance) { made("instance", stored(out)) }
-    vkEnumerateInstanceVersion(version: *mut u32) {}
+    vkEnumerateInstanceVersion(version: *mut u32) { pretend(version) }
     vkEnumeratePhysicalDevices(instance: Instance, count: *mut u32, out: *mut PhysicalDevice) {}
     vkCreateDevice(physical: PhysicalDevice, info: *const DeviceCreateInfo<'_>, callbacks: Callbacks, out: *mut Device) { made("device", stored(out)) }
     vkDeviceWaitIdle(device: Device) {}
@@ -137,6 +148,7 @@ infallible! {
     vkDestroyBuffer(device: Device, buffer: Buffer, callbacks: Callbacks) { gone("buffer", buffer) }
     vkDestroyEvent(device: Device, event: Event, callbacks: Callbacks) { gone("event", event) }
     vkDestroySemaphore(device: Device, semaphore: Semaphore, callbacks: Callbacks) { gone("semaphore", semaphore) }
+    vkCmdPipelineBarrier(commands: CommandBuffer, from: PipelineStageFlags, to: PipelineStageFlags, flags: DependencyFlags, count_1: u32, memory: *const MemoryBarrier<'_>, count_2: u32, buffers: *const BufferMemoryBarrier<'_>, count_3: u32, images: *const ImageMemoryBarrier<'_>) { count("vkCmdPipelineBarrier") }
     vkDestroyCommandPool(device: Device, pool: CommandPool, callbacks: Callbacks) { gone("command pool", pool) }
 }
 

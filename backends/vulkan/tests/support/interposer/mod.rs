@@ -3,7 +3,7 @@
 #![allow(dead_code)] // tests that include it use what they need
 
 pub(crate) mod account;
-mod functions;
+pub(crate) mod functions;
 mod loader;
 
 pub(crate) use loader::replace;
