@@ -252,8 +252,9 @@ impl Timeline {
 
     /// Returns whether an event has completed; an error if it never will.
     fn is_complete(&self, number: u64) -> Result<bool> {
-        self.gpu.check()?;
         let is_complete = self.has_reached(number);
+        // After that: a download that failed is taken out of the list once the failure is set.
+        self.gpu.check()?;
         if !is_complete {
             self.gpu.check_alive()?;
         }
