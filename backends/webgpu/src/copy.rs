@@ -110,8 +110,8 @@ impl Shared {
         let queued = copies.iter().try_for_each(|op| unsafe { batch.add(op) });
         let queued = queued.and_then(|()| batch.submit());
         if queued.is_err() && (batch.is_submitted || batch.has_written) {
-            // None may be under way after an error.
-            let _ = self.timeline.synchronize();
+            // None may be under way after an error, nor land: not if the device has failed either.
+            let _ = self.timeline.settle();
         }
         queued
     }
