@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 use std::time::Duration;
@@ -50,13 +50,53 @@ struct Recorded {
     submission: Option<SubmissionIndex>,
 }
 
+/// What wgpu has said of the end of work.
+#[derive(Default)]
+struct Ended {
+    /// All work before the event of this number has ended.
+    done: AtomicU64,
+    /// wgpu has dropped a callback without a call.
+    is_lost: AtomicBool,
+}
+
+/// What wgpu calls back for an event. It is lost if a callback of the program panics before it in the same poll.
+struct Callback {
+    ended: Arc<Ended>,
+    number: u64,
+    is_called: bool,
+    /// Whom nobody else tells of it.
+    told: Option<Weak<Timeline>>,
+}
+
+impl Callback {
+    fn call(mut self) {
+        self.ended.done.fetch_max(self.number, Ordering::AcqRel);
+        self.is_called = true;
+    }
+}
+
+impl Drop for Callback {
+    fn drop(&mut self) {
+        if !self.is_called {
+            self.ended.is_lost.store(true, Ordering::Release);
+        }
+        tell(self.told.as_ref());
+    }
+}
+
+/// Tells a timeline that something may have ended.
+fn tell(timeline: Option<&Weak<Timeline>>) {
+    if let Some(timeline) = timeline.and_then(Weak::upgrade) {
+        timeline.push();
+    }
+}
+
 /// The events of a device.
 pub(crate) struct Timeline {
     gpu: Arc<Gpu>,
     polling: Polling,
     me: Weak<Self>,
-    /// All work before the event of this number has ended.
-    done: Arc<AtomicU64>,
+    ended: Arc<Ended>,
     /// The last event that may complete: tests hold the others back.
     limit: AtomicU64,
     state: Mutex<State>,
@@ -114,7 +154,7 @@ impl Timeline {
             gpu,
             polling,
             me: me.clone(),
-            done: Arc::default(),
+            ended: Arc::default(),
             limit: AtomicU64::new(u64::MAX),
             state: Mutex::default(),
             bell: Arc::default(),
@@ -159,6 +199,11 @@ impl Timeline {
         self.gpu.check()
     }
 
+    /// Whom the callbacks of wgpu tell: the program's polls run them, and no thread of this crate looks after them.
+    fn told(&self) -> Option<Weak<Self>> {
+        (self.polling == Polling::Program).then(|| self.me.clone())
+    }
+
     /// Numbers the work so far.
     fn mark(&self) -> Result<Recorded> {
         self.gpu.check()?;
@@ -170,19 +215,16 @@ impl Timeline {
                 submission: state.submission.clone(),
             }
         };
-        let (done, number) = (self.done.clone(), recorded.number);
-        let program = match self.polling {
-            Polling::Thread => None,
-            Polling::Program => Some(self.me.clone()),
-        };
-        let callback = move || {
-            done.fetch_max(number, Ordering::AcqRel);
-            if let Some(timeline) = program.as_ref().and_then(Weak::upgrade) {
-                timeline.push();
-            }
+        let callback = Callback {
+            ended: self.ended.clone(),
+            number: recorded.number,
+            is_called: false,
+            told: self.told(),
         };
         self.gpu.caught("on_submitted_work_done", || {
-            self.gpu.queue.on_submitted_work_done(callback);
+            self.gpu
+                .queue
+                .on_submitted_work_done(move || callback.call());
         })?;
         // wgpu has then accepted all submissions so far, so it calls back only once they have ended. What it has not accepted would count
         // as done.
@@ -235,7 +277,7 @@ impl Timeline {
     }
 
     fn has_ended(&self, number: u64) -> bool {
-        self.done.load(Ordering::Acquire) >= number && !self.is_held(number)
+        self.ended.done.load(Ordering::Acquire) >= number && !self.is_held(number)
     }
 
     fn is_held(&self, number: u64) -> bool {
@@ -256,9 +298,23 @@ impl Timeline {
         // After that: a download that failed is taken out of the list once the failure is set.
         self.gpu.check()?;
         if !is_complete {
-            self.gpu.check_alive()?;
+            self.notice()?;
         }
         Ok(is_complete)
+    }
+
+    /// Finds out whether what runs will never end.
+    fn notice(&self) -> Result<()> {
+        self.gpu.check_alive()?;
+        match self.ended.is_lost.load(Ordering::Acquire) {
+            true => {
+                let text = "wgpu dropped a callback without a call: one of the program's panicked before it";
+                Err(self
+                    .gpu
+                    .failed(self.gpu.error("on_submitted_work_done", text)))
+            }
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn query(&self, event: EventPtr) -> Result<bool> {

@@ -26,6 +26,19 @@ const RUNNING: u8 = 0;
 const ARRIVED: u8 = 1;
 const FAILED: u8 = 2;
 
+/// Where wgpu says whether a staging buffer is mapped. It has failed if it does not, as when a callback of the program panics before ours in
+/// the same poll: then ours is dropped without a call.
+struct Answer(Arc<AtomicU8>);
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let (from, to) = (RUNNING, FAILED);
+        let _ = self
+            .0
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+    }
+}
+
 /// Bytes of a staging buffer, and where they go.
 #[derive(Debug)]
 pub(crate) struct Part {
@@ -46,10 +59,11 @@ impl Landing {
         submission: SubmissionIndex,
     ) -> Self {
         let state = Arc::new(AtomicU8::new(RUNNING));
-        let set = state.clone();
+        let answer = Answer(state.clone());
         buffer.map_async(MapMode::Read, .., move |mapped| {
-            let now = if mapped.is_ok() { ARRIVED } else { FAILED };
-            set.store(now, Ordering::Release);
+            if mapped.is_ok() {
+                answer.0.store(ARRIVED, Ordering::Release);
+            }
         });
         let number = 0;
         Self {

@@ -82,8 +82,9 @@
 //!
 //! Errors that wgpu reports of a call of this crate (validation, out of memory) are errors of the operation; a panic within wgpu, also that
 //! of a program's callback which wgpu calls there, is the end of the device, as is its loss or
-//! `wgpu::Device::destroy`: from then on each operation returns that error. The program's own callbacks for errors and loss
-//! are neither called for that nor replaced.
+//! `wgpu::Device::destroy`: from then on each operation returns that error. So is a panic of a program's callback in a poll or a submission
+//! of the program, if wgpu then drops the callbacks of this crate, which it does without a call. The program's own callbacks for errors and
+//! loss are neither called for that nor replaced.
 //!
 //! # Layout
 //!
