@@ -474,9 +474,8 @@ impl<'a> Batch<'a> {
                 parts,
                 ..
             }) => shared.gpu.call("map_async", |_, _| {
-                shared
-                    .timeline
-                    .arrives(Landing::new(buffer, home, parts, submission));
+                let timeline = &shared.timeline;
+                timeline.arrives(|told| Landing::new(buffer, home, parts, submission, told));
             }),
             None => Ok(()),
         }

@@ -20,7 +20,7 @@ use arrow_device::{Error, Result};
 use wgpu::SubmissionIndex;
 
 use crate::bell::Bell;
-use crate::landing::Landing;
+use crate::landing::{Landing, Tell};
 use crate::sys::{Gpu, lock};
 
 /// How long the device's thread leaves a download to a caller that waits for it: one thread less that has to be woken.
@@ -65,7 +65,7 @@ struct Callback {
     number: u64,
     is_called: bool,
     /// Whom nobody else tells of it.
-    told: Option<Weak<Timeline>>,
+    told: Option<Tell>,
 }
 
 impl Callback {
@@ -80,14 +80,9 @@ impl Drop for Callback {
         if !self.is_called {
             self.ended.is_lost.store(true, Ordering::Release);
         }
-        tell(self.told.as_ref());
-    }
-}
-
-/// Tells a timeline that something may have ended.
-fn tell(timeline: Option<&Weak<Timeline>>) {
-    if let Some(timeline) = timeline.and_then(Weak::upgrade) {
-        timeline.push();
+        if let Some(tell) = self.told.take() {
+            tell();
+        }
     }
 }
 
@@ -169,7 +164,8 @@ impl Timeline {
     }
 
     /// A copy to a staging buffer was submitted, from where it lands once it has ended.
-    pub(crate) fn arrives(&self, mut landing: Landing) {
+    pub(crate) fn arrives(&self, landing: impl FnOnce(Option<Tell>) -> Landing) {
+        let mut landing = landing(self.told());
         {
             let mut state = lock(&self.state);
             landing.number = state.last + 1;
@@ -200,8 +196,14 @@ impl Timeline {
     }
 
     /// Whom the callbacks of wgpu tell: the program's polls run them, and no thread of this crate looks after them.
-    fn told(&self) -> Option<Weak<Self>> {
-        (self.polling == Polling::Program).then(|| self.me.clone())
+    fn told(&self) -> Option<Tell> {
+        let me = self.me.clone();
+        let tell = move || {
+            if let Some(me) = me.upgrade() {
+                me.push();
+            }
+        };
+        (self.polling == Polling::Program).then(|| Box::new(tell) as Tell)
     }
 
     /// Numbers the work so far.
@@ -296,11 +298,17 @@ impl Timeline {
     fn is_complete(&self, number: u64) -> Result<bool> {
         let is_complete = self.has_reached(number);
         // After that: a download that failed is taken out of the list once the failure is set.
-        self.gpu.check()?;
+        self.check_device()?;
         if !is_complete {
-            self.notice()?;
+            self.notice().inspect_err(|_| self.push())?;
         }
         Ok(is_complete)
+    }
+
+    /// Returns an error if the device has failed, after which all wakers are called.
+    fn check_device(&self) -> Result<()> {
+        self.gpu.check_process()?;
+        self.gpu.failure.check().inspect_err(|_| self.push())
     }
 
     /// Finds out whether what runs will never end.
@@ -318,7 +326,7 @@ impl Timeline {
     }
 
     pub(crate) fn query(&self, event: EventPtr) -> Result<bool> {
-        self.gpu.check()?;
+        self.check_device()?;
         let Recorded { number, .. } = self.find(event)?;
         if !self.has_reached(number) {
             self.gpu.poll()?;
@@ -327,7 +335,7 @@ impl Timeline {
     }
 
     pub(crate) fn wait(&self, event: EventPtr) -> Result<()> {
-        self.gpu.check()?;
+        self.check_device()?;
         let recorded = self.find(event)?;
         self.reach(&recorded)
     }
@@ -443,7 +451,7 @@ impl Timeline {
 
     /// Calls a waker once an event has completed, or never will. Returns `false` if it has completed already.
     pub(crate) fn notify(&self, event: EventPtr, waker: &Waker) -> Result<bool> {
-        self.gpu.check()?;
+        self.check_device()?;
         let recorded = self.find(event)?;
         if !self.has_reached(recorded.number) {
             self.gpu.poll()?;
@@ -467,7 +475,10 @@ impl Timeline {
             let mut state = lock(&self.state);
             let wakers = std::mem::take(&mut state.wakers);
             drop(state);
-            let is_failed = self.gpu.failure.is_set();
+            if wakers.is_empty() {
+                return;
+            }
+            let is_failed = self.gpu.failure.is_set() || self.notice().is_err();
             let (ready, rest): (Vec<_>, Vec<_>) = wakers
                 .into_iter()
                 .partition(|(recorded, _)| is_failed || self.has_reached(recorded.number));
@@ -563,7 +574,8 @@ fn run(timeline: &Weak<Timeline>, bell: &Bell) {
     loop {
         let Some(me) = timeline.upgrade() else { return };
         match me.next(is_alone) {
-            Next::End => return,
+            // After a failure wakers may be left.
+            Next::End => return me.wake(),
             Next::Reach(number, submission) => {
                 // If that was not enough, work of the program comes before the event.
                 let submission = submission.filter(|_| number != before);

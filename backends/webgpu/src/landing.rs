@@ -28,7 +28,10 @@ const FAILED: u8 = 2;
 
 /// Where wgpu says whether a staging buffer is mapped. It has failed if it does not, as when a callback of the program panics before ours in
 /// the same poll: then ours is dropped without a call.
-struct Answer(Arc<AtomicU8>);
+struct Answer(Arc<AtomicU8>, Option<Tell>);
+
+/// Tells somebody that wgpu has answered.
+pub(crate) type Tell = Box<dyn FnOnce() + Send>;
 
 impl Drop for Answer {
     fn drop(&mut self) {
@@ -36,6 +39,9 @@ impl Drop for Answer {
         let _ = self
             .0
             .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+        if let Some(tell) = self.1.take() {
+            tell();
+        }
     }
 }
 
@@ -57,9 +63,10 @@ impl Landing {
         home: Arc<Shelf>,
         parts: Vec<Part>,
         submission: SubmissionIndex,
+        told: Option<Tell>,
     ) -> Self {
         let state = Arc::new(AtomicU8::new(RUNNING));
-        let answer = Answer(state.clone());
+        let answer = Answer(state.clone(), told);
         buffer.map_async(MapMode::Read, .., move |mapped| {
             if mapped.is_ok() {
                 answer.0.store(ARRIVED, Ordering::Release);
