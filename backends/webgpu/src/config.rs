@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 
-use arrow_device::device::parts::Process;
+use arrow_device::device::parts::{Process, exit};
 use arrow_device::device::{DeviceId, WeakDevice};
 use arrow_device::{ArrowDeviceType, Device, Error, Result};
 use wgpu::{
@@ -100,6 +100,7 @@ impl WgpuConfig {
     pub fn open(&self) -> Result<Device> {
         let id = self.id();
         PROCESS.check(id, -1)?;
+        let _inside = exit::enter().ok_or_else(|| absent(id, "the process is ending"))?;
         let caught = std::panic::catch_unwind(|| request(id, self.adapter));
         let (device, queue) = caught
             .unwrap_or_else(|_| Err(absent(id, "wgpu panicked while it looked for adapters")))?;

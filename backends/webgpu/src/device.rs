@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 
+use arrow_device::device::parts::exit;
 use arrow_device::device::{
     AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Handover, Notify, RawQueue,
 };
@@ -182,7 +183,10 @@ unsafe impl Backend for WgpuDevice {
     }
 
     fn trim(&self) {
-        if !self.shared.gpu.is_forked() {
+        if self.shared.gpu.is_forked() {
+            return;
+        }
+        if let Some(_inside) = exit::enter() {
             self.shared.memory.trim();
             self.shared.staging.trim();
         }

@@ -15,7 +15,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use arrow_device::device::EventPtr;
-use arrow_device::device::parts::Worker;
+use arrow_device::device::parts::{Worker, exit};
 use arrow_device::{Error, Result};
 use wgpu::SubmissionIndex;
 
@@ -367,6 +367,9 @@ impl Timeline {
         // A callback of the program may have panicked.
         let _ = (0..3).any(|_| ended());
         let e = self.gpu.failed(e);
+        let Some(_inside) = exit::enter() else {
+            return Err(e);
+        };
         let lander = lock(&self.lander);
         let landings = std::mem::take(&mut lock(&self.state).landings);
         drop(lander);
@@ -427,6 +430,8 @@ impl Timeline {
 
     /// Lands the downloads that have arrived, in their order. Waits for another thread that does.
     fn land(&self) {
+        // A thread that stays here does not keep the lock.
+        let Some(_inside) = exit::enter() else { return };
         let _lander = lock(&self.lander);
         loop {
             let landing = {
@@ -505,6 +510,7 @@ impl Timeline {
         self.worker.push(move || {
             me.land();
             me.wake();
+            leave(me);
         });
     }
 
@@ -575,7 +581,10 @@ fn run(timeline: &Weak<Timeline>, bell: &Bell) {
         let Some(me) = timeline.upgrade() else { return };
         match me.next(is_alone) {
             // After a failure wakers may be left.
-            Next::End => return me.wake(),
+            Next::End => {
+                me.wake();
+                return leave(me);
+            }
             Next::Reach(number, submission) => {
                 // If that was not enough, work of the program comes before the event.
                 let submission = submission.filter(|_| number != before);
@@ -583,13 +592,24 @@ fn run(timeline: &Weak<Timeline>, bell: &Bell) {
                 // An error is the device's failure.
                 let _ = me.step(number, submission, &mut PAUSE.0.clone());
                 me.wake();
+                leave(me);
             }
             Next::Leave(front) => {
-                drop(me);
+                leave(me);
                 bell.wait(GRACE);
-                is_alone = timeline.upgrade().is_some_and(|me| me.is_alone(front));
+                let Some(me) = timeline.upgrade() else { return };
+                is_alone = me.is_alone(front);
+                leave(me);
             }
         }
+    }
+}
+
+/// Drops a handle on the device's thread, which may be the last one: not while the process ends.
+fn leave(me: Arc<Timeline>) {
+    match exit::enter() {
+        Some(_inside) => drop(me),
+        None => std::mem::forget(me),
     }
 }
 
