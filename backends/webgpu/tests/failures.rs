@@ -396,7 +396,33 @@ fn foreign_addresses() {
         };
         assert_error(refused, "is not in memory of");
     }
-    // SAFETY: as above.
+    // Nor does what stands before them in the list, though it is as large as several submissions.
+    const BYTES: usize = 5 << 20;
+    let large = DeviceBufferMut::allocate(&queue, BYTES).unwrap();
+    let mut back = vec![1_u8; BYTES];
+    let down = |src, dst, bytes| {
+        let kind = CopyKind::DeviceToHost;
+        CopyOp {
+            src,
+            dst,
+            bytes,
+            kind,
+        }
+    };
+    let list = [
+        down(
+            large.address(),
+            DevicePtr::new(back.as_mut_ptr().cast()),
+            BYTES,
+        ),
+        down(foreign, foreign, 64),
+    ];
+    // SAFETY: the memory is there; what is no device memory is refused.
+    assert_error(unsafe { queue.raw().copy(&list) }, "is not in memory of");
+    queue.synchronize().unwrap();
+    assert!(back.iter().all(|byte| *byte == 1), "a part of the list ran");
+    drop(large);
+    // SAFETY: the host memory is there; as device memory it is refused, as is what does not fit.
     unsafe {
         assert_error(queue.raw().fill(foreign, 0, 64), "is not in memory of");
         assert_error(
