@@ -20,7 +20,7 @@ use arrow_device::{Error, Result};
 use wgpu::SubmissionIndex;
 
 use crate::bell::Bell;
-use crate::landing::{Landing, Tell};
+use crate::landing::{Landing, Tell, overlap};
 use crate::sys::{Gpu, lock};
 
 /// How long the device's thread leaves a download to a caller that waits for it: one thread less that has to be woken.
@@ -110,8 +110,8 @@ struct State {
     /// The live events, by address.
     events: HashMap<usize, (Recorded, Box<u64>)>,
     landings: VecDeque<Landing>,
-    /// The number of the landing that is taking place.
-    current: Option<u64>,
+    /// The landing that is taking place: its number, and the host memory to which it writes.
+    current: Option<(u64, Vec<Range<usize>>)>,
     wakers: Vec<(Recorded, Waker)>,
     /// How many threads wait for events. They land the downloads before those.
     waiting: usize,
@@ -129,7 +129,8 @@ impl State {
     /// Returns whether all downloads before an event have landed.
     fn has_landed(&self, event: u64) -> bool {
         let first = self.landings.front().map(|first| first.number);
-        let mut left = [first, self.current].into_iter().flatten();
+        let current = self.current.as_ref().map(|(number, _)| *number);
+        let mut left = [first, current].into_iter().flatten();
         left.all(|landing| landing > event)
     }
 
@@ -176,23 +177,28 @@ impl Timeline {
 
     /// Waits until no download will write to this host memory, which the host is about to read.
     pub(crate) fn finish_writes(&self, memory: &[Range<usize>]) -> Result<()> {
-        let number = {
-            let state = lock(&self.state);
-            let mut landings = state.landings.iter().rev();
-            let found = landings.find(|landing| landing.writes_to(memory));
-            // Of one that is taking place nobody knows.
-            found.map(|landing| landing.number).or(state.current)
-        };
-        let Some(number) = number else {
-            return Ok(());
-        };
         let _waiting = self.waiting();
         let mut pause = PAUSE.0;
-        while !lock(&self.state).has_landed(number) {
+        loop {
             self.gpu.check()?;
-            self.step(number, None, &mut pause)?;
+            let (last, is_landing) = {
+                let state = lock(&self.state);
+                let mut landings = state.landings.iter().rev();
+                let last = landings.find(|landing| overlap(&landing.writes(), memory));
+                let last = last.map(|landing| (landing.number, landing.submission.clone()));
+                let current = state.current.as_ref();
+                (
+                    last,
+                    current.is_some_and(|(_, writes)| overlap(writes, memory)),
+                )
+            };
+            match last {
+                Some((number, submission)) => self.step(number, Some(submission), &mut pause)?,
+                // Another thread writes it now: for that, and for nothing of the device.
+                None if is_landing => drop(lock(&self.lander)),
+                None => return self.gpu.check(),
+            }
         }
-        self.gpu.check()
     }
 
     /// Whom the callbacks of wgpu tell: the program's polls run them, and no thread of this crate looks after them.
@@ -443,7 +449,8 @@ impl Timeline {
                     return;
                 }
                 let landing = state.landings.pop_front();
-                state.current = landing.as_ref().map(|landing| landing.number);
+                let current = |landing: &Landing| (landing.number, landing.writes());
+                state.current = landing.as_ref().map(current);
                 landing
             };
             if let Some(landing) = landing {

@@ -87,14 +87,13 @@ impl Landing {
         self.state.load(Ordering::Acquire) == RUNNING
     }
 
-    /// Returns whether it will write to some of the host's memory.
-    pub(crate) fn writes_to(&self, memory: &[Range<usize>]) -> bool {
-        self.parts.iter().any(|part| {
-            let (first, end) = (part.to.addr(), part.to.addr() + part.bytes);
-            memory
-                .iter()
-                .any(|range| range.start < end && first < range.end)
-        })
+    /// Returns the host memory to which it will write.
+    pub(crate) fn writes(&self) -> Vec<Range<usize>> {
+        let writes = self
+            .parts
+            .iter()
+            .map(|part| part.to.addr()..part.to.addr() + part.bytes);
+        writes.collect()
     }
 
     /// Returns what tells this download from others.
@@ -134,4 +133,14 @@ impl Landing {
         home.give(buffer);
         Ok(())
     }
+}
+
+/// Returns whether some of the ranges overlap some of the others.
+pub(crate) fn overlap(some: &[Range<usize>], others: &[Range<usize>]) -> bool {
+    let meet = |one: &Range<usize>| {
+        others
+            .iter()
+            .any(|other| one.start < other.end && other.start < one.end)
+    };
+    some.iter().any(meet)
 }
