@@ -181,14 +181,20 @@ static ADOPTED: Mutex<Vec<WeakDevice>> = Mutex::new(Vec::new());
 /// Returns [`Error::NotSupported`] if the queue is another device's, and an error if the device is lost.
 pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, config: &WgpuConfig) -> Result<Device> {
     PROCESS.check(config.id(), -1)?;
-    // Dropped after the lock is: one of them may be the last handle.
-    let mut live: Vec<Device>;
-    let mut adopted = lock(&ADOPTED);
-    live = adopted.iter().filter_map(WeakDevice::upgrade).collect();
-    let is_it =
-        |other: &&Device| WgpuDevice::of(other).is_ok_and(|other| is_same(other.device(), device));
-    if let Some(found) = live.iter().find(is_it) {
-        return Ok(found.clone());
+    let live = || -> Vec<Device> {
+        lock(&ADOPTED)
+            .iter()
+            .filter_map(WeakDevice::upgrade)
+            .collect()
+    };
+    let find = |live: &[Device]| {
+        let is_it = |other: &&Device| {
+            WgpuDevice::of(other).is_ok_and(|other| is_same(other.device(), device))
+        };
+        live.iter().find(is_it).cloned()
+    };
+    if let Some(found) = find(&live()) {
+        return Ok(found);
     }
     let WgpuConfig {
         usages,
@@ -198,6 +204,15 @@ pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, config: &WgpuConfig) ->
     } = *config;
     let shared = Shared::new(config.id(), device, queue, usages, idle_bytes, polling)?;
     let made = Device::new(Arc::new(WgpuDevice::new(shared)))?;
+    // Made without the lock: wgpu runs callbacks of the program meanwhile, which may adopt devices. Handles are dropped after the lock is,
+    // since one of them may be the last.
+    let mut live: Vec<Device>;
+    let mut adopted = lock(&ADOPTED);
+    live = adopted.iter().filter_map(WeakDevice::upgrade).collect();
+    if let Some(found) = find(&live) {
+        drop(adopted);
+        return Ok(found);
+    }
     live.push(made.clone());
     *adopted = live.iter().map(Device::downgrade).collect();
     Ok(made)

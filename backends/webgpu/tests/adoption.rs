@@ -35,6 +35,26 @@ fn a_device_is_adopted_once() {
     assert_eq!(anew.id().id, 77);
 }
 
+/// wgpu runs the program's callbacks within an adoption, which submits something. They may adopt devices too.
+#[test]
+fn a_callback_adopts_devices() {
+    let (Some((device, queue)), Some((two, other))) = (own_device(|_| {}), own_device(|_| {}))
+    else {
+        return;
+    };
+    let (sender, adopted) = std::sync::mpsc::channel();
+    let (own, own_queue) = (device.clone(), queue.clone());
+    queue.on_submitted_work_done(move || {
+        let both = [(&own, &own_queue), (&two, &other)]
+            .map(|(device, queue)| adopt(device, queue, &config()).unwrap());
+        sender.send(both).unwrap();
+    });
+    let outer = adopt(&device, &queue, &config()).unwrap();
+    let [inner, another] = adopted.try_recv().expect("not called within the adoption");
+    assert_eq!(outer, inner, "adopted twice");
+    assert_ne!(outer, another);
+}
+
 /// wgpu calls the devices of two instances equal if their numbers are.
 #[test]
 fn devices_of_two_instances_are_two() {
