@@ -50,7 +50,8 @@ impl WgpuConfig {
         }
     }
 
-    /// Sets the id that arrays of the device carry; by default the adapter's number if there is one, or else 0.
+    /// Sets the id that arrays of the device carry; by default the adapter's number if there is one, or else 0: that of every device that is
+    /// adopted. [`Devices::add`](arrow_device::Devices::add) refuses a second one of the same id, so each needs its own.
     #[must_use]
     pub fn with_id(mut self, id: i64) -> Self {
         self.id = Some(id);
@@ -176,6 +177,9 @@ static ADOPTED: Mutex<Vec<WeakDevice>> = Mutex::new(Vec::new());
 /// the device is used. A `wgpu::Device` that is adopted already is the same device again, whatever the configuration says then.
 ///
 /// Memory has the limits of the `wgpu::Device`: what is larger than its largest buffer spans several.
+///
+/// The program must not call `wgpu::Device::destroy` while another thread transfers arrays: see
+/// [`WgpuDevice::device`](crate::WgpuDevice::device).
 ///
 /// # Errors
 /// Returns [`Error::NotSupported`] if the queue is another device's, and an error if the device is lost.

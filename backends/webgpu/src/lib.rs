@@ -52,7 +52,8 @@
 //!
 //! [`WgpuDevice::wrap`] makes a buffer for columns of a program's `wgpu::Buffer`, and keeps what the program passes along until no work
 //! uses it. [`WgpuDevice::take`] hands out the `wgpu::Buffer` of a whole allocation, such as a kernel's result. The columns of an
-//! uploaded batch share an allocation, and are not taken one by one.
+//! uploaded batch share an allocation, and are not taken one by one. Beyond the bytes of the column the buffer may hold what other columns
+//! had there before.
 //!
 //! # Memory
 //!
@@ -69,7 +70,7 @@
 //!
 //! A `wgpu::Device` has one queue, and all queues of a device of this crate are that one. Work runs in the order in which it is submitted,
 //! the program's own submissions included; what `wgpu::Queue::write_buffer` writes counts from the next submission on, of the
-//! program or of this crate. A command encoder counts from its submission on: submit it before the loans that it uses are dropped, and
+//! program or of this crate, or from the next event or download of this crate, if that is earlier: they submit it too. A command encoder counts from its submission on: submit it before the loans that it uses are dropped, and
 //! before the memory that it writes is frozen. An event of this crate includes what the program has submitted before.
 //!
 //! So nobody who can reach the memory has to wait for anything, and `sync_event` is null in exports
@@ -85,6 +86,12 @@
 //! `wgpu::Device::destroy`: from then on each operation returns that error. So is a panic of a program's callback in a poll or a submission
 //! of the program, if wgpu then drops the callbacks of this crate, which it does without a call. The program's own callbacks for errors and
 //! loss are neither called for that nor replaced.
+//!
+//! wgpu runs a program's callbacks within submissions and polls, those of this crate too. They may use the crate; what wgpu reports of their
+//! own calls may then be taken for an error of the operation of this crate that they run in.
+//!
+//! `wgpu::Device::destroy` must not run while another thread transfers: wgpu 30 then frees staging memory that is mapped, which this crate
+//! cannot prevent.
 //!
 //! # Layout
 //!

@@ -150,10 +150,17 @@ fn the_order_of_the_programs_submissions() {
         done.load(std::sync::atomic::Ordering::SeqCst),
         "the event does not include the program's work"
     );
-    // SAFETY: as above.
+    // SAFETY: both have 64 bytes, and live until the queue is done.
     unsafe { raw.raw().copy(&[read]) }.unwrap();
     raw.synchronize().unwrap();
     assert_eq!(back, [7; 64]);
+    // What `write_buffer` writes counts from the next event on, whoever submits.
+    queue.write_buffer(&own, 0, &[3; 64]);
+    raw.record().unwrap().unwrap().wait().unwrap();
+    // SAFETY: the buffer is of the device, and not written to while it is wrapped.
+    let wrapped = unsafe { WgpuDevice::wrap(&ours, own.clone(), ()) }.unwrap();
+    assert_eq!(wrapped.to_host().unwrap().as_slice(), [3; 64]);
+    drop(wrapped);
     drop(memory);
     assert_clean(&ours);
 }
