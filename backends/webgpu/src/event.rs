@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 use std::time::Duration;
@@ -20,7 +20,8 @@ use arrow_device::{Error, Result};
 use wgpu::SubmissionIndex;
 
 use crate::bell::Bell;
-use crate::landing::{Landing, Tell, overlap};
+use crate::callback::{Callback, Ended, Tell};
+use crate::landing::{Landing, overlap};
 use crate::sys::{Gpu, lock};
 
 /// How long the device's thread leaves a download to a caller that waits for it: one thread less that has to be woken.
@@ -48,42 +49,6 @@ struct Recorded {
     number: u64,
     /// What this crate had submitted last. The program may have submitted more before the event.
     submission: Option<SubmissionIndex>,
-}
-
-/// What wgpu has said of the end of work.
-#[derive(Default)]
-struct Ended {
-    /// All work before the event of this number has ended.
-    done: AtomicU64,
-    /// wgpu has dropped a callback without a call.
-    is_lost: AtomicBool,
-}
-
-/// What wgpu calls back for an event. It is lost if a callback of the program panics before it in the same poll.
-struct Callback {
-    ended: Arc<Ended>,
-    number: u64,
-    is_called: bool,
-    /// Whom nobody else tells of it.
-    told: Option<Tell>,
-}
-
-impl Callback {
-    fn call(mut self) {
-        self.ended.done.fetch_max(self.number, Ordering::AcqRel);
-        self.is_called = true;
-    }
-}
-
-impl Drop for Callback {
-    fn drop(&mut self) {
-        if !self.is_called {
-            self.ended.is_lost.store(true, Ordering::Release);
-        }
-        if let Some(tell) = self.told.take() {
-            tell();
-        }
-    }
 }
 
 /// The events of a device.

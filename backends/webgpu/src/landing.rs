@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use arrow_device::{Error, Result};
 use wgpu::{MapMode, SubmissionIndex};
 
+use crate::callback::Tell;
 use crate::staging::Shelf;
 use crate::sys::Gpu;
 
@@ -29,9 +30,6 @@ const FAILED: u8 = 2;
 /// Where wgpu says whether a staging buffer is mapped. It has failed if it does not, as when a callback of the program panics before ours in
 /// the same poll: then ours is dropped without a call.
 struct Answer(Arc<AtomicU8>, Option<Tell>);
-
-/// Tells somebody that wgpu has answered.
-pub(crate) type Tell = Box<dyn FnOnce() + Send>;
 
 impl Drop for Answer {
     fn drop(&mut self) {

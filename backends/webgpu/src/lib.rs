@@ -99,6 +99,7 @@
 //! | --- | --- |
 //! | `sys.rs` | the calls into wgpu: errors, panics, loss, waiting |
 //! | `memory.rs`, `staging.rs` | addresses over buffers; memory that the host writes and reads |
+//! | `callback.rs` | what wgpu calls when work has ended |
 //! | `landing.rs`, `event.rs`, `bell.rs` | downloads on their way to the host; events, who waits and who wakes; the thread's alarm |
 //! | `bytes.rs`, `bytes.wgsl` | copies and fills of any bytes |
 //! | `shared.rs`, `copy.rs` | what the queues of a device share; copies and fills |
@@ -116,6 +117,7 @@ compile_error!(
 mod access;
 mod bell;
 mod bytes;
+mod callback;
 mod config;
 mod copy;
 mod device;
