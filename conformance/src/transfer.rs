@@ -9,6 +9,7 @@ use arrow_schema::{DataType, Field, Schema};
 use super::kit::{Block, Host, LARGE, NO_EVENTS, assert_bytes, content, down, finish, queue, soon};
 use super::{Subject, Verdict};
 use arrow_device::DeviceId;
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 
 /// More bytes than [`LARGE`], a multiple of 64.
 const VALUES: usize = (LARGE / 64 + 1) * 8;
@@ -107,11 +108,33 @@ pub(super) fn source(subject: &Subject) -> Verdict {
             "ready before it was copied"
         );
     }
-    if device.backend().reads_at_once() {
+    let early = device.backend().reads_at_once().then(|| {
         let released = watch.upgrade().is_none();
         assert!(released, "the source is kept though it has been read");
-    }
+        // The call itself has read its source, which may change at once.
+        let block = Block::new(&queue, VALUES * 8);
+        let mut source = expected.clone();
+        let copy = CopyOp {
+            src: DevicePtr::new(source.as_mut_ptr().cast()),
+            dst: block.at(0),
+            bytes: VALUES * 8,
+            kind: CopyKind::HostToDevice,
+        };
+        // SAFETY: both sides have this many bytes; the source is not read after the call, as `reads_at_once` says.
+        unsafe { queue.raw().copy(&[copy]) }.expect("copy");
+        source.fill(-1);
+        (block, source)
+    });
     hold.open();
+    if let Some((block, source)) = early {
+        let there = content(&queue, &block);
+        assert_bytes(
+            &Buffer::from_vec(expected.clone()),
+            &there,
+            "a source that changed after its copy",
+        );
+        drop(source);
+    }
     up.wait().expect("wait");
     let released = soon(subject.patience, || watch.upgrade().is_none());
     assert!(released, "the source is kept though its copies are done");

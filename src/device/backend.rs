@@ -336,7 +336,9 @@ pub unsafe trait Backend: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns whether [`RawQueue::copy`] has read all host memory that it copies from when it returns, without an error: by staging it
-    /// itself. An upload then gives its source and its staging memory back at once, and not after an event.
+    /// itself. An upload then gives its source and its staging memory back at once, and not after an event. Unlike
+    /// [`copies_directly_from`](Self::copies_directly_from), which only saves a copy where it is right, this is a promise: where it is wrong,
+    /// devices read memory that was freed.
     fn reads_at_once(&self) -> bool {
         false
     }

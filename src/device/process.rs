@@ -53,6 +53,11 @@ impl Process {
         self.0 == FORKS.load(Ordering::Relaxed)
     }
 
+    /// Returns what tells processes apart: how often they and their parents were forked.
+    pub(super) fn number(self) -> u32 {
+        self.0
+    }
+
     /// Returns an error if this is not the process in which the code runs now. `code` is what the runtime would return where it
     /// was not initialised.
     pub fn check(self, device: DeviceId, code: i32) -> Result<()> {

@@ -8,11 +8,17 @@ use std::time::{Duration, Instant};
 /// What a child may take, in seconds. One that hangs is ended by a signal.
 const SECONDS: u32 = 30;
 
+const ALONE: &str = "ARROW_DEVICE_TEST_FORKS";
+
+/// Returns whether this is the process of [`alone`].
+pub(crate) fn is_alone() -> bool {
+    std::env::var_os(ALONE).is_some()
+}
+
 /// Runs a test's body in a process of its own, on the main thread.
 #[track_caller]
 pub(crate) fn alone(test: &str, body: impl FnOnce()) {
-    const ALONE: &str = "ARROW_DEVICE_TEST_FORKS";
-    if std::env::var_os(ALONE).is_some() {
+    if is_alone() {
         return body();
     }
     let mut command = Command::new(std::env::current_exe().unwrap());

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 
-use arrow_device::device::parts::Process;
+use arrow_device::device::parts::{Process, exit};
 use arrow_device::device::{DeviceId, WeakDevice};
 use arrow_device::{ArrowDeviceType, Device, Error, Result};
 use wgpu::{
@@ -50,7 +50,8 @@ impl WgpuConfig {
         }
     }
 
-    /// Sets the id that arrays of the device carry; by default the adapter's number if there is one, or else 0.
+    /// Sets the id that arrays of the device carry; by default the adapter's number if there is one, or else 0: that of every device that is
+    /// adopted. [`Devices::add`](arrow_device::Devices::add) refuses a second one of the same id, so each needs its own.
     #[must_use]
     pub fn with_id(mut self, id: i64) -> Self {
         self.id = Some(id);
@@ -100,6 +101,7 @@ impl WgpuConfig {
     pub fn open(&self) -> Result<Device> {
         let id = self.id();
         PROCESS.check(id, -1)?;
+        let _inside = exit::enter().ok_or_else(|| absent(id, "the process is ending"))?;
         let caught = std::panic::catch_unwind(|| request(id, self.adapter));
         let (device, queue) = caught
             .unwrap_or_else(|_| Err(absent(id, "wgpu panicked while it looked for adapters")))?;
@@ -176,18 +178,27 @@ static ADOPTED: Mutex<Vec<WeakDevice>> = Mutex::new(Vec::new());
 ///
 /// Memory has the limits of the `wgpu::Device`: what is larger than its largest buffer spans several.
 ///
+/// The program must not call `wgpu::Device::destroy` while another thread transfers arrays: see
+/// [`WgpuDevice::device`](crate::WgpuDevice::device).
+///
 /// # Errors
 /// Returns [`Error::NotSupported`] if the queue is another device's, and an error if the device is lost.
 pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, config: &WgpuConfig) -> Result<Device> {
     PROCESS.check(config.id(), -1)?;
-    // Dropped after the lock is: one of them may be the last handle.
-    let mut live: Vec<Device>;
-    let mut adopted = lock(&ADOPTED);
-    live = adopted.iter().filter_map(WeakDevice::upgrade).collect();
-    let is_it =
-        |other: &&Device| WgpuDevice::of(other).is_ok_and(|other| is_same(other.device(), device));
-    if let Some(found) = live.iter().find(is_it) {
-        return Ok(found.clone());
+    let live = || -> Vec<Device> {
+        lock(&ADOPTED)
+            .iter()
+            .filter_map(WeakDevice::upgrade)
+            .collect()
+    };
+    let find = |live: &[Device]| {
+        let is_it = |other: &&Device| {
+            WgpuDevice::of(other).is_ok_and(|other| is_same(other.device(), device))
+        };
+        live.iter().find(is_it).cloned()
+    };
+    if let Some(found) = find(&live()) {
+        return Ok(found);
     }
     let WgpuConfig {
         usages,
@@ -197,6 +208,15 @@ pub fn adopt(device: &wgpu::Device, queue: &wgpu::Queue, config: &WgpuConfig) ->
     } = *config;
     let shared = Shared::new(config.id(), device, queue, usages, idle_bytes, polling)?;
     let made = Device::new(Arc::new(WgpuDevice::new(shared)))?;
+    // Made without the lock: wgpu runs callbacks of the program meanwhile, which may adopt devices. Handles are dropped after the lock is,
+    // since one of them may be the last.
+    let mut live: Vec<Device>;
+    let mut adopted = lock(&ADOPTED);
+    live = adopted.iter().filter_map(WeakDevice::upgrade).collect();
+    if let Some(found) = find(&live) {
+        drop(adopted);
+        return Ok(found);
+    }
     live.push(made.clone());
     *adopted = live.iter().map(Device::downgrade).collect();
     Ok(made)

@@ -86,10 +86,23 @@ struct Down {
 impl Shared {
     /// Finds an address that work uses.
     fn find(&self, address: DevicePtr) -> Result<Located> {
-        self.memory.find(address).ok_or_else(|| {
-            let id = self.gpu.id;
-            Error::InvalidArgument(format!("{address:?} is not in memory of {id}").into())
-        })
+        let found = self.memory.find(address);
+        found.ok_or_else(|| self.not_there(address))
+    }
+
+    /// Returns an error unless all bytes lie in one allocation.
+    fn check_range(&self, address: DevicePtr, bytes: usize) -> Result<()> {
+        let found = self.memory.allocation(address);
+        let left = found.map_or(0, |found| found.bytes - found.offset);
+        match bytes <= left {
+            true => Ok(()),
+            false => Err(self.not_there(address.offset(left))),
+        }
+    }
+
+    fn not_there(&self, address: DevicePtr) -> Error {
+        let id = self.gpu.id;
+        Error::InvalidArgument(format!("{address:?} is not in memory of {id}").into())
     }
 
     /// Submits copies. The sources in host memory have been read when this returns.
@@ -98,6 +111,15 @@ impl Shared {
     /// As [`RawQueue::copy`](arrow_device::device::RawQueue::copy).
     pub(crate) unsafe fn copy(&self, copies: &[CopyOp]) -> Result<()> {
         self.gpu.check()?;
+        // Before the first submission: none of the copies runs if this fails.
+        for op in copies {
+            if op.kind != CopyKind::HostToDevice {
+                self.check_range(op.src, op.bytes)?;
+            }
+            if op.kind != CopyKind::DeviceToHost {
+                self.check_range(op.dst, op.bytes)?;
+            }
+        }
         let up = copies.iter().filter(|op| op.kind == CopyKind::HostToDevice);
         let sources: Vec<_> = up
             .map(|op| op.src.address()..op.src.address() + op.bytes)
@@ -110,8 +132,8 @@ impl Shared {
         let queued = copies.iter().try_for_each(|op| unsafe { batch.add(op) });
         let queued = queued.and_then(|()| batch.submit());
         if queued.is_err() && (batch.is_submitted || batch.has_written) {
-            // None may be under way after an error.
-            let _ = self.timeline.synchronize();
+            // None may be under way after an error, nor land: not if the device has failed either.
+            let _ = self.timeline.settle();
         }
         queued
     }
@@ -474,9 +496,8 @@ impl<'a> Batch<'a> {
                 parts,
                 ..
             }) => shared.gpu.call("map_async", |_, _| {
-                shared
-                    .timeline
-                    .arrives(Landing::new(buffer, home, parts, submission));
+                let timeline = &shared.timeline;
+                timeline.arrives(|told| Landing::new(buffer, home, parts, submission, told));
             }),
             None => Ok(()),
         }

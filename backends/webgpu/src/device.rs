@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 
+use arrow_device::device::parts::exit;
 use arrow_device::device::{
     AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Handover, Notify, RawQueue,
 };
@@ -41,13 +42,16 @@ impl WgpuDevice {
     }
 
     /// Returns the device in wgpu: the one that was adopted, or that was opened.
+    ///
+    /// `wgpu::Device::destroy` ends this device too. It must not run while another thread transfers arrays of the device: wgpu 30 then frees
+    /// staging memory that is mapped, which is undefined behaviour of wgpu that this crate cannot prevent.
     pub fn device(&self) -> &wgpu::Device {
         &self.shared.gpu.device
     }
 
     /// Returns the queue in wgpu, for kernels. All queues of the device are this one: what is submitted to it runs after all that this
     /// crate was given before, and before all that it is given later. What `wgpu::Queue::write_buffer` writes counts from
-    /// the next submission on, of the program or of this crate.
+    /// the next submission on, of the program or of this crate, or from the next event or download of this crate, if that is earlier.
     pub fn queue(&self) -> &wgpu::Queue {
         &self.shared.gpu.queue
     }
@@ -182,7 +186,10 @@ unsafe impl Backend for WgpuDevice {
     }
 
     fn trim(&self) {
-        if !self.shared.gpu.is_forked() {
+        if self.shared.gpu.is_forked() {
+            return;
+        }
+        if let Some(_inside) = exit::enter() {
             self.shared.memory.trim();
             self.shared.staging.trim();
         }

@@ -15,12 +15,13 @@ use std::task::Waker;
 use std::time::Duration;
 
 use arrow_device::device::EventPtr;
-use arrow_device::device::parts::Worker;
+use arrow_device::device::parts::{Worker, exit};
 use arrow_device::{Error, Result};
 use wgpu::SubmissionIndex;
 
 use crate::bell::Bell;
-use crate::landing::Landing;
+use crate::callback::{Callback, Ended, Tell};
+use crate::landing::{Landing, overlap};
 use crate::sys::{Gpu, lock};
 
 /// How long the device's thread leaves a download to a caller that waits for it: one thread less that has to be woken.
@@ -55,8 +56,7 @@ pub(crate) struct Timeline {
     gpu: Arc<Gpu>,
     polling: Polling,
     me: Weak<Self>,
-    /// All work before the event of this number has ended.
-    done: Arc<AtomicU64>,
+    ended: Arc<Ended>,
     /// The last event that may complete: tests hold the others back.
     limit: AtomicU64,
     state: Mutex<State>,
@@ -75,8 +75,8 @@ struct State {
     /// The live events, by address.
     events: HashMap<usize, (Recorded, Box<u64>)>,
     landings: VecDeque<Landing>,
-    /// The number of the landing that is taking place.
-    current: Option<u64>,
+    /// The landing that is taking place: its number, and the host memory to which it writes.
+    current: Option<(u64, Vec<Range<usize>>)>,
     wakers: Vec<(Recorded, Waker)>,
     /// How many threads wait for events. They land the downloads before those.
     waiting: usize,
@@ -94,7 +94,8 @@ impl State {
     /// Returns whether all downloads before an event have landed.
     fn has_landed(&self, event: u64) -> bool {
         let first = self.landings.front().map(|first| first.number);
-        let mut left = [first, self.current].into_iter().flatten();
+        let current = self.current.as_ref().map(|(number, _)| *number);
+        let mut left = [first, current].into_iter().flatten();
         left.all(|landing| landing > event)
     }
 
@@ -114,7 +115,7 @@ impl Timeline {
             gpu,
             polling,
             me: me.clone(),
-            done: Arc::default(),
+            ended: Arc::default(),
             limit: AtomicU64::new(u64::MAX),
             state: Mutex::default(),
             bell: Arc::default(),
@@ -129,7 +130,8 @@ impl Timeline {
     }
 
     /// A copy to a staging buffer was submitted, from where it lands once it has ended.
-    pub(crate) fn arrives(&self, mut landing: Landing) {
+    pub(crate) fn arrives(&self, landing: impl FnOnce(Option<Tell>) -> Landing) {
+        let mut landing = landing(self.told());
         {
             let mut state = lock(&self.state);
             landing.number = state.last + 1;
@@ -140,23 +142,39 @@ impl Timeline {
 
     /// Waits until no download will write to this host memory, which the host is about to read.
     pub(crate) fn finish_writes(&self, memory: &[Range<usize>]) -> Result<()> {
-        let number = {
-            let state = lock(&self.state);
-            let mut landings = state.landings.iter().rev();
-            let found = landings.find(|landing| landing.writes_to(memory));
-            // Of one that is taking place nobody knows.
-            found.map(|landing| landing.number).or(state.current)
-        };
-        let Some(number) = number else {
-            return Ok(());
-        };
         let _waiting = self.waiting();
         let mut pause = PAUSE.0;
-        while !lock(&self.state).has_landed(number) {
+        loop {
             self.gpu.check()?;
-            self.step(number, None, &mut pause)?;
+            let (last, is_landing) = {
+                let state = lock(&self.state);
+                let mut landings = state.landings.iter().rev();
+                let last = landings.find(|landing| overlap(&landing.writes(), memory));
+                let last = last.map(|landing| (landing.number, landing.submission.clone()));
+                let current = state.current.as_ref();
+                (
+                    last,
+                    current.is_some_and(|(_, writes)| overlap(writes, memory)),
+                )
+            };
+            match last {
+                Some((number, submission)) => self.step(number, Some(submission), &mut pause)?,
+                // Another thread writes it now: for that, and for nothing of the device.
+                None if is_landing => drop(lock(&self.lander)),
+                None => return self.gpu.check(),
+            }
         }
-        self.gpu.check()
+    }
+
+    /// Whom the callbacks of wgpu tell: the program's polls run them, and no thread of this crate looks after them.
+    fn told(&self) -> Option<Tell> {
+        let me = self.me.clone();
+        let tell = move || {
+            if let Some(me) = me.upgrade() {
+                me.push();
+            }
+        };
+        (self.polling == Polling::Program).then(|| Box::new(tell) as Tell)
     }
 
     /// Numbers the work so far.
@@ -170,19 +188,16 @@ impl Timeline {
                 submission: state.submission.clone(),
             }
         };
-        let (done, number) = (self.done.clone(), recorded.number);
-        let program = match self.polling {
-            Polling::Thread => None,
-            Polling::Program => Some(self.me.clone()),
-        };
-        let callback = move || {
-            done.fetch_max(number, Ordering::AcqRel);
-            if let Some(timeline) = program.as_ref().and_then(Weak::upgrade) {
-                timeline.push();
-            }
+        let callback = Callback {
+            ended: self.ended.clone(),
+            number: recorded.number,
+            is_called: false,
+            told: self.told(),
         };
         self.gpu.caught("on_submitted_work_done", || {
-            self.gpu.queue.on_submitted_work_done(callback);
+            self.gpu
+                .queue
+                .on_submitted_work_done(move || callback.call());
         })?;
         // wgpu has then accepted all submissions so far, so it calls back only once they have ended. What it has not accepted would count
         // as done.
@@ -235,7 +250,7 @@ impl Timeline {
     }
 
     fn has_ended(&self, number: u64) -> bool {
-        self.done.load(Ordering::Acquire) >= number && !self.is_held(number)
+        self.ended.done.load(Ordering::Acquire) >= number && !self.is_held(number)
     }
 
     fn is_held(&self, number: u64) -> bool {
@@ -252,16 +267,37 @@ impl Timeline {
 
     /// Returns whether an event has completed; an error if it never will.
     fn is_complete(&self, number: u64) -> Result<bool> {
-        self.gpu.check()?;
         let is_complete = self.has_reached(number);
+        // After that: a download that failed is taken out of the list once the failure is set.
+        self.check_device()?;
         if !is_complete {
-            self.gpu.check_alive()?;
+            self.notice().inspect_err(|_| self.push())?;
         }
         Ok(is_complete)
     }
 
+    /// Returns an error if the device has failed, after which all wakers are called.
+    fn check_device(&self) -> Result<()> {
+        self.gpu.check_process()?;
+        self.gpu.failure.check().inspect_err(|_| self.push())
+    }
+
+    /// Finds out whether what runs will never end.
+    fn notice(&self) -> Result<()> {
+        self.gpu.check_alive()?;
+        match self.ended.is_lost.load(Ordering::Acquire) {
+            true => {
+                let text = "wgpu dropped a callback without a call: one of the program's panicked before it";
+                Err(self
+                    .gpu
+                    .failed(self.gpu.error("on_submitted_work_done", text)))
+            }
+            false => Ok(()),
+        }
+    }
+
     pub(crate) fn query(&self, event: EventPtr) -> Result<bool> {
-        self.gpu.check()?;
+        self.check_device()?;
         let Recorded { number, .. } = self.find(event)?;
         if !self.has_reached(number) {
             self.gpu.poll()?;
@@ -270,7 +306,7 @@ impl Timeline {
     }
 
     pub(crate) fn wait(&self, event: EventPtr) -> Result<()> {
-        self.gpu.check()?;
+        self.check_device()?;
         let recorded = self.find(event)?;
         self.reach(&recorded)
     }
@@ -302,6 +338,9 @@ impl Timeline {
         // A callback of the program may have panicked.
         let _ = (0..3).any(|_| ended());
         let e = self.gpu.failed(e);
+        let Some(_inside) = exit::enter() else {
+            return Err(e);
+        };
         let lander = lock(&self.lander);
         let landings = std::mem::take(&mut lock(&self.state).landings);
         drop(lander);
@@ -362,6 +401,8 @@ impl Timeline {
 
     /// Lands the downloads that have arrived, in their order. Waits for another thread that does.
     fn land(&self) {
+        // A thread that stays here does not keep the lock.
+        let Some(_inside) = exit::enter() else { return };
         let _lander = lock(&self.lander);
         loop {
             let landing = {
@@ -373,7 +414,8 @@ impl Timeline {
                     return;
                 }
                 let landing = state.landings.pop_front();
-                state.current = landing.as_ref().map(|landing| landing.number);
+                let current = |landing: &Landing| (landing.number, landing.writes());
+                state.current = landing.as_ref().map(current);
                 landing
             };
             if let Some(landing) = landing {
@@ -386,7 +428,7 @@ impl Timeline {
 
     /// Calls a waker once an event has completed, or never will. Returns `false` if it has completed already.
     pub(crate) fn notify(&self, event: EventPtr, waker: &Waker) -> Result<bool> {
-        self.gpu.check()?;
+        self.check_device()?;
         let recorded = self.find(event)?;
         if !self.has_reached(recorded.number) {
             self.gpu.poll()?;
@@ -410,7 +452,10 @@ impl Timeline {
             let mut state = lock(&self.state);
             let wakers = std::mem::take(&mut state.wakers);
             drop(state);
-            let is_failed = self.gpu.failure.is_set();
+            if wakers.is_empty() {
+                return;
+            }
+            let is_failed = self.gpu.failure.is_set() || self.notice().is_err();
             let (ready, rest): (Vec<_>, Vec<_>) = wakers
                 .into_iter()
                 .partition(|(recorded, _)| is_failed || self.has_reached(recorded.number));
@@ -437,6 +482,7 @@ impl Timeline {
         self.worker.push(move || {
             me.land();
             me.wake();
+            leave(me);
         });
     }
 
@@ -506,7 +552,11 @@ fn run(timeline: &Weak<Timeline>, bell: &Bell) {
     loop {
         let Some(me) = timeline.upgrade() else { return };
         match me.next(is_alone) {
-            Next::End => return,
+            // After a failure wakers may be left.
+            Next::End => {
+                me.wake();
+                return leave(me);
+            }
             Next::Reach(number, submission) => {
                 // If that was not enough, work of the program comes before the event.
                 let submission = submission.filter(|_| number != before);
@@ -514,13 +564,24 @@ fn run(timeline: &Weak<Timeline>, bell: &Bell) {
                 // An error is the device's failure.
                 let _ = me.step(number, submission, &mut PAUSE.0.clone());
                 me.wake();
+                leave(me);
             }
             Next::Leave(front) => {
-                drop(me);
+                leave(me);
                 bell.wait(GRACE);
-                is_alone = timeline.upgrade().is_some_and(|me| me.is_alone(front));
+                let Some(me) = timeline.upgrade() else { return };
+                is_alone = me.is_alone(front);
+                leave(me);
             }
         }
+    }
+}
+
+/// Drops a handle on the device's thread, which may be the last one: not while the process ends.
+fn leave(me: Arc<Timeline>) {
+    match exit::enter() {
+        Some(_inside) => drop(me),
+        None => std::mem::forget(me),
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use arrow_device::{Error, Result};
 use wgpu::{MapMode, SubmissionIndex};
 
+use crate::callback::Tell;
 use crate::staging::Shelf;
 use crate::sys::Gpu;
 
@@ -26,6 +27,22 @@ const RUNNING: u8 = 0;
 const ARRIVED: u8 = 1;
 const FAILED: u8 = 2;
 
+/// Where wgpu says whether a staging buffer is mapped. It has failed if it does not, as when a callback of the program panics before ours in
+/// the same poll: then ours is dropped without a call.
+struct Answer(Arc<AtomicU8>, Option<Tell>);
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let (from, to) = (RUNNING, FAILED);
+        let _ = self
+            .0
+            .compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+        if let Some(tell) = self.1.take() {
+            tell();
+        }
+    }
+}
+
 /// Bytes of a staging buffer, and where they go.
 #[derive(Debug)]
 pub(crate) struct Part {
@@ -44,12 +61,14 @@ impl Landing {
         home: Arc<Shelf>,
         parts: Vec<Part>,
         submission: SubmissionIndex,
+        told: Option<Tell>,
     ) -> Self {
         let state = Arc::new(AtomicU8::new(RUNNING));
-        let set = state.clone();
+        let answer = Answer(state.clone(), told);
         buffer.map_async(MapMode::Read, .., move |mapped| {
-            let now = if mapped.is_ok() { ARRIVED } else { FAILED };
-            set.store(now, Ordering::Release);
+            if mapped.is_ok() {
+                answer.0.store(ARRIVED, Ordering::Release);
+            }
         });
         let number = 0;
         Self {
@@ -66,14 +85,13 @@ impl Landing {
         self.state.load(Ordering::Acquire) == RUNNING
     }
 
-    /// Returns whether it will write to some of the host's memory.
-    pub(crate) fn writes_to(&self, memory: &[Range<usize>]) -> bool {
-        self.parts.iter().any(|part| {
-            let (first, end) = (part.to.addr(), part.to.addr() + part.bytes);
-            memory
-                .iter()
-                .any(|range| range.start < end && first < range.end)
-        })
+    /// Returns the host memory to which it will write.
+    pub(crate) fn writes(&self) -> Vec<Range<usize>> {
+        let writes = self
+            .parts
+            .iter()
+            .map(|part| part.to.addr()..part.to.addr() + part.bytes);
+        writes.collect()
     }
 
     /// Returns what tells this download from others.
@@ -113,4 +131,14 @@ impl Landing {
         home.give(buffer);
         Ok(())
     }
+}
+
+/// Returns whether some of the ranges overlap some of the others.
+pub(crate) fn overlap(some: &[Range<usize>], others: &[Range<usize>]) -> bool {
+    let meet = |one: &Range<usize>| {
+        others
+            .iter()
+            .any(|other| one.start < other.end && other.start < one.end)
+    };
+    some.iter().any(meet)
 }

@@ -52,7 +52,8 @@
 //!
 //! [`WgpuDevice::wrap`] makes a buffer for columns of a program's `wgpu::Buffer`, and keeps what the program passes along until no work
 //! uses it. [`WgpuDevice::take`] hands out the `wgpu::Buffer` of a whole allocation, such as a kernel's result. The columns of an
-//! uploaded batch share an allocation, and are not taken one by one.
+//! uploaded batch share an allocation, and are not taken one by one. Beyond the bytes of the column the buffer may hold what other columns
+//! had there before.
 //!
 //! # Memory
 //!
@@ -69,7 +70,7 @@
 //!
 //! A `wgpu::Device` has one queue, and all queues of a device of this crate are that one. Work runs in the order in which it is submitted,
 //! the program's own submissions included; what `wgpu::Queue::write_buffer` writes counts from the next submission on, of the
-//! program or of this crate. A command encoder counts from its submission on: submit it before the loans that it uses are dropped, and
+//! program or of this crate, or from the next event or download of this crate, if that is earlier: they submit it too. A command encoder counts from its submission on: submit it before the loans that it uses are dropped, and
 //! before the memory that it writes is frozen. An event of this crate includes what the program has submitted before.
 //!
 //! So nobody who can reach the memory has to wait for anything, and `sync_event` is null in exports
@@ -82,8 +83,15 @@
 //!
 //! Errors that wgpu reports of a call of this crate (validation, out of memory) are errors of the operation; a panic within wgpu, also that
 //! of a program's callback which wgpu calls there, is the end of the device, as is its loss or
-//! `wgpu::Device::destroy`: from then on each operation returns that error. The program's own callbacks for errors and loss
-//! are neither called for that nor replaced.
+//! `wgpu::Device::destroy`: from then on each operation returns that error. So is a panic of a program's callback in a poll or a submission
+//! of the program, if wgpu then drops the callbacks of this crate, which it does without a call. The program's own callbacks for errors and
+//! loss are neither called for that nor replaced.
+//!
+//! wgpu runs a program's callbacks within submissions and polls, those of this crate too. They may use the crate; what wgpu reports of their
+//! own calls may then be taken for an error of the operation of this crate that they run in.
+//!
+//! `wgpu::Device::destroy` must not run while another thread transfers: wgpu 30 then frees staging memory that is mapped, which this crate
+//! cannot prevent.
 //!
 //! # Layout
 //!
@@ -91,6 +99,7 @@
 //! | --- | --- |
 //! | `sys.rs` | the calls into wgpu: errors, panics, loss, waiting |
 //! | `memory.rs`, `staging.rs` | addresses over buffers; memory that the host writes and reads |
+//! | `callback.rs` | what wgpu calls when work has ended |
 //! | `landing.rs`, `event.rs`, `bell.rs` | downloads on their way to the host; events, who waits and who wakes; the thread's alarm |
 //! | `bytes.rs`, `bytes.wgsl` | copies and fills of any bytes |
 //! | `shared.rs`, `copy.rs` | what the queues of a device share; copies and fills |
@@ -108,6 +117,7 @@ compile_error!(
 mod access;
 mod bell;
 mod bytes;
+mod callback;
 mod config;
 mod copy;
 mod device;

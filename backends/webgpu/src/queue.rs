@@ -4,6 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use arrow_device::device::parts::exit;
 use arrow_device::device::{CopyOp, DevicePtr, EventPtr, RawQueue};
 use arrow_device::{Error, Result};
 
@@ -32,7 +33,14 @@ unsafe impl RawQueue for WgpuQueue {
     }
 
     unsafe fn free(&self, base: DevicePtr, _bytes: usize) -> Result<()> {
-        if self.0.gpu.is_forked() || self.0.memory.free(base) {
+        if self.0.gpu.is_forked() {
+            return Ok(());
+        }
+        // Buffers may be dropped.
+        let Some(_inside) = exit::enter() else {
+            return Ok(());
+        };
+        if self.0.memory.free(base) {
             return Ok(());
         }
         let reason = format!("{base:?} is not the beginning of an allocation of this device");

@@ -1,11 +1,12 @@
 //! [`Shared`]: what a device and its queues share.
 
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use arrow_device::Result;
 use arrow_device::device::DeviceId;
-use arrow_device::device::parts::Worker;
+use arrow_device::device::parts::{Worker, exit};
 use wgpu::BufferUsages;
 
 use crate::bytes::Bytes;
@@ -55,13 +56,13 @@ impl Shared {
 }
 
 /// A reference to what a device and its queues share. In a child of the process that opened the device it is never the last one,
-/// because nothing of wgpu may be dropped there.
+/// because nothing of wgpu may be dropped there, nor while the process ends.
 #[derive(Clone)]
-pub(crate) struct Handle(Arc<Shared>);
+pub(crate) struct Handle(ManuallyDrop<Arc<Shared>>);
 
 impl Handle {
     pub(crate) fn new(shared: Shared) -> Self {
-        Self(Arc::new(shared))
+        Self(ManuallyDrop::new(Arc::new(shared)))
     }
 }
 
@@ -76,7 +77,11 @@ impl Deref for Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.gpu.is_forked() {
-            std::mem::forget(self.0.clone());
+            return;
+        }
+        if let Some(_inside) = exit::enter() {
+            // SAFETY: it is not used after this drop, the only one (the obligation of `ManuallyDrop::drop`).
+            unsafe { ManuallyDrop::drop(&mut self.0) };
         }
     }
 }

@@ -4,12 +4,13 @@
 //! fails. So each call goes through [`Gpu::call`], in error scopes (which wgpu keeps for each thread) and where a panic is caught.
 //! A lost device is not reported at all: [`Gpu::check_alive`] finds out.
 
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use arrow_device::device::parts::{Failure, Process};
+use arrow_device::device::parts::{Failure, Process, exit};
 use arrow_device::device::{DeviceId, device_error};
 use arrow_device::{Error, Result};
 use wgpu::{BufferDescriptor, BufferUsages, ErrorFilter, PollError, PollType, SubmissionIndex};
@@ -17,11 +18,11 @@ use wgpu::{BufferDescriptor, BufferUsages, ErrorFilter, PollError, PollType, Sub
 /// The code of errors: wgpu has messages, and no numbers.
 const CODE: i32 = -1;
 
-/// A wgpu device with its queue.
+/// A wgpu device with its queue. While the process ends it is neither called nor dropped.
 pub(crate) struct Gpu {
     pub(crate) id: DeviceId,
-    pub(crate) device: wgpu::Device,
-    pub(crate) queue: wgpu::Queue,
+    pub(crate) device: ManuallyDrop<wgpu::Device>,
+    pub(crate) queue: ManuallyDrop<wgpu::Queue>,
     pub(crate) info: wgpu::AdapterInfo,
     pub(crate) limits: wgpu::Limits,
     /// What ended the device.
@@ -33,13 +34,14 @@ impl Gpu {
     pub(crate) fn new(id: DeviceId, device: &wgpu::Device, queue: &wgpu::Queue) -> Result<Self> {
         let gpu = Self {
             id,
-            device: device.clone(),
-            queue: queue.clone(),
+            device: ManuallyDrop::new(device.clone()),
+            queue: ManuallyDrop::new(queue.clone()),
             info: device.adapter_info(),
             limits: device.limits(),
             failure: Failure::new(),
             process: Process::this(),
         };
+        exit::watch();
         gpu.check_alive()?;
         // wgpu has no other way to ask whether a queue is the device's.
         let tried = gpu.call("adopt", |device, queue| {
@@ -103,6 +105,9 @@ impl Gpu {
 
     /// Makes a panic an error, and the device's failure. For calls that report no errors.
     pub(crate) fn caught<T>(&self, operation: &'static str, work: impl FnOnce() -> T) -> Result<T> {
+        let Some(_inside) = exit::enter() else {
+            return Err(self.error(operation, "the process is ending"));
+        };
         catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -223,6 +228,18 @@ impl Gpu {
         match self.caught("poll", || self.device.poll(PollType::Poll))? {
             Ok(status) => Ok(status.is_queue_empty()),
             Err(e) => Err(self.failed(self.error("poll", e.to_string()))),
+        }
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        if let Some(_inside) = exit::enter() {
+            // SAFETY: neither is used after its drop, which is here only (the obligation of `ManuallyDrop::drop`).
+            unsafe {
+                ManuallyDrop::drop(&mut self.queue);
+                ManuallyDrop::drop(&mut self.device);
+            }
         }
     }
 }

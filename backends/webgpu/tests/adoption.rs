@@ -35,6 +35,26 @@ fn a_device_is_adopted_once() {
     assert_eq!(anew.id().id, 77);
 }
 
+/// wgpu runs the program's callbacks within an adoption, which submits something. They may adopt devices too.
+#[test]
+fn a_callback_adopts_devices() {
+    let (Some((device, queue)), Some((two, other))) = (own_device(|_| {}), own_device(|_| {}))
+    else {
+        return;
+    };
+    let (sender, adopted) = std::sync::mpsc::channel();
+    let (own, own_queue) = (device.clone(), queue.clone());
+    queue.on_submitted_work_done(move || {
+        let both = [(&own, &own_queue), (&two, &other)]
+            .map(|(device, queue)| adopt(device, queue, &config()).unwrap());
+        sender.send(both).unwrap();
+    });
+    let outer = adopt(&device, &queue, &config()).unwrap();
+    let [inner, another] = adopted.try_recv().expect("not called within the adoption");
+    assert_eq!(outer, inner, "adopted twice");
+    assert_ne!(outer, another);
+}
+
 /// wgpu calls the devices of two instances equal if their numbers are.
 #[test]
 fn devices_of_two_instances_are_two() {
@@ -130,10 +150,17 @@ fn the_order_of_the_programs_submissions() {
         done.load(std::sync::atomic::Ordering::SeqCst),
         "the event does not include the program's work"
     );
-    // SAFETY: as above.
+    // SAFETY: both have 64 bytes, and live until the queue is done.
     unsafe { raw.raw().copy(&[read]) }.unwrap();
     raw.synchronize().unwrap();
     assert_eq!(back, [7; 64]);
+    // What `write_buffer` writes counts from the next event on, whoever submits.
+    queue.write_buffer(&own, 0, &[3; 64]);
+    raw.record().unwrap().unwrap().wait().unwrap();
+    // SAFETY: the buffer is of the device, and not written to while it is wrapped.
+    let wrapped = unsafe { WgpuDevice::wrap(&ours, own.clone(), ()) }.unwrap();
+    assert_eq!(wrapped.to_host().unwrap().as_slice(), [3; 64]);
+    drop(wrapped);
     drop(memory);
     assert_clean(&ours);
 }

@@ -60,7 +60,7 @@ fn bindings_begin_and_end_where_wgpu_allows() {
     let bound = unsafe { gpu.bind(&loan) }.unwrap();
     assert_eq!(bound.place().bytes, whole.len() as u64);
     let last = whole.slice(whole.len() - 1, 1).unwrap();
-    // SAFETY: as above.
+    // SAFETY: nothing is submitted that uses the binding.
     let bound = unsafe { gpu.bind(&last.on(&queue).unwrap()) }.unwrap();
     assert_eq!(bound.place().bytes, 1);
 }
@@ -91,7 +91,7 @@ fn nothing_is_bound_as_zeros() {
         add(&device, bound, 64, 7);
     }
     // What one shader writes there, no other sees.
-    // SAFETY: as above.
+    // SAFETY: what is submitted only reads the memory, while the loan lives.
     let bound = unsafe { gpu.bind(&values) }.unwrap();
     assert_eq!(read(&device, &bound.place().buffer), [0; 64]);
     assert!(fresh.freeze().unwrap().is_empty());
@@ -119,20 +119,20 @@ fn what_is_not_memory_is_refused() {
         (DevicePtr::new((&raw const queue).cast_mut().cast()), 4),
     ] {
         assert_error(resolve(address, bytes), "are not memory of webgpu:");
-        // SAFETY: as above.
+        // SAFETY: nothing is submitted that uses the binding.
         let parts = unsafe { gpu.resolve_parts(address, bytes, 1 << 20) };
         match bytes {
             0 => assert!(parts.unwrap().is_empty()),
             _ => assert_error(parts, "are not memory of webgpu:"),
         }
     }
-    // SAFETY: as above.
+    // SAFETY: nothing is submitted that uses the binding.
     assert_error(
         unsafe { gpu.resolve_parts(address, 4, 0) },
         "parts of 0 bytes",
     );
     let foreign = DeviceBufferMut::allocate(&other.default_queue(), 100).unwrap();
-    // SAFETY: as above.
+    // SAFETY: nothing is submitted that uses the binding.
     assert_error(unsafe { gpu.bind(&foreign) }, "are not memory of webgpu:");
     drop(memory);
     assert_error(resolve(address, 4), "are not memory of webgpu:");

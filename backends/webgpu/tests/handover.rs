@@ -144,7 +144,7 @@ fn buffers_that_are_refused() {
     assert_clean(&device);
 
     // Without STORAGE it is a column, for all but shaders.
-    // SAFETY: as above.
+    // SAFETY: the buffer is of the device, and not written to.
     let plain =
         unsafe { WgpuDevice::wrap(&device, create(8, BufferUsages::COPY_SRC), ()) }.unwrap();
     let queue = device.default_queue();
@@ -257,7 +257,7 @@ fn what_is_not_a_whole_allocation_is_not_taken() {
             .unwrap()
             .buffer(1)
             .unwrap(),
-        "",
+        "shared with other buffers",
     );
     // It is there as before, and can be taken once it is alone.
     assert_eq!(buffer.to_host().unwrap().as_slice(), [1; 400]);

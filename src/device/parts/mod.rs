@@ -9,8 +9,9 @@
 //! | [`Failure`] | remembering that the device has failed | backends of runtimes that forget it, or end the process |
 //! | [`Worker`] | a thread for calls that may block, and for polling | backends of runtimes whose frees wait, or that cannot notify |
 //! | [`Process`] | refusing work in a forked child | backends of all runtimes with threads of their own |
+//! | [`exit`] | leaving the runtime alone while the process ends | backends of runtimes whose libraries are unloaded then |
 //!
-//! CUDA and ROCm use all but `Reserved` and `Failure`, since their contexts remember a code that each operation reports under its own
+//! CUDA and ROCm use all but `Reserved`, `exit` and `Failure`, since their contexts remember a code that each operation reports under its own
 //! name. The simulated device keeps its own table of allocations, which it changes in place while they are freed or shrunk.
 //!
 //! All may be used on any thread, wait for nothing unless they say so, and call no runtime by themselves. A queue is named by a
@@ -113,6 +114,7 @@
 //! At the end of a device the backend waits for its work, frees what [`Pool::take_all`] returns, and calls [`Worker::finish`] if
 //! the runtime must not be used after that.
 
+pub mod exit;
 mod failure;
 mod pool;
 mod ranges;

@@ -1,0 +1,275 @@
+//! The end of the process, when the runtime of a device must not be called any more.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::device::Process;
+
+/// What [`watch`] was called in last: the number of the process, from 1; 0 before.
+static WATCHED: AtomicU64 = AtomicU64::new(0);
+/// The thread that ends the process; 0 until then.
+static ENDER: AtomicUsize = AtomicUsize::new(0);
+/// How many threads are in a runtime.
+static INSIDE: AtomicUsize = AtomicUsize::new(0);
+
+/// How long the end of the process waits for threads that are in a runtime. It then goes on all the same.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+thread_local! {
+    /// How many values of [`Inside`] this thread has.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A thread's time in the runtime of a device, from [`enter`] to the drop. The end of the process waits for it, at most two seconds, so
+/// it should be short. A thread may have several at once. It stays on its thread.
+#[derive(Debug)]
+#[must_use = "the runtime may be called only while it lives"]
+pub struct Inside(PhantomData<*const ()>);
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let outer = DEPTH.get() - 1;
+        DEPTH.set(outer);
+        if outer == 0 {
+            INSIDE.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// Lets this thread into the runtime of a device. Returns `None` on the thread that ends the process, once it does: the runtime must then
+/// be left alone, and what it would free is left to the system. On any other thread this does not return then: it stays here until the
+/// process has ended.
+///
+/// Costs a few atomic operations. In a forked child of the process that [watched](watch), nothing is waited for.
+pub fn enter() -> Option<Inside> {
+    let outer = DEPTH.get();
+    if outer == 0 {
+        // Counted before it is asked whether the process ends, as its end says so before it reads the count.
+        INSIDE.fetch_add(1, Ordering::SeqCst);
+        let ender = ENDER.load(Ordering::SeqCst);
+        if ender != 0 {
+            INSIDE.fetch_sub(1, Ordering::SeqCst);
+            if ender == this_thread() {
+                return None;
+            }
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        }
+    }
+    DEPTH.set(outer + 1);
+    Some(Inside(PhantomData))
+}
+
+/// Watches for the end of the process, when libraries of drivers run their destructors: a thread that is in one of them crashes. A
+/// backend calls this whenever it has made a device, since what is registered last runs first: before the destructors of the libraries that
+/// were loaded for the device. It calls [`enter`] before each call of the runtime on threads that may outlive `main`, and wherever the last
+/// handle of a device may be dropped.
+///
+/// All backends of a process share what is known of its end. On systems without `atexit`, and under Miri, this does nothing.
+///
+/// ```
+/// use arrow_device::device::parts::exit;
+///
+/// exit::watch(); // the device has been made
+/// if let Some(_inside) = exit::enter() {
+///     // The runtime may be called here.
+/// } // or else the process is ending: leave all to the system
+/// ```
+pub fn watch() {
+    let this = this_process();
+    let before = WATCHED.swap(this, Ordering::SeqCst);
+    if before != 0 && before != this {
+        // A child, which has neither the parent's threads nor its end.
+        INSIDE.store(usize::from(DEPTH.get() > 0), Ordering::SeqCst);
+        ENDER.store(0, Ordering::SeqCst);
+    }
+    #[cfg(all(any(unix, windows), not(miri)))]
+    {
+        unsafe extern "C" {
+            /// Of the C library.
+            fn atexit(function: extern "C" fn()) -> std::ffi::c_int;
+        }
+        // SAFETY: the function may run while the process ends, and more than once: it uses atomic numbers, the clock, and a thread's own
+        // variable without a destructor. If the system has no room for it, the end goes unnoticed.
+        unsafe { atexit(ending) };
+    }
+}
+
+/// The number of the process, from 1: how often it and its parents were forked since this crate was loaded.
+fn this_process() -> u64 {
+    u64::from(Process::this().number()) + 1
+}
+
+/// The address of a thread's own variable: each has its own as long as it lives.
+fn this_thread() -> usize {
+    DEPTH.with(|depth| std::ptr::from_ref(depth).addr())
+}
+
+#[cfg_attr(not(all(any(unix, windows), not(miri))), allow(dead_code))] // nobody calls it there
+extern "C" fn ending() {
+    // In a child nobody has called `watch`: the parent's threads that were in a runtime are not here.
+    if WATCHED.load(Ordering::SeqCst) != this_process() {
+        return;
+    }
+    ENDER.store(this_thread(), Ordering::SeqCst);
+    // Those of this thread never end.
+    let own = usize::from(DEPTH.get() > 0);
+    let start = Instant::now();
+    while INSIDE.load(Ordering::SeqCst) > own && start.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+#[cfg(all(test, target_os = "linux", not(miri)))]
+mod tests {
+    use std::process::{Command, ExitStatus};
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    /// Runs a test's body in a process of its own, which it ends. Returns how it ended, and how long it took.
+    fn ends(test: &str, body: fn()) -> (Option<i32>, Duration) {
+        const ALONE: &str = "ARROW_DEVICE_TEST_ENDS";
+        if std::env::var_os(ALONE).is_some() {
+            body();
+            unreachable!("the body ends the process");
+        }
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let name = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
+        command.args([&name, "--exact", "--test-threads=1"]);
+        let start = Instant::now();
+        let status: ExitStatus = command.env(ALONE, "1").output().unwrap().status;
+        (status.code(), start.elapsed())
+    }
+
+    /// What the destructors of a driver's library would find.
+    static USED: AtomicBool = AtomicBool::new(false);
+
+    /// Stands for a destructor that was registered when the driver was loaded. The process fails if a thread is in the driver then.
+    extern "C" fn unload() {
+        std::thread::sleep(Duration::from_millis(50));
+        if USED.load(Ordering::SeqCst) {
+            // SAFETY: it has no requirement.
+            unsafe { libc::_exit(9) };
+        }
+    }
+
+    fn load() {
+        // SAFETY: the function uses an atomic number and the clock.
+        assert_eq!(unsafe { libc::atexit(unload) }, 0);
+        watch();
+    }
+
+    fn use_driver(time: Duration) {
+        let _inside = enter();
+        USED.store(true, Ordering::SeqCst);
+        std::thread::sleep(time);
+        USED.store(false, Ordering::SeqCst);
+    }
+
+    /// Threads that are in the driver again and again are outside while it is unloaded.
+    #[test]
+    fn the_end_waits_for_threads_and_keeps_them_out() {
+        let (code, _) = ends("the_end_waits_for_threads_and_keeps_them_out", || {
+            load();
+            for _ in 0..3 {
+                std::thread::spawn(|| {
+                    loop {
+                        use_driver(Duration::from_millis(3));
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            std::process::exit(7);
+        });
+        assert_eq!(code, Some(7));
+    }
+
+    #[test]
+    fn the_thread_that_ends_the_process_is_told() {
+        let (code, _) = ends("the_thread_that_ends_the_process_is_told", || {
+            extern "C" fn later() {
+                let is_told = enter().is_none();
+                // SAFETY: it has no requirement.
+                unsafe { libc::_exit(if is_told { 7 } else { 8 }) };
+            }
+            assert!(enter().is_some());
+            // SAFETY: the function uses what `enter` may use.
+            assert_eq!(unsafe { libc::atexit(later) }, 0);
+            watch();
+            std::process::exit(0);
+        });
+        assert_eq!(code, Some(7));
+    }
+
+    #[test]
+    fn a_thread_does_not_wait_for_itself() {
+        let (code, took) = ends("a_thread_does_not_wait_for_itself", || {
+            watch();
+            watch();
+            let _outer = enter();
+            let _inner = enter();
+            std::process::exit(7);
+        });
+        assert_eq!(code, Some(7));
+        assert!(took < PATIENCE, "waited for itself: {took:?}");
+    }
+
+    /// One that does not come back is waited for a while.
+    #[test]
+    fn a_thread_that_stays_is_left() {
+        let (code, took) = ends("a_thread_that_stays_is_left", || {
+            watch();
+            let (sender, is_in) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let _inside = enter();
+                sender.send(()).unwrap();
+                std::thread::sleep(Duration::from_secs(60));
+            });
+            is_in.recv().unwrap();
+            std::process::exit(7);
+        });
+        assert_eq!(code, Some(7));
+        assert!((PATIENCE..4 * PATIENCE).contains(&took), "{took:?}");
+    }
+
+    /// The parent's threads are not in the child, which waits for none of them; a device of its own is watched again.
+    #[test]
+    fn a_forked_child_ends_at_once() {
+        let (code, _) = ends("a_forked_child_ends_at_once", || {
+            watch();
+            let (sender, is_in) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let _inside = enter();
+                sender.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(500));
+            });
+            is_in.recv().unwrap();
+            for own_device in [false, true] {
+                let start = Instant::now();
+                // SAFETY: the child ends without a lock that another thread may hold.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    if own_device {
+                        watch();
+                        assert_eq!(INSIDE.load(Ordering::SeqCst), 0);
+                    }
+                    ending();
+                    let is_told = enter().is_none();
+                    // SAFETY: it has no requirement.
+                    unsafe { libc::_exit(i32::from(is_told != own_device)) };
+                }
+                let mut status = 0;
+                // SAFETY: `status` is valid for the write of an int.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(status, 0, "with a device of its own: {own_device}");
+                assert!(start.elapsed() < Duration::from_millis(400));
+            }
+            std::process::exit(7);
+        });
+        assert_eq!(code, Some(7));
+    }
+}
