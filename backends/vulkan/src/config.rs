@@ -5,13 +5,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use arrow_device::device::DeviceId;
+use arrow_device::device::parts::exit;
 use arrow_device::{ArrowDeviceType, Device, Result};
 use ash::vk;
 
 use crate::codes::{absent, absent_after};
 use crate::context::{Context, Origin, SharedQueue};
 use crate::device::VulkanDevice;
-use crate::exit;
 use crate::physical::{Asked, Instance, VulkanDeviceInfo, ask, create_device, family_of, serves};
 use crate::shared::Shared;
 

@@ -4,13 +4,13 @@ use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
+use arrow_device::device::parts::exit::{self, Inside};
 use arrow_device::device::parts::{Failure, Process, Worker};
 use arrow_device::device::{DeviceId, device_error};
 use arrow_device::{Error, Result};
 use ash::vk;
 
 use crate::codes::{Answer, Failed};
-use crate::exit::{self, Inside};
 
 /// Who destroys the device.
 pub(crate) enum Origin {

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arrow_device::Result;
-use arrow_device::device::parts::queue_number;
+use arrow_device::device::parts::{exit, queue_number};
 use ash::vk;
 
 use crate::codes::{Answer, Failed, Of};
 use crate::context::Context;
-use crate::exit;
 
 /// The order of one queue's work. Each batch has a number, from 1 on, to which it sets the lane's timeline semaphore once it and
 /// all batches before it have completed.

@@ -93,7 +93,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `physical.rs`, `codes.rs` | the loader, the physical devices and what each offers; errors of calls |
-//! | `context.rs`, `exit.rs` | a device of Vulkan, its end, and the lock of a VkQueue; the end of the process |
+//! | `context.rs` | a device of Vulkan, its end, and the lock of a VkQueue |
 //! | `memory.rs` | buffers with addresses |
 //! | `lane.rs`, `batch.rs`, `submit.rs` | the order of a queue's work; what is submitted, held back and under way; when |
 //! | `event.rs` | the places that `sync_event` points to, and what is asked of events |
@@ -109,7 +109,6 @@ mod context;
 mod copy;
 mod device;
 mod event;
-mod exit;
 mod lane;
 mod memory;
 mod physical;

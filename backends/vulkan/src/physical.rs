@@ -5,12 +5,11 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use arrow_device::device::DeviceId;
-use arrow_device::device::parts::Process;
+use arrow_device::device::parts::{Process, exit};
 use arrow_device::{ArrowDeviceType, Result};
 use ash::vk;
 
 use crate::codes::{Answer, Of, absent, absent_after};
-use crate::exit;
 
 /// What Vulkan reports about a physical device.
 #[derive(Clone, Debug)]
