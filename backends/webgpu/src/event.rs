@@ -7,7 +7,6 @@
 //! waits for it, or by the device's own thread ([`Polling::Thread`]), which also calls wakers. Events complete after the downloads before
 //! them have landed.
 
-use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -22,6 +21,7 @@ use wgpu::SubmissionIndex;
 use crate::bell::Bell;
 use crate::callback::{Callback, Ended, Tell};
 use crate::landing::{Landing, overlap};
+use crate::state::{Recorded, State};
 use crate::sys::{Gpu, lock};
 
 /// How long the device's thread leaves a download to a caller that waits for it: one thread less that has to be woken.
@@ -43,14 +43,6 @@ pub enum Polling {
     Program,
 }
 
-/// An event that was recorded.
-#[derive(Clone)]
-struct Recorded {
-    number: u64,
-    /// What this crate had submitted last. The program may have submitted more before the event.
-    submission: Option<SubmissionIndex>,
-}
-
 /// The events of a device.
 pub(crate) struct Timeline {
     gpu: Arc<Gpu>,
@@ -65,48 +57,6 @@ pub(crate) struct Timeline {
     /// Held by the thread that lands downloads.
     lander: Mutex<()>,
     worker: Worker,
-}
-
-#[derive(Default)]
-struct State {
-    /// The number of the last event.
-    last: u64,
-    submission: Option<SubmissionIndex>,
-    /// The live events, by address.
-    events: HashMap<usize, (Recorded, Box<u64>)>,
-    landings: VecDeque<Landing>,
-    /// The landing that is taking place: its number, and the host memory to which it writes.
-    current: Option<(u64, Vec<Range<usize>>)>,
-    wakers: Vec<(Recorded, Waker)>,
-    /// How many threads wait for events. They land the downloads before those.
-    waiting: usize,
-    /// The device's thread has a job.
-    is_driven: bool,
-}
-
-impl State {
-    /// Returns the submission of the first download, if that comes before an event.
-    fn first_landing(&self, event: u64) -> Option<SubmissionIndex> {
-        let first = self.landings.front().filter(|first| first.number <= event);
-        first.map(|first| first.submission.clone())
-    }
-
-    /// Returns whether all downloads before an event have landed.
-    fn has_landed(&self, event: u64) -> bool {
-        let first = self.landings.front().map(|first| first.number);
-        let current = self.current.as_ref().map(|(number, _)| *number);
-        let mut left = [first, current].into_iter().flatten();
-        left.all(|landing| landing > event)
-    }
-
-    /// Returns what tells the first download from others.
-    fn front(&self) -> Option<usize> {
-        self.landings.front().map(Landing::identity)
-    }
-
-    fn is_idle(&self) -> bool {
-        self.landings.is_empty() && self.wakers.is_empty()
-    }
 }
 
 impl Timeline {
@@ -448,19 +398,19 @@ impl Timeline {
 
     /// Calls the wakers of events that have completed, or never will.
     fn wake(&self) {
+        if lock(&self.state).wakers.is_empty() {
+            return;
+        }
+        let is_failed = self.gpu.failure.is_set() || self.notice().is_err();
         let ready: Vec<_> = {
             let mut state = lock(&self.state);
             let wakers = std::mem::take(&mut state.wakers);
-            drop(state);
-            if wakers.is_empty() {
-                return;
-            }
-            let is_failed = self.gpu.failure.is_set() || self.notice().is_err();
-            let (ready, rest): (Vec<_>, Vec<_>) = wakers
+            let is_ready = |number| self.has_ended(number) && state.has_landed(number);
+            let (ready, rest) = wakers
                 .into_iter()
-                .partition(|(recorded, _)| is_failed || self.has_reached(recorded.number));
-            state = lock(&self.state);
-            state.wakers.extend(rest);
+                .partition(|(recorded, _)| is_failed || is_ready(recorded.number));
+            // Under the same lock: `push` leaves a device alone that has no wakers.
+            state.wakers = rest;
             ready
         };
         for (_, waker) in ready {
@@ -591,5 +541,9 @@ struct Waiting<'a>(&'a Timeline);
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         lock(&self.0.state).waiting -= 1;
+        // What callbacks have left to this thread.
+        if self.0.polling == Polling::Program {
+            self.0.push();
+        }
     }
 }

@@ -100,7 +100,7 @@
 //! | `sys.rs` | the calls into wgpu: errors, panics, loss, waiting |
 //! | `memory.rs`, `staging.rs` | addresses over buffers; memory that the host writes and reads |
 //! | `callback.rs` | what wgpu calls when work has ended |
-//! | `landing.rs`, `event.rs`, `bell.rs` | downloads on their way to the host; events, who waits and who wakes; the thread's alarm |
+//! | `landing.rs`, `state.rs`, `event.rs`, `bell.rs` | downloads on their way to the host; the events of a device; who waits and who wakes; the thread's alarm |
 //! | `bytes.rs`, `bytes.wgsl` | copies and fills of any bytes |
 //! | `shared.rs`, `copy.rs` | what the queues of a device share; copies and fills |
 //! | `access.rs`, `wgsl.rs`, `arrow.wgsl` | columns as bindings, buffers in and out; functions for shaders |
@@ -128,6 +128,7 @@ mod queue;
 mod registry;
 mod shared;
 mod staging;
+mod state;
 mod sys;
 mod wgsl;
 
