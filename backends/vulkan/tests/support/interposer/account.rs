@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ash::vk::{self, Handle};
 
@@ -179,10 +179,19 @@ pub(crate) fn misuses() -> Vec<String> {
     account().misuses.clone()
 }
 
+/// How long the objects of a test may outlive it.
+const LEFT_BEHIND: Duration = Duration::from_secs(60);
+
 /// The tests of the program run one after the other: what one lets fail, or owns, must not be another's.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     clear();
+    // Devices end on threads of their own, also those of the test before this one.
+    let start = Instant::now();
+    while !live().is_empty() && start.elapsed() < LEFT_BEHIND {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(live().is_empty(), "an earlier test has left {:?}", live());
     alone
 }
