@@ -281,5 +281,6 @@ def webgpu(lines):
     """WG1: ratios of times."""
     row = Row("WG1", "WebGPU on this machine's adapter: upload and download of 1 MiB, of 96 MiB, and of 1,000 columns of 1,000 rows",
               "<= 1.2x, <= 1.0x the time of plain wgpu; <= 0.1x that of a loop over buffers")
-    limits = {"1 MiB": 1.2, "16 MiB": math.inf, "96 MiB": 1.0, "1,000 x 1,000": 0.1}
-    return beside_plain(row, lines, lambda what: limits[what.rsplit(" ", 1)[0]], at_least=False)
+    # What else there is, for comparison.
+    limits = {"1 MiB": 1.2, "96 MiB": 1.0, "1,000 x 1,000": 0.1}
+    return beside_plain(row, lines, lambda what: limits.get(what.rsplit(" ", 1)[0], math.inf), at_least=False)
