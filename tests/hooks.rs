@@ -64,19 +64,19 @@ unsafe impl Backend for Hooked {
         self.exports.then_some(()).ok_or_else(refused)
     }
     unsafe fn check_event(&self, event: EventPtr) -> Result<()> {
-        // SAFETY: the caller guarantees what the simulated device requires; so below.
+        // SAFETY: the caller guarantees what the simulated device requires of an event.
         unsafe { self.sim.check_event(event) }
     }
     unsafe fn query_event(&self, event: EventPtr) -> Result<bool> {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what the simulated device requires of an event.
         unsafe { self.sim.query_event(event) }
     }
     unsafe fn wait_event(&self, event: EventPtr) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what the simulated device requires of an event.
         unsafe { self.sim.wait_event(event) }
     }
     unsafe fn release_event(&self, event: EventPtr) {
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees what the simulated device requires of an event.
         unsafe { self.sim.release_event(event) }
     }
     fn classify(&self, address: DevicePtr, bytes: usize) -> AddressClass {
@@ -348,7 +348,7 @@ fn a_resolver_tells_devices_of_one_id_apart() {
     let array = up
         .export_array(&ExportOptions::new(SyncPolicy::Wait))
         .unwrap();
-    // SAFETY: as above.
+    // SAFETY: the array comes from the export above.
     let found = unsafe { DeviceRecordBatch::import_as(array, empty.schema(), &options) };
     assert_eq!(found.unwrap().device(), &two);
     drop((up, options, devices, one, two));

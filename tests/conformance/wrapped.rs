@@ -207,7 +207,7 @@ unsafe impl Backend for Wrapped {
                 Ok(true)
             }
             Twist::FlushesWhenQueried => {
-                // SAFETY: as above.
+                // SAFETY: the caller guarantees that the event is live and of this device.
                 unsafe {
                     let done = self.sim.query_event(event)?;
                     self.sim.wait_event(event)?;

@@ -129,7 +129,7 @@ impl VulkanConfig {
         let family = check(id, &info, family_of(&families))?;
         let most = families.get(family as usize);
         let count = most.map_or(1, |family| family.queue_count.clamp(1, QUEUES));
-        // SAFETY: as above; `check` found that the device lacks nothing, and the family has as many queues.
+        // SAFETY: the instance is live and has listed the device; `check` found that the device lacks nothing, and the family has as many queues.
         let device = unsafe { create_device(instance.get(), physical, family, count as usize) };
         let device = device.map_err(|failed| absent_after(id, failed))?;
         let queues = (0..count).map(|number| {

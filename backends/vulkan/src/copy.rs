@@ -112,7 +112,7 @@ impl Plan {
                 device.cmd_copy_buffer(commands, *src, *dst, regions);
             }
         };
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees the command buffer, and the queue's family (see `# Safety`).
         unsafe { record_between(device, commands, copies) };
     }
 }

@@ -191,7 +191,7 @@ pub(crate) unsafe fn ask(instance: &ash::Instance, physical: vk::PhysicalDevice)
         }
         let mut features = vk::PhysicalDeviceVulkan12Features::default();
         let mut wanted = vk::PhysicalDeviceFeatures2::default().push_next(&mut features);
-        // SAFETY: as above; an instance that lists a device of Vulkan 1.2 has the functions of Vulkan 1.1. Each structure that is
+        // SAFETY: the caller guarantees that the instance is live and has listed the device; one that lists a device of Vulkan 1.2 has the functions of Vulkan 1.1. Each structure that is
         // chained belongs to the device's version, and lives during the call.
         unsafe {
             instance.get_physical_device_properties2(physical, &mut all);

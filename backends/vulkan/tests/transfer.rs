@@ -185,7 +185,7 @@ fn copies_and_fills_are_exact() {
         unsafe { raw.copy(&[op]) }.unwrap();
     };
     let fill = |buffer: usize, dst: usize, byte: u8, bytes: usize| {
-        // SAFETY: as above.
+        // SAFETY: the place has `ROOM` bytes, among which these are, and lives until the queue was waited for.
         unsafe { raw.fill(places[buffer].offset(dst), byte, bytes) }.unwrap();
     };
     let read = |place: usize| {

@@ -4,6 +4,7 @@ use std::mem::{ManuallyDrop, size_of};
 use std::sync::Mutex;
 
 use arrow_device::device::DevicePtr;
+use arrow_device::device::parts::exit;
 use arrow_device::{
     Device, DeviceBits, DeviceBuffer, DeviceBufferMut, DeviceSlice, Error, Loan, Result,
 };
@@ -472,6 +473,10 @@ impl<K> Drop for Wrapped<K> {
         if self.shared.gpu.is_forked() {
             return;
         }
+        // Nor while the process ends.
+        let Some(_inside) = exit::enter() else {
+            return;
+        };
         drop(self.shared.memory.remove(self.base));
         // SAFETY: the value is dropped once, here, and not used again.
         unsafe { ManuallyDrop::drop(&mut self.keep) };

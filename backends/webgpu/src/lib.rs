@@ -69,9 +69,10 @@
 //! # Order and events
 //!
 //! A `wgpu::Device` has one queue, and all queues of a device of this crate are that one. Work runs in the order in which it is submitted,
-//! the program's own submissions included; what `wgpu::Queue::write_buffer` writes counts from the next submission on, of the
-//! program or of this crate, or from the next event or download of this crate, if that is earlier: they submit it too. A command encoder counts from its submission on: submit it before the loans that it uses are dropped, and
-//! before the memory that it writes is frozen. An event of this crate includes what the program has submitted before.
+//! the program's own submissions included. What `wgpu::Queue::write_buffer` writes counts from the next submission on, of the
+//! program or of this crate, or from the next event or download of this crate if that is earlier, since wgpu then submits it, too. A
+//! command encoder counts from its submission on: submit it before the loans that it uses are dropped, and before the memory that
+//! it writes is frozen. An event of this crate includes what the program has submitted before.
 //!
 //! So nobody who can reach the memory has to wait for anything, and `sync_event` is null in exports
 //! ([`QueueOrder`](arrow_device::device::Handover::QueueOrder)); the specification has no event type for WebGPU. Who wants the bytes on the

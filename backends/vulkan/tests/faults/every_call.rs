@@ -143,13 +143,13 @@ const OPERATIONS: &[Operation] = &[
         let up = waits.and_then(|()| device.upload_on(&batch(), &queue));
         let watch = Arc::new(Watch);
         let waker = watch.clone().into();
-        // SAFETY: as above; the event lives until all clones of the waker were dropped.
+        // SAFETY: the event lives until all clones of the waker were dropped.
         let woken = unsafe { device.backend().notify_event(event.pointer(), &waker) };
         drop(waker);
         let other = device.upload(&batch());
         event.set();
         let other = other.and_then(|other| other.to_host());
-        // SAFETY: as above.
+        // SAFETY: `event` keeps the event until the end of this function.
         let waited = unsafe { device.backend().wait_event(event.pointer()) };
         // What waits for the event is over, or will never be.
         let back = up.and_then(|up| up.to_host());

@@ -72,7 +72,7 @@ struct Shared {
 }
 
 unsafe extern "C" fn set(event: vk::Event, program: *const c_void) -> vk::Result {
-    // SAFETY: as in `submit`; the event is the C program's, which uses it on one thread.
+    // SAFETY: the C program passes on the pointer to its `Program`, which outlives it; the event is the C program's, which uses it on one thread.
     let set = unsafe { set_event(&(*program.cast::<Program>()).device, event) };
     set.err().unwrap_or(vk::Result::SUCCESS)
 }
@@ -100,7 +100,7 @@ pub(crate) struct Peer {
 
 // SAFETY: the structure is read only, and `submit` may be called on any thread.
 unsafe impl Sync for Peer {}
-// SAFETY: as above.
+// SAFETY: no part of the structure belongs to one thread.
 unsafe impl Send for Peer {}
 
 /// An array that the C program has made, and its memory.

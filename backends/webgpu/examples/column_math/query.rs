@@ -221,7 +221,7 @@ impl<'a, T: ArrowNativeType> Column<'a, T> {
         let loans = (values, bits);
         // SAFETY: the shaders only read columns, and are submitted while the loans are there.
         let values = unsafe { gpu.bind(&loans.0) }?;
-        // SAFETY: as above.
+        // SAFETY: the shaders only read the bitmap, and are submitted while its loan is there.
         let bits = loans
             .1
             .as_ref()

@@ -46,7 +46,7 @@ pub(crate) fn try_open() -> Option<Device> {
     }
 }
 
-/// A `wgpu::Device` of the program's own, with the adapter's limits but for those that `lower` changes.
+/// A `wgpu::Device` of the program's own, with the adapter's limits, except those that `lower` changes.
 #[track_caller]
 pub(crate) fn own_device(
     lower: impl FnOnce(&mut wgpu::Limits),

@@ -56,7 +56,7 @@ macro_rules! infallible {
             pub(super) static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
             pub(super) unsafe extern "system" fn call($($arg: $type),*) {
                 $first
-                // SAFETY: as for the others.
+                // SAFETY: the loader returned this address for the function of this name and signature.
                 let real = unsafe {
                     transmute::<*mut c_void, unsafe extern "system" fn($($type),*)>(REAL.load(Ordering::Acquire))
                 };
