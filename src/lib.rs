@@ -171,7 +171,9 @@ pub use error::{Error, Result};
 pub use interchange::{
     ExportOptions, ImportOptions, NullCounts, ReleasePolicy, SyncPolicy, Validation, check_for_cudf,
 };
-pub use memory::{Allocation, DeviceBuffer, DeviceBufferMut, HostSlab, Loan};
+pub use memory::{
+    Allocation, DeviceBuffer, DeviceBufferMut, HostSlab, LiveBytes, Loan, MemoryBudget,
+};
 pub use stream::{
     DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostArrayReader, HostRecordBatchReader,

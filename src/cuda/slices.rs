@@ -11,7 +11,7 @@ use crate::abi::guard;
 use crate::device::cuda::let_go;
 use crate::device::{Device, DevicePtr, Queue};
 use crate::error::{Error, Result};
-use crate::memory::{DeviceBuffer, DeviceBufferMut, Memory, Owner, Ready};
+use crate::memory::{Counted, DeviceBuffer, DeviceBufferMut, Memory, Owner, Ready};
 
 /// Returns the backend of a device whose memory is the device's own.
 fn plain_device(device: &Device) -> Result<&CudaDevice> {
@@ -92,7 +92,12 @@ impl DeviceBuffer {
                 return Err(e);
             }
         };
-        let memory = Memory::Device { queue, base, bytes };
+        let memory = Memory::Device {
+            queue,
+            base,
+            bytes,
+            live: Counted::default(),
+        };
         let owner = Owner::new(device.clone(), memory, ready);
         Ok(Self::from_parts(Arc::new(owner), base, 0, bytes))
     }

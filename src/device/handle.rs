@@ -256,6 +256,14 @@ impl WeakDevice {
     }
 }
 
+impl PartialEq for WeakDevice {
+    fn eq(&self, other: &Self) -> bool {
+        Weak::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for WeakDevice {}
+
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

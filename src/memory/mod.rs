@@ -1,16 +1,22 @@
 //! Memory and its owners: device buffers, host memory that becomes arrow buffers, and what keeps either alive.
 
 mod allocation;
+mod budget;
 mod buffer;
 mod buffer_mut;
+mod live;
 mod owner;
 mod reading;
 mod slab;
 
 pub use allocation::Allocation;
+pub use budget::MemoryBudget;
+pub(crate) use budget::Reserved;
 pub use buffer::{DeviceBuffer, Loan};
 pub(crate) use buffer::{check_queue, host_buffer};
 pub use buffer_mut::DeviceBufferMut;
+pub(crate) use live::Counted;
+pub use live::LiveBytes;
 pub(crate) use owner::{Kept, Memory, Owner, Ready};
 pub(crate) use reading::{Reading, read_back};
 pub use slab::HostSlab;

@@ -11,7 +11,7 @@ use crate::device::{
     ALIGNMENT, Device, DevicePtr, EventPtr, EventRef, Queue, Seen, SyncEvent, lock,
 };
 use crate::error::{Error, Result};
-use crate::memory::HostSlab;
+use crate::memory::{Counted, HostSlab};
 
 /// One piece of memory with one lifetime, shared by `Arc` between all buffers that lie in it.
 ///
@@ -53,6 +53,8 @@ pub(crate) enum Memory {
         queue: Queue,
         base: DevicePtr,
         bytes: usize,
+        #[allow(dead_code)]
+        live: Counted,
     },
     /// Host memory of this crate.
     Slab(HostSlab),
@@ -248,7 +250,10 @@ impl Memory {
     /// # Safety
     /// Called once. The uses on other queues have completed, or the queue waits for them.
     unsafe fn free_in_order(&self) {
-        if let Self::Device { queue, base, bytes } = self {
+        if let Self::Device {
+            queue, base, bytes, ..
+        } = self
+        {
             // SAFETY: `DeviceBufferMut` allocated `bytes` bytes at `base` on a queue of this device and moved them here; the
             // caller guarantees the only free, after all uses (see `# Safety`).
             unsafe { queue.free(*base, *bytes) };

@@ -7,17 +7,17 @@ use crate::error::{Error, Result};
 use crate::memory::{HostSlab, Owner};
 
 /// A list of copies into a slab, or out of it, that was given to a queue. The slab and the sources live until the copies have
-/// completed, even if the reading is dropped.
+/// completed, even if the reading is dropped. `H` is one slab or several.
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Reading<S: Send + 'static> {
+pub(crate) struct Reading<S: Send + 'static, H: Send + 'static = HostSlab> {
     /// The event after which the slab may be read; `None` if it may be read now.
     event: Option<SyncEvent>,
     /// `None` once it was returned.
-    kept: Option<(HostSlab, S)>,
+    kept: Option<(H, S)>,
 }
 
-impl<S: Send + 'static> Reading<S> {
+impl<S: Send + 'static, H: Send + 'static> Reading<S, H> {
     /// Gives the copies to `queue`, after the events of `owners`.
     ///
     /// # Safety
@@ -27,7 +27,7 @@ impl<S: Send + 'static> Reading<S> {
         queue: &Queue,
         owners: &[Arc<Owner>],
         copies: &[CopyOp],
-        slab: HostSlab,
+        slab: H,
         source: S,
     ) -> Result<Self> {
         let kept = (slab, source);
@@ -64,7 +64,7 @@ impl<S: Send + 'static> Reading<S> {
     }
 
     /// Makes this thread wait for the copies, if there are any: one host wait. Returns the slab and the source.
-    pub(crate) fn finish(mut self) -> Result<(HostSlab, S)> {
+    pub(crate) fn finish(mut self) -> Result<(H, S)> {
         if let Some(event) = &self.event {
             // After an error the copies may still run: dropping the reading keeps the memory that they use.
             event.wait()?;
@@ -75,7 +75,7 @@ impl<S: Send + 'static> Reading<S> {
     }
 }
 
-impl<S: Send + 'static> Drop for Reading<S> {
+impl<S: Send + 'static, H: Send + 'static> Drop for Reading<S, H> {
     fn drop(&mut self) {
         let (Some(event), Some(kept)) = (self.event.take(), self.kept.take()) else {
             return;

@@ -159,7 +159,7 @@ fn upload_all(
             let upload = || {
                 let (batch, _) = next?;
                 uploads.make_room();
-                uploads.upload(&batch)
+                uploads.upload(&batch, &mut |_| Ok(()))
             };
             let next = guard::callback("upload", upload);
             let is_last = next.is_err();

@@ -1,15 +1,20 @@
 //! Uploads host readers.
 
 use std::collections::VecDeque;
+#[cfg(feature = "async")]
+use std::task::{Context, Poll};
 
-use arrow_array::RecordBatchReader;
+use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::SchemaRef;
 
 use crate::abi::ArrowDeviceType;
 use crate::data::DeviceRecordBatch;
+#[cfg(feature = "async")]
+use crate::device::Completion;
 use crate::device::{Device, Queue, SyncEvent};
 use crate::error::Result;
 use crate::stream::reader::DeviceRecordBatchReader;
+use crate::transfer::{Admit, upload_batch};
 
 /// Once this many bytes are being uploaded, the oldest upload is waited for.
 pub(super) const BYTES: usize = 128 << 20;
@@ -94,6 +99,11 @@ impl Uploads {
         }
     }
 
+    #[cfg(feature = "async")]
+    pub(super) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
     pub(super) fn device(&self) -> &Device {
         self.queue.device()
     }
@@ -115,6 +125,25 @@ impl Uploads {
         None
     }
 
+    /// As [`make_room`](Self::make_room), but is pending. `wait` is the wait for the oldest upload.
+    #[cfg(feature = "async")]
+    pub(super) fn poll_room(
+        &mut self,
+        wait: &mut Option<Completion>,
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
+        loop {
+            // A failed upload counts as done: readers of its batch wait for the same event and get the error.
+            if Completion::poll_all(wait, cx).is_pending() {
+                return Poll::Pending;
+            }
+            match self.oldest_beyond_limit() {
+                Some(event) => *wait = Some(Completion::of(event)),
+                None => return Poll::Ready(()),
+            }
+        }
+    }
+
     /// Waits until there are few enough uploads.
     pub(super) fn make_room(&mut self) {
         while let Some(oldest) = self.oldest_beyond_limit() {
@@ -122,17 +151,41 @@ impl Uploads {
         }
     }
 
-    pub(super) fn upload(&mut self, batch: &arrow_array::RecordBatch) -> Result<DeviceRecordBatch> {
-        let batch = self.queue.device().upload_on(batch, &self.queue)?;
+    pub(super) fn upload(
+        &mut self,
+        batch: &RecordBatch,
+        admit: &mut Admit<'_>,
+    ) -> Result<DeviceRecordBatch> {
+        let batch = upload_batch(batch, self.device(), &self.queue, admit)?;
+        self.keep(&batch);
+        Ok(batch)
+    }
+
+    /// Uploads a batch that the host can read and that is ready. One on the device already is being copied there.
+    #[cfg(feature = "async")]
+    pub(super) fn bring(
+        &mut self,
+        mut batch: DeviceRecordBatch,
+        admit: &mut Admit<'_>,
+    ) -> Result<DeviceRecordBatch> {
+        if batch.device() != self.device() {
+            let array = batch.as_struct().host_to_device(&self.queue, admit)?;
+            batch = DeviceRecordBatch::from_struct(batch.schema(), array);
+        }
+        self.keep(&batch);
+        Ok(batch)
+    }
+
+    /// Counts a batch whose copies were queued.
+    fn keep(&mut self, batch: &DeviceRecordBatch) {
         let tree = batch.as_struct().tree();
         if let [owner] = tree.owners.as_slice() {
             if let Some(event) = owner.own_event() {
-                let bytes = bytes(&batch);
+                let bytes = bytes(batch);
                 self.under_way.push_back((event.clone(), bytes));
                 self.bytes += bytes;
             }
         }
-        Ok(batch)
     }
 }
 
@@ -146,7 +199,7 @@ impl<R: RecordBatchReader> Iterator for UploadingReader<R> {
         let next = self.reader.next().map(|batch| {
             let batch = batch?;
             self.uploads.make_room();
-            self.uploads.upload(&batch)
+            self.uploads.upload(&batch, &mut |_| Ok(()))
         });
         self.ended = !matches!(next, Some(Ok(_)));
         next

@@ -232,6 +232,7 @@ fn concat(root: &DataType, arrays: &[&DeviceArray], queue: &Queue) -> Result<Tre
         owners: owners.as_slice(),
         ready: &merged.ready,
         nodes: &merged.nodes,
+        is_ready: false,
     };
     let sources: Vec<DeviceArray> = arrays.iter().map(|array| (*array).clone()).collect();
     // SAFETY: the sources lie in the arrays' buffers, in memory of their owners, which the arrays keep alive. The slab has

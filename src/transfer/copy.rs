@@ -15,7 +15,7 @@ use crate::transfer::upload::{result, tree};
 /// allocation, at most one fill, and what [`Work::run`] says.
 pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result<Tree> {
     if queue.device().has_pages() {
-        return fill_pages(array, queue);
+        return fill_pages(array, queue, &mut |_| Ok(()));
     }
     let to_host = queue.device().id() == DeviceId::CPU;
     let reads_on = Some(queue).filter(|queue| queue.device() == array.device());
@@ -23,6 +23,16 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result
     if to_host {
         return pack_all(array, plan);
     }
+    copy_planned(array, queue, plan, false)
+}
+
+/// As [`copy`], to a device that is not the CPU, as planned already. With `ready` the caller has waited for the array.
+pub(super) fn copy_planned(
+    array: &DeviceArray,
+    queue: &Queue,
+    plan: Plan,
+    ready: bool,
+) -> Result<Tree> {
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let content = content(&plan);
     let work = Work {
@@ -31,6 +41,7 @@ pub(crate) fn copy(array: &DeviceArray, queue: &Queue, extent: Extent) -> Result
         owners: array.owners(),
         ready: &plan.ready,
         nodes: &plan.nodes,
+        is_ready: ready,
     };
     // SAFETY: the plan's sources lie in the array's buffers, in memory of its owners, which the array keeps alive. The slab
     // has `plan.device_bytes()` bytes, in which the plan gave each piece its own room, and is freed in the queue's order.
@@ -51,8 +62,13 @@ fn pack_all(array: &DeviceArray, plan: Plan) -> Result<Tree> {
 }
 
 /// Copies an array's rows from host-readable memory to whole pages of host memory, which this thread packs itself.
-pub(crate) fn fill_pages(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
+pub(crate) fn fill_pages(
+    array: &DeviceArray,
+    queue: &Queue,
+    admit: &mut dyn FnMut(usize) -> Result<()>,
+) -> Result<Tree> {
     let plan = plan(array, Extent::Pages, true, None)?;
+    admit(plan.device_bytes())?;
     let memory = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     if plan.bytes > 0 {
         // SAFETY: a device with pages allocates initialised host memory, of at least `plan.bytes` bytes, which nothing else uses.
@@ -99,6 +115,11 @@ unsafe fn pack_large(piece: Piece, ready: &[u8], region: &mut [u8]) {
         copy_large(piece.src.as_ptr().cast(), region.as_mut_ptr(), done);
         pack(&piece, ready, done, &mut region[done..]);
     }
+}
+
+/// Whether the host has to read or to wait, because it rewrites some of the bytes.
+pub(super) fn needs_host(plan: &Plan) -> bool {
+    content(plan).waits()
 }
 
 /// Returns what is copied directly, and what the host makes.

@@ -91,8 +91,7 @@ impl Device {
     /// As [`upload`](Self::upload). Also returns [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the queue
     /// belongs to another device.
     pub fn upload_on(&self, batch: &RecordBatch, queue: &Queue) -> Result<DeviceRecordBatch> {
-        let array = self.bring(wrap_batch(batch)?, queue)?;
-        Ok(DeviceRecordBatch::from_struct(batch.schema(), array))
+        upload_batch(batch, self, queue, &mut admit)
     }
 
     /// Copies an array of any type to this device, as [`upload`](Self::upload) does a batch.
@@ -125,27 +124,50 @@ impl Device {
     /// # Errors
     /// As [`upload_on`](Self::upload_on) and [`upload_data`](Self::upload_data).
     pub fn upload_data_on(&self, data: ArrayData, queue: &Queue) -> Result<DeviceArray> {
-        self.bring(wrap_data(data)?, queue)
+        self.bring(wrap_data(data)?, queue, &mut admit)
     }
 
     /// Copies an array over host memory to this device.
-    fn bring(&self, host: Tree, queue: &Queue) -> Result<DeviceArray> {
+    fn bring(&self, host: Tree, queue: &Queue, admit: &mut Admit<'_>) -> Result<DeviceArray> {
         check_queue(queue, self)?;
         let host = DeviceArray::from_tree(Arc::new(host));
         if self.id() == DeviceId::CPU {
             return Ok(host);
         }
-        Ok(DeviceArray::from_tree(Arc::new(upload(&host, queue)?)))
+        Ok(DeviceArray::from_tree(Arc::new(upload(
+            &host, queue, admit,
+        )?)))
     }
+}
+
+/// Is told how many bytes of device memory are about to be allocated, and may refuse.
+pub(crate) type Admit<'a> = dyn FnMut(usize) -> Result<()> + 'a;
+
+/// Refuses nothing.
+fn admit(_: usize) -> Result<()> {
+    Ok(())
+}
+
+/// Copies a batch to `device` on one of its queues, as [`Device::upload_on`].
+pub(crate) fn upload_batch(
+    batch: &RecordBatch,
+    device: &Device,
+    queue: &Queue,
+    admit: &mut Admit<'_>,
+) -> Result<DeviceRecordBatch> {
+    let array = device.bring(wrap_batch(batch)?, queue, admit)?;
+    Ok(DeviceRecordBatch::from_struct(batch.schema(), array))
 }
 
 /// Copies an array from host-readable memory to a queue's device. The caller keeps the array until
 /// this returns: its owners, which may be foreign, must not be dropped in the scope.
-fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
+fn upload(array: &DeviceArray, queue: &Queue, admit: &mut Admit<'_>) -> Result<Tree> {
     if queue.device().has_pages() {
-        return fill_pages(array, queue);
+        return fill_pages(array, queue, admit);
     }
-    queue.device().within(|| upload::upload(array, queue))
+    queue
+        .device()
+        .within(|| upload::upload(array, queue, admit))
 }
 
 /// Returns how many bytes of device memory the upload of a batch fills.
@@ -285,15 +307,21 @@ impl DeviceArray {
         if !from.is_host_readable() && to.backend().reaches(from.backend()) {
             return self.like(Arc::new(copy(self, queue, Extent::Rows)?));
         }
-        let host = self.to_host_memory(Extent::Rows, &from.default_queue())?;
+        self.to_host_memory(Extent::Rows, &from.default_queue())?
+            .host_to_device(queue, &mut admit)
+    }
+
+    /// Returns this array, which the host can read, on the device of `queue`. Waits for it if it is not ready.
+    pub(crate) fn host_to_device(&self, queue: &Queue, admit: &mut Admit<'_>) -> Result<Self> {
+        let to = queue.device();
         if to.id() == DeviceId::CPU {
             // Host memory of another device (page-locked memory, say) becomes the CPU's.
-            if *host.device() == *to {
-                return Ok(host.into_owned());
+            if self.device() == to {
+                return Ok(self.clone());
             }
-            return self.like(Arc::new(wrap_data(unwrap(&host)?)?));
+            return self.like(Arc::new(wrap_data(unwrap(self)?)?));
         }
-        self.like(Arc::new(upload(&host, queue)?))
+        self.like(Arc::new(upload(self, queue, admit)?))
     }
 
     /// Copies exactly these rows to one fresh allocation on the same device. Every buffer starts at a multiple of 64

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 
 use crate::data::tree::{Node, Slot};
 use crate::device::{ALIGNMENT, DevicePtr};
@@ -19,8 +20,10 @@ pub(crate) struct Plan {
     notes: Vec<Note>,
     /// The bytes that [`Fix::Ready`] refers to.
     pub(crate) ready: Vec<u8>,
-    /// The length of the slab in bytes, a multiple of 64.
+    /// The length of the slab in bytes, a multiple of 64. Of several slabs, that of all.
     pub(crate) bytes: usize,
+    /// The offset of each slab but the first, in ascending order: offsets count through all slabs.
+    later_slabs: Vec<usize>,
 }
 
 /// A buffer of a plan's result: where its bytes come from, where they go, and how.
@@ -150,13 +153,14 @@ impl Region {
         (self.copying() != Copying::FOLLOWS).then_some(piece)
     }
 
-    /// The slot in a slab at `base`.
+    /// The slot in slab `i` at `base`, which begins at offset `start`.
     #[inline]
-    fn place(self, base: DevicePtr) -> Slot {
+    fn place(self, (i, start): (usize, usize), base: DevicePtr) -> Slot {
         let mut slot = self.0;
         if !slot.is_null() {
             slot.base = base;
-            slot.owner = 0;
+            slot.offset -= start;
+            slot.owner = i as u32;
         }
         slot
     }
@@ -212,11 +216,73 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns the nodes and slots of the result in a slab at `base`.
-    pub(crate) fn place(self, base: DevicePtr) -> (Vec<Node>, Vec<Slot>) {
+    /// Returns the nodes and slots of the result in slabs at `bases`.
+    pub(crate) fn place(self, bases: &[DevicePtr]) -> (Vec<Node>, Vec<Slot>) {
+        let later = self.later_slabs;
         // In the memory of the regions.
-        let slots = self.regions.into_iter().map(|region| region.place(base));
+        let slots = self.regions.into_iter().map(|region| {
+            let slab = slab_of(&later, region.0.offset);
+            region.place(slab, bases[slab.0])
+        });
         (self.nodes, slots.collect())
+    }
+
+    /// Returns the length in bytes of each slab.
+    pub(super) fn slabs(&self) -> impl Iterator<Item = usize> {
+        let starts = std::iter::once(&0).chain(&self.later_slabs);
+        let ends = self.later_slabs.iter().chain([&self.bytes]);
+        starts.zip(ends).map(|(start, end)| end - start)
+    }
+
+    /// Returns the slab of an offset, and the offset in it.
+    #[inline]
+    pub(super) fn in_slab(&self, offset: usize) -> (usize, usize) {
+        let (i, start) = slab_of(&self.later_slabs, offset);
+        (i, offset - start)
+    }
+
+    /// Groups the regions by slabs, so that each child of the root with `least` bytes or more has one, and those with fewer share
+    /// some of about `least` bytes. `least` is raised if there would be more than about a hundred. Returns the number of each
+    /// region's group.
+    pub(super) fn columns(&self, least: usize) -> Vec<u32> {
+        let mut bytes = vec![0usize; self.nodes.len()];
+        // A parent comes before its children.
+        let mut columns = vec![0; self.nodes.len()];
+        for (i, node) in self.nodes.iter().enumerate() {
+            let parent = node.parent as usize;
+            columns[i] = if parent == 0 { i } else { columns[parent] };
+            let all = regions_of(node).map(|slot| {
+                let bytes = self.regions[slot].bytes().unwrap_or(usize::MAX);
+                bytes.saturating_add(ALIGNMENT - 1) & !(ALIGNMENT - 1)
+            });
+            let column = &mut bytes[columns[i]];
+            *column = all.fold(*column, usize::saturating_add);
+        }
+        // Few enough for the pool of idle slabs, however many columns there are.
+        let all = bytes.iter().copied().fold(0, usize::saturating_add);
+        let least = least.max(all / 64);
+        // The group of small columns, and the bytes in it. The root's own buffers are in the first.
+        let (mut last, mut shared, mut in_shared) = (0, 0, bytes[0]);
+        let mut numbers = vec![0; self.nodes.len()];
+        for (i, bytes) in bytes.into_iter().enumerate().skip(1) {
+            if bytes < least && in_shared < least {
+                numbers[i] = shared;
+                in_shared += bytes;
+                continue;
+            }
+            last += 1;
+            numbers[i] = last;
+            if bytes < least {
+                (shared, in_shared) = (last, bytes);
+            }
+        }
+        let mut groups = vec![0; self.regions.len()];
+        for (node, column) in self.nodes.iter().zip(columns) {
+            for slot in regions_of(node) {
+                groups[slot] = numbers[column];
+            }
+        }
+        groups
     }
 
     /// Adds a note of what the host changes in a region's bytes.
@@ -225,10 +291,13 @@ impl Plan {
         Copying::noted(self.notes.len() - 1)
     }
 
-    /// Combines buffers that an earlier transfer wrote next to each other into one piece; they stay next to each other.
-    pub(super) fn join(&mut self) {
+    /// Combines buffers of one group that an earlier transfer wrote next to each other into one piece; they stay next to each
+    /// other. Without `groups` all are of one.
+    pub(super) fn join(&mut self, groups: &[u32]) {
         let mut run: Option<Run> = None;
-        for region in self.regions.iter_mut().filter(|region| region.has_bytes()) {
+        let regions = self.regions.iter_mut().enumerate();
+        for (i, region) in regions.filter(|(_, region)| region.has_bytes()) {
+            let group = groups.get(i).copied().unwrap_or(0);
             if region.copying() != Copying::WHOLE {
                 run = None;
                 continue;
@@ -240,9 +309,10 @@ impl Plan {
                 start: offset,
                 end: offset + bytes.next_multiple_of(ALIGNMENT),
                 note: self.notes.len(),
+                group,
             };
             match run {
-                Some(run) if run.base == base && run.end == offset => {
+                Some(run) if run.base == base && run.end == offset && run.group == group => {
                     (next.start, next.note) = (run.start, run.note);
                     self.notes[run.note] = Note::Run(offset + bytes - run.start);
                     region.copy(Copying::FOLLOWS);
@@ -257,11 +327,21 @@ impl Plan {
     }
 
     /// Assigns each region its offset in the slab, a multiple of `grain`. With `share`, regions that have the same source and
-    /// the same changes get the same offset.
-    pub(super) fn lay_out(&mut self, share: bool, grain: usize) -> Result<()> {
+    /// the same changes get the same offset. The regions of each of the `groups` get a slab; without groups there is one slab.
+    pub(super) fn lay_out(&mut self, share: bool, grain: usize, groups: &[u32]) -> Result<()> {
+        let (mut one, mut several) = ([0], Vec::new());
+        let ends = match groups.iter().max() {
+            None => &mut one[..],
+            Some(last) => {
+                several.resize(1 + *last as usize, 0);
+                &mut several[..]
+            }
+        };
+        let group = |i: usize| groups.get(i).map_or(0, |group| *group as usize);
         let mut places = HashMap::new();
-        let mut at = 0usize;
-        for region in self.regions.iter_mut().filter(|region| region.has_bytes()) {
+        let regions = self.regions.iter_mut().enumerate();
+        for (i, region) in regions.filter(|(_, region)| region.has_bytes()) {
+            let at: &mut usize = &mut ends[group(i)];
             region.bytes().ok_or_else(too_large)?;
             let mut piece = region.piece();
             let mut alone = region.copying() != Copying::FOLLOWS;
@@ -279,18 +359,33 @@ impl Plan {
                         region.copy(Copying::FOLLOWS);
                         continue;
                     }
-                    Entry::Vacant(place) => _ = place.insert(at),
+                    Entry::Vacant(place) => _ = place.insert(*at),
                 }
             }
             // Both are at most `isize::MAX` plus 64, so the sum does not overflow.
-            let end = (at + piece.region()).checked_next_multiple_of(grain);
+            let end = (*at + piece.region()).checked_next_multiple_of(grain);
             let Some(end) = end.filter(|end| isize::try_from(*end).is_ok()) else {
                 return Err(too_large());
             };
-            region.lay_out(at);
-            at = end;
+            region.lay_out(*at);
+            *at = end;
         }
-        self.bytes = at;
+        // The slabs follow each other; those without bytes are none.
+        for end in ends.iter_mut() {
+            let start = self.bytes;
+            self.bytes = start.checked_add(*end).ok_or_else(too_large)?;
+            if start > 0 && *end > 0 {
+                self.later_slabs.push(start);
+            }
+            *end = start;
+        }
+        isize::try_from(self.bytes).map_err(|_| too_large())?;
+        if !self.later_slabs.is_empty() {
+            let regions = self.regions.iter_mut().enumerate();
+            for (i, region) in regions.filter(|(_, region)| region.has_bytes()) {
+                region.lay_out(region.0.offset + ends[group(i)]);
+            }
+        }
         Ok(())
     }
 }
@@ -303,6 +398,25 @@ struct Run {
     end: usize,
     /// The index of the first region's note.
     note: usize,
+    group: u32,
+}
+
+/// Returns the number of the slab that has an offset, and where it begins.
+#[inline]
+fn slab_of(later_slabs: &[usize], offset: usize) -> (usize, usize) {
+    match later_slabs {
+        [] => (0, 0),
+        later => {
+            let i = later.partition_point(|start| *start <= offset);
+            (i, i.checked_sub(1).map_or(0, |before| later[before]))
+        }
+    }
+}
+
+/// The indices of a node's regions.
+fn regions_of(node: &Node) -> Range<usize> {
+    let first = node.first_slot as usize;
+    first..first + node.n_slots as usize
 }
 
 pub(super) fn too_large() -> Error {

@@ -26,6 +26,10 @@ pub(crate) enum Extent {
     /// Its rows. Where the host cannot read the array, the offsets of whole arrays are copied unchanged, and unknown null
     /// counts stay unknown.
     Rows,
+    /// As `Rows`, to the host, where each column has a slab of its own: each child of the root. Those of fewer than
+    /// [`SMALL_COLUMN`] bytes share some.
+    #[cfg_attr(not(feature = "async"), allow(dead_code, reason = "of async streams"))]
+    Columns,
     /// Its rows, with offsets that start at 0 and known null counts, even if that takes further reads.
     Compact,
     /// As `Compact`, for a plan that is merged with those of other arrays: every buffer has a piece of its own, and run
@@ -37,6 +41,9 @@ pub(crate) enum Extent {
     /// dense union or run-end encoded array, however few of its rows the array refers to.
     Reachable,
 }
+
+/// Columns of fewer bytes share slabs: one of its own would waste as much.
+const SMALL_COLUMN: usize = 16 << 10;
 
 struct Planner<'a> {
     tree: &'a Tree,
@@ -148,10 +155,14 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
             planner.resume(&waiting, answers.borrow())?;
         }
     }
+    let groups = match extent {
+        Extent::Columns => planner.plan.columns(SMALL_COLUMN),
+        _ => Vec::new(),
+    };
     if !matches!(extent, Extent::Concat | Extent::Pages)
         && tree.nodes.iter().any(|node| node.padded)
     {
-        planner.plan.join();
+        planner.plan.join(&groups);
     }
     // A producer may refer to the same memory from any number of nodes, and all of it is reachable.
     let grain = if extent == Extent::Pages {
@@ -159,7 +170,8 @@ pub(crate) fn plan_with<A: Borrow<Answers>>(
     } else {
         ALIGNMENT
     };
-    planner.plan.lay_out(extent == Extent::Reachable, grain)?;
+    let share = extent == Extent::Reachable;
+    planner.plan.lay_out(share, grain, &groups)?;
     Ok(Some(planner.plan))
 }
 

@@ -93,6 +93,11 @@ impl Bits {
 }
 
 impl Content {
+    /// Whether [`Work::run`] waits: the host reads some of the sources, or makes more than fits in its memory at a time.
+    pub(super) fn waits(&self) -> bool {
+        self.tasks.iter().any(Task::reads) || groups(&self.tasks).len() > 1
+    }
+
     /// Adds bytes `done..` of a piece, made by the host, with the padding of its region.
     pub(super) fn piece(&mut self, piece: &Piece, mut done: usize) {
         let end = piece.dst + piece.region();
@@ -288,6 +293,8 @@ pub(super) struct Work<'a> {
     pub(super) ready: &'a [u8],
     /// The nodes of the result, whose null counts are completed.
     pub(super) nodes: &'a [Node],
+    /// The sources are known to be ready.
+    pub(super) is_ready: bool,
 }
 
 impl Work<'_> {
@@ -326,7 +333,8 @@ impl Work<'_> {
             }));
         }
         // A host that can read the source, or has read some of it, knows that it is ready.
-        let waited = self.from.is_host_readable() || content.tasks.iter().any(Task::reads);
+        let waited =
+            self.is_ready || self.from.is_host_readable() || content.tasks.iter().any(Task::reads);
         let mut staged = None;
         let mut groups = groups(&content.tasks).into_iter().peekable();
         while let Some(group) = groups.next() {

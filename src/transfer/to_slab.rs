@@ -1,15 +1,15 @@
-//! Device memory to host memory: one list of copies, one host wait, one slab.
+//! Device memory to host memory: one list of copies, one host wait, one slab or one for each column.
 
 use std::sync::{Arc, OnceLock};
 
 use crate::data::DeviceArray;
 use crate::device::{CopyKind, CopyOp, Counters, Device, Devices, Queue, SyncEvent};
 use crate::error::Result;
-use crate::memory::{Memory, Owner, Reading, Ready};
+use crate::memory::{HostSlab, Memory, Owner, Reading, Ready};
 use crate::transfer::fix::{Fix, fix_in_place};
 use crate::transfer::plan::Plan;
 use crate::transfer::planner::{Extent, plan_on};
-use crate::transfer::upload::tree;
+use crate::transfer::upload::tree_of_slabs;
 
 /// The queues of a download, which belong to the array's device.
 #[derive(Clone, Debug)]
@@ -52,11 +52,11 @@ impl From<Queue> for DownloadQueues {
     }
 }
 
-/// Copies of an array's rows that were queued. All buffers share one slab of the source device's pool.
+/// Copies of an array's rows that were queued. All buffers share one slab of the source device's pool, or as many as the plan has.
 #[derive(Debug)]
 pub(super) struct ToSlab {
     plan: Plan,
-    reading: Reading<DeviceArray>,
+    reading: Reading<DeviceArray, Vec<HostSlab>>,
 }
 
 impl ToSlab {
@@ -72,22 +72,25 @@ impl ToSlab {
 
     /// As [`start`](Self::start), for a plan that was made already. Does not wait.
     pub(super) fn of(plan: Plan, array: &DeviceArray, queue: &Queue) -> Result<Self> {
-        let slab = array.device().host_slab(plan.bytes)?;
-        let base = slab.as_device_ptr();
+        let slabs = plan.slabs().map(|bytes| array.device().host_slab(bytes));
+        let slabs = slabs.collect::<Result<Vec<_>>>()?;
         let copies: Vec<_> = plan
             .pieces()
             .filter(|piece| !matches!(piece.fix, Fix::Ready(_)))
-            .map(|piece| CopyOp {
-                src: piece.src,
-                dst: base.offset(piece.dst),
-                bytes: piece.src_bytes(),
-                kind: CopyKind::DeviceToHost,
+            .map(|piece| {
+                let (slab, at) = plan.in_slab(piece.dst);
+                CopyOp {
+                    src: piece.src,
+                    dst: slabs[slab].as_device_ptr().offset(at),
+                    bytes: piece.src_bytes(),
+                    kind: CopyKind::DeviceToHost,
+                }
             })
             .collect();
         let reading = queue.device().within(|| {
             // SAFETY: the plan's sources lie in the array's buffers, which `array` keeps alive and whose events are those of
-            // its owners; its destinations lie in the slab, which has `plan.bytes` bytes.
-            unsafe { Reading::start(queue, array.owners(), &copies, slab, array.clone()) }
+            // its owners; its destinations lie in the slabs, which have the bytes that the plan says.
+            unsafe { Reading::start(queue, array.owners(), &copies, slabs, array.clone()) }
         })?;
         Ok(Self { plan, reading })
     }
@@ -104,17 +107,19 @@ impl ToSlab {
 
     /// Waits for the copies, and applies the fixes.
     pub(super) fn finish(self) -> Result<DeviceArray> {
-        let (mut slab, array) = self.reading.finish()?;
-        let base = slab.as_device_ptr();
+        let (mut slabs, array) = self.reading.finish()?;
         for piece in self.plan.pieces() {
             if !piece.is_plain() {
                 let copied = &array.device().counters().host_copied_bytes;
                 Counters::add(copied, piece.dst_bytes);
             }
-            let region = &mut slab[piece.dst..][..piece.region()];
+            let (slab, at) = self.plan.in_slab(piece.dst);
+            let region = &mut slabs[slab][at..][..piece.region()];
             fix_in_place(&piece, &self.plan.ready, region);
         }
-        let owner = Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now);
-        array.like(Arc::new(tree(&array, self.plan, base, owner)))
+        let bases: Vec<_> = slabs.iter().map(HostSlab::as_device_ptr).collect();
+        let owner = |slab| Arc::new(Owner::new(Devices::cpu(), Memory::Slab(slab), Ready::Now));
+        let owners = slabs.into_iter().map(owner).collect();
+        array.like(Arc::new(tree_of_slabs(&array, self.plan, &bases, owners)))
     }
 }

@@ -14,10 +14,15 @@ use crate::transfer::plan::Plan;
 use crate::transfer::planner::{Extent, plan};
 use crate::transfer::stage::{CHUNK, DIRECT, RING, Slabs, Stage, direct};
 
-/// Copies an array's rows from host-readable memory to `queue`'s device. The source is kept alive until the copies
+/// Copies an array's rows from host-readable memory to `queue`'s device, once `admit` has accepted the bytes. The source is kept alive until the copies
 /// have completed.
-pub(crate) fn upload(array: &DeviceArray, queue: &Queue) -> Result<Tree> {
+pub(crate) fn upload(
+    array: &DeviceArray,
+    queue: &Queue,
+    admit: &mut dyn FnMut(usize) -> Result<()>,
+) -> Result<Tree> {
     let plan = plan(array, Extent::Rows, true, None)?;
+    admit(plan.device_bytes())?;
     let slab = DeviceBufferMut::allocate(queue, plan.device_bytes())?;
     let threads = parallel::threads(queue, plan.bytes);
     // SAFETY: `plan` waited for the source, which the host can read and `keep_until` keeps with the staging slabs until the
@@ -99,13 +104,24 @@ pub(crate) fn result(
 
 /// The tree that a plan makes of a slab at `base`, which is filled or will be.
 pub(crate) fn tree(array: &DeviceArray, plan: Plan, base: DevicePtr, owner: Owner) -> Tree {
-    let (nodes, slots) = plan.place(base);
+    tree_of_slabs(array, plan, &[base], vec![Arc::new(owner)])
+}
+
+/// As [`tree`], of the plan's slabs, each of which has an owner. There is at least one.
+pub(super) fn tree_of_slabs(
+    array: &DeviceArray,
+    plan: Plan,
+    bases: &[DevicePtr],
+    owners: Vec<Arc<Owner>>,
+) -> Tree {
+    let device = owners[0].device().clone();
+    let (nodes, slots) = plan.place(bases);
     Tree {
-        device: owner.device().clone(),
+        device,
         root: array.data_type().clone(),
         slots,
         nodes,
-        owners: Owners::One(Arc::new(owner)),
+        owners: Owners::from(owners),
     }
 }
 
@@ -129,7 +145,7 @@ mod tests {
         let fix = plan.fix(Fix::Ready(1));
         let plain = || Region::new(src, 0, bytes, Copying::PLAIN);
         plan.regions = vec![plain(), plain(), plain(), Region::new(src, 0, 64, fix)];
-        plan.lay_out(false, 64).unwrap();
+        plan.lay_out(false, 64, &[]).unwrap();
         let memory = DeviceBufferMut::allocate(&queue, plan.bytes).unwrap();
         let before = queue.device().stats();
         // SAFETY: the source, the slabs and the device's memory live until the queue is done below.

@@ -163,7 +163,7 @@ fn uploads_ahead_are_bounded_without_a_wait() {
 // ---- HostRecordBatchStream
 
 /// Out and in again: what only the device knows is unknown.
-fn forgotten(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
+pub(crate) fn forgotten(batch: &DeviceRecordBatch, options: &ImportOptions) -> DeviceRecordBatch {
     let (array, schema) = batch.export(SyncPolicy::Event).unwrap();
     // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
     // is the exported one.
@@ -192,7 +192,7 @@ fn on_device(
 
 /// Reads a stream on a device whose work runs only when told. How often it had to be told.
 #[track_caller]
-fn told<S: DeviceRecordBatchStream + Unpin>(
+pub(crate) fn told<S: DeviceRecordBatchStream + Unpin>(
     mut stream: HostRecordBatchStream<S>,
     sim: &Sim,
 ) -> (Vec<Result<RecordBatch, ArrowError>>, usize) {

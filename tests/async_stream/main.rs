@@ -3,11 +3,13 @@
 
 mod adapters;
 mod both;
+mod budget;
 mod consumer;
 mod consumer_errors;
 mod consumer_tasks;
 mod consumer_threads;
 mod kit;
+mod moving;
 mod producer;
 mod producer_device;
 mod producer_errors;

@@ -54,6 +54,7 @@
 //! All streams here implement [`DeviceRecordBatchStream`]. Adapters make one of
 //! - any [`Stream`](futures_core::Stream) of device batches: [`DeviceRecordBatchStreamAdapter`];
 //! - a stream of host batches, which are uploaded: [`UploadingStream`];
+//! - a stream of batches of other devices, which are moved to one: [`MovingStream`];
 //! - a [`DeviceRecordBatchReader`](crate::DeviceRecordBatchReader), on a thread of its own: [`ReaderStream`];
 //!
 //! and they make of one
@@ -73,7 +74,9 @@ mod items;
 mod producer;
 mod sync;
 
-pub use adapters::{BlockingReader, HostRecordBatchStream, ReaderStream, UploadingStream};
+pub use adapters::{
+    BlockingReader, HostRecordBatchStream, MovingStream, ReaderStream, UploadingStream,
+};
 pub use batch::AsyncBatch;
 pub use consumer::{AsyncDeviceRecordBatchStream, AsyncStreamHandler, Batches, Opening};
 pub use items::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};

@@ -1,19 +1,21 @@
 //! Device streams as host streams.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use arrow_array::RecordBatch;
 use arrow_array::nonblocking::RecordBatchStream;
 use arrow_schema::{ArrowError, SchemaRef};
 use futures_core::Stream;
 
+use crate::async_stream::adapters::ahead::{Ahead, Coming};
 use crate::async_stream::batch::AsyncBatch;
 use crate::data::DeviceRecordBatch;
 use crate::error::{Error, Result};
+use crate::memory::MemoryBudget;
 use crate::stream::host::CopyQueues;
-use crate::transfer::Download;
+use crate::transfer::{Download, Extent};
 
 /// Reads a device stream as host batches, made by
 /// [`into_host_stream`](crate::async_stream::DeviceRecordBatchStream::into_host_stream): the asynchronous
@@ -23,41 +25,19 @@ use crate::transfer::Download;
 /// in device memory. The stream ends after an error.
 #[derive(Debug)]
 pub struct HostRecordBatchStream<S> {
-    /// `None` after its end or an error.
-    stream: Option<Pin<Box<S>>>,
+    ahead: Ahead<S, RecordBatch>,
     schema: SchemaRef,
-    prefetch: usize,
-    /// Batches that were taken from the stream and not yet returned, oldest first. An error is the last.
-    coming: VecDeque<Result<Coming>>,
     queues: CopyQueues,
-}
-
-/// A batch on its way to the host.
-#[derive(Debug)]
-struct Coming {
-    download: Download<RecordBatch>,
-    /// The batch, once it has arrived.
-    arrived: Option<Result<RecordBatch>>,
-}
-
-impl Coming {
-    fn drive(&mut self, cx: &mut Context<'_>) {
-        if self.arrived.is_none() {
-            if let Poll::Ready(batch) = Pin::new(&mut self.download).poll(cx) {
-                self.arrived = Some(batch);
-            }
-        }
-    }
+    extent: Extent,
 }
 
 impl<S> HostRecordBatchStream<S> {
     pub(in crate::stream) fn new(stream: S, schema: SchemaRef) -> Self {
         Self {
+            ahead: Ahead::new(stream),
             schema,
-            stream: Some(Box::pin(stream)),
-            prefetch: 1,
-            coming: VecDeque::new(),
             queues: CopyQueues::default(),
+            extent: Extent::Rows,
         }
     }
 
@@ -65,52 +45,26 @@ impl<S> HostRecordBatchStream<S> {
     /// [`HostRecordBatchReader::with_prefetch`](crate::HostRecordBatchReader::with_prefetch).
     #[must_use]
     pub fn with_prefetch(mut self, batches: usize) -> Self {
-        self.prefetch = batches;
+        self.ahead.prefetch = batches;
         self
     }
-}
 
-impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> HostRecordBatchStream<S> {
-    /// Takes batches from the stream until there are enough, or it is pending.
-    fn fill(&mut self, cx: &mut Context<'_>) {
-        while self.coming.len() <= self.prefetch && self.worth_it() {
-            let Some(stream) = &mut self.stream else {
-                break;
-            };
-            let next = match stream.as_mut().poll_next(cx) {
-                Poll::Pending => break,
-                Poll::Ready(next) => next,
-            };
-            match next {
-                Some(batch) => {
-                    let coming = batch.and_then(|batch| self.start(batch.into().batch));
-                    if coming.is_err() {
-                        self.stream = None;
-                    }
-                    self.coming.push_back(coming);
-                }
-                None => self.stream = None,
-            }
-        }
+    /// Gives each column of a batch host memory of its own, so that a consumer that keeps one column keeps no other's memory. By
+    /// default the columns of a batch share one piece of memory, and each keeps all of it.
+    ///
+    /// There is still one list of copies and one host wait for a batch, but columns that are next to each other on the device
+    /// are a copy each. Columns of less than 16 KiB, or of less than 1/64 of the batch, share pieces of about that size.
+    #[must_use]
+    pub fn with_separate_columns(mut self) -> Self {
+        self.extent = Extent::Columns;
+        self
     }
 
-    /// Batches that need no copy gain nothing from a prefetch.
-    fn worth_it(&self) -> bool {
-        let next = self.coming.front();
-        next.is_none_or(|next| matches!(next, Ok(next) if !next.download.is_in_place()))
-    }
-
-    fn start(&mut self, batch: DeviceRecordBatch) -> Result<Coming> {
-        if batch.schema_ref().fields() != self.schema.fields() {
-            return Err(Error::argument(
-                "a batch's schema differs from its stream's",
-            ));
-        }
-        let queues = self.queues.of(batch.device(), self.prefetch)?;
-        Ok(Coming {
-            download: Download::lazy(&batch, queues),
-            arrived: None,
-        })
+    /// Asks `budget` before host memory is allocated for a batch. Those ahead of the consumer count, too.
+    #[must_use]
+    pub fn with_budget(mut self, budget: Arc<dyn MemoryBudget>) -> Self {
+        self.ahead.budget = Some(budget);
+        self
     }
 }
 
@@ -118,33 +72,25 @@ impl<B: Into<AsyncBatch>, S: Stream<Item = Result<B>>> Stream for HostRecordBatc
     type Item = Result<RecordBatch, ArrowError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let this = &mut *self;
-        loop {
-            // Batches at hand start first, so that their copies overlap with the making of the next one.
-            for coming in this.coming.iter_mut().flatten() {
-                coming.drive(cx);
+        let Self {
+            ahead,
+            schema,
+            queues,
+            extent,
+        } = &mut *self;
+        let prefetch = ahead.prefetch;
+        let start = |batch: DeviceRecordBatch, reserved| {
+            if batch.schema_ref().fields() != schema.fields() {
+                return Err(Error::argument(
+                    "a batch's schema differs from its stream's",
+                ));
             }
-            let before = this.coming.len();
-            this.fill(cx);
-            if this.coming.len() == before {
-                break;
-            }
-        }
-        let batch = match this.coming.front() {
-            None if this.stream.is_none() => return Poll::Ready(None),
-            None => return Poll::Pending,
-            Some(Ok(next)) if next.arrived.is_none() => return Poll::Pending,
-            Some(_) => this.coming.pop_front(),
+            let queues = queues.of(batch.device(), prefetch)?;
+            let download = Download::lazy(&batch, *extent, queues);
+            Ok(Coming::started(download.with_reserved(reserved)))
         };
-        let batch = batch.and_then(|next| match next {
-            Ok(next) => next.arrived,
-            Err(e) => Some(Err(e)),
-        });
-        if matches!(batch, Some(Err(_))) {
-            this.stream = None;
-            this.coming.clear();
-        }
-        Poll::Ready(batch.map(|batch| batch.map_err(Error::into)))
+        let next = ready!(ahead.poll_next(cx, start));
+        Poll::Ready(next.map(|batch| batch.map_err(Error::into)))
     }
 }
 

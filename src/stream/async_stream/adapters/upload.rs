@@ -1,6 +1,7 @@
 //! Host streams as device streams.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use arrow_array::RecordBatch;
@@ -13,6 +14,7 @@ use crate::async_stream::DeviceRecordBatchStream;
 use crate::data::DeviceRecordBatch;
 use crate::device::{Completion, Device, Queue};
 use crate::error::{Error, Result};
+use crate::memory::{MemoryBudget, Reserved};
 use crate::stream::upload::Uploads;
 
 /// Uploads the batches of a host stream to a device: the asynchronous [`UploadingReader`](crate::UploadingReader).
@@ -28,6 +30,8 @@ pub struct UploadingStream<S> {
     uploads: Uploads,
     /// The wait for the oldest upload.
     wait: Option<Completion>,
+    /// What the batch that was returned last takes of the budget.
+    returned: Reserved,
 }
 
 impl<S: RecordBatchStream> UploadingStream<S> {
@@ -65,7 +69,17 @@ where
             stream: Some(Box::pin(stream)),
             uploads: Uploads::new(queue),
             wait: None,
+            returned: Reserved::default(),
         }
+    }
+}
+
+impl<S> UploadingStream<S> {
+    /// Asks `budget` before device memory is allocated for a batch.
+    #[must_use]
+    pub fn with_budget(mut self, budget: Arc<dyn MemoryBudget>) -> Self {
+        self.returned = Reserved::new(Some(budget));
+        self
     }
 }
 
@@ -87,21 +101,16 @@ where
         let Some(stream) = &mut this.stream else {
             return Poll::Ready(None);
         };
-        loop {
-            // A failed upload counts as done: readers of its batch wait for the same event and get the error.
-            if Completion::poll_all(&mut this.wait, cx).is_pending() {
-                return Poll::Pending;
-            }
-            match this.uploads.oldest_beyond_limit() {
-                Some(event) => this.wait = Some(Completion::of(event)),
-                None => break,
-            }
-        }
+        // The reader is done with the batch before.
+        this.returned.free();
+        ready!(this.uploads.poll_room(&mut this.wait, cx));
         let next = ready!(stream.as_mut().poll_next(cx));
-        let mut upload = |batch| this.uploads.upload(&batch);
+        let mut admit = |bytes| this.returned.grow(bytes);
+        let mut upload = |batch| this.uploads.upload(&batch, &mut admit);
         let next = next.map(|batch| batch.map_err(error_of).and_then(&mut upload));
         if !matches!(next, Some(Ok(_))) {
             this.stream = None;
+            this.returned.free();
         }
         Poll::Ready(next)
     }
