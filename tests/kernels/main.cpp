@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 
 #include "threads.h"
 
@@ -185,10 +186,11 @@ static void check_double_and_fill(u64 rows) {
 // equal, 4 for greater.
 template <class T>
 static u32 ordering(T value, T literal) {
-    return value < literal ? 1 : value > literal ? 4 : 2;
+    return value < literal ? 1 : literal < value ? 4 : 2;
 }
 
-static u32 ordering(double value, double literal) {
+template <>
+u32 ordering(double value, double literal) {
     auto rank = [](double v) { return std::isnan(v) ? std::signbit(v) ? -1 : 1 : 0; };
     if (rank(value) != 0 || rank(literal) != 0) {
         return ordering(rank(value), rank(literal)); // all NaNs here have the same bits but for the sign
@@ -196,76 +198,355 @@ static u32 ordering(double value, double literal) {
     return value < literal ? 1 : value > literal ? 4 : 2;
 }
 
-static i64 literal_of(double value) {
-    i64 key;
-    std::memcpy(&key, &value, sizeof key);
-    key = value == 0.0 ? 0 : key;
-    return key < 0 ? key ^ std::numeric_limits<i64>::max() : key;
+template <>
+u32 ordering(float value, float literal) {
+    return ordering(double(value), double(literal));
 }
 
+// A float of 16 bits.
+struct Half {
+    unsigned short bits;
+    double value() const {
+        u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
+        double size = exponent == 31 ? fraction != 0 ? NAN : INFINITY
+                                     : exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(fraction + 1024, int(exponent) - 25);
+        return std::copysign(size, (bits & 0x8000) != 0 ? -1.0 : 1.0);
+    }
+};
+
+template <>
+u32 ordering(Half value, Half literal) {
+    return ordering(value.value(), literal.value());
+}
+
+// A signed number of N words, least significant first.
+template <int N>
+struct Wide {
+    u64 word[N];
+    bool operator<(const Wide &other) const {
+        if (word[N - 1] != other.word[N - 1]) {
+            return i64(word[N - 1]) < i64(other.word[N - 1]);
+        }
+        for (int i = N - 2; i >= 0; --i) {
+            if (word[i] != other.word[i]) {
+                return word[i] < other.word[i];
+            }
+        }
+        return false;
+    }
+};
+
+struct DayTime {
+    int days, milliseconds;
+    bool operator<(const DayTime &other) const {
+        return days != other.days ? days < other.days : milliseconds < other.milliseconds;
+    }
+};
+
+struct MonthDayNano {
+    int months, days;
+    i64 nanoseconds;
+    bool operator<(const MonthDayNano &other) const {
+        return months != other.months ? months < other.months : days != other.days ? days < other.days : nanoseconds < other.nanoseconds;
+    }
+};
+
+// Any bytes: mostly those of few numbers, of which many are equal, and of the extremes.
 template <class T>
-static i64 literal_of(T value) {
+static T any() {
+    u8 bytes[sizeof(T)] = {};
+    switch (below(5)) {
+    case 0: std::memset(bytes, 0xff, sizeof bytes); break;
+    case 1: bytes[sizeof bytes - 1] = 0x80; break;
+    case 2: std::memset(bytes, 0xff, sizeof bytes - 1), bytes[sizeof bytes - 1] = 0x7f; break;
+    default: bytes[below(sizeof bytes)] = u8(below(3)); break;
+    }
+    T value;
+    std::memcpy(&value, bytes, sizeof value);
     return value;
 }
 
-// A filter from its condition to its rows.
+template <>
+double any() {
+    return number();
+}
+
+template <>
+float any() {
+    return float(number());
+}
+
+template <>
+Half any() {
+    const unsigned short values[] = {0, 0x8000, 0x7e00, 0xfe00, 0x7c00, 0xfc00, 1, 0x8001, 0x3c00, 0xbc00};
+    return {values[below(10)]};
+}
+
+// A condition, after others that some rows have failed.
 template <class T>
-static void check_filter(Kind kind, u64 rows, const std::vector<T> &values, T literal) {
-    Validity validity(rows);
+static void check_compare(u64 family, u64 rows) {
+    std::vector<T> values(rows);
+    std::generate(values.begin(), values.end(), any<T>);
+    T literal = any<T>();
     u32 orderings = u32(below(8));
-    Buffer<T> input(values);
     std::vector<u8> earlier(rows), expected(rows);
     std::generate(earlier.begin(), earlier.end(), [] { return u8(below(4) != 0); });
-    Buffer<u8> passing(earlier);
-    std::vector<u64> numbers;
     for (u64 row = 0; row < rows; ++row) {
-        bool passes = validity.valid[row] && (ordering(values[row], literal) & orderings) != 0;
-        expected[row] = earlier[row] & u8(passes);
-        if (expected[row] != 0) {
-            numbers.push_back(row);
-        }
+        expected[row] = earlier[row] & u8((ordering(values[row], literal) & orderings) != 0);
     }
+    Buffer<T> input(values);
+    Buffer<u8> passing(earlier);
+    Key key = key_of(family, sizeof(T), &literal, 0);
     launch(unsigned(1 + below(3)), 96, [&] {
-        compare(kind, input.get(), validity.get(), validity.bit, rows, orderings, literal_of(literal), passing.get());
+        compare(family, sizeof(T), input.get(), rows, orderings, key.word[0], key.word[1], key.word[2], key.word[3], passing.get());
     });
     check(same(passing.values(), expected), "compare", rows);
+}
 
+// The keys are those of key.rs.
+static void check_keys() {
+    signed char byte = -1;
+    double numbers[] = {-0.0, 1.0, -1.0};
+    check(key_of(SIGNED, 1, &byte, 0).word[0] == 0x7fffffffffffffff, "the key of -1", 1);
+    check(key_of(UNSIGNED, 1, &byte, 0).word[0] == 0xff, "the key of 255", 1);
+    check(key_of(FLOAT, 8, numbers, 0).word[0] == SIGN, "the key of 0.0", 1);
+    check(key_of(FLOAT, 8, numbers, 1).word[0] == 0xbff0000000000000, "the key of 1.0", 1);
+    check(key_of(FLOAT, 8, numbers, 2).word[0] == 0x400fffffffffffff, "the key of -1.0", 1);
+}
+
+static void check_keep(u64 rows) {
+    Validity bits(rows);
+    bool wanted = below(2) == 0;
+    std::vector<u8> earlier(rows), expected(rows);
+    std::generate(earlier.begin(), earlier.end(), [] { return u8(below(4) != 0); });
+    for (u64 row = 0; row < rows; ++row) {
+        expected[row] = earlier[row] & u8(bits.valid[row] == wanted);
+    }
+    Buffer<u8> passing(earlier);
+    launch(unsigned(1 + below(3)), 64, [&] { keep(bits.get(), bits.bit, rows, wanted, passing.get()); });
+    check(same(passing.values(), expected), "keep", rows);
+}
+
+// Text in one of the layouts.
+struct Texts {
+    u64 layout, width;
+    std::vector<std::string> texts;
+    std::unique_ptr<Buffer<u8>> bytes[2];
+    std::unique_ptr<Buffer<u32>> words;
+    std::unique_ptr<Buffer<u64>> longs;
+    std::unique_ptr<Buffer<const u8 *>> addresses;
+
+    explicit Texts(u64 rows) : layout(below(4)), width(1 + below(7)) {
+        const char *some[] = {"", "a", "b", "twelve bytes", "thirteen byte", "thirteen bytf", "a text that is longer than any view"};
+        std::string data[2] = {layout == FIXED ? "" : "before", "b"};
+        std::vector<u32> out;
+        std::vector<u64> offsets = {data[0].size()};
+        for (u64 row = 0; row < rows; ++row) {
+            std::string text = layout == FIXED ? std::string(width, "a\xff"[below(2)]) : some[below(7)];
+            u32 buffer = u32(below(2));
+            if (layout == VIEWS) {
+                u32 view[4] = {u32(text.size()), 0, 0, 0};
+                std::memcpy(view + 1, text.data(), text.size() <= INLINE ? text.size() : 4);
+                if (text.size() > INLINE) {
+                    view[2] = buffer;
+                    view[3] = u32(data[buffer].size());
+                    data[buffer] += text;
+                }
+                out.insert(out.end(), view, view + 4);
+            } else {
+                data[0] += text;
+            }
+            offsets.push_back(data[0].size());
+            texts.push_back(text);
+        }
+        for (int i : {0, 1}) {
+            bytes[i] = std::make_unique<Buffer<u8>>(std::vector<u8>(data[i].begin(), data[i].end()));
+        }
+        if (layout == OFFSETS_32) {
+            out.assign(offsets.begin(), offsets.end());
+        }
+        words = std::make_unique<Buffer<u32>>(out);
+        longs = std::make_unique<Buffer<u64>>(offsets);
+        addresses = std::make_unique<Buffer<const u8 *>>(std::vector<const u8 *>{bytes[0]->get(), bytes[1]->get()});
+    }
+    const void *values() const {
+        return layout == FIXED ? static_cast<void *>(bytes[0]->get()) : layout == OFFSETS_64 ? static_cast<void *>(longs->get()) : words->get();
+    }
+    const void *data() const { return layout == VIEWS ? static_cast<void *>(addresses->get()) : bytes[0]->get(); }
+};
+
+static void check_compare_bytes(u64 rows) {
+    Texts texts(rows);
+    std::string literal = rows == 0 || below(5) == 0 ? "thirteen byte" : texts.texts[below(rows)];
+    u32 orderings = u32(below(8));
+    std::vector<u8> earlier(rows), expected(rows);
+    std::generate(earlier.begin(), earlier.end(), [] { return u8(below(4) != 0); });
+    for (u64 row = 0; row < rows; ++row) {
+        expected[row] = earlier[row] & u8((ordering(texts.texts[row], literal) & orderings) != 0);
+    }
+    Buffer<u8> passing(earlier), bytes(std::vector<u8>(literal.begin(), literal.end()));
+    launch(unsigned(1 + below(3)), 64, [&] {
+        compare_bytes(texts.layout, texts.width, texts.values(), texts.data(), rows, bytes.get(), bytes.length, orderings, passing.get());
+    });
+    check(same(passing.values(), expected), "compare_bytes", rows);
+}
+
+// The rows that pass, and their numbers.
+struct Picked {
+    std::vector<u8> passing;
+    std::vector<u64> numbers;
+
+    explicit Picked(u64 rows) {
+        u64 one_of = 1 + below(4);
+        for (u64 row = 0; row < rows; ++row) {
+            passing.push_back(below(one_of) == 0);
+            if (passing.back() != 0) {
+                numbers.push_back(row);
+            }
+        }
+    }
+};
+
+static void check_select(u64 rows) {
+    Picked picked(rows);
+    Validity validity(rows);
     Shape shape(rows);
-    Buffer<u64> starts(shape.tiles), counts(1), picked(numbers.size());
+    Buffer<u8> passing(picked.passing);
+    Buffer<u64> starts(shape.tiles), counts(1), numbers(picked.numbers.size());
     launch(shape.grid, shape.block, [&] { count_passing(passing.get(), rows, shape.tiles, starts.get()); });
     scan(starts, shape.scan_block, counts.get());
-    launch(shape.grid, shape.block, [&] { select(passing.get(), rows, shape.tiles, starts.get(), picked.get()); });
-    check(*counts.get() == numbers.size() && same(picked.values(), numbers), "select", rows);
+    launch(shape.grid, shape.block, [&] { select(passing.get(), rows, shape.tiles, starts.get(), numbers.get()); });
+    check(*counts.get() == picked.numbers.size() && same(numbers.values(), picked.numbers), "select", rows);
 
-    Validity other(rows); // of the column that is gathered
-    std::vector<T> gathered;
-    std::vector<bool> valid;
     u64 null = 3;
-    for (u64 row : numbers) {
-        gathered.push_back(values[row]);
-        valid.push_back(other.valid[row]);
-        null += !other.valid[row];
+    for (u64 row : picked.numbers) {
+        null += !validity.valid[row];
     }
-    Buffer<T> out(numbers.size());
-    Buffer<u8> out_bits((numbers.size() + 7) / 8);
     Buffer<u64> nulls(std::vector<u64>{3});
+    launch(unsigned(1 + below(3)), 32, [&] { count_nulls(passing.get(), validity.get(), validity.bit, rows, nulls.get()); });
+    check(*nulls.get() == null, "count_nulls", rows);
+}
+
+// Values of a width in units that their memory is aligned to.
+template <class T>
+static void check_gather(u64 units, u64 rows) {
+    Picked picked(rows);
+    std::vector<T> values(rows * units), expected;
+    std::generate(values.begin(), values.end(), [] { return T(threads::chance()); });
+    for (u64 row : picked.numbers) {
+        expected.insert(expected.end(), values.begin() + i64(row * units), values.begin() + i64((row + 1) * units));
+    }
+    Buffer<T> input(values), out(expected.size());
+    Buffer<u64> numbers(picked.numbers);
     launch(unsigned(1 + below(3)), 32, [&] {
-        gather(kind, input.get(), other.get(), other.bit, picked.get(), counts.get(), nulls.get(), out.get(), out_bits.get());
+        gather(sizeof(T), sizeof(T) * units, input.get(), numbers.get(), numbers.length, out.get());
     });
-    check(same(out.values(), gathered) && same(out_bits.values(), bitmap(valid)) && *nulls.get() == null, "gather", rows);
+    check(same(out.values(), expected), "gather", rows);
+}
+
+// The bits of two batches, one after the other.
+static void check_gather_bits(u64 rows) {
+    std::vector<bool> expected;
+    std::vector<Picked> picked = {Picked(rows), Picked(rows / 2 + below(40))};
+    u64 all = picked[0].numbers.size() + picked[1].numbers.size();
+    Buffer<u32> out(std::vector<u32>((all + 31) / 32));
+    for (const Picked &batch : picked) {
+        Validity bits(batch.passing.size());
+        Buffer<u64> numbers(batch.numbers);
+        u64 to = expected.size();
+        if (numbers.length > 0) {
+            launch(unsigned(1 + below(3)), 32, [&] {
+                gather_bits(bits.get(), bits.bit, numbers.get(), numbers.length, out.get(), to);
+            });
+        }
+        for (u64 row : batch.numbers) {
+            expected.push_back(bits.valid[row]);
+        }
+    }
+    std::vector<u8> bytes = bitmap(expected);
+    bytes.resize(out.length * 4);
+    check(std::memcmp(out.get(), bytes.data(), bytes.size()) == 0, "gather_bits", rows);
+}
+
+// Text after some that other batches have.
+static void check_gather_bytes(u64 rows) {
+    Texts texts(rows);
+    Picked picked(rows);
+    Validity validity(rows);
+    if (texts.layout == FIXED || picked.numbers.empty()) {
+        return; // fixed width is not gathered as text, and nothing not at all
+    }
+    const u64 base = 5;
+    std::string data(base, '-');
+    std::vector<u64> offsets, starts_of(rows);
+    std::vector<u32> views;
+    u64 next = 0;
+    for (u64 row = 0; row < rows; ++row) {
+        starts_of[row] = data.size() - base;
+        if (next < picked.numbers.size() && picked.numbers[next] == row) {
+            ++next;
+            std::string text = validity.valid[row] ? texts.texts[row] : "";
+            bool is_inline = texts.layout == VIEWS && text.size() <= INLINE;
+            u32 view[4] = {u32(text.size()), 0, 0, is_inline ? 0 : u32(data.size())};
+            std::memcpy(view + 1, text.data(), is_inline ? text.size() : std::min<u64>(text.size(), 4));
+            views.insert(views.end(), view, view + 4);
+            offsets.push_back(data.size());
+            data += is_inline ? "" : text;
+        }
+    }
+    offsets.push_back(data.size());
+
+    Buffer<u8> passing(picked.passing);
+    Buffer<u64> starts(rows), total(1), numbers(picked.numbers);
+    launch(unsigned(1 + below(3)), 64, [&] {
+        measure(texts.layout, texts.values(), texts.data(), validity.get(), validity.bit, rows, passing.get(), starts.get());
+    });
+    scan(starts, 1024, total.get());
+    check(same(starts.values(), starts_of) && *total.get() + base == data.size(), "measure", rows);
+
+    Buffer<u8> out_data(std::vector<u8>(data.begin(), data.end()));
+    std::memset(out_data.get() + base, 0, data.size() - base);
+    Buffer<u32> words(texts.layout == VIEWS ? views.size() : offsets.size());
+    Buffer<u64> longs(offsets.size());
+    void *out = texts.layout == OFFSETS_64 ? static_cast<void *>(longs.get()) : words.get();
+    launch(unsigned(1 + below(3)), 32, [&] {
+        gather_bytes(texts.layout, texts.values(), texts.data(), validity.get(), validity.bit, numbers.get(), starts.get(),
+                     numbers.length, base, out, out_data.get());
+    });
+    check(same(out_data.values(), std::vector<u8>(data.begin(), data.end())), "the bytes of gather_bytes", rows);
+    bool right = texts.layout == OFFSETS_64 ? same(longs.values(), offsets)
+                                            : same(words.values(), texts.layout == VIEWS ? views : std::vector<u32>(offsets.begin(), offsets.end()));
+    check(right, "gather_bytes", rows);
 }
 
 static void check_filters(u64 rows) {
-    std::vector<i64> longs(rows);
-    std::vector<i32> ints(rows);
-    auto integer = [](i64 least, i64 most) { return below(9) == 0 ? below(2) == 0 ? least : most : i64(below(9)) - 4; };
-    std::generate(longs.begin(), longs.end(), [&] { return integer(std::numeric_limits<i64>::min(), std::numeric_limits<i64>::max()); });
-    std::generate(ints.begin(), ints.end(), [&] { return i32(integer(std::numeric_limits<i32>::min(), std::numeric_limits<i32>::max())); });
-    switch (below(3)) {
-    case 0: return check_filter<i32>(I32, rows, ints, i32(below(9)) - 4);
-    case 1: return check_filter<i64>(I64, rows, longs, integer(std::numeric_limits<i64>::min(), std::numeric_limits<i64>::max()));
-    default: return check_filter<double>(F64, rows, numbers(rows), below(4) == 0 ? number() : special());
+    check_keep(rows);
+    switch (below(14)) {
+    case 0: check_compare<signed char>(SIGNED, rows); break;
+    case 1: check_compare<short>(SIGNED, rows); break;
+    case 2: check_compare<int>(SIGNED, rows); break;
+    case 3: check_compare<i64>(SIGNED, rows); break;
+    case 4: check_compare<u8>(UNSIGNED, rows); break;
+    case 5: check_compare<unsigned short>(UNSIGNED, rows); break;
+    case 6: check_compare<u32>(UNSIGNED, rows); break;
+    case 7: check_compare<u64>(UNSIGNED, rows); break;
+    case 8: check_compare<Half>(FLOAT, rows); break;
+    case 9: check_compare<float>(FLOAT, rows); break;
+    case 10: check_compare<double>(FLOAT, rows); break;
+    case 11: check_compare<Wide<2>>(SIGNED, rows); break;
+    case 12: check_compare<Wide<4>>(SIGNED, rows); break;
+    default: below(2) == 0 ? check_compare<DayTime>(DAY_TIME, rows) : check_compare<MonthDayNano>(MONTH_DAY_NANO, rows); break;
     }
+    check_compare_bytes(rows);
+    check_select(rows);
+    switch (below(4)) {
+    case 0: check_gather<u8>(1 + below(5), rows); break;
+    case 1: check_gather<unsigned short>(1, rows); break;
+    case 2: check_gather<u32>(1 + below(2), rows); break;
+    default: check_gather<u64>(u64(1) << below(3), rows); break;
+    }
+    check_gather_bits(rows);
+    check_gather_bytes(rows);
 }
 
 int main(int arguments, char **argument) {
@@ -273,6 +554,7 @@ int main(int arguments, char **argument) {
     if (arguments > 2) {
         threads::chance.seed(std::strtoull(argument[2], nullptr, 10));
     }
+    check_keys();
     for (u64 round = 0; round < rounds; ++round) {
         for (u64 border : {0, 32, 64, 256, 1024, 2048, 4096}) {
             for (i64 beside = border == 0 ? 0 : -1; beside <= 1; ++beside) {

@@ -9,15 +9,19 @@ mod device_filter;
 use std::process::ExitCode;
 
 use arrow_device::Devices;
+use device_filter::When;
 use lexopt::prelude::*;
 
 const HELP: &str = "\
-Runs SQL over a table on a device, with and without a rule that moves filters there: prints the
-plans, the results and what the operators did, and compares with DataFusion's own results.
+Runs SQL over a table on a device and over a Parquet table, with and without a rule that moves
+filters to the device: prints the plans, the results and what the operators did, and compares with
+DataFusion's own results.
 
-Usage: sql [--device NAME[:N]]
+Usage: sql [--device NAME[:N]] [--uploads WHEN]
 
       --device NAME[:N]   sim, or cuda if built with that feature [default: sim]
+      --uploads WHEN      when the filter of a Parquet table moves to the device: always, never, or a
+                          number of rows that the table must have [default: 100000]
   -h, --help              print this text
 
 Exit status:
@@ -29,18 +33,28 @@ Exit status:
 const FAILED: u8 = 1;
 const NO_DEVICE: u8 = 2;
 
-/// Returns the device's name, or `None` to print the help.
-fn arguments() -> Result<Option<String>, lexopt::Error> {
+/// Returns the device's name and when to upload, or `None` to print the help.
+fn arguments() -> Result<Option<(String, Option<When>)>, lexopt::Error> {
     let mut device = "sim".to_owned();
+    let mut uploads = Some(When::Rows(100_000));
     let mut parser = lexopt::Parser::from_env();
     while let Some(argument) = parser.next()? {
         match argument {
             Long("device") => device = parser.value()?.string()?,
+            Long("uploads") => {
+                uploads = match &*parser.value()?.string()? {
+                    "always" => Some(When::Always),
+                    "never" => None,
+                    rows => Some(When::Rows(rows.parse().map_err(|e| {
+                        format!("--uploads {rows}: {e}; it is always, never or a number of rows")
+                    })?)),
+                };
+            }
             Short('h') | Long("help") => return Ok(None),
             other => return Err(other.unexpected()),
         }
     }
-    Ok(Some(device))
+    Ok(Some((device, uploads)))
 }
 
 #[tokio::main]
@@ -49,8 +63,8 @@ async fn main() -> ExitCode {
         eprintln!("sql: {why}");
         ExitCode::from(status)
     };
-    let name = match arguments() {
-        Ok(Some(name)) => name,
+    let (name, uploads) = match arguments() {
+        Ok(Some(arguments)) => arguments,
         Ok(None) => {
             print!("{HELP}");
             return ExitCode::SUCCESS;
@@ -61,12 +75,10 @@ async fn main() -> ExitCode {
         Ok(device) => device,
         Err(e) => return end(NO_DEVICE, e.to_string()),
     };
-    match device_filter::has_kernels(&device) {
-        Ok(true) => {}
-        Ok(false) => return end(NO_DEVICE, format!("the filter has no kernels for {device}")),
-        Err(e) => return end(NO_DEVICE, e.to_string()),
+    if !device_filter::has_kernels(&device) {
+        return end(NO_DEVICE, format!("the filter has no kernels for {device}"));
     }
-    match device_filter::run(&device).await {
+    match device_filter::run(&device, uploads).await {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => end(FAILED, "a result differs from DataFusion's own".into()),
         Err(e) => end(FAILED, e.to_string()),

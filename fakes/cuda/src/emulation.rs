@@ -18,16 +18,30 @@ pub(crate) enum Emulation {
     /// `scan_u64(starts, n, total)`: each number becomes the sum of those before it, total that of
     /// all.
     ScanU64,
-    /// `compare(kind, values, mask, bit, rows, orderings, literal, passing)`: passing[i] = 0 where
-    /// row i is null or its ordering with the literal is none of these.
+    /// `keep(bits, bit, rows, wanted, passing)`: passing[i] = 0 where the bit is not wanted.
+    Keep,
+    /// `compare(family, width, values, rows, orderings, 4 words of a literal, passing)`: passing[i]
+    /// = 0 where the ordering of row i and the literal is none of these.
     Compare,
+    /// `compare_bytes(layout, width, values, data, rows, literal, length, orderings, passing)`: passing[i] = 0
+    /// for rows whose bytes compare with the literal's in no way of `orderings` (1 less, 2 equal, 4 greater).
+    CompareBytes,
     /// `count_passing(passing, rows, tiles, counts)`: how many rows of each tile pass.
     CountPassing,
     /// `select(passing, rows, tiles, starts, picked)`: picked = the numbers of the rows that pass.
     Select,
-    /// `gather(kind, values, mask, bit, picked, counts, nulls, out, out_mask)`: the picked rows of
-    /// a column, counts[0] of them, and more nulls.
+    /// `count_nulls(passing, bits, bit, rows, nulls)`: more nulls among the rows that pass.
+    CountNulls,
+    /// `measure(layout, values, data, bits, bit, rows, passing, lengths)`: the bytes of the rows
+    /// that pass, outside of views.
+    Measure,
+    /// `gather(unit, width, values, picked, count, out)`: the picked rows.
     Gather,
+    /// `gather_bits(bits, bit, picked, count, out, to)`: the bits of the picked rows.
+    GatherBits,
+    /// `gather_bytes(layout, values, data, bits, bit, picked, starts, count, base, out, out_data)`:
+    /// the bytes of the picked rows, and their offsets or views.
+    GatherBytes,
     /// `fill_i64(out, value, n)`
     FillI64,
     /// `fail()`: the engine fails with 719.
@@ -42,10 +56,16 @@ impl Emulation {
             "count_above_f64" => Some(Self::CountAboveF64),
             "above_f64" => Some(Self::AboveF64),
             "scan_u64" => Some(Self::ScanU64),
+            "keep" => Some(Self::Keep),
             "compare" => Some(Self::Compare),
+            "compare_bytes" => Some(Self::CompareBytes),
             "count_passing" => Some(Self::CountPassing),
             "select" => Some(Self::Select),
+            "count_nulls" => Some(Self::CountNulls),
+            "measure" => Some(Self::Measure),
             "gather" => Some(Self::Gather),
+            "gather_bits" => Some(Self::GatherBits),
+            "gather_bytes" => Some(Self::GatherBytes),
             "fill_i64" => Some(Self::FillI64),
             "fail" => Some(Self::Fail),
             _ => None,
@@ -55,10 +75,13 @@ impl Emulation {
     /// How many parameters it takes; each has 8 bytes.
     pub(crate) fn parameters(self) -> usize {
         match self {
-            Self::ProductF64 | Self::Gather => 9,
-            Self::AboveF64 | Self::Compare => 8,
+            Self::GatherBytes => 11,
+            Self::Compare => 10,
+            Self::ProductF64 | Self::CompareBytes => 9,
+            Self::AboveF64 | Self::Measure => 8,
             Self::CountAboveF64 => 7,
-            Self::Select => 5,
+            Self::Gather | Self::GatherBits => 6,
+            Self::Select | Self::Keep | Self::CountNulls => 5,
             Self::CountPassing => 4,
             Self::DoubleF64 | Self::FillI64 | Self::ScanU64 => 3,
             Self::Fail => 0,

@@ -1,5 +1,6 @@
 //! What stands in for kernels: closures with the parameters of real ones.
 
+mod columns;
 mod filters;
 
 use std::ops::Range;
@@ -34,10 +35,16 @@ impl Emulation {
                 Self::CountAboveF64 => filters::count_above_f64(&mut view, &p),
                 Self::AboveF64 => filters::above_f64(&mut view, &p),
                 Self::ScanU64 => filters::scan_u64(&mut view, &p),
-                Self::Compare => filters::compare(&mut view, &p),
+                Self::Keep => columns::keep(&mut view, &p),
+                Self::Compare => columns::compare(&mut view, &p),
+                Self::CompareBytes => columns::compare_bytes(&mut view, &p),
                 Self::CountPassing => filters::count_passing(&mut view, &p),
                 Self::Select => filters::select(&mut view, &p),
-                Self::Gather => filters::gather(&mut view, &p),
+                Self::CountNulls => columns::count_nulls(&mut view, &p),
+                Self::Measure => columns::measure(&mut view, &p),
+                Self::Gather => columns::gather(&mut view, &p),
+                Self::GatherBits => columns::gather_bits(&mut view, &p),
+                Self::GatherBytes => columns::gather_bytes(&mut view, &p),
                 Self::FillI64 => fill_i64(&mut view, &p),
                 Self::Fail => Err(view.engine.failure(LAUNCH_FAILED, "the kernel failed")),
             }
@@ -75,19 +82,37 @@ impl Emulation {
                 values(kept, rows),
             ],
             (Self::ScanU64, &[starts, n, total]) => vec![values(starts, n), values(total, 1)],
-            (Self::Compare, &[kind, from, bits, bit, rows, _, _, passing]) => vec![
-                (from, rows.saturating_mul(filters::width(kind))),
+            (Self::Keep, &[bits, bit, rows, _, passing]) => {
+                vec![mask(bits, bit, rows), (passing, rows)]
+            }
+            (Self::Compare, &[_, width, from, rows, .., passing]) => {
+                vec![(from, rows.saturating_mul(width)), (passing, rows)]
+            }
+            (Self::CompareBytes, &[.., rows, literal, length, _, passing]) => {
+                vec![(literal, length), (passing, rows)]
+            }
+            (Self::CountNulls, &[passing, bits, bit, rows, nulls]) => {
+                vec![(passing, rows), mask(bits, bit, rows), values(nulls, 1)]
+            }
+            (Self::Measure, &[_, _, _, bits, bit, rows, passing, lengths]) => vec![
                 mask(bits, bit, rows),
                 (passing, rows),
+                values(lengths, rows),
             ],
+            (Self::Gather, &[_, width, _, picked, count, out]) => {
+                vec![values(picked, count), (out, count.saturating_mul(width))]
+            }
+            // How much of the others it uses is written by kernels before it.
+            (Self::GatherBits, &[_, _, picked, count, ..])
+            | (Self::GatherBytes, &[_, _, _, _, _, picked, _, count, ..]) => {
+                vec![values(picked, count)]
+            }
             (Self::CountPassing, &[passing, rows, tiles, counts]) => {
                 vec![(passing, rows), values(counts, tiles)]
             }
             (Self::Select, &[passing, rows, tiles, starts, picked]) => {
                 vec![(passing, rows), values(starts, tiles), values(picked, rows)]
             }
-            // How much of the others it uses is written by kernels before it.
-            (Self::Gather, &[.., counts, nulls, _, _]) => vec![values(counts, 1), values(nulls, 1)],
             (Self::FillI64, &[out, _, n]) => vec![values(out, n)],
             _ => Vec::new(),
         };

@@ -1,20 +1,25 @@
-//! A table on a device, and SQL queries over it.
+//! A table on a device and a Parquet table, and SQL queries over them.
 
 use std::sync::Arc;
 
 use arrow_device::{Device, DeviceRecordBatch};
-use arrow_device_datafusion::{DeviceTable, DeviceTransitions, to_datafusion};
+use arrow_device_datafusion::{DeviceSpec, DeviceTable, DeviceTransitions, to_datafusion};
 use datafusion::arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::compute::concat_batches;
 use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::datasource::{MemTable, TableProvider};
 use datafusion::error::Result;
 use datafusion::execution::SessionStateBuilder;
+use datafusion::object_store::memory::InMemory;
+use datafusion::object_store::path::Path;
+use datafusion::object_store::{ObjectStoreExt, PutPayload};
+use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
 use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
-use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 
-use super::PushFilterToDevice;
+use super::{PushFilterToDevice, Uploads, When};
 
 const PARTITIONS: usize = 2;
 const BATCHES: i64 = 16;
@@ -22,12 +27,15 @@ const ROWS: i64 = 10_000;
 /// The most rows of a result that are printed.
 const SHOWN: usize = 5;
 
-const QUERIES: [&str; 4] = [
+/// `orders` is on the device, `archive` has the same rows in Parquet files.
+const QUERIES: [&str; 6] = [
     "SELECT id, price FROM orders WHERE price > 4990 AND quantity <= 3",
     "SELECT count(*), sum(quantity) FROM orders WHERE price < 2500.5 AND id >= 100000",
-    "SELECT id, price FROM orders WHERE quantity <> 7 AND price >= 10 ORDER BY price DESC, id LIMIT 5",
-    // Text has no fixed width, so DataFusion's own filter runs.
-    "SELECT item FROM orders WHERE id = 123456",
+    "SELECT id, item FROM orders WHERE item = 'item 77' AND price IS NOT NULL ORDER BY id LIMIT 5",
+    // The kernels know no patterns, so DataFusion's own filter runs.
+    "SELECT item FROM orders WHERE item LIKE '%99' AND id < 1000",
+    "SELECT id, item, price FROM archive WHERE quantity = 7 AND item <> 'item 77' AND id > 300000 ORDER BY id",
+    "SELECT count(*), max(price) FROM archive WHERE item <> 'item 77' AND price < 10",
 ];
 
 /// Orders. Some prices are null, and prices are not in the order of the ids.
@@ -45,20 +53,46 @@ fn batch(number: i64) -> Result<RecordBatch> {
     ])?)
 }
 
-/// A session with the table `orders`, with the plugin or without it.
-fn session(orders: Arc<dyn TableProvider>, plugin: bool) -> Result<SessionContext> {
+/// A session with the table `orders` and the archive, with the plugin's rule or without it.
+async fn session(
+    orders: Arc<dyn TableProvider>,
+    archive: Arc<InMemory>,
+    rule: Option<Arc<PushFilterToDevice>>,
+) -> Result<SessionContext> {
     let config = SessionConfig::new().with_target_partitions(PARTITIONS);
     let mut state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features();
-    if plugin {
+    if let Some(rule) = rule {
         state = state
-            .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))
+            .with_physical_optimizer_rule(rule)
             .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
     }
     let context = SessionContext::new_with_state(state.build());
     context.register_table("orders", orders)?;
+    let url = ListingTableUrl::parse("memory:///")?;
+    context.register_object_store(url.object_store().as_ref(), archive);
+    let options = ParquetReadOptions::default();
+    context
+        .register_parquet("archive", "memory:///archive/", options)
+        .await?;
     Ok(context)
+}
+
+/// A Parquet file of each list of batches, in memory.
+async fn write_parquet(files: &[Vec<RecordBatch>]) -> Result<InMemory> {
+    let store = InMemory::new();
+    for (number, batches) in files.iter().enumerate() {
+        let mut file = Vec::new();
+        let mut writer = ArrowWriter::try_new(&mut file, batches[0].schema(), None)?;
+        for batch in batches {
+            writer.write(batch)?;
+        }
+        writer.close()?;
+        let path = Path::from(format!("archive/{number}.parquet"));
+        store.put(&path, PutPayload::from(file)).await?;
+    }
+    Ok(store)
 }
 
 async fn plan(context: &SessionContext, sql: &str) -> Result<Arc<dyn ExecutionPlan>> {
@@ -74,12 +108,12 @@ async fn collect(plan: Arc<dyn ExecutionPlan>, context: &SessionContext) -> Resu
     Ok(concat_batches(&schema, &batches)?)
 }
 
-/// Runs queries over a table on `device` and prints their plans and results. Returns whether the
-/// results are those of DataFusion over the same table on the host.
+/// Runs queries over a table on `device` and over Parquet files, and prints their plans and results. `uploads` says when filters
+/// of the files move to the device. Returns whether the results are those of DataFusion over the same tables on the host.
 ///
 /// # Errors
 /// Returns the error of a query.
-pub(crate) async fn run(device: &Device) -> Result<bool> {
+pub(crate) async fn run(device: &Device, uploads: Option<When>) -> Result<bool> {
     let numbers = (0..PARTITIONS as i64).map(|i| i * BATCHES..(i + 1) * BATCHES);
     let on_host: Vec<Vec<_>> = numbers
         .map(|n| n.map(batch).collect())
@@ -96,9 +130,19 @@ pub(crate) async fn run(device: &Device) -> Result<bool> {
         .map_err(to_datafusion)?;
     let table: Arc<dyn TableProvider> = Arc::new(table);
 
-    let host = session(Arc::new(MemTable::try_new(schema, on_host)?), false)?;
-    let before = session(table.clone(), false)?;
-    let after = session(table, true)?;
+    let rule = match uploads {
+        None => PushFilterToDevice::default(),
+        Some(when) => PushFilterToDevice::with_uploads(Uploads {
+            device: DeviceSpec::from(device),
+            when,
+        }),
+    };
+    let rule = Arc::new(rule);
+    let archive = Arc::new(write_parquet(&on_host).await?);
+    let on_host = Arc::new(MemTable::try_new(schema, on_host)?);
+    let host = session(on_host, archive.clone(), None).await?;
+    let before = session(table.clone(), archive.clone(), None).await?;
+    let after = session(table, archive, Some(rule.clone())).await?;
     let mut all_same = true;
     for sql in QUERIES {
         println!("{sql}\n\nBefore the rule:");
@@ -128,5 +172,7 @@ pub(crate) async fn run(device: &Device) -> Result<bool> {
             result.num_rows()
         );
     }
+    let (loads, devices) = (rule.kernels().loads(), rule.kernels().len());
+    println!("Kernels were loaded {loads} time(s), for {devices} device(s).");
     Ok(all_same)
 }

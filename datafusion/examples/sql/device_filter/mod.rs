@@ -16,32 +16,40 @@
 //! # let _ = state;
 //! ```
 //!
+//! A filter of a host table, such as a Parquet file, stays on the host unless the rule is told which device its rows may
+//! move to: `PushFilterToDevice::with_uploads`.
+//!
 //! | file | shows |
 //! | --- | --- |
+//! | `rule.rs` | a rule that inserts device operators into plans, and decides what is worth an upload |
 //! | `filter.rs` | an operator on a device |
-//! | `rule.rs` | a rule that inserts it into plans |
-//! | `predicate.rs` | how DataFusion's expressions become arguments of a kernel |
-//! | `column.rs`, `kernels.rs` | how kernels read columns and make new ones |
+//! | `predicate.rs`, `key.rs` | how DataFusion's expressions become arguments of kernels |
+//! | `column.rs` | how kernels read columns of all layouts |
+//! | `select.rs` | how kernels make new columns, in memory of just their size |
+//! | `join.rs`, `held.rs` | how small results become one, and how the memory that waits for that is limited and reserved |
+//! | `kernels.rs`, `cache.rs` | what kernels there are, and how a device's are loaded once |
 //! | `sim.rs`, `cuda.rs`, `filter.cu`, `filter.ptx` | the kernels |
-//! | `demo.rs` | a session, a table on a device, a query |
+//! | `demo.rs` | sessions, a table on a device, a Parquet table, queries |
 
+mod cache;
 mod column;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod demo;
 mod filter;
+mod held;
+mod join;
 mod kernels;
+mod key;
 mod predicate;
 mod rule;
+mod select;
 mod sim;
 
 pub(crate) use demo::run;
-pub(crate) use rule::PushFilterToDevice;
+pub(crate) use rule::{PushFilterToDevice, Uploads, When};
 
-/// Returns whether there are kernels for this device. Without them the rule does not change plans.
-///
-/// # Errors
-/// Returns an error if the device cannot load the kernels.
-pub(crate) fn has_kernels(device: &arrow_device::Device) -> arrow_device::Result<bool> {
-    Ok(kernels::Kernels::of(device)?.is_some())
+/// Returns whether there are kernels for this device. Filters over the batches of other devices stay with DataFusion.
+pub(crate) fn has_kernels(device: &arrow_device::Device) -> bool {
+    cache::exist_for(device.id().device_type)
 }

@@ -1,86 +1,100 @@
-//! The predicates that the kernels support: `column <op> literal AND ...`.
+//! The predicates that the kernels support: conjunctions of tests of single columns.
+//!
+//! | test | of columns of |
+//! | --- | --- |
+//! | `column <op> literal`, `literal <op> column`, with `=`, `<>`, `<`, `<=`, `>`, `>=` | integers, floats, decimals, dates, times, timestamps, durations, intervals; text and binary of all layouts, fixed-size binary too |
+//! | `column`, `NOT column`, `column <op> literal` | booleans |
+//! | `column IS NULL`, `column IS NOT NULL` | all types that the filter keeps ([`Format`](super::column::Format)) |
+//!
+//! The literal has the column's type, which DataFusion's planner has ensured, and is not null. Everything else stays with
+//! DataFusion's own filter: `OR`, `IN`, `LIKE`, `IS DISTINCT FROM`, casts, arithmetic and other functions, comparisons of two
+//! columns, and dynamic filters.
 
 use std::sync::Arc;
 
+use datafusion::arrow::array::Array;
 use datafusion::arrow::datatypes::{DataType, Schema};
 use datafusion::common::ScalarValue;
 use datafusion::logical_expr::Operator;
-use datafusion::physical_expr::expressions::{BinaryExpr, Column, Literal};
+use datafusion::physical_expr::expressions::{
+    BinaryExpr, Column, IsNotNullExpr, IsNullExpr, Literal, NotExpr,
+};
 use datafusion::physical_expr::{PhysicalExpr, split_conjunction};
 
-/// How the kernels interpret the values of a column.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    Int32,
-    Int64,
-    Float64,
-}
+use super::column::Format;
+use super::key::{Key, Kind};
 
-impl Kind {
-    /// Returns `None` for types that the kernels do not support, such as text, whose rows have no
-    /// fixed width.
-    pub(crate) fn of(data_type: &DataType) -> Option<Self> {
-        match data_type {
-            DataType::Int32 | DataType::Date32 => Some(Self::Int32),
-            DataType::Int64 | DataType::Date64 | DataType::Timestamp(_, _) => Some(Self::Int64),
-            DataType::Float64 => Some(Self::Float64),
-            _ => None,
-        }
-    }
-
-    /// Bytes of a value.
-    pub(crate) fn width(self) -> usize {
-        match self {
-            Self::Int32 => 4,
-            Self::Int64 | Self::Float64 => 8,
-        }
-    }
-}
-
-/// A row passes if the column is not null and its comparison with the literal has one of these
-/// results.
-#[derive(Clone, Copy, Debug)]
+/// A test of a column that a row must pass.
+#[derive(Clone, Debug)]
 pub(crate) struct Condition {
     pub(crate) column: usize,
-    /// The results that pass: 1 for less, 2 for equal, 4 for greater.
-    pub(crate) passing: u8,
-    /// The literal: an integer itself, or the [`float_key`] of a float.
-    pub(crate) literal: i64,
+    pub(crate) test: Test,
 }
 
-/// An integer that orders floats as DataFusion does: both zeros are equal, and NaNs are beyond the
-/// infinities.
-pub(crate) fn float_key(value: f64) -> i64 {
-    let bits = if value == 0.0 {
-        0
-    } else {
-        value.to_bits().cast_signed()
-    };
-    bits ^ ((bits >> 63) & i64::MAX)
+/// Nulls pass [`Test::IsNull`] and no other test.
+#[derive(Clone, Debug)]
+pub(crate) enum Test {
+    IsNull,
+    IsNotNull,
+    /// A boolean passes as it is said for its value.
+    Boolean {
+        pass_false: bool,
+        pass_true: bool,
+    },
+    /// A value passes if its comparison with the literal has one of these results: 1 for less, 2 for equal, 4 for greater.
+    Compare {
+        kind: Kind,
+        passing: u8,
+        literal: Key,
+    },
+    /// As [`Test::Compare`], byte by byte.
+    Bytes {
+        passing: u8,
+        literal: Arc<[u8]>,
+    },
 }
 
 /// Returns a predicate as conditions that must all hold, or `None` if it has another form.
 pub(crate) fn conditions(
     predicate: &Arc<dyn PhysicalExpr>,
     schema: &Schema,
-) -> Option<Arc<[Condition]>> {
-    let parts = split_conjunction(predicate);
-    parts
-        .into_iter()
-        .map(|part| condition(part, schema))
-        .collect()
+) -> Option<Vec<Condition>> {
+    let parts = split_conjunction(predicate).into_iter();
+    parts.map(|part| condition(part, schema)).collect()
 }
 
 fn condition(part: &Arc<dyn PhysicalExpr>, schema: &Schema) -> Option<Condition> {
-    let comparison = part.downcast_ref::<BinaryExpr>()?;
+    let (column, test) = if let Some(comparison) = part.downcast_ref::<BinaryExpr>() {
+        compare(comparison, schema)?
+    } else if let Some(null) = part.downcast_ref::<IsNullExpr>() {
+        (column(null.arg(), schema)?, Test::IsNull)
+    } else if let Some(null) = part.downcast_ref::<IsNotNullExpr>() {
+        (column(null.arg(), schema)?, Test::IsNotNull)
+    } else {
+        let not = part.downcast_ref::<NotExpr>();
+        let column = column(not.map_or(part, NotExpr::arg), schema)?;
+        let test = Test::Boolean {
+            pass_false: not.is_some(),
+            pass_true: not.is_none(),
+        };
+        let boolean = *schema.field(column).data_type() == DataType::Boolean;
+        (column, boolean.then_some(test)?)
+    };
+    Some(Condition { column, test })
+}
+
+/// The column that an expression is, of a type that the kernels support.
+fn column(expression: &Arc<dyn PhysicalExpr>, schema: &Schema) -> Option<usize> {
+    let index = expression.downcast_ref::<Column>()?.index();
+    let field = schema.fields().get(index)?;
+    Format::of(field.data_type()).map(|_| index)
+}
+
+fn compare(comparison: &BinaryExpr, schema: &Schema) -> Option<(usize, Test)> {
     let (left, right) = (comparison.left(), comparison.right());
-    let (column, op, literal) = match left.downcast_ref::<Column>() {
+    let (column, op, literal) = match column(left, schema) {
         Some(column) => (column, *comparison.op(), right),
-        None => (
-            right.downcast_ref::<Column>()?,
-            comparison.op().swap()?,
-            left,
-        ),
+        None => (column(right, schema)?, comparison.op().swap()?, left),
     };
     let passing = match op {
         Operator::Lt => 1,
@@ -91,20 +105,43 @@ fn condition(part: &Arc<dyn PhysicalExpr>, schema: &Schema) -> Option<Condition>
         Operator::GtEq => 6,
         _ => return None,
     };
-    let value = literal.downcast_ref::<Literal>()?.value();
-    // DataFusion has ensured this; a kernel could not detect it.
-    if value.data_type() != *schema.field(column.index()).data_type() {
+    let literal = literal.downcast_ref::<Literal>()?.value();
+    let data_type = schema.field(column).data_type();
+    if literal.is_null() || literal.data_type() != *data_type {
         return None;
     }
-    let literal = match *value {
-        ScalarValue::Int32(Some(value)) | ScalarValue::Date32(Some(value)) => value.into(),
-        ScalarValue::Int64(Some(value)) => value,
-        ScalarValue::Float64(Some(value)) => float_key(value),
-        _ => return None,
+    let test = if let Some(kind) = Kind::of(data_type) {
+        // The literal as the only value of an array has the bytes that values of a column have.
+        let array = literal.to_array().ok()?.to_data();
+        let at = array.offset() * kind.width;
+        let value = array.buffers()[0].get(at..at + kind.width)?;
+        let literal = kind.key(value);
+        Test::Compare {
+            kind,
+            passing,
+            literal,
+        }
+    } else if let ScalarValue::Boolean(Some(literal)) = literal {
+        let passes = |value: bool| passing >> (value.cmp(literal) as i8 + 1) & 1 == 1;
+        Test::Boolean {
+            pass_false: passes(false),
+            pass_true: passes(true),
+        }
+    } else {
+        let literal = bytes(literal)?.into();
+        Test::Bytes { passing, literal }
     };
-    Some(Condition {
-        column: column.index(),
-        passing,
-        literal,
-    })
+    Some((column, test))
+}
+
+/// The bytes of text or binary.
+fn bytes(literal: &ScalarValue) -> Option<&[u8]> {
+    use ScalarValue::*;
+    match literal {
+        Utf8(text) | LargeUtf8(text) | Utf8View(text) => text.as_deref().map(str::as_bytes),
+        Binary(bytes) | LargeBinary(bytes) | BinaryView(bytes) | FixedSizeBinary(_, bytes) => {
+            bytes.as_deref()
+        }
+        _ => None,
+    }
 }

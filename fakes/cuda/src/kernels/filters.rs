@@ -52,7 +52,7 @@ fn check_tiles(view: &View<'_, '_>, rows: u64, tiles: u64) -> Result<(), String>
 }
 
 /// Notes a violation; the kernel fails with it.
-fn blame(view: &View<'_, '_>, text: String) -> String {
+pub(super) fn blame(view: &View<'_, '_>, text: String) -> String {
     view.engine.blame(text.clone());
     text
 }
@@ -113,51 +113,8 @@ pub(super) fn scan_u64(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String>
     view.write_u64(total, &[sum])
 }
 
-/// The bytes of a value of a kind: 0 is i32, 1 is i64, 2 is f64.
-pub(super) fn width(kind: u64) -> u64 {
-    if kind == 0 { 4 } else { 8 }
-}
-
-/// Values as bits. The sign of an i32 fills the number.
-fn read_kind(view: &View<'_, '_>, kind: u64, at: u64, rows: u64) -> Result<Vec<i64>, String> {
-    match kind {
-        0 => {
-            let bytes = view.read(at, (rows * 4) as usize)?;
-            let mut word = [0; 4];
-            let values = bytes.chunks_exact(4).map(|value| {
-                word.copy_from_slice(value);
-                i64::from(i32::from_ne_bytes(word))
-            });
-            Ok(values.collect())
-        }
-        1 | 2 => Ok(view.read_u64(at, rows)?.iter().map(|v| *v as i64).collect()),
-        _ => Err(blame(view, format!("there are no values of kind {kind}"))),
-    }
-}
-
-pub(super) fn compare(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
-    let &[kind, values, mask, bit, rows, orderings, literal, passing] = p else {
-        return Err("compare takes 8 parameters".into());
-    };
-    let keys = read_kind(view, kind, values, rows)?;
-    let valid = view.read_mask(mask, bit, rows)?;
-    let mut passes = view.read(passing, rows as usize)?;
-    for (row, passes) in passes.iter_mut().enumerate() {
-        let key = match keys[row] {
-            // A zero; of negative floats all bits but the sign flip.
-            key if kind == 2 && key & i64::MAX == 0 => 0,
-            key if kind == 2 && key < 0 => key ^ i64::MAX,
-            key => key,
-        };
-        let ordering = 1u64 << (key.cmp(&(literal as i64)) as i8 + 1);
-        if !valid[row] || ordering & orderings == 0 {
-            *passes = 0;
-        }
-    }
-    view.write(passing, &passes)
-}
-
-fn passing(view: &View<'_, '_>, at: u64, rows: u64) -> Result<Vec<bool>, String> {
+/// Which rows pass.
+pub(super) fn passing(view: &View<'_, '_>, at: u64, rows: u64) -> Result<Vec<bool>, String> {
     let bytes = view.read(at, rows as usize)?;
     Ok(bytes.iter().map(|passes| *passes != 0).collect())
 }
@@ -177,35 +134,4 @@ pub(super) fn select(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
     let kept = passing(view, at, rows)?;
     let places = scatter(view, &kept, starts, tiles)?;
     view.write_u64(picked, &places)
-}
-
-pub(super) fn gather(view: &mut View<'_, '_>, p: &[u64]) -> Result<(), String> {
-    let &[
-        kind,
-        values,
-        mask,
-        bit,
-        picked,
-        counts,
-        nulls,
-        out,
-        out_mask,
-    ] = p
-    else {
-        return Err("gather takes 9 parameters".into());
-    };
-    let count = view.read_u64(counts, 1)?[0];
-    let picked = view.read_u64(picked, count)?;
-    let width = width(kind);
-    let (mut taken, mut bits) = (Vec::new(), vec![0u8; picked.len().div_ceil(8)]);
-    let mut null = view.read_u64(nulls, 1)?[0];
-    for (to, from) in picked.iter().enumerate() {
-        taken.extend(view.read(values + from * width, width as usize)?);
-        let valid = view.read_mask(mask, bit + from, 1)?[0];
-        bits[to / 8] |= u8::from(valid) << (to % 8);
-        null += u64::from(!valid);
-    }
-    view.write(out, &taken)?;
-    view.write(out_mask, &bits)?;
-    view.write_u64(nulls, &[null])
 }
