@@ -47,18 +47,25 @@
 //!
 //! A table works without the rule, too: its scan has a [`DeviceToHostExec`] above it from the
 //! start, which the rule removes below a device operator. (DataFusion may push a sort or a limit
-//! below that node; the rule moves it back to the scan.) The guide (`docs/guide/datafusion.md`) has
-//! a complete operator. The example `sql` is a plugin whose filter runs on the device.
+//! below the [`DeviceToHostExec`]; the rule then moves the [`DeviceToHostExec`] back to the scan.) The guide
+//! (`docs/guide/datafusion.md`) has a complete operator, a complete plugin and a table. The example `sql` is a larger plugin.
 //!
 //! # Contents
 //!
 //! | | |
 //! | --- | --- |
 //! | [`DeviceTable`] | a table over device streams: batches in memory, readers, foreign C streams, any async stream |
+//! | [`DeviceSource`] | what a table is made of, for readers of files and other libraries: declares partitions, orders, constraints and statistics; gets columns, filters and limits; takes rows of `INSERT INTO` |
+//! | [`DeviceTableFactory`] | `CREATE EXTERNAL TABLE` |
 //! | [`execute_on_device`], [`export_plan`] | the result of any plan as a device stream, as a C stream, or through [`produce`](arrow_device::async_stream::produce) as an async C stream |
 //! | [`DevicePlan`] in a [`DeviceExec`] | an operator: it reads its children's device streams ([`execute_child`]) and returns one |
-//! | [`HostToDeviceExec`], [`DeviceToHostExec`] | upload and download |
-//! | [`DeviceTransitions`] | the physical optimizer rule that inserts them where the host and a device meet, and removes needless ones |
+//! | [`DeviceSpec`], [`DeviceResolver`] | which device a node uses, and who opens it where the plan runs |
+//! | [`HostToDeviceExec`], [`DeviceToHostExec`], [`DeviceToDeviceExec`] | upload, download, and move between devices |
+//! | [`DeviceTransitions`] | the physical optimizer rule that inserts these three where they are needed, and removes needless ones |
+//! | [`device_of`] | for rules: the device that a plan's rows come from |
+//! | [`DeviceForm`], [`DeviceCoalesceBatchesExec`] | operators that need no kernel: projection of columns, union, limits, partitions; joining small batches |
+//! | [`DeviceReservation`] | what an operator keeps, in the session's memory pool |
+//! | [`DeviceOptions`] | options of a session, such as the size of uploads |
 //!
 //! DataFusion's plans are trees of `dyn ExecutionPlan`, which cannot be downcast to a third party's
 //! trait. So there is one concrete node, [`DeviceExec`], around any [`DevicePlan`]. A parent on the
@@ -75,6 +82,24 @@
 //! on a reader's own thread is not attributed to any node, nor is the download below a host node
 //! that reads a device node without a transition. Metrics never read an array.
 //!
+//! # Memory
+//!
+//! Device memory and page-locked host memory count against the session's
+//! [`MemoryPool`](datafusion_execution::memory_pool::MemoryPool), for each node and partition (`HostToDeviceExec[0]`). Uploads,
+//! downloads and moves reserve the bytes of each batch before they allocate them and until their reader asks for the
+//! next batch, those ahead of the reader included. A [`DeviceExec`] reserves what its operator's own polls have allocated on the
+//! device for the batch that is being made or was returned last, without what has been freed again
+//! ([`LiveBytes`](arrow_device::LiveBytes)). What an operator keeps longer it reserves itself, as DataFusion asks of
+//! consumers: [`DeviceReservation`]. Batches that are passed on without a copy reserve nothing.
+//!
+//! A reservation beyond the session's limit fails the query with
+//! [`DataFusionError::ResourcesExhausted`](datafusion_common::DataFusionError), which names the node, the partition, the device and
+//! the bytes. `peak_mem_used` in `EXPLAIN ANALYZE` is the most that a node had reserved. Each column of a downloaded batch has
+//! memory of its own, so that a node that keeps one column keeps no other's memory; except that columns of less than 16 KiB, or of
+//! less than 1/64 of the batch, share pieces of about that size, and keep each other's memory.
+//!
+//! Small host batches are joined before they are uploaded; [`DeviceOptions`] say how far (`SET device.upload_rows = ...`).
+//!
 //! # Waits and errors
 //!
 //! Polling never blocks on a device, except as described for
@@ -87,19 +112,44 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+mod child;
+mod children;
+mod exec;
+mod memory;
 mod metrics;
+mod ops;
+mod options;
+mod parallel;
 mod plan;
+mod resolver;
 mod rule;
 mod sink;
 mod source;
+mod spec;
 mod stream;
 mod transitions;
 mod upload;
 
+pub use child::execute_child;
+pub use exec::DeviceExec;
+pub use memory::DeviceReservation;
 pub use metrics::to_datafusion;
-pub use plan::{DeviceExec, DevicePlan, execute_child};
+pub use ops::coalesce::DeviceCoalesceBatchesExec;
+pub use ops::form::DeviceForm;
+pub use ops::origin::device_of;
+pub use options::DeviceOptions;
+pub use plan::DevicePlan;
+pub use resolver::DeviceResolver;
 pub use rule::DeviceTransitions;
 pub use sink::{execute_on_device, export_plan};
-pub use source::{DeviceScanExec, DeviceTable, OpenPartition};
+pub use source::contract::{DeviceSource, ScanRequest};
+pub use source::factory::{DeviceSourceFactory, DeviceTableFactory, NewDeviceTable};
+pub use source::insert::DeviceInsertExec;
+pub use source::insertion::{DeviceSink, InsertRequest};
+pub use source::scan::DeviceScanExec;
+pub use source::table::DeviceTable;
+pub use spec::DeviceSpec;
 pub use stream::SendableDeviceStream;
-pub use transitions::{DeviceToHostExec, HostToDeviceExec};
+pub use transitions::between::DeviceToDeviceExec;
+pub use transitions::to_device::HostToDeviceExec;
+pub use transitions::to_host::DeviceToHostExec;

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use arrow_schema::ArrowError;
 use datafusion_common::DataFusionError;
 use datafusion_physical_plan::metrics::{Count, ExecutionPlanMetricsSet, MetricBuilder, Time};
+use tokio::task::JoinError;
 
-use arrow_device::Error;
-use arrow_device::TransferStats;
+use arrow_device::{Error, LiveBytes, TransferStats};
 
 /// Wraps an error of `arrow-device` for DataFusion, in an [`ArrowError`]. An error of DataFusion
 /// that has passed through a device stream is unwrapped again.
@@ -45,11 +45,36 @@ pub(super) fn from_arrow(e: ArrowError) -> DataFusionError {
     match e.downcast::<Error>().map(|e| *e) {
         Ok(Error::Arrow(e)) => match Arc::try_unwrap(e) {
             Ok(e) => from_arrow(e),
-            Err(e) => carried(ArrowError::ExternalError(Box::new(Error::Arrow(e)))),
+            Err(e) => own_of_shared(&e)
+                .unwrap_or_else(|| carried(ArrowError::ExternalError(Box::new(Error::Arrow(e))))),
         },
         Ok(e) => carried(ArrowError::ExternalError(Box::new(e))),
         Err(e) => carried(ArrowError::ExternalError(e)),
     }
+}
+
+/// The error of DataFusion in an error that other streams have, too, if it can be had.
+fn own_of_shared(e: &ArrowError) -> Option<DataFusionError> {
+    let ArrowError::ExternalError(e) = e else {
+        return None;
+    };
+    match e.downcast_ref()? {
+        DataFusionError::Shared(e) => Some(DataFusionError::Shared(e.clone())),
+        DataFusionError::ResourcesExhausted(reason) => {
+            Some(DataFusionError::ResourcesExhausted(reason.clone()))
+        }
+        _ => None,
+    }
+}
+
+/// Makes an error such that each of its clones is unwrapped to the error of DataFusion that it carries, if it carries one.
+pub(super) fn shareable(e: Error) -> Error {
+    from_datafusion(match to_datafusion(e) {
+        e @ (DataFusionError::ArrowError(..)
+        | DataFusionError::ResourcesExhausted(_)
+        | DataFusionError::Shared(_)) => e,
+        e => DataFusionError::Shared(Arc::new(e)),
+    })
 }
 
 /// Wraps an error of DataFusion for a device stream. An error of `arrow-device` is unwrapped again.
@@ -60,11 +85,21 @@ pub(super) fn from_datafusion(e: DataFusionError) -> Error {
     }
 }
 
+/// The error of a task on a blocking thread that has not ended, and its panic, which goes on here.
+pub(super) fn from_blocking(e: JoinError, operation: &'static str) -> Error {
+    match e.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_) => Error::Cancelled { operation },
+    }
+}
+
 /// What a poll costs.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     counts: TransferStats,
     time: Duration,
+    /// What another thread did for this poll.
+    elsewhere: TransferStats,
 }
 
 thread_local! {
@@ -81,17 +116,33 @@ fn measured<T>(poll: impl FnOnce() -> T) -> (T, Cost) {
     let within = WITHIN.replace(Cost {
         counts: outer.counts.plus(&counts),
         time: outer.time + time,
+        ..outer
     });
     let own = Cost {
-        counts: counts.since(&within.counts),
+        counts: counts.since(&within.counts).plus(&within.elsewhere),
         time: time.saturating_sub(within.time),
+        ..within
     };
     (polled, own)
 }
 
+/// Runs work whose allocations somebody has reserved, so that the node that is being polled need not.
+pub(super) fn reserved<T>(work: impl FnOnce() -> T) -> T {
+    LiveBytes::default().scope(work)
+}
+
+/// Attributes what another thread did to the poll that is being measured on this one.
+pub(super) fn add_elsewhere(counts: &TransferStats) {
+    let outer = WITHIN.get();
+    WITHIN.set(Cost {
+        elsewhere: outer.elsewhere.plus(counts),
+        ..outer
+    });
+}
+
 /// Polls a node on the host, whose cost is not attributed to the operator that polls it.
 pub(super) fn poll_host<T>(poll: impl FnOnce() -> Poll<T>) -> Poll<T> {
-    measured(poll).0
+    measured(|| reserved(poll)).0
 }
 
 /// An operator's metrics for one partition, without those of its children.
@@ -131,8 +182,9 @@ impl DeviceMetrics {
         poll: impl FnOnce() -> Poll<Option<std::result::Result<T, E>>>,
         rows: impl FnOnce(&T) -> usize,
     ) -> Poll<Option<std::result::Result<T, E>>> {
-        let (polled, Cost { counts: cost, time }) = measured(poll);
-        self.time.add_duration(time);
+        let (polled, own) = measured(poll);
+        let cost = own.counts;
+        self.time.add_duration(own.time);
         for (count, n) in [
             (&self.bytes_to_device, cost.bytes_to_device),
             (&self.bytes_to_host, cost.bytes_to_host),

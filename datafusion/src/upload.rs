@@ -1,50 +1,130 @@
 //! Host batches on their way to an upload.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use arrow_array::{Array, RecordBatch, RecordBatchOptions};
-use arrow_device::{Error, Result};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_device::async_stream::UploadingStream;
+use arrow_device::{Device, DeviceId, Error, Result};
 use arrow_schema::{DataType, SchemaRef};
 use arrow_select::coalesce::BatchCoalescer;
-use datafusion_execution::SendableRecordBatchStream;
+use datafusion_execution::{SendableRecordBatchStream, TaskContext};
+use datafusion_physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use futures_core::Stream;
 
-use super::metrics::{from_datafusion, poll_host};
+use super::memory::DeviceReservation;
+use super::metrics::{from_datafusion, poll_host, to_datafusion};
+use super::options::DeviceOptions;
+use super::stream::{Reserved, SendableDeviceStream};
 
-/// The most bytes of a batch that is joined with others. The transfer of a larger one takes so long
-/// that joining gains nothing. The limit also keeps joined columns far from the end of their 32-bit
-/// offsets.
-const MAX_JOINED: usize = 16 << 20;
+/// How far small batches are joined before they are uploaded.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Target {
+    pub(super) rows: usize,
+    pub(super) bytes: usize,
+}
+
+impl Target {
+    /// The target of a task's session.
+    pub(super) fn of_task(context: &TaskContext) -> Self {
+        let options = DeviceOptions::of_task(context);
+        Self {
+            rows: options.upload_rows,
+            bytes: options.upload_bytes,
+        }
+    }
+}
+
+/// Starts a partition of a plan on the host, and returns its batches on `device`.
+pub(super) fn upload(
+    input: &Arc<dyn ExecutionPlan>,
+    partition: usize,
+    device: &Device,
+    context: Arc<TaskContext>,
+    mut target: Target,
+    memory: DeviceReservation,
+) -> datafusion_common::Result<SendableDeviceStream> {
+    // To the CPU nothing is copied, so that a join would be the only copy.
+    if input.boundedness().is_unbounded() || device.id() == DeviceId::CPU {
+        target.rows = 0;
+    }
+    let stream = input.execute(partition, context)?;
+    let schema = input.schema();
+    let queue = device.new_queue().map_err(to_datafusion)?;
+    let stream = ToUpload::new(stream, schema.clone(), target);
+    let uploads = UploadingStream::new_on(schema, stream, queue);
+    let uploads = uploads.with_budget(Arc::new(memory));
+    Ok(Box::pin(Reserved(Box::pin(uploads))))
+}
+
+/// The most bytes of a joined batch, which keep its columns far from the end of their 32-bit offsets.
+const MAX_JOINED: usize = 1 << 30;
+
+/// Returns the bytes of a batch's rows; of view types and of those of which arrow-rs does not know it, those of all buffers.
+fn bytes(batch: &RecordBatch) -> usize {
+    let bytes = |column: &ArrayRef| {
+        let rows = match has_views(column.data_type()) {
+            true => None,
+            false => column.to_data().get_slice_memory_size().ok(),
+        };
+        rows.unwrap_or_else(|| column.get_array_memory_size())
+    };
+    batch.columns().iter().map(bytes).sum()
+}
+
+fn has_views(data_type: &DataType) -> bool {
+    use DataType::*;
+    match data_type {
+        Utf8View | BinaryView => true,
+        List(item) | LargeList(item) | FixedSizeList(item, _) | Map(item, _) => {
+            has_views(item.data_type())
+        }
+        Struct(fields) => fields.iter().any(|f| has_views(f.data_type())),
+        _ => false,
+    }
+}
 
 /// A host plan's stream with this crate's errors, whose batches have the plan's schema and are not
 /// needlessly small.
 ///
 /// Some of DataFusion's nodes (unions, for example) pass on batches whose fields have other names
 /// or metadata than the plan's, or fewer nulls.
-pub(super) struct ToUpload {
+struct ToUpload {
     /// `None` once it has ended.
     stream: Option<SendableRecordBatchStream>,
     schema: SchemaRef,
     small: BatchCoalescer,
+    /// The rows for which `small` allocates its columns, with which it is complete.
+    rows: usize,
+    /// The most rows of a joined batch.
+    max_rows: usize,
+    /// What came out of `small` before it was made anew.
+    joined: VecDeque<RecordBatch>,
     /// Bytes in `small`, at most.
     bytes: usize,
-    /// Batches of at least this many rows are not joined.
+    /// The most bytes in `small`.
+    max_bytes: usize,
+    /// Batches of at least this many rows are not joined, nor those of half of `max_bytes`.
     large: usize,
     /// What comes after the rows in `small`.
     after: Option<Result<RecordBatch>>,
 }
 
 impl ToUpload {
-    /// Joins small batches into batches of `rows` rows.
-    pub(super) fn new(stream: SendableRecordBatchStream, schema: SchemaRef, rows: usize) -> Self {
+    fn new(stream: SendableRecordBatchStream, schema: SchemaRef, target: Target) -> Self {
         let joins = schema.fields().iter().all(|f| can_join(f.data_type()));
         Self {
             stream: Some(stream),
-            small: BatchCoalescer::new(schema.clone(), rows.max(1)),
+            small: BatchCoalescer::new(schema.clone(), 1),
             schema,
+            rows: 1,
+            max_rows: target.rows.max(1),
+            joined: VecDeque::new(),
             bytes: 0,
-            large: if joins { rows / 2 } else { 0 },
+            max_bytes: target.bytes.min(MAX_JOINED),
+            large: if joins { target.rows / 2 } else { 0 },
             after: None,
         }
     }
@@ -63,24 +143,33 @@ impl ToUpload {
         )?)
     }
 
-    /// Whether the batch is to be joined with others. arrow-rs lets a column's type differ from its
+    /// The batch's bytes, if it is to be joined with others. arrow-rs lets a column's type differ from its
     /// field's in what nested fields are called and may be null; such columns cannot be joined.
-    fn is_small(&self, batch: &RecordBatch) -> bool {
+    fn small_bytes(&self, batch: &RecordBatch) -> Option<usize> {
         let mut columns = self.schema.fields().iter().zip(batch.columns());
-        batch.num_rows() < self.large
-            && batch.get_array_memory_size() <= MAX_JOINED
-            && columns.all(|(field, column)| field.data_type() == column.data_type())
+        let joins = batch.num_rows() < self.large
+            && columns.all(|(field, column)| field.data_type() == column.data_type());
+        joins
+            .then(|| bytes(batch))
+            .filter(|bytes| *bytes < self.max_bytes.div_ceil(2))
     }
 
     fn push(&mut self, batch: RecordBatch) -> Result<()> {
         let batch = self.named(batch)?;
-        if !self.is_small(&batch) {
+        let Some(bytes) = self.small_bytes(&batch) else {
             self.after = Some(Ok(batch));
             return self.flush();
+        };
+        let rows = batch.num_rows();
+        if rows == 0 {
+            return Ok(());
         }
-        let bytes = batch.get_array_memory_size();
-        if self.bytes + bytes > MAX_JOINED {
+        let waiting = self.small.get_buffered_rows();
+        // Only at `max_rows` are batches cut.
+        let too_many = self.rows < self.max_rows && waiting + rows > self.rows;
+        if waiting == 0 || self.bytes + bytes > self.max_bytes || too_many {
             self.flush()?;
+            self.start(rows, bytes);
         }
         self.small.push_batch(batch)?;
         // Rows that are left over are the last batch's.
@@ -89,6 +178,21 @@ impl ToUpload {
             false => self.bytes + bytes,
         };
         Ok(())
+    }
+
+    /// Makes room for a joined batch whose first part has so many rows and bytes: columns are allocated for all rows at once,
+    /// which must be no more bytes than may come.
+    fn start(&mut self, rows: usize, bytes: usize) {
+        let fit = self.max_bytes.saturating_mul(rows).checked_div(bytes);
+        let fit = fit.map_or(self.max_rows, |fit| fit.min(self.max_rows));
+        if fit == self.rows {
+            return;
+        }
+        while let Some(batch) = self.small.next_completed_batch() {
+            self.joined.push_back(batch);
+        }
+        self.small = BatchCoalescer::new(self.schema.clone(), fit);
+        self.rows = fit;
     }
 
     fn flush(&mut self) -> Result<()> {
@@ -107,7 +211,7 @@ impl ToUpload {
 
 /// Whether joining columns of a type never fails: their values take memory, whose size is limited,
 /// and have no keys or run ends that could be exhausted.
-fn can_join(data_type: &DataType) -> bool {
+pub(super) fn can_join(data_type: &DataType) -> bool {
     use DataType::*;
     match data_type {
         Boolean | Utf8 | LargeUtf8 | Utf8View | Binary | LargeBinary | BinaryView => true,
@@ -125,7 +229,8 @@ impl Stream for ToUpload {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
         loop {
-            if let Some(batch) = this.small.next_completed_batch() {
+            let joined = this.joined.pop_front();
+            if let Some(batch) = joined.or_else(|| this.small.next_completed_batch()) {
                 return Poll::Ready(Some(Ok(batch)));
             }
             if let Some(after) = this.after.take() {
@@ -146,5 +251,74 @@ impl Stream for ToUpload {
                 this.fail(e);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{Int64Array, StringArray};
+    use arrow_schema::Field;
+    use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
+    use futures::{StreamExt, executor::block_on, stream};
+
+    use super::*;
+
+    fn join(given: &[RecordBatch], rows: usize, bytes: usize) -> Vec<RecordBatch> {
+        let schema = given[0].schema();
+        let given: Vec<_> = given.iter().cloned().map(Ok).collect();
+        let stream = stream::iter(given);
+        let stream = Box::pin(RecordBatchStreamAdapter::new(schema.clone(), stream));
+        let batches = ToUpload::new(stream, schema, Target { rows, bytes });
+        block_on(batches.map(Result::unwrap).collect())
+    }
+
+    fn wide(columns: usize, rows: usize) -> RecordBatch {
+        let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..rows as i64));
+        let columns = (0..columns).map(|i| (format!("c{i}"), column.clone()));
+        RecordBatch::try_from_iter(columns).unwrap()
+    }
+
+    fn text(rows: usize, len: usize) -> RecordBatch {
+        let column: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(len); rows]));
+        let schema = Arc::new(arrow_schema::Schema::new(vec![Field::new(
+            "t",
+            DataType::Utf8,
+            true,
+        )]));
+        RecordBatch::try_new(schema, vec![column]).unwrap()
+    }
+
+    fn rows(batches: &[RecordBatch]) -> Vec<usize> {
+        batches.iter().map(RecordBatch::num_rows).collect()
+    }
+
+    #[test]
+    fn a_join_allocates_the_bytes_of_its_rows() {
+        // 1,600,000 bytes each, and 10 of them below 16 MiB.
+        let given = vec![wide(1000, 200); 25];
+        let joined = join(&given, 131_072, 16 << 20);
+        assert_eq!(rows(&joined), [2000, 2000, 1000]);
+        for batch in &joined[..2] {
+            let (used, held) = (batch.num_rows() * 8000, batch.get_array_memory_size());
+            assert!(held < used + used / 4, "{held} bytes for {used}");
+        }
+        // The last one was to be as large.
+        let held = joined[2].get_array_memory_size();
+        assert!(held < 18 << 20, "{held} bytes");
+    }
+
+    #[test]
+    fn few_rows_per_column_follow_their_bytes_again() {
+        // Long texts first, of which few fit; then short ones are joined as far as ever.
+        let mut given = vec![text(4, 1000), text(4, 1000)];
+        given.extend(vec![text(100, 1); 30]);
+        // 8,000 bytes and offsets; then rows only.
+        assert_eq!(rows(&join(&given, 1000, 20_000)), [8, 1000, 1000, 1000]);
+        // And back again.
+        given.reverse();
+        assert_eq!(rows(&join(&given, 1000, 20_000)), [1000, 1000, 1000, 8]);
+        // Short rows, and long ones that reach the bytes first.
+        let mixed = [text(100, 1), text(9, 1000), text(9, 1000), text(9, 1000)];
+        assert_eq!(rows(&join(&mixed, 1000, 20_000)), [118, 9]);
     }
 }

@@ -1,6 +1,12 @@
 //! The 22 queries of TPC-H over tables on a simulated device: the results are those over tables in
 //! host memory, only the columns that a query needs come down, and nothing stays on the device.
-//! With `DeviceTransitions` and without.
+//! With `DeviceTransitions` and without, and with the worked plugin.
+
+#[allow(dead_code, unused_imports)]
+#[path = "../examples/sql/device_filter/mod.rs"]
+mod device_filter;
+#[path = "tpch/plugin.rs"]
+mod plugin;
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -56,10 +62,7 @@ async fn check_with(rule: bool, sql: &str, rows: usize) -> Result<()> {
     let sim = SimDevice::new(SimConfig::default()).map_err(to_datafusion)?;
     let device = Device::new(sim.clone()).map_err(to_datafusion)?;
     {
-        let host = session(SessionStateBuilder::new(), |table| {
-            let batches = vec![table.batches.clone()];
-            Ok(Arc::new(MemTable::try_new(table.schema.clone(), batches)?))
-        })?;
+        let host = host_session()?;
         let expected_plan = plan(&host, sql).await?;
         let expected = collect(expected_plan.clone(), host.task_ctx()).await?;
 
@@ -68,12 +71,7 @@ async fn check_with(rule: bool, sql: &str, rows: usize) -> Result<()> {
             state = state.with_physical_optimizer_rule(Arc::new(DeviceTransitions));
         }
         let on_device = session(state, |table| {
-            let batches = table.batches.iter().map(|batch| device.upload(batch));
-            let batches = batches.collect::<arrow_device::Result<_>>();
-            let batches = vec![batches.map_err(to_datafusion)?];
-            let (schema, device) = (table.schema.clone(), device.clone());
-            let table = DeviceTable::from_batches(schema, device, batches);
-            Ok(Arc::new(table.map_err(to_datafusion)?))
+            Ok(Arc::new(device_table(table, &device, 1)?))
         })?;
         let device_plan = plan(&on_device, sql).await?;
         let before = device.stats();
@@ -237,6 +235,26 @@ fn assert_nothing_left(device: &Device, sim: &SimDevice) {
 
 async fn plan(context: &SessionContext, sql: &str) -> Result<Arc<dyn ExecutionPlan>> {
     context.sql(sql).await?.create_physical_plan().await
+}
+
+/// A session with all tables in host memory.
+fn host_session() -> Result<SessionContext> {
+    session(SessionStateBuilder::new(), |table| {
+        let batches = vec![table.batches.clone()];
+        Ok(Arc::new(MemTable::try_new(table.schema.clone(), batches)?))
+    })
+}
+
+/// A table on a device, in up to so many partitions.
+fn device_table(table: &Table, device: &Device, partitions: usize) -> Result<DeviceTable> {
+    let of_one = table.batches.len().div_ceil(partitions);
+    let up = |batches: &[RecordBatch]| batches.iter().map(|batch| device.upload(batch)).collect();
+    let batches = table.batches.chunks(of_one).map(up);
+    let batches = batches
+        .collect::<arrow_device::Result<_>>()
+        .map_err(to_datafusion)?;
+    let (schema, device) = (table.schema.clone(), device.clone());
+    DeviceTable::from_batches(schema, device, batches).map_err(to_datafusion)
 }
 
 /// A session with all tables, one partition each.

@@ -8,7 +8,7 @@ use arrow_device::{
     DeviceRecordBatchStreamReader, Error, ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions,
     SyncPolicy,
 };
-use arrow_device_datafusion::{DevicePlan, DeviceTable, to_datafusion};
+use arrow_device_datafusion::{DevicePlan, DeviceTable, ScanRequest, to_datafusion};
 use datafusion::arrow::error::ArrowError;
 use datafusion::catalog::TableProvider;
 use datafusion::common::{DataFusionError, Result, Statistics};
@@ -189,18 +189,22 @@ async fn a_reader_that_panics_ends_the_query_with_the_text() {
 fn statistics_of_another_number_of_columns_are_refused() {
     let sim = Sim::new();
     let columns = schema().fields().len();
+    let unread = || {
+        let open = |_| -> arrow_device::Result<Reader> { unreachable!("only planned") };
+        DeviceTable::from_readers(schema(), sim.device.clone(), 1, open)
+    };
     for found in [0, 1, columns - 1, columns + 1] {
         let statistics = Statistics {
             column_statistics: vec![Default::default(); found],
             ..Statistics::new_unknown(&schema())
         };
-        let table = DeviceTable::new(schema(), sim.device.clone(), Vec::new());
+        let table = unread();
         let error = table.with_statistics(statistics).unwrap_err();
         assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
         let text = format!("statistics of {found} columns for a table of {columns}");
         assert!(error.to_string().contains(&text), "{error}");
     }
-    let table = DeviceTable::new(schema(), sim.device.clone(), Vec::new());
+    let table = unread();
     let known = Statistics::new_unknown(&schema());
     let table = table.with_statistics(known.clone()).unwrap();
     assert_eq!(TableProvider::statistics(&table), Some(known));
@@ -210,8 +214,9 @@ fn statistics_of_another_number_of_columns_are_refused() {
 async fn a_table_that_cannot_be_opened() {
     let sim = Sim::new();
     let schema = numbers(0, 1).schema();
-    let open = |i: usize| -> arrow_device::Result<Reader> {
-        Err(Error::InvalidArgument(format!("no file {i}").into()))
+    let open = |request: ScanRequest| -> arrow_device::Result<Reader> {
+        let text = format!("no file {}", request.partition);
+        Err(Error::InvalidArgument(text.into()))
     };
     let table = DeviceTable::from_readers(schema, sim.device.clone(), 2, open);
     let ctx = session_with(2, 1);
@@ -380,8 +385,8 @@ async fn out_of_memory_on_the_device() {
 async fn an_error_of_one_partition_ends_the_query() {
     let sim = Sim::new();
     let device = sim.device.clone();
-    let open = move |partition| {
-        let next = move |i| match (partition, i) {
+    let open = move |request: ScanRequest| {
+        let next = move |i| match (request.partition, i) {
             (2, 3) => Some(Err(Error::Cancelled { operation: "three" })),
             _ => (i < MANY).then(|| Ok(numbers(0, 16))),
         };
@@ -420,13 +425,13 @@ async fn a_scan_lets_its_producer_go_at_the_end() {
             });
             let (schema, device_type) = (batch.schema(), batch.device().id().device_type);
             let items = DeviceRecordBatchStreamAdapter::new(schema, device_type, items);
-            Ok(Box::pin(items) as _)
+            async move { Ok(items) }
         };
         let schema = numbers(0, 1).schema();
-        let table = DeviceTable::new(schema, sim.device.clone(), vec![Arc::new(open)]);
+        let table = DeviceTable::from_streams(schema, sim.device.clone(), 1, open);
         let scan = table.scan_on_device(None, fetch).unwrap();
         let idle = Arc::strong_count(&alive);
-        let mut stream = scan.execute_device(0, session().task_ctx()).unwrap();
+        let mut stream = scan.execute_device(0, &sim, session().task_ctx()).unwrap();
         assert_eq!(Arc::strong_count(&alive), idle + 1);
         let mut items = 0;
         while stream.next().await.is_some() {

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchReader};
-use arrow_device_datafusion::{DeviceExec, DeviceTable, DeviceToHostExec, DeviceTransitions};
+use arrow_device_datafusion::{
+    DeviceExec, DeviceOptions, DeviceSpec, DeviceTable, DeviceToHostExec, DeviceTransitions,
+};
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::catalog::TableProvider;
@@ -41,6 +43,12 @@ impl std::ops::Deref for Sim {
 
     fn deref(&self) -> &Device {
         &self.device
+    }
+}
+
+impl From<&Sim> for DeviceSpec {
+    fn from(sim: &Sim) -> Self {
+        Self::from(&sim.device)
     }
 }
 
@@ -151,9 +159,16 @@ pub(crate) fn host_table(partitions: &[Vec<RecordBatch>]) -> Arc<MemTable> {
     Arc::new(MemTable::try_new(schema, partitions.to_vec()).unwrap())
 }
 
-/// Rows of the sessions' batches. [`rows`] and [`numbers`] make batches of 16, which uploads do not
+/// Rows of the sessions' batches and of their uploads. [`rows`] and [`numbers`] make batches of 16, which uploads do not
 /// join.
 const BATCH_SIZE: usize = 32;
+
+/// Options with which uploads join batches to so many rows.
+pub(crate) fn joined_to(rows: usize) -> DeviceOptions {
+    let mut options = DeviceOptions::default();
+    options.upload_rows = rows;
+    options
+}
 
 /// A session with `DeviceTransitions`.
 pub(crate) fn session() -> SessionContext {
@@ -164,7 +179,8 @@ pub(crate) fn session() -> SessionContext {
 pub(crate) fn session_with(target_partitions: usize, doubles: usize) -> SessionContext {
     let config = SessionConfig::new()
         .with_target_partitions(target_partitions)
-        .with_batch_size(BATCH_SIZE);
+        .with_batch_size(BATCH_SIZE)
+        .with_option_extension(joined_to(BATCH_SIZE));
     let state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features()
@@ -286,7 +302,7 @@ impl PhysicalOptimizerRule for DoubleScans {
                 _ => return Ok(Transformed::no(node)),
             };
             let doubled = (0..self.0).fold(node, |child, _| {
-                double(Arc::new(DeviceToHostExec::new(child)), &device)
+                double(Arc::new(DeviceToHostExec::new(child)), device.clone())
             });
             Ok(Transformed::yes(doubled))
         };

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use arrow_device::device::sim::SimConfig;
-use arrow_device_datafusion::{DeviceExec, DeviceTable};
+use arrow_device_datafusion::{DeviceExec, DeviceTable, ScanRequest};
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::arrow::util::pretty::pretty_format_batches;
@@ -284,7 +284,8 @@ async fn assert_as_on_host(partitions: &[Vec<RecordBatch>]) {
         let schema = numbers(0, 1).schema();
         let of = schema.clone();
         let n = partitions.len();
-        let open = move |p: usize| {
+        let open = move |request: ScanRequest| {
+            let p = request.partition;
             let batches = partitions[p].clone();
             let next = move |i| batches.get(i).cloned().map(Ok);
             Ok(Reader::new(&device, of.clone(), next))

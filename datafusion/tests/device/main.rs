@@ -1,15 +1,28 @@
 //! What must hold of plans with device operators in them.
 
+mod asked;
+mod asking;
+mod coalesce;
 mod errors;
+mod forms;
+mod joined;
 mod kit;
 mod lifetime;
+mod memory;
 mod merged;
 mod operator;
+mod ops;
+mod origin;
 mod plans;
+mod reserved;
+mod round_robin;
+mod runs;
 mod runtimes;
 mod schemas;
 mod sink;
 mod small;
+mod source;
+mod spec;
 mod transfers;
 
 /// What the core's own tests use, too.

@@ -11,7 +11,7 @@ use arrow_device::{
     ArrowDeviceType, Device, DeviceArray, DeviceBufferMut, DeviceRecordBatch, Queue,
 };
 use arrow_device_datafusion::{
-    DeviceExec, DevicePlan, SendableDeviceStream, execute_child, to_datafusion,
+    DeviceExec, DevicePlan, DeviceSpec, SendableDeviceStream, execute_child, to_datafusion,
 };
 use datafusion::arrow::datatypes::{DataType, SchemaRef};
 use datafusion::common::Result;
@@ -40,7 +40,7 @@ type Kernel = fn(i64) -> Result<i64, String>;
 #[derive(Clone)]
 struct MapExec {
     children: Vec<Plan>,
-    device: Device,
+    device: DeviceSpec,
     kernel: Kernel,
     properties: Arc<PlanProperties>,
 }
@@ -53,7 +53,7 @@ impl fmt::Debug for MapExec {
 
 impl MapExec {
     /// The children's batches come one child after another.
-    fn new(children: Vec<Plan>, device: &Device, kernel: Kernel) -> Self {
+    fn new(children: Vec<Plan>, device: &DeviceSpec, kernel: Kernel) -> Self {
         let properties = PlanProperties::new(
             EquivalenceProperties::new(children[0].schema()),
             children[0].output_partitioning().clone(),
@@ -70,12 +70,12 @@ impl MapExec {
 }
 
 /// A node that doubles.
-pub(crate) fn double(child: Plan, device: &Device) -> Plan {
+pub(crate) fn double(child: Plan, device: impl Into<DeviceSpec>) -> Plan {
     map(vec![child], device, |n| Ok(n * 2))
 }
 
-pub(crate) fn map(children: Vec<Plan>, device: &Device, kernel: Kernel) -> Plan {
-    let map = MapExec::new(children, device, kernel);
+pub(crate) fn map(children: Vec<Plan>, device: impl Into<DeviceSpec>, kernel: Kernel) -> Plan {
+    let map = MapExec::new(children, &device.into(), kernel);
     Arc::new(DeviceExec::new(Arc::new(map)))
 }
 
@@ -84,7 +84,7 @@ impl DevicePlan for MapExec {
         "MapExec"
     }
 
-    fn device(&self) -> &Device {
+    fn device(&self) -> &DeviceSpec {
         &self.device
     }
 
@@ -103,14 +103,15 @@ impl DevicePlan for MapExec {
     fn execute_device(
         &self,
         partition: usize,
+        device: &Device,
         context: Arc<TaskContext>,
     ) -> Result<SendableDeviceStream> {
-        let start = |child| execute_child(child, partition, context.clone());
+        let start = |child| execute_child(child, partition, device, context.clone());
         let streams = self.children.iter().map(start).collect::<Result<_>>()?;
         Ok(Box::pin(Mapped {
             schema: self.properties.equivalence_properties().schema().clone(),
             streams,
-            queue: self.device.new_queue().map_err(to_datafusion)?,
+            queue: device.new_queue().map_err(to_datafusion)?,
             kernel: self.kernel,
         }))
     }

@@ -5,31 +5,43 @@ use std::sync::Arc;
 use arrow_device::Device;
 use arrow_device_datafusion::{DeviceExec, DeviceToHostExec, HostToDeviceExec};
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::logical_expr::Operator;
+use datafusion::physical_expr::expressions::{binary, col, lit};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 
 use crate::kit::*;
 
-fn up(child: Plan, device: &Device) -> Plan {
+pub(crate) fn up(child: Plan, device: &Device) -> Plan {
     let up = HostToDeviceExec::new(child, device.clone());
     Arc::new(DeviceExec::new(Arc::new(up)))
 }
 
-fn down(child: Plan) -> Plan {
+pub(crate) fn down(child: Plan) -> Plan {
     Arc::new(DeviceToHostExec::new(child))
 }
 
 /// A node on the host.
-fn on_host(child: Plan) -> Plan {
+pub(crate) fn on_host(child: Plan) -> Plan {
     Arc::new(CoalescePartitionsExec::new(child))
 }
 
+/// A node on the host that has no form on a device.
+pub(crate) fn computed(child: Plan) -> Plan {
+    let schema = child.schema();
+    let (b, one) = (col("b", &schema).unwrap(), lit(1i64));
+    let expr = binary(b, Operator::Plus, one, &schema).unwrap();
+    let alias = "b1".to_owned();
+    Arc::new(ProjectionExec::try_new([ProjectionExpr { expr, alias }], child).unwrap())
+}
+
 /// A device scan, and nothing above it.
-async fn device_scan(device: &Device) -> Plan {
+pub(crate) async fn device_scan(device: &Device) -> Plan {
     let scan = scan(device_table(device, &[vec![rows(0, 10)]])).await;
     scan.children()[0].clone()
 }
 
-async fn host_scan() -> Plan {
+pub(crate) async fn host_scan() -> Plan {
     scan(host_table(&[vec![rows(0, 10)]])).await
 }
 
@@ -56,14 +68,13 @@ async fn a_scan_has_projection_and_limit() {
     ";
     assert_planned(0, "SELECT * FROM t", expected).await;
     let expected = "
-        ProjectionExec: expr=[s@1 as s, a@0 as a]
-          DeviceToHostExec: device=A
-            DeviceScanExec: device=A, partitions=1, projection=[a, s], fetch=3
+        DeviceToHostExec: device=A
+          DeviceScanExec: device=A, partitions=1, projection=[s, a], fetch=3
     ";
     assert_planned(0, "SELECT s, a FROM t LIMIT 3", expected).await;
     let expected = "
-        GlobalLimitExec: skip=2, fetch=3
-          DeviceToHostExec: device=A
+        DeviceToHostExec: device=A
+          DeviceLimitExec: device=A, skip=2, fetch=3
             DeviceScanExec: device=A, partitions=1, projection=[b], fetch=5
     ";
     assert_planned(0, "SELECT b FROM t LIMIT 3 OFFSET 2", expected).await;
@@ -179,7 +190,7 @@ async fn device_operators_of_another_rule_take_the_scan_over() {
 
 /// The rule's answer, which a second run leaves as it is: the same nodes.
 #[track_caller]
-fn assert_becomes(before: Plan, devices: &[&Device], expected: &str) {
+pub(crate) fn assert_becomes(before: Plan, devices: &[&Device], expected: &str) {
     let after = with_transitions(before);
     assert_plan(&after, devices, expected);
     let again = with_transitions(after.clone());
@@ -227,11 +238,11 @@ async fn a_device_operator_over_a_host_node() {
         DeviceToHostExec: device=A
           MapExec: device=A
             HostToDeviceExec: device=A
-              CoalescePartitionsExec
+              ProjectionExec: expr=[b@1 + 1 as b1]
                 DeviceToHostExec: device=A
                   DeviceScanExec: device=A, partitions=1
     ";
-    let plan = double(on_host(device_scan(&a).await), &a);
+    let plan = double(computed(device_scan(&a).await), &a);
     assert_becomes(plan, &[&a], expected);
 }
 
@@ -257,17 +268,15 @@ async fn a_root_on_a_device_and_adjacent_operators() {
 }
 
 #[tokio::test]
-async fn between_two_devices_batches_go_through_the_host() {
+async fn between_two_devices_batches_move_from_one_to_the_other() {
     let (a, b) = (Sim::new(), Sim::new());
     let expected = "
         DeviceToHostExec: device=A
           MapExec: device=A
-            HostToDeviceExec: device=A
-              DeviceToHostExec: device=B
-                MapExec: device=B
-                  HostToDeviceExec: device=B
-                    DeviceToHostExec: device=A
-                      DeviceScanExec: device=A, partitions=1
+            DeviceToDeviceExec: device=A
+              MapExec: device=B
+                DeviceToDeviceExec: device=B
+                  DeviceScanExec: device=A, partitions=1
     ";
     let plan = double(double(device_scan(&a).await, &b), &a);
     let after = with_transitions(plan);
@@ -298,9 +307,8 @@ async fn each_child_is_brought_over_on_its_own() {
             DeviceScanExec: device=A, partitions=1
             HostToDeviceExec: device=A
               DataSourceExec: partitions=1, partition_sizes=[1]
-            HostToDeviceExec: device=A
-              DeviceToHostExec: device=B
-                DeviceScanExec: device=B, partitions=1
+            DeviceToDeviceExec: device=A
+              DeviceScanExec: device=B, partitions=1
     ";
     let plan = map(children, &a, Ok);
     assert_plan(&with_transitions(plan), &[&a, &b], expected);
@@ -451,13 +459,27 @@ async fn plans_give_the_same_with_and_without_superfluous_pairs() {
     b.assert_done();
 }
 
-/// `execute_child` asks for an operator on a device.
+/// Without the rule, an operator uploads its host child's batches itself, and passes by a download.
 #[tokio::test]
-async fn without_the_rule_a_host_child_is_an_error_that_names_it() {
-    let a = Sim::new();
-    let plan = double(host_scan().await, &a);
-    let error = plan.execute(0, session().task_ctx()).err().unwrap();
-    let text = error.to_string();
-    assert!(text.contains("DataSourceExec"), "{text}");
-    assert!(text.contains("DeviceTransitions"), "{text}");
+async fn plans_are_right_without_the_rule() {
+    let (a, b) = (Sim::new(), Sim::new());
+    let context = session().task_ctx();
+    let plans = [
+        double(host_scan().await, &a),
+        double(down(device_scan(&a).await), &a),
+        double(device_scan(&b).await, &a),
+        double(down(double(device_scan(&b).await, &b)), &a),
+    ];
+    for (plan, factor) in plans.into_iter().zip([2, 2, 2, 4]) {
+        let (before, name) = (a.stats(), text(&plan, &[&a, &b]));
+        let batches = datafusion::physical_plan::collect(plan.clone(), context.clone()).await;
+        let expected: Vec<i64> = (0..10).map(|i| i * factor).collect();
+        assert_eq!(numbers_of(&batches.unwrap()), expected, "{name}");
+        // What the operator moved is among its own metrics.
+        let up = a.stats().since(&before).bytes_to_device as usize;
+        let counted = metric(&plan, "MapExec", "bytes_to_device").unwrap_or(0);
+        assert_eq!(up, counted, "{name}");
+    }
+    a.assert_done();
+    b.assert_done();
 }

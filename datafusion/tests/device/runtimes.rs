@@ -118,6 +118,15 @@ fn assert_cancelled(error: &Error) {
     assert!(error.to_string().contains("runtime"), "{error}");
 }
 
+/// Only the error comes: the batches that are ready say nothing of those that are missing.
+#[track_caller]
+fn assert_ends_cancelled(reader: &mut DeviceRecordBatchStreamReader, tasks: Tasks) {
+    let next = reader.next();
+    let next = next.unwrap_or_else(|| panic!("{tasks:?}: the end, and no error"));
+    assert_cancelled(&next.unwrap_err());
+    assert!(reader.next().is_none());
+}
+
 /// Runs the runtime of a thread, until told to end it.
 fn driven(runtime: Runtime) -> (oneshot::Sender<()>, thread::JoinHandle<()>) {
     let (end, ended) = oneshot::channel();
@@ -137,10 +146,7 @@ fn a_runtime_that_ends_before_the_result_is_read_is_an_error() {
             let stream = of_the_runtime.block_on(exported(tasks, &sim));
             drop(of_the_runtime);
             let mut reader = reader(stream, &sim);
-            let first = reader.next();
-            let first = first.unwrap_or_else(|| panic!("{tasks:?}, {workers}: no rows, no error"));
-            assert_cancelled(&first.unwrap_err());
-            assert!(reader.next().is_none());
+            assert_ends_cancelled(&mut reader, tasks);
             drop(reader);
             sim.assert_done();
         }
@@ -159,10 +165,7 @@ fn a_runtime_that_ends_in_the_middle_of_reading_is_an_error() {
             reader.next().unwrap().unwrap();
             end.send(()).unwrap();
             driver.join().unwrap();
-            // Nothing more, though batches may wait in channels: those that are missing leave no
-            // trace.
-            assert_cancelled(&reader.next().unwrap().unwrap_err());
-            assert!(reader.next().is_none());
+            assert_ends_cancelled(&mut reader, tasks);
             drop(reader);
             sim.assert_done();
         }
@@ -204,7 +207,7 @@ fn a_runtime_that_ends_during_a_read_cuts_nothing_short() {
     assert!(cancelled > 0, "never in the middle");
 }
 
-/// The stream itself enters its runtime, whoever polls it, and knows of its end as well.
+/// The tasks belong to the runtime, whoever polls the stream, which knows of the runtime's end.
 #[test]
 fn a_stream_may_be_polled_outside_its_runtime() {
     for tasks in TASKS {

@@ -25,10 +25,10 @@ use crate::support::types::all_types;
 
 type Given = Result<RecordBatch, ArrowError>;
 
-/// What comes up of a host plan that gives these batches, in a session with this batch size.
+/// What comes up of a host plan that gives these batches, in a session that joins them to so many rows.
 async fn uploaded(
     given: Vec<Given>,
-    batch_size: usize,
+    rows: usize,
     sim: &Sim,
 ) -> Vec<arrow_device::Result<DeviceRecordBatch>> {
     let schema = given.iter().flatten().next().unwrap().schema();
@@ -40,18 +40,18 @@ async fn uploaded(
         }
     };
     let host = scan(host_stream_of(schema, next).0).await;
-    let stream = execute_on_device(host, context(batch_size), sim).unwrap();
+    let stream = execute_on_device(host, context(rows), sim).unwrap();
     stream.collect().await
 }
 
-fn context(batch_size: usize) -> Arc<TaskContext> {
-    let config = SessionConfig::new().with_batch_size(batch_size);
+fn context(rows: usize) -> Arc<TaskContext> {
+    let config = SessionConfig::new().with_option_extension(joined_to(rows));
     SessionContext::new_with_config(config).task_ctx()
 }
 
 /// The sizes of what comes up.
-async fn sizes(given: Vec<Given>, batch_size: usize) -> Vec<usize> {
-    let batches = uploaded(given, batch_size, &Sim::new()).await;
+async fn sizes(given: Vec<Given>, rows: usize) -> Vec<usize> {
+    let batches = uploaded(given, rows, &Sim::new()).await;
     batches
         .iter()
         .map(|b| b.as_ref().unwrap().num_rows())

@@ -1,19 +1,24 @@
 //! What moves, what is waited for, and whether it is told.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
+use arrow_device::device::sim::SimConfig;
 use arrow_device::{Device, TransferStats};
-use arrow_device_datafusion::{DeviceTable, execute_on_device};
+use arrow_device_datafusion::{
+    DeviceExec, DeviceTable, DeviceToDeviceExec, ScanRequest, execute_on_device,
+};
 use datafusion::arrow::array::{RecordBatch, StringArray};
 use datafusion::physical_plan::{collect, displayable};
 use datafusion::prelude::SessionContext;
 use futures::{Stream, StreamExt};
 
+use crate::joined::joining;
 use crate::kit::*;
+use crate::ops::{device_leaf, lines, on_host, run_on_device};
 
 const METRICS: [&str; 6] = [
     "output_rows",
@@ -124,10 +129,54 @@ async fn between_devices_each_side_counts_its_own_half() {
     assert_eq!(numbers_of(&batches), expected);
     assert_eq!((on_a.bytes_to_host, on_a.bytes_to_device), (384, 0));
     assert_eq!((on_b.bytes_to_host, on_b.bytes_to_device), (384, 384));
-    assert_eq!(metrics(&plan, "HostToDeviceExec"), [48, 384, 0, 0, 3, 0]);
+    assert_eq!((on_a.host_waits, on_b.host_waits), (0, 0));
+    // Down from one and up to the other.
+    assert_eq!(
+        metrics(&plan, "DeviceToDeviceExec"),
+        [48, 384, 384, 0, 6, 0]
+    );
     assert_eq!(metrics(&plan, "MapExec"), [48, 0, 0, 0, 0, 0]);
-    // Two nodes of this name.
-    assert_eq!(metrics(&plan, "DeviceToHostExec"), [96, 0, 768, 0, 6, 0]);
+    assert_eq!(metrics(&plan, "DeviceToHostExec"), [48, 0, 384, 0, 3, 0]);
+}
+
+/// One that reaches the memory of the other copies on its own, and nothing passes through the host.
+#[tokio::test]
+async fn a_device_that_reaches_the_other_copies_directly() {
+    let peer = || Sim::with(SimConfig::default().with_peer_access(true));
+    let (a, b) = (peer(), peer());
+    let table = device_table(&a, &[partition(0, 3)]);
+    let expected: Vec<i64> = (0..48).collect();
+
+    let moves = DeviceToDeviceExec::new(device_leaf(table.clone()).await, &b);
+    let plan: Plan = Arc::new(DeviceExec::new(Arc::new(moves)));
+    let before = a.stats();
+    let (batches, on_b) = run_on_device(&plan, &b).await.unwrap();
+    let on_a = a.stats().since(&before);
+    assert!(batches[0].iter().all(|batch| *batch.device() == b.device));
+    assert_eq!((on_a.bytes_to_host, on_a.copies), (0, 0));
+    assert_eq!((on_b.bytes_to_host, on_b.bytes_to_device), (0, 0));
+    assert_eq!((on_b.bytes_on_device, on_b.copies), (384, 3));
+    assert_eq!((on_a.host_waits, on_b.host_waits), (0, 0));
+    assert_eq!(metrics(&plan, "DeviceToDeviceExec"), [48, 0, 0, 384, 3, 0]);
+    assert_eq!(numbers_of(&on_host(&batches)[0]), expected);
+    drop((plan, batches));
+
+    // As the rule plans it.
+    let plan = with_transitions(double(scan(table).await, &b));
+    let before = a.stats();
+    let (batches, on_b) = run(&plan, &b).await;
+    let on_a = a.stats().since(&before);
+    let doubled: Vec<i64> = expected.iter().map(|i| i * 2).collect();
+    assert_eq!(numbers_of(&batches), doubled);
+    assert_eq!((on_a.bytes_to_host, on_a.copies), (0, 0));
+    assert_eq!((on_b.bytes_on_device, on_b.bytes_to_device), (384, 0));
+    assert_eq!(metrics(&plan, "DeviceToDeviceExec"), [48, 0, 0, 384, 3, 0]);
+    // The result comes down, and nothing else.
+    assert_eq!(on_b.bytes_to_host, 384);
+    assert_eq!(metrics(&plan, "DeviceToHostExec"), [48, 0, 384, 0, 3, 0]);
+    drop((plan, batches));
+    b.assert_done();
+    a.assert_done();
 }
 
 /// A slow node on the host is no reason to look at the upload.
@@ -253,21 +302,82 @@ fn drive<T: Send>(sims: &[&Sim], stream: impl Stream<Item = T> + Unpin + Send) -
 }
 
 fn polled<T>(sims: &[&Sim], mut stream: impl Stream<Item = T> + Unpin) -> (Vec<T>, usize) {
-    let state = |sim: &&Sim| (sim.sim.report().pending_operations, sim.stats().host_waits);
-    let (mut items, mut pending) = (Vec::new(), 0);
-    loop {
-        let before: Vec<_> = sims.iter().map(state).collect();
+    let mut driven = Driven::default();
+    while !driven.ended {
+        let watch = Watch::of(sims);
         let polled = stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()));
-        for (before, after) in before.iter().zip(sims.iter().map(state)) {
-            assert!(after.0 >= before.0, "work ran within a poll");
-            assert_eq!(after.1, before.1, "host waits within a poll");
+        watch.assert_nothing_ran();
+        driven.take(sims, polled);
+    }
+    (driven.items, driven.pending)
+}
+
+/// As [`drive`], for a stream that tasks of this runtime make: neither their polls nor the stream's wait.
+async fn drive_tasks<T>(
+    sims: &[&Sim],
+    mut stream: impl Stream<Item = T> + Unpin,
+) -> (Vec<T>, usize) {
+    let mut driven = Driven::default();
+    while !driven.ended {
+        let watch = Watch::of(sims);
+        // As far as the tasks get without the devices.
+        for _ in 0..16 {
+            tokio::task::yield_now().await;
         }
+        let polled = stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()));
+        watch.assert_nothing_ran();
+        driven.take(sims, polled);
+    }
+    (driven.items, driven.pending)
+}
+
+/// The devices before a poll.
+struct Watch<'a>(Vec<(&'a Sim, usize, u64)>);
+
+impl<'a> Watch<'a> {
+    fn of(sims: &[&'a Sim]) -> Self {
+        let state = |sim: &&'a Sim| {
+            let pending = sim.sim.report().pending_operations;
+            (*sim, pending, sim.stats().host_waits)
+        };
+        Self(sims.iter().map(state).collect())
+    }
+
+    fn assert_nothing_ran(&self) {
+        for (sim, pending, host_waits) in &self.0 {
+            let now = sim.sim.report().pending_operations;
+            assert!(now >= *pending, "work ran within a poll");
+            let now = sim.stats().host_waits;
+            assert_eq!(now, *host_waits, "host waits within a poll");
+        }
+    }
+}
+
+/// What came, and how often there was nothing yet.
+struct Driven<T> {
+    items: Vec<T>,
+    pending: usize,
+    ended: bool,
+}
+
+impl<T> Default for Driven<T> {
+    fn default() -> Self {
+        Self {
+            items: Vec::new(),
+            pending: 0,
+            ended: false,
+        }
+    }
+}
+
+impl<T> Driven<T> {
+    fn take(&mut self, sims: &[&Sim], polled: Poll<Option<T>>) {
         match polled {
-            Poll::Ready(Some(item)) => items.push(item),
-            Poll::Ready(None) => return (items, pending),
+            Poll::Ready(Some(item)) => self.items.push(item),
+            Poll::Ready(None) => self.ended = true,
             Poll::Pending => {
-                pending += 1;
-                assert!(pending < 10_000, "it never goes on");
+                self.pending += 1;
+                assert!(self.pending < 10_000, "it never goes on");
                 sims.iter().for_each(|sim| sim.synchronize().unwrap());
             }
         }
@@ -331,6 +441,56 @@ async fn no_poll_waits_between_devices() {
     b.assert_done();
 }
 
+/// As [`drive_plan`], for a node that waits on a blocking thread. The runtime has one, which is held up while the stream is
+/// polled, and has done what the poll left to it before the next one.
+fn drive_blocking(sims: &[&Sim], plan: &Plan) -> Vec<RecordBatch> {
+    let drive = || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.max_blocking_threads(1).build().unwrap();
+        let mut stream = {
+            let _within = runtime.enter();
+            plan.execute(0, session().task_ctx()).unwrap()
+        };
+        let mut driven = Driven::default();
+        while !driven.ended {
+            let (begin, begun) = mpsc::channel();
+            let (release, released) = mpsc::channel::<()>();
+            runtime.spawn_blocking(move || {
+                begin.send(()).unwrap();
+                released.recv().unwrap_err();
+            });
+            begun.recv().unwrap();
+            let watch = Watch::of(sims);
+            let polled = stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()));
+            watch.assert_nothing_ran();
+            drop(release);
+            let (end, ended) = mpsc::channel();
+            runtime.spawn_blocking(move || end.send(()).unwrap());
+            ended.recv().unwrap();
+            driven.take(sims, polled);
+        }
+        driven.items.into_iter().map(Result::unwrap).collect()
+    };
+    std::thread::scope(|scope| scope.spawn(drive).join().unwrap())
+}
+
+/// Sizes, offsets and bitmaps of the batches to join are on the device.
+#[tokio::test]
+async fn no_poll_waits_for_a_join() {
+    let sim = Sim::deferred();
+    let table = device_table(&sim, &[(0..12).map(|i| rows(i * 10, 10)).collect()]);
+    let plan = with_transitions(joining(device_leaf(table).await, &sim, 40));
+    let batches = drive_blocking(&[&sim], &plan);
+    let found: Vec<_> = batches.iter().map(RecordBatch::num_rows).collect();
+    assert_eq!(found, [40; 3]);
+    assert_eq!(lines(&batches), lines(&[rows(0, 120)]));
+    // It did wait.
+    let waits = metric(&plan, "DeviceCoalesceBatchesExec", "host_waits");
+    assert!(waits >= Some(3), "{waits:?}");
+    drop((plan, batches));
+    sim.assert_done();
+}
+
 /// A consumer that takes all that there is, while the device does nothing: the task waits for the
 /// oldest upload, no thread does.
 #[tokio::test]
@@ -338,7 +498,7 @@ async fn no_poll_waits_for_more_uploads_than_may_be_under_way() {
     let sim = Sim::deferred();
     let host = scan(host_table(&[partition(0, 200)])).await;
     let stream = execute_on_device(host, session().task_ctx(), &sim).unwrap();
-    let (batches, pending) = drive(&[&sim], stream);
+    let (batches, pending) = drive_tasks(&[&sim], stream).await;
     assert_eq!(batches.len(), 200);
     assert!(pending > 0, "200 uploads at once");
     drop(batches);
@@ -352,7 +512,7 @@ async fn no_poll_waits_for_a_result_on_another_device() {
     let table = device_table(&a, &[partition(0, 3), partition(100, 2)]);
     let plan = scan(table).await;
     let stream = execute_on_device(plan, session().task_ctx(), &b).unwrap();
-    let (batches, pending) = drive(&[&a, &b], stream);
+    let (batches, pending) = drive_tasks(&[&a, &b], stream).await;
     assert_eq!((batches.len(), pending > 0), (5, true));
     drop(batches);
     // What b has not copied yet is host memory of a's.
@@ -378,13 +538,15 @@ async fn an_operator_that_waits_is_noticed() {
     let sim = Sim::deferred();
     let host = scan(host_table(&[partition(0, 3)])).await;
     let device = sim.device.clone();
-    let open = move |context| {
-        let uploads = execute_on_device(host.clone(), context, &device).unwrap();
+    let open = move |request: ScanRequest| {
+        let uploads = execute_on_device(host.clone(), request.context, &device).unwrap();
         let (schema, device_type) = (uploads.schema(), uploads.device_type());
         let waits = DeviceRecordBatchStreamAdapter::new(schema, device_type, Waits(uploads));
-        Ok(Box::pin(waits) as _)
+        async move { Ok(waits) }
     };
     let schema = numbers(0, 1).schema();
-    let table = DeviceTable::new(schema, sim.device.clone(), vec![Arc::new(open)]);
-    drive_plan(&[&sim], &scan(Arc::new(table)).await);
+    let table = DeviceTable::from_streams(schema, sim.device.clone(), 1, open);
+    let plan = scan(Arc::new(table)).await;
+    let stream = plan.execute(0, session().task_ctx()).unwrap();
+    drive_tasks(&[&sim], stream).await;
 }

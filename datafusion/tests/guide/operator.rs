@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
-use arrow_device::{Device, Devices};
+use arrow_device::{ArrowDeviceType, Device};
 use arrow_device_datafusion::{
-    DeviceExec, DevicePlan, DeviceTransitions, SendableDeviceStream, execute_child,
+    DeviceExec, DevicePlan, DeviceSpec, DeviceTransitions, SendableDeviceStream, execute_child,
 };
 use datafusion::error::Result;
 use datafusion::execution::TaskContext;
@@ -16,7 +16,7 @@ use futures::StreamExt;
 #[derive(Clone, Debug)]
 struct HeadExec {
     child: Arc<dyn ExecutionPlan>,
-    device: Device,
+    device: DeviceSpec,
     rows: usize,
 }
 
@@ -25,12 +25,16 @@ impl DevicePlan for HeadExec {
         "HeadExec"
     }
 
-    fn device(&self) -> &Device {
+    fn device(&self) -> &DeviceSpec {
         &self.device
     }
 
     fn properties(&self) -> &Arc<PlanProperties> {
         self.child.properties() // the same schema, partitions and order
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
     }
 
     fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
@@ -45,9 +49,10 @@ impl DevicePlan for HeadExec {
     fn execute_device(
         &self,
         partition: usize,
+        device: &Device,
         context: Arc<TaskContext>,
     ) -> Result<SendableDeviceStream> {
-        let input = execute_child(&self.child, partition, context)?; // batches on the device
+        let input = execute_child(&self.child, partition, device, context)?; // batches on the device
         let (schema, device_type, rows) = (input.schema(), input.device_type(), self.rows);
         let output = input.map(move |batch| {
             let batch = batch?; // work that fills it may still be queued; nothing waits here
@@ -67,7 +72,7 @@ async fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let plan = plan.create_physical_plan().await?;
     let expected = collect(plan.clone(), context.task_ctx()).await?[0].slice(0, 3);
 
-    let (child, device) = (plan, Devices::simulated()?);
+    let (child, device) = (plan, DeviceSpec::any(ArrowDeviceType::EXT_DEV));
     let head = HeadExec {
         child,
         device,

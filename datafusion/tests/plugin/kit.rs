@@ -8,7 +8,7 @@ use crate::device_filter::PushFilterToDevice;
 use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{Device, DeviceRecordBatch};
-use arrow_device_datafusion::{DeviceTable, DeviceTransitions, OpenPartition};
+use arrow_device_datafusion::{DeviceTable, DeviceTransitions};
 use datafusion::arrow::array::{
     ArrayRef, Date32Array, Float64Array, Int32Array, Int64Array, RecordBatch, StringArray,
     TimestampMicrosecondArray,
@@ -29,7 +29,7 @@ pub(crate) fn sim(mode: SimMode) -> (Device, Arc<SimDevice>) {
     (Device::new(sim.clone()).unwrap(), sim)
 }
 
-/// Columns of all types that the kernels take, with and without nulls, and one that they do not.
+/// Columns of several types, with and without nulls.
 pub(crate) fn batch(number: i64) -> RecordBatch {
     let ids = number * ROWS..(number + 1) * ROWS;
     let floats = [
@@ -230,15 +230,15 @@ pub(crate) fn endless(device: &Device, batches: usize) -> (SessionContext, Arc<A
     let up = device.upload(&batch(0)).unwrap();
     let (schema, device_type) = (up.schema(), device.id().device_type);
     let (of, counter) = (schema.clone(), asked.clone());
-    let open: OpenPartition = Arc::new(move |_| {
+    let open = move |_| {
         let (up, asked) = (up.clone(), counter.clone());
         let batches = stream::repeat(up).take(batches).inspect(move |_| {
             asked.fetch_add(1, SeqCst);
         });
         let batches = batches.map(Ok).chain(stream::pending());
         let stream = DeviceRecordBatchStreamAdapter::new(of.clone(), device_type, batches);
-        Ok(Box::pin(stream))
-    });
-    let table = DeviceTable::new(schema, device.clone(), vec![open]);
+        async move { Ok(stream) }
+    };
+    let table = DeviceTable::from_streams(schema, device.clone(), 1, open);
     (session(Arc::new(table), 1, true), asked)
 }

@@ -1,0 +1,317 @@
+//! [`DeviceExec`]: the node of a plan that holds a device operator.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion_common::config::ConfigOptions;
+use datafusion_common::tree_node::TreeNodeRecursion;
+use datafusion_common::{DataFusionError, Result, Statistics};
+use datafusion_execution::{SendableRecordBatchStream, TaskContext};
+use datafusion_physical_expr::{OrderingRequirements, PhysicalExpr, PhysicalSortExpr};
+use datafusion_physical_plan::execution_plan::{
+    CardinalityEffect, InvariantLevel, ReplaceChildrenOptions, check_default_invariants,
+};
+use datafusion_physical_plan::filter_pushdown::{
+    ChildPushdownResult, FilterDescription, FilterPushdownPhase, FilterPushdownPropagation,
+};
+use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
+use datafusion_physical_plan::projection::ProjectionExec;
+use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
+use datafusion_physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, InputDistributionRequirements, PlanProperties,
+    SortOrderPushdownResult,
+};
+
+use super::memory::DeviceReservation;
+use super::plan::DevicePlan;
+use super::resolver::open_for;
+use super::spec::DeviceSpec;
+use super::stream::{Measured, SendableDeviceStream, host_stream};
+use arrow_device::Device;
+
+/// The node of a plan that holds a [`DevicePlan`].
+///
+/// A parent on the same device reads the operator's device stream. A parent on the host would read host batches, but
+/// [`DeviceTransitions`](super::DeviceTransitions) makes the download a node of its own. What DataFusion asks of a node, the operator
+/// answers.
+#[derive(Clone)]
+pub struct DeviceExec {
+    plan: Arc<dyn DevicePlan>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl DeviceExec {
+    /// Makes a node around an operator.
+    pub fn new(plan: Arc<dyn DevicePlan>) -> Self {
+        Self {
+            plan,
+            metrics: ExecutionPlanMetricsSet::new(),
+        }
+    }
+
+    /// Returns the operator. `(&**plan as &dyn Any).downcast_ref()` downcasts it.
+    pub fn plan(&self) -> &Arc<dyn DevicePlan> {
+        &self.plan
+    }
+
+    /// Returns which device its batches are on.
+    pub fn device(&self) -> &DeviceSpec {
+        self.plan.device()
+    }
+
+    /// Opens the device for a partition with the session's [`DeviceResolver`](super::DeviceResolver), starts the partition on it, and returns its
+    /// stream, which counts the node's metrics.
+    ///
+    /// # Errors
+    /// Returns an error if there is no such device, and the operator's error if the partition cannot be started.
+    pub fn execute_device(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableDeviceStream> {
+        let device = self.open(partition, &context)?;
+        self.execute_on(partition, &device, context)
+    }
+
+    /// Opens the device for a partition.
+    pub(super) fn open(&self, partition: usize, context: &TaskContext) -> Result<Device> {
+        open_for(self.name(), self.device(), partition, context)
+    }
+
+    /// Starts a partition on this device, which its description fits.
+    pub(super) fn execute_on(
+        &self,
+        partition: usize,
+        device: &Device,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableDeviceStream> {
+        let memory = DeviceReservation::new(&context, self.name(), partition, device);
+        let memory = memory.with_metrics(&self.metrics);
+        let stream = self.plan.execute_device(partition, device, context)?;
+        let measured = Measured::new(stream, &self.metrics, partition, memory);
+        Ok(Box::pin(measured))
+    }
+
+    /// Returns the node if `plan` is one.
+    pub fn of(plan: &Arc<dyn ExecutionPlan>) -> Option<&Self> {
+        plan.downcast_ref()
+    }
+
+    /// Returns the operator of type `T` if `plan` is a node that holds one.
+    pub fn operator<T: DevicePlan>(plan: &Arc<dyn ExecutionPlan>) -> Option<&T> {
+        (&**Self::of(plan)?.plan() as &dyn Any).downcast_ref()
+    }
+
+    /// A node around an operator.
+    fn node(plan: Arc<dyn DevicePlan>) -> Arc<dyn ExecutionPlan> {
+        Arc::new(Self::new(plan))
+    }
+
+    fn over(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        let expected = self.children().len();
+        if children.len() != expected {
+            return Err(DataFusionError::Internal(format!(
+                "{} children for {}, which has {expected}",
+                children.len(),
+                self.name()
+            )));
+        }
+        Ok(Self::node(self.plan.with_children(children)?))
+    }
+}
+
+impl fmt::Debug for DeviceExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DeviceExec").field(&self.plan).finish()
+    }
+}
+
+impl DisplayAs for DeviceExec {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match t {
+            DisplayFormatType::Default | DisplayFormatType::Verbose => {
+                write!(f, "{}: device={}", self.plan.name(), self.device())?;
+                self.plan.describe(f)
+            }
+            DisplayFormatType::TreeRender => {
+                writeln!(f, "device={}", self.device())?;
+                self.plan.describe_tree(f)
+            }
+        }
+    }
+}
+
+impl ExecutionPlan for DeviceExec {
+    fn name(&self) -> &str {
+        self.plan.name()
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.plan.properties()
+    }
+
+    fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
+        check_default_invariants(self, check)?;
+        self.plan.check_invariants(check)
+    }
+
+    fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
+        self.plan.dynamic_expressions_produced()
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        self.plan.children()
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        self.over(children)
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        self.over(children)
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        self.plan.benefits_from_input_partitioning()
+    }
+
+    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
+        self.plan.input_distribution_requirements()
+    }
+
+    fn required_input_ordering(&self) -> Vec<Option<OrderingRequirements>> {
+        self.plan.required_input_ordering()
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        self.plan.maintains_input_order()
+    }
+
+    fn apply_expressions(
+        &self,
+        f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        let mut recursion = TreeNodeRecursion::Continue;
+        for expression in self.plan.expressions() {
+            recursion = recursion.visit_sibling(|| f(expression))?;
+        }
+        Ok(recursion)
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        let device = self.open(partition, &context)?;
+        let memory = DeviceReservation::new(&context, self.name(), partition, &device);
+        let stream = self.execute_on(partition, &device, context)?;
+        Ok(host_stream(stream, None, memory))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        let mut metrics = self.metrics.clone_inner();
+        let own = self.plan.metrics();
+        own.iter()
+            .flat_map(MetricsSet::iter)
+            .for_each(|metric| metrics.push(metric.clone()));
+        Some(metrics)
+    }
+
+    fn child_stats_requests(&self, partition: Option<usize>) -> Vec<ChildStats> {
+        self.plan.child_stats_requests(partition)
+    }
+
+    fn statistics_from_inputs(
+        &self,
+        input_stats: &[Arc<Statistics>],
+        args: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        self.plan.statistics(args.partition(), input_stats)
+    }
+
+    fn cardinality_effect(&self) -> CardinalityEffect {
+        self.plan.cardinality_effect()
+    }
+
+    fn supports_limit_pushdown(&self) -> bool {
+        self.plan.supports_limit_pushdown()
+    }
+
+    fn fetch(&self) -> Option<usize> {
+        self.plan.fetch()
+    }
+
+    fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn ExecutionPlan>> {
+        self.plan.with_fetch(limit).map(Self::node)
+    }
+
+    fn repartitioned(
+        &self,
+        target_partitions: usize,
+        config: &ConfigOptions,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let plan = self.plan.repartitioned(target_partitions, config)?;
+        Ok(plan.map(Self::node))
+    }
+
+    fn try_swapping_with_projection(
+        &self,
+        projection: &ProjectionExec,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        self.plan.try_swapping_with_projection(projection)
+    }
+
+    fn gather_filters_for_pushdown(
+        &self,
+        phase: FilterPushdownPhase,
+        parent_filters: Vec<Arc<dyn PhysicalExpr>>,
+        config: &ConfigOptions,
+    ) -> Result<FilterDescription> {
+        let plan = &self.plan;
+        plan.gather_filters_for_pushdown(phase, parent_filters, config)
+    }
+
+    fn handle_child_pushdown_result(
+        &self,
+        phase: FilterPushdownPhase,
+        child_pushdown_result: ChildPushdownResult,
+        config: &ConfigOptions,
+    ) -> Result<FilterPushdownPropagation<Arc<dyn ExecutionPlan>>> {
+        let plan = &self.plan;
+        let answer = plan.handle_child_pushdown_result(phase, child_pushdown_result, config)?;
+        Ok(FilterPushdownPropagation {
+            filters: answer.filters,
+            updated_node: answer.updated_node.map(Self::node),
+        })
+    }
+
+    fn try_pushdown_sort(
+        &self,
+        order: &[PhysicalSortExpr],
+    ) -> Result<SortOrderPushdownResult<Arc<dyn ExecutionPlan>>> {
+        Ok(self.plan.try_pushdown_sort(order)?.map(Self::node))
+    }
+
+    fn with_preserve_order(&self, preserve_order: bool) -> Option<Arc<dyn ExecutionPlan>> {
+        self.plan
+            .with_preserve_order(preserve_order)
+            .map(Self::node)
+    }
+
+    fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
+        self.plan.reset_state().map(Self::node)
+    }
+
+    fn with_new_state(&self, state: Arc<dyn Any + Send + Sync>) -> Option<Arc<dyn ExecutionPlan>> {
+        self.plan.with_new_state(state).map(Self::node)
+    }
+}

@@ -1,0 +1,188 @@
+//! Reservations in DataFusion's memory pool.
+
+use std::cmp::min;
+use std::fmt;
+
+use datafusion_common::{DataFusionError, Result};
+use datafusion_execution::TaskContext;
+use datafusion_execution::memory_pool::{MemoryConsumer, MemoryReservation};
+use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, Gauge, MetricBuilder};
+
+use super::metrics::{from_datafusion, reserved};
+use arrow_device::{Device, MemoryBudget};
+
+/// Bytes of a session's [`MemoryPool`](datafusion_execution::memory_pool::MemoryPool) that a partition of a device operator has
+/// reserved. They are given back when the reservation is dropped.
+///
+/// The nodes of this crate reserve what passes through them: uploads, downloads and moves the memory of each batch, before they
+/// allocate it and until their reader asks for the next batch; a [`DeviceExec`](super::DeviceExec) what its operator's polls have
+/// allocated on the device, and not freed again, for the batch that is being made or was returned last. As DataFusion's own nodes do, **an
+/// operator that keeps batches or tables longer reserves them itself**, with this type: batches that it has got with
+/// [`grow`](Self::grow), before it keeps them, and what it allocates itself with [`allocate`](Self::allocate), so that its
+/// `DeviceExec` does not reserve the same bytes again.
+///
+/// ```
+/// use std::sync::Arc;
+/// use arrow_device::{Device, DeviceBuffer, DeviceBufferMut, DeviceRecordBatch, Queue};
+/// use arrow_device_datafusion::{DeviceReservation, to_datafusion};
+/// use datafusion::{error::Result, execution::TaskContext};
+///
+/// /// The build side of a join, on a device.
+/// struct BuildSide {
+///     batches: Vec<DeviceRecordBatch>,
+///     table: Option<DeviceBuffer>,
+///     memory: DeviceReservation,
+/// }
+///
+/// impl BuildSide {
+///     // In `DevicePlan::execute_device(partition, device, context)`:
+///     fn new(partition: usize, device: &Device, context: &Arc<TaskContext>) -> Self {
+///         let memory = DeviceReservation::new(context, "MyJoinExec", partition, device);
+///         Self { batches: Vec::new(), table: None, memory }
+///     }
+///
+///     fn keep(&mut self, batch: DeviceRecordBatch, bytes: usize) -> Result<()> {
+///         self.memory.grow(bytes)?; // `ResourcesExhausted` if the session's limit is reached
+///         self.batches.push(batch);
+///         Ok(())
+///     }
+///
+///     // In a poll of the operator's stream:
+///     fn build(&mut self, queue: &Queue, bytes: usize) -> Result<()> {
+///         let table = || DeviceBufferMut::allocate(queue, bytes).and_then(DeviceBufferMut::freeze);
+///         self.table = Some(self.memory.allocate(bytes, table)?.map_err(to_datafusion)?);
+///         Ok(())
+///     }
+/// }
+/// # use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+/// # use datafusion::prelude::{SessionConfig, SessionContext};
+/// # use datafusion::error::DataFusionError;
+/// # let runtime = RuntimeEnvBuilder::new().with_memory_limit(1000, 1.0).build_arc()?;
+/// # let context = SessionContext::new_with_config_rt(SessionConfig::new(), runtime).task_ctx();
+/// # let cpu = arrow_device::Devices::cpu();
+/// # let batch = cpu.upload(&arrow_array::record_batch!(("a", Int64, [1, 2]))?).unwrap();
+/// # let mut side = BuildSide::new(0, &cpu, &context);
+/// # side.keep(batch.clone(), 900)?;
+/// # assert!(side.build(&cpu.default_queue(), 101).is_err() && side.table.is_none());
+/// # side.build(&cpu.default_queue(), 64)?;
+/// # assert_eq!(context.memory_pool().reserved(), 964);
+/// # side.memory.shrink(64);
+/// # assert!(matches!(side.keep(batch, 101), Err(DataFusionError::ResourcesExhausted(_))));
+/// # assert_eq!(side.batches.len(), 1);
+/// # drop(side);
+/// # assert_eq!(context.memory_pool().reserved(), 0);
+/// # Ok::<(), DataFusionError>(())
+/// ```
+///
+/// A reservation cannot spill, so that a [`FairSpillPool`](datafusion_execution::memory_pool::FairSpillPool) gives the nodes
+/// that can spill less.
+pub struct DeviceReservation {
+    reservation: MemoryReservation,
+    node: String,
+    partition: usize,
+    device: Device,
+    peak: Option<Gauge>,
+}
+
+impl DeviceReservation {
+    /// Makes an empty reservation of a partition of the node of this name. The pool calls it `name[partition]`.
+    pub fn new(context: &TaskContext, node: &str, partition: usize, device: &Device) -> Self {
+        let consumer = MemoryConsumer::new(format!("{node}[{partition}]"));
+        Self {
+            reservation: consumer.register(context.memory_pool()),
+            node: node.to_owned(),
+            partition,
+            device: device.clone(),
+            peak: None,
+        }
+    }
+
+    /// Keeps the most bytes that were reserved as a metric of the node, `peak_mem_used`.
+    #[must_use]
+    pub fn with_metrics(mut self, set: &ExecutionPlanMetricsSet) -> Self {
+        let metric = MetricBuilder::new(set);
+        self.peak = Some(metric.peak_memory_usage("peak_mem_used", self.partition));
+        self
+    }
+
+    /// Reserves so many bytes more, for memory that is there: batches that the operator has got from a child and keeps. For what it
+    /// allocates there is [`allocate`](Self::allocate).
+    ///
+    /// # Errors
+    /// Returns [`DataFusionError::ResourcesExhausted`], with the names of node, partition and device, if the pool has too little
+    /// left. The reservation is what it was.
+    pub fn grow(&self, bytes: usize) -> Result<()> {
+        self.reservation
+            .try_grow(bytes)
+            .map_err(|e| self.refused(bytes, e))?;
+        if let Some(peak) = &self.peak {
+            peak.set_max(self.reservation.size());
+        }
+        Ok(())
+    }
+
+    /// Reserves so many bytes and runs `work`, which allocates them on the device in a poll of the operator: the node does not
+    /// reserve them again. All that `work` allocates on this thread is taken to be reserved.
+    ///
+    /// # Errors
+    /// As [`grow`](Self::grow). `work` does not run then. If `work` itself fails, the bytes stay reserved until they are
+    /// [given back](Self::shrink).
+    pub fn allocate<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> Result<T> {
+        self.grow(bytes)?;
+        Ok(reserved(work))
+    }
+
+    /// Reserves this many bytes altogether.
+    pub(super) fn resize(&self, bytes: usize) -> Result<()> {
+        let size = self.size();
+        self.shrink(size.saturating_sub(bytes));
+        self.grow(bytes.saturating_sub(size))
+    }
+
+    /// Gives so many bytes back, at most all.
+    pub fn shrink(&self, bytes: usize) {
+        let mut bytes = min(bytes, self.size());
+        // Another thread may have given some of them back meanwhile.
+        while bytes > 0 && self.reservation.try_shrink(bytes).is_err() {
+            bytes = min(bytes, self.size());
+        }
+    }
+
+    /// Returns how many bytes are reserved.
+    pub fn size(&self) -> usize {
+        self.reservation.size()
+    }
+
+    fn refused(&self, bytes: usize, e: DataFusionError) -> DataFusionError {
+        let (node, partition, device) = (&self.node, self.partition, &self.device);
+        let reason = match e {
+            DataFusionError::ResourcesExhausted(reason) => reason,
+            e => e.to_string(),
+        };
+        DataFusionError::ResourcesExhausted(format!(
+            "{node}, partition {partition}: {bytes} bytes for a batch of {device} are more than the session's memory limit leaves; \
+             raise the limit, or use smaller batches or fewer partitions: {reason}"
+        ))
+    }
+}
+
+impl MemoryBudget for DeviceReservation {
+    fn reserve(&self, bytes: usize) -> arrow_device::Result<()> {
+        self.grow(bytes).map_err(from_datafusion)
+    }
+
+    fn release(&self, bytes: usize) {
+        self.shrink(bytes);
+    }
+}
+
+impl fmt::Debug for DeviceReservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceReservation")
+            .field("node", &self.node)
+            .field("partition", &self.partition)
+            .field("device", &self.device)
+            .field("bytes", &self.size())
+            .finish_non_exhaustive()
+    }
+}

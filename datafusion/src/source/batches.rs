@@ -1,0 +1,220 @@
+//! Batches in device memory as a source.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use arrow_device::{Device, DeviceRecordBatch, Error, Result};
+use arrow_schema::SchemaRef;
+use async_trait::async_trait;
+use datafusion_common::Statistics;
+use datafusion_common::stats::Precision;
+use datafusion_expr::dml::InsertOp;
+use datafusion_physical_expr::Partitioning;
+use futures_core::Stream;
+
+use super::contract::{DeviceSource, ScanRequest};
+use super::insertion::{DeviceSink, InsertRequest};
+use crate::spec::DeviceSpec;
+use crate::stream::SendableDeviceStream;
+
+/// Partitions of batches, to which more may be added.
+#[derive(Debug)]
+pub(super) struct Memory {
+    device: DeviceSpec,
+    /// What the next scan reads. Nothing in it changes: an `INSERT` puts another one in its place.
+    now: Arc<Mutex<Arc<Batches>>>,
+}
+
+impl Memory {
+    pub(super) fn new(
+        schema: SchemaRef,
+        device: &Device,
+        partitions: Vec<Vec<DeviceRecordBatch>>,
+    ) -> Result<Self> {
+        let batches = Batches::new(schema, device, partitions)?;
+        Ok(Self {
+            device: batches.device.clone(),
+            now: Arc::new(Mutex::new(Arc::new(batches))),
+        })
+    }
+
+    fn now(&self) -> Arc<Batches> {
+        self.now
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl DeviceSource for Memory {
+    fn schema(&self) -> SchemaRef {
+        self.now().schema()
+    }
+
+    fn device(&self) -> &DeviceSpec {
+        &self.device
+    }
+
+    fn partitioning(&self) -> Partitioning {
+        self.now().partitioning()
+    }
+
+    fn statistics(&self, partition: Option<usize>) -> Statistics {
+        self.now().statistics(partition)
+    }
+
+    fn snapshot(&self) -> Option<Arc<dyn DeviceSource>> {
+        Some(self.now())
+    }
+
+    fn open(&self, request: ScanRequest) -> Result<SendableDeviceStream> {
+        self.now().open(request)
+    }
+
+    fn supports_insert(&self, op: InsertOp) -> bool {
+        // Without a key, no row collides with another.
+        !matches!(op, InsertOp::Replace)
+    }
+
+    fn insert(&self, request: InsertRequest) -> Result<Box<dyn DeviceSink>> {
+        Ok(Box::new(Added {
+            now: self.now.clone(),
+            batches: Vec::new(),
+            overwrite: matches!(request.op, InsertOp::Overwrite),
+        }))
+    }
+}
+
+/// What an `INSERT` adds.
+struct Added {
+    now: Arc<Mutex<Arc<Batches>>>,
+    batches: Vec<DeviceRecordBatch>,
+    overwrite: bool,
+}
+
+#[async_trait]
+impl DeviceSink for Added {
+    async fn write(&mut self, batch: DeviceRecordBatch) -> Result<()> {
+        self.batches.push(batch);
+        Ok(())
+    }
+
+    async fn commit(self: Box<Self>) -> Result<()> {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = now.partitions.len().max(1);
+        let old = |i: usize| now.partitions.get(i).filter(|_| !self.overwrite);
+        let mut partitions: Vec<Vec<_>> = (0..count)
+            .map(|i| old(i).map_or_else(Vec::new, |old| old.to_vec()))
+            .collect();
+        for (i, batch) in self.batches.into_iter().enumerate() {
+            partitions[i % count].push(batch);
+        }
+        *now = Arc::new(Batches {
+            schema: now.schema.clone(),
+            device: now.device.clone(),
+            partitions: partitions.into_iter().map(Arc::from).collect(),
+        });
+        Ok(())
+    }
+}
+
+/// Partitions of batches that do not change.
+struct Batches {
+    schema: SchemaRef,
+    device: DeviceSpec,
+    partitions: Vec<Arc<[DeviceRecordBatch]>>,
+}
+
+impl Batches {
+    fn new(
+        schema: SchemaRef,
+        device: &Device,
+        partitions: Vec<Vec<DeviceRecordBatch>>,
+    ) -> Result<Self> {
+        for batch in partitions.iter().flatten() {
+            if batch.schema_ref().fields() != schema.fields() || batch.device() != device {
+                return Err(Error::InvalidArgument(
+                    format!(
+                        "DeviceTable::from_batches: a batch of another schema or device than the table's: expected={schema} on {device}, \
+                         found={} on {}",
+                        batch.schema_ref(),
+                        batch.device()
+                    )
+                    .into(),
+                ));
+            }
+        }
+        Ok(Self {
+            schema,
+            device: device.into(),
+            partitions: partitions.into_iter().map(Arc::from).collect(),
+        })
+    }
+}
+
+impl fmt::Debug for Batches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batches")
+            .field("device", &self.device)
+            .field("partitions", &self.partitions.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl DeviceSource for Batches {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn device(&self) -> &DeviceSpec {
+        &self.device
+    }
+
+    fn partitioning(&self) -> Partitioning {
+        Partitioning::UnknownPartitioning(self.partitions.len())
+    }
+
+    fn statistics(&self, partition: Option<usize>) -> Statistics {
+        let of = match partition {
+            Some(i) => self.partitions.get(i..=i).unwrap_or_default(),
+            None => &self.partitions,
+        };
+        let rows = of.iter().flat_map(|p| p.iter()).map(|b| b.num_rows()).sum();
+        Statistics::new_unknown(&self.schema).with_num_rows(Precision::Exact(rows))
+    }
+
+    fn open(&self, request: ScanRequest) -> Result<SendableDeviceStream> {
+        let batches = self.partitions.get(request.partition).cloned();
+        let batches = InOrder {
+            batches: batches.unwrap_or_default(),
+            projection: request.projection.clone(),
+            next: 0,
+        };
+        Ok(request.stream(batches))
+    }
+}
+
+/// A partition's batches.
+struct InOrder {
+    batches: Arc<[DeviceRecordBatch]>,
+    projection: Option<Arc<[usize]>>,
+    next: usize,
+}
+
+impl Stream for InOrder {
+    type Item = Result<DeviceRecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let batch = self
+            .batches
+            .get(self.next)
+            .map(|batch| match &self.projection {
+                Some(projection) => batch.project(projection),
+                None => Ok(batch.clone()),
+            });
+        self.next += 1;
+        Poll::Ready(batch)
+    }
+}

@@ -1,0 +1,275 @@
+//! [`DeviceInsertExec`]: the node of an `INSERT`.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arrow_array::{RecordBatch, UInt64Array};
+use arrow_device::{Device, DeviceArray, DeviceRecordBatch, Error};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use datafusion_common::tree_node::TreeNodeRecursion;
+use datafusion_common::{DataFusionError, Result};
+use datafusion_execution::{SendableRecordBatchStream, TaskContext};
+use datafusion_expr::dml::InsertOp;
+use datafusion_physical_expr::{EquivalenceProperties, Partitioning, PhysicalExpr};
+use datafusion_physical_plan::execution_plan::{
+    EmissionType, EvaluationType, ReplaceChildrenOptions, SchedulingType,
+};
+use datafusion_physical_plan::metrics::{ExecutionPlanMetricsSet, MetricBuilder, MetricsSet};
+use datafusion_physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion_physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, PlanProperties,
+};
+use futures_core::Stream;
+
+use super::contract::DeviceSource;
+use super::insertion::InsertRequest;
+use crate::children::only;
+use crate::metrics::{from_blocking, to_datafusion};
+use crate::parallel::merged;
+use crate::resolver::open_for;
+use crate::spec::DeviceSpec;
+
+/// The node that inserts rows into a [`DeviceTable`](crate::DeviceTable), and returns their number
+/// in one row on the host.
+///
+/// It reads batches on the table's device: those of a device operator on that device do not move,
+/// and those of a host plan are uploaded. The partitions of its input run at the same time, each on
+/// a task of its own; the rows of one partition keep their order.
+#[derive(Clone)]
+pub struct DeviceInsertExec {
+    input: Arc<dyn ExecutionPlan>,
+    source: Arc<dyn DeviceSource>,
+    op: InsertOp,
+    properties: Arc<PlanProperties>,
+    metrics: ExecutionPlanMetricsSet,
+}
+
+impl DeviceInsertExec {
+    /// The insertion of rows, which fails if their types are not the table's.
+    pub(super) fn new(
+        input: Arc<dyn ExecutionPlan>,
+        source: Arc<dyn DeviceSource>,
+        op: InsertOp,
+    ) -> Result<Self> {
+        check_types(&source.schema(), &input.schema(), source.device())?;
+        let count = Field::new("count", DataType::UInt64, false);
+        let properties = PlanProperties::new(
+            EquivalenceProperties::new(Arc::new(Schema::new(vec![count]))),
+            Partitioning::UnknownPartitioning(1),
+            EmissionType::Final,
+            input.boundedness(),
+        )
+        .with_scheduling_type(SchedulingType::Cooperative)
+        .with_evaluation_type(EvaluationType::Eager);
+        Ok(Self {
+            input,
+            source,
+            op,
+            properties: Arc::new(properties),
+            metrics: ExecutionPlanMetricsSet::new(),
+        })
+    }
+
+    /// Returns which device the rows are wanted on.
+    pub fn device(&self) -> &DeviceSpec {
+        self.source.device()
+    }
+
+    /// Returns the source that takes the rows.
+    pub fn source(&self) -> &Arc<dyn DeviceSource> {
+        &self.source
+    }
+}
+
+/// Checks that the columns to insert are of the table's types, in its order.
+fn check_types(table: &SchemaRef, input: &SchemaRef, device: &DeviceSpec) -> Result<()> {
+    let (expected, found) = (table.fields().len(), input.fields().len());
+    if expected != found {
+        return Err(DataFusionError::Plan(format!(
+            "{found} columns to insert into a DeviceTable on {device} of {expected} columns"
+        )));
+    }
+    for (table, input) in table.fields().iter().zip(input.fields()) {
+        let (expected, found) = (table.data_type(), input.data_type());
+        if expected != found {
+            let name = table.name();
+            return Err(DataFusionError::Plan(format!(
+                "a column of type {found} to insert into column {name} of type {expected} of a DeviceTable on {device}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Debug for DeviceInsertExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceInsertExec")
+            .field("source", &self.source)
+            .field("op", &self.op)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DisplayAs for DeviceInsertExec {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (device, op) = (self.device(), &self.op);
+        match t {
+            DisplayFormatType::TreeRender => writeln!(f, "device={device}\nop={op}"),
+            _ => write!(f, "DeviceInsertExec: device={device}, op={op}"),
+        }
+    }
+}
+
+impl ExecutionPlan for DeviceInsertExec {
+    fn name(&self) -> &str {
+        "DeviceInsertExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    /// The rows of a partition are written in their order, so DataFusion keeps a sort below.
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = only(self.name(), children)?;
+        Ok(Arc::new(Self::new(input, self.source.clone(), self.op)?))
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = only(self.name(), children)?;
+        Ok(Arc::new(Self::new(input, self.source.clone(), self.op)?))
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        if partition > 0 {
+            return Err(DataFusionError::Internal(format!(
+                "partition {partition} of DeviceInsertExec, which has one"
+            )));
+        }
+        let (node, schema) = (self.clone(), self.schema());
+        let insertion = async move {
+            let rows = node.insert(context).await?;
+            let count = Arc::new(UInt64Array::from(vec![rows]));
+            Ok(RecordBatch::try_new(node.schema(), vec![count])?)
+        };
+        let once = Once(Some(Box::pin(insertion)));
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, once)))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+}
+
+impl DeviceInsertExec {
+    /// Inserts all rows, and returns their number.
+    async fn insert(&self, context: Arc<TaskContext>) -> Result<u64> {
+        let device = open_for(self.name(), self.device(), 0, &context)?;
+        let rows_written = MetricBuilder::new(&self.metrics).counter("rows_written", 0);
+        let mut batches = merged(&self.input, &device, &context)?;
+        let request = InsertRequest {
+            op: self.op,
+            device: device.clone(),
+            context,
+        };
+        let mut sink = self.source.insert(request).map_err(to_datafusion)?;
+        let schema = self.source.schema();
+        let mut rows = 0;
+        while let Some(batch) = poll_fn(|cx| batches.as_mut().poll_next(cx)).await {
+            let batch = of_table(batch.map_err(to_datafusion)?, &schema, &device);
+            let batch = batch.await.map_err(to_datafusion)?;
+            let found = batch.num_rows();
+            sink.write(batch).await.map_err(to_datafusion)?;
+            rows_written.add(found);
+            rows += found as u64;
+        }
+        sink.commit().await.map_err(to_datafusion)?;
+        Ok(rows)
+    }
+}
+
+/// The batch with the table's schema. Nulls are counted only where the table allows none and the
+/// input might have some.
+async fn of_table(
+    batch: DeviceRecordBatch,
+    schema: &SchemaRef,
+    device: &Device,
+) -> arrow_device::Result<DeviceRecordBatch> {
+    let (found, columns, rows) = batch.into_parts();
+    for (i, field) in schema.fields().iter().enumerate() {
+        let (nullable, column) = (found.field(i).is_nullable(), &columns[i]);
+        if field.is_nullable() || !nullable {
+            continue;
+        }
+        let nulls = match column.null_count() {
+            Some(nulls) => nulls,
+            None => counted(column.clone()).await?,
+        };
+        if nulls > 0 {
+            return Err(Error::InvalidArgument(
+                format!(
+                    "DeviceInsertExec on {device}: {nulls} nulls for column {}, which is not nullable",
+                    field.name()
+                )
+                .into(),
+            ));
+        }
+    }
+    DeviceRecordBatch::try_new_with_rows(device, schema.clone(), &columns, rows)
+}
+
+/// Counts nulls, which waits for the device, where waiting does not hold up other tasks.
+async fn counted(column: DeviceArray) -> arrow_device::Result<usize> {
+    let counting = tokio::task::spawn_blocking(move || column.resolve_null_counts());
+    let operation = "counting the nulls of rows to insert after the end of the Tokio runtime";
+    counting.await.map_err(|e| from_blocking(e, operation))?
+}
+
+/// The stream of a future's only value.
+struct Once(Option<Pin<Box<dyn Future<Output = Result<RecordBatch>> + Send>>>);
+
+impl Stream for Once {
+    type Item = Result<RecordBatch>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Some(future) = &mut self.0 else {
+            return Poll::Ready(None);
+        };
+        let value = std::task::ready!(future.as_mut().poll(cx));
+        self.0 = None;
+        Poll::Ready(Some(value))
+    }
+}

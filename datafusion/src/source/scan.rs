@@ -1,0 +1,348 @@
+//! [`DeviceScanExec`]: the scan of a table.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow_device::Device;
+use arrow_schema::SchemaRef;
+use datafusion_common::config::ConfigOptions;
+use datafusion_common::stats::Precision;
+use datafusion_common::{DataFusionError, Result, Statistics};
+use datafusion_execution::TaskContext;
+use datafusion_expr::TableProviderFilterPushDown;
+use datafusion_physical_expr::{
+    DynamicFilterTracking, Partitioning, PhysicalExpr, PhysicalSortExpr,
+};
+use datafusion_physical_plan::filter_pushdown::{
+    ChildPushdownResult, FilterPushdownPhase, FilterPushdownPropagation, PushedDown,
+};
+use datafusion_physical_plan::projection::{
+    ProjectionExec, all_alias_free_columns, new_projections_for_columns,
+};
+use datafusion_physical_plan::{ExecutionPlan, PlanProperties, SortOrderPushdownResult};
+
+use super::contract::{DeviceSource, ScanRequest};
+use super::declared::{project, properties};
+use super::filters::of_projected;
+use super::scanned::Scanned;
+use crate::children::no_children;
+use crate::exec::DeviceExec;
+use crate::metrics::to_datafusion;
+use crate::plan::DevicePlan;
+use crate::spec::DeviceSpec;
+use crate::stream::SendableDeviceStream;
+
+/// The operator that reads a [`DeviceTable`](crate::DeviceTable).
+#[derive(Clone)]
+pub struct DeviceScanExec {
+    source: Arc<dyn DeviceSource>,
+    /// Those of the whole table, if the source's own do not count.
+    statistics: Option<Arc<Statistics>>,
+    /// `None`: all columns in their order.
+    projection: Option<Arc<[usize]>>,
+    /// Those that the source applies, over the table's columns.
+    filters: Vec<Arc<dyn PhysicalExpr>>,
+    /// The most rows of each partition.
+    fetch: Option<usize>,
+    properties: Arc<PlanProperties>,
+}
+
+impl fmt::Debug for DeviceScanExec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceScanExec")
+            .field("source", &self.source)
+            .field("projection", &self.projection)
+            .field("filters", &self.filters)
+            .field("fetch", &self.fetch)
+            .finish_non_exhaustive()
+    }
+}
+
+impl DeviceScanExec {
+    /// The scan of a source whose declarations have been checked.
+    pub(super) fn new(
+        source: Arc<dyn DeviceSource>,
+        statistics: Option<Arc<Statistics>>,
+        projection: Option<&[usize]>,
+        filters: Vec<Arc<dyn PhysicalExpr>>,
+        fetch: Option<usize>,
+    ) -> Result<Self> {
+        let table = source.schema();
+        let all: Vec<usize> = (0..table.fields().len()).collect();
+        let projection = projection.filter(|columns| **columns != *all);
+        let columns = projection.unwrap_or(&all);
+        let schema = Arc::new(table.project(columns)?);
+        let properties = Arc::new(properties(&*source, schema, columns)?);
+        Ok(Self {
+            projection: projection.map(Arc::from),
+            source,
+            statistics,
+            filters,
+            fetch,
+            properties,
+        })
+    }
+
+    /// Returns the source. If its rows may change, it is the snapshot that the scan was planned
+    /// with.
+    pub fn source(&self) -> &Arc<dyn DeviceSource> {
+        &self.source
+    }
+
+    /// Returns the columns that the scan returns, as indices into the table's schema, or `None` for
+    /// all in their order.
+    pub fn projection(&self) -> Option<&[usize]> {
+        self.projection.as_deref()
+    }
+
+    /// Returns the filters that the source applies, over the table's columns.
+    pub fn filters(&self) -> &[Arc<dyn PhysicalExpr>] {
+        &self.filters
+    }
+
+    fn schema(&self) -> &SchemaRef {
+        self.properties.equivalence_properties().schema()
+    }
+
+    fn partitions(&self) -> usize {
+        self.properties.output_partitioning().partition_count()
+    }
+
+    /// The statistics of a partition or of all, without the limit and the filters.
+    fn unlimited(&self, partition: Option<usize>) -> Statistics {
+        let whole = partition.is_none() || self.partitions() == 1;
+        let of_table = match &self.statistics {
+            Some(statistics) if whole => Statistics::clone(statistics),
+            Some(_) => Statistics::new_unknown(&self.source.schema()),
+            None => self.source.statistics(partition.filter(|_| !whole)),
+        };
+        project(of_table, self.projection.as_ref())
+    }
+
+    /// The exact number of rows of a partition, if it is known.
+    fn rows(&self, partition: usize) -> Option<usize> {
+        match self.unlimited(Some(partition)).num_rows {
+            Precision::Exact(rows) if self.filters.is_empty() => {
+                Some(rows.min(self.fetch.unwrap_or(usize::MAX)))
+            }
+            _ => None,
+        }
+    }
+
+    fn names(&self) -> String {
+        let names: Vec<_> = self.schema().fields().iter().map(|f| &**f.name()).collect();
+        names.join(", ")
+    }
+
+    fn filter_texts(&self) -> String {
+        let texts: Vec<_> = self.filters.iter().map(ToString::to_string).collect();
+        texts.join(", ")
+    }
+}
+
+impl DevicePlan for DeviceScanExec {
+    fn name(&self) -> &str {
+        "DeviceScanExec"
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, ", partitions={}", self.partitions())?;
+        if self.projection.is_some() {
+            write!(f, ", projection=[{}]", self.names())?;
+        }
+        if !self.filters.is_empty() {
+            write!(f, ", filters=[{}]", self.filter_texts())?;
+        }
+        if let Some(rows) = self.fetch {
+            write!(f, ", fetch={rows}")?;
+        }
+        match self.properties.output_partitioning() {
+            Partitioning::UnknownPartitioning(_) => {}
+            declared => write!(f, ", partitioning={declared}")?,
+        }
+        if let Some(order) = self.properties.output_ordering() {
+            write!(f, ", order=[{order}]")?;
+        }
+        match self.properties.boundedness.is_unbounded() {
+            true => write!(f, ", unbounded"),
+            false => Ok(()),
+        }
+    }
+
+    fn describe_tree(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "partitions={}", self.partitions())?;
+        if self.projection.is_some() {
+            writeln!(f, "projection={}", self.names())?;
+        }
+        if !self.filters.is_empty() {
+            writeln!(f, "filters={}", self.filter_texts())?;
+        }
+        match self.fetch {
+            Some(rows) => writeln!(f, "fetch={rows}"),
+            None => Ok(()),
+        }
+    }
+
+    fn device(&self) -> &DeviceSpec {
+        self.source.device()
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        Vec::new()
+    }
+
+    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
+        no_children(self.name(), &children)?;
+        Ok(Arc::new(self.clone()))
+    }
+
+    fn execute_device(
+        &self,
+        partition: usize,
+        device: &Device,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableDeviceStream> {
+        let partitions = self.partitions();
+        if partition >= partitions {
+            return Err(DataFusionError::Internal(format!(
+                "partition {partition} of DeviceScanExec, which has {partitions}"
+            )));
+        }
+        let request = ScanRequest {
+            partition,
+            device: device.clone(),
+            projection: self.projection.clone(),
+            filters: self.filters.clone(),
+            fetch: self.fetch,
+            context,
+            schema: self.schema().clone(),
+            table: self.source.schema(),
+        };
+        let stream = self.source.open(request.clone());
+        let scanned = stream.and_then(|stream| Scanned::new(stream, request, self.rows(partition)));
+        Ok(Box::pin(scanned.map_err(to_datafusion)?))
+    }
+
+    fn statistics(
+        &self,
+        partition: Option<usize>,
+        _: &[Arc<Statistics>],
+    ) -> Result<Arc<Statistics>> {
+        let known = self.unlimited(partition);
+        let one = partition.is_some() || self.partitions() == 1;
+        let known = match (self.fetch, known.num_rows) {
+            (None, _) => known,
+            (Some(rows), _) if one => known.with_fetch(Some(rows), 0, 1)?,
+            // No partition has more rows.
+            (Some(rows), Precision::Exact(all)) if all <= rows => known,
+            // How the rows are distributed over the partitions is not known.
+            _ => known.to_inexact(),
+        };
+        Ok(Arc::new(match self.filters.is_empty() {
+            true => known,
+            false => known.to_inexact(),
+        }))
+    }
+
+    fn expressions(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
+        self.filters.iter().collect()
+    }
+
+    fn fetch(&self) -> Option<usize> {
+        self.fetch
+    }
+
+    fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn DevicePlan>> {
+        let fetch = limit;
+        Some(Arc::new(Self {
+            fetch,
+            ..self.clone()
+        }))
+    }
+
+    fn try_swapping_with_projection(
+        &self,
+        projection: &ProjectionExec,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let expressions = projection.expr();
+        if !all_alias_free_columns(expressions) {
+            return Ok(None);
+        }
+        let all = || (0..self.schema().fields().len()).collect();
+        let own = self.projection().map_or_else(all, <[_]>::to_vec);
+        let columns = new_projections_for_columns(expressions, &own);
+        let narrowed = Self::new(
+            self.source.clone(),
+            self.statistics.clone(),
+            Some(&columns),
+            self.filters.clone(),
+            self.fetch,
+        )?;
+        // A projection may change the schema's metadata, which batches keep.
+        if *narrowed.schema() != projection.schema() {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(DeviceExec::new(Arc::new(narrowed)))))
+    }
+
+    fn handle_child_pushdown_result(
+        &self,
+        _: FilterPushdownPhase,
+        child_pushdown_result: ChildPushdownResult,
+        _: &ConfigOptions,
+    ) -> Result<FilterPushdownPropagation<Arc<dyn DevicePlan>>> {
+        let mut filters = self.filters.clone();
+        let mut pushed = Vec::new();
+        for of_parent in child_pushdown_result.parent_filters {
+            // A filter above a limit does not commute with it.
+            if self.fetch.is_some() {
+                pushed.push(PushedDown::No);
+                continue;
+            }
+            let filter = of_projected(&of_parent.filter, self.projection())?;
+            let support = self.source.supports_filter(&filter);
+            pushed.push(match support {
+                TableProviderFilterPushDown::Exact => PushedDown::Yes,
+                _ => PushedDown::No,
+            });
+            if support != TableProviderFilterPushDown::Unsupported && !filters.contains(&filter) {
+                filters.push(filter);
+            }
+        }
+        let answer = FilterPushdownPropagation::with_parent_pushdown_result(pushed);
+        if filters.len() == self.filters.len() {
+            return Ok(answer);
+        }
+        let scan = Self {
+            filters,
+            ..self.clone()
+        };
+        Ok(answer.with_updated_node(Arc::new(scan)))
+    }
+
+    fn try_pushdown_sort(
+        &self,
+        order: &[PhysicalSortExpr],
+    ) -> Result<SortOrderPushdownResult<Arc<dyn DevicePlan>>> {
+        let declared = self.properties.equivalence_properties();
+        Ok(match declared.ordering_satisfy(order.iter().cloned())? {
+            true => SortOrderPushdownResult::Exact {
+                inner: Arc::new(self.clone()),
+            },
+            false => SortOrderPushdownResult::Unsupported,
+        })
+    }
+
+    /// The filters of joins and TopK that have run are theirs, and stricter than the next run
+    /// allows.
+    fn reset_state(&self) -> Result<Arc<dyn DevicePlan>> {
+        let mut scan = self.clone();
+        scan.filters
+            .retain(|f| !DynamicFilterTracking::classify(f).contains_dynamic_filter());
+        Ok(Arc::new(scan))
+    }
+}

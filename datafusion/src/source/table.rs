@@ -1,0 +1,242 @@
+//! [`DeviceTable`]: a table whose batches are on a device.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use arrow_device::async_stream::DeviceRecordBatchStream;
+use arrow_device::{Device, DeviceRecordBatch, DeviceRecordBatchReader};
+use arrow_schema::SchemaRef;
+use async_trait::async_trait;
+use datafusion_catalog::{Session, TableProvider};
+use datafusion_common::{Constraints, DataFusionError, Result, Statistics};
+use datafusion_expr::dml::InsertOp;
+use datafusion_expr::{Expr, TableProviderFilterPushDown, TableType};
+use datafusion_physical_expr::PhysicalExpr;
+use datafusion_physical_plan::ExecutionPlan;
+use futures_core::Stream;
+
+use super::batches::Memory;
+use super::contract::{DeviceSource, ScanRequest};
+use super::declared::{check, check_statistics};
+use super::filters::{promised, supported};
+use super::insert::DeviceInsertExec;
+use super::scan::DeviceScanExec;
+use super::streams::StreamSource;
+use crate::exec::DeviceExec;
+use crate::metrics::to_datafusion;
+use crate::spec::DeviceSpec;
+use crate::transitions::to_host::DeviceToHostExec;
+
+/// A table whose batches are on a device.
+///
+/// A [`DeviceSource`] says what is known of the rows and opens streams of them. The columns,
+/// filters and limit of a query reach it, so that it reads no more than the query needs. What it
+/// returns beyond that is never moved: the rest is downloaded by a
+/// [`DeviceToHostExec`], or stays on the device for a device operator.
+#[derive(Clone, Debug)]
+pub struct DeviceTable {
+    source: Arc<dyn DeviceSource>,
+    /// Instead of the source's.
+    statistics: Option<Arc<Statistics>>,
+}
+
+impl DeviceTable {
+    /// Makes the table of a source.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) if what the source
+    /// declares does not fit its schema.
+    pub fn new(source: Arc<dyn DeviceSource>) -> arrow_device::Result<Self> {
+        check(&*source)?;
+        Ok(Self::of(source))
+    }
+
+    fn of(source: Arc<dyn DeviceSource>) -> Self {
+        Self {
+            source,
+            statistics: None,
+        }
+    }
+
+    /// Makes a table of readers, for example of foreign C streams. `open` makes a reader for each
+    /// partition of each scan, on the thread that starts the query, and a thread of its own reads
+    /// it, one batch ahead.
+    /// [`DeviceSource::open`] says which columns and rows a reader must return.
+    pub fn from_readers<R: DeviceRecordBatchReader + Send + 'static>(
+        schema: SchemaRef,
+        device: impl Into<DeviceSpec>,
+        partitions: usize,
+        open: impl Fn(ScanRequest) -> arrow_device::Result<R> + Send + Sync + 'static,
+    ) -> Self {
+        let source = StreamSource::of_readers(schema, device.into(), partitions, open);
+        Self::of(Arc::new(source))
+    }
+
+    /// Makes a table of streams. `open` makes a future of the stream for each partition of each
+    /// scan. It runs on the task that polls the scan, and not before the first poll, so no thread
+    /// waits for it. [`DeviceSource::open`] says which columns and rows a stream must return.
+    ///
+    /// ```
+    /// # use arrow_device::Devices;
+    /// # use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
+    /// # use arrow_device_datafusion::DeviceTable;
+    /// # let batch = Devices::cpu().upload(&arrow_array::record_batch!(("a", Int64, [1, 2]))?)?;
+    /// # let (schema, device) = (batch.schema(), Devices::cpu());
+    /// let of = schema.clone();
+    /// let table = DeviceTable::from_streams(schema, device, 4, move |request| {
+    ///     let (schema, batch) = (of.clone(), batch.clone());
+    ///     async move {
+    ///         // Open a file, ask a server ...
+    ///         let device_type = request.device.id().device_type;
+    ///         let batches = futures::stream::iter([Ok(batch)]);
+    ///         Ok(DeviceRecordBatchStreamAdapter::new(schema, device_type, batches))
+    ///     }
+    /// });
+    /// # let _ = table;
+    /// # Ok::<(), arrow_device::Error>(())
+    /// ```
+    pub fn from_streams<S, F>(
+        schema: SchemaRef,
+        device: impl Into<DeviceSpec>,
+        partitions: usize,
+        open: impl Fn(ScanRequest) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = arrow_device::Result<S>> + Send + 'static,
+        S: DeviceRecordBatchStream<Batch = DeviceRecordBatch>
+            + Stream<Item = arrow_device::Result<DeviceRecordBatch>>
+            + Send
+            + 'static,
+    {
+        let source = StreamSource::of_futures(schema, device.into(), partitions, open);
+        Self::of(Arc::new(source))
+    }
+
+    /// Makes a table of batches. Those of a partition keep their order, and the number of rows is
+    /// known.
+    ///
+    /// `INSERT INTO` adds its batches to the partitions in turn, and `INSERT OVERWRITE` replaces
+    /// all rows. A query reads the rows that the table had when the query was planned; what it
+    /// reads stays in memory until it ends.
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) for a batch of
+    /// another schema or device.
+    pub fn from_batches(
+        schema: SchemaRef,
+        device: Device,
+        partitions: Vec<Vec<DeviceRecordBatch>>,
+    ) -> arrow_device::Result<Self> {
+        let source = Memory::new(schema, &device, partitions)?;
+        Ok(Self::of(Arc::new(source)))
+    }
+
+    /// Sets the statistics of the table, with those of its columns in their order, instead of the
+    /// source's. See
+    /// [`DeviceSource::statistics`].
+    ///
+    /// # Errors
+    /// Returns [`Error::InvalidArgument`](arrow_device::Error::InvalidArgument) if the number of
+    /// columns, or the type of a minimum or maximum, is not the table's.
+    pub fn with_statistics(mut self, statistics: Statistics) -> arrow_device::Result<Self> {
+        check_statistics(&*self.source, &statistics)?;
+        self.statistics = Some(Arc::new(statistics));
+        Ok(self)
+    }
+
+    /// Returns the source.
+    pub fn source(&self) -> &Arc<dyn DeviceSource> {
+        &self.source
+    }
+
+    /// Returns the operator that reads the table: these columns, and at most `fetch` rows of each
+    /// partition.
+    ///
+    /// # Errors
+    /// Returns an error for a column that does not exist, and if what the source declares does not
+    /// fit its schema.
+    pub fn scan_on_device(
+        &self,
+        projection: Option<&[usize]>,
+        fetch: Option<usize>,
+    ) -> Result<DeviceScanExec> {
+        self.filtered_scan(projection, Vec::new(), fetch)
+    }
+
+    fn filtered_scan(
+        &self,
+        projection: Option<&[usize]>,
+        filters: Vec<Arc<dyn PhysicalExpr>>,
+        fetch: Option<usize>,
+    ) -> Result<DeviceScanExec> {
+        let source = self
+            .source
+            .snapshot()
+            .unwrap_or_else(|| self.source.clone());
+        check(&*source).map_err(to_datafusion)?;
+        DeviceScanExec::new(source, self.statistics.clone(), projection, filters, fetch)
+    }
+}
+
+#[async_trait]
+impl TableProvider for DeviceTable {
+    fn schema(&self) -> SchemaRef {
+        self.source.schema()
+    }
+
+    fn constraints(&self) -> Option<&Constraints> {
+        self.source.constraints()
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    async fn scan(
+        &self,
+        state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let filters = promised(&*self.source, filters, state.execution_props())?;
+        let scan = self.filtered_scan(projection.map(Vec::as_slice), filters, limit)?;
+        let scan = Arc::new(DeviceExec::new(Arc::new(scan)));
+        Ok(Arc::new(DeviceToHostExec::new(scan)))
+    }
+
+    fn supports_filters_pushdown(
+        &self,
+        filters: &[&Expr],
+    ) -> Result<Vec<TableProviderFilterPushDown>> {
+        Ok(supported(&*self.source, filters))
+    }
+
+    async fn insert_into(
+        &self,
+        _: &dyn Session,
+        input: Arc<dyn ExecutionPlan>,
+        op: InsertOp,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let device = self.source.device();
+        if !self.source.supports_insert(op) {
+            return Err(DataFusionError::NotImplemented(format!(
+                "the source of this DeviceTable on {device} does not support {op}"
+            )));
+        }
+        if self.statistics.is_some() {
+            return Err(DataFusionError::NotImplemented(format!(
+                "{op} a DeviceTable on {device} whose statistics were set with with_statistics, which would no longer hold"
+            )));
+        }
+        let source = self.source.clone();
+        Ok(Arc::new(DeviceInsertExec::new(input, source, op)?))
+    }
+
+    fn statistics(&self) -> Option<Statistics> {
+        Some(match &self.statistics {
+            Some(statistics) => Statistics::clone(statistics),
+            None => self.source.statistics(None),
+        })
+    }
+}

@@ -1,0 +1,169 @@
+//! What DataFusion asks of a [`DeviceToHostExec`].
+
+use std::fmt;
+use std::sync::Arc;
+
+use datafusion_common::config::ConfigOptions;
+use datafusion_common::tree_node::TreeNodeRecursion;
+use datafusion_common::{Result, Statistics};
+use datafusion_execution::{SendableRecordBatchStream, TaskContext};
+use datafusion_physical_expr::{PhysicalExpr, PhysicalSortExpr};
+use datafusion_physical_plan::execution_plan::{CardinalityEffect, ReplaceChildrenOptions};
+use datafusion_physical_plan::filter_pushdown::{FilterDescription, FilterPushdownPhase};
+use datafusion_physical_plan::metrics::MetricsSet;
+use datafusion_physical_plan::projection::{ProjectionExec, make_with_child};
+use datafusion_physical_plan::statistics::{ChildStats, StatisticsArgs};
+use datafusion_physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, SortOrderPushdownResult,
+};
+
+use super::to_host::DeviceToHostExec;
+use crate::children::{only, the_same};
+use crate::exec::DeviceExec;
+use crate::memory::DeviceReservation;
+use crate::metrics::DeviceMetrics;
+use crate::ops::form::{DeviceForm, drops_columns};
+use crate::stream::host_stream;
+
+impl DisplayAs for DeviceToHostExec {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = DeviceExec::of(&self.input).map(DeviceExec::device);
+        match (t, device) {
+            (DisplayFormatType::TreeRender, Some(id)) => writeln!(f, "device={id}"),
+            (DisplayFormatType::TreeRender, None) => Ok(()),
+            (_, Some(id)) => write!(f, "DeviceToHostExec: device={id}"),
+            (_, None) => write!(f, "DeviceToHostExec"),
+        }
+    }
+}
+
+impl ExecutionPlan for DeviceToHostExec {
+    fn name(&self) -> &str {
+        "DeviceToHostExec"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        &self.properties
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(Self::new(only(self.name(), children)?)))
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        Ok(Arc::new(Self::new(only(self.name(), children)?)))
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        let Some(input) = DeviceExec::of(&self.input) else {
+            return self.input.execute(partition, context);
+        };
+        let device = input.open(partition, &context)?;
+        let memory = DeviceReservation::new(&context, self.name(), partition, &device);
+        let memory = memory.with_metrics(&self.metrics);
+        let stream = input.execute_on(partition, &device, context)?;
+        let metrics = DeviceMetrics::new(&self.metrics, partition);
+        Ok(host_stream(stream, Some(metrics), memory))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
+    }
+
+    fn child_stats_requests(&self, partition: Option<usize>) -> Vec<ChildStats> {
+        vec![ChildStats::At(partition)]
+    }
+
+    fn statistics_from_inputs(
+        &self,
+        input_stats: &[Arc<Statistics>],
+        _: &StatisticsArgs,
+    ) -> Result<Arc<Statistics>> {
+        the_same(input_stats)
+    }
+
+    fn supports_limit_pushdown(&self) -> bool {
+        true
+    }
+
+    fn cardinality_effect(&self) -> CardinalityEffect {
+        CardinalityEffect::Equal
+    }
+
+    /// The device operator may take the projection. If it does not, one that drops columns still goes below the download.
+    fn try_swapping_with_projection(
+        &self,
+        projection: &ProjectionExec,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let Some(input) = DeviceExec::of(&self.input) else {
+            return Ok(None);
+        };
+        let on_device = make_with_child(projection, &self.input)?;
+        let Some(below) = on_device.downcast_ref::<ProjectionExec>() else {
+            return Ok(None);
+        };
+        if let Some(plan) = input.try_swapping_with_projection(below)? {
+            return Ok(Some(Arc::new(Self::new(plan))));
+        }
+        if !drops_columns(below) {
+            return Ok(None);
+        }
+        let form = DeviceForm::of(on_device.clone(), input.device().clone())?;
+        Ok(form.map(|form| {
+            let node = Arc::new(DeviceExec::new(Arc::new(form)));
+            Arc::new(Self::new(node)) as _
+        }))
+    }
+
+    fn gather_filters_for_pushdown(
+        &self,
+        _: FilterPushdownPhase,
+        parent_filters: Vec<Arc<dyn PhysicalExpr>>,
+        _: &ConfigOptions,
+    ) -> Result<FilterDescription> {
+        FilterDescription::from_children(parent_filters, &self.children())
+    }
+
+    fn try_pushdown_sort(
+        &self,
+        order: &[PhysicalSortExpr],
+    ) -> Result<SortOrderPushdownResult<Arc<dyn ExecutionPlan>>> {
+        let sorted = self.input.try_pushdown_sort(order)?;
+        Ok(sorted.map(|input| Arc::new(Self::new(input)) as _))
+    }
+
+    fn with_preserve_order(&self, preserve_order: bool) -> Option<Arc<dyn ExecutionPlan>> {
+        let input = self.input.with_preserve_order(preserve_order)?;
+        Some(Arc::new(Self::new(input)))
+    }
+}

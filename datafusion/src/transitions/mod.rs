@@ -1,0 +1,7 @@
+//! Uploads, downloads and moves in plans.
+
+pub(super) mod below;
+pub(super) mod between;
+mod download;
+pub(super) mod to_device;
+pub(super) mod to_host;

@@ -1,0 +1,10 @@
+//! Tables of real sources: what they declare, what reaches them, and what may be inserted.
+
+mod declared;
+mod factory;
+mod filters;
+mod insert;
+mod requests;
+mod statistics;
+mod streams;
+mod watched;

@@ -1,0 +1,219 @@
+//! What a filter reserves and keeps while its results wait for each other. Columns that are large and of which few rows pass.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use arrow_device::Device;
+use arrow_device::device::sim::{SimDevice, SimMode};
+use arrow_device_datafusion::{DeviceSpec, DeviceTable, DeviceTransitions};
+use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::datatypes::SchemaRef;
+use datafusion::catalog::TableProvider;
+use datafusion::catalog::streaming::StreamingTable;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
+use datafusion::execution::runtime_env::RuntimeEnvBuilder;
+use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
+use datafusion::physical_plan::collect;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::PartitionStream;
+use datafusion::prelude::{SessionConfig, SessionContext};
+use futures::{StreamExt, stream};
+
+use crate::device_filter::{PushFilterToDevice, Uploads, When};
+use crate::kit::*;
+
+const MIB: usize = 1 << 20;
+const BATCHES: usize = 24;
+const ROWS: i64 = 256;
+/// About this much of each batch is text.
+const BATCH: usize = 16 * MIB;
+/// Batches of 16 MiB and little more: three and not four of them wait within 64 MiB. Beside them is the one that did not fit, two
+/// are being selected, and up to three are on their way up or were returned last.
+const MOST: usize = 64 * MIB + (1 + 2 + 3) * BATCH;
+/// Of each batch a row passes.
+const SQL: &str = "SELECT n, s FROM t WHERE n = 7";
+
+fn large() -> RecordBatch {
+    let text = "x".repeat(BATCH / ROWS as usize);
+    let texts = StringArray::from_iter_values((0..ROWS).map(|_| &text));
+    RecordBatch::try_from_iter([
+        ("n", Arc::new(Int64Array::from_iter_values(0..ROWS)) as _),
+        ("s", Arc::new(texts) as _),
+    ])
+    .unwrap()
+}
+
+/// A table on the host. Whenever its next batch is asked for, it looks at what is in use.
+struct Watched {
+    batch: RecordBatch,
+    schema: SchemaRef,
+    sim: Arc<SimDevice>,
+    pool: Arc<dyn MemoryPool>,
+    /// The most device memory in use.
+    most: Arc<AtomicUsize>,
+    /// Device memory in use, and what was reserved, whenever less was reserved.
+    unreserved: Arc<Mutex<Vec<(usize, usize)>>>,
+}
+
+impl std::fmt::Debug for Watched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watched")
+    }
+}
+
+impl PartitionStream for Watched {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let (batch, sim, pool) = (self.batch.clone(), self.sim.clone(), self.pool.clone());
+        let (most, unreserved) = (self.most.clone(), self.unreserved.clone());
+        let batches = (0..BATCHES).map(move |_| {
+            // Counts and literals are small, and sizes are rounded up.
+            let reserved = pool.reserved();
+            let live = settled(&sim, MOST.min(reserved + MIB));
+            most.fetch_max(live, SeqCst);
+            if live > reserved + MIB {
+                unreserved.lock().unwrap().push((live, reserved));
+            }
+            Ok(batch.clone())
+        });
+        let stream = stream::iter(batches).boxed();
+        Box::pin(RecordBatchStreamAdapter::new(self.schema.clone(), stream))
+    }
+}
+
+/// The bytes in use. What was dropped goes once the device is done with it, so this waits until it is not more than expected,
+/// for up to 2 seconds.
+fn settled(sim: &SimDevice, expected: usize) -> usize {
+    let end = Instant::now() + Duration::from_secs(2);
+    loop {
+        let live = sim.report().live_bytes;
+        if live <= expected || Instant::now() > end {
+            return live;
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn with_pool(
+    device: &Device,
+    pool: &Arc<dyn MemoryPool>,
+    table: Arc<dyn TableProvider>,
+) -> SessionContext {
+    let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool.clone());
+    let rule = PushFilterToDevice::with_uploads(Uploads {
+        device: DeviceSpec::from(device),
+        when: When::Always,
+    });
+    let state = SessionStateBuilder::new()
+        .with_config(SessionConfig::new().with_target_partitions(1))
+        .with_runtime_env(runtime.build_arc().unwrap())
+        .with_default_features()
+        .with_physical_optimizer_rule(Arc::new(rule))
+        .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+    let context = SessionContext::new_with_state(state.build());
+    context.register_table("t", table).unwrap();
+    context
+}
+
+/// The numbers of rows of each batch of the result.
+async fn run(context: &SessionContext) -> Result<Vec<usize>> {
+    let query = plan(context, SQL).await;
+    let shown = text(&query);
+    assert!(shown.contains("DeviceFilterExec"), "{shown}");
+    let found = collect(query, context.task_ctx()).await?;
+    Ok(found.iter().map(RecordBatch::num_rows).collect())
+}
+
+/// What a query over uploads used.
+struct Used {
+    result: Result<Vec<usize>>,
+    most: usize,
+    unreserved: Vec<(usize, usize)>,
+}
+
+async fn over_uploads(limit: usize) -> Used {
+    let (device, sim) = sim(SimMode::Async);
+    let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(limit));
+    let batch = large();
+    let watched = Watched {
+        schema: batch.schema(),
+        batch,
+        sim: sim.clone(),
+        pool: pool.clone(),
+        most: Arc::default(),
+        unreserved: Arc::default(),
+    };
+    let (most, unreserved) = (watched.most.clone(), watched.unreserved.clone());
+    let table = StreamingTable::try_new(watched.schema.clone(), vec![Arc::new(watched)]).unwrap();
+    let context = with_pool(&device, &pool, Arc::new(table));
+    let result = run(&context).await;
+    drop(context);
+    assert_eq!(pool.reserved(), 0);
+    assert_done(&device, &sim);
+    let unreserved = unreserved.lock().unwrap().clone();
+    Used {
+        result,
+        most: most.load(SeqCst),
+        unreserved,
+    }
+}
+
+#[tokio::test]
+async fn what_waits_is_limited_and_reserved() {
+    let used = over_uploads(usize::MAX).await;
+    assert_eq!(used.result.unwrap(), [3; BATCHES / 3]);
+    let (used, unreserved) = (used.most, used.unreserved);
+    assert!(used <= MOST, "{} MiB", used / MIB);
+    assert!(used > 3 * BATCH, "they do wait: {} MiB", used / MIB);
+    assert!(unreserved.is_empty(), "{unreserved:?}");
+}
+
+#[tokio::test]
+async fn a_limit_of_memory_holds_for_what_waits() {
+    // Enough for the upload of a few batches, not for those that wait for each other.
+    let refused = over_uploads(70 * MIB).await.result.unwrap_err();
+    assert!(
+        matches!(refused, DataFusionError::ResourcesExhausted(_)),
+        "{refused:?}"
+    );
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("DeviceFilterExec, partition 0: "),
+        "{refused}"
+    );
+    let enough = over_uploads(200 * MIB).await;
+    assert_eq!(enough.result.unwrap(), [3; BATCHES / 3]);
+}
+
+/// The memory of a device's table counts too, while the filter uses it.
+#[tokio::test]
+async fn the_memory_of_a_table_counts_while_it_is_used() {
+    let (device, sim) = sim(SimMode::Async);
+    let up = device.upload(&large()).unwrap();
+    let batches = vec![vec![up; BATCHES]];
+    let table = DeviceTable::from_batches(large().schema(), device.clone(), batches).unwrap();
+    let table: Arc<dyn TableProvider> = Arc::new(table);
+    for (limit, fits) in [(10 * MIB, false), (40 * MIB, false), (200 * MIB, true)] {
+        let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(limit));
+        let context = with_pool(&device, &pool, table.clone());
+        let found = run(&context).await;
+        assert_eq!(pool.reserved(), 0);
+        match found {
+            Ok(found) => assert_eq!((fits, found), (true, vec![3; BATCHES / 3])),
+            Err(DataFusionError::ResourcesExhausted(why)) => {
+                assert!(
+                    !fits && why.contains("DeviceFilterExec, partition 0: "),
+                    "{why}"
+                );
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+    drop(table);
+    assert_done(&device, &sim);
+}
