@@ -284,3 +284,22 @@ def webgpu(lines):
     # What else there is, for comparison.
     limits = {"1 MiB": 1.2, "96 MiB": 1.0, "1,000 x 1,000": 0.1}
     return beside_plain(row, lines, lambda what: limits.get(what.rsplit(" ", 1)[0], math.inf), at_least=False)
+
+
+DATAFUSION = [
+    ("DF1", "DataFusion: aggregates over a device table that the host can read", "<= 1.02x MemTable"),
+    ("DF2", "DataFusion: the rule DeviceTransitions in planning TPC-H 5", "<= 1 % of planning"),
+    ("DF3", "DataFusion: device operators that need no kernel between device operators: copies, waits, bytes; joined batches", "0; one allocation and the rows' bytes"),
+    ("DF4", "DataFusion: the result of four busy partitions as a device stream", "<= 1.1x execute_stream"),
+]
+
+
+def datafusion(lines):
+    """DF1 to DF4: what the bench `overhead` of arrow-device-datafusion printed."""
+    rows = {id: Row(id, case, target) for id, case, target in DATAFUSION}
+    for line in lines:
+        id, what, *numbers = line.split("\t")
+        measured, limit, *times = map(float, numbers)
+        spread, best = (tuple(times[:2]), times[2]) if times else (None, None)
+        rows[id].figures.append(Figure(what, measured, limit, spread=spread, best=best))
+    return list(rows.values())
