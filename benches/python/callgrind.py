@@ -11,6 +11,7 @@ from rows import EXPORT, MIXED, Figure, Row
 from sides import NAMES
 
 PROGRAM = "target/release/instructions"
+LINEAR = "target/release/linear"
 CASES = ["export", "export_host", "export_arrow", "export_ready"]
 N = 10
 # What is held to other ratios than the target, by case and columns.
@@ -62,6 +63,31 @@ def rows():
     for ours in CASES[:2]:
         e3.figures.append(Figure(f"8 columns, {NAMES[ours]}", many[ours] / few[ours], 1.02))
     return [e1, e3]
+
+
+def _parts(n):
+    """Instructions of each case of `linear` with n parts, on all of its threads, without what prepares it."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder, "out")
+        command = ["valgrind", "--quiet", "--tool=callgrind", "--dump-before=counted", "--dump-after=counted"]
+        command += [f"--callgrind-out-file={out}", LINEAR, str(n)]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+        # Of each case two files: what comes before it, and what it does.
+        texts = [pathlib.Path(f"{out}.{2 * i + 2}").read_text() for i in range(len(printed))]
+        return {line.split("\t")[0]: int(re.search(r"^totals: (\d+)$", text, re.M)[1]) for line, text in zip(printed, texts)}
+
+
+def linear(quick):
+    """L1: what another part costs among many, over what it costs among a hundred."""
+    few, many = 100, 2_000 if quick else 10_000
+    row = Row("L1", f"another of many pending operations, columns, batches, children, arrays, devices or events: its instructions at {few} to {many:,} over those up to {few}",
+              "<= 1.5")
+    start, at_few, at_many = _parts(1), _parts(few), _parts(many)
+    for case in start:
+        first, then = (at_few[case] - start[case]) / (few - 1), (at_many[case] - at_few[case]) / (many - few)
+        row.figures.append(Figure(case, then / first, 1.5))
+        row.notes.append(f"{case}, instructions a part: {first:.0f} up to {few}, {then:.0f} from there to {many:,}")
+    return row
 
 
 def profile(case, kind, columns, rows, top=8):

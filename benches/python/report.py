@@ -14,7 +14,7 @@ import rows
 from rounds import Rounds
 from sides import NAMES, Batch
 
-ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 Z1 W1 N1 N2 N3 N4".split()
+ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 Z1 W1 L1 N1 N2 N3 N4".split()
 # What --quick lets pass of times, times the limit: machines that build are busy, and processors differ in what a copy or a lock costs.
 MARGIN = 1.5
 
@@ -58,14 +58,17 @@ class Report:
             self.model = list(rows.model(self.wanted, run("driver", "model")))
 
     def instructions(self):
-        if not self.wanted & {"E1", "E3"}:
-            return
-        if callgrind.available():
-            progress("instructions")
-            self.add(callgrind.rows())
-        else:
-            for id in ("E1", "E3"):
-                self.add([rows.Row(id, "export + release, instructions", "", missing="valgrind is missing")])
+        if self.wanted & {"E1", "E3"}:
+            if callgrind.available():
+                progress("instructions")
+                self.add(callgrind.rows())
+            else:
+                for id in ("E1", "E3"):
+                    self.add([rows.Row(id, "export + release, instructions", "", missing="valgrind is missing")])
+        if "L1" in self.wanted:
+            progress("L1")
+            missing = rows.Row("L1", "another of many parts, instructions", "", missing="valgrind is missing")
+            self.add([callgrind.linear(self.quick) if callgrind.available() else missing])
 
     def times(self):
         for times in rows.TIMES:

@@ -1,6 +1,7 @@
 //! Blocks of host memory, and the pool that keeps idle ones.
 
 use std::alloc::{self, Layout};
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
@@ -199,8 +200,8 @@ pub(crate) struct SlabPool(Mutex<Idle>);
 
 struct Idle {
     /// Sorted by capacity; blocks of equal capacity in the order of their return. With each its
-    /// number among the returns.
-    blocks: Vec<(Block, u64)>,
+    /// number among the returns. Those that leave because there are too many are the first ones.
+    blocks: VecDeque<(Block, u64)>,
     /// How many blocks are in use, for which the list keeps room, so that their return allocates
     /// nothing.
     out: usize,
@@ -215,7 +216,7 @@ struct Idle {
 impl Default for SlabPool {
     fn default() -> Self {
         Self(Mutex::new(Idle {
-            blocks: Vec::new(),
+            blocks: VecDeque::new(),
             out: 0,
             returns: 0,
             bytes: 0,
@@ -231,10 +232,10 @@ impl Idle {
         self.blocks.partition_point(smaller)
     }
 
-    fn remove(&mut self, i: usize) -> Block {
-        let (block, _) = self.blocks.remove(i);
+    fn remove(&mut self, i: usize) -> Option<Block> {
+        let (block, _) = self.blocks.remove(i)?;
         self.bytes -= block.capacity;
-        block
+        Some(block)
     }
 
     /// Removes and returns blocks beyond the limits: the smallest, which are cheap to allocate, if
@@ -250,7 +251,7 @@ impl Idle {
             } else {
                 return excess;
             };
-            excess.push(self.remove(i));
+            excess.extend(self.remove(i));
         }
     }
 }
@@ -271,7 +272,7 @@ impl SlabPool {
             return None;
         };
         let last = idle.smaller(smallest + 1) - 1;
-        Some(idle.remove(last))
+        idle.remove(last)
     }
 
     /// Keeps a block for reuse. Returns blocks beyond the limits, which the caller frees.

@@ -1,6 +1,6 @@
 //! [`Devices`]: the devices of a program, by type and id.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -35,7 +35,15 @@ pub struct Devices(Arc<Registry>);
 struct Registry {
     factories: Mutex<HashMap<ArrowDeviceType, Factory>>,
     resolvers: Mutex<HashMap<ArrowDeviceType, Resolver>>,
-    devices: Mutex<HashMap<DeviceId, Slot>>,
+    devices: Mutex<Table>,
+}
+
+/// What is known of each id.
+#[derive(Default)]
+struct Table {
+    slots: HashMap<DeviceId, Slot>,
+    /// The ids whose slot holds the reason why there is no device.
+    absent: HashSet<DeviceId>,
 }
 
 /// Filled once, outside the map's lock, so that a slow factory blocks only requests for its own
@@ -73,12 +81,13 @@ impl Devices {
             return (device == Self::cpu()).then_some(()).ok_or_else(taken);
         }
         let mut devices = lock(&self.0.devices);
-        let slot = devices.entry(device.id()).or_default();
+        let slot = devices.slots.entry(device.id()).or_default();
         // A device replaces a kept error.
         if slot.get().is_some_and(Result::is_err) {
             *slot = Slot::default();
         }
         let slot = slot.clone();
+        devices.absent.remove(&device.id());
         drop(devices);
         let there = slot.get_or_init(|| Ok(device.clone()));
         let added = there.as_ref().is_ok_and(|there| *there == device);
@@ -147,7 +156,7 @@ impl Devices {
             // The error is not kept: a factory or a device may be registered later.
             return self.known(id).unwrap_or_else(|| Err(no_backend(id)));
         };
-        let slot = lock(&self.0.devices).entry(id).or_default().clone();
+        let slot = lock(&self.0.devices).slots.entry(id).or_default().clone();
         let made = slot.get_or_init(|| {
             let absent = |reason| Error::DeviceNotAvailable { device: id, reason };
             match guard::call_foreign("factory", || factory(id.id)) {
@@ -161,15 +170,16 @@ impl Devices {
                 Err(_) => Err(absent("its factory panicked".into())),
             }
         });
-        match made {
-            Ok(_) => {}
-            Err(Error::DeviceNotAvailable { .. }) if self.reasons() <= KEPT_REASONS => {}
-            // The error may be temporary, or one of too many: the next request tries again.
-            Err(_) => {
-                let mut devices = lock(&self.0.devices);
-                let known = devices.get(&id);
-                if known.is_some_and(|known| Arc::ptr_eq(known, &slot)) {
-                    devices.remove(&id);
+        if let Err(e) = made {
+            let mut devices = lock(&self.0.devices);
+            let known = devices.slots.get(&id);
+            if known.is_some_and(|known| Arc::ptr_eq(known, &slot)) {
+                let is_kept = devices.absent.contains(&id) || devices.absent.len() < KEPT_REASONS;
+                if is_kept && matches!(e, Error::DeviceNotAvailable { .. }) {
+                    devices.absent.insert(id);
+                } else {
+                    // The error may be temporary, or one of too many: the next request tries again.
+                    devices.slots.remove(&id);
                 }
             }
         }
@@ -179,7 +189,7 @@ impl Devices {
     /// Returns the device of this type and id, or why there is none, if that is known without
     /// asking a factory.
     pub(super) fn known(&self, id: DeviceId) -> Option<Result<Device>> {
-        let slot = lock(&self.0.devices).get(&id).cloned()?;
+        let slot = lock(&self.0.devices).slots.get(&id).cloned()?;
         slot.get().cloned()
     }
 
@@ -222,13 +232,6 @@ impl Devices {
             Ok(found) => found,
             Err(_) => Err(absent("its resolver panicked".into())),
         }
-    }
-
-    /// Returns how many reasons are kept.
-    fn reasons(&self) -> usize {
-        let devices = lock(&self.0.devices);
-        let made = devices.values().filter_map(|slot| slot.get());
-        made.filter(|made| made.is_err()).count()
     }
 }
 
@@ -295,7 +298,7 @@ fn no_backend(device: DeviceId) -> Error {
 
 impl fmt::Debug for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut ids: Vec<_> = lock(&self.0.devices).keys().copied().collect();
+        let mut ids: Vec<_> = lock(&self.0.devices).slots.keys().copied().collect();
         ids.sort();
         f.debug_tuple("Devices").field(&ids).finish()
     }

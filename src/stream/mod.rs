@@ -27,6 +27,8 @@ mod bounded;
 mod export;
 mod host;
 pub(crate) mod import;
+#[cfg(feature = "ipc")]
+pub mod ipc;
 mod read_ahead;
 mod reader;
 mod upload;

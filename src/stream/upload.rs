@@ -99,7 +99,7 @@ impl Uploads {
         }
     }
 
-    #[cfg(feature = "async")]
+    #[cfg(any(feature = "async", feature = "ipc"))]
     pub(super) fn queue(&self) -> &Queue {
         &self.queue
     }
@@ -177,14 +177,18 @@ impl Uploads {
     }
 
     /// Counts a batch whose copies were queued.
-    fn keep(&mut self, batch: &DeviceRecordBatch) {
+    pub(super) fn keep(&mut self, batch: &DeviceRecordBatch) {
+        // Others are of dictionaries, which were copied with an earlier batch or just before.
         let tree = batch.as_struct().tree();
-        if let [owner] = tree.owners.as_slice() {
-            if let Some(event) = owner.own_event() {
-                let bytes = bytes(batch);
-                self.under_way.push_back((event.clone(), bytes));
-                self.bytes += bytes;
-            }
+        if let Some(event) = tree
+            .owners
+            .as_slice()
+            .first()
+            .and_then(|owner| owner.own_event())
+        {
+            let bytes = bytes(batch);
+            self.under_way.push_back((event.clone(), bytes));
+            self.bytes += bytes;
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Device memory that was freed and waits for its next use.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
 use crate::device::backend::DevicePtr;
@@ -9,7 +11,8 @@ use crate::device::lock;
 /// What [`Pool::new`] leaves idle at most.
 const IDLE_BYTES: usize = 256 << 20;
 const IDLE_BLOCKS: usize = 1024;
-/// The most blocks of other queues whose events one [`Pool::take`] asks about.
+/// The most blocks of other queues whose events one [`Pool::take`] asks about, and the most pending ones at which
+/// [`Pool::take_done`] looks for those to free.
 const ASKED: usize = 8;
 /// Blocks of at least this many bytes are rounded up to a multiple of it, smaller ones to a multiple of `SMALL_GRAIN`.
 const GRAIN: usize = 64 << 10;
@@ -61,7 +64,11 @@ pub struct Pool<E> {
 
 struct Idle<E> {
     /// By age, the oldest first.
-    blocks: Vec<(u64, Block<E>)>,
+    blocks: BTreeMap<u64, Block<E>>,
+    /// The same by queue, length in bytes and age.
+    of_queues: BTreeSet<(u64, usize, u64)>,
+    /// The same by length in bytes and age.
+    by_length: BTreeSet<(usize, u64)>,
     /// All bytes and blocks, with those whose events are being asked about. Sums of lengths may exceed the address space.
     bytes: u128,
     count: usize,
@@ -70,9 +77,29 @@ struct Idle<E> {
 }
 
 impl<E> Idle<E> {
-    /// Returns where the block of an age is, or would be.
-    fn find(&self, age: u64) -> Result<usize, usize> {
-        self.blocks.binary_search_by_key(&age, |(age, _)| *age)
+    /// Returns the age of the smallest block of a queue with a length in the range.
+    fn of_queue(&self, queue: u64, fits: &RangeInclusive<usize>) -> Option<u64> {
+        let fits = (queue, *fits.start(), 0)..=(queue, *fits.end(), u64::MAX);
+        let (_, _, age) = self.of_queues.range(fits).next()?;
+        Some(*age)
+    }
+
+    /// Returns length and age of the oldest few blocks with a length in the range.
+    fn oldest(&self, fits: &RangeInclusive<usize>) -> Vec<(usize, u64)> {
+        let mut oldest = Vec::new();
+        let mut from = Some(*fits.start());
+        while let Some(start) = from.filter(|from| fits.contains(from)) {
+            let mut longer = self.by_length.range((start, 0)..=(*fits.end(), u64::MAX));
+            let length = longer.next().map(|(length, _)| *length);
+            if let Some(length) = length {
+                let alike = self.by_length.range((length, 0)..=(length, u64::MAX));
+                oldest.extend(alike.take(ASKED));
+            }
+            from = length.and_then(|length| length.checked_add(1));
+        }
+        oldest.sort_unstable_by_key(|(_, age)| *age);
+        oldest.truncate(ASKED);
+        oldest
     }
 
     /// A block has come into the pool.
@@ -88,8 +115,16 @@ impl<E> Idle<E> {
     }
 
     fn insert(&mut self, age: u64, block: Block<E>) {
-        let (Ok(at) | Err(at)) = self.find(age);
-        self.blocks.insert(at, (age, block));
+        self.of_queues.insert((block.queue, block.bytes, age));
+        self.by_length.insert((block.bytes, age));
+        self.blocks.insert(age, block);
+    }
+
+    fn remove(&mut self, age: u64) -> Option<Block<E>> {
+        let block = self.blocks.remove(&age)?;
+        self.of_queues.remove(&(block.queue, block.bytes, age));
+        self.by_length.remove(&(block.bytes, age));
+        Some(block)
     }
 }
 
@@ -116,7 +151,9 @@ impl<E> Pool<E> {
     /// Makes an empty pool with other limits: for a device with little memory, for example, or whose allocations are few.
     pub const fn with_limits(bytes: usize, blocks: usize) -> Self {
         let idle = Idle {
-            blocks: Vec::new(),
+            blocks: BTreeMap::new(),
+            of_queues: BTreeSet::new(),
+            by_length: BTreeSet::new(),
             bytes: 0,
             count: 0,
             next: 0,
@@ -143,25 +180,15 @@ impl<E> Pool<E> {
         mut is_done: impl FnMut(&E) -> bool,
     ) -> Option<Block<E>> {
         let fits = bytes..=bytes.saturating_mul(2);
-        let mut others: Vec<(usize, u64)>;
-        {
+        let mut others = {
             let mut idle = lock(&self.idle);
-            let fitting = || {
-                let blocks = idle.blocks.iter().enumerate();
-                blocks.filter(|(_, (_, block))| fits.contains(&block.bytes))
-            };
-            let own = fitting().filter(|(_, (_, block))| block.queue == queue);
-            let smallest = own.min_by_key(|(_, (_, block))| block.bytes);
-            if let Some((at, _)) = smallest {
-                let (_, block) = idle.blocks.remove(at);
+            let own = idle.of_queue(queue, &fits);
+            if let Some(block) = own.and_then(|age| idle.remove(age)) {
                 idle.subtract(&block);
                 return Some(block);
             }
-            let oldest = fitting().take(ASKED);
-            others = oldest
-                .map(|(_, (age, block))| (block.bytes, *age))
-                .collect();
-        }
+            idle.oldest(&fits)
+        };
         others.sort_unstable();
         let mut done = others
             .iter()
@@ -173,8 +200,7 @@ impl<E> Pool<E> {
     fn take_if(&self, age: u64, is_done: &mut impl FnMut(&E) -> bool) -> Option<Block<E>> {
         let block = {
             let mut idle = lock(&self.idle);
-            let at = idle.find(age).ok()?;
-            idle.blocks.remove(at)
+            (age, idle.remove(age)?)
         };
         let mut asked = Asked {
             pool: self,
@@ -195,25 +221,28 @@ impl<E> Pool<E> {
     }
 
     /// Takes out blocks for whose event `is_done` returns `true`, for the caller to free: the oldest ones, until the rest is
-    /// within the limits, since perhaps no request fits them any more; or with `all`, all of them. A backend does the former
+    /// within the limits, since perhaps no request fits them any more, or until it has asked about a few pending ones; or
+    /// with `all`, all of them. A backend does the former
     /// before it asks the runtime for another block, and the latter in [`Backend::trim`](crate::device::Backend::trim) and
     /// when the runtime has no memory left, before it asks again.
     pub fn take_done(&self, all: bool, mut is_done: impl FnMut(&E) -> bool) -> Vec<Block<E>> {
         let mut done = Vec::new();
-        let mut next = 0;
+        let (mut next, mut pending) = (0, 0);
         loop {
             let age = {
                 let idle = lock(&self.idle);
-                if !(all || self.exceeds(&idle, 1)) {
+                if !all && (pending == ASKED || !self.exceeds(&idle, 1)) {
                     return done;
                 }
-                let (Ok(at) | Err(at)) = idle.find(next);
-                match idle.blocks.get(at) {
+                match idle.blocks.range(next..).next() {
                     Some((age, _)) => *age,
                     None => return done,
                 }
             };
-            done.extend(self.take_if(age, &mut is_done));
+            match self.take_if(age, &mut is_done) {
+                Some(block) => done.push(block),
+                None => pending += 1,
+            }
             next = age + 1;
         }
     }
@@ -223,11 +252,13 @@ impl<E> Pool<E> {
     pub fn take_all(&self) -> Vec<Block<E>> {
         let mut idle = lock(&self.idle);
         let blocks = std::mem::take(&mut idle.blocks);
-        for (_, block) in &blocks {
+        idle.of_queues.clear();
+        idle.by_length.clear();
+        for block in blocks.values() {
             idle.subtract(block);
         }
         drop(idle);
-        blocks.into_iter().map(|(_, block)| block).collect()
+        blocks.into_values().collect()
     }
 
     /// Returns whether there is more in the pool than `times` its limits: with 1, it is worth freeing what is done; with more,
@@ -370,6 +401,26 @@ mod tests {
         assert_eq!(pool.idle_bytes(), 200);
         assert_eq!(names(pool.take_all()), [3]);
         assert!(pool.is_empty() && pool.idle_bytes() == 0);
+    }
+
+    /// However many are pending, few are asked about on the way to what can be freed.
+    #[test]
+    fn few_pending_blocks_are_asked_about() {
+        let pool = Pool::with_limits(0, 0);
+        (0..1000).for_each(|after| pool.give(block(after, 256, 1)));
+        let asked = RefCell::new(0);
+        let freed = |all: bool, done: fn(&usize) -> bool| {
+            *asked.borrow_mut() = 0;
+            let freed = pool.take_done(all, |after| {
+                *asked.borrow_mut() += 1;
+                done(after)
+            });
+            (names(freed).len(), *asked.borrow())
+        };
+        assert_eq!(freed(false, |_| false), (0, ASKED));
+        assert_eq!(freed(false, |after| *after < 100), (100, 100 + ASKED));
+        assert_eq!(freed(true, |after| *after == 999), (1, 900));
+        assert_eq!(freed(false, |_| true), (899, 899));
     }
 
     #[test]

@@ -54,10 +54,12 @@ impl Core {
         queue.submitted += 1;
         state.host.hold(&mut op);
         queue.pending.push_back(op);
+        let position = queue.submitted;
+        state.busy.insert(id);
         self.work.notify_one();
         Ok(Point {
             queue: id,
-            position: queue.submitted,
+            position,
         })
     }
 

@@ -1,6 +1,6 @@
 //! Device memory: one file mapped twice, and an allocator with red zones and a quarantine.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use super::SimConfig;
@@ -153,11 +153,58 @@ struct Allocation {
     freeing: bool,
 }
 
+/// Unused blocks. Neither finding one that fits nor adding one looks at the others.
+#[derive(Debug)]
+struct Unused {
+    /// Offset to length in bytes. Neighbours are merged.
+    by_offset: BTreeMap<usize, usize>,
+    /// Length, offset.
+    by_length: BTreeSet<(usize, usize)>,
+}
+
+impl Unused {
+    fn new(length: usize) -> Self {
+        Self {
+            by_offset: BTreeMap::from([(0, length)]),
+            by_length: BTreeSet::from([(length, 0)]),
+        }
+    }
+
+    /// Takes out the smallest block of at least `length` bytes: its offset and its length.
+    fn take(&mut self, length: usize) -> Option<(usize, usize)> {
+        let &(length, start) = self.by_length.range((length, 0)..).next()?;
+        self.remove(start);
+        Some((start, length))
+    }
+
+    fn insert(&mut self, start: usize, length: usize) {
+        self.by_offset.insert(start, length);
+        self.by_length.insert((length, start));
+    }
+
+    /// Removes the block that starts at `start`, if there is one. Returns its length.
+    fn remove(&mut self, start: usize) -> Option<usize> {
+        let length = self.by_offset.remove(&start)?;
+        self.by_length.remove(&(length, start));
+        Some(length)
+    }
+
+    /// Adds a block, merged with its neighbours.
+    fn merge(&mut self, mut start: usize, mut length: usize) {
+        length += self.remove(start + length).unwrap_or(0);
+        let before = self.by_offset.range(..start).next_back();
+        if let Some((&before, _)) = before.filter(|(before, bytes)| **before + **bytes == start) {
+            length += self.remove(before).unwrap_or(0);
+            start = before;
+        }
+        self.insert(start, length);
+    }
+}
+
 /// Hands out byte offsets of a [`Mapping`].
 #[derive(Debug)]
 pub(super) struct Allocator {
-    /// Unused blocks: offset to length in bytes. Neighbours are merged.
-    unused: BTreeMap<usize, usize>,
+    unused: Unused,
     /// Allocations by offset of their first byte. Their block begins `UNIT` bytes earlier.
     live: BTreeMap<usize, Allocation>,
     /// Freed blocks, oldest first: offset, length in bytes.
@@ -185,7 +232,7 @@ fn red_zones(offset: usize, bytes: usize) -> [Range<usize>; 2] {
 impl Allocator {
     pub(super) fn new(capacity_bytes: usize, config: &SimConfig) -> Self {
         Self {
-            unused: BTreeMap::from([(0, capacity_bytes)]),
+            unused: Unused::new(capacity_bytes),
             live: BTreeMap::new(),
             quarantine: VecDeque::new(),
             quarantined_bytes: 0,
@@ -199,14 +246,12 @@ impl Allocator {
     pub(super) fn allocate(&mut self, mapping: &Mapping, bytes: usize) -> Option<usize> {
         let block = block_bytes(bytes)?;
         let (start, length) = loop {
-            let fit = self.unused.iter().find(|(_, length)| **length >= block);
-            match fit {
-                Some((start, length)) => break (*start, *length),
+            match self.unused.take(block) {
+                Some(fit) => break fit,
                 None if self.quarantine.is_empty() => return None,
                 None => self.evict(),
             }
         };
-        self.unused.remove(&start);
         if length > block {
             self.unused.insert(start + block, length - block);
         }
@@ -312,20 +357,11 @@ impl Allocator {
 
     /// Makes the oldest block of the quarantine usable again.
     fn evict(&mut self) {
-        let Some((mut start, mut length)) = self.quarantine.pop_front() else {
+        let Some((start, length)) = self.quarantine.pop_front() else {
             return;
         };
         self.quarantined_bytes -= length;
-        if let Some(next) = self.unused.remove(&(start + length)) {
-            length += next;
-        }
-        if let Some((before, bytes)) = self.unused.range_mut(..start).next_back() {
-            if before + *bytes == start {
-                start = *before;
-                length += *bytes;
-            }
-        }
-        self.unused.insert(start, length);
+        self.unused.merge(start, length);
     }
 
     /// Checks that `bytes` bytes from `offset` lie in one allocation whose free has not run. The

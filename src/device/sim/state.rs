@@ -1,7 +1,7 @@
 //! What all handles of a device share: its memory, its queues and what they hold.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::task::Waker;
@@ -43,6 +43,8 @@ pub(super) struct State {
     pub(super) memory: Allocator,
     pub(super) events: Events,
     pub(super) queues: BTreeMap<u64, QueueState>,
+    /// The queues that have pending work.
+    pub(super) busy: BTreeSet<u64>,
     pub(super) next_queue: u64,
     pub(super) host: HostBlocks,
     pub(super) violations: Vec<String>,
@@ -64,6 +66,7 @@ impl Core {
                 memory: Allocator::new(capacity_bytes, &config),
                 events: Events::default(),
                 queues: BTreeMap::new(),
+                busy: BTreeSet::new(),
                 next_queue: 0,
                 host: HostBlocks::default(),
                 violations: Vec::new(),
@@ -150,8 +153,11 @@ impl State {
         queue.completed += 1;
         queue.due.set(None);
         after.wakers.extend(queue.wakers.extract(queue.completed));
-        if queue.dropped && queue.pending.is_empty() {
-            self.queues.remove(&id);
+        if queue.pending.is_empty() {
+            self.busy.remove(&id);
+            if queue.dropped {
+                self.queues.remove(&id);
+            }
         }
         let time = waited_for.and_then(|other| self.queues.get(&other)?.time);
         if let Some(queue) = self.queues.get_mut(&id) {
@@ -203,8 +209,9 @@ impl State {
     /// to look again.
     pub(super) fn pick(&self, last: u64, rate: Option<u64>) -> Pick {
         let mut again: Option<Instant> = None;
-        let later = self.queues.range(last.saturating_add(1)..);
-        for (id, queue) in later.chain(self.queues.range(..=last)) {
+        let later = self.busy.range(last.saturating_add(1)..);
+        let busy = later.chain(self.busy.range(..=last));
+        for (id, queue) in busy.filter_map(|id| Some((id, self.queues.get(id)?))) {
             match (queue.pending.front(), rate) {
                 (None, _) => {}
                 (Some(Op::Wait(point)), _) => {
