@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -121,7 +122,7 @@ fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The tasks that wait for an input, by output. Waking it wakes all of them.
+/// The tasks that wait for an input, by output.
 struct Waiting(Mutex<Vec<Option<Waker>>>);
 
 impl Waiting {
@@ -129,19 +130,31 @@ impl Waiting {
         let before = std::mem::replace(&mut unpoisoned(&self.0)[output], waker);
         drop(before);
     }
-}
 
-impl Wake for Waiting {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
+    fn wake_all(&self) {
         let wakers: Vec<_> = unpoisoned(&self.0)
             .iter_mut()
             .filter_map(Option::take)
             .collect();
         wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// What an input wakes: all outputs that wait, of which the first polls it. It is polled once for each wake-up, however many they are.
+struct Signal {
+    waiting: Arc<Waiting>,
+    /// There may be something: it has called since its stream last had nothing.
+    called: AtomicBool,
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.called.store(true, SeqCst);
+        self.waiting.wake_all();
     }
 }
 
@@ -152,9 +165,6 @@ struct Input {
     stream: Option<SendableDeviceStream>,
     polled: bool,
     panicked: bool,
-    /// Since its last batch, the stream had nothing for an output. It has promised a wake-up, but may have forgotten it if it
-    /// gave a batch to another output before.
-    awaited: bool,
     /// The outputs that came while another polled it.
     passed: Vec<Waker>,
 }
@@ -166,13 +176,13 @@ impl Drop for OnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             unpoisoned(self.1).panicked = true;
-            self.0.waiting.wake_by_ref();
+            self.0.waiting.wake_all();
         }
     }
 }
 
 struct Inputs {
-    inputs: Vec<Mutex<Input>>,
+    inputs: Vec<(Mutex<Input>, Arc<Signal>)>,
     /// The first error, which every output returns.
     error: OnceLock<Error>,
     waiting: Arc<Waiting>,
@@ -180,16 +190,22 @@ struct Inputs {
 
 impl Inputs {
     fn new(streams: Vec<SendableDeviceStream>, outputs: usize) -> Self {
+        let waiting = Arc::new(Waiting(Mutex::new(vec![None; outputs])));
         let input = |stream| {
-            Mutex::new(Input {
+            let input = Input {
                 stream: Some(stream),
                 ..Input::default()
-            })
+            };
+            let signal = Signal {
+                waiting: waiting.clone(),
+                called: AtomicBool::new(true),
+            };
+            (Mutex::new(input), Arc::new(signal))
         };
         Self {
             inputs: streams.into_iter().map(input).collect(),
             error: OnceLock::new(),
-            waiting: Arc::new(Waiting(Mutex::new(vec![None; outputs]))),
+            waiting,
         }
     }
 
@@ -197,14 +213,13 @@ impl Inputs {
     /// moment is left to it; that output wakes this one when it is done.
     fn poll(&self, output: usize, cx: &mut Context<'_>) -> Poll<Option<Item>> {
         self.waiting.set(output, Some(cx.waker().clone()));
-        let waker = Waker::from(self.waiting.clone());
-        let (own, mut cx, mut pending) = (cx.waker(), Context::from_waker(&waker), false);
+        let mut pending = false;
         for i in 0..self.inputs.len() {
             if let Some(e) = self.error.get() {
                 return Poll::Ready(Some(Err(e.clone())));
             }
-            let input = &self.inputs[(output + i) % self.inputs.len()];
-            match self.poll_input(input, &mut cx, own) {
+            let (input, signal) = &self.inputs[(output + i) % self.inputs.len()];
+            match self.poll_input(input, signal, cx.waker()) {
                 Poll::Ready(Some(item)) => {
                     self.waiting.set(output, None);
                     return Poll::Ready(Some(item));
@@ -221,11 +236,11 @@ impl Inputs {
         }
     }
 
-    /// Polls an input with the waker of all outputs, unless another output does: then `own` is woken after it.
+    /// Polls an input that has called, unless another output does: then `own` is woken after it.
     fn poll_input(
         &self,
         input: &Mutex<Input>,
-        cx: &mut Context<'_>,
+        signal: &Arc<Signal>,
         own: &Waker,
     ) -> Poll<Option<Item>> {
         let mut state = unpoisoned(input);
@@ -243,16 +258,25 @@ impl Inputs {
         let Some(mut stream) = state.stream.take() else {
             return Poll::Ready(None);
         };
+        // What calls from here on is for the next poll.
+        if !signal.called.swap(false, SeqCst) {
+            state.stream = Some(stream);
+            return Poll::Pending;
+        }
         state.polled = true;
         drop(state);
         let on_panic = OnPanic(self, input);
-        let next = stream.as_mut().poll_next(cx);
+        let waker = Waker::from(signal.clone());
+        let next = stream.as_mut().poll_next(&mut Context::from_waker(&waker));
         drop(on_panic);
 
         let mut state = unpoisoned(input);
         state.polled = false;
         let passed = std::mem::take(&mut state.passed);
-        let awaited = std::mem::replace(&mut state.awaited, next.is_pending());
+        if next.is_ready() {
+            // There may be more.
+            signal.called.store(true, SeqCst);
+        }
         let goes_on = matches!(next, Poll::Pending | Poll::Ready(Some(Ok(_))));
         // An error of another input ends this one, too.
         if goes_on && self.error.get().is_none() {
@@ -266,8 +290,8 @@ impl Inputs {
             Poll::Ready(Some(Err(e))) => Poll::Ready(Some(self.fail(e))),
             next => {
                 // After the end, an output may wait for nothing any more.
-                if matches!(next, Poll::Ready(None)) || next.is_ready() && awaited {
-                    self.waiting.wake_by_ref();
+                if matches!(next, Poll::Ready(None)) {
+                    self.waiting.wake_all();
                 }
                 next
             }
@@ -279,12 +303,12 @@ impl Inputs {
     /// Ends all inputs with an error.
     fn fail(&self, e: Error) -> Item {
         let e = self.error.get_or_init(|| shareable(e)).clone();
-        for input in &self.inputs {
+        for (input, _) in &self.inputs {
             // One that is being polled is dropped by the output that polls it.
             let stream = unpoisoned(input).stream.take();
             drop(stream);
         }
-        self.waiting.wake_by_ref();
+        self.waiting.wake_all();
         Err(e)
     }
 }

@@ -229,6 +229,13 @@ async fn of_table(
     device: &Device,
 ) -> arrow_device::Result<DeviceRecordBatch> {
     let (found, columns, rows) = batch.into_parts();
+    let (expected, width) = (schema.fields().len(), columns.len());
+    if width != expected {
+        let what = format!(
+            "DeviceInsertExec on {device}: a batch of {width} columns, but its plan and the table have {expected}"
+        );
+        return Err(Error::InvalidArgument(what.into()));
+    }
     for (i, field) in schema.fields().iter().enumerate() {
         let (nullable, column) = (found.field(i).is_nullable(), &columns[i]);
         if field.is_nullable() || !nullable {

@@ -217,3 +217,30 @@ async fn the_memory_of_a_table_counts_while_it_is_used() {
     drop(table);
     assert_done(&device, &sim);
 }
+
+/// What the filter allocates for batches that wait is reserved by the filter, and not by its node, too.
+#[tokio::test]
+async fn nothing_is_reserved_twice() {
+    const ROWS: usize = 1 << 16;
+    let (device, sim) = sim(SimMode::Async);
+    let numbers = Int64Array::from_iter_values(0..ROWS as i64);
+    let batch = RecordBatch::try_from_iter([("n", Arc::new(numbers) as _)]).unwrap();
+    let up = vec![vec![device.upload(&batch).unwrap()]];
+    let table = DeviceTable::from_batches(batch.schema(), device.clone(), up).unwrap();
+    let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(usize::MAX));
+    let context = with_pool(&device, &pool, Arc::new(table));
+    let query = plan(&context, "SELECT n FROM t WHERE n = 7").await;
+    let found = collect(query.clone(), context.task_ctx()).await.unwrap();
+    assert_eq!(found.iter().map(RecordBatch::num_rows).sum::<usize>(), 1);
+    let mut filter = &query;
+    while filter.name() != "DeviceFilterExec" {
+        filter = filter.children()[0];
+    }
+    let metrics = filter.metrics().unwrap();
+    let most = metrics.sum(|metric| metric.value().name() == "peak_mem_used");
+    let most = most.unwrap().as_usize();
+    // The numbers, which rows pass, and their numbers; then the result.
+    assert!((17 * ROWS..18 * ROWS).contains(&most), "{most} bytes");
+    drop((context, query));
+    assert_done(&device, &sim);
+}
