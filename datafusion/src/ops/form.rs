@@ -53,13 +53,12 @@ use arrow_device::Device;
 /// | `SortPreservingMergeExec` over one partition | `DeviceSortPreservingMergeExec` | passes batches on |
 /// | `RepartitionExec`, round robin, without an order of several inputs to keep | `DeviceRepartitionExec` | gives each batch to the partition that asks first |
 ///
-/// A `DeviceRepartitionExec` tells the runs of a plan apart by their task contexts: the partitions that are started with one
-/// `Arc<TaskContext>`, as DataFusion starts those of a run, share the input's rows, and those of another `Arc` have a run of the input
-/// to themselves. So plans may run several times at once, each with a context of its own, which `SessionContext::task_ctx` makes.
-/// With one context, one run must have started all of its partitions before the next begins. Starting a partition again
-/// before that is an error as long as a stream of the first run is there; it begins a new run if they have all been dropped.
+/// The partitions of a `DeviceRepartitionExec` share a run of the input, whether they are started with one task context or with one
+/// each, as in DataFusion. Starting a partition again begins the next run. Plans may also run several times at once, each with a context of
+/// its own, which `SessionContext::task_ctx` makes, if each run starts the same partition first; where it cannot be told which run a partition
+/// belongs to, starting it is an error. `ExecutionPlan::reset_state` makes a plan without runs.
 /// The inputs are dropped with the streams of all partitions. If partitions have not been started, their rows may still be
-/// asked for: then the inputs stay until the plan is dropped, or until a partition is started or dropped after the context.
+/// asked for: then the inputs stay until the plan is dropped, or until the next run begins.
 ///
 /// The outputs of a round-robin repartition divide the rows among themselves as they ask for them, so all of them must run in one process, over
 /// one copy of the plan. An engine that runs the partitions of one plan on several workers must leave `RepartitionExec` as it is.

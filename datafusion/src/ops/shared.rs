@@ -18,30 +18,57 @@ use crate::stream::SendableDeviceStream;
 
 type Item = arrow_device::Result<DeviceRecordBatch>;
 
-/// The state of a repartitioning node: the runs of its inputs of which outputs are still to be started, at most one for each
-/// task context.
+/// The state of a repartitioning node: the runs of its inputs.
 ///
-/// The outputs that one task context starts share a run. The node keeps a run for the outputs that are still to be started,
-/// even if all others have been dropped (each may be read by a task of its own, of which one can end before another begins),
-/// until all of them have been started or the context is gone, when nobody can start one. It notices the latter when an output
-/// is started or dropped.
+/// A run belongs to the node, as in DataFusion: its outputs may be started with one task context or with one each, at any time, even
+/// after others have been dropped. Starting an output again begins the next run. While runs overlap, contexts tell them apart; what they cannot
+/// tell is an error, since rows would be lost otherwise.
 #[derive(Default)]
-pub(super) struct Shared(Arc<Mutex<Vec<Run>>>);
+pub(super) struct Shared(Mutex<Runs>);
+
+#[derive(Default)]
+struct Runs {
+    /// Those of which outputs are still to be started.
+    open: Vec<Run>,
+    /// Who has started the outputs of the others, if they were several.
+    closed: Vec<Started>,
+}
 
 struct Run {
-    context: Weak<TaskContext>,
     inputs: Arc<Inputs>,
-    /// Which outputs have been started.
-    started: Vec<bool>,
+    started: Started,
+}
+
+/// With which context each output has been started, if it has. Weak, so that no other context has the same address.
+struct Started(Vec<Option<Weak<TaskContext>>>);
+
+impl Started {
+    fn with(&self, output: usize, context: &Arc<TaskContext>) -> bool {
+        let own = self.0[output].as_ref();
+        own.is_some_and(|own| own.as_ptr() == Arc::as_ptr(context))
+    }
+
+    fn any_with(&self, context: &Arc<TaskContext>) -> bool {
+        (0..self.0.len()).any(|output| self.with(output, context))
+    }
+}
+
+impl Run {
+    fn has(&self, output: usize) -> bool {
+        self.started.0[output].is_some()
+    }
+
+    /// Whether an output's stream is there.
+    fn is_read(&self) -> bool {
+        Arc::strong_count(&self.inputs) > 1
+    }
 }
 
 impl Shared {
-    /// The stream of output number `output` of `outputs`. A context's first output starts the inputs, with a context of their
-    /// own. An output that is started again begins a run of its own.
+    /// The stream of output number `output` of `outputs`. The first output of a run starts the inputs.
     ///
     /// # Errors
-    /// Returns the error of `start`, and an error if the context has started this output already while not all outputs of that
-    /// run have been started and some are being read: it could not be told whose the next outputs are.
+    /// Returns the error of `start`, and an error if it cannot be told which run the output belongs to.
     pub(super) fn output(
         &self,
         output: usize,
@@ -51,70 +78,68 @@ impl Shared {
         schema: SchemaRef,
         device_type: ArrowDeviceType,
     ) -> Result<Output> {
-        drop(without_context(&self.0));
-        // It is dropped after the lock.
-        let _abandoned;
+        // They are dropped after the lock.
+        let mut abandoned = Vec::new();
         let mut runs = unpoisoned(&self.0);
-        let same = |run: &Run| run.context.as_ptr() == Arc::as_ptr(context);
-        let mut own = runs.iter().position(same).map(|i| runs.swap_remove(i));
-        if own.as_ref().is_some_and(|run| run.started[output]) {
-            if let Some(run) = own.take_if(|run| Arc::strong_count(&run.inputs) > 1) {
-                runs.push(run);
-                return Err(DataFusionError::Execution(format!(
-                    "DeviceRepartitionExec: partition {output} was started twice with one task context, while other partitions of \
-                     the first run have not been started; give each run of a plan a task context of its own"
-                )));
+        let Runs { open, closed } = &mut *runs;
+        closed.retain(|started| started.0.iter().flatten().any(|c| c.strong_count() > 0));
+        let taken = |run: &Started| run.any_with(context) && !run.with(output, context);
+        if closed.iter().any(taken) {
+            // Another run has got this output of the context's own.
+            return Err(ambiguous(output));
+        }
+        let mut own = open.iter().position(|run| run.started.any_with(context));
+        if own.is_none() && open.len() > 1 {
+            abandoned.extend(open.extract_if(.., |run| !run.is_read()));
+        }
+        match (own, &open[..]) {
+            (None, [run]) if !run.has(output) => own = Some(0),
+            (None, [run]) if !run.is_read() => abandoned.extend(open.pop()),
+            (None, [_, _, ..]) => return Err(ambiguous(output)),
+            (Some(i), _) if open[i].has(output) && open[i].is_read() => {
+                return Err(ambiguous(output));
             }
-            _abandoned = own.take();
+            (Some(i), _) if open[i].has(output) => {
+                abandoned.push(open.swap_remove(i));
+                own = None;
+            }
+            _ => {}
         }
         let mut run = match own {
-            Some(run) => run,
+            Some(i) => open.swap_remove(i),
             None => Run {
-                context: Arc::downgrade(context),
-                inputs: Arc::new(Inputs::new(start(&copy_of(context))?, outputs)),
-                started: vec![false; outputs],
+                inputs: Arc::new(Inputs::new(start(context)?, outputs)),
+                started: Started(vec![None; outputs]),
             },
         };
-        run.started[output] = true;
+        run.started.0[output] = Some(Arc::downgrade(context));
         let inputs = run.inputs.clone();
-        // From the last on, the outputs alone keep the inputs.
-        if run.started.contains(&false) {
-            runs.push(run);
+        if run.started.0.iter().any(Option::is_none) {
+            open.push(run);
+        } else if (0..outputs).any(|output| !run.started.with(output, context)) {
+            // From here on, the outputs alone keep the inputs.
+            closed.push(run.started);
         }
         Ok(Output {
             inputs,
             number: output,
             schema,
             device_type,
-            runs: Arc::downgrade(&self.0),
         })
     }
+}
+
+fn ambiguous(output: usize) -> DataFusionError {
+    DataFusionError::Execution(format!(
+        "DeviceRepartitionExec: partition {output} was started twice, or by a second run, while other partitions of the first run have not \
+         been started; give each run of a plan a task context of its own and start all of its partitions, or reset the plan's state"
+    ))
 }
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Shared")
     }
-}
-
-/// Takes the runs whose context is gone, to be dropped without the lock.
-fn without_context(runs: &Mutex<Vec<Run>>) -> Vec<Run> {
-    let gone = |run: &mut Run| run.context.strong_count() == 0;
-    unpoisoned(runs).extract_if(.., gone).collect()
-}
-
-/// A context for inputs. What they keep of it does not keep the one that it was made of, whose end is the end of the run.
-fn copy_of(context: &TaskContext) -> Arc<TaskContext> {
-    Arc::new(TaskContext::new(
-        context.task_id(),
-        context.session_id(),
-        context.session_config().clone(),
-        context.scalar_functions().clone(),
-        context.higher_order_functions().clone(),
-        context.aggregate_functions().clone(),
-        context.window_functions().clone(),
-        context.runtime_env(),
-    ))
 }
 
 /// What a panic left is used only where no panic could have happened in between.
@@ -319,15 +344,11 @@ pub(super) struct Output {
     number: usize,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
-    runs: Weak<Mutex<Vec<Run>>>,
 }
 
 impl Drop for Output {
     fn drop(&mut self) {
         self.inputs.waiting.set(self.number, None);
-        if let Some(runs) = self.runs.upgrade() {
-            drop(without_context(&runs));
-        }
     }
 }
 
