@@ -13,7 +13,6 @@ mod failures;
 mod mixed;
 #[path = "../../examples/cluster/ballista/nodes.rs"]
 mod nodes;
-mod processes;
 mod rules;
 mod tpch;
 mod windows;
