@@ -36,6 +36,7 @@ use crate::stream::SendableDeviceStream;
 #[derive(Clone)]
 pub struct DeviceScanExec {
     source: Arc<dyn DeviceSource>,
+    table_name: Option<Arc<str>>,
     /// Those of the whole table, if the source's own do not count.
     statistics: Option<Arc<Statistics>>,
     /// `None`: all columns in their order.
@@ -62,6 +63,7 @@ impl DeviceScanExec {
     /// The scan of a source whose declarations have been checked.
     pub(super) fn new(
         source: Arc<dyn DeviceSource>,
+        table_name: Option<Arc<str>>,
         statistics: Option<Arc<Statistics>>,
         projection: Option<&[usize]>,
         filters: Vec<Arc<dyn PhysicalExpr>>,
@@ -76,6 +78,7 @@ impl DeviceScanExec {
         Ok(Self {
             projection: projection.map(Arc::from),
             source,
+            table_name,
             statistics,
             filters,
             fetch,
@@ -87,6 +90,28 @@ impl DeviceScanExec {
     /// with.
     pub fn source(&self) -> &Arc<dyn DeviceSource> {
         &self.source
+    }
+
+    /// Returns the name by which other processes know the table, if it has one: [`DeviceTable::name`](crate::DeviceTable::name).
+    pub fn table_name(&self) -> Option<&str> {
+        self.table_name.as_deref()
+    }
+
+    /// Returns the same scan with these filters, over the table's columns, instead of those that it has. The source applies them as it
+    /// says in [`DeviceSource::supports_filter`].
+    ///
+    /// # Errors
+    /// Returns [`DataFusionError::Plan`] for a filter that the source does not support.
+    pub fn with_filters(self, filters: Vec<Arc<dyn PhysicalExpr>>) -> Result<Self> {
+        for filter in &filters {
+            if self.source.supports_filter(filter) == TableProviderFilterPushDown::Unsupported {
+                return Err(DataFusionError::Plan(format!(
+                    "DeviceScanExec on {}: the source does not support the filter {filter}",
+                    self.source.device()
+                )));
+            }
+        }
+        Ok(Self { filters, ..self })
     }
 
     /// Returns the columns that the scan returns, as indices into the table's schema, or `None` for
@@ -277,6 +302,7 @@ impl DevicePlan for DeviceScanExec {
         let columns = new_projections_for_columns(expressions, &own);
         let narrowed = Self::new(
             self.source.clone(),
+            self.table_name.clone(),
             self.statistics.clone(),
             Some(&columns),
             self.filters.clone(),
