@@ -106,7 +106,23 @@ enum Kind {
     Repartition(Shared),
 }
 
+/// Which of DataFusion's nodes may become operators on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Forms {
+    All,
+    /// Those that move no rows between partitions.
+    WithoutExchanges,
+}
+
 impl Kind {
+    /// Whether rows leave their partitions.
+    fn is_exchange(&self) -> bool {
+        match self {
+            Self::Coalesce { .. } | Self::Merge { .. } | Self::Repartition(_) => true,
+            Self::Projection(_) | Self::Union | Self::Limit { .. } => false,
+        }
+    }
+
     fn of(node: &Arc<dyn ExecutionPlan>) -> Option<Self> {
         if let Some(projection) = node.downcast_ref::<ProjectionExec>() {
             return Some(Self::Projection(columns(projection)?));
@@ -168,20 +184,23 @@ pub(crate) fn drops_columns(projection: &ProjectionExec) -> bool {
         && columns.iter().all(|column| seen.insert(column))
 }
 
-/// The operator that `plan` is on a device, if its rows come from that device and only nodes that have forms stand between.
+/// The operator that `plan` is on a device, if its rows come from that device and only nodes that may take their forms stand
+/// between.
 pub(crate) fn lifted(
     plan: &Arc<dyn ExecutionPlan>,
     device: &DeviceSpec,
+    forms: Forms,
 ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
     let operator = operator(plan);
     if let Some(node) = DeviceExec::of(operator) {
         return Ok((node.device() == device).then(|| operator.clone()));
     }
-    if Kind::of(operator).is_none() {
-        return Ok(None);
+    match Kind::of(operator) {
+        Some(kind) if forms == Forms::All || !kind.is_exchange() => {}
+        _ => return Ok(None),
     }
     let children = operator.children().into_iter();
-    let children = children.map(|child| lifted(child, device));
+    let children = children.map(|child| lifted(child, device, forms));
     let Some(children) = children.collect::<Result<Option<_>>>()? else {
         return Ok(None);
     };
@@ -204,7 +223,8 @@ impl DeviceForm {
             return Ok(None);
         }
         let children = node.children().into_iter();
-        let children = children.map(|c| Ok(lifted(c, &device)?.unwrap_or_else(|| c.clone())));
+        let children =
+            children.map(|c| Ok(lifted(c, &device, Forms::All)?.unwrap_or_else(|| c.clone())));
         let children = children.collect::<Result<_>>()?;
         Self::bare(replace_children_if_necessary(node, children)?, device)
     }
@@ -468,7 +488,7 @@ impl DevicePlan for DeviceForm {
             return Ok(None);
         };
         match self.node.try_swapping_with_projection(above)? {
-            Some(plan) => lifted(&plan, &self.device),
+            Some(plan) => lifted(&plan, &self.device, Forms::All),
             None => Ok(None),
         }
     }

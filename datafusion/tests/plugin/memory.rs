@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use arrow_device::Device;
 use arrow_device::device::sim::{SimDevice, SimMode};
-use arrow_device_datafusion::{DeviceSpec, DeviceTable, DeviceTransitions};
+use arrow_device_datafusion::{DeviceTable, DeviceTransitions};
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::TableProvider;
@@ -21,7 +21,7 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
-use crate::device_filter::{PushFilterToDevice, Uploads, When};
+use crate::device_filter::PushFilterToDevice;
 use crate::kit::*;
 
 const MIB: usize = 1 << 20;
@@ -105,15 +105,12 @@ fn with_pool(
     table: Arc<dyn TableProvider>,
 ) -> SessionContext {
     let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool.clone());
-    let rule = PushFilterToDevice::with_uploads(Uploads {
-        device: DeviceSpec::from(device),
-        when: When::Always,
-    });
     let state = SessionStateBuilder::new()
         .with_config(SessionConfig::new().with_target_partitions(1))
         .with_runtime_env(runtime.build_arc().unwrap())
         .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(rule))
+        .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::uploads(device)))
+        .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))
         .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
     let context = SessionContext::new_with_state(state.build());
     context.register_table("t", table).unwrap();
