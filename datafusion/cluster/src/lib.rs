@@ -1,8 +1,16 @@
-//! Device operators of [`arrow-device-datafusion`](arrow_device_datafusion) on the workers of engines that run DataFusion's plans on many machines.
+//! Device operators on the workers of distributed DataFusion engines.
+//!
+//! A plugin for [`arrow_device_datafusion`] puts device operators into the plans of one process. This crate takes them to the
+//! workers of a cluster. The workers use their own devices; whoever plans the query needs none.
+//!
+//! | feature | engine | module |
+//! | --- | --- | --- |
+//!
+//! Between the stages of a query, batches are on the host: both engines exchange them as Arrow IPC, through files or streams. So
+//! each stage uploads what its device operators read, and downloads what they return.
 #![deny(missing_docs)]
+#![deny(unsafe_op_in_unsafe_fn)]
+#![warn(clippy::undocumented_unsafe_blocks)]
+#![warn(missing_debug_implementations, unreachable_pub)]
 
-mod codec;
-
-pub use codec::{
-    DeviceCodec, DevicePlanCodec, DeviceTableCodec, DeviceTables, PlanDecoder, PlanEncoder,
-};
+pub mod codec;

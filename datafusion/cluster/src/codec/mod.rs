@@ -44,7 +44,7 @@ pub use tables::DeviceTables;
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use arrow_device_cluster::{DeviceCodec, DevicePlanCodec};
+/// # use arrow_device_cluster::codec::{DeviceCodec, DevicePlanCodec};
 /// # fn with(filter: Arc<dyn DevicePlanCodec>) {
 /// let codec = DeviceCodec::new().with_plan(filter);
 /// # let _ = codec;

@@ -18,7 +18,7 @@ use prost::Message;
 
 use super::unreadable;
 
-/// Writes and reads the operators of one name. A [`DeviceCodec`](crate::DeviceCodec) holds one for each operator of the plugins that a
+/// Writes and reads the operators of one name. A [`DeviceCodec`](super::DeviceCodec) holds one for each operator of the plugins that a
 /// cluster runs, on the machine that plans and on those that run the plans.
 ///
 /// The operator's device and children travel without it. It writes the rest: expressions, limits, modes.
@@ -32,7 +32,7 @@ use super::unreadable;
 /// # use datafusion::error::{DataFusionError, Result};
 /// # use datafusion::execution::TaskContext;
 /// # use datafusion::physical_plan::{ExecutionPlan, PlanProperties};
-/// use arrow_device_cluster::{DevicePlanCodec, PlanDecoder, PlanEncoder};
+/// use arrow_device_cluster::codec::{DevicePlanCodec, PlanDecoder, PlanEncoder};
 /// # #[derive(Debug)]
 /// # struct SampleExec {
 /// #     input: Arc<dyn ExecutionPlan>,

@@ -21,7 +21,7 @@ type Open = dyn Fn(&str) -> Result<Option<DeviceTable>> + Send + Sync;
 /// # use std::sync::Arc;
 /// # use arrow_device::Devices;
 /// # use arrow_device_datafusion::DeviceTable;
-/// use arrow_device_cluster::DeviceTables;
+/// use arrow_device_cluster::codec::DeviceTables;
 /// use datafusion::prelude::SessionConfig;
 /// # let batch = Devices::cpu().upload(&datafusion::arrow::array::record_batch!(("a", Int64, [1, 2]))?)?;
 /// # let orders = DeviceTable::from_batches(batch.schema(), Devices::cpu(), vec![vec![batch]])?;
