@@ -1,5 +1,7 @@
 //! Device plans as bytes: every node travels and gives the same rows, what cannot travel says so, and bytes that make no sense are errors.
 
+#[cfg(feature = "ballista")]
+mod ballista_client;
 #[allow(dead_code, unexpected_cfgs, unused_imports)]
 #[path = "../../../examples/sql/device_filter/mod.rs"]
 mod device_filter;
