@@ -5,6 +5,7 @@
 //!
 //! | feature | engine | module |
 //! | --- | --- | --- |
+//! | `distributed` | [datafusion-distributed](https://docs.rs/datafusion-distributed) 4 | [`distributed`] |
 //!
 //! Between the stages of a query, batches are on the host: both engines exchange them as Arrow IPC, through files or streams. So
 //! each stage uploads what its device operators read, and downloads what they return.
@@ -14,3 +15,5 @@
 #![warn(missing_debug_implementations, unreachable_pub)]
 
 pub mod codec;
+#[cfg(feature = "distributed")]
+pub mod distributed;
