@@ -5,7 +5,9 @@
 //!
 //! | feature | engine | module |
 //! | --- | --- | --- |
+//! | `ballista` | [Ballista](https://datafusion.apache.org/ballista) 55 | [`ballista`] |
 //! | `distributed` | [datafusion-distributed](https://docs.rs/datafusion-distributed) 4 | [`distributed`] |
+//! | | plans with device nodes as bytes, for both and for others | [`codec`] |
 //!
 //! Between the stages of a query, batches are on the host: both engines exchange them as Arrow IPC, through files or streams. So
 //! each stage uploads what its device operators read, and downloads what they return.
@@ -14,6 +16,8 @@
 #![warn(clippy::undocumented_unsafe_blocks)]
 #![warn(missing_debug_implementations, unreachable_pub)]
 
+#[cfg(feature = "ballista")]
+pub mod ballista;
 pub mod codec;
 #[cfg(feature = "distributed")]
 pub mod distributed;
