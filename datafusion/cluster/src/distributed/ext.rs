@@ -33,8 +33,8 @@ pub trait DeviceDistributedExt: Sized {
     /// and knows nothing of such needs of others.
     fn with_device_codec(self, codec: DeviceCodec) -> Self;
 
-    /// Has a coordinator insert device operators into its plans, with these rules, and send them with this codec. It
-    /// comes before `with_distributed_planner`, and the rules run after the session's other rules.
+    /// Has a coordinator insert device operators into its plans, with these rules, after the session's other rules, and send the plans
+    /// with this codec.
     fn with_device_plans(
         self,
         rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>,

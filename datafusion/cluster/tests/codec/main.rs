@@ -2,7 +2,7 @@
 
 #[cfg(feature = "ballista")]
 mod ballista_client;
-#[allow(dead_code, unexpected_cfgs, unused_imports)]
+#[allow(dead_code, unused_imports)]
 #[path = "../../../examples/sql/device_filter/mod.rs"]
 mod device_filter;
 #[path = "../../examples/cluster/codec.rs"]
