@@ -11,8 +11,13 @@ mod data;
 #[allow(dead_code, unused_imports)]
 #[path = "../../../examples/sql/device_filter/mod.rs"]
 mod device_filter;
+mod failures;
+mod mixed;
 #[path = "../../examples/cluster/distributed/nodes.rs"]
 mod nodes;
+mod processes;
+mod stages;
 #[path = "../support/mod.rs"]
 mod support;
+mod tables;
 mod tpch;

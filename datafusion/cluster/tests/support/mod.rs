@@ -120,8 +120,8 @@ pub(crate) fn assert_clean(device: &Device, sim: &SimDevice) {
         device.trim();
         let (stats, report) = (device.stats(), sim.report());
         assert_eq!(report.violations, [""; 0]);
-        if stats.allocations == stats.frees && report.live_allocations == 0 {
-            return;
+        if stats.allocations == stats.frees && report.is_clean() {
+            return assert_eq!(stats.drop_errors, 0);
         }
         assert!(Instant::now() < end, "{stats:?}\n{report:#?}");
         std::thread::sleep(Duration::from_millis(1));
