@@ -115,6 +115,20 @@ impl DeviceTable {
         Self::of(Arc::new(source))
     }
 
+    /// Makes a table that this process only plans with. Other processes have the rows, and find them by the name: see
+    /// [`with_name`](Self::with_name). So the planner of a distributed engine needs no device and no data. A scan that
+    /// runs in this process fails.
+    pub fn declared(
+        name: impl Into<Arc<str>>,
+        schema: SchemaRef,
+        device: impl Into<DeviceSpec>,
+        partitions: usize,
+    ) -> Self {
+        let name = name.into();
+        let source = StreamSource::of_nobody(name.clone(), schema, device.into(), partitions);
+        Self::of(Arc::new(source)).with_name(name)
+    }
+
     /// Makes a table of batches. Those of a partition keep their order, and the number of rows is
     /// known.
     ///

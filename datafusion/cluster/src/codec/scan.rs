@@ -49,6 +49,10 @@ pub(super) fn message(scan: &DeviceScanExec, encoder: &PlanEncoder<'_>) -> Resul
         fetch: scan.fetch().map(|rows| rows as u64),
         partitioning,
         order,
+        part: scan.part().map(|(index, count)| wire::Part {
+            index: index as u64,
+            count: count as u64,
+        }),
     })
 }
 
@@ -103,7 +107,10 @@ pub(super) fn read(scan: &wire::Scan, decoder: &PlanDecoder<'_>) -> Result<Arc<d
             format!("has the order [{order}], not [{expected}]"),
         ));
     }
-    Ok(Arc::new(plan))
+    Ok(Arc::new(match &scan.part {
+        Some(part) => plan.with_part(number(part.index)?, number(part.count)?)?,
+        None => plan,
+    }))
 }
 
 pub(super) fn insert_message(insert: &DeviceInsertExec) -> Result<wire::Insert> {

@@ -220,6 +220,17 @@ pub(super) struct Scan {
     pub(super) partitioning: String,
     #[prost(string, tag = "8")]
     pub(super) order: String,
+    #[prost(message, optional, tag = "9")]
+    pub(super) part: Option<Part>,
+}
+
+/// One of so many tasks' part of a table.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Part {
+    #[prost(uint64, tag = "1")]
+    pub(super) index: u64,
+    #[prost(uint64, tag = "2")]
+    pub(super) count: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -118,7 +118,9 @@
 mod counts;
 mod ext;
 mod placement;
-mod rules;
+mod planner;
+mod scans;
+mod stage;
 
 pub use ext::DeviceDistributedExt;
 pub use placement::DevicePlacement;

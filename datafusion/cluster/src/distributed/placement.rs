@@ -6,15 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use arrow_device::ArrowDeviceType;
 use arrow_device_datafusion::{DeviceExec, DeviceInsertExec, DeviceSpec};
-use async_trait::async_trait;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionConfig;
 use datafusion_distributed::{
-    DesiredTaskCountEvent, DesiredTaskCountEventResponse, DesiredTaskCountHandler,
-    NetworkBoundaryExt, RouteTasksEvent, RouteTasksEventResponse, RouteTasksHandler,
-    get_distributed_worker_resolver,
+    DistributedLeafExec, NetworkBoundaryExt, RouteTasksEvent, RouteTasksEventResponse,
+    RouteTasksHandler, get_distributed_worker_resolver,
 };
 use url::Url;
 
@@ -23,9 +21,10 @@ type Offers = dyn Fn() -> Result<Vec<(Url, Vec<DeviceSpec>)>> + Send + Sync;
 /// Which worker has which devices, for a coordinator that sends plans with device nodes
 /// ([`with_device_placement`](super::DeviceDistributedExt::with_device_placement)).
 ///
-/// The tasks of a stage with device nodes go to the workers that offer all devices that its nodes want, in turn, and there are at most as many
-/// tasks as such workers. Of the workers listed, only those count that the session's worker resolver returns at that time. If none is left,
-/// the query fails with an error that says which devices are wanted and what is offered. Other stages are placed as without it.
+/// The tasks of a stage with device nodes go to the workers that offer all devices that its nodes want, in turn: a stage of more tasks
+/// than there are such workers gives some of them several. Of the workers listed, only those count that the session's worker resolver
+/// returns at that time. If none is left, the query fails with an error that says which devices are wanted and what is offered. Other
+/// stages are placed as without it.
 ///
 /// A worker should offer `DeviceSpec::any` of a type, however many devices of the type it has: its
 /// [`DeviceResolver`](arrow_device_datafusion::DeviceResolver) distributes the partitions over them. The CPU need not be offered.
@@ -37,8 +36,8 @@ pub struct DevicePlacement {
 }
 
 impl DevicePlacement {
-    /// Makes a placement of a function that returns the workers that have devices. It is called for each stage and for nodes that are
-    /// planned, so it should be quick.
+    /// Makes a placement of a function that returns the workers that have devices. It is called for each stage with
+    /// device nodes, so it should be quick.
     pub fn new(
         offers: impl Fn() -> Result<Vec<(Url, Vec<DeviceSpec>)>> + Send + Sync + 'static,
     ) -> Self {
@@ -112,6 +111,9 @@ fn wanted(stage: &Arc<dyn ExecutionPlan>) -> Result<Vec<DeviceSpec>> {
         if node.is_network_boundary() {
             return Ok(TreeNodeRecursion::Jump);
         }
+        // Scans of tables on devices, divided among tasks.
+        let leaf = node.downcast_ref().map(DistributedLeafExec::original);
+        let node = leaf.unwrap_or(node);
         let insert = node.downcast_ref().map(DeviceInsertExec::device);
         let device = DeviceExec::of(node).map(DeviceExec::device).or(insert);
         let device = device.filter(|d| d.device_type() != ArrowDeviceType::CPU);
@@ -138,22 +140,6 @@ fn names(devices: &[DeviceSpec]) -> String {
 impl RouteTasksHandler for DevicePlacement {
     fn handle(&self, event: RouteTasksEvent<'_>) -> Option<Result<RouteTasksEventResponse>> {
         self.route(&event).transpose()
-    }
-}
-
-#[async_trait]
-impl DesiredTaskCountHandler for DevicePlacement {
-    async fn handle(
-        &self,
-        event: DesiredTaskCountEvent<'_>,
-    ) -> Option<Result<DesiredTaskCountEventResponse>> {
-        let device = DeviceExec::of(event.plan)?.device().clone();
-        // A leaf that the engine does not know is never divided.
-        if event.plan.children().is_empty() || device.device_type() == ArrowDeviceType::CPU {
-            return None;
-        }
-        let workers = self.fitting(&[device], event.session_config);
-        Some(workers.map(|workers| DesiredTaskCountEventResponse::maximum(workers.len())))
     }
 }
 

@@ -78,9 +78,11 @@ async fn a_memory_pool_that_is_exhausted_is_an_error() {
         builder.with_runtime_env(runtime.build_arc().unwrap())
     };
     for way in WAYS {
-        let mut worker = Worker::new(way);
-        worker.parts.extend = Arc::new(small);
-        let cluster = Cluster::start(way, vec![worker]).await;
+        let mut workers = vec![Worker::new(way), Worker::new(way)];
+        for worker in &mut workers {
+            worker.parts.extend = Arc::new(small);
+        }
+        let cluster = Cluster::start(way, workers).await;
         let session = cluster.session().await;
         let e = error(&session, SQL).await;
         assert!(

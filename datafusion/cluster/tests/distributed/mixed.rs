@@ -50,7 +50,7 @@ async fn placed() {
     cluster.assert_clean();
 }
 
-/// Two of three workers have devices: a stage has a task on each of the two.
+/// Two of three workers have devices: they share the three tasks of a stage.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn placed_in_turn() {
     let way = Way::Coordinator;
@@ -74,7 +74,7 @@ async fn placed_in_turn() {
         .iter()
         .map(|worker| worker.tasks().1)
         .collect();
-    assert_eq!(of_each, [1, 0, 1]);
+    assert!(of_each == [2, 0, 1] || of_each == [1, 0, 2], "{of_each:?}");
     cluster.assert_clean();
 }
 
@@ -101,7 +101,8 @@ async fn not_placed() {
 /// A worker that knows no device nodes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_codec() {
-    let cluster = Cluster::start(Way::Coordinator, vec![Worker::plain()]).await;
+    let workers = vec![Worker::plain(), Worker::plain()];
+    let cluster = Cluster::start(Way::Coordinator, workers).await;
     let session = cluster.session().await;
     let e = error(&session, sql("q06")).await;
     assert!(

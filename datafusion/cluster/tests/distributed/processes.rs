@@ -86,9 +86,12 @@ async fn that_are_killed() {
         println!("{way:?}: after {:?}: {e}", killed.elapsed());
         assert!(killed.elapsed() < Duration::from_secs(20), "{e}");
         survivor.assert_clean();
-        let one = coordinator(way, Urls(vec![stays]), |builder| builder).unwrap();
-        data::register(&one, tables()).await.unwrap();
-        let found = query(&one, SQL).await.unwrap();
+        // In a cluster of one worker, the engine would run it in the coordinator.
+        let another = Worker::new(way);
+        let joins = start_worker(another.parts.clone()).await.unwrap();
+        let rest = coordinator(way, Urls(vec![stays, joins]), |builder| builder).unwrap();
+        data::register(&rest, tables()).await.unwrap();
+        let found = query(&rest, SQL).await.unwrap();
         assert_same(
             &found,
             &expected(SQL).await,

@@ -2,16 +2,24 @@
 
 use std::sync::Arc;
 
+use arrow_device::Device;
+use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device_cluster::distributed::DeviceDistributedExt;
-use arrow_device_datafusion::{DeviceExec, DeviceForm, DeviceToHostExec};
+use arrow_device_datafusion::{
+    DeviceExec, DeviceForm, DeviceResolver, DeviceToHostExec, DeviceTransitions,
+};
+use datafusion::arrow::util::pretty::pretty_format_batches;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::error::Result;
+use datafusion::execution::SessionStateBuilder;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::{ExecutionPlan, replace_children_if_necessary};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::{ExecutionPlan, replace_children_if_necessary};
+use datafusion_distributed::display_plan_ascii;
 
-use crate::cluster::{Cluster, Worker};
+use crate::cluster::Cluster;
+use crate::data;
 use crate::nodes::{SIM, Urls, Way, codec, coordinator, rules};
 use crate::support::{query, tables};
 
@@ -48,35 +56,32 @@ impl PhysicalOptimizerRule for Exchanges {
     }
 }
 
+/// The rules of the plugin, in the plan before it is divided.
+fn before(builder: SessionStateBuilder) -> SessionStateBuilder {
+    let rules = rules().into_iter();
+    let builder = rules.fold(builder, SessionStateBuilder::with_physical_optimizer_rule);
+    let device = Device::new(SimDevice::new(SimConfig::default()).unwrap()).unwrap();
+    builder
+        .with_physical_optimizer_rule(Arc::new(DeviceTransitions))
+        .with_physical_optimizer_rule(Arc::new(Exchanges))
+        .with_device_plans(Vec::new(), codec())
+        // The engine may run a stage of one task here.
+        .with_device_resolver(DeviceResolver::of([device]))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_one_task() {
-    let way = Way::Coordinator;
-    let cluster = Cluster::start(way, vec![Worker::new(way), Worker::new(way)]).await;
-    let mut with_exchanges = rules();
-    with_exchanges.push(Arc::new(arrow_device_datafusion::DeviceTransitions));
-    with_exchanges.push(Arc::new(Exchanges));
-    let plans = |builder: datafusion::execution::SessionStateBuilder| {
-        builder.with_device_plans(with_exchanges, codec())
-    };
-    // Not the way of the other tests: these rules instead of theirs.
-    let session = coordinator(Way::Workers, Urls(cluster.urls.clone()), plans).unwrap();
-    crate::data::register(&session, tables()).await.unwrap();
-    let limited = "SELECT l_suppkey % 3 AS s, count(*) AS n FROM \
-                   (SELECT l_suppkey FROM lineitem WHERE l_quantity > 25 LIMIT 700) GROUP BY s";
-    let sql = format!("SELECT sum(n) FROM ({limited})");
-    let plan = session
-        .sql(&sql)
-        .await
-        .unwrap()
-        .create_physical_plan()
-        .await
-        .unwrap();
-    let shown = datafusion_distributed::display_plan_ascii(&*plan, false);
+    let cluster = Cluster::two(Way::Coordinator).await;
+    let session = coordinator(Way::Workers, Urls(cluster.urls.clone()), before).unwrap();
+    data::register(&session, tables()).await.unwrap();
+    let sql = "SELECT sum(n) FROM (SELECT l_suppkey % 3 AS s, count(*) AS n FROM \
+               (SELECT l_suppkey FROM lineitem WHERE l_quantity > 25 LIMIT 700) GROUP BY s)";
+    let plan = session.sql(sql).await.unwrap();
+    let plan = plan.create_physical_plan().await.unwrap();
+    let shown = display_plan_ascii(&*plan, false);
     assert!(shown.contains("DeviceCoalescePartitionsExec"), "{shown}");
-    let found = query(&session, &sql).await.unwrap();
-    let found = datafusion::arrow::util::pretty::pretty_format_batches(&found)
-        .unwrap()
-        .to_string();
-    assert!(found.contains("700"), "{found}\n{shown}");
+    let found = query(&session, sql).await.unwrap();
+    let found = pretty_format_batches(&found).unwrap().to_string();
+    assert!(found.contains("| 700 "), "{found}\n{shown}");
     cluster.assert_clean();
 }

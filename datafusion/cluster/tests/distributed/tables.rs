@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use arrow_device::Device;
+use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device_cluster::codec::DeviceTables;
 use arrow_device_cluster::distributed::DeviceDistributedExt;
-use arrow_device_datafusion::DeviceTable;
+use arrow_device_datafusion::{DeviceResolver, DeviceTable};
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::MemTable;
@@ -12,7 +14,7 @@ use datafusion::prelude::SessionContext;
 
 use crate::cluster::{Cluster, Worker};
 use crate::data;
-use crate::nodes::{SIM, Way};
+use crate::nodes::{SIM, Urls, Way, coordinator};
 use crate::support::{assert_same, error, query, tables};
 
 const QUERIES: [&str; 4] = [
@@ -55,10 +57,8 @@ fn with_table(mut worker: Worker) -> Worker {
 }
 
 /// What the coordinator knows of the table: it has no device, and no rows.
-fn declared() -> DeviceTable {
-    DeviceTable::from_streams(schema(), SIM, 3, |request| async move {
-        Ok(request.stream(futures::stream::empty()))
-    })
+fn declared(partitions: usize) -> Arc<DeviceTable> {
+    Arc::new(DeviceTable::declared("parts", schema(), SIM, partitions))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -72,17 +72,14 @@ async fn are_read_by_the_workers() {
     let workers = vec![with_table(Worker::new(way)), with_table(Worker::new(way))];
     let cluster = Cluster::start(way, workers).await;
     let session = cluster.session().await;
-    let table = Arc::new(declared().with_name("parts"));
-    session.register_table("parts", table).unwrap();
+    session.register_table("parts", declared(3)).unwrap();
     for sql in QUERIES {
         let found = query(&session, sql).await.unwrap();
         assert_same(&found, &query(&host, sql).await.unwrap(), sql);
-        let tasks: Vec<_> = cluster
-            .workers
-            .iter()
-            .map(|worker| worker.tasks().1)
-            .collect();
-        println!("{sql}: tasks with device nodes: {tasks:?}");
+        let tasks = cluster.workers.iter().map(|worker| worker.tasks().1);
+        let tasks: Vec<_> = tasks.collect();
+        // Each has read a part.
+        assert!(tasks.iter().all(|tasks| *tasks > 0), "{sql}: {tasks:?}");
     }
 }
 
@@ -91,12 +88,12 @@ async fn that_are_not_there_say_so() {
     let way = Way::Coordinator;
     let cluster = Cluster::two(way).await;
     let session = cluster.session().await;
-    session
-        .register_table("parts", Arc::new(declared().with_name("parts")))
-        .unwrap();
-    session
-        .register_table("mine", Arc::new(declared()))
-        .unwrap();
+    let mine = DeviceTable::from_streams(schema(), SIM, 3, |request| async move {
+        Ok(request.stream(futures::stream::empty()))
+    });
+    session.register_table("parts", declared(3)).unwrap();
+    session.register_table("single", declared(1)).unwrap();
+    session.register_table("mine", Arc::new(mine)).unwrap();
     let e = error(&session, QUERIES[2]).await;
     assert!(
         e.contains("\"parts\"") && e.contains("no DeviceTables"),
@@ -105,5 +102,17 @@ async fn that_are_not_there_say_so() {
     let e = error(&session, &QUERIES[2].replace("parts", "mine")).await;
     assert!(e.contains("cannot be sent to another process"), "{e}");
     assert!(e.contains("DeviceTable::with_name"), "{e}");
+    // The engine runs a query of one task here. There is no device, and would be no table.
+    let single = "SELECT count(*) FROM single WHERE id > 7";
+    let e = error(&session, single).await;
+    assert!(e.contains("the session offers []"), "{e}");
+    let device = Device::new(SimDevice::new(SimConfig::default()).unwrap()).unwrap();
+    let here = coordinator(way, Urls(cluster.urls.clone()), |builder| {
+        builder.with_device_resolver(DeviceResolver::of([device]))
+    });
+    let here = here.unwrap();
+    here.register_table("single", declared(1)).unwrap();
+    let e = error(&here, single).await;
+    assert!(e.contains("has only declared the table \"parts\""), "{e}");
     cluster.assert_clean();
 }

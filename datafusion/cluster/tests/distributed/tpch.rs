@@ -7,7 +7,7 @@ use datafusion_distributed::DistributedExt;
 use crate::cluster::Cluster;
 use crate::data::QUERIES;
 use crate::nodes::Way;
-use crate::support::{ON_DEVICES, assert_same, expected, query};
+use crate::support::{ON_DEVICES, assert_same, error, expected, query};
 
 /// Scans, joins, subqueries, and one without device operators.
 const FEW: [&str; 5] = ["q01", "q03", "q09", "q11", "q20"];
@@ -73,7 +73,17 @@ async fn workers_and_dynamic() {
     check(Way::Workers, true).await;
 }
 
+/// There are no stages yet when the coordinator plans the query.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn coordinator_and_dynamic() {
-    check(Way::Coordinator, true).await;
+    let cluster = Cluster::two(Way::Coordinator).await;
+    let session = cluster.session_with(|builder| {
+        let builder = builder.with_distributed_dynamic_task_count(true);
+        builder.unwrap()
+    });
+    let e = error(&session.await, QUERIES[0].1).await;
+    assert!(
+        e.contains("set distributed.dynamic_task_count to false"),
+        "{e}"
+    );
 }

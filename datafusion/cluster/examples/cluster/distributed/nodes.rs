@@ -118,12 +118,12 @@ pub(crate) fn coordinator(
         .with_default_features()
         .with_config(config);
     let builder = match way {
-        Way::Workers => builder,
+        Way::Workers => builder.with_distributed_planner(),
         Way::Coordinator => builder.with_device_plans(rules(), codec()),
     };
     let builder = builder
+        .with_device_resolver(DeviceResolver::of([]))
         .with_distributed_worker_resolver(workers)
-        .with_distributed_planner()
         // The tables are small, and their scans are to be divided.
         .with_distributed_file_scan_config_bytes_per_partition(1)?;
     let builder = extend(builder);
