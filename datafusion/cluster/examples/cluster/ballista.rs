@@ -77,7 +77,12 @@ pub(crate) async fn role(role: &[String]) -> Result<()> {
     let role: Vec<&str> = role.iter().map(String::as_str).collect();
     match role[..] {
         ["scheduler"] => {
-            let config = SchedulerConfig::default().with_scheduler_policy(POLICY);
+            let config = SchedulerConfig {
+                // On one machine an executor that is silent for so long has ended.
+                executor_timeout_seconds: 5,
+                expire_dead_executor_interval_seconds: 1,
+                ..SchedulerConfig::default().with_scheduler_policy(POLICY)
+            };
             let (_scheduler, port) = nodes::start_scheduler(config).await?;
             ready(&port.to_string(), "no device");
             Tasks::default().answer().await

@@ -3,6 +3,7 @@
 //! A process says when it is ready, and then what it has done, in lines of its standard output. It ends when its standard input ends,
 //! so it ends with the program that has started it, in every case.
 
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,7 +31,17 @@ pub(crate) struct Process {
 impl Process {
     /// Starts a process and waits until it is ready.
     pub(crate) async fn start(engine: &str, name: &str, role: &[&str]) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
+        Self::start_program(&std::env::current_exe()?, engine, name, role).await
+    }
+
+    /// Starts a process of this program, which is this example.
+    pub(crate) async fn start_program(
+        program: &Path,
+        engine: &str,
+        name: &str,
+        role: &[&str],
+    ) -> Result<Self> {
+        let mut command = Command::new(program);
         command.args([engine, "--role"]).args(role);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.kill_on_drop(true).spawn()?;

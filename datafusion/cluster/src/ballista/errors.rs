@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io;
 
+use ballista_core::error::BallistaError;
 use datafusion::error::DataFusionError;
 
 /// What Ballista does with a task that fails with an error of a device, such as exhausted memory or a device that is gone.
@@ -20,12 +21,14 @@ pub enum OnDeviceError {
 
 impl OnDeviceError {
     pub(super) fn apply(self, e: DataFusionError) -> DataFusionError {
+        if !is_of_device(&e) {
+            return e;
+        }
+        // Ballista shows the fields of errors, and looks for the deepest error of DataFusion; so the text is all that remains.
+        let text = e.to_string();
         match self {
-            // Ballista looks for the deepest error of DataFusion, so the device's own may not be within.
-            Self::Retry if is_of_device(&e) => {
-                DataFusionError::IoError(io::Error::other(e.to_string()))
-            }
-            _ => e,
+            Self::Fail => DataFusionError::Execution(text),
+            Self::Retry => DataFusionError::IoError(io::Error::other(text)),
         }
     }
 }
@@ -37,7 +40,13 @@ fn is_of_device(e: &DataFusionError) -> bool {
         if e.is::<arrow_device::Error>() {
             return true;
         }
-        cause = e.source();
+        // Ballista's errors do not say what caused them.
+        cause = match e.downcast_ref::<BallistaError>() {
+            Some(BallistaError::ArrowError(e)) => Some(e),
+            Some(BallistaError::DataFusionError(e)) => Some(&**e),
+            Some(_) => None,
+            None => e.source(),
+        };
     }
     false
 }

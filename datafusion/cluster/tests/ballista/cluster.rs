@@ -171,7 +171,7 @@ impl Drop for Worker {
 pub(crate) struct Cluster {
     pub(crate) workers: Vec<Worker>,
     port: u16,
-    _scheduler: Scheduler,
+    scheduler: Scheduler,
 }
 
 impl Cluster {
@@ -195,7 +195,7 @@ impl Cluster {
         Self {
             workers,
             port,
-            _scheduler: scheduler,
+            scheduler,
         }
     }
 
@@ -210,6 +210,14 @@ impl Cluster {
         let client = nodes::client_with(self.port, config).await.unwrap();
         data::register(&client, tables()).await.unwrap();
         client
+    }
+
+    /// Cancels all queries.
+    pub(crate) async fn cancel_all(&self) {
+        let running = self.scheduler.state.task_manager.get_running_job_cache();
+        for job in running.keys() {
+            self.scheduler.cancel_job(job.clone()).await.unwrap();
+        }
     }
 
     /// The tasks that have ended since this was last asked, of all workers.

@@ -13,7 +13,13 @@ mod failures;
 mod mixed;
 #[path = "../../examples/cluster/ballista/nodes.rs"]
 mod nodes;
+#[allow(dead_code)]
+#[path = "../../examples/cluster/processes.rs"]
 mod processes;
+mod programs;
+#[allow(dead_code)]
+#[path = "../../examples/cluster/report.rs"]
+mod report;
 mod rules;
 mod tpch;
 mod windows;
