@@ -122,7 +122,10 @@ pub(crate) fn ready(address: &str, device: &str) {
 
 /// In a process: the tasks that have not been asked for yet.
 #[derive(Clone, Default)]
-pub(crate) struct Tasks(Arc<Mutex<Vec<Box<dyn FnOnce() -> Task + Send>>>>);
+pub(crate) struct Tasks(Arc<Mutex<Vec<Later>>>);
+
+/// Says what a task has done.
+type Later = Box<dyn FnOnce() -> Task + Send>;
 
 impl Tasks {
     pub(crate) fn add(&self, task: Task) {

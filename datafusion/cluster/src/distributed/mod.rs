@@ -7,13 +7,19 @@
 //! | --- | --- | --- |
 //! | who has the plugin's rules | workers: [`with_device_rules`](DeviceDistributedExt::with_device_rules) | the coordinator: [`with_device_plans`](DeviceDistributedExt::with_device_plans) |
 //! | what travels | DataFusion's own plans | plans with device nodes: each plugin needs a [`DevicePlanCodec`](crate::codec::DevicePlanCodec) on both sides |
-//! | workers without devices | run their tasks on the host | get no task with device nodes, by [`with_device_placement`](DeviceDistributedExt::with_device_placement) |
-//! | tables on devices | no | by name: [`with_device_tables`](DeviceDistributedExt::with_device_tables) |
-//! | joins and other operators that read a child as a whole | in all tasks of a stage, since the stages are those of DataFusion's operators | in stages of one task |
-//! | `EXPLAIN` | DataFusion's operators; those of `EXPLAIN ANALYZE` may have the metrics of their neighbours | device operators, with their metrics |
+//! | workers without devices | have no rules, and run their tasks on the host | get no task with device nodes, by [`with_device_placement`](DeviceDistributedExt::with_device_placement) |
+//! | tables on the workers' devices | no | by name: [`with_device_tables`](DeviceDistributedExt::with_device_tables) |
+//! | dynamic task counts | yes | no |
+//! | `EXPLAIN` | shows DataFusion's operators; `EXPLAIN ANALYZE` counts some metrics at a neighbour of their node | shows device operators, with their metrics |
 //!
-//! Let the workers insert them unless queries read tables on devices, or unless the coordinator must decide which worker runs what:
-//! it needs the least, and a mixed cluster just works. Both can be combined.
+//! Let the workers insert them unless queries read tables on devices, or the coordinator must decide which worker runs what: it needs
+//! the least, and a mixed cluster just works. Both can be combined: with tables on devices and rules on the workers, the coordinator
+//! takes `with_device_plans` without rules.
+//!
+//! Either way the coordinator needs no device, and a query is divided at DataFusion's own operators, before device operators are inserted. So
+//! joins, aggregations and limits are as correct as without devices. What the coordinator runs itself stays on the host: the last
+//! stage, and all of a query that has one task per stage, as with a single worker. Between stages, rows are host batches
+//! in Arrow IPC: a stage uploads what its device operators read, and downloads what they return.
 //!
 //! # Workers insert the operators
 //!
@@ -72,7 +78,7 @@
 //! # use datafusion::error::DataFusionError;
 //! use datafusion::execution::SessionStateBuilder;
 //! # use datafusion::physical_optimizer::PhysicalOptimizerRule;
-//! use datafusion_distributed::{DistributedExt, SessionStateBuilderExt, Worker, WorkerQueryContext, WorkerResolver};
+//! use datafusion_distributed::{DistributedExt, Worker, WorkerQueryContext, WorkerResolver};
 //! # use url::Url;
 //! # fn with(
 //! #     rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>>, my_codec: Arc<dyn DevicePlanCodec>, resolver: impl WorkerResolver + 'static,
@@ -82,10 +88,9 @@
 //! let codec = DeviceCodec::new().with_plan(my_codec);
 //! let coordinator = SessionStateBuilder::new()
 //!     .with_default_features()
-//!     .with_device_plans(rules, codec.clone())
-//!     .with_device_placement(DevicePlacement::of([(with_gpu, vec![cuda])]))
 //!     .with_distributed_worker_resolver(resolver)
-//!     .with_distributed_planner()
+//!     .with_device_plans(rules, codec.clone()) // in place of with_distributed_planner
+//!     .with_device_placement(DevicePlacement::of([(with_gpu, vec![cuda])]))
 //!     .build();
 //! let worker = Worker::from_session_builder(move |query: WorkerQueryContext| {
 //!     let builder = query.builder.with_device_resolver(devices.clone());
@@ -96,8 +101,15 @@
 //! # }
 //! ```
 //!
-//! The coordinator opens no device and needs none. It applies the rules to the whole plan before it is divided. Exchanges between
-//! partitions stay DataFusion's, since the stages begin and end there.
+//! The coordinator applies the rules to each stage that workers run.
+//!
+//! # Tables on the workers' devices
+//!
+//! Each worker registers its tables by name. The coordinator registers what it must know to plan:
+//! [`DeviceTable::declared`](arrow_device_datafusion::DeviceTable::declared), or a source with the orders and statistics that the table has. The
+//! workers' tables must have the same rows: the tasks of a stage divide the partitions of a table among themselves, and each reads its own
+//! from the table of its worker. A table of one partition is read by one task, which the engine may run on the coordinator; then the query
+//! fails unless the coordinator has the table, too.
 //!
 //! # What happens when something fails
 //!
@@ -106,7 +118,8 @@
 //! | an operation of a device fails, or its memory is exhausted | fails with the device's error; datafusion-distributed does not run tasks again |
 //! | a rule panics, or changes the schema, partitions or order | fails with an error that names the rule; the worker goes on |
 //! | a worker has no device for a task that wants one | fails with an error that names the operator and the devices that there are |
-//! | no worker offers the device of a stage | fails before the stage starts, with placement; see [`DevicePlacement`] |
+//! | no worker offers the device of a stage | with placement, fails before the stage starts; see [`DevicePlacement`] |
+//! | a node has no codec, or a table no name | fails when it is planned |
 //! | the codec, or a table, is missing on a worker | fails with an error that says what to register |
 //! | the client goes, or cancels | the coordinator ends its streams, and the workers drop their tasks; their device memory is freed |
 //! | a worker goes | fails with the error of the connection; a query after it needs a resolver that does not return that worker any more |

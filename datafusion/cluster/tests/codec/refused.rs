@@ -1,6 +1,7 @@
 //! What cannot travel says so, and writes nothing.
 
 use std::any::Any;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use arrow_device::Device;
@@ -178,25 +179,23 @@ fn mistakes_of_codecs() {
         .unwrap();
     let input = node(HostToDeviceExec::new(host_rows(2), SIM));
     let context = SessionContext::new().task_ctx();
+    let two = from_ref(&input);
     let read = |of: PassedCodec, inputs: &[Arc<dyn ExecutionPlan>]| {
         let read = codec(of).try_decode(&buf, inputs, &context, &converter);
         read.map_err(|e| e.to_string())
     };
-    assert_eq!(
-        read(right.clone(), &[input.clone()]).unwrap().name(),
-        "PassedExec"
-    );
+    assert_eq!(read(right.clone(), two).unwrap().name(), "PassedExec");
     let other = PassedCodec {
         to: Some("cuda".parse().unwrap()),
         ..right.clone()
     };
-    let e = read(other, &[input.clone()]).unwrap_err();
+    let e = read(other, two).unwrap_err();
     assert!(e.contains("another device"), "{e}");
     let other = PassedCodec {
         one_partition: true,
         ..right.clone()
     };
-    let e = read(other, &[input.clone()]).unwrap_err();
+    let e = read(other, two).unwrap_err();
     assert!(e.contains("another children"), "{e}");
     // One partition instead of two, and another schema.
     let one = node(HostToDeviceExec::new(host_rows(1), SIM));

@@ -11,6 +11,8 @@ mod data;
 #[allow(dead_code, unused_imports)]
 #[path = "../../../examples/sql/device_filter/mod.rs"]
 mod device_filter;
+#[path = "../support/example.rs"]
+mod example;
 mod failures;
 mod mixed;
 #[path = "../../examples/cluster/distributed/nodes.rs"]

@@ -11,6 +11,7 @@ use url::Url;
 
 use crate::cluster::Worker;
 use crate::data;
+use crate::example;
 use crate::nodes::{Parts, Urls, Way, coordinator, start_worker};
 use crate::support::{assert_same, error, expected, query, tables};
 
@@ -99,4 +100,10 @@ async fn that_are_killed() {
         );
         survivor.assert_clean();
     }
+}
+
+/// Both ways, with two workers each.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_the_example() {
+    example::check("distributed", 4, 6).await;
 }
