@@ -183,6 +183,8 @@ TIMES = [
     Times("D4", "512 MiB into recycled slabs: down from the simulated device, copied on the CPU",
           ">= 0.85x the rate of a warm memcpy",
           [("download", "memcpy", 0.85), ("copy", "memcpy", 0.85)], LARGE, unit="GB/s", rates=True, n=1, rounds=30, quick=3),
+    Times("F1T", "Arrow IPC file of 64 MiB to the CPU device", "<= 1.1x reading the file into memory that is there",
+          [("read_device", "read_ready", 1.1), ("read_arrow", "read_ready", math.inf)], [("integers", 8, 1 << 20)], unit="GB/s", n=1, quick=8),
 ]
 
 # Rows of the program `counts`.
@@ -193,12 +195,15 @@ COUNTS = [
     ("C2", "bytes of a 1 % slice of 10 million rows", "<= 1.05x + 64 per buffer"),
     ("C3", "slab bytes", "<= payload + 64 per buffer"),
     ("D3", "300 string columns on a device: host waits, bytes read for the sizes", "2 waits; 8 bytes a column"),
+    ("F1", "Arrow IPC files and streams to a device, uncompressed: what the host copies, copies of the device, allocations", "0; one of each for a batch"),
     ("Z1", "re-export on the same device", "0 copies, 0 waits"),
     ("W1", "16,000 small uploads that are pending at once, until their memory is back", "<= 3x the time of an upload beside 2,000; 3 questions"),
+    ("M1", "bytes held for those used: one column of eight, a slice, a stream of 100,000 batches, idle pools after trim", "<= 1.1x, compacted exactly; 64 batches; 0"),
 ]
 
 # Rows of `driver counts`.
 DRIVER = [
+    ("F1", "Arrow IPC files and streams to a device, uncompressed: what the host copies, copies of the device, allocations", "0; one of each for a batch"),
     ("N1", "small upload on the stand-in driver: driver calls", "<= 8"),
     ("N2", "large upload on the stand-in driver: driver calls that each further copy list adds", "<= 2"),
     ("N3", "import on the stand-in driver: pointer queries of each allocation", "<= 1"),
@@ -230,6 +235,11 @@ def counts(cases, lines):
         id, what, measured, limit = line.split("\t")
         rows[id].figures.append(Figure(what, float(measured), float(limit)))
     return list(rows.values())
+
+
+def joined(first, second):
+    """One row of what two programs have measured."""
+    return Row(first.id, first.case, first.target, first.figures + second.figures, first.notes + second.notes)
 
 
 def model(wanted, lines):

@@ -5,6 +5,7 @@ use std::hint::black_box;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::files::{self, OnDisk};
 use arrow_array::ffi::{FFI_ArrowArray, from_ffi_and_data_type};
 use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
 use arrow_array::{Array, RecordBatch, RecordBatchIterator, StructArray};
@@ -13,11 +14,13 @@ use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, AsyncStreamHandler, DeviceRecordBatchStreamAdapter, Opening,
     Outcome, Produce, ProduceOptions, produce,
 };
+use arrow_device::ipc::IpcFileReader;
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
     DeviceRecordBatchStreamReader, Devices, ExportOptions, FFI_ArrowDeviceArray,
-    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, export_reader,
+    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy, UploadingReader, export_reader,
 };
+use arrow_ipc::reader::FileReader;
 use arrow_schema::{ArrowError, DataType};
 use futures::StreamExt;
 use futures::executor::block_on;
@@ -39,6 +42,7 @@ pub struct Input {
     /// All of them one after the other, and room for a copy.
     payload: OnceLock<(Vec<u8>, Mutex<Vec<u8>>)>,
     simulated: OnceLock<DeviceRecordBatch>,
+    file: Mutex<Option<OnDisk>>,
 }
 
 impl Input {
@@ -61,6 +65,7 @@ impl Input {
             buffers,
             payload: OnceLock::new(),
             simulated: OnceLock::new(),
+            file: Mutex::new(None),
         })
     }
 
@@ -116,6 +121,9 @@ pub const CASES: &[(&str, Case)] = &[
     ("copy_cold", copy_cold),
     ("download", download),
     ("memcpy", memcpy),
+    ("read_device", read_device),
+    ("read_arrow", read_arrow),
+    ("read_ready", read_ready),
     ("malloc_copy", malloc_copy),
 ];
 
@@ -410,6 +418,41 @@ fn memcpy(input: &Input, n: usize) -> Result<Duration> {
     timed(n, || {
         to.copy_from_slice(black_box(from));
         black_box(to.as_ptr());
+        Ok(())
+    })
+}
+
+/// Times work on the batch as an Arrow IPC file, which the system has in memory.
+fn of_file(input: &Input, n: usize, work: impl Fn(&mut OnDisk) -> Result<()>) -> Result<Duration> {
+    let mut file = input.file.lock().unwrap_or_else(PoisonError::into_inner);
+    let file = match &mut *file {
+        Some(file) => file,
+        none => none.insert(OnDisk::new(&files::file(std::slice::from_ref(
+            &input.host,
+        ))?)?),
+    };
+    timed(n, || work(file))
+}
+
+/// Read to the CPU device, dropped again.
+fn read_device(input: &Input, n: usize) -> Result<Duration> {
+    of_file(input, n, |file| {
+        IpcFileReader::try_new(file.rewound()?, &Devices::cpu())?.try_for_each(used)
+    })
+}
+
+/// Read by arrow-rs and given to the CPU device, dropped again.
+fn read_arrow(input: &Input, n: usize) -> Result<Duration> {
+    of_file(input, n, |file| {
+        let reader = FileReader::try_new(file.rewound()?, None)?;
+        UploadingReader::new(reader, &Devices::cpu()).try_for_each(used)
+    })
+}
+
+/// Read into memory that is there, and nothing else.
+fn read_ready(input: &Input, n: usize) -> Result<Duration> {
+    of_file(input, n, |file| {
+        black_box(file.read()?.as_ptr());
         Ok(())
     })
 }

@@ -7,14 +7,17 @@ mod alloc;
 
 use alloc::{CountingAllocator, count};
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchIterator};
 use arrow_device::device::sim::{FaultOp, SimConfig, SimDevice, SimMode};
+use arrow_device::ipc::{IpcFileReader, IpcStreamReader};
 use arrow_device::{
-    Device, DeviceRecordBatch, Devices, ExportOptions, ImportOptions, SyncPolicy, TransferStats,
+    Device, DeviceArray, DeviceRecordBatch, Devices, ExportOptions, ImportOptions,
+    Result as DeviceResult, SyncPolicy, TransferStats, UploadingReader,
 };
-use arrow_device_benches::batches;
 use arrow_device_benches::cases::Result;
+use arrow_device_benches::{batches, files};
 use arrow_schema::DataType;
+use std::io::Cursor;
 use std::time::Instant;
 
 #[global_allocator]
@@ -185,6 +188,64 @@ fn sizes() -> Result<()> {
     Ok(())
 }
 
+/// F1: files and streams to a simulated device, once warm.
+fn files() -> Result<()> {
+    let sim = SimDevice::new(SimConfig::default().with_mode(SimMode::Deferred))?;
+    let device = Device::new(sim.clone())?;
+    let batches = [100_000, 1000, 10].map(|rows| batches::named("mixed", 8, rows));
+    let batches = batches
+        .into_iter()
+        .collect::<std::result::Result<Vec<_>, _>>()?;
+    let bytes = [files::file(&batches)?, files::stream(&batches)?];
+    for (name, bytes) in ["file", "stream"].into_iter().zip(&bytes) {
+        let read = || -> Result<_> {
+            let batches: DeviceResult<Vec<_>> = match name {
+                "file" => IpcFileReader::try_new(Cursor::new(bytes), &device)?.collect(),
+                _ => IpcStreamReader::try_new(bytes.as_slice(), &device)?.collect(),
+            };
+            Ok(batches?)
+        };
+        let down = |read: Vec<DeviceRecordBatch>| -> Result<_> {
+            let down = read.iter().map(|batch| batch.to_host());
+            Ok(down.collect::<DeviceResult<Vec<_>>>()?)
+        };
+        if down(read()?)? != batches {
+            return Err("other values came out of a file".into());
+        }
+        device.synchronize()?;
+        // Staging memory comes back in the background.
+        while sim.report().live_events > 0 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let (read, cost) = cost(&device, read)?;
+        down(read)?;
+        let figures = [
+            ("bytes that the host copies", cost.host_copied_bytes, 0),
+            ("copies of three batches", cost.copies, 3),
+            ("allocations of three batches", cost.allocations, 3),
+            ("host waits", cost.host_waits, 0),
+            ("host memory created once warm", cost.host_allocations, 0),
+        ];
+        for (what, measured, limit) in figures {
+            figure(
+                "F1",
+                &format!("{name}: {what}"),
+                measured as f64,
+                limit as f64,
+            );
+        }
+        let more = cost.bytes_to_device as f64 / bytes.len() as f64;
+        figure(
+            "F1",
+            &format!("{name}: bytes to the device, of those in it"),
+            more,
+            1.0,
+        );
+    }
+    Ok(())
+}
+
 /// Z1: out, in, and out again.
 fn again() -> Result<()> {
     let batch = batches::named("mixed", 1000, 1000)?;
@@ -242,11 +303,129 @@ fn waiting() -> Result<()> {
     Ok(())
 }
 
+/// Bytes of an array's buffers, each padded to 64.
+fn padded(array: &DeviceArray) -> usize {
+    let buffers = (0..array.num_buffers()).filter_map(|i| array.buffer(i));
+    let own: usize = buffers
+        .map(|buffer| buffer.len().next_multiple_of(64))
+        .sum();
+    let children = (0..array.num_children()).filter_map(|i| array.child(i));
+    own + children.map(|child| padded(&child)).sum::<usize>()
+}
+
+/// M1: bytes that are held, of what is used.
+fn memory() -> Result<()> {
+    let sim = SimDevice::new(SimConfig::default())?;
+    let device = Device::new(sim.clone())?;
+    let held = |kept: &DeviceArray| -> Result<f64> {
+        device.synchronize()?;
+        Ok(sim.report().live_bytes as f64 / padded(kept) as f64)
+    };
+    let host = batches::named("mixed", 8, 10_000)?;
+    let columns = host
+        .columns()
+        .iter()
+        .map(|column| device.upload_array(column));
+    let columns = columns.collect::<DeviceResult<Vec<_>>>()?;
+    let own = DeviceRecordBatch::try_new(host.schema(), &columns)?;
+    drop(columns);
+    let kept = own.column(1)?;
+    drop(own);
+    figure(
+        "M1",
+        "a column of eight with memory of their own",
+        held(&kept)?,
+        1.1,
+    );
+    drop(kept);
+
+    let batch = device.upload(&host)?;
+    let kept = batch.column(1)?.compact()?;
+    drop(batch);
+    figure("M1", "a column of an upload, compacted", held(&kept)?, 1.0);
+    drop(kept);
+    let batch = device.upload(&host)?;
+    let kept = batch.column(1)?;
+    drop(batch);
+    // Documented: the columns of an upload are one allocation.
+    figure(
+        "M1",
+        "a column of an upload, as it is",
+        held(&kept)?,
+        f64::INFINITY,
+    );
+    drop(kept);
+    let batch = device.upload(&host)?;
+    let kept = batch.slice(777, 100)?.compact()?;
+    drop(batch);
+    figure("M1", "a slice, compacted", held(kept.as_struct())?, 1.0);
+    drop(kept);
+    let file = files::file(std::slice::from_ref(&host))?;
+    let read = IpcFileReader::try_new(Cursor::new(&file), &device)?.next();
+    let kept = read.ok_or("no batch")??;
+    figure("M1", "a batch of an IPC file", held(kept.as_struct())?, 1.0);
+    drop(kept);
+
+    // Each batch is dropped before the next one is read.
+    const BATCHES: usize = 100_000;
+    let small = batches::named("mixed", 4, 100)?;
+    let one = padded(device.upload(&small)?.as_struct()) as f64;
+    device.synchronize()?;
+    let before = device.stats();
+    let reader = (0..BATCHES).map(|_| Ok(small.clone()));
+    let reader = RecordBatchIterator::new(reader, small.schema());
+    let mut most = 0;
+    for (i, batch) in UploadingReader::new(reader, &device).enumerate() {
+        let batch = batch?;
+        if i % 1000 == 0 {
+            most = most.max(sim.report().live_bytes);
+        }
+        drop(batch);
+    }
+    // Told, not held: staging memory comes back on a thread of the device, as soon as the machine has time for it.
+    let created = device.stats().since(&before).host_allocations;
+    figure(
+        "M1",
+        "100,000 batches of a stream: batches on the device at a time",
+        most as f64 / one,
+        64.0,
+    );
+    figure(
+        "M1",
+        "100,000 batches of a stream: staging memory that was created",
+        created as f64,
+        f64::INFINITY,
+    );
+    device.synchronize()?;
+    while sim.report().live_events > 0 {
+        std::thread::yield_now();
+    }
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let idle = sim.report().live_host_bytes as f64;
+    figure(
+        "M1",
+        "100,000 batches of a stream: idle bytes afterwards, of the limit",
+        idle / (1u64 << 30) as f64,
+        1.0,
+    );
+    device.trim();
+    let report = sim.report();
+    figure(
+        "M1",
+        "bytes that are left after trim",
+        (report.live_bytes + report.live_host_bytes) as f64,
+        0.0,
+    );
+    Ok(())
+}
+
 fn main() -> Result<()> {
     allocations()?;
     uploads()?;
     bytes()?;
     sizes()?;
+    files()?;
     again()?;
-    waiting()
+    waiting()?;
+    memory()
 }

@@ -2,6 +2,7 @@
 
 pub mod batches;
 pub mod cases;
+pub mod files;
 pub mod overlap;
 
 use std::ffi::{CStr, c_char};

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use arrow_array::types::Int32Type;
 use arrow_array::{
-    ArrayRef, Decimal128Array, DictionaryArray, Int64Array, RecordBatch, StringArray,
+    ArrayRef, Decimal128Array, DictionaryArray, Int64Array, RecordBatch, StringArray, UInt8Array,
 };
 use arrow_device::device::sim::SimMode;
 use arrow_device::ipc::{IpcFileReader, IpcOptions, IpcStreamReader};
@@ -247,6 +247,30 @@ fn buffers_are_aligned_on_the_device() {
         let mut all = Vec::new();
         addresses(read[0].as_struct(), &mut all);
         assert!(all.len() > 8 && all.iter().all(|address| address % 64 == 0));
+    }
+    sim.assert_done();
+}
+
+/// Writers need not clear what is between the buffers; on the device it is zero.
+#[test]
+fn padding_is_cleared() {
+    if cfg!(miri) {
+        return;
+    }
+    let of = |values: [u8; 3]| -> ArrayRef { Arc::new(UInt8Array::from(values.to_vec())) };
+    let (a, b) = ([0xA1, 0xB2, 0xC3], [0xD4, 0xE5, 0xF6]);
+    let batch = RecordBatch::try_from_iter([("a", of(a)), ("b", of(b))]).unwrap();
+    let sim = Sim::new(SimMode::Async);
+    for format in FORMATS {
+        let mut bytes = format.write(std::slice::from_ref(&batch), aligned(64));
+        for values in [a, b] {
+            let at = bytes.windows(3).position(|window| window == values);
+            bytes[at.unwrap() + 3..][..61].fill(0xEE);
+        }
+        let (read, stats) = counted(&sim, || format.read(&bytes, &sim).unwrap());
+        assert_eq!((stats.copies, stats.host_copied_bytes), (1, 0));
+        assert_batches(std::slice::from_ref(&batch), &read, "padding");
+        addresses(read[0].as_struct(), &mut Vec::new());
     }
     sim.assert_done();
 }

@@ -1,11 +1,13 @@
-//! Rows N1 to N4: calls of the driver, counted.
+//! Rows N1 to N4, and F1's part: calls of the driver, counted.
 
+use std::io::Cursor;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
+use arrow_device::ipc::IpcFileReader;
 use arrow_device::{DeviceRecordBatch, ExportOptions, SyncPolicy};
-use arrow_device_benches::batches;
 use arrow_device_benches::cases::Result;
+use arrow_device_benches::{batches, files};
 
 use crate::fake::Fake;
 
@@ -103,6 +105,41 @@ fn import(fake: &Fake, batch: &DeviceRecordBatch) -> Result<u64> {
     Ok(fewest)
 }
 
+/// F1: a file to the stand-in, once warm.
+fn file(fake: &Fake) -> Result<()> {
+    let batch = batches::named("mixed", 8, 100_000)?;
+    let bytes = files::file(std::slice::from_ref(&batch))?;
+    let count = |fake: &Fake| {
+        let stats = fake.device.stats();
+        let created = stats.host_allocations;
+        Ok([of_all(fake, &COPIES)?, stats.host_copied_bytes, created])
+    };
+    let read = || {
+        let mut reader = IpcFileReader::try_new(Cursor::new(&bytes), &fake.device)?;
+        Ok(reader.next().ok_or("no batch")??)
+    };
+    let same = |up: DeviceRecordBatch| match up.to_host()? == batch {
+        true => Ok(()),
+        false => Err("other values came out of a file".into()),
+    };
+    let [lists, copied, created] = fewest(fake, count, read, same)?;
+    figure(
+        "F1",
+        "stand-in driver: lists of copies of a batch",
+        lists as f64,
+        1.0,
+    );
+    figure(
+        "F1",
+        "stand-in driver: bytes that the host copies",
+        copied as f64,
+        0.0,
+    );
+    let what = "stand-in driver: host memory created once warm";
+    figure("F1", what, created as f64, 0.0);
+    Ok(())
+}
+
 /// N3 and N4.
 fn interchange(fake: &Fake) -> Result<()> {
     for columns in [1, 1000] {
@@ -128,5 +165,6 @@ pub(crate) fn print() -> Result<()> {
     // All calls are this thread's.
     fake.device.set_packing_threads(1);
     uploads(&fake)?;
+    file(&fake)?;
     interchange(&fake)
 }
