@@ -117,7 +117,7 @@ async fn executor(scheduler: u16, number: &str) -> Result<()> {
             bytes_up: task.sum("bytes_to_device"),
             bytes_down: task.sum("bytes_to_host"),
             copies: task.sum("copies"),
-            operators: report::operators(&**task.plan()),
+            operators: report::operators(task.plan()),
         });
     });
     let dir = tempfile::tempdir()?;

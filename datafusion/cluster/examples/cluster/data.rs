@@ -6,6 +6,7 @@ use std::path::Path;
 use datafusion::arrow::array::RecordBatchReader;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::parquet::arrow::ArrowWriter;
+use datafusion::parquet::file::properties::WriterProperties;
 use datafusion::prelude::{ParquetReadOptions, SessionContext};
 use tpchgen::generators as tpch;
 use tpchgen_arrow as arrow_tables;
@@ -14,6 +15,8 @@ use tpchgen_arrow as arrow_tables;
 pub(crate) const SCALE: f64 = 0.05;
 /// How many files a large table has.
 const FILES: i32 = 4;
+/// How many rows a group of rows of a file has, at most.
+const ROWS: usize = 8192;
 
 macro_rules! queries {
     ($($name:literal)*) => {
@@ -70,7 +73,9 @@ fn file(dir: &Path, table: &str, part: i32, rows: impl RecordBatchReader) -> Res
     let dir = dir.join(table);
     create_dir_all(&dir)?;
     let file = File::create(dir.join(format!("{part}.parquet")))?;
-    let mut writer = ArrowWriter::try_new(file, rows.schema(), None)?;
+    // So that every worker finds some in its part of the bytes of a file.
+    let groups = WriterProperties::builder().set_max_row_group_row_count(Some(ROWS));
+    let mut writer = ArrowWriter::try_new(file, rows.schema(), Some(groups.build()))?;
     for batch in rows {
         writer.write(&batch?)?;
     }

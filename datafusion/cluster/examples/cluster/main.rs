@@ -2,15 +2,20 @@
 //!
 //! ```text
 //! datafusion/cluster/run ballista
+//! datafusion/cluster/run distributed
 //! ```
 
 #[cfg(feature = "ballista")]
 mod ballista;
+#[cfg(feature = "distributed")]
+mod codec;
 #[allow(dead_code, unused_imports)]
 mod data;
 #[allow(dead_code, unused_imports)]
 #[path = "../../../examples/sql/device_filter/mod.rs"]
 mod device_filter;
+#[cfg(feature = "distributed")]
+mod distributed;
 #[allow(dead_code)]
 mod processes;
 #[allow(dead_code)]
@@ -88,6 +93,10 @@ async fn run(arguments: Arguments) -> Result<bool> {
         ("ballista", []) => ballista::run(queries(arguments.all)).await,
         #[cfg(feature = "ballista")]
         ("ballista", role) => ballista::role(role).await.map(|()| true),
+        #[cfg(feature = "distributed")]
+        ("distributed", []) => distributed::run(queries(arguments.all)).await,
+        #[cfg(feature = "distributed")]
+        ("distributed", role) => distributed::role(role).await.map(|()| true),
         (engine, _) => Err(DataFusionError::Configuration(format!(
             "this program was built without an engine {engine:?}; with it: --features {engine}"
         ))),

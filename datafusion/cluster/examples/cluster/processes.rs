@@ -122,12 +122,20 @@ pub(crate) fn ready(address: &str, device: &str) {
 
 /// In a process: the tasks that have not been asked for yet.
 #[derive(Clone, Default)]
-pub(crate) struct Tasks(Arc<Mutex<Vec<Task>>>);
+pub(crate) struct Tasks(Arc<Mutex<Vec<Later>>>);
+
+/// Says what a task has done.
+type Later = Box<dyn FnOnce() -> Task + Send>;
 
 impl Tasks {
     pub(crate) fn add(&self, task: Task) {
+        self.add_later(move || task);
+    }
+
+    /// Adds a task that says what it has done once it is asked for.
+    pub(crate) fn add_later(&self, task: impl FnOnce() -> Task + Send + 'static) {
         if let Ok(mut tasks) = self.0.lock() {
-            tasks.push(task);
+            tasks.push(Box::new(task));
         }
     }
 
@@ -138,7 +146,8 @@ impl Tasks {
             if line == "?" {
                 let tasks = self.0.lock().map(|mut tasks| std::mem::take(&mut *tasks));
                 let tasks = tasks.unwrap_or_default();
-                tasks.iter().for_each(|task| println!("{}", task.to_line()));
+                let tasks = tasks.into_iter().map(|task| task());
+                tasks.for_each(|task| println!("{}", task.to_line()));
                 println!("!");
             }
         }

@@ -1,6 +1,7 @@
 //! What the tasks of a query have done, and the output.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_device_datafusion::DeviceExec;
@@ -51,24 +52,17 @@ impl Task {
 }
 
 /// The device operators of a plan, as in `EXPLAIN`.
-pub(crate) fn operators(plan: &dyn ExecutionPlan) -> Vec<String> {
+pub(crate) fn operators(plan: &Arc<dyn ExecutionPlan>) -> Vec<String> {
     let mut found = Vec::new();
-    for child in plan.children() {
-        let walked = child.apply(|node| {
-            if DeviceExec::of(node).is_some() || node.name() == "DeviceToHostExec" {
-                found.push(
-                    displayable(&**node)
-                        .one_line()
-                        .to_string()
-                        .trim()
-                        .to_owned(),
-                );
-            }
-            Ok(TreeNodeRecursion::Continue)
-        });
-        // The closure never fails.
-        let _ = walked;
-    }
+    let walked = plan.apply(|node| {
+        if DeviceExec::of(node).is_some() || node.name() == "DeviceToHostExec" {
+            let line = displayable(&**node).one_line().to_string();
+            found.push(line.trim().to_owned());
+        }
+        Ok(TreeNodeRecursion::Continue)
+    });
+    // The closure never fails.
+    let _ = walked;
     found
 }
 

@@ -51,6 +51,11 @@ impl DeviceFilterExec {
         })
     }
 
+    /// Returns DataFusion's node, which says all of what this one does.
+    pub(crate) fn host(&self) -> &FilterExec {
+        &self.host
+    }
+
     /// The operator in place of another node of DataFusion's.
     fn with_host(&self, host: FilterExec) -> Result<Arc<dyn DevicePlan>> {
         let this = Self::in_place_of(host.clone(), self.device.clone(), self.kernels.clone());
@@ -117,7 +122,7 @@ impl DevicePlan for DeviceFilterExec {
     }
 
     fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn DevicePlan>> {
-        let host = FilterExecBuilder::from(&self.host).with_fetch(limit);
+        let host = FilterExecBuilder::from(self.host()).with_fetch(limit);
         self.with_host(host.build().ok()?).ok()
     }
 

@@ -31,12 +31,12 @@
 //! | `sim.rs`, `cuda.rs`, `filter.cu`, `filter.ptx` | the kernels |
 //! | `demo.rs` | sessions, a table on a device, a Parquet table, queries |
 
-mod cache;
+pub(crate) mod cache;
 mod column;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod demo;
-mod filter;
+pub(crate) mod filter;
 mod held;
 mod join;
 mod kernels;
