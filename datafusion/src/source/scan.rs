@@ -140,7 +140,8 @@ impl DeviceScanExec {
 
     /// Whether a partition is read.
     fn reads(&self, partition: usize) -> bool {
-        self.part.is_none_or(|(index, count)| partition % count == index)
+        self.part
+            .is_none_or(|(index, count)| partition % count == index)
     }
 
     /// Returns the columns that the scan returns, as indices into the table's schema, or `None` for
@@ -302,10 +303,12 @@ impl DevicePlan for DeviceScanExec {
             // How the rows are distributed over the partitions is not known.
             _ => known.to_inexact(),
         };
-        Ok(Arc::new(match self.filters.is_empty() && self.part.is_none() {
-            true => known,
-            false => known.to_inexact(),
-        }))
+        Ok(Arc::new(
+            match self.filters.is_empty() && self.part.is_none() {
+                true => known,
+                false => known.to_inexact(),
+            },
+        ))
     }
 
     fn expressions(&self) -> Vec<&Arc<dyn PhysicalExpr>> {

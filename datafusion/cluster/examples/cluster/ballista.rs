@@ -23,7 +23,9 @@ use crate::report::{self, Task};
 
 const ENGINE: &str = "ballista";
 const WORKERS: [&str; 2] = ["executor 1", "executor 2"];
-const POLICY: TaskSchedulingPolicy = TaskSchedulingPolicy::PushStaged;
+/// Executors ask for tasks. Where they are sent tasks, the adaptive planner of Ballista 55 may wait forever for the stages of an
+/// executor that has been killed.
+const POLICY: TaskSchedulingPolicy = TaskSchedulingPolicy::PullStaged;
 
 /// Runs the queries on a new cluster. Returns whether all results are those of one process.
 pub(crate) async fn run(

@@ -77,7 +77,8 @@ async fn bad_arguments_are_explained() {
     }
 }
 
-/// Killed in the middle of a query: the other one does its work, or the query fails with an error.
+/// Killed in the middle of a query of many stages: the other one does its work, or the query fails with an error. The executors ask for
+/// their tasks. Where they are sent tasks and the planner is adaptive, Ballista may wait forever: 4 of 8 times with its own engine.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_process() {
     let program = example();
