@@ -8,7 +8,7 @@ use arrow_array::RecordBatch;
 use arrow_device::{Devices, HostSlab};
 use arrow_ipc::writer::{FileWriter, StreamWriter};
 
-use crate::cases::Result;
+use crate::batches::Result;
 
 /// The batches as a file, in memory.
 ///
