@@ -8,6 +8,9 @@ use arrow_array::{
 use arrow_buffer::{OffsetBuffer, ScalarBuffer};
 use arrow_schema::{ArrowError, Field, Schema};
 
+/// Whatever goes wrong, as text.
+pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
 /// A batch by the name of its kind: "mixed", "integers" or "text".
 ///
 /// # Errors

@@ -26,8 +26,7 @@ use futures::StreamExt;
 use futures::executor::block_on;
 use futures::future::join;
 
-/// Whatever goes wrong, as text.
-pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+pub use crate::batches::Result;
 
 /// A batch with what the cases need of it.
 #[derive(Debug)]

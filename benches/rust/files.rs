@@ -8,8 +8,7 @@ use arrow_array::RecordBatch;
 use arrow_device::{Devices, HostSlab};
 use arrow_ipc::writer::{FileWriter, StreamWriter};
 
-/// As that of the cases, which use this module.
-type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+use crate::batches::Result;
 
 /// The batches as a file, in memory.
 ///

@@ -62,6 +62,8 @@
 //! | [`DeviceSpec`], [`DeviceResolver`] | which device a node uses, and who opens it where the plan runs |
 //! | [`HostToDeviceExec`], [`DeviceToHostExec`], [`DeviceToDeviceExec`] | upload, download, and move between devices |
 //! | [`DeviceTransitions`] | the physical optimizer rule that inserts these three where they are needed, and removes needless ones |
+//! | [`DeviceUploads`] | a rule that uploads the rows of host tables for operators that a plugin supports, if there are enough of them |
+//! | [`rewrite`] | all of these rules over the plan of a task, on a worker of a distributed engine |
 //! | [`device_of`] | for rules: the device that a plan's rows come from |
 //! | [`DeviceForm`], [`DeviceCoalesceBatchesExec`] | operators that need no kernel: projection of columns, union, limits, partitions; joining small batches |
 //! | [`DeviceReservation`] | what an operator keeps, in the session's memory pool |
@@ -122,6 +124,7 @@ mod options;
 mod parallel;
 mod plan;
 mod resolver;
+mod rewrite;
 mod rule;
 mod sink;
 mod source;
@@ -129,6 +132,7 @@ mod spec;
 mod stream;
 mod transitions;
 mod upload;
+mod uploads;
 
 pub use child::execute_child;
 pub use exec::DeviceExec;
@@ -140,6 +144,7 @@ pub use ops::origin::device_of;
 pub use options::DeviceOptions;
 pub use plan::DevicePlan;
 pub use resolver::DeviceResolver;
+pub use rewrite::rewrite;
 pub use rule::DeviceTransitions;
 pub use sink::{execute_on_device, export_plan};
 pub use source::contract::{DeviceSource, ScanRequest};
@@ -153,3 +158,4 @@ pub use stream::SendableDeviceStream;
 pub use transitions::between::DeviceToDeviceExec;
 pub use transitions::to_device::HostToDeviceExec;
 pub use transitions::to_host::DeviceToHostExec;
+pub use uploads::DeviceUploads;

@@ -10,7 +10,7 @@ use datafusion_physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion_physical_plan::{ExecutionPlan, replace_children_if_necessary};
 
 use super::exec::DeviceExec;
-use super::ops::form::{DeviceForm, drops_columns, lifted};
+use super::ops::form::{DeviceForm, Forms, drops_columns, lifted};
 use super::plan::DevicePlan;
 use super::source::insert::DeviceInsertExec;
 use super::spec::DeviceSpec;
@@ -47,7 +47,7 @@ impl PhysicalOptimizerRule for DeviceTransitions {
         plan: Arc<dyn ExecutionPlan>,
         _: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        Ok(on_host(below_root(plan)?))
+        Ok(on_host(below_root(plan, Forms::All)?))
     }
 
     fn name(&self) -> &str {
@@ -59,9 +59,15 @@ impl PhysicalOptimizerRule for DeviceTransitions {
     }
 }
 
+/// As the rule, but nodes that move rows between partitions stay on the host.
+pub(super) fn without_exchanges(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    Ok(on_host(below_root(plan, Forms::WithoutExchanges)?))
+}
+
 /// Puts transitions everywhere but above the root.
-fn below_root(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
-    Ok(plan.transform_up(between_parent_and_children)?.data)
+fn below_root(plan: Arc<dyn ExecutionPlan>, forms: Forms) -> Result<Arc<dyn ExecutionPlan>> {
+    let plan = plan.transform_up(|node| between_parent_and_children(node, forms))?;
+    Ok(plan.data)
 }
 
 /// As the rule, for a plan whose output is wanted on a device.
@@ -69,12 +75,13 @@ pub(super) fn with_output_on(
     plan: Arc<dyn ExecutionPlan>,
     device: &DeviceSpec,
 ) -> Result<Arc<dyn ExecutionPlan>> {
-    on_device(below_root(plan)?, device)
+    on_device(below_root(plan, Forms::All)?, device, Forms::All)
 }
 
 /// Puts a node's children on its own side. Their own children have been done before.
 fn between_parent_and_children(
     plan: Arc<dyn ExecutionPlan>,
+    forms: Forms,
 ) -> Result<Transformed<Arc<dyn ExecutionPlan>>> {
     // A transition reads the other side. Whether it is needed is decided for its parent.
     if is_transition(&plan) {
@@ -88,7 +95,7 @@ fn between_parent_and_children(
     let wanted: Vec<_> = children
         .iter()
         .map(|child| match &device {
-            Some(device) => on_device(child.clone(), device),
+            Some(device) => on_device(child.clone(), device, forms),
             None => Ok(on_host(child.clone())),
         })
         .collect::<Result<_>>()?;
@@ -140,8 +147,12 @@ fn on_host(plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
 }
 
 /// The plan with its output on a device. A plan that needs no change stays the same node.
-fn on_device(plan: Arc<dyn ExecutionPlan>, device: &DeviceSpec) -> Result<Arc<dyn ExecutionPlan>> {
-    if let Some(there) = lifted(&plan, device)? {
+fn on_device(
+    plan: Arc<dyn ExecutionPlan>,
+    device: &DeviceSpec,
+    forms: Forms,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    if let Some(there) = lifted(&plan, device, forms)? {
         return Ok(there);
     }
     let operator = operator(&plan);

@@ -40,14 +40,34 @@ fn any_depth_is_a_positive_request() {
 }
 
 #[test]
-fn one_more_is_requested_for_each_task_after_its_extraction() {
+fn half_of_the_queue_is_requested_once_it_is_extracted() {
+    for (depth, half) in [(1, 1), (2, 1), (3, 2), (4, 2), (7, 4)] {
+        let (producer, mut stream) = opened(depth);
+        let mut requests = vec![depth as i64];
+        for i in 0..3 * half {
+            assert!(
+                producer.requested() > i,
+                "{depth}: the producer has nothing to do"
+            );
+            producer.task(&batch(i));
+            assert_eq!(producer.requests(), requests, "nothing was taken");
+            good(next(&mut stream));
+            if (i + 1) % half == 0 {
+                requests.push(half);
+            }
+            assert_eq!(producer.requests(), requests, "{depth}");
+        }
+        producer.release();
+    }
+}
+
+#[test]
+fn a_request_comes_after_the_extraction() {
     let (producer, mut stream) = opened(2);
     producer.task(&batch(0));
     producer.task(&batch(1));
-    assert_eq!(producer.requests(), [2], "nothing was taken");
     good(next(&mut stream));
     good(next(&mut stream));
-    assert_eq!(producer.requests(), [2, 1, 1]);
     let expected = ["request", "extract", "request", "extract", "request"];
     assert_eq!(producer.log(), expected);
     producer.release();

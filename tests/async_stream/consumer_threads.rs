@@ -106,7 +106,7 @@ fn a_release_waits_for_a_cancel_in_another_thread() {
 /// A callback is not held up by a call that another thread is in.
 #[test]
 fn tasks_and_errors_do_not_wait_for_a_request() {
-    let (producer, mut stream) = opened(3);
+    let (producer, mut stream) = opened(2);
     producer.task(&batch(0));
     let gate = Gate::default();
     let pass = gate.clone();

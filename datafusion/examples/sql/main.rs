@@ -9,7 +9,6 @@ mod device_filter;
 use std::process::ExitCode;
 
 use arrow_device::Devices;
-use device_filter::When;
 use lexopt::prelude::*;
 
 const HELP: &str = "\
@@ -33,21 +32,21 @@ Exit status:
 const FAILED: u8 = 1;
 const NO_DEVICE: u8 = 2;
 
-/// Returns the device's name and when to upload, or `None` to print the help.
-fn arguments() -> Result<Option<(String, Option<When>)>, lexopt::Error> {
+/// Returns the device's name and of how many rows an upload is worth it, or `None` to print the help.
+fn arguments() -> Result<Option<(String, Option<usize>)>, lexopt::Error> {
     let mut device = "sim".to_owned();
-    let mut uploads = Some(When::Rows(100_000));
+    let mut uploads = Some(100_000);
     let mut parser = lexopt::Parser::from_env();
     while let Some(argument) = parser.next()? {
         match argument {
             Long("device") => device = parser.value()?.string()?,
             Long("uploads") => {
                 uploads = match &*parser.value()?.string()? {
-                    "always" => Some(When::Always),
+                    "always" => Some(0),
                     "never" => None,
-                    rows => Some(When::Rows(rows.parse().map_err(|e| {
+                    rows => Some(rows.parse().map_err(|e| {
                         format!("--uploads {rows}: {e}; it is always, never or a number of rows")
-                    })?)),
+                    })?),
                 };
             }
             Short('h') | Long("help") => return Ok(None),

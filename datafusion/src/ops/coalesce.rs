@@ -61,6 +61,11 @@ impl DeviceCoalesceBatchesExec {
         }
     }
 
+    /// Returns how many rows the batches are to have.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
     /// Returns the node below.
     pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
         &self.input

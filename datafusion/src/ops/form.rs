@@ -53,13 +53,12 @@ use arrow_device::Device;
 /// | `SortPreservingMergeExec` over one partition | `DeviceSortPreservingMergeExec` | passes batches on |
 /// | `RepartitionExec`, round robin, without an order of several inputs to keep | `DeviceRepartitionExec` | gives each batch to the partition that asks first |
 ///
-/// A `DeviceRepartitionExec` tells the runs of a plan apart by their task contexts: the partitions that are started with one
-/// `Arc<TaskContext>`, as DataFusion starts those of a run, share the input's rows, and those of another `Arc` have a run of the input
-/// to themselves. So plans may run several times at once, each with a context of its own, which `SessionContext::task_ctx` makes.
-/// With one context, one run must have started all of its partitions before the next begins. Starting a partition again
-/// before that is an error as long as a stream of the first run is there; it begins a new run if they have all been dropped.
+/// The partitions of a `DeviceRepartitionExec` share a run of the input, whether they are started with one task context or with one
+/// each, as in DataFusion. Starting a partition again begins the next run. Plans may also run several times at once, each with a context of
+/// its own, which `SessionContext::task_ctx` makes, if each run starts the same partition first; where it cannot be told which run a partition
+/// belongs to, starting it is an error. `ExecutionPlan::reset_state` makes a plan without runs.
 /// The inputs are dropped with the streams of all partitions. If partitions have not been started, their rows may still be
-/// asked for: then the inputs stay until the plan is dropped, or until a partition is started or dropped after the context.
+/// asked for: then the inputs stay until the plan is dropped, or until the next run begins.
 ///
 /// The outputs of a round-robin repartition divide the rows among themselves as they ask for them, so all of them must run in one process, over
 /// one copy of the plan. An engine that runs the partitions of one plan on several workers must leave `RepartitionExec` as it is.
@@ -106,7 +105,23 @@ enum Kind {
     Repartition(Shared),
 }
 
+/// Which of DataFusion's nodes may become operators on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Forms {
+    All,
+    /// Those that move no rows between partitions.
+    WithoutExchanges,
+}
+
 impl Kind {
+    /// Whether rows leave their partitions.
+    fn is_exchange(&self) -> bool {
+        match self {
+            Self::Coalesce { .. } | Self::Merge { .. } | Self::Repartition(_) => true,
+            Self::Projection(_) | Self::Union | Self::Limit { .. } => false,
+        }
+    }
+
     fn of(node: &Arc<dyn ExecutionPlan>) -> Option<Self> {
         if let Some(projection) = node.downcast_ref::<ProjectionExec>() {
             return Some(Self::Projection(columns(projection)?));
@@ -168,20 +183,23 @@ pub(crate) fn drops_columns(projection: &ProjectionExec) -> bool {
         && columns.iter().all(|column| seen.insert(column))
 }
 
-/// The operator that `plan` is on a device, if its rows come from that device and only nodes that have forms stand between.
+/// The operator that `plan` is on a device, if its rows come from that device and only nodes that may take their forms stand
+/// between.
 pub(crate) fn lifted(
     plan: &Arc<dyn ExecutionPlan>,
     device: &DeviceSpec,
+    forms: Forms,
 ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
     let operator = operator(plan);
     if let Some(node) = DeviceExec::of(operator) {
         return Ok((node.device() == device).then(|| operator.clone()));
     }
-    if Kind::of(operator).is_none() {
-        return Ok(None);
+    match Kind::of(operator) {
+        Some(kind) if forms == Forms::All || !kind.is_exchange() => {}
+        _ => return Ok(None),
     }
     let children = operator.children().into_iter();
-    let children = children.map(|child| lifted(child, device));
+    let children = children.map(|child| lifted(child, device, forms));
     let Some(children) = children.collect::<Result<Option<_>>>()? else {
         return Ok(None);
     };
@@ -204,7 +222,8 @@ impl DeviceForm {
             return Ok(None);
         }
         let children = node.children().into_iter();
-        let children = children.map(|c| Ok(lifted(c, &device)?.unwrap_or_else(|| c.clone())));
+        let children =
+            children.map(|c| Ok(lifted(c, &device, Forms::All)?.unwrap_or_else(|| c.clone())));
         let children = children.collect::<Result<_>>()?;
         Self::bare(replace_children_if_necessary(node, children)?, device)
     }
@@ -468,7 +487,7 @@ impl DevicePlan for DeviceForm {
             return Ok(None);
         };
         match self.node.try_swapping_with_projection(above)? {
-            Some(plan) => lifted(&plan, &self.device),
+            Some(plan) => lifted(&plan, &self.device, Forms::All),
             None => Ok(None),
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use datafusion_physical_plan::ExecutionPlan;
 
-use super::form::lifted;
+use super::form::{Forms, lifted};
 use crate::exec::DeviceExec;
 use crate::spec::DeviceSpec;
 use crate::transitions::below::operator;
@@ -23,6 +23,6 @@ pub fn device_of(plan: &Arc<dyn ExecutionPlan>) -> Option<DeviceSpec> {
             None => node = operator(node.children().first()?),
         }
     };
-    let stays = lifted(plan, &device).ok().flatten();
+    let stays = lifted(plan, &device, Forms::All).ok().flatten();
     stays.map(|_| device)
 }

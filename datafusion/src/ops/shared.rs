@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -17,30 +18,57 @@ use crate::stream::SendableDeviceStream;
 
 type Item = arrow_device::Result<DeviceRecordBatch>;
 
-/// The state of a repartitioning node: the runs of its inputs of which outputs are still to be started, at most one for each
-/// task context.
+/// The state of a repartitioning node: the runs of its inputs.
 ///
-/// The outputs that one task context starts share a run. The node keeps a run for the outputs that are still to be started,
-/// even if all others have been dropped (each may be read by a task of its own, of which one can end before another begins),
-/// until all of them have been started or the context is gone, when nobody can start one. It notices the latter when an output
-/// is started or dropped.
+/// A run belongs to the node, as in DataFusion: its outputs may be started with one task context or with one each, at any time, even
+/// after others have been dropped. Starting an output again begins the next run. While runs overlap, contexts tell them apart; what they cannot
+/// tell is an error, since rows would be lost otherwise.
 #[derive(Default)]
-pub(super) struct Shared(Arc<Mutex<Vec<Run>>>);
+pub(super) struct Shared(Mutex<Runs>);
+
+#[derive(Default)]
+struct Runs {
+    /// Those of which outputs are still to be started.
+    open: Vec<Run>,
+    /// Who has started the outputs of the others, if they were several.
+    closed: Vec<Started>,
+}
 
 struct Run {
-    context: Weak<TaskContext>,
     inputs: Arc<Inputs>,
-    /// Which outputs have been started.
-    started: Vec<bool>,
+    started: Started,
+}
+
+/// With which context each output has been started, if it has. Weak, so that no other context has the same address.
+struct Started(Vec<Option<Weak<TaskContext>>>);
+
+impl Started {
+    fn with(&self, output: usize, context: &Arc<TaskContext>) -> bool {
+        let own = self.0[output].as_ref();
+        own.is_some_and(|own| own.as_ptr() == Arc::as_ptr(context))
+    }
+
+    fn any_with(&self, context: &Arc<TaskContext>) -> bool {
+        (0..self.0.len()).any(|output| self.with(output, context))
+    }
+}
+
+impl Run {
+    fn has(&self, output: usize) -> bool {
+        self.started.0[output].is_some()
+    }
+
+    /// Whether an output's stream is there.
+    fn is_read(&self) -> bool {
+        Arc::strong_count(&self.inputs) > 1
+    }
 }
 
 impl Shared {
-    /// The stream of output number `output` of `outputs`. A context's first output starts the inputs, with a context of their
-    /// own. An output that is started again begins a run of its own.
+    /// The stream of output number `output` of `outputs`. The first output of a run starts the inputs.
     ///
     /// # Errors
-    /// Returns the error of `start`, and an error if the context has started this output already while not all outputs of that
-    /// run have been started and some are being read: it could not be told whose the next outputs are.
+    /// Returns the error of `start`, and an error if it cannot be told which run the output belongs to.
     pub(super) fn output(
         &self,
         output: usize,
@@ -50,44 +78,62 @@ impl Shared {
         schema: SchemaRef,
         device_type: ArrowDeviceType,
     ) -> Result<Output> {
-        drop(without_context(&self.0));
-        // It is dropped after the lock.
-        let _abandoned;
+        // They are dropped after the lock.
+        let mut abandoned = Vec::new();
         let mut runs = unpoisoned(&self.0);
-        let same = |run: &Run| run.context.as_ptr() == Arc::as_ptr(context);
-        let mut own = runs.iter().position(same).map(|i| runs.swap_remove(i));
-        if own.as_ref().is_some_and(|run| run.started[output]) {
-            if let Some(run) = own.take_if(|run| Arc::strong_count(&run.inputs) > 1) {
-                runs.push(run);
-                return Err(DataFusionError::Execution(format!(
-                    "DeviceRepartitionExec: partition {output} was started twice with one task context, while other partitions of \
-                     the first run have not been started; give each run of a plan a task context of its own"
-                )));
+        let Runs { open, closed } = &mut *runs;
+        closed.retain(|started| started.0.iter().flatten().any(|c| c.strong_count() > 0));
+        let taken = |run: &Started| run.any_with(context) && !run.with(output, context);
+        if closed.iter().any(taken) {
+            // Another run has got this output of the context's own.
+            return Err(ambiguous(output));
+        }
+        let mut own = open.iter().position(|run| run.started.any_with(context));
+        if own.is_none() && open.len() > 1 {
+            abandoned.extend(open.extract_if(.., |run| !run.is_read()));
+        }
+        match (own, &open[..]) {
+            (None, [run]) if !run.has(output) => own = Some(0),
+            (None, [run]) if !run.is_read() => abandoned.extend(open.pop()),
+            (None, [_, _, ..]) => return Err(ambiguous(output)),
+            (Some(i), _) if open[i].has(output) && open[i].is_read() => {
+                return Err(ambiguous(output));
             }
-            _abandoned = own.take();
+            (Some(i), _) if open[i].has(output) => {
+                abandoned.push(open.swap_remove(i));
+                own = None;
+            }
+            _ => {}
         }
         let mut run = match own {
-            Some(run) => run,
+            Some(i) => open.swap_remove(i),
             None => Run {
-                context: Arc::downgrade(context),
-                inputs: Arc::new(Inputs::new(start(&copy_of(context))?, outputs)),
-                started: vec![false; outputs],
+                inputs: Arc::new(Inputs::new(start(context)?, outputs)),
+                started: Started(vec![None; outputs]),
             },
         };
-        run.started[output] = true;
+        run.started.0[output] = Some(Arc::downgrade(context));
         let inputs = run.inputs.clone();
-        // From the last on, the outputs alone keep the inputs.
-        if run.started.contains(&false) {
-            runs.push(run);
+        if run.started.0.iter().any(Option::is_none) {
+            open.push(run);
+        } else if (0..outputs).any(|output| !run.started.with(output, context)) {
+            // From here on, the outputs alone keep the inputs.
+            closed.push(run.started);
         }
         Ok(Output {
             inputs,
             number: output,
             schema,
             device_type,
-            runs: Arc::downgrade(&self.0),
         })
     }
+}
+
+fn ambiguous(output: usize) -> DataFusionError {
+    DataFusionError::Execution(format!(
+        "DeviceRepartitionExec: partition {output} was started twice, or by a second run, while other partitions of the first run have not \
+         been started; give each run of a plan a task context of its own and start all of its partitions, or reset the plan's state"
+    ))
 }
 
 impl fmt::Debug for Shared {
@@ -96,32 +142,12 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Takes the runs whose context is gone, to be dropped without the lock.
-fn without_context(runs: &Mutex<Vec<Run>>) -> Vec<Run> {
-    let gone = |run: &mut Run| run.context.strong_count() == 0;
-    unpoisoned(runs).extract_if(.., gone).collect()
-}
-
-/// A context for inputs. What they keep of it does not keep the one that it was made of, whose end is the end of the run.
-fn copy_of(context: &TaskContext) -> Arc<TaskContext> {
-    Arc::new(TaskContext::new(
-        context.task_id(),
-        context.session_id(),
-        context.session_config().clone(),
-        context.scalar_functions().clone(),
-        context.higher_order_functions().clone(),
-        context.aggregate_functions().clone(),
-        context.window_functions().clone(),
-        context.runtime_env(),
-    ))
-}
-
 /// What a panic left is used only where no panic could have happened in between.
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The tasks that wait for an input, by output. Waking it wakes all of them.
+/// The tasks that wait for an input, by output.
 struct Waiting(Mutex<Vec<Option<Waker>>>);
 
 impl Waiting {
@@ -129,19 +155,31 @@ impl Waiting {
         let before = std::mem::replace(&mut unpoisoned(&self.0)[output], waker);
         drop(before);
     }
-}
 
-impl Wake for Waiting {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
+    fn wake_all(&self) {
         let wakers: Vec<_> = unpoisoned(&self.0)
             .iter_mut()
             .filter_map(Option::take)
             .collect();
         wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// What an input wakes: all outputs that wait, of which the first polls it. It is polled once for each wake-up, however many they are.
+struct Signal {
+    waiting: Arc<Waiting>,
+    /// There may be something: it has called since its stream last had nothing.
+    called: AtomicBool,
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.called.store(true, SeqCst);
+        self.waiting.wake_all();
     }
 }
 
@@ -152,9 +190,6 @@ struct Input {
     stream: Option<SendableDeviceStream>,
     polled: bool,
     panicked: bool,
-    /// Since its last batch, the stream had nothing for an output. It has promised a wake-up, but may have forgotten it if it
-    /// gave a batch to another output before.
-    awaited: bool,
     /// The outputs that came while another polled it.
     passed: Vec<Waker>,
 }
@@ -166,13 +201,13 @@ impl Drop for OnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             unpoisoned(self.1).panicked = true;
-            self.0.waiting.wake_by_ref();
+            self.0.waiting.wake_all();
         }
     }
 }
 
 struct Inputs {
-    inputs: Vec<Mutex<Input>>,
+    inputs: Vec<(Mutex<Input>, Arc<Signal>)>,
     /// The first error, which every output returns.
     error: OnceLock<Error>,
     waiting: Arc<Waiting>,
@@ -180,16 +215,22 @@ struct Inputs {
 
 impl Inputs {
     fn new(streams: Vec<SendableDeviceStream>, outputs: usize) -> Self {
+        let waiting = Arc::new(Waiting(Mutex::new(vec![None; outputs])));
         let input = |stream| {
-            Mutex::new(Input {
+            let input = Input {
                 stream: Some(stream),
                 ..Input::default()
-            })
+            };
+            let signal = Signal {
+                waiting: waiting.clone(),
+                called: AtomicBool::new(true),
+            };
+            (Mutex::new(input), Arc::new(signal))
         };
         Self {
             inputs: streams.into_iter().map(input).collect(),
             error: OnceLock::new(),
-            waiting: Arc::new(Waiting(Mutex::new(vec![None; outputs]))),
+            waiting,
         }
     }
 
@@ -197,14 +238,13 @@ impl Inputs {
     /// moment is left to it; that output wakes this one when it is done.
     fn poll(&self, output: usize, cx: &mut Context<'_>) -> Poll<Option<Item>> {
         self.waiting.set(output, Some(cx.waker().clone()));
-        let waker = Waker::from(self.waiting.clone());
-        let (own, mut cx, mut pending) = (cx.waker(), Context::from_waker(&waker), false);
+        let mut pending = false;
         for i in 0..self.inputs.len() {
             if let Some(e) = self.error.get() {
                 return Poll::Ready(Some(Err(e.clone())));
             }
-            let input = &self.inputs[(output + i) % self.inputs.len()];
-            match self.poll_input(input, &mut cx, own) {
+            let (input, signal) = &self.inputs[(output + i) % self.inputs.len()];
+            match self.poll_input(input, signal, cx.waker()) {
                 Poll::Ready(Some(item)) => {
                     self.waiting.set(output, None);
                     return Poll::Ready(Some(item));
@@ -221,11 +261,11 @@ impl Inputs {
         }
     }
 
-    /// Polls an input with the waker of all outputs, unless another output does: then `own` is woken after it.
+    /// Polls an input that has called, unless another output does: then `own` is woken after it.
     fn poll_input(
         &self,
         input: &Mutex<Input>,
-        cx: &mut Context<'_>,
+        signal: &Arc<Signal>,
         own: &Waker,
     ) -> Poll<Option<Item>> {
         let mut state = unpoisoned(input);
@@ -243,16 +283,25 @@ impl Inputs {
         let Some(mut stream) = state.stream.take() else {
             return Poll::Ready(None);
         };
+        // What calls from here on is for the next poll.
+        if !signal.called.swap(false, SeqCst) {
+            state.stream = Some(stream);
+            return Poll::Pending;
+        }
         state.polled = true;
         drop(state);
         let on_panic = OnPanic(self, input);
-        let next = stream.as_mut().poll_next(cx);
+        let waker = Waker::from(signal.clone());
+        let next = stream.as_mut().poll_next(&mut Context::from_waker(&waker));
         drop(on_panic);
 
         let mut state = unpoisoned(input);
         state.polled = false;
         let passed = std::mem::take(&mut state.passed);
-        let awaited = std::mem::replace(&mut state.awaited, next.is_pending());
+        if next.is_ready() {
+            // There may be more.
+            signal.called.store(true, SeqCst);
+        }
         let goes_on = matches!(next, Poll::Pending | Poll::Ready(Some(Ok(_))));
         // An error of another input ends this one, too.
         if goes_on && self.error.get().is_none() {
@@ -266,8 +315,8 @@ impl Inputs {
             Poll::Ready(Some(Err(e))) => Poll::Ready(Some(self.fail(e))),
             next => {
                 // After the end, an output may wait for nothing any more.
-                if matches!(next, Poll::Ready(None)) || next.is_ready() && awaited {
-                    self.waiting.wake_by_ref();
+                if matches!(next, Poll::Ready(None)) {
+                    self.waiting.wake_all();
                 }
                 next
             }
@@ -279,12 +328,12 @@ impl Inputs {
     /// Ends all inputs with an error.
     fn fail(&self, e: Error) -> Item {
         let e = self.error.get_or_init(|| shareable(e)).clone();
-        for input in &self.inputs {
+        for (input, _) in &self.inputs {
             // One that is being polled is dropped by the output that polls it.
             let stream = unpoisoned(input).stream.take();
             drop(stream);
         }
-        self.waiting.wake_by_ref();
+        self.waiting.wake_all();
         Err(e)
     }
 }
@@ -295,15 +344,11 @@ pub(super) struct Output {
     number: usize,
     schema: SchemaRef,
     device_type: ArrowDeviceType,
-    runs: Weak<Mutex<Vec<Run>>>,
 }
 
 impl Drop for Output {
     fn drop(&mut self) {
         self.inputs.waiting.set(self.number, None);
-        if let Some(runs) = self.runs.upgrade() {
-            drop(without_context(&runs));
-        }
     }
 }
 

@@ -114,6 +114,7 @@ impl DeviceSink for Added {
         *now = Arc::new(Batches {
             schema: now.schema.clone(),
             device: now.device.clone(),
+            kept: now.kept.clone(),
             partitions: partitions.into_iter().map(Arc::from).collect(),
         });
         Ok(())
@@ -124,6 +125,8 @@ impl DeviceSink for Added {
 struct Batches {
     schema: SchemaRef,
     device: DeviceSpec,
+    /// The description does not keep it, and without batches nothing else might.
+    kept: Device,
     partitions: Vec<Arc<[DeviceRecordBatch]>>,
 }
 
@@ -149,6 +152,7 @@ impl Batches {
         Ok(Self {
             schema,
             device: device.into(),
+            kept: device.clone(),
             partitions: partitions.into_iter().map(Arc::from).collect(),
         })
     }

@@ -42,6 +42,7 @@ use crate::spec::DeviceSpec;
 pub struct DeviceInsertExec {
     input: Arc<dyn ExecutionPlan>,
     source: Arc<dyn DeviceSource>,
+    table_name: Option<Arc<str>>,
     op: InsertOp,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
@@ -52,6 +53,7 @@ impl DeviceInsertExec {
     pub(super) fn new(
         input: Arc<dyn ExecutionPlan>,
         source: Arc<dyn DeviceSource>,
+        table_name: Option<Arc<str>>,
         op: InsertOp,
     ) -> Result<Self> {
         check_types(&source.schema(), &input.schema(), source.device())?;
@@ -67,6 +69,7 @@ impl DeviceInsertExec {
         Ok(Self {
             input,
             source,
+            table_name,
             op,
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
@@ -81,6 +84,28 @@ impl DeviceInsertExec {
     /// Returns the source that takes the rows.
     pub fn source(&self) -> &Arc<dyn DeviceSource> {
         &self.source
+    }
+
+    /// Returns the name by which other processes know the table, if it has one: [`DeviceTable::name`](crate::DeviceTable::name).
+    pub fn table_name(&self) -> Option<&str> {
+        self.table_name.as_deref()
+    }
+
+    /// Returns whether the rows are added to those of the table, or replace them.
+    pub fn op(&self) -> InsertOp {
+        self.op
+    }
+
+    /// Returns the plan whose rows are inserted.
+    pub fn input(&self) -> &Arc<dyn ExecutionPlan> {
+        &self.input
+    }
+
+    /// The insertion of another plan's rows.
+    fn over(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = only(self.name(), children)?;
+        let (source, name) = (self.source.clone(), self.table_name.clone());
+        Ok(Arc::new(Self::new(input, source, name, self.op)?))
     }
 }
 
@@ -157,16 +182,14 @@ impl ExecutionPlan for DeviceInsertExec {
         children: Vec<Arc<dyn ExecutionPlan>>,
         _: ReplaceChildrenOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = only(self.name(), children)?;
-        Ok(Arc::new(Self::new(input, self.source.clone(), self.op)?))
+        self.over(children)
     }
 
     fn with_new_children(
         self: Arc<Self>,
         children: Vec<Arc<dyn ExecutionPlan>>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = only(self.name(), children)?;
-        Ok(Arc::new(Self::new(input, self.source.clone(), self.op)?))
+        self.over(children)
     }
 
     fn execute(
@@ -229,6 +252,13 @@ async fn of_table(
     device: &Device,
 ) -> arrow_device::Result<DeviceRecordBatch> {
     let (found, columns, rows) = batch.into_parts();
+    let (expected, width) = (schema.fields().len(), columns.len());
+    if width != expected {
+        let what = format!(
+            "DeviceInsertExec on {device}: a batch of {width} columns, but its plan and the table have {expected}"
+        );
+        return Err(Error::InvalidArgument(what.into()));
+    }
     for (i, field) in schema.fields().iter().enumerate() {
         let (nullable, column) = (found.field(i).is_nullable(), &columns[i]);
         if field.is_nullable() || !nullable {

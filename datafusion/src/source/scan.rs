@@ -36,6 +36,7 @@ use crate::stream::SendableDeviceStream;
 #[derive(Clone)]
 pub struct DeviceScanExec {
     source: Arc<dyn DeviceSource>,
+    table_name: Option<Arc<str>>,
     /// Those of the whole table, if the source's own do not count.
     statistics: Option<Arc<Statistics>>,
     /// `None`: all columns in their order.
@@ -44,6 +45,8 @@ pub struct DeviceScanExec {
     filters: Vec<Arc<dyn PhysicalExpr>>,
     /// The most rows of each partition.
     fetch: Option<usize>,
+    /// `(i, n)`: only every `n`-th partition from `i` on is read.
+    part: Option<(usize, usize)>,
     properties: Arc<PlanProperties>,
 }
 
@@ -62,6 +65,7 @@ impl DeviceScanExec {
     /// The scan of a source whose declarations have been checked.
     pub(super) fn new(
         source: Arc<dyn DeviceSource>,
+        table_name: Option<Arc<str>>,
         statistics: Option<Arc<Statistics>>,
         projection: Option<&[usize]>,
         filters: Vec<Arc<dyn PhysicalExpr>>,
@@ -76,9 +80,11 @@ impl DeviceScanExec {
         Ok(Self {
             projection: projection.map(Arc::from),
             source,
+            table_name,
             statistics,
             filters,
             fetch,
+            part: None,
             properties,
         })
     }
@@ -87,6 +93,55 @@ impl DeviceScanExec {
     /// with.
     pub fn source(&self) -> &Arc<dyn DeviceSource> {
         &self.source
+    }
+
+    /// Returns the name by which other processes know the table, if it has one: [`DeviceTable::name`](crate::DeviceTable::name).
+    pub fn table_name(&self) -> Option<&str> {
+        self.table_name.as_deref()
+    }
+
+    /// Returns the same scan with these filters, over the table's columns, instead of those that it has. The source applies them as it
+    /// says in [`DeviceSource::supports_filter`].
+    ///
+    /// # Errors
+    /// Returns [`DataFusionError::Plan`] for a filter that the source does not support.
+    pub fn with_filters(self, filters: Vec<Arc<dyn PhysicalExpr>>) -> Result<Self> {
+        for filter in &filters {
+            if self.source.supports_filter(filter) == TableProviderFilterPushDown::Unsupported {
+                return Err(DataFusionError::Plan(format!(
+                    "DeviceScanExec on {}: the source does not support the filter {filter}",
+                    self.source.device()
+                )));
+            }
+        }
+        Ok(Self { filters, ..self })
+    }
+
+    /// Returns the scan of a part of the table, for one of `count` tasks that read all of it between them: only partitions
+    /// `index`, `index + count`, and so on are read, and the others have no rows here. The number of partitions stays.
+    ///
+    /// # Errors
+    /// Returns [`DataFusionError::Plan`] if `index` is not less than `count`.
+    pub fn with_part(self, index: usize, count: usize) -> Result<Self> {
+        if index >= count {
+            return Err(DataFusionError::Plan(format!(
+                "part {index} of {count} of DeviceScanExec on {}; parts begin at 0",
+                self.source.device()
+            )));
+        }
+        let part = Some((index, count));
+        Ok(Self { part, ..self })
+    }
+
+    /// Returns which part of the table the scan reads, `(index, count)`, or `None` for all of it.
+    pub fn part(&self) -> Option<(usize, usize)> {
+        self.part
+    }
+
+    /// Whether a partition is read.
+    fn reads(&self, partition: usize) -> bool {
+        self.part
+            .is_none_or(|(index, count)| partition % count == index)
     }
 
     /// Returns the columns that the scan returns, as indices into the table's schema, or `None` for
@@ -156,6 +211,9 @@ impl DevicePlan for DeviceScanExec {
         if let Some(rows) = self.fetch {
             write!(f, ", fetch={rows}")?;
         }
+        if let Some((index, count)) = self.part {
+            write!(f, ", part={index} of {count}")?;
+        }
         match self.properties.output_partitioning() {
             Partitioning::UnknownPartitioning(_) => {}
             declared => write!(f, ", partitioning={declared}")?,
@@ -222,6 +280,9 @@ impl DevicePlan for DeviceScanExec {
             schema: self.schema().clone(),
             table: self.source.schema(),
         };
+        if !self.reads(partition) {
+            return Ok(Box::pin(Scanned::none(request)));
+        }
         let stream = self.source.open(request.clone());
         let scanned = stream.and_then(|stream| Scanned::new(stream, request, self.rows(partition)));
         Ok(Box::pin(scanned.map_err(to_datafusion)?))
@@ -242,10 +303,12 @@ impl DevicePlan for DeviceScanExec {
             // How the rows are distributed over the partitions is not known.
             _ => known.to_inexact(),
         };
-        Ok(Arc::new(match self.filters.is_empty() {
-            true => known,
-            false => known.to_inexact(),
-        }))
+        Ok(Arc::new(
+            match self.filters.is_empty() && self.part.is_none() {
+                true => known,
+                false => known.to_inexact(),
+            },
+        ))
     }
 
     fn expressions(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
@@ -277,6 +340,7 @@ impl DevicePlan for DeviceScanExec {
         let columns = new_projections_for_columns(expressions, &own);
         let narrowed = Self::new(
             self.source.clone(),
+            self.table_name.clone(),
             self.statistics.clone(),
             Some(&columns),
             self.filters.clone(),
@@ -286,6 +350,10 @@ impl DevicePlan for DeviceScanExec {
         if *narrowed.schema() != projection.schema() {
             return Ok(None);
         }
+        let narrowed = Self {
+            part: self.part,
+            ..narrowed
+        };
         Ok(Some(Arc::new(DeviceExec::new(Arc::new(narrowed)))))
     }
 

@@ -37,6 +37,16 @@ impl Scanned {
         })
     }
 
+    /// What is returned of a partition that is not read: no rows.
+    pub(super) fn none(request: ScanRequest) -> Self {
+        Self {
+            stream: None,
+            request,
+            rows: 0,
+            promised: None,
+        }
+    }
+
     fn is_enough(&self) -> bool {
         self.request.fetch.is_some_and(|fetch| self.rows >= fetch)
     }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, ready};
 use arrow_device::async_stream::{
     DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter, ReaderStream,
 };
-use arrow_device::{ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchReader, Result};
+use arrow_device::{ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchReader, Error, Result};
 use arrow_schema::SchemaRef;
 use datafusion_physical_expr::Partitioning;
 use futures_core::Stream;
@@ -134,6 +134,32 @@ impl StreamSource {
             + 'static,
     {
         let open = move |request: ScanRequest| Ok(request.stream_later(open(request.clone())));
+        Self {
+            schema,
+            device,
+            partitions,
+            open: Arc::new(open),
+        }
+    }
+
+    /// None of them can be opened here.
+    pub(super) fn of_nobody(
+        name: Arc<str>,
+        schema: SchemaRef,
+        device: DeviceSpec,
+        partitions: usize,
+    ) -> Self {
+        let open = move |request: ScanRequest| -> Result<SendableDeviceStream> {
+            Err(Error::NotSupported {
+                device: request.device.id(),
+                operation: "scan of a DeviceTable",
+                reason: format!(
+                    "this process has only declared the table {name:?}, to plan with it, and its rows are elsewhere; but the engine runs \
+                     this part of the plan here"
+                )
+                .into(),
+            })
+        };
         Self {
             schema,
             device,

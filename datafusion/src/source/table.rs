@@ -38,6 +38,8 @@ pub struct DeviceTable {
     source: Arc<dyn DeviceSource>,
     /// Instead of the source's.
     statistics: Option<Arc<Statistics>>,
+    /// What other processes call it.
+    name: Option<Arc<str>>,
 }
 
 impl DeviceTable {
@@ -55,6 +57,7 @@ impl DeviceTable {
         Self {
             source,
             statistics: None,
+            name: None,
         }
     }
 
@@ -112,6 +115,20 @@ impl DeviceTable {
         Self::of(Arc::new(source))
     }
 
+    /// Makes a table that this process only plans with. Other processes have the rows, and find them by the name: see
+    /// [`with_name`](Self::with_name). So the planner of a distributed engine needs no device and no data. A scan that
+    /// runs in this process fails.
+    pub fn declared(
+        name: impl Into<Arc<str>>,
+        schema: SchemaRef,
+        device: impl Into<DeviceSpec>,
+        partitions: usize,
+    ) -> Self {
+        let name = name.into();
+        let source = StreamSource::of_nobody(name.clone(), schema, device.into(), partitions);
+        Self::of(Arc::new(source)).with_name(name)
+    }
+
     /// Makes a table of batches. Those of a partition keep their order, and the number of rows is
     /// known.
     ///
@@ -144,6 +161,19 @@ impl DeviceTable {
         Ok(self)
     }
 
+    /// Sets the name by which other processes know the table, so that plans that read it can run there. A plan that travels
+    /// carries the name, and whoever runs it reads its own table of this name, which has the same schema and partitions. Without a
+    /// name, plans with the table stay in this process. SQL does not use this name.
+    pub fn with_name(mut self, name: impl Into<Arc<str>>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Returns the name by which other processes know the table, if it has one.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
     /// Returns the source.
     pub fn source(&self) -> &Arc<dyn DeviceSource> {
         &self.source
@@ -174,7 +204,32 @@ impl DeviceTable {
             .snapshot()
             .unwrap_or_else(|| self.source.clone());
         check(&*source).map_err(to_datafusion)?;
-        DeviceScanExec::new(source, self.statistics.clone(), projection, filters, fetch)
+        let (name, statistics) = (self.name.clone(), self.statistics.clone());
+        DeviceScanExec::new(source, name, statistics, projection, filters, fetch)
+    }
+
+    /// Returns the node that inserts the rows of `input` into the table, as an `INSERT` statement does.
+    ///
+    /// # Errors
+    /// Returns [`DataFusionError::NotImplemented`] if the source does not support the operation, or if statistics were set that
+    /// would no longer hold, and [`DataFusionError::Plan`] if the types of the rows are not the table's.
+    pub fn insert_on_device(
+        &self,
+        input: Arc<dyn ExecutionPlan>,
+        op: InsertOp,
+    ) -> Result<DeviceInsertExec> {
+        let device = self.source.device();
+        if !self.source.supports_insert(op) {
+            return Err(DataFusionError::NotImplemented(format!(
+                "the source of this DeviceTable on {device} does not support {op}"
+            )));
+        }
+        if self.statistics.is_some() {
+            return Err(DataFusionError::NotImplemented(format!(
+                "{op} a DeviceTable on {device} whose statistics were set with with_statistics, which would no longer hold"
+            )));
+        }
+        DeviceInsertExec::new(input, self.source.clone(), self.name.clone(), op)
     }
 }
 
@@ -218,19 +273,7 @@ impl TableProvider for DeviceTable {
         input: Arc<dyn ExecutionPlan>,
         op: InsertOp,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let device = self.source.device();
-        if !self.source.supports_insert(op) {
-            return Err(DataFusionError::NotImplemented(format!(
-                "the source of this DeviceTable on {device} does not support {op}"
-            )));
-        }
-        if self.statistics.is_some() {
-            return Err(DataFusionError::NotImplemented(format!(
-                "{op} a DeviceTable on {device} whose statistics were set with with_statistics, which would no longer hold"
-            )));
-        }
-        let source = self.source.clone();
-        Ok(Arc::new(DeviceInsertExec::new(input, source, op)?))
+        Ok(Arc::new(self.insert_on_device(input, op)?))
     }
 
     fn statistics(&self) -> Option<Statistics> {

@@ -120,6 +120,15 @@ impl ExecutionPlan for DeviceToHostExec {
         CardinalityEffect::Equal
     }
 
+    fn repartitioned(
+        &self,
+        target_partitions: usize,
+        config: &ConfigOptions,
+    ) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+        let input = self.input.repartitioned(target_partitions, config)?;
+        Ok(input.map(|input| Arc::new(Self::new(input)) as _))
+    }
+
     /// The device operator may take the projection. If it does not, one that drops columns still goes below the download.
     fn try_swapping_with_projection(
         &self,

@@ -59,6 +59,11 @@ impl HostToDeviceExec {
         self
     }
 
+    /// Returns how far this node joins small batches, in rows and bytes, or `None` if the session's options say it.
+    pub fn target(&self) -> Option<(usize, usize)> {
+        self.target.map(|target| (target.rows, target.bytes))
+    }
+
     /// The same upload of another input, to another device.
     pub(crate) fn to(&self, input: Arc<dyn ExecutionPlan>, device: DeviceSpec) -> Self {
         Self {

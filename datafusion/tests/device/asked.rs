@@ -141,6 +141,9 @@ fn sorts_are_answered_exactly_nearly_and_not() {
     ));
     assert_eq!(below(&down.with_preserve_order(true).unwrap()), "preserves");
     assert!(down.with_preserve_order(false).is_none());
+    // DataFusion asks the nodes below others for more partitions, and so the download.
+    let more = down.repartitioned(5, &ConfigOptions::default()).unwrap();
+    assert_eq!(below(&more.expect("more partitions")), "repartitioned(5)");
 }
 
 #[test]

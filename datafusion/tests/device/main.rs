@@ -15,6 +15,7 @@ mod ops;
 mod origin;
 mod plans;
 mod reserved;
+mod rewrite;
 mod round_robin;
 mod runs;
 mod runtimes;
@@ -24,6 +25,7 @@ mod small;
 mod source;
 mod spec;
 mod transfers;
+mod uploads;
 
 /// What the core's own tests use, too.
 #[allow(dead_code, unreachable_pub, unused_imports)]

@@ -119,15 +119,15 @@ fn watched_table(
     Arc::new(table)
 }
 
-/// Two partitions, of which neither gives a batch before the other is about to: on one thread,
-/// this would take for ever.
+/// Two partitions, of which neither gives a batch before the other is about to: in one task,
+/// this would take for ever. A worker that waits leaves its other tasks to another.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn partitions_run_at_the_same_time() {
     let sim = Sim::new();
     let (met, both) = (Arc::new(Barrier::new(2)), Arc::new(AtomicUsize::new(0)));
     let meets = both.clone();
     let table = watched_table(&sim, 2, move |_, _| {
-        met.wait();
+        tokio::task::block_in_place(|| met.wait());
         meets.fetch_add(1, SeqCst);
     });
     let plan = scan(table).await;

@@ -1,34 +1,31 @@
 //! Runs of a repartitioning on the device: several of one plan, and when their inputs go.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, LazyLock};
 
 use arrow_device_datafusion::{DeviceExec, SendableDeviceStream, execute_on_device};
-use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::catalog::streaming::StreamingTable;
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::streaming::PartitionStream;
+use datafusion::execution::TaskContext;
 use futures::StreamExt;
 
 use crate::kit::*;
-use crate::ops::{form, round_robin};
 use crate::round_robin::{all, numbers_on, rest, spread, start, table};
 
-/// A plan runs as often as it is asked to, as it is, over other children, and reset.
+/// A plan runs as often as it is asked to, as it is, and reset while an earlier run goes on.
 #[tokio::test]
 async fn each_run_begins_anew() {
     let sim = Sim::new();
     let context = session().task_ctx();
     let plan = spread(table(&sim, 2, 3), &sim, 2).await;
+    let rows = async |plan: &Plan| {
+        let stream = execute_on_device(plan.clone(), context.clone(), &sim).unwrap();
+        rest(stream).await.len()
+    };
+    assert_eq!([rows(&plan).await, rows(&plan).await], [96, 96]);
     // An output of this run stays: the others' are not its.
     let mut kept = start(&plan, 0, &session().task_ctx());
     assert_eq!(kept.next().await.unwrap().unwrap().num_rows(), 16);
     let reset = plan.clone().reset_state().unwrap();
-    for plan in [&reset, &reset, &plan] {
-        let stream = execute_on_device(plan.clone(), context.clone(), &sim).unwrap();
-        assert_eq!(rest(stream).await.len(), 96);
-    }
+    assert_eq!([rows(&reset).await, rows(&reset).await], [96, 96]);
     assert_eq!(rest(kept).await.len(), 80);
 }
 
@@ -86,9 +83,84 @@ async fn runs_of_one_context_do_not_overlap() {
     assert_eq!(sorted(numbers), all(2, 20));
 }
 
+/// A run belongs to the plan, whatever contexts its outputs are started with, and whenever: each row comes once.
+#[tokio::test]
+async fn each_output_may_have_a_context_of_its_own() {
+    let sim = Sim::new();
+    let session = session();
+    let plan = spread(table(&sim, 2, 20), &sim, 3).await;
+    for _ in 0..2 {
+        let streams: Vec<_> = (0..3)
+            .map(|i| start(&plan, i, &session.task_ctx()))
+            .collect();
+        let mut numbers = Vec::new();
+        for stream in streams {
+            numbers.extend(rest(stream).await);
+        }
+        assert_eq!(sorted(numbers), all(2, 20));
+        // One after the other, in another order.
+        let mut numbers = Vec::new();
+        for output in [2, 0, 1] {
+            let mut stream = start(&plan, output, &session.task_ctx());
+            let some = match output {
+                1 => 40,
+                _ => 3,
+            };
+            for batch in stream.by_ref().take(some).collect::<Vec<_>>().await {
+                numbers.extend(numbers_on(&[batch.unwrap()]));
+            }
+        }
+        assert_eq!(sorted(numbers), all(2, 20));
+    }
+}
+
+/// Where contexts do not tell runs apart, there is an error, and no row is lost.
+#[tokio::test]
+async fn runs_that_cannot_be_told_apart_are_an_error() {
+    let sim = Sim::new();
+    let session = session();
+    let plan = spread(table(&sim, 2, 2), &sim, 2).await;
+    let node = DeviceExec::of(&plan).unwrap();
+    let refused = |output, context: &Arc<TaskContext>| {
+        let error = node.execute_device(output, context.clone()).err().unwrap();
+        assert!(
+            error.to_string().contains("reset the plan's state"),
+            "{error}"
+        );
+    };
+    let (mut first, mut second) = (session.task_ctx(), session.task_ctx());
+    let zeros = [start(&plan, 0, &first), start(&plan, 0, &second)];
+    // It could be the rest of either.
+    refused(1, &session.task_ctx());
+    refused(0, &first);
+    let ones = [start(&plan, 1, &first), start(&plan, 1, &second)];
+    for (zero, one) in zeros.into_iter().zip(ones) {
+        let numbers = [rest(zero).await, rest(one).await].concat();
+        assert_eq!(sorted(numbers), all(2, 2));
+    }
+    // The second run's first output is taken for the rest of the first run. Both get to know, even when all has been read.
+    for read in [false, true] {
+        let [zero, one] = [start(&plan, 0, &first), start(&plan, 1, &second)];
+        if read {
+            let numbers = [rest(zero).await, rest(one).await].concat();
+            assert_eq!(sorted(numbers), all(2, 2));
+        }
+        refused(1, &first);
+        refused(0, &second);
+        // They can begin again, with other contexts.
+        let context = session.task_ctx();
+        let [zero, one] = [start(&plan, 0, &context), start(&plan, 1, &context)];
+        let numbers = [rest(zero).await, rest(one).await].concat();
+        assert_eq!(sorted(numbers), all(2, 2));
+        if !read {
+            (first, second) = (session.task_ctx(), session.task_ctx());
+        }
+    }
+}
+
 /// The inputs stay while an output can be started that has not been, and no longer.
 #[tokio::test]
-async fn inputs_go_with_the_context_of_their_run() {
+async fn inputs_go_with_their_run() {
     let sim = Sim::new();
     let new = async || {
         let (table, _, gone) = watched(&sim);
@@ -107,66 +179,17 @@ async fn inputs_go_with_the_context_of_their_run() {
     assert!(!gone.load(SeqCst));
     drop(second);
     eventually("all outputs were dropped", || gone.load(SeqCst));
-    // The context goes before the last output.
-    let (plan, context, gone) = new().await;
-    let mut first = start(&plan, 0, &context);
-    assert_eq!(read(&mut first).await, 0);
-    drop(context);
-    assert_eq!(read(&mut first).await, 16);
-    drop(first);
-    eventually("the last output was dropped", || gone.load(SeqCst));
-    // It goes after it: the next run lets go of the inputs.
+    // The next run begins.
     let (plan, context, gone) = new().await;
     drop(start(&plan, 0, &context));
     drop(context);
     assert!(!gone.load(SeqCst));
-    let _next = start(&plan, 1, &session().task_ctx());
+    let _next = start(&plan, 0, &session().task_ctx());
     eventually("another run began", || gone.load(SeqCst));
-}
-
-/// Its stream keeps the context and a token.
-#[derive(Debug)]
-struct Keeping(Arc<()>);
-
-impl PartitionStream for Keeping {
-    fn schema(&self) -> &SchemaRef {
-        static SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| numbers(0, 1).schema());
-        &SCHEMA
-    }
-
-    fn execute(&self, context: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let kept = (context, self.0.clone());
-        let batches = futures::stream::repeat_with(move || {
-            let _ = &kept;
-            Ok(numbers(0, 16))
-        });
-        Box::pin(RecordBatchStreamAdapter::new(
-            self.schema().clone(),
-            batches,
-        ))
-    }
-}
-
-/// What inputs keep of the context does not keep the inputs.
-#[tokio::test]
-async fn inputs_that_keep_their_context_go_too() {
-    let sim = Sim::new();
-    let token = Arc::new(());
-    let input = Arc::new(Keeping(token.clone()));
-    let table = StreamingTable::try_new(input.schema().clone(), vec![input]).unwrap();
-    let plan = form(round_robin(scan(Arc::new(table)).await, 2), &sim);
-    let context = session().task_ctx();
-    let mut first = start(&plan, 0, &context);
-    assert!(first.next().await.unwrap().is_ok());
-    assert_eq!(Arc::strong_count(&token), 3);
-    drop(context);
-    drop(first);
-    tokio::time::timeout(LONG, async {
-        while Arc::strong_count(&token) > 2 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await
-    .expect("the input's stream was dropped");
-    assert_eq!(plan.name(), "DeviceRepartitionExec");
+    // The plan is dropped.
+    let (plan, context, gone) = new().await;
+    drop(start(&plan, 0, &context));
+    assert!(!gone.load(SeqCst));
+    drop(plan);
+    eventually("the plan was dropped", || gone.load(SeqCst));
 }

@@ -131,7 +131,7 @@ impl DevicePlan for GreaterExec {
 
 /// Replaces DataFusion's filters whose rows come from a device.
 #[derive(Debug)]
-struct FilterOnDevice;
+pub(crate) struct FilterOnDevice;
 
 impl PhysicalOptimizerRule for FilterOnDevice {
     fn optimize(

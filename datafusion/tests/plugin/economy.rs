@@ -14,7 +14,7 @@ use datafusion::execution::SessionStateBuilder;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::StreamExt;
 
-use crate::device_filter::{PushFilterToDevice, Uploads, When};
+use crate::device_filter::PushFilterToDevice;
 use crate::kit::*;
 
 /// So many rows of a number, a text of 32 bytes and a view of one.
@@ -142,8 +142,12 @@ async fn small_results_are_joined() {
     drop((context, host, found));
 }
 
-/// A session with the rule, whose devices are these.
-fn with_rule(rule: &Arc<PushFilterToDevice>, devices: &[Device]) -> SessionContext {
+/// A session with the rule, which uploads to `spec`, and with these devices.
+fn with_rule(
+    rule: &Arc<PushFilterToDevice>,
+    spec: DeviceSpec,
+    devices: &[Device],
+) -> SessionContext {
     let resolver = DeviceResolver::of(devices.iter().cloned());
     let config = SessionConfig::new()
         .with_target_partitions(PARTITIONS)
@@ -151,6 +155,7 @@ fn with_rule(rule: &Arc<PushFilterToDevice>, devices: &[Device]) -> SessionConte
     let state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features()
+        .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::uploads(spec)))
         .with_physical_optimizer_rule(rule.clone())
         .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
     let context = SessionContext::new_with_state(state.build());
@@ -166,13 +171,10 @@ fn with_rule(rule: &Arc<PushFilterToDevice>, devices: &[Device]) -> SessionConte
 async fn kernels_are_loaded_once_per_device() {
     let (first, _sim) = sim(SimMode::Async);
     let spec = DeviceSpec::any(first.id().device_type);
-    let uploads = |device: DeviceSpec| Uploads {
-        device,
-        when: When::Always,
-    };
-    let rule = Arc::new(PushFilterToDevice::with_uploads(uploads(spec)));
+    let rule = Arc::new(PushFilterToDevice::default());
+    let with_rule = |devices: &[Device]| with_rule(&rule, spec.clone(), devices);
     let sql = "SELECT id, s FROM t WHERE a > 3";
-    let absent = with_rule(&rule, &[]);
+    let absent = with_rule(&[]);
     let query = plan(&absent, sql).await;
     assert!(
         text(&query).contains("DeviceFilterExec"),
@@ -187,7 +189,7 @@ async fn kernels_are_loaded_once_per_device() {
         "{error}"
     );
 
-    let context = with_rule(&rule, std::slice::from_ref(&first));
+    let context = with_rule(std::slice::from_ref(&first));
     let all = rows(&context, plan(&context, sql).await).await;
     for _ in 0..3 {
         assert_eq!(rows(&context, plan(&context, sql).await).await, all);
@@ -202,7 +204,7 @@ async fn kernels_are_loaded_once_per_device() {
 
     // Partitions on two devices.
     let (second, second_sim) = sim(SimMode::Async);
-    let both = with_rule(&rule, &[first.clone(), second.clone()]);
+    let both = with_rule(&[first.clone(), second.clone()]);
     assert_eq!(rows(&both, plan(&both, sql).await).await, all);
     assert_eq!((rule.kernels().loads(), rule.kernels().len()), (2, 2));
     drop(both);
@@ -213,8 +215,7 @@ async fn kernels_are_loaded_once_per_device() {
 
     // A device that is described by its number.
     let numbered = DeviceSpec::from(DeviceId::new(first.id().device_type, first.id().id));
-    let rule = Arc::new(PushFilterToDevice::with_uploads(uploads(numbered.clone())));
-    let context = with_rule(&rule, &[first]);
+    let context = self::with_rule(&rule, numbered.clone(), &[first]);
     let query = plan(&context, sql).await;
     let node = query.children()[0];
     assert_eq!(DeviceExec::of(node).unwrap().device(), &numbered);

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use arrow_device::Device;
 use arrow_device::device::sim::SimMode;
-use arrow_device_datafusion::{DeviceSpec, DeviceTransitions};
+use arrow_device_datafusion::DeviceTransitions;
 use datafusion::arrow::array::RecordBatch;
 use datafusion::arrow::compute::{concat_batches, sort_to_indices, take_record_batch};
+use datafusion::common::config::ConfigOptions;
 use datafusion::dataframe::DataFrameWriteOptions;
 use datafusion::datasource::MemTable;
 use datafusion::datasource::listing::ListingTableUrl;
@@ -16,34 +17,43 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 
-use crate::device_filter::{PushFilterToDevice, Uploads, When};
+use crate::device_filter::PushFilterToDevice;
 use crate::kit::*;
+
+type Rule = Arc<dyn PhysicalOptimizerRule + Send + Sync>;
 
 const FILES: i64 = 3;
 
-fn rule(device: &Device, when: When) -> PushFilterToDevice {
-    PushFilterToDevice::with_uploads(Uploads {
-        device: DeviceSpec::from(device),
-        when,
-    })
+/// The rules: filters of at least so many rows go up.
+fn rules(device: &Device, min_rows: usize) -> Vec<Rule> {
+    let uploads = PushFilterToDevice::uploads(device).with_min_rows(min_rows);
+    vec![
+        Arc::new(uploads),
+        Arc::new(PushFilterToDevice::default()),
+        Arc::new(DeviceTransitions),
+    ]
+}
+
+fn apply(rules: &[Rule], plan: Arc<dyn ExecutionPlan>) -> Arc<dyn ExecutionPlan> {
+    let options = ConfigOptions::default();
+    let apply = |plan, rule: &Rule| rule.optimize(plan, &options).unwrap();
+    rules.iter().fold(plan, apply)
 }
 
 /// A session over a Parquet table of 3 files of 600 rows each.
-async fn parquet(rule: Option<PushFilterToDevice>) -> SessionContext {
-    parquet_with(rule, true).await
+async fn parquet(rules: Vec<Rule>) -> SessionContext {
+    parquet_with(rules, true).await
 }
 
-async fn parquet_with(rule: Option<PushFilterToDevice>, statistics: bool) -> SessionContext {
+async fn parquet_with(rules: Vec<Rule>, statistics: bool) -> SessionContext {
     let config = SessionConfig::new()
         .with_target_partitions(PARTITIONS)
         .with_collect_statistics(statistics);
     let mut state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features();
-    if let Some(rule) = rule {
-        state = state
-            .with_physical_optimizer_rule(Arc::new(rule))
-            .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+    for rule in rules {
+        state = state.with_physical_optimizer_rule(rule);
     }
     let context = SessionContext::new_with_state(state.build());
     let url = ListingTableUrl::parse("memory:///").unwrap();
@@ -73,8 +83,8 @@ fn ordered(partitions: &[RecordBatch]) -> RecordBatch {
 #[tokio::test]
 async fn a_parquet_table_filters_on_the_device() {
     let (device, sim) = sim(SimMode::Async);
-    let host = parquet(None).await;
-    let up = parquet(Some(rule(&device, When::Rows(1800)))).await;
+    let host = parquet(vec![]).await;
+    let up = parquet(rules(&device, 1800)).await;
     for (sql, some) in [
         ("SELECT id, s, x FROM t WHERE a > 3 AND x < 1.5", true),
         ("SELECT s FROM t WHERE s = 'row 77'", true),
@@ -109,13 +119,12 @@ async fn a_parquet_table_filters_on_the_device() {
 #[tokio::test]
 async fn the_plan_keeps_its_shape() {
     let (device, _) = sim(SimMode::Async);
-    let host = parquet(None).await;
+    let host = parquet(vec![]).await;
     let sql = "SELECT id, s FROM t WHERE a > 3";
     let before = plan(&host, sql).await;
-    let rule = rule(&device, When::Always);
-    let state = host.state();
-    let options = state.config_options();
-    let after = rule.optimize(before.clone(), options).unwrap();
+    let rules = rules(&device, 0);
+    let plugin = &rules[..2];
+    let after = apply(plugin, before.clone());
     let shown = text(&after).replace(&device.id().to_string(), "sim");
     let lines: Vec<_> = shown.lines().collect();
     assert_eq!(lines.len(), text(&before).lines().count() + 1, "{shown}");
@@ -131,12 +140,11 @@ async fn the_plan_keeps_its_shape() {
     assert_eq!(after.schema(), before.schema());
     let partitions = |plan: &Arc<dyn ExecutionPlan>| plan.output_partitioning().partition_count();
     assert_eq!(partitions(&after), partitions(&before));
-    let again = rule.optimize(after.clone(), options).unwrap();
-    assert_eq!(text(&again), text(&after));
-    let whole = DeviceTransitions.optimize(after.clone(), options).unwrap();
-    let twice = rule.optimize(whole.clone(), options).unwrap();
-    let twice = DeviceTransitions.optimize(twice, options).unwrap();
-    assert_eq!(text(&twice), text(&whole));
+    let again = apply(plugin, after.clone());
+    assert!(Arc::ptr_eq(&again, &after), "{}", text(&again));
+    let whole = apply(&rules, after.clone());
+    let twice = apply(&rules, whole.clone());
+    assert!(Arc::ptr_eq(&twice, &whole), "{}", text(&twice));
     assert!(
         text(&whole).starts_with("DeviceToHostExec"),
         "{}",
@@ -145,11 +153,8 @@ async fn the_plan_keeps_its_shape() {
     // Without transitions the result is the same. A scan's files are read once, so each time is planned anew.
     let expected = ordered(&rows(&host, before).await);
     assert!(expected.num_rows() > 0);
-    for transitions in [false, true] {
-        let mut up = rule.optimize(plan(&host, sql).await, options).unwrap();
-        if transitions {
-            up = DeviceTransitions.optimize(up, options).unwrap();
-        }
+    for rules in [plugin, &rules] {
+        let up = apply(rules, plan(&host, sql).await);
         assert_eq!(ordered(&rows(&host, up).await), expected);
     }
 }
@@ -159,22 +164,22 @@ async fn the_plan_keeps_its_shape() {
 async fn only_what_is_worth_it_goes_up() {
     let (device, _) = sim(SimMode::Async);
     let sql = "SELECT id, s FROM t WHERE a > 3";
-    let moves = async |rule: PushFilterToDevice| {
-        let context = parquet(Some(rule)).await;
+    let moves = async |rules: Vec<Rule>| {
+        let context = parquet(rules).await;
         text(&plan(&context, sql).await).contains("DeviceFilterExec")
     };
-    assert!(moves(rule(&device, When::Rows(1800))).await);
-    assert!(!moves(rule(&device, When::Rows(1801))).await);
-    assert!(moves(rule(&device, When::Always)).await);
+    assert!(moves(rules(&device, 1800)).await);
+    assert!(!moves(rules(&device, 1801)).await);
+    assert!(moves(rules(&device, 0)).await);
     assert!(
-        !moves(PushFilterToDevice::default()).await,
+        !moves(rules(&device, 0).split_off(1)).await,
         "not without a device to go to"
     );
-    let cpu = rule(&arrow_device::Devices::cpu(), When::Always);
+    let cpu = rules(&arrow_device::Devices::cpu(), 0);
     assert!(!moves(cpu).await, "a device without kernels");
 
-    for (when, moves) in [(When::Rows(1), false), (When::Always, true)] {
-        let unknown = parquet_with(Some(rule(&device, when)), false).await;
+    for (min_rows, moves) in [(1, false), (0, true)] {
+        let unknown = parquet_with(rules(&device, min_rows), false).await;
         let shown = text(&plan(&unknown, sql).await);
         assert_eq!(shown.contains("DeviceFilterExec"), moves, "{shown}");
     }
@@ -183,14 +188,12 @@ async fn only_what_is_worth_it_goes_up() {
     let table = MemTable::try_new(batch(0).schema(), vec![vec![batch(0), batch(1)]]).unwrap();
     let table = Arc::new(table);
     let host = session(table, 1, false);
-    let state = host.state();
-    let options = state.config_options();
-    let rules = |plan, when| {
-        let plan = rule(&device, when).optimize(plan, options).unwrap();
+    let moves = |plan, min_rows| {
+        let plan = apply(&rules(&device, min_rows), plan);
         text(&plan).contains("DeviceFilterExec")
     };
     let known = plan(&host, sql).await;
-    assert!(rules(known.clone(), When::Rows(600)) && !rules(known, When::Rows(601)));
+    assert!(moves(known.clone(), 600) && !moves(known, 601));
     let join = "SELECT * FROM (SELECT l.id, sum(r.a) AS a FROM t l JOIN t r ON l.n = r.n GROUP BY l.id) WHERE a > 3";
-    assert!(!rules(plan(&host, join).await, When::Always));
+    assert!(!moves(plan(&host, join).await, 0));
 }

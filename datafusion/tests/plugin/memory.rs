@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use arrow_device::Device;
 use arrow_device::device::sim::{SimDevice, SimMode};
-use arrow_device_datafusion::{DeviceSpec, DeviceTable, DeviceTransitions};
+use arrow_device_datafusion::{DeviceTable, DeviceTransitions};
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::TableProvider;
@@ -21,7 +21,7 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
-use crate::device_filter::{PushFilterToDevice, Uploads, When};
+use crate::device_filter::PushFilterToDevice;
 use crate::kit::*;
 
 const MIB: usize = 1 << 20;
@@ -105,15 +105,12 @@ fn with_pool(
     table: Arc<dyn TableProvider>,
 ) -> SessionContext {
     let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool.clone());
-    let rule = PushFilterToDevice::with_uploads(Uploads {
-        device: DeviceSpec::from(device),
-        when: When::Always,
-    });
     let state = SessionStateBuilder::new()
         .with_config(SessionConfig::new().with_target_partitions(1))
         .with_runtime_env(runtime.build_arc().unwrap())
         .with_default_features()
-        .with_physical_optimizer_rule(Arc::new(rule))
+        .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::uploads(device)))
+        .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()))
         .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
     let context = SessionContext::new_with_state(state.build());
     context.register_table("t", table).unwrap();
@@ -215,5 +212,32 @@ async fn the_memory_of_a_table_counts_while_it_is_used() {
         }
     }
     drop(table);
+    assert_done(&device, &sim);
+}
+
+/// What the filter allocates for batches that wait is reserved by the filter, and not by its node, too.
+#[tokio::test]
+async fn nothing_is_reserved_twice() {
+    const ROWS: usize = 1 << 16;
+    let (device, sim) = sim(SimMode::Async);
+    let numbers = Int64Array::from_iter_values(0..ROWS as i64);
+    let batch = RecordBatch::try_from_iter([("n", Arc::new(numbers) as _)]).unwrap();
+    let up = vec![vec![device.upload(&batch).unwrap()]];
+    let table = DeviceTable::from_batches(batch.schema(), device.clone(), up).unwrap();
+    let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(usize::MAX));
+    let context = with_pool(&device, &pool, Arc::new(table));
+    let query = plan(&context, "SELECT n FROM t WHERE n = 7").await;
+    let found = collect(query.clone(), context.task_ctx()).await.unwrap();
+    assert_eq!(found.iter().map(RecordBatch::num_rows).sum::<usize>(), 1);
+    let mut filter = &query;
+    while filter.name() != "DeviceFilterExec" {
+        filter = filter.children()[0];
+    }
+    let metrics = filter.metrics().unwrap();
+    let most = metrics.sum(|metric| metric.value().name() == "peak_mem_used");
+    let most = most.unwrap().as_usize();
+    // The numbers, which rows pass, and their numbers; then the result.
+    assert!((17 * ROWS..18 * ROWS).contains(&most), "{most} bytes");
+    drop((context, query));
     assert_done(&device, &sim);
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use arrow_device::Device;
 use arrow_device::device::sim::{SimConfig, SimDevice};
-use arrow_device_datafusion::{DeviceSpec, DeviceTransitions, to_datafusion};
+use arrow_device_datafusion::{DeviceTransitions, to_datafusion};
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::error::Result;
@@ -17,7 +17,7 @@ use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_plan::{ExecutionPlan, collect, displayable};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 
-use super::device_filter::{PushFilterToDevice, Uploads, When};
+use super::device_filter::PushFilterToDevice;
 use super::{TABLES, assert_nothing_left, assert_same, device_table, host_session, plan};
 
 /// How many files a table has, if it has so many batches.
@@ -149,11 +149,10 @@ fn session(tables: Tables, rules: Rules, partitions: usize, device: &Device) -> 
         .with_config(config)
         .with_default_features();
     if rules != Rules::None {
-        let rule = PushFilterToDevice::with_uploads(Uploads {
-            device: DeviceSpec::from(device),
-            when: When::Always,
-        });
-        state = state.with_physical_optimizer_rule(Arc::new(rule));
+        let uploads = PushFilterToDevice::uploads(device);
+        state = state
+            .with_physical_optimizer_rule(Arc::new(uploads))
+            .with_physical_optimizer_rule(Arc::new(PushFilterToDevice::default()));
     }
     if rules == Rules::Both {
         state = state.with_physical_optimizer_rule(Arc::new(DeviceTransitions));

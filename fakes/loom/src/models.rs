@@ -132,7 +132,7 @@ fn no_call_outlives_the_release() {
             thread::yield_now();
             assert!(alive.load(SeqCst));
         };
-        inbox.request_one(call);
+        inbox.request(1, call);
         drop(inbox.abandon(call));
         calls.join().unwrap();
     });
@@ -235,7 +235,7 @@ fn both_sides_keep_each_other_going() {
         block_on(async {
             for item in [1, 2] {
                 assert_eq!(next(&inbox).await, Next::Task(item));
-                inbox.request_one(|()| demand.request(1));
+                inbox.request(1, |()| demand.request(1));
             }
             assert_eq!(next(&inbox).await, Next::Ended);
         });

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow_device::{Device, DeviceRecordBatch};
-use arrow_device_datafusion::{DeviceSpec, DeviceTable, DeviceTransitions, to_datafusion};
+use arrow_device_datafusion::{DeviceTable, DeviceTransitions, to_datafusion};
 use datafusion::arrow::array::{Float64Array, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::compute::concat_batches;
 use datafusion::arrow::util::pretty::pretty_format_batches;
@@ -15,11 +15,14 @@ use datafusion::object_store::memory::InMemory;
 use datafusion::object_store::path::Path;
 use datafusion::object_store::{ObjectStoreExt, PutPayload};
 use datafusion::parquet::arrow::ArrowWriter;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::display::DisplayableExecutionPlan;
 use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 
-use super::{PushFilterToDevice, Uploads, When};
+use super::PushFilterToDevice;
+
+type Rule = Arc<dyn PhysicalOptimizerRule + Send + Sync>;
 
 const PARTITIONS: usize = 2;
 const BATCHES: i64 = 16;
@@ -53,20 +56,18 @@ fn batch(number: i64) -> Result<RecordBatch> {
     ])?)
 }
 
-/// A session with the table `orders` and the archive, with the plugin's rule or without it.
+/// A session with the table `orders` and the archive, with rules or without.
 async fn session(
     orders: Arc<dyn TableProvider>,
     archive: Arc<InMemory>,
-    rule: Option<Arc<PushFilterToDevice>>,
+    rules: Vec<Rule>,
 ) -> Result<SessionContext> {
     let config = SessionConfig::new().with_target_partitions(PARTITIONS);
     let mut state = SessionStateBuilder::new()
         .with_config(config)
         .with_default_features();
-    if let Some(rule) = rule {
-        state = state
-            .with_physical_optimizer_rule(rule)
-            .with_physical_optimizer_rule(Arc::new(DeviceTransitions));
+    for rule in rules {
+        state = state.with_physical_optimizer_rule(rule);
     }
     let context = SessionContext::new_with_state(state.build());
     context.register_table("orders", orders)?;
@@ -108,12 +109,12 @@ async fn collect(plan: Arc<dyn ExecutionPlan>, context: &SessionContext) -> Resu
     Ok(concat_batches(&schema, &batches)?)
 }
 
-/// Runs queries over a table on `device` and over Parquet files, and prints their plans and results. `uploads` says when filters
-/// of the files move to the device. Returns whether the results are those of DataFusion over the same tables on the host.
+/// Runs queries over a table on `device` and over Parquet files, and prints their plans and results. Filters of the
+/// files move to the device if these have at least `uploads` rows, and never without a number. Returns whether the results are those of DataFusion over the same tables on the host.
 ///
 /// # Errors
 /// Returns the error of a query.
-pub(crate) async fn run(device: &Device, uploads: Option<When>) -> Result<bool> {
+pub(crate) async fn run(device: &Device, uploads: Option<usize>) -> Result<bool> {
     let numbers = (0..PARTITIONS as i64).map(|i| i * BATCHES..(i + 1) * BATCHES);
     let on_host: Vec<Vec<_>> = numbers
         .map(|n| n.map(batch).collect())
@@ -130,19 +131,17 @@ pub(crate) async fn run(device: &Device, uploads: Option<When>) -> Result<bool> 
         .map_err(to_datafusion)?;
     let table: Arc<dyn TableProvider> = Arc::new(table);
 
-    let rule = match uploads {
-        None => PushFilterToDevice::default(),
-        Some(when) => PushFilterToDevice::with_uploads(Uploads {
-            device: DeviceSpec::from(device),
-            when,
-        }),
-    };
-    let rule = Arc::new(rule);
+    let rule = Arc::new(PushFilterToDevice::default());
+    let mut rules: Vec<Rule> = vec![rule.clone(), Arc::new(DeviceTransitions)];
+    if let Some(min_rows) = uploads {
+        let uploads = PushFilterToDevice::uploads(device).with_min_rows(min_rows);
+        rules.insert(0, Arc::new(uploads));
+    }
     let archive = Arc::new(write_parquet(&on_host).await?);
     let on_host = Arc::new(MemTable::try_new(schema, on_host)?);
-    let host = session(on_host, archive.clone(), None).await?;
-    let before = session(table.clone(), archive.clone(), None).await?;
-    let after = session(table, archive, Some(rule.clone())).await?;
+    let host = session(on_host, archive.clone(), vec![]).await?;
+    let before = session(table.clone(), archive.clone(), vec![]).await?;
+    let after = session(table, archive, rules).await?;
     let mut all_same = true;
     for sql in QUERIES {
         println!("{sql}\n\nBefore the rule:");

@@ -15,6 +15,7 @@ use datafusion::execution::TaskContext;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_plan::execution_plan::CardinalityEffect;
 use datafusion::physical_plan::filter::{FilterExec, FilterExecBuilder};
+use datafusion::physical_plan::metrics::{ExecutionPlanMetricsSet, MetricsSet};
 use datafusion::physical_plan::statistics::StatisticsArgs;
 use datafusion::physical_plan::{
     ExecutionPlan, ExecutionPlanProperties, PlanProperties, displayable,
@@ -33,6 +34,8 @@ pub(crate) struct DeviceFilterExec {
     device: DeviceSpec,
     filter: Arc<Filter>,
     kernels: Arc<KernelCache>,
+    /// The most that was reserved for batches that wait.
+    metrics: ExecutionPlanMetricsSet,
 }
 
 impl DeviceFilterExec {
@@ -48,7 +51,13 @@ impl DeviceFilterExec {
             device,
             filter,
             kernels,
+            metrics: ExecutionPlanMetricsSet::new(),
         })
+    }
+
+    /// Returns DataFusion's node, which says all of what this one does.
+    pub(crate) fn host(&self) -> &FilterExec {
+        &self.host
     }
 
     /// The operator in place of another node of DataFusion's.
@@ -117,8 +126,12 @@ impl DevicePlan for DeviceFilterExec {
     }
 
     fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn DevicePlan>> {
-        let host = FilterExecBuilder::from(&self.host).with_fetch(limit);
+        let host = FilterExecBuilder::from(self.host()).with_fetch(limit);
         self.with_host(host.build().ok()?).ok()
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        Some(self.metrics.clone_inner())
     }
 
     fn execute_device(
@@ -136,6 +149,7 @@ impl DevicePlan for DeviceFilterExec {
         let kernels = self.kernels.of(device).map_err(to_datafusion)?;
         // The node reserves for the next batch only, but batches wait for each other.
         let memory = DeviceReservation::new(&context, self.name(), partition, device);
+        let memory = memory.with_metrics(&self.metrics);
         let running = Running::start(self.filter.clone(), kernels, device, memory);
         let running = Arc::new(running.map_err(to_datafusion)?);
         let input = execute_child(input, partition, device, context)?;

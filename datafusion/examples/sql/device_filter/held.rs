@@ -2,26 +2,33 @@
 
 use std::sync::Arc;
 
-use arrow_device::{MemoryBudget, Result};
+use arrow_device::{Error, Result};
 use arrow_device_datafusion::DeviceReservation;
+use datafusion::arrow::error::ArrowError;
 
 /// Bytes of the session's memory pool that are reserved until this is dropped. The operator's node reserves what the operator
 /// allocates for the batch that it returns next, and the nodes below it what they are about to return. This is for what the
-/// operator keeps longer.
+/// operator keeps longer, of which the node reserves nothing.
 pub(crate) struct Held {
     memory: Arc<DeviceReservation>,
     bytes: usize,
 }
 
 impl Held {
+    /// Reserves so many bytes, and runs `work`, which allocates some of them.
+    ///
     /// # Errors
-    /// Returns an error that names the node if the pool has too little left.
-    pub(crate) fn reserve(memory: &Arc<DeviceReservation>, bytes: usize) -> Result<Self> {
-        memory.reserve(bytes)?;
-        Ok(Self {
-            memory: memory.clone(),
-            bytes,
-        })
+    /// Returns an error that names the node if the pool has too little left, and the error of `work`.
+    pub(crate) fn allocate<T>(
+        memory: &Arc<DeviceReservation>,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<(Self, T)> {
+        let refused = |e| Error::from(ArrowError::ExternalError(Box::new(e)));
+        let done = memory.allocate(bytes, work).map_err(refused)?;
+        let memory = memory.clone();
+        let held = Self { memory, bytes };
+        Ok((held, done?))
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -16,12 +16,12 @@
 //! # let _ = state;
 //! ```
 //!
-//! A filter of a host table, such as a Parquet file, stays on the host unless the rule is told which device its rows may
-//! move to: `PushFilterToDevice::with_uploads`.
+//! A filter of a host table, such as a Parquet file, stays on the host unless a rule before this one uploads its rows:
+//! `PushFilterToDevice::uploads`.
 //!
 //! | file | shows |
 //! | --- | --- |
-//! | `rule.rs` | a rule that inserts device operators into plans, and decides what is worth an upload |
+//! | `rule.rs` | a rule that inserts device operators into plans, and what is worth an upload |
 //! | `filter.rs` | an operator on a device |
 //! | `predicate.rs`, `key.rs` | how DataFusion's expressions become arguments of kernels |
 //! | `column.rs` | how kernels read columns of all layouts |
@@ -31,12 +31,12 @@
 //! | `sim.rs`, `cuda.rs`, `filter.cu`, `filter.ptx` | the kernels |
 //! | `demo.rs` | sessions, a table on a device, a Parquet table, queries |
 
-mod cache;
+pub(crate) mod cache;
 mod column;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod demo;
-mod filter;
+pub(crate) mod filter;
 mod held;
 mod join;
 mod kernels;
@@ -47,7 +47,7 @@ mod select;
 mod sim;
 
 pub(crate) use demo::run;
-pub(crate) use rule::{PushFilterToDevice, Uploads, When};
+pub(crate) use rule::PushFilterToDevice;
 
 /// Returns whether there are kernels for this device. Filters over the batches of other devices stay with DataFusion.
 pub(crate) fn has_kernels(device: &arrow_device::Device) -> bool {

@@ -89,9 +89,37 @@ impl Running {
         &self,
         batch: &DeviceRecordBatch,
     ) -> Result<impl Future<Output = Result<Selected>> + Send + use<>> {
+        let needed = self.needed(batch);
+        let (mut held, found) = Held::allocate(&self.memory, needed, || self.find(batch))?;
+        let Found {
+            inputs,
+            picked,
+            starts,
+            kept,
+            counts,
+        } = found;
+        let counts = counts.start_to_host_on(&self.queue)?;
+        Ok(async move {
+            let counts = counts.await?;
+            // The kernels have run, so the columns that are only tested are no longer in use.
+            held.shrink_to(kept);
+            let counts = counts.as_primitive::<UInt64Type>().values();
+            let counts = counts.iter().map(|n| usize::try_from(*n));
+            let counts = counts.collect::<Result<_, _>>();
+            Ok(Selected {
+                inputs,
+                picked,
+                starts,
+                held,
+                counts: counts.map_err(|e| Error::InvalidArgument(e.to_string().into()))?,
+            })
+        })
+    }
+
+    /// Queues the kernels, which write to memory that this allocates.
+    fn find(&self, batch: &DeviceRecordBatch) -> Result<Found> {
         let (rows, queue, kernels) = (batch.num_rows(), &self.queue, &self.kernels);
         let filter = &*self.filter;
-        let mut held = Held::reserve(&self.memory, self.needed(batch))?;
         let tested = filter.conditions.iter().map(|condition| condition.column);
         let mut inputs = BTreeMap::new();
         for column in tested.chain(filter.columns.iter().copied()) {
@@ -137,21 +165,12 @@ impl Running {
         let numbered: usize = starts.iter().flatten().map(DeviceBufferMut::len).sum();
         let kept = batch.project(&kept)?.get_array_memory_size() + picked.len() + numbered;
         let counts = DeviceArray::from_values(DataType::UInt64, numbers, counts.freeze()?, None)?;
-        let counts = counts.start_to_host_on(queue)?;
-        Ok(async move {
-            let counts = counts.await?;
-            // The kernels have run, so the columns that are only tested are no longer in use.
-            held.shrink_to(kept);
-            let counts = counts.as_primitive::<UInt64Type>().values();
-            let counts = counts.iter().map(|n| usize::try_from(*n));
-            let counts = counts.collect::<Result<_, _>>();
-            Ok(Selected {
-                inputs,
-                picked,
-                starts,
-                held,
-                counts: counts.map_err(|e| Error::InvalidArgument(e.to_string().into()))?,
-            })
+        Ok(Found {
+            inputs,
+            picked,
+            starts,
+            kept,
+            counts,
         })
     }
 
@@ -294,6 +313,17 @@ impl Running {
         // `gather_bits` copies. `batches` has a column of this type, since the schema is the filter's.
         unsafe { DeviceArray::from_parts(data_type.clone(), rows, Some(nulls), &buffers, &[]) }
     }
+}
+
+/// What kernels that are queued find of a batch.
+struct Found {
+    /// The columns to keep.
+    inputs: BTreeMap<usize, Input>,
+    picked: DeviceBufferMut,
+    starts: Vec<Option<DeviceBufferMut>>,
+    /// The bytes of these.
+    kept: usize,
+    counts: DeviceArray,
 }
 
 /// The rows of a batch that pass, which are still in the batch's memory.

@@ -4,22 +4,25 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-use arrow_device::{ArrowDeviceType, DeviceId, DeviceRecordBatch, Error};
+use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
+use arrow_device::{ArrowDeviceType, Device, DeviceId, DeviceRecordBatch, Error};
 use arrow_device_datafusion::{
-    DeviceResolver, DeviceSink, DeviceSource, DeviceSpec, DeviceTable, InsertRequest, ScanRequest,
-    SendableDeviceStream,
+    DeviceExec, DevicePlan, DeviceResolver, DeviceSink, DeviceSource, DeviceSpec, DeviceTable,
+    InsertRequest, ScanRequest, SendableDeviceStream, execute_child,
 };
 use async_trait::async_trait;
 use datafusion::arrow::array::{Int64Array, RecordBatch, UInt64Array};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::common::{DataFusionError, Statistics};
+use datafusion::common::{DataFusionError, Result, Statistics};
+use datafusion::execution::TaskContext;
 use datafusion::logical_expr::dml::InsertOp;
-use datafusion::physical_plan::collect;
+use datafusion::physical_plan::{PlanProperties, collect};
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::StreamExt;
 
 use super::requests::texts;
 use crate::kit::*;
+use crate::ops::device_leaf;
 
 fn inserted(batches: &[RecordBatch]) -> u64 {
     assert_eq!(batches.len(), 1);
@@ -440,4 +443,75 @@ async fn an_insert_without_its_device_names_its_node() {
         "{error}"
     );
     assert_eq!(source.sinks.load(SeqCst), 0);
+}
+
+/// The device of a table of batches is the program's as long as the table is, even if there is no batch on it.
+#[tokio::test]
+async fn an_empty_table_keeps_its_device() {
+    let sim = Sim::new();
+    let id = sim.id();
+    let table = DeviceTable::from_batches(schema(), sim.device.clone(), vec![vec![]]).unwrap();
+    let Sim { device, sim } = sim;
+    drop(device);
+    let ctx = session_without_rule(1);
+    register(&ctx, "t", Arc::new(table));
+    assert_eq!(numbers_in(&ctx, "SELECT a FROM t").await, [0; 0], "{id}");
+    assert_eq!(insert(&ctx, "INSERT INTO t VALUES (1, 2, 'c')").await, 1);
+    assert_eq!(numbers_in(&ctx, "SELECT a FROM t").await, [1]);
+    drop((ctx, sim));
+}
+
+/// An operator whose batches have fewer columns than its schema.
+#[derive(Clone, Debug)]
+struct Narrow(Plan);
+
+impl DevicePlan for Narrow {
+    fn name(&self) -> &str {
+        "NarrowExec"
+    }
+
+    fn device(&self) -> &DeviceSpec {
+        DeviceExec::of(&self.0).unwrap().device()
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.0.properties()
+    }
+
+    fn children(&self) -> Vec<&Plan> {
+        vec![&self.0]
+    }
+
+    fn with_children(&self, children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
+        Ok(Arc::new(Self(children[0].clone())))
+    }
+
+    fn execute_device(
+        &self,
+        partition: usize,
+        device: &Device,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableDeviceStream> {
+        let input = execute_child(&self.0, partition, device, context)?;
+        let (schema, device_type) = (input.schema(), input.device_type());
+        let narrow = input.map(|batch| batch?.project(&[0]));
+        let output = DeviceRecordBatchStreamAdapter::new(schema, device_type, narrow);
+        Ok(Box::pin(output))
+    }
+}
+
+/// Batches that do not keep to their plan's schema are an error, not a panic.
+#[tokio::test]
+async fn rows_of_another_schema_are_refused() {
+    let sim = Sim::new();
+    let ctx = over(device_table(&sim, &[vec![rows(0, 16)]]));
+    let scan = device_leaf(device_table(&sim, &[vec![rows(16, 16)]])).await;
+    let narrow: Plan = Arc::new(DeviceExec::new(Arc::new(Narrow(scan))));
+    let table = ctx.table_provider("t").await.unwrap();
+    let state = ctx.state();
+    let insert = table.insert_into(&state, narrow, InsertOp::Append);
+    let error = collect(insert.await.unwrap(), ctx.task_ctx()).await;
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("DeviceInsertExec"), "{error}");
+    assert_eq!(numbers_in(&ctx, "SELECT a FROM t").await.len(), 16);
 }

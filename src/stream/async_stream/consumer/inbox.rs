@@ -298,13 +298,13 @@ impl<S, T, E: From<Violation>, P: Copy> Inbox<S, T, E, P> {
         }
     }
 
-    /// Requests one more task with `request`, unless the stream has ended or the handler is released.
-    pub(crate) fn request_one(&self, request: impl FnOnce(P)) {
+    /// Requests `n` more tasks with `request`, unless the stream has ended or the handler is released.
+    pub(crate) fn request(&self, n: u64, request: impl FnOnce(P)) {
         let mut state = self.lock();
         let (Some(producer), End::Open) = (state.producer, &state.end) else {
             return;
         };
-        state.wanted += 1;
+        state.wanted += n;
         self.call(state, || request(producer));
     }
 

@@ -24,6 +24,8 @@ use crate::interchange::{Checking, ImportOptions};
 struct Consumer {
     shared: Arc<Shared>,
     options: ImportOptions,
+    /// Tasks that were taken since the last request.
+    taken: i64,
 }
 
 impl Drop for Consumer {
@@ -78,7 +80,8 @@ pub struct AsyncDeviceRecordBatchStream {
 
 impl AsyncDeviceRecordBatchStream {
     /// Makes a handler for a producer, and the stream that it fills. The stream first requests `queue_depth` batches (at
-    /// least 1), then one for each batch that is taken from it, so at most `queue_depth` batches wait in it.
+    /// least 1), then half as many (rounded up) each time that so many have been taken from it. So at most `queue_depth` batches
+    /// wait in it, and a producer on another thread is woken for several at once.
     ///
     /// The producer is not called any more once its call of the handler's `release` has returned. So `release` waits for a
     /// `request` or `cancel` that another thread is in. A producer must not hold a lock around `release` that those take.
@@ -118,7 +121,12 @@ impl AsyncDeviceRecordBatchStream {
         options: ImportOptions,
     ) -> (AsyncStreamHandler, Opening) {
         let (handler, shared) = AsyncStreamHandler::new(queue_depth);
-        let consumer = Some(Consumer { shared, options });
+        let consumer = Consumer {
+            shared,
+            options,
+            taken: 0,
+        };
+        let consumer = Some(consumer);
         (handler, Opening { consumer })
     }
 
@@ -150,19 +158,24 @@ impl AsyncDeviceRecordBatchStream {
 }
 
 impl Consumer {
-    fn extract(&self, task: Task, opened: &Opened) -> Result<(Checking, AsyncBatch)> {
+    fn extract(&mut self, task: Task, opened: &Opened) -> Result<(Checking, AsyncBatch)> {
         let inbox = &self.shared.inbox;
         let (array, metadata) = task.extract(opened.device_type).map_err(|e| match e {
             // `on_error` may have reported more.
             Error::AsyncProducer { .. } => inbox.take_error().unwrap_or(e),
             e => e,
         })?;
-        inbox.request_one(|producer| {
-            // SAFETY: `Inbox::request_one` calls this only before the handler's release has returned to the producer.
-            if let Err(e) = unsafe { producer.request(1) } {
-                inbox.refuse(e);
-            }
-        });
+        self.taken += 1;
+        // Each request may wake the producer's thread. At least as many tasks as this are still requested, so both sides go on.
+        if self.taken >= (self.shared.queue_depth + 1) / 2 {
+            let n = std::mem::take(&mut self.taken);
+            inbox.request(n as u64, |producer| {
+                // SAFETY: `Inbox::request` calls this only before the handler's release has returned to the producer.
+                if let Err(e) = unsafe { producer.request(n) } {
+                    inbox.refuse(e);
+                }
+            });
+        }
         let (schema, options) = (opened.schema.clone(), &self.options);
         // SAFETY: the caller of `handler` guarantees that the producer's arrays may be imported.
         let batch = unsafe { DeviceRecordBatch::import_unread(array, schema, options) }?;
@@ -175,7 +188,7 @@ impl Stream for AsyncDeviceRecordBatchStream {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        let Some(consumer) = &this.consumer else {
+        let Some(consumer) = &mut this.consumer else {
             return Poll::Ready(None);
         };
         if this.arrived.is_none() {

@@ -1,0 +1,315 @@
+//! What device operators cost on a cluster of Ballista: a scheduler and two executors in this process.
+//!
+//! Where nothing moves: an operator on the CPU above each scan, which returns what it reads, against Ballista's own engine. Sides are
+//! measured alternately, and the median of the ratios is printed, with its quartiles. And what moves to simulated devices and back, as
+//! counted, for each stage.
+//!
+//! `--gate`: a ratio beyond its limit by more than a margin for the dev profile and a busy machine is an error.
+//! `--lines`: prints tab-separated lines for the report.
+
+#[allow(dead_code)]
+#[path = "../examples/cluster/data.rs"]
+mod data;
+#[allow(dead_code, unused_imports)]
+#[path = "../../examples/sql/device_filter/mod.rs"]
+mod device_filter;
+#[allow(dead_code)]
+#[path = "../examples/cluster/ballista/nodes.rs"]
+mod nodes;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use arrow_device::device::sim::{SimConfig, SimDevice};
+use arrow_device::{ArrowDeviceType, Device};
+use arrow_device_cluster::ballista::{ClientPool, DeviceEngine};
+use arrow_device_datafusion::{
+    DeviceExec, DevicePlan, DeviceResolver, DeviceSpec, HostToDeviceExec, SendableDeviceStream,
+    execute_child, to_datafusion,
+};
+use ballista_core::config::TaskSchedulingPolicy;
+use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine};
+use ballista_executor::executor_process::start_executor_process;
+use ballista_scheduler::config::SchedulerConfig;
+use datafusion::arrow::array::RecordBatch;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::error::Result;
+use datafusion::execution::TaskContext;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::{ExecutionPlan, PlanProperties};
+use datafusion::prelude::SessionContext;
+use device_filter::PushFilterToDevice;
+use tempfile::TempDir;
+
+/// Rounds, in each of which each side is measured once.
+const ROUNDS: usize = 30;
+const POLICY: TaskSchedulingPolicy = TaskSchedulingPolicy::PushStaged;
+/// One that reads most of the rows, one of many stages, and one that returns little.
+const QUERIES: [&str; 3] = ["q01", "q03", "q06"];
+/// Of the ratios.
+const LIMIT: f64 = 1.05;
+const GATE: f64 = 1.5;
+
+/// An operator that returns what it reads.
+#[derive(Clone, Debug)]
+struct PassesExec {
+    child: Arc<dyn ExecutionPlan>,
+    device: DeviceSpec,
+}
+
+impl DevicePlan for PassesExec {
+    fn name(&self) -> &str {
+        "PassesExec"
+    }
+
+    fn device(&self) -> &DeviceSpec {
+        &self.device
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.child.properties()
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.child]
+    }
+
+    fn with_children(&self, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn DevicePlan>> {
+        let (child, own) = (children[0].clone(), self.clone());
+        Ok(Arc::new(Self { child, ..own }))
+    }
+
+    fn execute_device(
+        &self,
+        partition: usize,
+        device: &Device,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableDeviceStream> {
+        execute_child(&self.child, partition, device, context)
+    }
+}
+
+/// Puts the operator above each scan of a file.
+#[derive(Debug)]
+struct AboveScans;
+
+impl PhysicalOptimizerRule for AboveScans {
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        _: &ConfigOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let node = |plan: Arc<dyn DevicePlan>| Arc::new(DeviceExec::new(plan));
+        let above = |scan: Arc<dyn ExecutionPlan>| {
+            if scan.name() != "DataSourceExec" {
+                return Ok(Transformed::no(scan));
+            }
+            let device = DeviceSpec::any(ArrowDeviceType::CPU);
+            let child = node(Arc::new(HostToDeviceExec::new(scan, device.clone())));
+            let passes = node(Arc::new(PassesExec { child, device }));
+            Ok(Transformed::yes(passes as _))
+        };
+        Ok(plan.transform_up(above)?.data)
+    }
+
+    fn name(&self) -> &str {
+        "AboveScans"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+/// What the tasks of a stage have moved.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moved {
+    tasks: usize,
+    on_devices: usize,
+    bytes_up: usize,
+    bytes_down: usize,
+    copies: usize,
+}
+
+type Stages = Arc<Mutex<BTreeMap<usize, Moved>>>;
+
+fn counting(engine: DeviceEngine, stages: &Stages) -> Arc<dyn ExecutionEngine> {
+    let stages = stages.clone();
+    Arc::new(engine.with_observer(move |task| {
+        let mut stages = stages.lock().unwrap();
+        let moved = stages.entry(task.stage_id()).or_default();
+        moved.tasks += 1;
+        moved.on_devices += usize::from(task.is_on_device());
+        moved.bytes_up += task.sum("bytes_to_device");
+        moved.bytes_down += task.sum("bytes_to_host");
+        moved.copies += task.sum("copies");
+    }))
+}
+
+/// A cluster's client.
+async fn cluster(
+    tables: &Path,
+    work: &TempDir,
+    workers: Vec<(Arc<dyn ExecutionEngine>, DeviceResolver)>,
+) -> Result<SessionContext> {
+    let config = SchedulerConfig::default().with_scheduler_policy(POLICY);
+    let (scheduler, port) = nodes::start_scheduler(config).await?;
+    let count = workers.len();
+    for (engine, devices) in workers {
+        let config = nodes::executor(port, POLICY, engine, devices, work.path())?;
+        tokio::spawn(start_executor_process(Arc::new(config)));
+    }
+    while nodes::executors(&scheduler).await < count {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let client = nodes::client(port, true).await?;
+    data::register(&client, tables).await?;
+    Ok(client)
+}
+
+async fn run(context: &SessionContext, sql: &str) -> Result<(Duration, Vec<RecordBatch>)> {
+    let start = Instant::now();
+    let result = context.sql(sql).await?.collect().await?;
+    Ok((start.elapsed(), result))
+}
+
+fn queries() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let queries = data::QUERIES.into_iter();
+    queries.filter(|(name, _)| QUERIES.contains(name))
+}
+
+/// The ratios of the times of a query on two clusters, in ascending order. The first rounds warm up.
+async fn ratios(ours: &SessionContext, other: &SessionContext, sql: &str) -> Result<Vec<f64>> {
+    let mut ratios = Vec::new();
+    for round in 0..ROUNDS + 2 {
+        let (with, result) = run(ours, sql).await?;
+        let (without, expected) = run(other, sql).await?;
+        let rows =
+            |batches: &[RecordBatch]| batches.iter().map(RecordBatch::num_rows).sum::<usize>();
+        assert_eq!(rows(&result), rows(&expected), "the same query");
+        if round > 1 {
+            ratios.push(with.as_secs_f64() / without.as_secs_f64());
+        }
+    }
+    ratios.sort_by(f64::total_cmp);
+    Ok(ratios)
+}
+
+/// Prints the times where nothing moves. Returns whether the gates hold.
+async fn times(tables: &Path, work: &TempDir, lines: bool) -> Result<bool> {
+    let stages = Stages::default();
+    let pool = || Arc::new(ClientPool::new(Duration::from_secs(30)));
+    let plain = || Arc::new(DefaultExecutionEngine::with_client_pool(pool()));
+    let ours = || counting(DeviceEngine::new([Arc::new(AboveScans) as _]), &stages);
+    let devices = DeviceResolver::of([]);
+    let of = |engine: Arc<dyn ExecutionEngine>| (engine, devices.clone());
+    let with = cluster(tables, work, vec![of(ours()), of(ours())]).await?;
+    let without = cluster(tables, work, vec![of(plain()), of(plain())]).await?;
+    let mut holds = true;
+    for (name, sql) in queries() {
+        stages.lock().unwrap().clear();
+        let ratios = ratios(&with, &without, sql).await?;
+        let at = |part: f64| ratios[((ratios.len() - 1) as f64 * part).round() as usize];
+        let [median, first, third, best] = [0.5, 0.25, 0.75, 0.0].map(at);
+        let what = format!("Ballista, {name}, an operator on the CPU above each scan / none");
+        match lines {
+            true => println!("DF5\t{what}\t{median}\t{LIMIT}\t{first}\t{third}\t{best}"),
+            false => println!("{what}: {median:.4} ({first:.4} to {third:.4}), limit {LIMIT}"),
+        }
+        holds &= median <= GATE;
+        let stages = stages.lock().unwrap();
+        let on_devices: usize = stages.values().map(|moved| moved.on_devices).sum();
+        assert!(on_devices > 0, "no operators");
+        let moved = |of: fn(&Moved) -> usize| stages.values().map(of).sum::<usize>();
+        let (bytes, copies) = (
+            moved(|moved| moved.bytes_up + moved.bytes_down),
+            moved(|moved| moved.copies),
+        );
+        holds &= print_count(
+            lines,
+            &format!("{name} on the CPU: bytes moved"),
+            bytes,
+            Some(0),
+        );
+        holds &= print_count(
+            lines,
+            &format!("{name} on the CPU: copies"),
+            copies,
+            Some(0),
+        );
+    }
+    Ok(holds)
+}
+
+/// Prints a count, as `DF6`. Returns whether its limit holds.
+fn print_count(lines: bool, what: &str, here: usize, limit: Option<usize>) -> bool {
+    let text = limit.map_or("inf".to_owned(), |limit| limit.to_string());
+    match lines {
+        true => println!("DF6\tBallista, {what}\t{here}\t{text}"),
+        false => println!("Ballista, {what}: {here}, limit {text}"),
+    }
+    limit.is_none_or(|limit| here <= limit)
+}
+
+/// Prints what moves to simulated devices and back, for each stage.
+async fn counts(tables: &Path, work: &TempDir, lines: bool) -> Result<()> {
+    let stages = Stages::default();
+    let rules = || -> [Arc<dyn PhysicalOptimizerRule + Send + Sync>; 2] {
+        let device = DeviceSpec::any(ArrowDeviceType::EXT_DEV);
+        [
+            Arc::new(PushFilterToDevice::uploads(device)),
+            Arc::new(PushFilterToDevice::default()),
+        ]
+    };
+    let worker = || -> arrow_device::Result<_> {
+        let device = Device::new(SimDevice::new(SimConfig::default())?)?;
+        let engine = counting(DeviceEngine::new(rules()), &stages);
+        Ok((engine, DeviceResolver::of([device])))
+    };
+    let workers = vec![
+        worker().map_err(to_datafusion)?,
+        worker().map_err(to_datafusion)?,
+    ];
+    let cluster = cluster(tables, work, workers).await?;
+    for (name, sql) in queries() {
+        stages.lock().unwrap().clear();
+        run(&cluster, sql).await?;
+        let stages = stages.lock().unwrap();
+        for (stage, moved) in stages.iter() {
+            let (tasks, of_device) = (moved.tasks, moved.on_devices);
+            let what = format!(
+                "{name}, stage {stage}, {of_device} of {tasks} tasks with device operators"
+            );
+            for (unit, count) in [
+                ("bytes up", moved.bytes_up),
+                ("bytes down", moved.bytes_down),
+                ("copies", moved.copies),
+            ] {
+                print_count(lines, &format!("{what}: {unit}"), count, None);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<()> {
+    let has = |name: &str| std::env::args().any(|arg| arg == name);
+    let (gate, lines) = (has("--gate"), has("--lines"));
+    let (tables, work) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    data::write(tables.path())?;
+    let holds = times(tables.path(), &work, lines).await?;
+    counts(tables.path(), &work, lines).await?;
+    if gate && !holds {
+        eprintln!("a row is beyond its gate");
+        std::process::exit(1);
+    }
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! Ballista: a scheduler and two executors, each a process.
+
+#[allow(dead_code)]
+mod nodes;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow_device::{ArrowDeviceType, Devices};
+use arrow_device_cluster::ballista::DeviceEngine;
+use arrow_device_datafusion::{DeviceResolver, DeviceSpec, to_datafusion};
+use ballista_core::config::TaskSchedulingPolicy;
+use ballista_executor::executor_process::start_executor_process;
+use ballista_scheduler::config::SchedulerConfig;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::prelude::{SessionConfig, SessionContext};
+
+use crate::data;
+use crate::device_filter::PushFilterToDevice;
+use crate::processes::{Process, Tasks, ready};
+use crate::report::{self, Task};
+
+const ENGINE: &str = "ballista";
+const WORKERS: [&str; 2] = ["executor 1", "executor 2"];
+/// Executors ask for tasks. Where they are sent tasks, the adaptive planner of Ballista 55 may wait forever for the stages of an
+/// executor that has been killed.
+const POLICY: TaskSchedulingPolicy = TaskSchedulingPolicy::PullStaged;
+
+/// Runs the queries on a new cluster. Returns whether all results are those of one process.
+pub(crate) async fn run(
+    queries: impl Iterator<Item = &'static (&'static str, &'static str)>,
+) -> Result<bool> {
+    let dir = tempfile::tempdir()?;
+    println!(
+        "Writing the tables of TPC-H, scale {}, as Parquet files ...",
+        data::SCALE
+    );
+    data::write(dir.path())?;
+    println!("Starting a scheduler and {} executors ...", WORKERS.len());
+    let scheduler = Process::start(ENGINE, "the scheduler", &["scheduler"]).await?;
+    scheduler.describe();
+    let mut workers = Vec::new();
+    for (number, name) in WORKERS.iter().enumerate() {
+        let number = (number + 1).to_string();
+        let role = ["executor", scheduler.address(), &number];
+        let worker = Process::start(ENGINE, name, &role).await?;
+        worker.describe();
+        workers.push(worker);
+    }
+
+    let port = scheduler.address().parse();
+    let port = port.map_err(|_| DataFusionError::Internal("no port".to_owned()))?;
+    let cluster = nodes::client(port, true).await?;
+    let one = SessionContext::new_with_config(SessionConfig::new().with_target_partitions(4));
+    for context in [&cluster, &one] {
+        data::register(context, dir.path()).await?;
+    }
+    let mut all_same = true;
+    for (name, sql) in queries {
+        println!("\n{name}");
+        let start = Instant::now();
+        let ours = cluster.sql(sql).await?.collect().await?;
+        let middle = Instant::now();
+        let single = one.sql(sql).await?.collect().await?;
+        let times = [middle - start, middle.elapsed()];
+        let mut tasks = Vec::new();
+        for worker in &mut workers {
+            tasks.push((worker.name().to_owned(), worker.tasks().await?));
+        }
+        report::stages(&tasks);
+        all_same &= report::result(&ours, &single, times)?;
+    }
+    Ok(all_same)
+}
+
+/// Does what a process of the cluster does, until the one that has started it ends.
+pub(crate) async fn role(role: &[String]) -> Result<()> {
+    let role: Vec<&str> = role.iter().map(String::as_str).collect();
+    match role[..] {
+        ["scheduler"] => {
+            let config = SchedulerConfig {
+                // On one machine an executor that is silent for so long has ended.
+                executor_timeout_seconds: 5,
+                expire_dead_executor_interval_seconds: 1,
+                ..SchedulerConfig::default().with_scheduler_policy(POLICY)
+            };
+            let (_scheduler, port) = nodes::start_scheduler(config).await?;
+            ready(&port.to_string(), "no device");
+            Tasks::default().answer().await
+        }
+        ["executor", port, number] => match port.parse() {
+            Ok(port) => executor(port, number).await,
+            Err(_) => Err(DataFusionError::Configuration(format!("{port} is no port"))),
+        },
+        _ => Err(DataFusionError::Configuration(format!("no role {role:?}"))),
+    }
+}
+
+/// The rules of the plugin: filters go to the executor's simulated devices, whatever the number of rows.
+pub(crate) fn rules() -> [Arc<dyn PhysicalOptimizerRule + Send + Sync>; 2] {
+    let device = DeviceSpec::any(ArrowDeviceType::EXT_DEV);
+    [
+        Arc::new(PushFilterToDevice::uploads(device)),
+        Arc::new(PushFilterToDevice::default()),
+    ]
+}
+
+async fn executor(scheduler: u16, number: &str) -> Result<()> {
+    // Opened once, before there is work for it.
+    let device = Devices::open(&format!("sim:{number}")).map_err(to_datafusion)?;
+    let tasks = Tasks::default();
+    let seen = tasks.clone();
+    let engine = DeviceEngine::new(rules()).with_observer(move |task| {
+        seen.add(Task {
+            stage: task.stage_id(),
+            bytes_up: task.sum("bytes_to_device"),
+            bytes_down: task.sum("bytes_to_host"),
+            copies: task.sum("copies"),
+            operators: report::operators(task.plan()),
+        });
+    });
+    let dir = tempfile::tempdir()?;
+    let devices = DeviceResolver::of([device.clone()]);
+    let config = nodes::executor(scheduler, POLICY, Arc::new(engine), devices, dir.path())?;
+    let port = config.port;
+    let process = tokio::spawn(start_executor_process(Arc::new(config)));
+    // It has registered with the scheduler before it serves others.
+    while tokio::net::TcpStream::connect(("127.0.0.1", port))
+        .await
+        .is_err()
+    {
+        if process.is_finished() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    ready(&port.to_string(), &format!("device {}", device.id()));
+    tokio::select! {
+        ended = process => match ended {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(e)) => Err(DataFusionError::External(Box::new(e))),
+            Err(e) => Err(DataFusionError::External(Box::new(e))),
+        },
+        answered = tasks.answer() => answered,
+    }
+}

@@ -1,0 +1,117 @@
+//! The example, whose cluster consists of processes.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tokio::process::Command;
+
+use crate::cluster::*;
+use crate::data::{self, QUERIES};
+use crate::nodes;
+use crate::processes::Process;
+
+/// How long the example may take.
+const LONG: Duration = Duration::from_secs(240);
+
+/// The example beside this test.
+fn example() -> PathBuf {
+    let this = std::env::current_exe().unwrap();
+    let example = this.ancestors().nth(2).unwrap().join("examples/cluster");
+    let build = "cargo build --features ballista,distributed --example cluster";
+    assert!(example.exists(), "there is no example yet: {build}");
+    example
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_runs_and_leaves_no_process() {
+    let mut command = Command::new(example());
+    let output = command.arg("ballista").kill_on_drop(true).output();
+    let output = tokio::time::timeout(LONG, output).await;
+    let output = output.expect("it does not end").unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{text}\n{errors}");
+    for word in [
+        "no device",
+        "device sim:1",
+        "device sim:2",
+        "with device operators",
+        "DeviceFilterExec",
+        "bytes up",
+        "bytes down",
+        "one process without devices",
+    ] {
+        assert!(text.contains(word), "no {word:?} in\n{text}");
+    }
+    assert_eq!(text.matches("rows, the same").count(), 3, "{text}");
+    assert!(!text.contains("DIFFERENT"), "{text}");
+    let ids = text
+        .lines()
+        .filter_map(|line| line.split_once(": process "));
+    let ids = ids.filter_map(|(_, rest)| rest.split(',').next());
+    let ids: Vec<&str> = ids.collect();
+    assert_eq!(ids.len(), 3, "{text}");
+    for id in ids {
+        let end = Instant::now() + Duration::from_secs(10);
+        while Path::new("/proc").join(id).exists() {
+            assert!(Instant::now() < end, "process {id} is left");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_arguments_are_explained() {
+    for (arguments, words) in [
+        (&[][..], &["an engine is missing"][..]),
+        (&["spark"], &["spark", "--features"]),
+        (&["ballista", "--often"], &["--often"]),
+    ] {
+        let output = Command::new(example()).args(arguments).output().await;
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let errors = String::from_utf8(output.stderr).unwrap();
+        for word in words {
+            assert!(errors.contains(word), "{errors}");
+        }
+    }
+}
+
+/// Killed in the middle of a query of many stages: the other one does its work, or the query fails with an error. The executors ask for
+/// their tasks. Where they are sent tasks and the planner is adaptive, Ballista may wait forever: 4 of 8 times with its own engine.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_process() {
+    let program = example();
+    let start = async |name: &str, role: &[&str]| {
+        let process = Process::start_program(&program, "ballista", name, role);
+        process.await.unwrap()
+    };
+    let scheduler = start("the scheduler", &["scheduler"]).await;
+    let port = scheduler.address();
+    let mut first = start("executor 1", &["executor", port, "1"]).await;
+    let mut second = start("executor 2", &["executor", port, "2"]).await;
+    let client = nodes::client(port.parse().unwrap(), true).await.unwrap();
+    data::register(&client, tables()).await.unwrap();
+    let (_, sql) = QUERIES[20];
+    let wanted = expected(sql).await;
+
+    let running = client.clone();
+    let task = tokio::spawn(async move { query(&running, sql).await });
+    // It works.
+    while second.tasks().await.unwrap().is_empty() && !task.is_finished() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(!task.is_finished(), "too late");
+    first.kill().await.unwrap();
+    let start = Instant::now();
+    match task.await.unwrap() {
+        Ok(found) => assert_same(&found, &wanted, "of the one that is left"),
+        Err(e) => assert!(!e.to_string().contains("no end after"), "{e}"),
+    }
+    println!("the query ended {:?} after the executor", start.elapsed());
+
+    let found = query(&client, sql).await.unwrap();
+    assert_same(&found, &wanted, "of the one that is left");
+    let tasks = second.tasks().await.unwrap();
+    assert!(tasks.iter().any(|task| !task.operators.is_empty()));
+}
