@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 
 use arrow_device::device::sim::SimConfig;
-use arrow_device_cluster::ballista::{DeviceEngine, OnDeviceError};
+use arrow_device_cluster::ballista::{ClientPool, DeviceEngine, OnDeviceError};
+use ballista::prelude::SessionConfigExt;
 use ballista_core::JobId;
+use ballista_core::client_pool::BallistaClientPool;
 use ballista_core::config::TaskSchedulingPolicy;
 use ballista_executor::execution_engine::{
     DefaultExecutionEngine, ExecutionEngine, QueryStageExecutor,
@@ -148,6 +151,30 @@ async fn the_scheduler_gets_counts_of_bytes() {
     for word in ["output_rows", "bytes_to_device", "bytes_to_host", "copies"] {
         assert!(filter.contains(word), "no {word} in {filter}\n{text}");
     }
+}
+
+/// Executors read shuffles of each other through connections that they keep.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_kept_until_they_are_old() {
+    let pools = [(); 2].map(|()| ClientPool::new(Duration::from_secs(2)));
+    let worker = |pool: &ClientPool| {
+        let inner = DefaultExecutionEngine::with_client_pool(Arc::new(pool.clone()));
+        Worker::new().running(DeviceEngine::over(Arc::new(inner), plugin()))
+    };
+    let cluster = Cluster::start(PUSH, pools.iter().map(worker).collect()).await;
+    let config = SessionConfig::new_with_ballista().with_target_partitions(4);
+    let config = config.with_ballista_shuffle_reader_force_remote_read(true);
+    let client = cluster.client_with(config).await;
+    let (name, sql) = few().nth(1).unwrap();
+    let found = query(&client, sql).await.unwrap();
+    assert_same(&found, &expected(sql).await, name);
+    let idle = |pools: &[ClientPool]| pools.iter().map(ClientPool::idle).sum::<usize>();
+    assert!(idle(&pools) > 0);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for pool in &pools {
+        pool.evict_idle().await;
+    }
+    assert_eq!(idle(&pools), 0);
 }
 
 /// An engine without rules is Ballista's own.
