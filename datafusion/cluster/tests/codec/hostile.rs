@@ -1,6 +1,7 @@
 //! Bytes that were cut off or changed are errors, or other plans, and never a panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use arrow_device_cluster::codec::{DeviceTableCodec, DeviceTables};
@@ -168,10 +169,10 @@ fn children() {
         read.unwrap_err().to_string()
     };
     let merge = of(Arc::new(SortPreservingMergeExec::new(by, scan(1))));
-    let e = read(merge, &[narrow.clone()]);
+    let e = read(merge, from_ref(&narrow));
     assert!(e.contains("has the column s@2, which is not in"), "{e}");
     let projection = ProjectionExec::try_new([column("n", 1)], scan(1)).unwrap();
-    let e = read(of(Arc::new(projection)), &[narrow.clone()]);
+    let e = read(of(Arc::new(projection)), from_ref(&narrow));
     assert!(e.contains("has the column n@1, which is not in"), "{e}");
     let union = of(UnionExec::try_new(vec![scan(1), scan(1)]).unwrap());
     let e = read(union, &[narrow, scan(1)]);
