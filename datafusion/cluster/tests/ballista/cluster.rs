@@ -1,9 +1,7 @@
 //! Clusters, and what their workers have done.
 
-use std::collections::HashMap;
-use std::path::Path;
-use std::sync::{Arc, LazyLock, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arrow_device::device::sim::{SimConfig, SimDevice};
 use arrow_device::{ArrowDeviceType, Device};
@@ -13,37 +11,21 @@ use ballista_core::config::TaskSchedulingPolicy;
 use ballista_executor::execution_engine::{DefaultExecutionEngine, ExecutionEngine};
 use ballista_executor::executor_process::start_executor_process;
 use ballista_scheduler::config::SchedulerConfig;
-use datafusion::arrow::array::RecordBatch;
-use datafusion::arrow::row::{RowConverter, SortField};
-use datafusion::arrow::util::pretty::pretty_format_batches;
-use datafusion::error::{DataFusionError, Result};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-use tokio::sync::OnceCell;
 
 use crate::data;
 use crate::device_filter::PushFilterToDevice;
 use crate::nodes::{self, Scheduler};
+use crate::support::{self, LONG};
+pub(crate) use crate::support::{assert_same, error, expected, query, tables};
 
 pub(crate) type Rule = Arc<dyn PhysicalOptimizerRule + Send + Sync>;
 
-/// How long a query may take. More than enough, on a slow machine with other work.
-const LONG: Duration = Duration::from_secs(90);
-
 pub(crate) const PUSH: TaskSchedulingPolicy = TaskSchedulingPolicy::PushStaged;
 pub(crate) const PULL: TaskSchedulingPolicy = TaskSchedulingPolicy::PullStaged;
-
-/// The tables, written once.
-pub(crate) fn tables() -> &'static Path {
-    static TABLES: LazyLock<TempDir> = LazyLock::new(|| {
-        let dir = tempfile::tempdir().unwrap();
-        data::write(dir.path()).unwrap();
-        dir
-    });
-    TABLES.path()
-}
 
 /// What a task has done.
 #[derive(Clone, Copy, Debug)]
@@ -145,19 +127,7 @@ impl Worker {
     /// Waits until nothing is left on the device, and checks that nothing was done wrong there.
     #[track_caller]
     pub(crate) fn assert_clean(&self) {
-        let end = Instant::now() + LONG;
-        loop {
-            // An injected failure may be what it reports.
-            let _ = self.device.synchronize();
-            self.device.trim();
-            let (stats, report) = (self.device.stats(), self.sim.report());
-            assert_eq!(report.violations, [""; 0]);
-            if stats.allocations == stats.frees && report.live_allocations == 0 {
-                return;
-            }
-            assert!(Instant::now() < end, "{stats:?}\n{report:#?}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        support::assert_clean(&self.device, &self.sim);
     }
 }
 
@@ -229,75 +199,4 @@ impl Cluster {
     pub(crate) fn assert_clean(&self) {
         self.workers.iter().for_each(Worker::assert_clean);
     }
-}
-
-/// The result of a query, or an error if it hangs.
-pub(crate) async fn query(context: &SessionContext, sql: &str) -> Result<Vec<RecordBatch>> {
-    let work = async { context.sql(sql).await?.collect().await };
-    let hangs = |_| DataFusionError::Internal(format!("no end after {LONG:?}: {sql}"));
-    tokio::time::timeout(LONG, work).await.map_err(hangs)?
-}
-
-/// The text of a query's error, which must not be that it hangs.
-pub(crate) async fn error(context: &SessionContext, sql: &str) -> String {
-    let error = query(context, sql).await.unwrap_err().to_string();
-    assert!(!error.contains("no end after"), "{error}");
-    error
-}
-
-/// A query's result in one process, without devices. Each is computed once.
-pub(crate) async fn expected(sql: &str) -> Arc<Vec<RecordBatch>> {
-    type Results = Mutex<HashMap<String, Arc<OnceCell<Arc<Vec<RecordBatch>>>>>>;
-    static RESULTS: LazyLock<Results> = LazyLock::new(Results::default);
-    let cell = RESULTS
-        .lock()
-        .unwrap()
-        .entry(sql.to_owned())
-        .or_default()
-        .clone();
-    let compute = async || {
-        let config = SessionConfig::new().with_target_partitions(4);
-        let context = SessionContext::new_with_config(config);
-        data::register(&context, tables()).await.unwrap();
-        Arc::new(query(&context, sql).await.unwrap())
-    };
-    cell.get_or_init(compute).await.clone()
-}
-
-/// The same rows, in any order. Values are compared exactly, floats by their bits.
-#[track_caller]
-pub(crate) fn assert_same(found: &[RecordBatch], expected: &[RecordBatch], what: &str) {
-    let rows = |batches: &[RecordBatch]| {
-        let Some(first) = batches.first() else {
-            return Vec::new();
-        };
-        let types = first
-            .columns()
-            .iter()
-            .map(|c| SortField::new(c.data_type().clone()));
-        let converter = RowConverter::new(types.collect()).unwrap();
-        let mut rows = Vec::new();
-        for batch in batches {
-            let batch = converter.convert_columns(batch.columns()).unwrap();
-            rows.extend(batch.iter().map(|row| row.owned()));
-        }
-        rows.sort();
-        rows
-    };
-    let types = |batches: &[RecordBatch]| -> Vec<_> {
-        let columns = batches.first().map(|batch| batch.schema().fields().clone());
-        let columns = columns.iter().flatten();
-        columns
-            .map(|f| (f.name().clone(), f.data_type().clone()))
-            .collect()
-    };
-    assert_eq!(types(found), types(expected), "{what}");
-    let same = rows(found) == rows(expected);
-    let text = |batches| pretty_format_batches(batches).unwrap();
-    assert!(
-        same,
-        "{what}\n{}\ninstead of\n{}",
-        text(found),
-        text(expected)
-    );
 }

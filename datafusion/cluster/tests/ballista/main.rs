@@ -9,6 +9,8 @@ mod data;
 #[allow(dead_code, unused_imports)]
 #[path = "../../../examples/sql/device_filter/mod.rs"]
 mod device_filter;
+#[path = "../support/example.rs"]
+mod example;
 mod failures;
 mod mixed;
 #[path = "../../examples/cluster/ballista/nodes.rs"]
@@ -21,5 +23,8 @@ mod programs;
 #[path = "../../examples/cluster/report.rs"]
 mod report;
 mod rules;
+#[allow(dead_code)]
+#[path = "../support/mod.rs"]
+mod support;
 mod tpch;
 mod windows;

@@ -1,63 +1,19 @@
 //! The example, whose cluster consists of processes.
 
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::process::Command;
 
 use crate::cluster::*;
 use crate::data::{self, QUERIES};
+use crate::example;
 use crate::nodes;
 use crate::processes::Process;
 
-/// How long the example may take.
-const LONG: Duration = Duration::from_secs(240);
-
-/// The example beside this test.
-fn example() -> PathBuf {
-    let this = std::env::current_exe().unwrap();
-    let example = this.ancestors().nth(2).unwrap().join("examples/cluster");
-    let build = "cargo build --features ballista,distributed --example cluster";
-    assert!(example.exists(), "there is no example yet: {build}");
-    example
-}
-
+/// A scheduler and two executors, three queries.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_example_runs_and_leaves_no_process() {
-    let mut command = Command::new(example());
-    let output = command.arg("ballista").kill_on_drop(true).output();
-    let output = tokio::time::timeout(LONG, output).await;
-    let output = output.expect("it does not end").unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let errors = String::from_utf8(output.stderr).unwrap();
-    assert!(output.status.success(), "{text}\n{errors}");
-    for word in [
-        "no device",
-        "device sim:1",
-        "device sim:2",
-        "with device operators",
-        "DeviceFilterExec",
-        "bytes up",
-        "bytes down",
-        "one process without devices",
-    ] {
-        assert!(text.contains(word), "no {word:?} in\n{text}");
-    }
-    assert_eq!(text.matches("rows, the same").count(), 3, "{text}");
-    assert!(!text.contains("DIFFERENT"), "{text}");
-    let ids = text
-        .lines()
-        .filter_map(|line| line.split_once(": process "));
-    let ids = ids.filter_map(|(_, rest)| rest.split(',').next());
-    let ids: Vec<&str> = ids.collect();
-    assert_eq!(ids.len(), 3, "{text}");
-    for id in ids {
-        let end = Instant::now() + Duration::from_secs(10);
-        while Path::new("/proc").join(id).exists() {
-            assert!(Instant::now() < end, "process {id} is left");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    }
+    example::check("ballista", 3, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,7 +23,10 @@ async fn bad_arguments_are_explained() {
         (&["spark"], &["spark", "--features"]),
         (&["ballista", "--often"], &["--often"]),
     ] {
-        let output = Command::new(example()).args(arguments).output().await;
+        let output = Command::new(example::program())
+            .args(arguments)
+            .output()
+            .await;
         let output = output.unwrap();
         assert_eq!(output.status.code(), Some(2));
         let errors = String::from_utf8(output.stderr).unwrap();
@@ -81,7 +40,7 @@ async fn bad_arguments_are_explained() {
 /// their tasks. Where they are sent tasks and the planner is adaptive, Ballista may wait forever: 4 of 8 times with its own engine.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_process() {
-    let program = example();
+    let program = example::program();
     let start = async |name: &str, role: &[&str]| {
         let process = Process::start_program(&program, "ballista", name, role);
         process.await.unwrap()

@@ -5,13 +5,8 @@ use std::time::Instant;
 
 use crate::cluster::*;
 use crate::data::QUERIES;
+use crate::support::ON_DEVICES;
 
-/// The queries with filters that the kernels support. The filters of the others are `LIKE` (9, 13, 16), `IN`, `OR` and comparisons of
-/// columns (12, 19, 22), or compare sums (18).
-const ON_DEVICES: [&str; 15] = [
-    "q01", "q02", "q03", "q04", "q05", "q06", "q07", "q08", "q10", "q11", "q14", "q15", "q17",
-    "q20", "q21",
-];
 /// Scans, joins, subqueries, and one without device operators.
 const FEW: [&str; 5] = ["q01", "q03", "q09", "q11", "q20"];
 
