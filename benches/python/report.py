@@ -14,7 +14,7 @@ import rows
 from rounds import Rounds
 from sides import NAMES, Batch
 
-ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 Z1 F1 F1T M1 W1 L1 N1 N2 N3 N4".split()
+ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F1 F1T M1 W1 L1 N1 N2 N3 N4".split()
 # What --quick lets pass of times, times the limit: machines that build are busy, and processors differ in what a copy or a lock costs.
 MARGIN = 1.5
 
@@ -40,7 +40,7 @@ class Report:
     def __init__(self, quick, wanted):
         self.quick, self.wanted = quick, wanted
         self.rows, self.rounds, self.model = {}, {}, []
-        self.timed = {times.id for times in rows.TIMES} | {"S3", "O1", "WG1", "DF1", "DF2", "DF4"}
+        self.timed = {times.id for times in rows.TIMES} | {"S3", "O1", "WG1", "DF1", "DF2", "DF4", "DF5"}
 
     def add(self, measured):
         for row in measured:
@@ -107,13 +107,17 @@ class Report:
             self.add([rows.Row("WG1", "WebGPU beside plain wgpu", "", missing="there is no WebGPU adapter")])
 
     def datafusion(self):
-        if self.quick or not self.wanted & {id for id, _, _ in rows.DATAFUSION}:
-            return
-        progress("DataFusion")
-        # Built here: its program has no name of its own, and compiling DataFusion with optimizations takes long.
-        command = "cargo bench --locked -p arrow-device-datafusion --bench overhead -- --lines"
-        printed = subprocess.run(command.split(), check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
-        self.add(rows.datafusion(line for line in printed if line.startswith("DF")))
+        # Built here: the programs have no name of their own, and compiling DataFusion with optimizations takes long.
+        for what, kinds, folder, options in [
+            ("DataFusion", rows.DATAFUSION, ".", "-p arrow-device-datafusion"),
+            ("Ballista", rows.CLUSTER, "datafusion/cluster", "--features ballista,distributed"),
+        ]:
+            if self.quick or not self.wanted & {id for id, _, _ in kinds}:
+                continue
+            progress(what)
+            command = f"cargo bench --locked {options} --bench overhead -- --lines"
+            printed = subprocess.run(command.split(), cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+            self.add(rows.datafusion((line for line in printed if line.startswith("DF")), kinds))
 
     def measure(self):
         self.counts()

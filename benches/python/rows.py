@@ -302,11 +302,15 @@ DATAFUSION = [
     ("DF3", "DataFusion: device operators that need no kernel between device operators: copies, waits, bytes; joined batches", "0; one allocation and the rows' bytes"),
     ("DF4", "DataFusion: the result of four busy partitions as a device stream", "<= 1.1x execute_stream"),
 ]
+CLUSTER = [
+    ("DF5", "Ballista, two executors: TPC-H 1, 3 and 6 with an operator on the CPU above each scan", "<= 1.05x without operators"),
+    ("DF6", "Ballista, two executors with a simulated device: bytes and copies of each stage", "0 where nothing moves"),
+]
 
 
-def datafusion(lines):
-    """DF1 to DF4: what the bench `overhead` of arrow-device-datafusion printed."""
-    rows = {id: Row(id, case, target) for id, case, target in DATAFUSION}
+def datafusion(lines, kinds):
+    """What a bench `overhead` printed: DF1 to DF4 that of arrow-device-datafusion, DF5 and DF6 that of arrow-device-cluster."""
+    rows = {id: Row(id, case, target) for id, case, target in kinds}
     for line in lines:
         id, what, *numbers = line.split("\t")
         measured, limit, *times = map(float, numbers)

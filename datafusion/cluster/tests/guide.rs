@@ -19,7 +19,10 @@ mod worker {
 
 #[test]
 fn the_page_has_these_programs_and_no_others() {
-    let programs = [include_str!("guide/executor.rs"), include_str!("guide/worker.rs")];
+    let programs = [
+        include_str!("guide/executor.rs"),
+        include_str!("guide/worker.rs"),
+    ];
     for program in programs {
         let block = format!("```rust\n{program}```\n");
         assert!(PAGE.contains(&block), "the page has another program");
