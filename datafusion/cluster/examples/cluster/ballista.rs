@@ -23,9 +23,7 @@ use crate::report::{self, Task};
 
 const ENGINE: &str = "ballista";
 const WORKERS: [&str; 2] = ["executor 1", "executor 2"];
-/// Executors ask for tasks. Where they are sent tasks, the adaptive planner of Ballista 55 may wait forever for the stages of an
-/// executor that has been killed.
-const POLICY: TaskSchedulingPolicy = TaskSchedulingPolicy::PullStaged;
+const POLICY: TaskSchedulingPolicy = TaskSchedulingPolicy::PushStaged;
 
 /// Runs the queries on a new cluster. Returns whether all results are those of one process.
 pub(crate) async fn run(
@@ -78,23 +76,30 @@ pub(crate) async fn run(
 pub(crate) async fn role(role: &[String]) -> Result<()> {
     let role: Vec<&str> = role.iter().map(String::as_str).collect();
     match role[..] {
-        ["scheduler"] => {
-            let config = SchedulerConfig {
-                // On one machine an executor that is silent for so long has ended.
-                executor_timeout_seconds: 5,
-                expire_dead_executor_interval_seconds: 1,
-                ..SchedulerConfig::default().with_scheduler_policy(POLICY)
-            };
-            let (_scheduler, port) = nodes::start_scheduler(config).await?;
-            ready(&port.to_string(), "no device");
-            Tasks::default().answer().await
-        }
+        ["scheduler"] => role_of_scheduler(20).await,
+        // Where executors are killed, that should be noticed soon.
+        ["scheduler", seconds] => match seconds.parse() {
+            Ok(seconds) => role_of_scheduler(seconds).await,
+            Err(_) => Err(DataFusionError::Configuration(format!("{seconds} seconds"))),
+        },
         ["executor", port, number] => match port.parse() {
             Ok(port) => executor(port, number).await,
             Err(_) => Err(DataFusionError::Configuration(format!("{port} is no port"))),
         },
         _ => Err(DataFusionError::Configuration(format!("no role {role:?}"))),
     }
+}
+
+/// An executor that is silent for so long has ended.
+async fn role_of_scheduler(executor_timeout_seconds: u64) -> Result<()> {
+    let config = SchedulerConfig {
+        executor_timeout_seconds,
+        expire_dead_executor_interval_seconds: 1,
+        ..SchedulerConfig::default().with_scheduler_policy(POLICY)
+    };
+    let (_scheduler, port) = nodes::start_scheduler(config).await?;
+    ready(&port.to_string(), "no device");
+    Tasks::default().answer().await
 }
 
 /// The rules of the plugin: filters go to the executor's simulated devices, whatever the number of rows.

@@ -73,9 +73,9 @@
 //! | a client goes, or cancels | Ballista aborts its tasks; their device memory is freed |
 //! | an executor goes | Ballista runs its tasks on another one, once it notices (`executor_timeout_seconds` of the scheduler, 180 by default) |
 //!
-//! One case is Ballista's own: with push scheduling *and* the adaptive planner, a query may never end if an executor is killed that has
-//! finished stages of it. In tests that happened with Ballista's own engine, too, 4 of 8 times, and never with pull scheduling or
-//! without the adaptive planner. Clients should have a time limit.
+//! One case is Ballista's own: with the adaptive planner, which is the default, a query of several stages may never end if an executor
+//! is killed (`kill -9`). In tests that happened with Ballista's own engine, 4 of 8 times, and never without the adaptive planner
+//! (`with_ballista_adaptive_query_planner(false)`). Clients should have a time limit.
 
 mod clients;
 mod engine;

@@ -146,8 +146,12 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) async fn start(policy: TaskSchedulingPolicy, mut workers: Vec<Worker>) -> Self {
+        // Writing them takes seconds, in which nobody else should wait for this thread.
+        tokio::task::spawn_blocking(tables).await.unwrap();
         let config = SchedulerConfig {
-            executor_timeout_seconds: 5,
+            // A shorter time may pass on a busy machine. The scheduler would end an executor, and with it, by a flag of the whole
+            // process, those of all tests.
+            executor_timeout_seconds: 20,
             expire_dead_executor_interval_seconds: 1,
             ..SchedulerConfig::default().with_scheduler_policy(policy)
         };
