@@ -3,10 +3,12 @@
 #[allow(dead_code)]
 mod nodes;
 
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow_device::{ArrowDeviceType, Devices};
+use arrow_device::device::sim::{SimConfig, SimDevice};
+use arrow_device::{ArrowDeviceType, Device, Devices};
 use arrow_device_cluster::ballista::DeviceEngine;
 use arrow_device_datafusion::{DeviceResolver, DeviceSpec, to_datafusion};
 use ballista_core::config::TaskSchedulingPolicy;
@@ -47,9 +49,7 @@ pub(crate) async fn run(
         workers.push(worker);
     }
 
-    let port = scheduler.address().parse();
-    let port = port.map_err(|_| DataFusionError::Internal("no port".to_owned()))?;
-    let cluster = nodes::client(port, true).await?;
+    let cluster = nodes::client(number_of(scheduler.address())?, true).await?;
     let one = SessionContext::new_with_config(SessionConfig::new().with_target_partitions(4));
     for context in [&cluster, &one] {
         data::register(context, dir.path()).await?;
@@ -78,16 +78,25 @@ pub(crate) async fn role(role: &[String]) -> Result<()> {
     match role[..] {
         ["scheduler"] => role_of_scheduler(20).await,
         // Where executors are killed, that should be noticed soon.
-        ["scheduler", seconds] => match seconds.parse() {
-            Ok(seconds) => role_of_scheduler(seconds).await,
-            Err(_) => Err(DataFusionError::Configuration(format!("{seconds} seconds"))),
-        },
-        ["executor", port, number] => match port.parse() {
-            Ok(port) => executor(port, number).await,
-            Err(_) => Err(DataFusionError::Configuration(format!("{port} is no port"))),
-        },
+        ["scheduler", seconds] => role_of_scheduler(number_of(seconds)?).await,
+        ["executor", port, number] => {
+            // Opened once, before there is work for it.
+            let device = Devices::open(&format!("sim:{number}"));
+            executor(number_of(port)?, device.map_err(to_datafusion)?).await
+        }
+        // Where executors are killed, they should be at work.
+        ["slow executor", port, bytes_per_second] => {
+            let config = SimConfig::default().with_bytes_per_second(number_of(bytes_per_second)?);
+            let device = SimDevice::new(config).and_then(|sim| Device::new(sim));
+            executor(number_of(port)?, device.map_err(to_datafusion)?).await
+        }
         _ => Err(DataFusionError::Configuration(format!("no role {role:?}"))),
     }
+}
+
+fn number_of<T: FromStr>(text: &str) -> Result<T> {
+    let number = text.parse();
+    number.map_err(|_| DataFusionError::Configuration(format!("{text} is no number")))
 }
 
 /// An executor that is silent for so long has ended.
@@ -111,9 +120,7 @@ pub(crate) fn rules() -> [Arc<dyn PhysicalOptimizerRule + Send + Sync>; 2] {
     ]
 }
 
-async fn executor(scheduler: u16, number: &str) -> Result<()> {
-    // Opened once, before there is work for it.
-    let device = Devices::open(&format!("sim:{number}")).map_err(to_datafusion)?;
+async fn executor(scheduler: u16, device: Device) -> Result<()> {
     let tasks = Tasks::default();
     let seen = tasks.clone();
     let engine = DeviceEngine::new(rules()).with_observer(move |task| {
