@@ -12,11 +12,11 @@ use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::sorts::sort_preserving_merge::SortPreservingMergeExec;
 use datafusion::physical_plan::union::UnionExec;
-use datafusion::physical_plan::{ExecutionPlan, Partitioning};
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, Partitioning};
 
-use super::nodes::{number, optional, partitions, partitions_below, read_schema, schema_message};
 use super::operator::{PlanDecoder, PlanEncoder};
 use super::unreadable;
+use super::values::{number, optional, partitions, read_schema, schema_message};
 use super::wire::{self, Form};
 
 /// The message of a form, without its device and children.
@@ -111,7 +111,7 @@ pub(super) fn read(form: Option<Form>, decoder: &PlanDecoder<'_>) -> Result<Arc<
         }
         Form::Merge(merge) => {
             let input = input()?;
-            if partitions_below(&input) != 1 {
+            if input.output_partitioning().partition_count() != 1 {
                 return Err(unreadable("a merge of several partitions on a device"));
             }
             let by = |by: &wire::SortBy| -> Result<_> {

@@ -8,6 +8,7 @@ mod scan;
 #[cfg(feature = "ballista")]
 mod split;
 mod tables;
+mod values;
 mod wire;
 
 use std::fmt;

@@ -3,24 +3,20 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use arrow_device::{ArrowDeviceType, DeviceId};
 use arrow_device_datafusion::{
     DeviceCoalesceBatchesExec, DeviceExec, DeviceForm, DeviceInsertExec, DevicePlan,
-    DeviceScanExec, DeviceSpec, DeviceToDeviceExec, DeviceToHostExec, HostToDeviceExec,
+    DeviceScanExec, DeviceToDeviceExec, DeviceToHostExec, HostToDeviceExec,
 };
-use datafusion::arrow::datatypes::{Schema, SchemaRef};
+use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
-use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion_proto::physical_plan::PhysicalProtoConverterExtension;
-use datafusion_proto::protobuf;
 
-use super::operator::{PlanDecoder, PlanEncoder};
+use super::operator::{PlanDecoder, PlanEncoder, only};
+use super::values::{device_message, device_of, number, read_schema, schema_message};
 use super::wire::{self, Kind};
 use super::{DeviceCodec, forms, scan, unreadable};
-
-/// The most partitions that a plan may ask for.
-const MOST_PARTITIONS: usize = 1 << 20;
 
 impl DeviceCodec {
     /// The message of a device node.
@@ -105,10 +101,8 @@ impl DeviceCodec {
         };
         let plan: Arc<dyn DevicePlan> = match kind {
             Kind::ToHost(_) => {
-                let host = on(&Some(device_message(&DeviceSpec::any(
-                    ArrowDeviceType::CPU,
-                ))))?;
-                return Ok(Arc::new(DeviceToHostExec::new(host.only_child()?.clone())));
+                let input = only(inputs)?.clone();
+                return Ok(Arc::new(DeviceToHostExec::new(input)));
             }
             Kind::Insert(insert) => return scan::read_insert(&insert, &on(&insert.device)?),
             Kind::ToDevice(up) => {
@@ -185,57 +179,4 @@ fn schema_of(plan: &dyn DevicePlan) -> SchemaRef {
 
 fn partitions_of(plan: &dyn DevicePlan) -> usize {
     plan.properties().output_partitioning().partition_count()
-}
-
-/// The message of a description. One that was made of an opened device becomes that of its type and id.
-pub(super) fn device_message(device: &DeviceSpec) -> wire::Device {
-    wire::Device {
-        device_type: device.device_type().value(),
-        id: device.id(),
-    }
-}
-
-fn device_of(device: &Option<wire::Device>) -> Result<DeviceSpec> {
-    let device = device.as_ref();
-    let device = device.ok_or_else(|| unreadable("a node without a device"))?;
-    let device_type = ArrowDeviceType::new(device.device_type);
-    Ok(match device.id {
-        Some(id) => DeviceId::new(device_type, id).into(),
-        None => DeviceSpec::any(device_type),
-    })
-}
-
-pub(super) fn schema_message(schema: &Schema) -> Result<protobuf::Schema> {
-    let message = protobuf::Schema::try_from(schema);
-    message.map_err(|e| {
-        DataFusionError::NotImplemented(format!("a device plan's schema cannot travel: {e}"))
-    })
-}
-
-pub(super) fn read_schema(schema: &Option<protobuf::Schema>) -> Result<SchemaRef> {
-    let schema = schema.as_ref();
-    let schema = schema.ok_or_else(|| unreadable("a node without a schema"))?;
-    Ok(Arc::new(Schema::try_from(schema).map_err(unreadable)?))
-}
-
-pub(super) fn number(value: u64) -> Result<usize> {
-    usize::try_from(value).map_err(unreadable)
-}
-
-pub(super) fn optional(value: Option<u64>) -> Result<Option<usize>> {
-    value.map(number).transpose()
-}
-
-/// A number of partitions.
-pub(super) fn partitions(value: u64) -> Result<usize> {
-    match number(value)? {
-        0 => Err(unreadable("no partitions")),
-        n if n > MOST_PARTITIONS => Err(unreadable(format!("{n} partitions"))),
-        n => Ok(n),
-    }
-}
-
-/// The number of partitions of a child.
-pub(super) fn partitions_below(plan: &Arc<dyn ExecutionPlan>) -> usize {
-    plan.output_partitioning().partition_count()
 }

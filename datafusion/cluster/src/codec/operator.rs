@@ -135,6 +135,17 @@ impl fmt::Debug for PlanEncoder<'_> {
     }
 }
 
+/// The child of a node that has one.
+pub(super) fn only(children: &[Arc<dyn ExecutionPlan>]) -> Result<&Arc<dyn ExecutionPlan>> {
+    match children {
+        [child] => Ok(child),
+        _ => Err(unreadable(format!(
+            "a node with one child has {} here",
+            children.len()
+        ))),
+    }
+}
+
 /// What a decoder of an operator gets besides the bytes.
 pub struct PlanDecoder<'a> {
     pub(super) device: DeviceSpec,
@@ -160,13 +171,7 @@ impl PlanDecoder<'_> {
     /// # Errors
     /// Returns an error for any other number of children.
     pub fn only_child(&self) -> Result<&Arc<dyn ExecutionPlan>> {
-        match self.children {
-            [child] => Ok(child),
-            children => Err(unreadable(format!(
-                "a node with one child has {} here",
-                children.len()
-            ))),
-        }
+        only(self.children)
     }
 
     /// Returns the task context of the session that will run the plan: its configuration, extensions and functions.

@@ -11,9 +11,9 @@ use datafusion::logical_expr::dml::InsertOp;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion_proto::protobuf;
 
-use super::nodes::{device_message, number, optional, read_schema, schema_message};
 use super::operator::{PlanDecoder, PlanEncoder};
 use super::tables::DeviceTables;
+use super::values::{device_message, number, optional, read_schema, schema_message};
 use super::{unreadable, wire};
 
 /// The error of a table that has no name.

@@ -10,7 +10,7 @@
 //! | workers without devices | have no rules, and run their tasks on the host | get no task with device nodes, by [`with_device_placement`](DeviceDistributedExt::with_device_placement) |
 //! | tables on the workers' devices | no | by name: [`with_device_tables`](DeviceDistributedExt::with_device_tables) |
 //! | dynamic task counts | yes | no |
-//! | `EXPLAIN` | shows DataFusion's operators; `EXPLAIN ANALYZE` counts some metrics at a neighbour of their node | shows device operators, with their metrics |
+//! | `display_plan_ascii`, `EXPLAIN ANALYZE` | show DataFusion's operators, and `EXPLAIN ANALYZE` counts some metrics at a neighbour of their node | show device operators, with their metrics |
 //!
 //! Let the workers insert them unless queries read tables on devices, or the coordinator must decide which worker runs what: it needs
 //! the least, and a mixed cluster just works. Both can be combined: with tables on devices and rules on the workers, the coordinator

@@ -1,6 +1,7 @@
 //! Bytes that were cut off or changed are errors, or other plans, and never a panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use arrow_device_cluster::codec::{DeviceTableCodec, DeviceTables};
@@ -144,6 +145,38 @@ fn bytes() {
         errors > 5_000 && others > 100 && same > 14,
         "{errors} {others} {same}"
     );
+}
+
+/// Nodes over children that they were not written with: columns that are not there.
+#[test]
+fn children() {
+    let there = worker(DeviceTables::of([("t", t(2))]));
+    let (context, codec) = (there.task_ctx(), codec());
+    let converter = DefaultPhysicalProtoConverter {};
+    let of = |plan: Arc<dyn ExecutionPlan>| node(DeviceForm::of(plan, SIM).unwrap().unwrap());
+    let column = |name: &str, index| ProjectionExpr {
+        expr: Arc::new(Column::new(name, index)),
+        alias: name.into(),
+    };
+    let narrow = ProjectionExec::try_new([column("id", 0)], scan(1)).unwrap();
+    let narrow = of(Arc::new(narrow));
+    let by = PhysicalSortExpr::new_default(Arc::new(Column::new("s", 2)));
+    let by = LexOrdering::new([by]).unwrap();
+    let read = |plan: Arc<dyn ExecutionPlan>, children: &[Arc<dyn ExecutionPlan>]| {
+        let mut written = Vec::new();
+        codec.try_encode(plan, &mut written, &converter).unwrap();
+        let read = codec.try_decode(&written, children, &context, &converter);
+        read.unwrap_err().to_string()
+    };
+    let merge = of(Arc::new(SortPreservingMergeExec::new(by, scan(1))));
+    let e = read(merge, from_ref(&narrow));
+    assert!(e.contains("has the column s@2, which is not in"), "{e}");
+    let projection = ProjectionExec::try_new([column("n", 1)], scan(1)).unwrap();
+    let e = read(of(Arc::new(projection)), from_ref(&narrow));
+    assert!(e.contains("has the column n@1, which is not in"), "{e}");
+    let union = of(UnionExec::try_new(vec![scan(1), scan(1)]).unwrap());
+    let e = read(union, &[narrow, scan(1)]);
+    assert!(e.contains("a union of different numbers of columns"), "{e}");
 }
 
 #[test]

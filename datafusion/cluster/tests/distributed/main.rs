@@ -13,6 +13,7 @@ mod data;
 mod device_filter;
 #[path = "../support/example.rs"]
 mod example;
+mod explain;
 mod failures;
 mod mixed;
 #[path = "../../examples/cluster/distributed/nodes.rs"]

@@ -78,7 +78,8 @@ async fn that_are_killed() {
         let stays = start_worker(survivor.parts.clone()).await.unwrap();
         let both = coordinator(way, Urls(vec![gone, stays.clone()]), |builder| builder).unwrap();
         data::register(&both, tables()).await.unwrap();
-        let running = tokio::spawn(async move { error(&both, SQL).await });
+        let session = both.clone();
+        let running = tokio::spawn(async move { error(&session, SQL).await });
         tokio::time::sleep(Duration::from_millis(1500)).await;
         assert!(!running.is_finished(), "it was not slow enough");
         process.0.kill().unwrap();
@@ -86,6 +87,12 @@ async fn that_are_killed() {
         let e = running.await.unwrap();
         println!("{way:?}: after {:?}: {e}", killed.elapsed());
         assert!(killed.elapsed() < Duration::from_secs(20), "{e}");
+        survivor.assert_clean();
+        // It is still asked.
+        let again = Instant::now();
+        let e = error(&both, SQL).await;
+        println!("{way:?}: after {:?}: {e}", again.elapsed());
+        assert!(again.elapsed() < Duration::from_secs(20), "{e}");
         survivor.assert_clean();
         // In a cluster of one worker, the engine would run it in the coordinator.
         let another = Worker::new(way);

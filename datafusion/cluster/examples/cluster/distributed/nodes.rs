@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_device::ArrowDeviceType;
 use arrow_device_cluster::codec::DeviceCodec;
 use arrow_device_cluster::distributed::DeviceDistributedExt;
-use arrow_device_datafusion::{DeviceResolver, DeviceSpec};
+use arrow_device_datafusion::{DeviceOptions, DeviceResolver, DeviceSpec};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::SessionStateBuilder;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
@@ -99,8 +99,10 @@ pub(crate) async fn start_worker(parts: Parts) -> Result<Url> {
             .with_device_codec(parts.codec)
             .with_device_rules(parts.rules)
             .with_distributed_worker_plan_rewrite_handler(observe);
-        let builder = (parts.extend)(builder);
-        async move { Ok::<_, DataFusionError>(builder.build()) }
+        // What the coordinator has set for device nodes.
+        let builder = (parts.extend)(builder)
+            .with_distributed_option_extension_from_headers::<DeviceOptions>(&query.headers);
+        async move { Ok::<_, DataFusionError>(builder?.build()) }
     });
     let server = tonic::transport::Server::builder().add_service(worker.into_worker_server());
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
