@@ -86,16 +86,20 @@ fn runs(mut ranges: Vec<Range<usize>>, aligned: bool) -> Option<(Vec<Run>, usize
 
 /// Copies parts of a region to a fresh allocation of `queue`'s device: one copy for each run. The padding behind each is zero.
 fn place(queue: &Queue, region: &Region, parts: Vec<Range<usize>>) -> Result<Placed> {
-    let (runs, bytes) = runs(parts, region.aligned).ok_or_else(too_long)?;
+    let memory = &region.memory;
+    // A part that begins elsewhere has no padding of its own.
+    let mut begins = parts.iter().map(|part| part.start);
+    let aligned = region.aligned && begins.all(|start| start % ALIGNMENT == 0);
+    let (runs, bytes) = runs(parts, aligned).ok_or_else(too_long)?;
     let mut slab = DeviceBufferMut::allocate(queue, bytes)?;
-    if !region.aligned {
+    if !aligned {
         slab.fill(0)?;
     }
-    let (base, memory) = (slab.address(), &region.memory);
+    let base = slab.address();
     let copy = |run: &Run| CopyOp {
         src: DevicePtr::new(memory.as_ptr().with_addr(run.from.start).cast_mut().cast()),
         dst: base.offset(run.to),
-        bytes: match region.aligned {
+        bytes: match aligned {
             true => run.from.len().next_multiple_of(ALIGNMENT),
             false => run.from.len(),
         },
@@ -103,7 +107,7 @@ fn place(queue: &Queue, region: &Region, parts: Vec<Range<usize>>) -> Result<Pla
     };
     let copies: Vec<_> = runs.iter().map(copy).collect();
     // SAFETY: the sources lie in `memory`, which `keep_until` keeps until the copies are done, even after an error: each part does
-    // (`Staged::find`), and so does the padding behind it, since aligned memory begins and ends at multiples of 64 (`Staged::add`).
+    // (`Staged::find`), and so does the padding behind it, since all parts begin, and aligned memory ends, at multiples of 64.
     // The destinations are apart from each other and within `bytes` bytes of the slab, as `runs` laid them out; it is freed in the
     // queue's order.
     let copied = unsafe { queue.copy(&copies) }.and_then(|()| queue.record());
@@ -161,16 +165,17 @@ fn addresses(slot: &Slot) -> Range<usize> {
 }
 
 impl Staged {
-    /// Adds staging memory. If it is `aligned`, it begins and ends at multiples of 64, all of its buffers begin at multiples of
-    /// 64, and the bytes between them are zero.
+    /// Adds staging memory. If it is `aligned`, all of its buffers begin at multiples of 64, and the bytes between them and up to its end
+    /// are zero.
     /// Returns what [`remove`](Self::remove) takes.
     pub(crate) fn add(&mut self, memory: Buffer, aligned: bool) -> usize {
+        let start = memory.as_ptr().addr();
+        let aligned = aligned && (start + memory.len()) % ALIGNMENT == 0;
         let region = Region {
             memory,
             aligned,
             placed: None,
         };
-        let start = region.memory.as_ptr().addr();
         self.0.insert(start, region);
         start
     }

@@ -275,6 +275,30 @@ fn padding_is_cleared() {
     sim.assert_done();
 }
 
+/// In a compressed file, a buffer that does not become smaller stands as it is behind a prefix, so nowhere at a multiple of 64.
+#[test]
+fn buffers_that_do_not_compress() {
+    if cfg!(miri) {
+        return;
+    }
+    let of = |values: &[u8]| -> ArrayRef { Arc::new(UInt8Array::from(values.to_vec())) };
+    let columns = [("a", of(&[0xA1, 0xB2])), ("b", of(&[0xD4, 0xE5]))];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let sim = Sim::new(SimMode::Async);
+    for format in FORMATS {
+        let lz4 = Some(CompressionType::LZ4_FRAME);
+        let options = aligned(64).try_with_compression(lz4).unwrap();
+        let bytes = format.write(std::slice::from_ref(&batch), options);
+        let (read, stats) = counted(&sim, || format.read(&bytes, &sim).unwrap());
+        assert_eq!((stats.copies, stats.host_copied_bytes), (2, 0));
+        assert_batches(std::slice::from_ref(&batch), &read, "raw");
+        let mut all = Vec::new();
+        addresses(read[0].as_struct(), &mut all);
+        assert!(all.iter().all(|address| address % 64 == 0), "{all:?}");
+    }
+    sim.assert_done();
+}
+
 /// A decimal needs 16 bytes on the host, which the format does not promise: it is moved, and nothing else is.
 #[test]
 fn misaligned_values_are_moved() {

@@ -127,7 +127,8 @@ pub(super) fn read_body(
     let aligned = match batch {
         Some(batch) => {
             let mut buffers = check(&batch, &slab[start..start + body], most)?;
-            clear_between(&mut buffers, &mut slab[start..])
+            // Buffers that are not compressed in a compressed message stand behind a prefix.
+            clear_between(&mut buffers, &mut slab[start..]) && batch.compression().is_none()
         }
         None => true,
     };
