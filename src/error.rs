@@ -118,6 +118,14 @@ pub enum Error {
         /// The operation.
         operation: &'static str,
     },
+    /// A part of a source that is read in parallel failed ([`ParallelReader`](crate::ParallelReader)).
+    #[error("part {part}: {source}")]
+    Part {
+        /// The number of the part, counted from 0.
+        part: usize,
+        /// The part's error.
+        source: Arc<Error>,
+    },
     /// An error of arrow-rs.
     #[error("{0}")]
     Arrow(#[source] Arc<ArrowError>),
@@ -150,6 +158,7 @@ impl Error {
                 libc::EINVAL
             }
             Self::Foreign { errno, .. } => *errno,
+            Self::Part { source, .. } => source.errno(),
             #[cfg(feature = "async")]
             Self::AsyncProducer { errno, .. } => *errno,
             Self::Cancelled { .. } => libc::ECANCELED,

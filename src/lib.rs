@@ -180,6 +180,6 @@ pub use memory::{
 pub use stream::{
     DeviceArrayIterator, DeviceArrayReader, DeviceArrayStreamReader, DeviceRecordBatchIterator,
     DeviceRecordBatchReader, DeviceRecordBatchStreamReader, HostArrayReader, HostRecordBatchReader,
-    ReadAhead, UploadingReader, export_reader,
+    ParallelReader, ReadAhead, UploadingReader, export_reader,
 };
 pub use transfer::Download;

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use arrow_array::{RecordBatch, RecordBatchIterator, record_batch};
 use arrow_device::device::parts::Worker;
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
-use arrow_device::{Device, DeviceRecordBatch, Devices, SyncPolicy, UploadingReader};
+use arrow_device::{
+    Device, DeviceRecordBatch, Devices, ParallelReader, SyncPolicy, UploadingReader,
+};
 use fork_kit::{alone, forked};
 
 fn batch() -> RecordBatch {
@@ -116,6 +118,27 @@ fn a_stream_that_reads_ahead_is_the_parents() {
             let rows: Vec<_> = child.unwrap().map(|up| up.unwrap().num_rows()).collect();
             assert_eq!(rows, [3; 4]);
         }
+    });
+}
+
+/// So does a reader whose parts are read by several threads.
+#[test]
+fn a_parallel_reader_is_the_parents() {
+    alone("a_parallel_reader_is_the_parents", || {
+        let open = |_| Ok(RecordBatchIterator::new([Ok(batch())], batch().schema()));
+        let read = ParallelReader::new(batch().schema(), 0..5, open);
+        let mut read = read.with_threads(2);
+        assert_eq!(read.next().unwrap().unwrap(), batch());
+        let mut child = Some(read);
+        forked(|| {
+            let mut read = child.take().unwrap();
+            let text = read.next().unwrap().unwrap_err().to_string();
+            assert!(text.contains("cannot be used after fork"), "{text}");
+            assert!(read.next().is_none() && read.next().is_none());
+            drop(read);
+        });
+        let rows: Vec<_> = child.unwrap().map(|b| b.unwrap().num_rows()).collect();
+        assert_eq!(rows, [3; 4]);
     });
 }
 

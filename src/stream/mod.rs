@@ -29,6 +29,7 @@ mod host;
 pub(crate) mod import;
 #[cfg(feature = "ipc")]
 pub mod ipc;
+mod parallel;
 mod read_ahead;
 mod reader;
 mod upload;
@@ -36,6 +37,7 @@ mod upload;
 pub use export::export_reader;
 pub use host::{HostArrayReader, HostRecordBatchReader};
 pub use import::{DeviceArrayStreamReader, DeviceRecordBatchStreamReader};
+pub use parallel::ParallelReader;
 pub use read_ahead::ReadAhead;
 pub use reader::{
     DeviceArrayIterator, DeviceArrayReader, DeviceRecordBatchIterator, DeviceRecordBatchReader,

@@ -18,7 +18,7 @@ use crate::stream::upload::{BYTES, UploadingReader, Uploads};
 use crate::transfer::upload_bytes;
 
 /// Why a stream of the parent process cannot be used.
-const FORKED: &str = "the process was forked after the stream was made, and a stream that reads ahead cannot be used after fork, \
+pub(super) const FORKED: &str = "the process was forked after the stream was made, and a stream that reads ahead cannot be used after fork, \
      because its threads exist in the parent only";
 
 /// Reads and uploads batches ahead of the consumer, made by [`UploadingReader::read_ahead`].
@@ -110,7 +110,7 @@ impl<R: RecordBatchReader + Send + 'static> UploadingReader<R> {
     }
 }
 
-fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub(super) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     Builder::new().name(name.into()).spawn(run).map(drop)
 }
 

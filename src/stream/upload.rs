@@ -28,7 +28,8 @@ const UPLOADS: usize = 64;
 /// oldest upload. The reader ends after an error, its own or that of an upload.
 ///
 /// The thread that asks for a batch also produces and packs it. To produce, pack and copy at the same time, use
-/// [`read_ahead`](Self::read_ahead).
+/// [`read_ahead`](Self::read_ahead), or read several row groups or files at once with a
+/// [`ParallelReader`](crate::ParallelReader).
 ///
 /// Each batch is one allocation and one transfer, so many small batches are slow. Join them first, for example with
 /// arrow-rs's `BatchCoalescer` (see `examples/small_batches.rs`).

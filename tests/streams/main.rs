@@ -3,6 +3,7 @@
 mod arrays;
 mod devices;
 mod overlap;
+mod parallel;
 mod read_ahead;
 mod rigs;
 #[path = "../simkit/mod.rs"]
