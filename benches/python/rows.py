@@ -296,6 +296,10 @@ def webgpu(lines):
     return beside_plain(row, lines, lambda what: limits.get(what.rsplit(" ", 1)[0], math.inf), at_least=False)
 
 
+PARQUET = [
+    ("F2", "Parquet file of 16 row groups to a device, decoded by two threads", "<= 1.1x the slower of decoding and copying alone"),
+]
+
 DATAFUSION = [
     ("DF1", "DataFusion: aggregates over a device table that the host can read", "<= 1.02x MemTable"),
     ("DF2", "DataFusion: the rule DeviceTransitions in planning TPC-H 5", "<= 1 % of planning"),
@@ -309,7 +313,8 @@ CLUSTER = [
 
 
 def datafusion(lines, kinds):
-    """What a bench `overhead` printed: DF1 to DF4 that of arrow-device-datafusion, DF5 and DF6 that of arrow-device-cluster."""
+    """What a bench `overhead` printed: DF1 to DF4 that of arrow-device-datafusion, DF5 and DF6 that of arrow-device-cluster; or F2,
+    what the program `parquet` printed."""
     rows = {id: Row(id, case, target) for id, case, target in kinds}
     for line in lines:
         id, what, *numbers = line.split("\t")
