@@ -111,7 +111,7 @@ fn arrived(batches: impl Iterator<Item = DeviceResult<DeviceRecordBatch>>) -> Re
 
 /// Uploads batches that are there.
 fn copy(batches: &[RecordBatch], device: &Device) -> Result<()> {
-    let all = batches.to_vec().into_iter().map(Ok);
+    let all = batches.iter().cloned().map(Ok);
     let reader = RecordBatchIterator::new(all, batches[0].schema());
     arrived(UploadingReader::new(reader, device))
 }
