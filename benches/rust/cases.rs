@@ -5,15 +5,12 @@ use std::hint::black_box;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::async_streams;
 use crate::files::{self, OnDisk};
 use arrow_array::ffi::{FFI_ArrowArray, from_ffi_and_data_type};
 use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
 use arrow_array::{Array, RecordBatch, RecordBatchIterator, StructArray};
 use arrow_data::ArrayData;
-use arrow_device::async_stream::{
-    AsyncDeviceRecordBatchStream, AsyncStreamHandler, DeviceRecordBatchStreamAdapter, Opening,
-    Outcome, Produce, ProduceOptions, produce,
-};
 use arrow_device::ipc::IpcFileReader;
 use arrow_device::{
     ArrowDeviceType, DeviceRecordBatch, DeviceRecordBatchIterator, DeviceRecordBatchReader,
@@ -22,9 +19,6 @@ use arrow_device::{
 };
 use arrow_ipc::reader::FileReader;
 use arrow_schema::{ArrowError, DataType};
-use futures::StreamExt;
-use futures::executor::block_on;
-use futures::future::join;
 
 pub use crate::batches::Result;
 
@@ -114,8 +108,11 @@ pub const CASES: &[(&str, Case)] = &[
     ("stream", stream),
     ("stream_host", stream_host),
     ("stream_arrow", stream_arrow),
-    ("async", async_joined),
-    ("async_threads", async_threads),
+    ("async", async_streams::one_thread),
+    ("async_threads", async_streams::two_threads),
+    ("async_single", async_streams::single),
+    ("channel", async_streams::channel),
+    ("channel_single", async_streams::channel_single),
     ("copy", copy),
     ("copy_cold", copy_cold),
     ("download", download),
@@ -149,7 +146,7 @@ fn timed(n: usize, mut body: impl FnMut() -> Result<()>) -> Result<Duration> {
     })
 }
 
-const OPTIONS: ExportOptions = ExportOptions::new(SyncPolicy::Event);
+pub(crate) const OPTIONS: ExportOptions = ExportOptions::new(SyncPolicy::Event);
 
 /// A device batch to the C struct, which is released.
 fn export(input: &Input, n: usize) -> Result<Duration> {
@@ -309,71 +306,6 @@ fn stream_arrow(input: &Input, n: usize) -> Result<Duration> {
         // SAFETY: arrow-rs exported the stream above, and this is its only owner.
         let reader = unsafe { ArrowArrayStreamReader::from_raw(&mut stream) }?;
         Ok(reader.map(used))
-    })
-}
-
-/// As many batches as Arrow C++ has on their way by itself.
-const QUEUE: usize = 5;
-
-type Opened = (AsyncStreamHandler, Opening);
-type Produced = Produce<Adapter>;
-type Adapter = DeviceRecordBatchStreamAdapter<futures::stream::Iter<Batches>>;
-type Batches = Box<dyn Iterator<Item = arrow_device::Result<DeviceRecordBatch>> + Send>;
-
-fn handler() -> Opened {
-    // SAFETY: the handler goes to this crate's own producer, which keeps to the interface.
-    unsafe { AsyncDeviceRecordBatchStream::handler(QUEUE, ImportOptions::default()) }
-}
-
-fn produced(input: &Input, n: usize, handler: AsyncStreamHandler) -> Produced {
-    let batch = input.device.clone();
-    let batches: Batches = Box::new((0..n).map(move |_| Ok(batch.clone())));
-    let batches = futures::stream::iter(batches);
-    let schema = input.host.schema();
-    let stream = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::CPU, batches);
-    produce(stream, handler.into_ffi(), ProduceOptions::new(OPTIONS))
-}
-
-async fn consumed(opening: Opening, n: usize) -> Result<()> {
-    let mut batches = opening.await?;
-    let mut count = 0;
-    while let Some(batch) = batches.next().await {
-        drop(black_box(batch?));
-        count += 1;
-    }
-    if count == n {
-        return Ok(());
-    }
-    Err(format!("{count} of {n} batches").into())
-}
-
-fn completed(outcome: arrow_device::Result<Outcome>) -> Result<()> {
-    match outcome? {
-        Outcome::Completed => Ok(()),
-        other => Err(format!("{other:?}").into()),
-    }
-}
-
-/// Through an async stream, both sides by turns on one thread.
-fn async_joined(input: &Input, n: usize) -> Result<Duration> {
-    counted(&mut || {
-        let (handler, opening) = handler();
-        let both = join(produced(input, n, handler), consumed(opening, n));
-        let (outcome, read) = block_on(both);
-        completed(outcome)?;
-        read
-    })
-}
-
-/// The same on two threads.
-fn async_threads(input: &Input, n: usize) -> Result<Duration> {
-    counted(&mut || {
-        let (handler, opening) = handler();
-        let produced = produced(input, n, handler);
-        let thread = std::thread::spawn(|| block_on(produced));
-        let read = block_on(consumed(opening, n));
-        completed(thread.join().map_err(|_| "the producer panicked")?)?;
-        read
     })
 }
 

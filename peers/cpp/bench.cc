@@ -96,11 +96,11 @@ Result<int64_t> Stream(const Batch& batch, int64_t n) {
 /// The same by way of an async stream: the producer on a thread of its own, where it waits for requests; the consumer
 /// here, over its pool of one thread. The end comes when all batches were read: the consumer requests one more for each
 /// that it reads, and the producer is gone after the end.
-Result<int64_t> Async(const Batch& batch, int64_t n) {
+Result<int64_t> Async(const Batch& batch, int64_t n, uint64_t queue) {
   ARROW_ASSIGN_OR_RAISE(auto pool, arrow::internal::ThreadPool::Make(1));
   return Timed(1, [&](int64_t) -> Status {
     ArrowAsyncDeviceStreamHandler handler{};
-    auto opening = arrow::CreateAsyncDeviceStreamHandler(&handler, pool.get(), /*queue_size=*/5);
+    auto opening = arrow::CreateAsyncDeviceStreamHandler(&handler, pool.get(), queue);
     Status produced;
     auto end = arrow::Future<Batch>::Make();
     std::thread producer([&] {
@@ -226,7 +226,8 @@ int64_t bench_peer_run(Peer* peer, const char* name, int64_t n) {
     if (which == "cpp.export") return Export(peer->batch, n);
     if (which == "cpp.import") return Import(peer->batch, n);
     if (which == "cpp.stream") return Stream(peer->batch, n);
-    if (which == "cpp.async") return Async(peer->batch, n);
+    if (which == "cpp.async") return Async(peer->batch, n, 5);
+    if (which == "cpp.async_single") return Async(peer->batch, n, 1);
     if (which == "nanoarrow.copy") return peer->Copies(n, false);
     if (which == "nanoarrow.copy_cold") return peer->Copies(n, true);
     return Status::KeyError(which);

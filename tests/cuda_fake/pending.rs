@@ -5,6 +5,7 @@ use std::time::Duration;
 use arrow_device::{DeviceBufferMut, Queue};
 
 use crate::fake::{LAZY, NO_POOLS, POOL_CREATION_FAILS, in_mode};
+use crate::gpu_suite::hold::hold_running;
 use crate::rig::{Rig, hold};
 use crate::vendor::Memory;
 
@@ -62,7 +63,7 @@ fn events_of_a_failed_context() {
     let rig = Rig::new(NO_POOLS);
     let queue = rig.default_queue();
     let buffers = buffers(&queue, N);
-    let held = hold(&queue);
+    let held = hold_running(&queue);
     drop(buffers);
     drop(held);
     rig.group.break_with(719);

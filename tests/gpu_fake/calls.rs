@@ -11,7 +11,8 @@ use arrow_device::{DeviceBufferMut, DeviceRecordBatch, ExportOptions, Queue, Syn
 
 use crate::block::Block;
 use crate::fake::{Group, NO_LISTS, NO_POOLS, PINS, POOL_CREATION_FAILS, in_mode};
-use crate::rig::{MODES, Rig, all_done, assert_gone, hold, soon};
+use crate::gpu_suite::hold::hold_running;
+use crate::rig::{MODES, Rig, all_done, assert_gone, soon};
 use crate::support::{assert_same, assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{self, Config};
@@ -372,7 +373,7 @@ fn a_failed_event_stays_an_error() {
     let queue = rig.default_queue();
     let seen = queue.record().unwrap().unwrap();
     seen.wait().unwrap();
-    let held = hold(&queue);
+    let held = hold_running(&queue);
     let event = queue.record().unwrap().unwrap();
     assert!(!event.is_complete().unwrap());
     drop(held);
