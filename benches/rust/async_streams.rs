@@ -9,12 +9,15 @@ use arrow_device::async_stream::{
     AsyncDeviceRecordBatchStream, AsyncStreamHandler, DeviceRecordBatchStreamAdapter, Opening,
     Outcome, Produce, ProduceOptions, produce,
 };
-use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ImportOptions};
+use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, ImportOptions, SyncPolicy};
 use futures::StreamExt;
 use futures::executor::block_on;
 use futures::future::join;
 
-use crate::cases::{Input, OPTIONS, Result, counted};
+use crate::batches::Result;
+
+/// Times the measured part.
+type Counted = fn(&mut dyn FnMut() -> Result<()>) -> Result<Duration>;
 
 /// As many batches as Arrow C++ has on their way by itself.
 const QUEUE: usize = 5;
@@ -29,13 +32,16 @@ fn handler(queue: usize) -> Opened {
     unsafe { AsyncDeviceRecordBatchStream::handler(queue, ImportOptions::default()) }
 }
 
-fn produced(input: &Input, n: usize, handler: AsyncStreamHandler) -> Produced {
-    let batch = input.device.clone();
+fn produced(batch: &DeviceRecordBatch, n: usize, handler: AsyncStreamHandler) -> Produced {
+    let (batch, schema) = (batch.clone(), batch.schema());
     let batches: Batches = Box::new((0..n).map(move |_| Ok(batch.clone())));
     let batches = futures::stream::iter(batches);
-    let schema = input.host.schema();
     let stream = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::CPU, batches);
-    produce(stream, handler.into_ffi(), ProduceOptions::new(OPTIONS))
+    produce(
+        stream,
+        handler.into_ffi(),
+        ProduceOptions::new(ExportOptions::new(SyncPolicy::Event)),
+    )
 }
 
 async fn consumed(opening: Opening, n: usize) -> Result<()> {
@@ -63,10 +69,14 @@ fn completed(outcome: arrow_device::Result<Outcome>) -> Result<()> {
 }
 
 /// Both sides by turns on one thread.
-pub(crate) fn one_thread(input: &Input, n: usize) -> Result<Duration> {
+pub(crate) fn one_thread(
+    batch: &DeviceRecordBatch,
+    n: usize,
+    counted: Counted,
+) -> Result<Duration> {
     counted(&mut || {
         let (handler, opening) = handler(QUEUE);
-        let both = join(produced(input, n, handler), consumed(opening, n));
+        let both = join(produced(batch, n, handler), consumed(opening, n));
         let (outcome, read) = block_on(both);
         completed(outcome)?;
         read
@@ -74,19 +84,28 @@ pub(crate) fn one_thread(input: &Input, n: usize) -> Result<Duration> {
 }
 
 /// Each side on a thread of its own.
-pub(crate) fn two_threads(input: &Input, n: usize) -> Result<Duration> {
-    threads(input, n, QUEUE)
+pub(crate) fn two_threads(
+    batch: &DeviceRecordBatch,
+    n: usize,
+    counted: Counted,
+) -> Result<Duration> {
+    threads(batch, n, QUEUE, counted)
 }
 
 /// The same with one batch at a time, which is requested once the one before has arrived.
-pub(crate) fn single(input: &Input, n: usize) -> Result<Duration> {
-    threads(input, n, 1)
+pub(crate) fn single(batch: &DeviceRecordBatch, n: usize, counted: Counted) -> Result<Duration> {
+    threads(batch, n, 1, counted)
 }
 
-fn threads(input: &Input, n: usize, queue: usize) -> Result<Duration> {
+fn threads(
+    batch: &DeviceRecordBatch,
+    n: usize,
+    queue: usize,
+    counted: Counted,
+) -> Result<Duration> {
     counted(&mut || {
         let (handler, opening) = handler(queue);
-        let produced = produced(input, n, handler);
+        let produced = produced(batch, n, handler);
         let thread = thread::spawn(|| block_on(produced));
         let read = block_on(consumed(opening, n));
         completed(thread.join().map_err(|_| "the producer panicked")?)?;
@@ -95,18 +114,27 @@ fn threads(input: &Input, n: usize, queue: usize) -> Result<Duration> {
 }
 
 /// The same batches through a channel of the standard library between two threads.
-pub(crate) fn channel(input: &Input, n: usize) -> Result<Duration> {
-    through_channel(input, n, QUEUE)
+pub(crate) fn channel(batch: &DeviceRecordBatch, n: usize, counted: Counted) -> Result<Duration> {
+    through_channel(batch, n, QUEUE, counted)
 }
 
 /// Each batch is taken before the next is sent, as where they are requested one by one.
-pub(crate) fn channel_single(input: &Input, n: usize) -> Result<Duration> {
-    through_channel(input, n, 0)
+pub(crate) fn channel_single(
+    batch: &DeviceRecordBatch,
+    n: usize,
+    counted: Counted,
+) -> Result<Duration> {
+    through_channel(batch, n, 0, counted)
 }
 
-fn through_channel(input: &Input, n: usize, queue: usize) -> Result<Duration> {
+fn through_channel(
+    batch: &DeviceRecordBatch,
+    n: usize,
+    queue: usize,
+    counted: Counted,
+) -> Result<Duration> {
     counted(&mut || {
-        let batch = input.device.clone();
+        let batch = batch.clone();
         let (sender, receiver) = sync_channel(queue);
         let thread = thread::spawn(move || (0..n).try_for_each(|_| sender.send(batch.clone())));
         let count = receiver.into_iter().map(black_box).count();

@@ -108,11 +108,21 @@ pub const CASES: &[(&str, Case)] = &[
     ("stream", stream),
     ("stream_host", stream_host),
     ("stream_arrow", stream_arrow),
-    ("async", async_streams::one_thread),
-    ("async_threads", async_streams::two_threads),
-    ("async_single", async_streams::single),
-    ("channel", async_streams::channel),
-    ("channel_single", async_streams::channel_single),
+    ("async", |i, n| {
+        async_streams::one_thread(&i.device, n, counted)
+    }),
+    ("async_threads", |i, n| {
+        async_streams::two_threads(&i.device, n, counted)
+    }),
+    ("async_single", |i, n| {
+        async_streams::single(&i.device, n, counted)
+    }),
+    ("channel", |i, n| {
+        async_streams::channel(&i.device, n, counted)
+    }),
+    ("channel_single", |i, n| {
+        async_streams::channel_single(&i.device, n, counted)
+    }),
     ("copy", copy),
     ("copy_cold", copy_cold),
     ("download", download),
@@ -146,7 +156,7 @@ fn timed(n: usize, mut body: impl FnMut() -> Result<()>) -> Result<Duration> {
     })
 }
 
-pub(crate) const OPTIONS: ExportOptions = ExportOptions::new(SyncPolicy::Event);
+const OPTIONS: ExportOptions = ExportOptions::new(SyncPolicy::Event);
 
 /// A device batch to the C struct, which is released.
 fn export(input: &Input, n: usize) -> Result<Duration> {
