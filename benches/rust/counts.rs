@@ -75,7 +75,7 @@ fn allocations() -> Result<()> {
             drop(imported?);
         }
     }
-    figure("E4", "allocations of an export", exports as f64, 2.0);
+    figure("E4", "allocations of an export", exports as f64, 1.0);
     let what = "allocations before it, from arrow-rs's batch";
     figure("E4", what, wrapped as f64, f64::INFINITY);
     figure("I3", "allocations of an import", imports as f64, 4.0);

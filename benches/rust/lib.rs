@@ -3,6 +3,7 @@
 pub mod batches;
 pub mod cases;
 pub mod files;
+pub mod fresh;
 pub mod overlap;
 
 use std::ffi::{CStr, c_char};
