@@ -35,7 +35,7 @@ LIMITS = {
     "Z1": ("the target itself", TARGET),
     "F1": ("the target itself", TARGET),
     "F1T": ("reading the file's bytes into memory that is there", None),
-    "M1": ("1: the bytes that are used; 0 after trim", None),
+    "M1": ("1: the bytes that are used; 0 after trim", 1),
     "W1": ("1: no upload waits for another", None),
     "L1": ("1: each part costs what the first did", 1),
     "N1": ("an allocation, a copy, an event and its question", None),
