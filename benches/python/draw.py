@@ -4,7 +4,8 @@ import html
 import math
 
 # Told apart without seeing red or green, and by their dashes and marks.
-STYLES = [("#0072b2", ""), ("#d55e00", "8 3"), ("#009e73", "3 3"), ("#cc79a7", "8 3 2 3"), ("#56b4e9", "12 4"), ("#000000", "2 4")]
+STYLES = [("#0072b2", ""), ("#d55e00", "8 3"), ("#009e73", "3 3"), ("#cc79a7", "8 3 2 3"), ("#56b4e9", "12 4")]
+LIMIT = ("#000000", "2 3")
 WIDTH, HEIGHT = 560, 520
 LEFT, TOP, RIGHT, BOTTOM = 80, 50, 530, 340
 FONT = 'font-family="system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif"'
@@ -54,9 +55,9 @@ def tick(value):
     return f"{value:g}"
 
 
-def panel(title, x_label, y_label, lines):
-    """`lines`: name to points."""
-    xs, ys = zip(*(point for points in lines.values() for point in points))
+def panel(title, x_label, y_label, lines, limit):
+    """`lines`: name to points; `limit`: the name and the points of what no line can pass."""
+    xs, ys = zip(*(point for points in [*lines.values(), limit[1]] for point in points))
     x, y = Axis(xs, LEFT, RIGHT), Axis(ys, BOTTOM, TOP)
     out = [_text((LEFT + RIGHT) / 2, 28, title, 16, more='font-weight="bold"')]
     for axis, minor in ((x, False), (y, False), (x, True), (y, True)):
@@ -69,15 +70,18 @@ def panel(title, x_label, y_label, lines):
     out.append(_text((LEFT + RIGHT) / 2, BOTTOM + 44, x_label))
     middle = (TOP + BOTTOM) / 2
     out.append(_text(20, middle, y_label, more=f'transform="rotate(-90 20 {middle:.1f})"'))
-    for i, (name, points) in enumerate(lines.items()):
-        colour, dash = STYLES[i % len(STYLES)]
+    drawn = [(i, name, points, *STYLES[i % len(STYLES)], 2.5) for i, (name, points) in enumerate(lines.items())]
+    drawn.append((None, f"limit: {limit[0]}", limit[1], *LIMIT, 1.5))
+    for n, (i, name, points, colour, dash, width) in enumerate(drawn):
         at = [(x.at(a), y.at(b)) for a, b in points]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in at)
-        stroke = f'stroke-width="2.5" stroke-dasharray="{dash}"'
+        stroke = f'stroke-width="{width}" stroke-dasharray="{dash}"'
         out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" {stroke}/>')
-        out += [_mark(i, a, b, colour) for a, b in at]
-        left, top = LEFT + 235 * (i % 2), BOTTOM + 76 + 24 * (i // 2)
-        out += [_line(left, top, left + 36, top, colour, stroke), _mark(i, left + 18, top, colour)]
+        left, top = LEFT + 235 * (n % 2), BOTTOM + 76 + 24 * (n // 2)
+        out.append(_line(left, top, left + 36, top, colour, stroke))
+        # The limit has no marks.
+        if i is not None:
+            out += [_mark(i, a, b, colour) for a, b in [*at, (left + 18, top)]]
         out.append(_text(left + 44, top + 4, name, anchor="start"))
     return "\n".join(out)
 

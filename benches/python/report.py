@@ -1,4 +1,4 @@
-"""Measures every row that needs no GPU beside its peers, and reports: see benches/report."""
+"""Measures every row beside its peers and its limit, those of a GPU where there is one, and reports: see benches/report."""
 
 import argparse
 import datetime
@@ -9,8 +9,10 @@ import sys
 
 import callgrind
 import draw
+import gpu
 import machine
 import rows
+from limits import LIMITS
 from rounds import Rounds
 from sides import NAMES, Batch
 
@@ -39,7 +41,7 @@ def run(program, *arguments):
 class Report:
     def __init__(self, quick, wanted):
         self.quick, self.wanted = quick, wanted
-        self.rows, self.rounds, self.model = {}, {}, []
+        self.rows, self.rounds, self.model, self.probe = {}, {}, [], []
         self.timed = {times.id for times in rows.TIMES} | {"S3", "F2", "O1", "WG1", "DF1", "DF2", "DF4", "DF5"}
 
     def add(self, measured):
@@ -128,6 +130,15 @@ class Report:
             printed = subprocess.run(command.split(), cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
             self.add(rows.datafusion((line for line in printed if line.startswith("DF")), kinds))
 
+    def gpu(self):
+        """Rows of the probe, which says for itself whether its figures are a measurement."""
+        if self.quick or not self.wanted & {id for id, _ in gpu.ROWS} or not gpu.has_driver():
+            return
+        progress("GPU")
+        printed = gpu.probe()
+        self.probe = [line for line in printed if not line.startswith("row\t")]
+        self.add(row for row in rows.of_gpu(printed) if not (row.missing and row.id in self.rows))
+
     def measure(self):
         self.counts()
         self.instructions()
@@ -136,8 +147,10 @@ class Report:
         self.opencl()
         self.webgpu()
         self.datafusion()
+        self.gpu()
         self.models()
-        self.rows = {id: self.rows[id] for id in ORDER if id in self.rows}
+        order = [*ORDER, *(id for id, _ in gpu.ROWS)]
+        self.rows = {id: self.rows[id] for id in order if id in self.rows}
 
     def beyond(self):
         """Rows that --quick fails for."""
@@ -146,19 +159,22 @@ class Report:
 
     def state(self, row):
         if row.missing:
-            return "not measured"
+            return f"not measured: {row.missing}"
         return "pass" if row.passes() else "**miss**"
 
     def table(self):
-        lines = ["| id | case | target | measured (worst) | spread | |", "| --- | --- | --- | --- | --- | --- |"]
+        lines = ["| id | case | target | measured (worst) | spread | limit | of the limit | |", "| --- | --- | --- | --- | --- | --- | ---: | --- |"]
         for row in self.rows.values():
-            measured = spread = ""
+            measured = spread = reached = ""
             if not row.missing:
                 worst = row.worst
                 measured = f"{worst.measured:.3g} ({worst.what})"
-                spread = "{:.3g} to {:.3g}".format(*worst.spread) if worst.spread else "exact"
-            lines.append(f"| {row.id} | {row.case} | {row.target} | {measured} | {spread} | {self.state(row)} |")
-        lines += [f"| {id} | {case} | | | | not measured: needs a GPU |" for id, case in rows.GPU if id in self.wanted]
+                exact = "" if row.id in dict(gpu.ROWS) else "exact"
+                spread = "{:.3g} to {:.3g}".format(*worst.spread) if worst.spread else exact
+                reached = f"{row.reached:.0%}" if row.reached is not None else ""
+            lines.append(f"| {row.id} | {row.case} | {row.target} | {measured} | {spread} | {LIMITS[row.id][0]} | {reached} | {self.state(row)} |")
+        rest = (row for row in gpu.ROWS if row[0] in self.wanted - self.rows.keys())
+        lines += [f"| {id} | {case} | | | | {LIMITS[id][0]} | | not measured: needs a GPU |" for id, case in rest]
         return lines
 
     def details(self):
@@ -207,21 +223,26 @@ class Report:
 def bandwidth():
     """GB/s of copies by their bytes."""
     sides = ["copy", "nanoarrow.copy", "pyarrow.copy", "malloc_copy", "memcpy"]
-    lines = {NAMES[side]: [] for side in sides}
+    lines = {side: [] for side in sides}
     for number in (1, 10, 100, 1_000, 10_000, 100_000):
         progress(f"copies of 100 columns x {number} rows")
         with Batch("mixed", 100, number) as batch:
             rounds = Rounds(batch, sides, 15)
             for side in sides:
-                lines[NAMES[side]].append((batch.bytes, batch.bytes / rounds.median(side)))
-    return draw.panel("Deep copies, warm: 100 mixed columns", "bytes", "GB/s", lines)
+                lines[side].append((batch.bytes, batch.bytes / rounds.median(side)))
+    return panel("Deep copies, warm: 100 mixed columns", "bytes", "GB/s", lines, "memcpy")
 
 
 def per_column(title, all_rounds, sides):
-    lines = {}
-    for side in sides:
-        lines[NAMES[side]] = [(r.batch.columns, r.median(side) / r.batch.columns) for r in all_rounds]
-    return draw.panel(title, "columns", "ns a column", lines)
+    limit = "write_structs"
+    lines = {side: [(r.batch.columns, r.median(side) / r.batch.columns) for r in all_rounds] for side in [*sides, limit]}
+    return panel(title, "columns", "ns a column", lines, limit)
+
+
+def panel(title, x_label, y_label, lines, limit):
+    """Lines by their sides, of which `limit` is what nobody can beat."""
+    at_limit = NAMES[limit], lines.pop(limit)
+    return draw.panel(title, x_label, y_label, {NAMES[side]: points for side, points in lines.items()}, at_limit)
 
 
 def write(report, out):
@@ -236,9 +257,12 @@ def write(report, out):
     (out / f"{name}.svg").write_text(draw.picture(panels))
     lines = [f"# {machine.cpu()}, {machine.cores()} cores, {datetime.date.today():%Y-%m-%d}", ""]
     lines += ["Written by `benches/report`. Times are medians of the ratios of rounds in which all sides take turns in one process;",
-              "the spread is their quartiles. A row's value is that of its worst shape.", ""]
+              "the spread is their quartiles. A row's value is that of its worst shape. The limit is what nobody can beat, and how near the row comes to",
+              "it, where a measurement can say that; [performance](../../docs/performance.md) says what each row means.", ""]
     lines += [*report.table(), "", report.summary(), "", f"![Bandwidth against size, cost against columns]({name}.svg)", ""]
     lines += [*MODEL, *report.model, ""]
+    if any(row.id in dict(gpu.ROWS) and not row.missing for row in report.rows.values()):
+        lines += ["## The probe of the GPU", "", "```text", *report.probe, "```", ""]
     lines += ["## Machine", "", "| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in facts), ""]
     lines += ["## All shapes", "", *report.details()]
     lines += ["## Where the time goes in the worst three rows", ""]
@@ -256,7 +280,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, help="where to write, instead of benches/results")
     parser.add_argument("rows", nargs="*", metavar="ROW", help="these rows only, and nothing is written")
     options = parser.parse_args()
-    everything = {*ORDER, *(id for id, _ in rows.GPU), *(id for id, _ in rows.MODEL)}
+    everything = {*ORDER, *(id for id, _ in gpu.ROWS), *(id for id, _ in rows.MODEL)}
     if unknown := set(options.rows) - everything:
         parser.error(f"no such rows: {', '.join(sorted(unknown))}")
     report = Report(options.quick, set(options.rows) or everything)

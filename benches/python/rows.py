@@ -4,6 +4,8 @@ import dataclasses
 import math
 import statistics
 
+import gpu
+from limits import LIMITS, TARGET
 from rounds import Rounds, quartiles
 from sides import NAMES, Batch, overlap
 
@@ -25,8 +27,8 @@ class Figure:
     profile: tuple = None
     # What --quick holds it to where the target is missed, or where there is none: it gets no worse.
     held: float = None
-    # The share that it uses up of what nobody can do better, where there is such: --quick asks for no more than that.
-    floor: float = None
+    # It is a ratio to the physical limit.
+    to_limit: bool = False
 
     @property
     def load(self):
@@ -37,10 +39,12 @@ class Figure:
     def least_load(self):
         """Of what it is held to, by the best times if that is less: what a busy machine cannot make worse."""
         gate = self.limit if self.held is None else self.held
-        shares = [self._share(value, gate) for value in (self.measured, self.best) if value is not None]
-        if self.floor is not None:
-            shares.append(max(self.floor, 1e-9))
-        return min(shares)
+        return min(self._share(value, gate) for value in (self.measured, self.best) if value is not None)
+
+    @property
+    def reached(self):
+        """The share of the physical limit."""
+        return self.measured if self.at_least else 1 / self.measured
 
     def _share(self, value, limit):
         if math.isinf(limit):
@@ -79,6 +83,16 @@ class Row:
     def worst(self):
         return max(self.figures, key=lambda figure: figure.load)
 
+    @property
+    def reached(self):
+        """The share of the physical limit that the worst figure reaches; `None` where the limit is known in words only."""
+        count = LIMITS[self.id][1]
+        if count is None:
+            return min((figure.reached for figure in self.figures if figure.to_limit), default=None)
+        if count == TARGET:
+            return 1 / max(1, self.worst.load)
+        return min(1, count / self.worst.measured)
+
     def passes(self):
         return self.worst.load <= 1
 
@@ -109,12 +123,9 @@ class Times:
     quick: int = 15
     # What shapes are held to that miss their target, by their columns.
     held: dict = dataclasses.field(default_factory=dict)
-    # What no side can beat, and how near to it ours passes the gate, by our side.
-    floors: dict = dataclasses.field(default_factory=dict)
 
     def sides(self):
-        floors = (floor for floor, _ in self.floors.values())
-        return list(dict.fromkeys([*(p[0] for p in self.pairs), *(p[1] for p in self.pairs), *self.also, *floors]))
+        return list(dict.fromkeys([*(p[0] for p in self.pairs), *(p[1] for p in self.pairs), *self.also]))
 
     def measure(self, rounds):
         """The row, and the rounds of each shape."""
@@ -135,12 +146,7 @@ class Times:
         what = f"{measured.batch.name}, {NAMES[ours]} / {NAMES[peer]}"
         profile = None if ours == "download" or measured.batch.bytes > 1 << 28 else (ours, *shape)
         held = None if math.isinf(limit) else self.held.get(measured.batch.columns)
-        floor = None
-        if ours in self.floors:
-            side, near = self.floors[ours]
-            to_floor, _, best_to_floor = measured.ratio(ours, side)
-            floor = min(to_floor, best_to_floor) / near
-        return Figure(what, ratio, limit, self.rates, spread, best, measured.same, profile, held, floor)
+        return Figure(what, ratio, limit, self.rates, spread, best, measured.same, profile, held, peer in AT_LIMIT)
 
     def _note(self, measured, batch):
         def value(side):
@@ -152,17 +158,19 @@ class Times:
         return f"{batch.name}, {self.unit}: " + ", ".join(value(side) for side in measured.sides)
 
 
+# Sides that are a row's physical limit.
+AT_LIMIT = {"channel", "channel_single", "memcpy", "memcpy_cold", "memcpy_each", "read_ready", "write_structs"}
 EXPORT = "export + release, 1/10/100/1000 mixed columns"
 LARGE = [("integers", 8, 1 << 23), ("integers", 1, 1 << 26)]
 TIMES = [
     Times("E2", f"{EXPORT}, time", "<= 0.20x arrow-rs, <= 0.20x Arrow C++",
           [(ours, peer, limit) for ours, limit in (("export", 0.20), ("export_host", math.inf))
-           for peer in ("export_arrow", "cpp.export")],
+           for peer in ("export_arrow", "cpp.export")] + [("export", "write_structs", math.inf)],
           MIXED, also=("export_ready",), held={1: 0.28}),
     Times("I1", "import to a device view, 1000 columns, time", "<= 0.25x arrow-rs",
-          [("import", "import_arrow", 0.25)], MIXED[-1:], also=("cpp.import",)),
+          [("import", "import_arrow", 0.25), ("import", "write_structs", math.inf)], MIXED[-1:], also=("cpp.import",)),
     Times("I2", "import to arrow-rs arrays, time", "<= 1.0x arrow-rs",
-          [("import_host", "import_arrow", 1.0)], MIXED, also=("import", "cpp.import")),
+          [("import_host", "import_arrow", 1.0)], MIXED, also=("import", "cpp.import", "write_structs")),
     Times("X1", "device stream of 10,000 batches x 10 columns x 1 row, export + import",
           "<= 0.5x Arrow C++'s device stream and arrow-rs's plain stream",
           [("stream", "cpp.stream", 0.5), ("stream", "stream_arrow", 0.5)],
@@ -177,13 +185,12 @@ TIMES = [
           held={10: 0.6}),
     Times("P1", "pack 1000 columns x 1000 rows into a warm slab", "gate 1.25x one memcpy of the payload, goal 1.15x",
           [("copy", "memcpy", 1.25)], MIXED[-1:], unit="GB/s", n=10),
-    Times("P2", "the same batch copied, cold and warm", "<= 0.35x nanoarrow, <= 0.7x pyarrow",
-          [("copy", "nanoarrow.copy", 0.35), ("copy_cold", "nanoarrow.copy_cold", 0.35),
-           ("copy", "pyarrow.copy", 0.7), ("copy_cold", "pyarrow.copy_cold", 0.7)], MIXED[-1:], unit="GB/s", n=4,
-          # How far the peers are from a memcpy is the processor's.
-          floors={"copy": ("memcpy", 1.25)}),
-    Times("P3", "1000 columns x 10 rows", "<= 0.35x one malloc + memcpy per buffer",
-          [("copy", "malloc_copy", 0.35)], [("mixed", 1000, 10)], unit="GB/s", n=100, held={1000: 0.7}),
+    Times("P2", "the same batch copied, warm and cold", ">= 0.95x the rate of one memcpy into memory that is there, or that nobody has touched",
+          [("copy", "memcpy", 0.95), ("copy_cold", "memcpy_cold", 0.95)], MIXED[-1:],
+          also=("nanoarrow.copy", "nanoarrow.copy_cold", "pyarrow.copy", "pyarrow.copy_cold"), unit="GB/s", rates=True, n=4, held={1000: 0.8}),
+    Times("P3", "1000 columns x 10 rows", "<= 4x a memcpy for each buffer",
+          [("copy", "memcpy_each", 4.0), ("copy", "malloc_copy", math.inf)], [("mixed", 1000, 10)], unit="GB/s", n=100,
+          held={1000: 12.0}),
     Times("D4", "512 MiB into recycled slabs: down from the simulated device, copied on the CPU",
           ">= 0.85x the rate of a warm memcpy",
           [("download", "memcpy", 0.85), ("copy", "memcpy", 0.85)], LARGE, unit="GB/s", rates=True, n=1, rounds=30, quick=3),
@@ -193,7 +200,7 @@ TIMES = [
 
 # Rows of the program `counts`.
 COUNTS = [
-    ("E4", "heap allocations per export, widths 1 to 1000", "<= 2"),
+    ("E4", "heap allocations per export, widths 1 to 1000", "1"),
     ("I3", "heap allocations per import, widths 1 to 1000", "<= 4"),
     ("C1", "upload: allocations / copies / events / host waits", "1 / chunks + direct buffers / <= copies + 1 / 0; nothing created once warm"),
     ("C2", "bytes of a 1 % slice of 10 million rows", "<= 1.05x + 64 per buffer"),
@@ -223,15 +230,6 @@ MODEL = [
     ("K5", "interchange of a batch on its device"),
 ]
 
-GPU = [
-    ("U1", "upload 8 x 64 MiB, page-locked source"), ("U2", "upload 8 x 64 MiB, pageable source"),
-    ("U3", "the same, beside the driver's own copy"), ("U4", "upload 1000 columns x 10 rows"),
-    ("U5", "upload 1000 columns x 1000 rows"), ("U6", "upload 1 column x 1 row"),
-    ("S1", "50 batches x 8 MiB up, producer at different speeds"), ("S2", "streams up and down together"),
-    ("D1", "download of 512 MiB into page-locked memory"), ("D2", "download of 512 MiB into heap memory"),
-]
-
-
 def counts(cases, lines):
     """The rows of what the program `counts` or `driver counts` printed."""
     rows = {id: Row(id, case, target) for id, case, target in cases}
@@ -259,6 +257,21 @@ def model(wanted, lines):
         yield f"| {id} | {cases[id]}: {what} | {float(measured):.3g} | {beside} | {calls} |"
 
 
+def of_gpu(lines):
+    """The rows of what the probe printed; those whose figures are no measurement are missing."""
+    cases = dict(gpu.ROWS)
+    rows = {}
+    for id, what, measured, limit, at_least, instead in gpu.parsed(lines):
+        row = rows.setdefault(id, Row(id, cases.get(id, ""), ""))
+        target = f"{'>=' if at_least else '<='} {limit:g}x"
+        row.target = ", ".join(dict.fromkeys(filter(None, [*row.target.split(", "), target])))
+        if instead:
+            row.missing = instead
+        else:
+            row.figures.append(Figure(what, float(measured), limit, at_least, to_limit=id in gpu.TO_LIMIT))
+    return list(rows.values())
+
+
 def long_streams(rounds, batches=30):
     """S3."""
     row = Row("S3", "long stream on the simulated device, producer as slow as the copy",
@@ -268,7 +281,7 @@ def long_streams(rounds, batches=30):
     for way, (name, limit) in enumerate(ways):
         runs = [overlap(way, batches) for _ in range(3 if math.isinf(limit) else rounds)]
         ratios = [(wall - one) / max(produce, copies) for wall, produce, copies, one in runs]
-        figure = Figure(name, statistics.median(ratios), limit, spread=quartiles(ratios), best=min(ratios))
+        figure = Figure(name, statistics.median(ratios), limit, spread=quartiles(ratios), best=min(ratios), to_limit=not math.isinf(limit))
         row.figures.append(figure)
         wall, produce, copies, _ = (statistics.median(times) * 1e3 for times in zip(*runs))
         row.notes.append(f"{batches} batches {name}: {wall:.0f} ms, producer {produce:.0f} ms, copies {copies:.0f} ms")
@@ -280,7 +293,9 @@ def beside_plain(row, lines, limit, at_least):
     for line in lines:
         what, *numbers = line.split("\t")
         ratio, first, third, best, plain, ours = map(float, numbers)
-        row.figures.append(Figure(what, ratio, limit(what), at_least=at_least, spread=(first, third), best=best))
+        # A loop over many buffers is no limit.
+        to_limit = not what.startswith("1,000")
+        row.figures.append(Figure(what, ratio, limit(what), at_least=at_least, spread=(first, third), best=best, to_limit=to_limit))
         row.notes.append(f"{what}, GB/s: arrow-device {ours:.2f}, plain {plain:.2f}")
     return row
 
@@ -324,5 +339,7 @@ def datafusion(lines, kinds):
         id, what, *numbers = line.split("\t")
         measured, limit, *times = map(float, numbers)
         spread, best = (tuple(times[:2]), times[2]) if times else (None, None)
-        rows[id].figures.append(Figure(what, measured, limit, spread=spread, best=best))
+        # Those that have a limit are held against the same work without devices.
+        to_limit = id in ("DF1", "DF4", "DF5", "F2") and not math.isinf(limit)
+        rows[id].figures.append(Figure(what, measured, limit, spread=spread, best=best, to_limit=to_limit))
     return list(rows.values())

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::async_streams;
 use crate::files::{self, OnDisk};
+use crate::fresh::Fresh;
 use arrow_array::ffi::{FFI_ArrowArray, from_ffi_and_data_type};
 use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
 use arrow_array::{Array, RecordBatch, RecordBatchIterator, StructArray};
@@ -127,6 +128,9 @@ pub const CASES: &[(&str, Case)] = &[
     ("copy_cold", copy_cold),
     ("download", download),
     ("memcpy", memcpy),
+    ("memcpy_cold", memcpy_cold),
+    ("memcpy_each", memcpy_each),
+    ("write_structs", write_structs),
     ("read_device", read_device),
     ("read_arrow", read_arrow),
     ("read_ready", read_ready),
@@ -359,6 +363,56 @@ fn memcpy(input: &Input, n: usize) -> Result<Duration> {
     timed(n, || {
         to.copy_from_slice(black_box(from));
         black_box(to.as_ptr());
+        Ok(())
+    })
+}
+
+/// The same into memory that nobody has touched yet; freeing it is not timed.
+fn memcpy_cold(input: &Input, n: usize) -> Result<Duration> {
+    let (from, _) = input.payload();
+    let mut took = Duration::ZERO;
+    for _ in 0..n {
+        let mut kept = None;
+        took += timed(1, || {
+            let to = kept.insert(Fresh::new(from.len())?);
+            to.bytes().copy_from_slice(black_box(from));
+            Ok(())
+        })?;
+        drop(black_box(kept));
+    }
+    Ok(took)
+}
+
+/// A copy of each buffer, one after the other into one block that is there: what copying many buffers costs without an
+/// allocation, a plan or a result.
+fn memcpy_each(input: &Input, n: usize) -> Result<Duration> {
+    let sizes = input.buffers.iter().map(|from| from.len());
+    let bytes: usize = sizes.map(|bytes| bytes.next_multiple_of(64)).sum();
+    let mut to = vec![1; bytes];
+    timed(n, || {
+        let mut at = 0;
+        for from in black_box(&input.buffers) {
+            to[at..at + from.len()].copy_from_slice(from);
+            at += from.len().next_multiple_of(64);
+        }
+        black_box(to.as_ptr());
+        Ok(())
+    })
+}
+
+/// One allocation with as many bytes as the C structs of the batch have, which are copied there, and freed again: what
+/// any export must write, and any import read.
+fn write_structs(input: &Input, n: usize) -> Result<Duration> {
+    // With a bitmap, and with the pointer to it in its parent.
+    let of = |data: &ArrayData| {
+        size_of::<FFI_ArrowArray>() + (data.buffers().len() + 2) * size_of::<usize>()
+    };
+    let columns = input.host.columns().iter();
+    let all: usize = columns.map(|column| of(&column.to_data())).sum();
+    // The batch has one buffer, and no parent.
+    let from = vec![1u8; all + size_of::<FFI_ArrowDeviceArray>() + size_of::<usize>()];
+    timed(n, || {
+        drop(black_box(black_box(&from).clone()));
         Ok(())
     })
 }

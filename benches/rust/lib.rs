@@ -4,6 +4,7 @@ mod async_streams;
 pub mod batches;
 pub mod cases;
 pub mod files;
+pub mod fresh;
 pub mod overlap;
 
 use std::ffi::{CStr, c_char};
