@@ -4,6 +4,7 @@ pub mod batches;
 pub mod cases;
 pub mod files;
 pub mod overlap;
+mod trip;
 
 use std::ffi::{CStr, c_char};
 
