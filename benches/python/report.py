@@ -16,7 +16,7 @@ from limits import LIMITS
 from rounds import Rounds
 from sides import NAMES, Batch
 
-ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 A2 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F1 F1T F2 M1 W1 L1 N1 N2 N3 N4".split()
+ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 A2 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F1 F1T F2 F3 M1 T1 W1 L1 N1 N2 N3 N4".split()
 # What --quick lets pass of times, times the limit: machines that build are busy, and processors differ in what a copy or a lock costs.
 MARGIN = 1.5
 
@@ -42,7 +42,7 @@ class Report:
     def __init__(self, quick, wanted):
         self.quick, self.wanted = quick, wanted
         self.rows, self.rounds, self.model, self.probe = {}, {}, [], []
-        self.timed = {times.id for times in rows.TIMES} | {"S3", "F2", "O1", "WG1", "DF1", "DF2", "DF4", "DF5"}
+        self.timed = {times.id for times in rows.TIMES} | {"S3", "T1", "F2", "O1", "WG1", "DF1", "DF2", "DF4", "DF5"}
 
     def add(self, measured):
         for row in measured:
@@ -89,6 +89,9 @@ class Report:
         if "S3" in self.wanted:
             progress("S3")
             self.add([rows.long_streams(3 if self.quick else 30)])
+        if "T1" in self.wanted:
+            progress("T1")
+            self.add(rows.datafusion(run("threads", "5" if self.quick else "31"), rows.THREADS))
 
     def parquet(self):
         # Built here: --quick does without compiling the reader.

@@ -194,6 +194,11 @@ TIMES = [
     Times("D4", "512 MiB into recycled slabs: down from the simulated device, copied on the CPU",
           ">= 0.85x the rate of a warm memcpy",
           [("download", "memcpy", 0.85), ("copy", "memcpy", 0.85)], LARGE, unit="GB/s", rates=True, n=1, rounds=30, quick=3),
+    Times("F3", "64 MiB in columns of 512 KiB to the simulated device and back: the crate's part, warm; with the simulation's; cold",
+          "<= 1.15x one memcpy, warm",
+          [("up_held", "memcpy", 1.15), ("download", "memcpy", 1.15),
+           *((side, "memcpy", math.inf) for side in ("up", "up_cold", "download_cold"))],
+          [("integers", 128, 1 << 16)], unit="GB/s", n=1, rounds=30, quick=5),
     Times("F1T", "Arrow IPC file of 64 MiB to the CPU device", "<= 1.1x reading the file into memory that is there",
           [("read_device", "read_ready", 1.1), ("read_arrow", "read_ready", math.inf)], [("integers", 8, 1 << 20)], unit="GB/s", n=1, quick=8),
 ]
@@ -209,7 +214,7 @@ COUNTS = [
     ("F1", "Arrow IPC files and streams to a device, uncompressed: what the host copies, copies of the device, allocations", "0; one of each for a batch"),
     ("Z1", "re-export on the same device", "0 copies, 0 waits"),
     ("W1", "16,000 small uploads that are pending at once, until their memory is back", "<= 3x the time of an upload beside 2,000; 3 questions"),
-    ("M1", "bytes held for those used: one column of eight, a slice, a stream of 100,000 batches, idle pools after trim", "<= 1.1x, compacted exactly; 64 batches; 0"),
+    ("M1", "bytes held for those used: one column of eight, a slice, a stream of 100,000 batches, idle pools after trim", "<= 1.1x, compacted exactly; 64 batches, 65 staging slabs; 0"),
 ]
 
 # Rows of `driver counts`.
@@ -315,10 +320,15 @@ def webgpu(lines):
     return beside_plain(row, lines, lambda what: limits.get(what.rsplit(" ", 1)[0], math.inf), at_least=False)
 
 
+# Of the program `parquet`.
 PARQUET = [
     ("F2", "Parquet file of 16 row groups to a device, decoded by two threads", "<= 1.1x the slower of decoding and copying alone"),
 ]
-
+# Of the program `threads`.
+THREADS = [
+    ("T1", "2, 4 and 8 threads beside one: exchange, upload, download and copy of batches on the CPU, on one simulated device and on one each",
+     "<= 1.05x the time of the same work on one thread"),
+]
 DATAFUSION = [
     ("DF1", "DataFusion: aggregates over a device table that the host can read", "<= 1.02x MemTable"),
     ("DF2", "DataFusion: the rule DeviceTransitions in planning TPC-H 5", "<= 1 % of planning"),
@@ -332,8 +342,7 @@ CLUSTER = [
 
 
 def datafusion(lines, kinds):
-    """What a bench `overhead` printed: DF1 to DF4 that of arrow-device-datafusion, DF5 and DF6 that of arrow-device-cluster; or F2,
-    what the program `parquet` printed."""
+    """What a program printed: `parquet` F2, `threads` T1, a bench `overhead` DF1 to DF4, or DF5 and DF6."""
     rows = {id: Row(id, case, target) for id, case, target in kinds}
     for line in lines:
         id, what, *numbers = line.split("\t")

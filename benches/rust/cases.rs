@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::async_streams;
 use crate::files::{self, OnDisk};
 use crate::fresh::Fresh;
+use crate::trip;
 use arrow_array::ffi::{FFI_ArrowArray, from_ffi_and_data_type};
 use arrow_array::ffi_stream::{ArrowArrayStreamReader, FFI_ArrowArrayStream};
 use arrow_array::{Array, RecordBatch, RecordBatchIterator, StructArray};
@@ -135,6 +136,12 @@ pub const CASES: &[(&str, Case)] = &[
     ("read_arrow", read_arrow),
     ("read_ready", read_ready),
     ("malloc_copy", malloc_copy),
+    ("up_held", |i, n| trip::up_held(&i.host, n, counted)),
+    ("up", |i, n| trip::up_whole(&i.host, n, counted)),
+    ("up_cold", |i, n| trip::up_cold(&i.host, n, counted)),
+    ("download_cold", |i, n| {
+        trip::download_cold(&i.host, n, counted)
+    }),
 ];
 
 /// The case of this name.

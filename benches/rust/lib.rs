@@ -6,6 +6,7 @@ pub mod cases;
 pub mod files;
 pub mod fresh;
 pub mod overlap;
+mod trip;
 
 use std::ffi::{CStr, c_char};
 

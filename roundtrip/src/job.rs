@@ -15,6 +15,7 @@ use arrow_schema::{ArrowError, SchemaRef};
 use crate::args::Via;
 use crate::compare::{Findings, compare_batches, compare_schemas};
 use crate::input::Input;
+use crate::simulation::{self, Simulation};
 
 /// Why there is no result.
 #[derive(Debug)]
@@ -46,16 +47,20 @@ pub(crate) struct Outcome {
     /// Waiting for the stream. Zero for single arrays.
     pub stream: Duration,
     pub stats: TransferStats,
+    /// What a simulated device has spent by itself meanwhile.
+    pub simulation: Simulation,
 }
 
 /// A device and the way to it.
 pub(crate) struct Job {
     device: Device,
     via: Via,
+    /// 10^9 bytes per second of a memcpy on this machine, if the device is simulated.
+    memcpy: Option<f64>,
 }
 
 impl Job {
-    /// Opens the device.
+    /// Opens the device. A simulated one is made warm, and a memcpy is measured to judge it by.
     pub(crate) fn open(device: &str, via: Via) -> Result<Self, Failure> {
         #[cfg(feature = "oneapi")]
         arrow_device_oneapi::register(Devices::global());
@@ -65,15 +70,23 @@ impl Job {
         arrow_device_vulkan::register(Devices::global());
         #[cfg(feature = "webgpu")]
         arrow_device_wgpu::register(Devices::global());
-        match Devices::open(device) {
-            Ok(device) => Ok(Self { device, via }),
-            Err(e) => Err(Failure::Usage(format!("{e} (see --help)"))),
-        }
+        let opened = Devices::open(device);
+        let device = opened.map_err(|e| Failure::Usage(format!("{e} (see --help)")))?;
+        let is_simulated = device.id().device_type == ArrowDeviceType::EXT_DEV;
+        let memcpy = is_simulated.then(|| {
+            simulation::warm(&device);
+            simulation::memcpy()
+        });
+        Ok(Self {
+            device,
+            via,
+            memcpy,
+        })
     }
 
-    /// Whether the device is simulated in host memory.
-    pub(crate) fn is_simulated(&self) -> bool {
-        self.device.id().device_type == ArrowDeviceType::EXT_DEV
+    /// 10^9 bytes per second of a memcpy on this machine, if the device is simulated in host memory.
+    pub(crate) fn memcpy(&self) -> Option<f64> {
+        self.memcpy
     }
 
     /// Sends all of `input` to the device and back, and compares. Calls `progress` with the number
@@ -112,9 +125,12 @@ impl Job {
         let mut same_schema = true;
         for batch in reader {
             let batch = batch.map_err(|e| unreadable(outcome, e))?;
+            let before = Simulation::of(&self.device);
             let (got, up, down) = self
                 .there_and_back(&batch)
                 .map_err(|e| failed(outcome, e))?;
+            // Without what it does while the batches are compared.
+            outcome.simulate(before, &self.device);
             outcome.up += up;
             outcome.down += down;
             // A wrong schema is reported once.
@@ -200,6 +216,7 @@ impl Job {
         let mut reader = self.host_reader(tee).map_err(|e| failed(outcome, e))?;
         compare_schemas(&outcome.name, &schema, &reader.schema(), findings);
 
+        let before = Simulation::of(&self.device);
         loop {
             let start = Instant::now();
             let next = reader.next();
@@ -230,6 +247,7 @@ impl Job {
             progress(outcome.rows);
         }
         drop(reader);
+        outcome.simulate(before, &self.device);
         let mut log = lock(&log);
         if let Some(text) = log.error.take() {
             let what = "the input's error was lost in the stream";
@@ -246,6 +264,11 @@ impl Outcome {
     fn add(&mut self, batch: &RecordBatch) {
         self.batches += 1;
         self.rows += batch.num_rows() as u64;
+    }
+
+    fn simulate(&mut self, before: Simulation, device: &Device) {
+        let spent = Simulation::of(device).since(before);
+        self.simulation = self.simulation.plus(spent);
     }
 }
 

@@ -8,6 +8,7 @@ mod asynchronous;
 mod compare;
 mod job;
 mod report;
+mod simulation;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -46,7 +47,8 @@ fn run() -> Result<(), (u8, String)> {
     };
     let start = Instant::now();
     let (mut outcomes, mut findings) = (Vec::new(), Findings::default());
-    let done = guard::catch(|| round_trip(&args, &mut outcomes, &mut findings))
+    let mut memcpy = None;
+    let done = guard::catch(|| round_trip(&args, &mut memcpy, &mut outcomes, &mut findings))
         .unwrap_or_else(|panic| Err(Failure::Job(format!("panic: {panic}"))));
     let seconds = start.elapsed().as_secs_f64();
     let (status, why) = match done {
@@ -57,7 +59,7 @@ fn run() -> Result<(), (u8, String)> {
     };
     if args.json {
         let error = why.as_deref();
-        let line = report::json_line(&args, &outcomes, &findings, seconds, status, error);
+        let line = report::json_line(&args, memcpy, &outcomes, &findings, seconds, status, error);
         print(&line).map_err(|why| (FAILED, why))?;
     }
     match why.or_else(|| findings.summary()) {
@@ -68,11 +70,13 @@ fn run() -> Result<(), (u8, String)> {
 
 fn round_trip(
     args: &Args,
+    memcpy: &mut Option<f64>,
     outcomes: &mut Vec<Outcome>,
     findings: &mut Findings,
 ) -> Result<(), Failure> {
     let sources = input::sources(&args.files, args.scale).map_err(Failure::Usage)?;
     let job = Job::open(&args.device, args.via)?;
+    *memcpy = job.memcpy();
     let names: Vec<_> = sources.iter().map(Source::name).collect();
     let table = Table::new(&names, args.via);
     print(&report::opening(args)).map_err(Failure::Job)?;

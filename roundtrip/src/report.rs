@@ -64,6 +64,7 @@ fn total(outcomes: &[Outcome]) -> Outcome {
         total.down += outcome.down;
         total.stream += outcome.stream;
         total.stats = total.stats.plus(&outcome.stats);
+        total.simulation = total.simulation.plus(outcome.simulation);
     }
     total
 }
@@ -185,8 +186,8 @@ pub(crate) fn closing(
             format!("{rows} in {batches} came back with {differences}.\n")
         }
     };
-    if job.is_simulated() {
-        text += "The device is simulated: the GB/s say nothing about a GPU.\n";
+    if let Some(memcpy) = job.memcpy() {
+        text += &simulated(table.via, &total, memcpy);
     }
     let stats = total.stats;
     text + &format!(
@@ -201,9 +202,34 @@ pub(crate) fn closing(
     )
 }
 
+/// What a simulated device's figures are made of.
+fn simulated(via: Via, total: &Outcome, memcpy: f64) -> String {
+    let seconds = |time: Duration| format!("{:.3} s", time.as_secs_f64());
+    let meanwhile = match via {
+        Via::Array => format!(
+            "In the {} up and {} down",
+            seconds(total.up),
+            seconds(total.down)
+        ),
+        Via::Stream | Via::Async => format!(
+            "In the {} of waiting for streams and while batches were compared",
+            seconds(total.stream)
+        ),
+    };
+    let (copying, filling) = (total.simulation.copying, total.simulation.filling);
+    format!(
+        "The device is simulated: the GB/s say nothing about a GPU. {meanwhile},\n\
+         its own thread copied for {}, where a GPU's copy engine would, and filling its fresh and freed memory took {}.\n\
+         The first use of its memory is left out, that of host memory is not. A memcpy runs at {memcpy:.2} GB/s here.\n",
+        seconds(copying),
+        seconds(filling),
+    )
+}
+
 /// One JSON object on a line. `error` says why there is no full result.
 pub(crate) fn json_line(
     args: &Args,
+    memcpy: Option<f64>,
     outcomes: &[Outcome],
     findings: &Findings,
     seconds: f64,
@@ -228,6 +254,8 @@ pub(crate) fn json_line(
             "events": stats.events,
             "queue_waits": stats.queue_waits,
             "host_waits": stats.host_waits,
+            "simulated_copy_seconds": outcome.simulation.copying.as_secs_f64(),
+            "simulated_fill_seconds": outcome.simulation.filling.as_secs_f64(),
         })
     };
     let mut line = numbers(&total);
@@ -236,6 +264,7 @@ pub(crate) fn json_line(
         "mismatches": findings.total,
         "device": args.device,
         "via": args.via.name(),
+        "memcpy_gb_per_s": memcpy,
         "seconds": seconds,
         "status": status,
         "error": error,

@@ -1,12 +1,13 @@
 //! [`SyncEvent`]: a point in the work of a queue.
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use crate::device::backend::{Backend, EventPtr, Notify};
 use crate::device::reaper::Item;
-use crate::device::{Counters, Device, Place, scope};
+use crate::device::{Counters, Device, Place, lock, scope};
 use crate::error::Result;
 
 /// A point in the work of a queue: it completes once all work that was queued before it has. Clones
@@ -20,6 +21,17 @@ struct Owned {
     ptr: EventPtr,
     place: Place,
     seen: Seen,
+    kept: Mutex<Kept>,
+}
+
+/// What work before an event uses, until somebody who knows that the event has completed drops it.
+#[derive(Default)]
+struct Kept(Option<Box<dyn Send>>);
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept").finish_non_exhaustive()
+    }
 }
 
 /// Whether an event was seen complete, which it stays: the device is not asked again.
@@ -54,6 +66,7 @@ impl SyncEvent {
             ptr,
             place,
             seen: Seen::default(),
+            kept: Mutex::default(),
         }))
     }
 
@@ -90,6 +103,35 @@ impl SyncEvent {
     /// Returns the device's own error. The work may still run then.
     pub fn wait(&self) -> Result<()> {
         self.as_ref().wait()
+    }
+
+    /// Keeps `sources` until the event has completed. Then the reaper's thread drops them, unless
+    /// [`drop_kept`](Self::drop_kept) was first; if the event has completed already, this thread.
+    pub(crate) fn keep(&self, sources: impl Send + 'static) {
+        {
+            let mut kept = lock(&self.0.kept);
+            // What was kept before stays, too.
+            kept.0 = Some(Box::new((kept.0.take(), sources)));
+        }
+        let event = self.clone();
+        let done = vec![self.clone()];
+        self.device().after(done, move || drop(event.take_kept()));
+    }
+
+    /// Drops what is [kept](Self::keep) until this event on this thread, if the event is known to have
+    /// completed: the reaper's thread may be far behind. Panics are kept for
+    /// [`take_drop_error`](Device::take_drop_error).
+    pub(crate) fn drop_kept(&self) {
+        // In a scope no foreign code runs: that is left to the reaper.
+        if self.as_ref().is_known_complete() && !scope::is_inside() {
+            let kept = self.take_kept();
+            self.device().parking("release", || drop(kept));
+        }
+    }
+
+    /// Taken out under the lock, to be dropped without it.
+    fn take_kept(&self) -> Option<Box<dyn Send>> {
+        lock(&self.0.kept).0.take()
     }
 
     /// Arranges that `waker` is called once the event has completed, without waiting. Returns

@@ -109,8 +109,9 @@ impl Uploads {
         self.queue.device()
     }
 
-    /// Forgets uploads that are done. If too many are left, forgets the oldest and returns its event. A failed upload
-    /// counts as done: readers of its batch wait for the same event and get the error.
+    /// Forgets uploads that are done, and drops their sources and staging memory, which serves the next upload: the thread
+    /// that would drop them otherwise may be behind by any number of uploads. If too many are left, forgets the oldest and
+    /// returns its event. A failed upload counts as done: readers of its batch wait for the same event and get the error.
     pub(super) fn oldest_beyond_limit(&mut self) -> Option<SyncEvent> {
         while let Some((event, _)) = self.under_way.front() {
             let waits = matches!(event.is_complete(), Ok(false));
@@ -122,6 +123,7 @@ impl Uploads {
             if waits {
                 return Some(event);
             }
+            event.drop_kept();
         }
         None
     }
@@ -134,9 +136,13 @@ impl Uploads {
         cx: &mut Context<'_>,
     ) -> Poll<()> {
         loop {
+            let oldest = wait.as_ref().map(|wait| wait.event().clone());
             // A failed upload counts as done: readers of its batch wait for the same event and get the error.
             if Completion::poll_all(wait, cx).is_pending() {
                 return Poll::Pending;
+            }
+            if let Some(oldest) = oldest {
+                oldest.drop_kept();
             }
             match self.oldest_beyond_limit() {
                 Some(event) => *wait = Some(Completion::of(event)),
@@ -148,7 +154,9 @@ impl Uploads {
     /// Waits until there are few enough uploads.
     pub(super) fn make_room(&mut self) {
         while let Some(oldest) = self.oldest_beyond_limit() {
-            let _ = oldest.wait();
+            if oldest.wait().is_ok() {
+                oldest.drop_kept();
+            }
         }
     }
 
@@ -218,5 +226,50 @@ impl<R: RecordBatchReader> DeviceRecordBatchReader for UploadingReader<R> {
 
     fn device_type(&self) -> ArrowDeviceType {
         self.uploads.device().id().device_type
+    }
+}
+
+#[cfg(all(test, feature = "sim", target_os = "linux", not(miri)))]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use arrow_array::{RecordBatchIterator, record_batch};
+
+    use super::*;
+    use crate::device::sim::{SimConfig, SimDevice, SimMode};
+
+    /// While the reaper's thread does not come to anything, a stream uses the staging memory of uploads that are done.
+    #[test]
+    fn staging_memory_comes_back_without_the_reaper() {
+        const N: usize = 1000;
+        let batch = record_batch!(("a", Int32, [1, 2, 3])).unwrap();
+        for mode in [SimMode::Async, SimMode::Deferred] {
+            let sim = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
+            let device = Device::new(sim.clone()).unwrap();
+            let (go, held) = mpsc::channel::<()>();
+            device.later(move || {
+                let _ = held.recv();
+            });
+            let sources = || Arc::strong_count(batch.column(0));
+            let batches = (0..N).map(|_| Ok(batch.clone()));
+            let reader = RecordBatchIterator::new(batches, batch.schema());
+            for up in UploadingReader::new(reader, &device) {
+                drop(up.unwrap());
+            }
+            let created = device.stats().host_allocations;
+            assert!(created <= UPLOADS as u64, "{created} staging slabs");
+            // Nor are their sources kept.
+            let kept = sources() - 1;
+            assert!(kept <= UPLOADS, "{kept} sources");
+            drop(go);
+            device.synchronize().unwrap();
+            while sim.report().live_events > 0 {
+                std::thread::yield_now();
+            }
+            // A source is dropped just before its event.
+            assert_eq!(sources(), 1);
+            device.trim();
+            sim.assert_clean();
+        }
     }
 }

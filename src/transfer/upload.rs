@@ -78,10 +78,7 @@ pub(crate) fn keep_until<T: Send + 'static>(
     sources: T,
 ) -> Result<Option<SyncEvent>> {
     match &event {
-        Ok(Some(event)) => {
-            let done = vec![event.clone()];
-            queue.device().after(done, move || drop(sources));
-        }
+        Ok(Some(event)) => event.keep(sources),
         Ok(None) => {}
         Err(_) => queue.keep_until_done(sources),
     }

@@ -142,7 +142,7 @@ impl Core {
         let op = first.and_then(|queue| queue.pending.front_mut().map(Op::start));
         drop(state);
         let result = match op {
-            Some(Op::Copy { copies, .. }) => self.run_copies(&copies),
+            Some(Op::Copy { copies, .. }) => self.clock.copying(|| self.run_copies(&copies)),
             Some(Op::Fill { dst, byte, bytes }) => self.run_fill(dst, byte, bytes),
             Some(Op::Kernel(Some(kernel))) => {
                 let _mark = EngineMark::set();
@@ -159,11 +159,13 @@ impl Core {
                 }
             }
             Some(Op::Free(offset)) => {
-                self.state().finish_free(&self.mapping, offset);
+                let freed = self.state().finish_free(&self.mapping, offset);
+                self.retire(freed);
                 Ok(())
             }
             Some(Op::Shrink { offset, keep }) => {
-                self.state().finish_shrink(&self.mapping, offset, keep);
+                let freed = self.state().finish_shrink(&self.mapping, offset, keep);
+                self.retire(freed);
                 Ok(())
             }
             Some(Op::Kernel(None) | Op::Timed(_) | Op::Mark | Op::Wait(_)) | None => Ok(()),

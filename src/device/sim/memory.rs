@@ -1,4 +1,4 @@
-//! Device memory: one file mapped twice, and an allocator with red zones and a quarantine.
+//! Device memory: addresses that the host cannot touch, the memory itself, and an allocator with red zones and a quarantine.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -13,9 +13,31 @@ pub(super) const FREED: u8 = 0x5A;
 const RED_ZONE: u8 = 0xFB;
 /// Alignment of an allocation and least length of a red zone, in bytes.
 const UNIT: usize = 64;
+/// The first bytes of a device are in small pages, so that a device on which there is little takes up little.
+#[cfg(target_os = "linux")]
+const SMALL_PAGES: usize = 4 << 20;
 
-/// One memory file mapped twice: at addresses that the host cannot touch, and at addresses for the
-/// engine.
+/// Tells the system about the engine's memory, of which a refusal changes no behaviour. Large pages make its first use several
+/// times as fast. A child of the process, which must not use the device, finds zeros: it need not share the pages, which
+/// would be copied when the engine writes them.
+#[cfg(target_os = "linux")]
+fn advise(engine: *mut u8, bytes: usize) {
+    // SAFETY: the range was just mapped, and nothing is in it yet, so that what a child finds does not matter.
+    unsafe { libc::madvise(engine.cast(), bytes, libc::MADV_WIPEONFORK) };
+    if let Some(rest @ 1..) = bytes.checked_sub(SMALL_PAGES) {
+        // SAFETY: a part of the range above; the size of its pages changes no content.
+        unsafe {
+            libc::madvise(
+                engine.wrapping_add(SMALL_PAGES).cast(),
+                rest,
+                libc::MADV_HUGEPAGE,
+            )
+        };
+    }
+}
+
+/// Two ranges of addresses of one length: those that users see, behind which there is never any memory, and the memory itself,
+/// which the engine finds at the same offset of the other range.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))] // never made there
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -28,31 +50,15 @@ pub(super) struct Mapping {
 
 // SAFETY: the mappings live until `Drop`; `Mapping` itself never reads or writes them.
 unsafe impl Send for Mapping {}
-// SAFETY: the mappings live until `Drop`, and the fields do not change; the allocator's lock guards
-// the memory.
+// SAFETY: the mappings live until `Drop`, and the fields do not change; only the engine, and the allocator for what nothing else
+// uses, touch the memory.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     #[cfg(target_os = "linux")]
     pub(super) fn new(bytes: usize) -> Result<Self, String> {
-        use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-
-        let failed = |call: &str| format!("{call}: {}", std::io::Error::last_os_error());
         if cfg!(miri) {
-            return Err("Miri has no memory files".into());
-        }
-        let length = libc::off_t::try_from(bytes).map_err(|_| "too large".to_string())?;
-        // SAFETY: the name is a C string; the descriptor is new, and nothing else owns it.
-        let file = unsafe {
-            let fd = libc::memfd_create(c"arrow-device-sim".as_ptr(), libc::MFD_CLOEXEC);
-            if fd < 0 {
-                return Err(failed("memfd_create"));
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
-        // SAFETY: the descriptor is open; the call takes no pointers.
-        if unsafe { libc::ftruncate(file.as_raw_fd(), length) } != 0 {
-            return Err(failed("ftruncate"));
+            return Err("Miri has no addresses without memory".into());
         }
         let map = |protection| {
             // SAFETY: the kernel chooses the address, so the new mapping replaces no other.
@@ -61,22 +67,25 @@ impl Mapping {
                     std::ptr::null_mut(),
                     bytes,
                     protection,
-                    libc::MAP_SHARED | libc::MAP_NORESERVE,
-                    file.as_raw_fd(),
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                    -1,
                     0,
                 )
             };
             (start != libc::MAP_FAILED)
                 .then_some(start.cast::<u8>())
-                .ok_or_else(|| failed("mmap"))
+                .ok_or_else(|| format!("mmap: {}", std::io::Error::last_os_error()))
         };
         let device = map(libc::PROT_NONE)?;
         match map(libc::PROT_READ | libc::PROT_WRITE) {
-            Ok(engine) => Ok(Self {
-                device,
-                engine,
-                bytes,
-            }),
+            Ok(engine) => {
+                advise(engine, bytes);
+                Ok(Self {
+                    device,
+                    engine,
+                    bytes,
+                })
+            }
             Err(error) => {
                 // SAFETY: mapped above with this length, and nothing has the address yet.
                 unsafe { libc::munmap(device.cast(), bytes) };
@@ -87,7 +96,7 @@ impl Mapping {
 
     #[cfg(not(target_os = "linux"))]
     pub(super) fn new(_bytes: usize) -> Result<Self, String> {
-        Err("simulated devices need Linux (memfd_create)".into())
+        Err("simulated devices need Linux".into())
     }
 
     /// Returns the addresses that users see.
@@ -115,8 +124,8 @@ impl Mapping {
     /// Sets a range of byte offsets.
     fn set(&self, range: Range<usize>, byte: u8) {
         debug_assert!(range.start <= range.end && range.end <= self.bytes);
-        // SAFETY: the allocator passes ranges inside the mapping that nothing else uses: memory
-        // that is not handed out yet, freed memory, or red zones.
+        // SAFETY: the range is inside the mapping, and nothing else uses it: a [`Poison`] of memory that is not handed out yet
+        // or was freed, or red zones.
         unsafe {
             self.engine(range.start)
                 .write_bytes(byte, range.end - range.start)
@@ -140,6 +149,23 @@ impl Drop for Mapping {
             // SAFETY: mapped in `new` with this length; every user of the addresses holds this
             // value's owner.
             unsafe { libc::munmap(start.cast(), self.bytes) };
+        }
+    }
+}
+
+/// Memory that is neither unused nor allocated, so that nobody but the holder of this touches it, and the byte that fills it, if
+/// one does. Filling takes about as long as a copy: it is done without a lock held.
+#[derive(Debug)]
+#[must_use = "the memory is not filled yet"]
+pub(super) struct Poison {
+    range: Range<usize>,
+    byte: Option<u8>,
+}
+
+impl Poison {
+    pub(super) fn apply(&self, mapping: &Mapping) {
+        if let Some(byte) = self.byte {
+            mapping.set(self.range.clone(), byte);
         }
     }
 }
@@ -241,9 +267,9 @@ impl Allocator {
         }
     }
 
-    /// Allocates memory, and fills it. Returns its byte offset, or `None` if there is not
-    /// enough.
-    pub(super) fn allocate(&mut self, mapping: &Mapping, bytes: usize) -> Option<usize> {
+    /// Takes out memory for an allocation of so many bytes, which [`hand_out`](Self::hand_out) makes of it once its poison was
+    /// applied. Returns `None` if there is not enough.
+    pub(super) fn reserve(&mut self, mapping: &Mapping, bytes: usize) -> Option<Poison> {
         let block = block_bytes(bytes)?;
         let (start, length) = loop {
             match self.unused.take(block) {
@@ -259,17 +285,27 @@ impl Allocator {
         for zone in red_zones(offset, bytes) {
             mapping.set(zone, RED_ZONE);
         }
-        if self.fill {
-            mapping.set(offset..offset + bytes, FRESH);
-        }
-        let freeing = false;
+        Some(self.poison(offset..offset + bytes, FRESH))
+    }
+
+    /// Makes an allocation of what was reserved. Returns its byte offset.
+    pub(super) fn hand_out(&mut self, fresh: Poison) -> usize {
+        let Range { start, end } = fresh.range;
+        let bytes = end - start;
         let allocation = Allocation {
             bytes,
             kept: bytes,
-            freeing,
+            freeing: false,
         };
-        self.live.insert(offset, allocation);
-        Some(offset)
+        self.live.insert(start, allocation);
+        start
+    }
+
+    fn poison(&self, range: Range<usize>, byte: u8) -> Poison {
+        Poison {
+            range,
+            byte: self.fill.then_some(byte),
+        }
     }
 
     /// Marks an allocation as freed by its owner. The error says what is wrong with that.
@@ -312,42 +348,48 @@ impl Allocator {
         }
     }
 
-    /// Poisons and quarantines the end of an allocation. Returns whether the red zone after it was
-    /// intact.
-    pub(super) fn finish_shrink(&mut self, mapping: &Mapping, offset: usize, keep: usize) -> bool {
+    /// Cuts off the end of an allocation. Returns whether the red zone after it was intact, and what was cut off, for
+    /// [`quarantine`](Self::quarantine).
+    pub(super) fn finish_shrink(
+        &mut self,
+        mapping: &Mapping,
+        offset: usize,
+        keep: usize,
+    ) -> (bool, Option<Poison>) {
         let Some(allocation) = self.live.get_mut(&offset) else {
-            return true;
+            return (true, None);
         };
         // It was freed meanwhile, and this is another one.
         if allocation.kept > keep || allocation.bytes <= keep {
-            return true;
+            return (true, None);
         }
         let [_, tail] = red_zones(offset, allocation.bytes);
         let [_, new_tail] = red_zones(offset, keep);
         allocation.bytes = keep;
         let intact = mapping.intact(tail.clone());
         mapping.set(new_tail.clone(), RED_ZONE);
-        self.retire(mapping, new_tail.end..tail.end);
-        intact
+        (intact, Some(self.poison(new_tail.end..tail.end, FREED)))
     }
 
-    /// Poisons and quarantines an allocation. Returns whether its red zones were intact.
-    pub(super) fn finish_free(&mut self, mapping: &Mapping, offset: usize) -> bool {
+    /// Ends an allocation, whose memory nobody has from now on. Returns whether its red zones were intact, and its block, for
+    /// [`quarantine`](Self::quarantine).
+    pub(super) fn finish_free(
+        &mut self,
+        mapping: &Mapping,
+        offset: usize,
+    ) -> (bool, Option<Poison>) {
         let Some(Allocation { bytes, .. }) = self.live.remove(&offset) else {
-            return true;
+            return (true, None);
         };
         let [head, tail] = red_zones(offset, bytes);
         let block = head.start..tail.end;
         let intact = mapping.intact(head) && mapping.intact(tail);
-        self.retire(mapping, block);
-        intact
+        (intact, Some(self.poison(block, FREED)))
     }
 
-    /// Fills and quarantines a block.
-    fn retire(&mut self, mapping: &Mapping, block: Range<usize>) {
-        if self.fill {
-            mapping.set(block.clone(), FREED);
-        }
+    /// Quarantines a block whose poison was applied.
+    pub(super) fn quarantine(&mut self, freed: Poison) {
+        let block = freed.range;
         self.quarantine.push_back((block.start, block.len()));
         self.quarantined_bytes += block.len();
         while self.quarantined_bytes > self.quarantine_max_bytes {

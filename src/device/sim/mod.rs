@@ -59,7 +59,6 @@
 //! Simulated devices need Linux. On other systems, and under Miri, [`SimDevice::new`] returns
 //! [`Error::DeviceNotAvailable`].
 
-use std::alloc::Layout;
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -67,11 +66,13 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use crate::abi::ArrowDeviceType;
+use crate::device::block::{Block, round};
 use crate::device::{
     AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, RawQueue, device_error, lock,
 };
 use crate::error::{Error, Result};
 
+mod clock;
 mod config;
 mod copy;
 mod engine;
@@ -247,7 +248,9 @@ impl SimDevice {
         core.check_process()?;
         let mut state = core.state();
         let offset = core.begin_free(&mut state, base, bytes)?;
-        state.finish_free(&core.mapping, offset);
+        let freed = state.finish_free(&core.mapping, offset);
+        drop(state);
+        core.retire(freed);
         Ok(())
     }
 
@@ -310,18 +313,9 @@ impl Core {
     }
 }
 
-/// Returns the layout of a host allocation.
-fn host_layout(bytes: usize) -> Result<Layout> {
-    match Layout::from_size_align(bytes, 64) {
-        Ok(layout) if bytes > 0 => Ok(layout),
-        _ => Err(Error::argument(format!("host allocation of {bytes} bytes"))),
-    }
-}
-
 // SAFETY: `host_readable` is false; `classify` returns `Device` only inside one allocation that is
 // not freed, and never `HostAccessible`; a position counts as reached only when the operations up
-// to it have run, and the lock of the state makes them visible; host memory comes from the global
-// allocator.
+// to it have run, and the lock of the state makes them visible; host memory is a block of its own.
 unsafe impl Backend for SimDevice {
     fn id(&self) -> DeviceId {
         self.core().id
@@ -421,25 +415,30 @@ unsafe impl Backend for SimDevice {
 
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
         let core = self.core();
-        let mut state = core.alive()?;
-        let layout = host_layout(bytes)?;
+        drop(core.alive()?);
+        if bytes == 0 {
+            return Err(Error::argument("host allocation of 0 bytes"));
+        }
         let operation = "allocate_host";
         core.faults
             .pass(FaultOp::HostAllocate, core.id, operation, bytes)?;
-        // SAFETY: the layout is not empty.
-        let memory = unsafe { std::alloc::alloc(layout) };
-        if memory.is_null() {
-            return Err(Error::OutOfMemory {
-                device: core.id,
-                operation,
-                bytes,
-            });
-        }
-        // SAFETY: the memory was just allocated with this length.
-        unsafe { memory.write_bytes(memory::FRESH, bytes) };
-        let block = HostBlock { bytes, copies: 0 };
-        state.host.0.insert(memory.addr(), block);
-        Ok(Some(DevicePtr::new(memory.cast())))
+        let memory = round(bytes).and_then(Block::ordinary);
+        let memory = memory.ok_or(Error::OutOfMemory {
+            device: core.id,
+            operation,
+            bytes,
+        })?;
+        let start = memory.ptr();
+        // SAFETY: the memory was just allocated with at least this length, and nothing else has it.
+        core.clock
+            .filling(|| unsafe { start.write_bytes(memory::FRESH, bytes) });
+        let block = HostBlock {
+            memory,
+            bytes,
+            copies: 0,
+        };
+        core.state().host.0.insert(start.addr().get(), block);
+        Ok(Some(DevicePtr::new(start.as_ptr().cast())))
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
@@ -454,11 +453,10 @@ unsafe impl Backend for SimDevice {
             // It stays allocated, so that the copy stays harmless.
             Some(block) if block.copies > 0 => "a queued copy uses it",
             Some(_) => {
-                state.host.0.remove(&start);
-                if let Ok(layout) = host_layout(bytes) {
-                    // SAFETY: `allocate_host` allocated it with this layout, and it is freed once:
-                    // it was in `host`.
-                    unsafe { std::alloc::dealloc(address.as_ptr().cast(), layout) };
+                let freed = state.host.0.remove(&start);
+                drop(state);
+                if let Some(freed) = freed {
+                    freed.memory.free(None);
                 }
                 return;
             }

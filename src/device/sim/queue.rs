@@ -207,8 +207,14 @@ unsafe impl RawQueue for SimQueue {
         }
         core.faults
             .pass(FaultOp::Allocate, core.id, "allocate", bytes)?;
-        match state.memory.allocate(&core.mapping, bytes) {
-            Some(offset) => Ok(DevicePtr::new(core.mapping.device(offset).cast())),
+        let reserved = state.memory.reserve(&core.mapping, bytes);
+        drop(state);
+        match reserved {
+            Some(fresh) => {
+                core.poison(&fresh);
+                let offset = core.state().memory.hand_out(fresh);
+                Ok(DevicePtr::new(core.mapping.device(offset).cast()))
+            }
             None => Err(Error::OutOfMemory {
                 device: core.id,
                 operation: "allocate",
@@ -227,7 +233,9 @@ unsafe impl RawQueue for SimQueue {
         let offset = core.begin_free(&mut state, base, bytes)?;
         if state.error.is_some() {
             // Nothing runs any more, so nothing uses it.
-            state.finish_free(&core.mapping, offset);
+            let freed = state.finish_free(&core.mapping, offset);
+            drop(state);
+            core.retire(freed);
         } else {
             core.enqueue(&mut state, self.id, Op::Free(offset))?;
         }

@@ -1,5 +1,7 @@
 //! What is live on a device, and which mistakes its users have made.
 
+use std::time::Duration;
+
 use super::SimDevice;
 use crate::error::Error;
 
@@ -23,6 +25,12 @@ pub struct SimReport {
     pub live_events: usize,
     /// Queued operations that have not completed.
     pub pending_operations: usize,
+    /// The time that threads have spent filling fresh and freed memory so far
+    /// ([`SimConfig::with_fill`](super::SimConfig::with_fill)), first use of the memory included.
+    pub fill_time: Duration,
+    /// The time that threads have spent running queued copies so far, on the device's worker in
+    /// [`SimMode::Async`](super::SimMode::Async).
+    pub copy_time: Duration,
     /// Mistakes: double frees and releases, dead events used, invalid accesses, damaged
     /// red zones, host memory freed under a copy.
     pub violations: Vec<String>,
@@ -44,7 +52,8 @@ impl SimDevice {
     /// Returns what is live and which mistakes were made so far. Checks all red zones.
     pub fn report(&self) -> SimReport {
         self.check();
-        let state = self.core().state();
+        let core = self.core();
+        let state = core.state();
         let (live_allocations, live_bytes) = state.memory.owned_total();
         SimReport {
             live_allocations,
@@ -55,6 +64,8 @@ impl SimDevice {
             live_host_bytes: state.host.0.values().map(|block| block.bytes).sum(),
             live_events: state.events.live(),
             pending_operations: state.queues.values().map(|q| q.pending.len()).sum(),
+            fill_time: core.clock.fill_time(),
+            copy_time: core.clock.copy_time(),
             violations: state.violations.clone(),
             error: state.error.clone(),
         }

@@ -8,11 +8,13 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::clock::Clock;
 use super::event::{Events, Point};
 use super::fault::Faults;
-use super::memory::{Allocator, Mapping};
+use super::memory::{Allocator, Mapping, Poison};
 use super::{MISUSE, SimConfig, SimError};
 use crate::abi::guard;
+use crate::device::block::Block;
 use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr, Process, lock};
 use crate::error::{Error, Result};
 
@@ -23,12 +25,13 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) id: DeviceId,
-    /// Where the worker runs. A child of that process shares the memory, but has no worker, and the
+    /// Where the worker runs. A child of that process has neither the worker nor the memory, and the
     /// locks may be held for ever there.
     process: Process,
     pub(super) config: SimConfig,
     pub(super) mapping: Mapping,
     pub(super) faults: Faults,
+    pub(super) clock: Clock,
     state: Mutex<State>,
     /// Held by whoever runs work when there is no worker.
     pub(super) engine: Mutex<()>,
@@ -62,6 +65,7 @@ impl Core {
             process: Process::this(),
             mapping,
             faults: Faults::default(),
+            clock: Clock::default(),
             state: Mutex::new(State {
                 memory: Allocator::new(capacity_bytes, &config),
                 events: Events::default(),
@@ -85,6 +89,12 @@ impl Core {
         lock(&self.state)
     }
 
+    /// Whether no thread has locked the state.
+    #[cfg(test)]
+    pub(super) fn is_unlocked(&self) -> bool {
+        self.state.try_lock().is_ok()
+    }
+
     /// As [`state`](Self::state), of a device that can be used. The error says why it cannot.
     pub(super) fn alive(&self) -> Result<MutexGuard<'_, State>> {
         self.check_process()?;
@@ -101,6 +111,18 @@ impl Core {
     /// Refuses to work in a child of the process that made the device.
     pub(super) fn check_process(&self) -> Result<()> {
         self.process.check(self.id, MISUSE)
+    }
+
+    /// Poisons what was freed, without a lock held, and puts it into quarantine.
+    pub(super) fn retire(&self, freed: Option<Poison>) {
+        if let Some(freed) = freed {
+            self.poison(&freed);
+            self.state().memory.quarantine(freed);
+        }
+    }
+
+    pub(super) fn poison(&self, poison: &Poison) {
+        self.clock.filling(|| poison.apply(&self.mapping));
     }
 
     /// Returns where the engine finds `bytes` bytes at `ptr`. The error says why it must not touch
@@ -178,23 +200,34 @@ impl State {
         for id in ids {
             while let Some(op) = self.queues.get(&id).and_then(|q| q.pending.front()) {
                 if let Op::Free(offset) = *op {
-                    self.finish_free(mapping, offset);
+                    // Rare, so it may as well be filled here.
+                    if let Some(freed) = self.finish_free(mapping, offset) {
+                        freed.apply(mapping);
+                        self.memory.quarantine(freed);
+                    }
                 }
                 self.complete(id, after);
             }
         }
     }
 
-    /// Runs a free.
-    pub(super) fn finish_free(&mut self, mapping: &Mapping, offset: usize) {
-        let intact = self.memory.finish_free(mapping, offset);
+    /// Begins to run a free. Returns what was freed, if it was live: poisoned, it goes into quarantine.
+    pub(super) fn finish_free(&mut self, mapping: &Mapping, offset: usize) -> Option<Poison> {
+        let (intact, freed) = self.memory.finish_free(mapping, offset);
         self.check_intact(mapping, offset, intact);
+        freed
     }
 
-    /// Runs a shrink.
-    pub(super) fn finish_shrink(&mut self, mapping: &Mapping, offset: usize, keep: usize) {
-        let intact = self.memory.finish_shrink(mapping, offset, keep);
+    /// As [`finish_free`](Self::finish_free), for a shrink.
+    pub(super) fn finish_shrink(
+        &mut self,
+        mapping: &Mapping,
+        offset: usize,
+        keep: usize,
+    ) -> Option<Poison> {
+        let (intact, freed) = self.memory.finish_shrink(mapping, offset, keep);
         self.check_intact(mapping, offset, intact);
+        freed
     }
 
     fn check_intact(&mut self, mapping: &Mapping, offset: usize, intact: bool) {
@@ -340,6 +373,8 @@ impl Op {
 /// A host allocation.
 #[derive(Debug)]
 pub(super) struct HostBlock {
+    pub(super) memory: Block,
+    /// As requested.
     pub(super) bytes: usize,
     /// How many queued copies read or write some of it.
     pub(super) copies: usize,

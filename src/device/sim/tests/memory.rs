@@ -128,6 +128,55 @@ fn memory_is_poisoned_and_quarantined() {
     assert_eq!(contents(&device, &queue, next, 100), [FRESH; 100]);
 }
 
+/// Neither is fresh or freed memory filled with the state locked, nor is anything copied.
+#[test]
+fn other_threads_go_on_while_memory_is_filled_and_copied() {
+    use super::super::clock::Meanwhile;
+    use std::time::Duration;
+
+    for mode in [SimMode::Async, SimMode::Deferred] {
+        let Some(device) = device(small().with_mode(mode)) else {
+            return;
+        };
+        let core = Arc::downgrade(device.core());
+        let [times, locked] = [0; 2].map(|_| Arc::new(AtomicUsize::new(0)));
+        let counts = [times.clone(), locked.clone()];
+        let meanwhile = move || {
+            let Some(core) = core.upgrade() else { return };
+            counts[0].fetch_add(1, Ordering::SeqCst);
+            // Another thread has it for a moment only.
+            let pause = || std::thread::sleep(Duration::from_millis(1));
+            if !(0..1000).any(|_| core.is_unlocked() || (pause(), false).1) {
+                counts[1].fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let meanwhile = Meanwhile(Box::new(meanwhile));
+        assert!(device.core().clock.meanwhile.set(meanwhile).is_ok());
+
+        let queue = device.default_queue().unwrap();
+        let memory = queue.allocate(1024).unwrap();
+        let host = device.allocate_host(64).unwrap().unwrap();
+        upload(&queue, &[1; 64], memory).unwrap();
+        // SAFETY: a live allocation, of which this is a smaller multiple of 64.
+        assert!(unsafe { queue.shrink(memory, 1024, 64) }.unwrap());
+        free(&queue, memory, 64).unwrap();
+        device.synchronize().unwrap();
+        let again = queue.allocate(64).unwrap();
+        // SAFETY: both are live, and nothing uses them.
+        unsafe {
+            device.free_now(again, 64).unwrap();
+            device.free_host(host, 64);
+        }
+        assert_eq!(times.load(Ordering::SeqCst), 7);
+        assert_eq!(
+            locked.load(Ordering::SeqCst),
+            0,
+            "times with the state locked"
+        );
+        device.assert_clean();
+    }
+}
+
 #[test]
 fn capacity_ends_and_comes_back() {
     let config = small()
