@@ -4,6 +4,7 @@ pub mod batches;
 pub mod cases;
 pub mod files;
 pub mod overlap;
+pub mod validation;
 
 use std::ffi::{CStr, c_char};
 
