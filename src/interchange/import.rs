@@ -22,7 +22,7 @@ use crate::interchange::known::Known;
 use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::path::Path;
 use crate::interchange::schema::{import_field, import_schema};
-use crate::interchange::validate::validate_full;
+use crate::interchange::validate::validate;
 use crate::memory::{Memory, Owner, Ready};
 
 impl DeviceArray {
@@ -85,7 +85,7 @@ impl DeviceArray {
             if let Some(counting) = NullCounting::start_all(&array)? {
                 counting.finish(&array)?;
             }
-            validate_full(&array.reachable_data()?)?;
+            validate(&array)?;
         }
         Ok(array)
     }
@@ -143,7 +143,7 @@ impl DeviceRecordBatch {
         }
         check_no_nulls(array)?;
         if options.validation == Validation::Full {
-            validate_full(&array.reachable_data()?)?;
+            validate(array)?;
         }
         Ok(batch)
     }
