@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, ListArray, StringArray, make_array};
+use arrow_array::{Array, ArrayRef, Int64Array, ListArray, StringArray, StructArray, make_array};
 use arrow_buffer::{Buffer, OffsetBuffer};
 use arrow_data::ArrayData;
 use arrow_device::async_stream::{
@@ -402,4 +402,67 @@ fn what_is_checked_comes_down_once() {
     foreign.assert_released("nested lists");
     drop(foreign);
     place.assert_clean();
+}
+
+/// Any bits are a number. Errors name a column by its number in the batch, whatever came down.
+#[test]
+fn columns_of_numbers_stay_on_the_device() {
+    for (mode, ways) in [(SimMode::Async, &WAYS[..]), (SimMode::Deferred, &WAYS[..3])] {
+        let Some(place) = simulated(mode) else { return };
+        let full = place.options.clone().with_validation(Validation::Full);
+        // Every third row is null.
+        let numbers = || -> ArrayRef {
+            let rows = (0..640).map(|i| (i % 3 > 0).then_some(i));
+            Arc::new(Int64Array::from_iter(rows))
+        };
+        let pair: ArrayRef = Arc::new(StructArray::from(vec![(
+            support::types::field("n", DataType::Int64),
+            numbers(),
+        )]));
+        let texts: ArrayRef = Arc::new(StringArray::from_iter_values(
+            (0..640).map(|i| format!("{i:04}")),
+        ));
+        let of = |columns: Vec<ArrayRef>| {
+            let fields = columns
+                .iter()
+                .map(|column| support::types::field("f", column.data_type().clone()));
+            let fields: Vec<_> = fields.collect();
+            StructArray::new(fields.into(), columns, None).to_data()
+        };
+        let bitmap = 640 / 8;
+        let text = 4 * 641 + 640 * 4 + 4;
+        for (columns, down, waits) in [
+            (vec![numbers(), pair.clone()], 2 * bitmap, 1),
+            (vec![numbers(), texts.clone(), pair], 2 * bitmap + text, 2),
+            (vec![texts], text, 2),
+        ] {
+            for way in ways {
+                let context = format!("{} columns by {way:?}", columns.len());
+                let mut foreign = Foreign::new(&of(columns.clone()), &place.device);
+                let before = place.device.stats();
+                drop(import(&mut foreign, *way, &full).expect(&context));
+                let came = place.device.stats().since(&before);
+                assert_eq!(came.bytes_to_host, down, "{context}");
+                if *way != Way::AsyncStream {
+                    assert_eq!(came.host_waits, waits, "{context}");
+                }
+                foreign.assert_released_by(&place.device, &context);
+            }
+        }
+        let bad = bad_first_text();
+        let data_type = structure(vec![("n", DataType::Int64), ("l", bad.data_type().clone())]);
+        let numbers = Int64Array::from(vec![1, 2]).to_data();
+        let batch = ArrayData::builder(data_type).len(2);
+        let batch = batch.add_child_data(numbers).add_child_data(bad);
+        // SAFETY: the array is only exported and validated, never read as an arrow array.
+        let batch = unsafe { batch.build_unchecked() };
+        for way in ways {
+            let mut foreign = Foreign::new(&batch, &place.device);
+            let refused = import(&mut foreign, *way, &full).map(|_| ());
+            let error = refused.expect_err("a bad text").to_string();
+            assert!(error.contains("children[1].children[0]: "), "{error}");
+            foreign.assert_released_by(&place.device, "bad text");
+        }
+        place.assert_clean();
+    }
 }

@@ -16,7 +16,7 @@ from limits import LIMITS
 from rounds import Rounds
 from sides import NAMES, Batch
 
-ORDER = "E1 E2 E3 E4 I1 I2 I3 X1 A1 A2 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F1 F1T F2 F3 M1 T1 W1 L1 N1 N2 N3 N4".split()
+ORDER = "E1 E2 E3 E4 I1 I2 I3 V1 V2 X1 A1 A2 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F1 F1T F2 F3 M1 T1 W1 L1 N1 N2 N3 N4".split()
 # What --quick lets pass of times, times the limit: machines that build are busy, and processors differ in what a copy or a lock costs.
 MARGIN = 1.5
 

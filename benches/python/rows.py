@@ -121,7 +121,7 @@ class Times:
 
     rounds: int = 60
     quick: int = 15
-    # What shapes are held to that miss their target, by their columns.
+    # What shapes are held to that miss their target, by their columns, or by the peer and them.
     held: dict = dataclasses.field(default_factory=dict)
 
     def sides(self):
@@ -145,7 +145,8 @@ class Times:
         ratio, spread, best = measured.ratio(over, under)
         what = f"{measured.batch.name}, {NAMES[ours]} / {NAMES[peer]}"
         profile = None if ours == "download" or measured.batch.bytes > 1 << 28 else (ours, *shape)
-        held = None if math.isinf(limit) else self.held.get(measured.batch.columns)
+        columns = measured.batch.columns
+        held = None if math.isinf(limit) else self.held.get((peer, columns), self.held.get(columns))
         return Figure(what, ratio, limit, self.rates, spread, best, measured.same, profile, held, peer in AT_LIMIT)
 
     def _note(self, measured, batch):
@@ -162,15 +163,24 @@ class Times:
 AT_LIMIT = {"channel", "channel_single", "memcpy", "memcpy_cold", "memcpy_each", "read_ready", "write_structs"}
 EXPORT = "export + release, 1/10/100/1000 mixed columns"
 LARGE = [("integers", 8, 1 << 23), ("integers", 1, 1 << 26)]
+# Of benches/rust/validation.rs.
+TYPES = [
+    "int64", "decimal128", "decimal256", "boolean", "fixed_size_binary", "utf8", "utf8 not ASCII", "large_utf8", "binary", "large_binary",
+    "utf8_view", "utf8_view not ASCII", "binary_view", "list", "large_list", "list_view", "large_list_view", "fixed_size_list", "struct", "map",
+    "dictionary", "run_end_encoded", "dense_union", "sparse_union", "null",
+]
 TIMES = [
     Times("E2", f"{EXPORT}, time", "<= 0.20x arrow-rs, <= 0.20x Arrow C++",
           [(ours, peer, limit) for ours, limit in (("export", 0.20), ("export_host", math.inf))
            for peer in ("export_arrow", "cpp.export")] + [("export", "write_structs", math.inf)],
           MIXED, also=("export_ready",), held={1: 0.28}),
-    Times("I1", "import to a device view, 1000 columns, time", "<= 0.25x arrow-rs",
-          [("import", "import_arrow", 0.25), ("import", "write_structs", math.inf)], MIXED[-1:], also=("cpp.import",)),
+    Times("I1", "import to a device view, 1000 columns, time", "<= 0.10x arrow-rs, <= 1.0x nanoarrow's ArrowArrayView",
+          [("import", "import_arrow", 0.10), ("import", "nanoarrow.view", 1.0), ("import", "write_structs", math.inf)], MIXED[-1:],
+          also=("cpp.import", "nanoarrow.view_again"), held={("import_arrow", 1000): 0.20}),
     Times("I2", "import to arrow-rs arrays, time", "<= 1.0x arrow-rs",
           [("import_host", "import_arrow", 1.0)], MIXED, also=("import", "cpp.import", "write_structs")),
+    Times("V1", "import with Validation::Full to the CPU device, a column of 65,536 rows of each type, time", "<= 1.0x arrow-rs's validate_full",
+          [("validate", "validate_arrow", 1.0)], [(kind, 1, 1 << 16) for kind in TYPES], rounds=30, quick=5),
     Times("X1", "device stream of 10,000 batches x 10 columns x 1 row, export + import",
           "<= 0.5x Arrow C++'s device stream and arrow-rs's plain stream",
           [("stream", "cpp.stream", 0.5), ("stream", "stream_arrow", 0.5)],
@@ -211,6 +221,7 @@ COUNTS = [
     ("C2", "bytes of a 1 % slice of 10 million rows", "<= 1.05x + 64 per buffer"),
     ("C3", "slab bytes", "<= payload + 64 per buffer"),
     ("D3", "300 string columns on a device: host waits, bytes read for the sizes", "2 waits; 8 bytes a column"),
+    ("V2", "import with Validation::Full from the simulated device: bytes that come down, host waits", "<= 1.02x the batch's bytes, once; 2 waits"),
     ("F1", "Arrow IPC files and streams to a device, uncompressed: what the host copies, copies of the device, allocations", "0; one of each for a batch"),
     ("Z1", "re-export on the same device", "0 copies, 0 waits"),
     ("W1", "16,000 small uploads that are pending at once, until their memory is back", "<= 3x the time of an upload beside 2,000; 3 questions"),

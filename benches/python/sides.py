@@ -40,6 +40,8 @@ NAMES = {
     "import": "arrow-device view",
     "import_host": "arrow-device to arrow-rs",
     "import_arrow": "arrow-rs",
+    "validate": "arrow-device",
+    "validate_arrow": "arrow-rs's validate_full",
     "stream": "arrow-device",
     "stream_host": "arrow-device from and to arrow-rs",
     "stream_arrow": "arrow-rs",
@@ -68,6 +70,8 @@ NAMES = {
     "cpp.stream": "Arrow C++",
     "cpp.async": "Arrow C++",
     "cpp.async_single": "Arrow C++, one by one",
+    "nanoarrow.view": "nanoarrow's view",
+    "nanoarrow.view_again": "nanoarrow's view set again",
     "nanoarrow.copy": "nanoarrow",
     "nanoarrow.copy_cold": "nanoarrow cold",
     "pyarrow.copy": "pyarrow",
@@ -86,7 +90,7 @@ class Batch:
 
     def __init__(self, kind, columns, rows):
         self.columns, self.rows = columns, rows
-        self.name = f"{columns} x {rows}"
+        self.name = f"{columns} x {rows}" if kind in ("mixed", "integers", "text") else f"{kind} x {rows}"
         self._input = rust.bench_input(kind.encode(), columns, rows)
         if not self._input:
             raise RuntimeError("no batch")

@@ -8,10 +8,12 @@ use arrow_array::{
 use arrow_buffer::{OffsetBuffer, ScalarBuffer};
 use arrow_schema::{ArrowError, Field, Schema};
 
+use crate::validation;
+
 /// Whatever goes wrong, as text.
 pub type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// A batch by the name of its kind: "mixed", "integers" or "text".
+/// A batch by the name of its kind: "mixed", "integers", "text", or a type of [`validation`].
 ///
 /// # Errors
 /// No such kind; arrow-rs's.
@@ -24,9 +26,12 @@ pub fn named(kind: &str, columns: usize, rows: usize) -> Result<RecordBatch, Arr
             ))
         }),
         "text" => batch(columns, |i| text(i, rows)),
-        _ => Err(ArrowError::InvalidArgumentError(format!(
-            "no batches are called {kind}"
-        ))),
+        _ => match validation::array(kind, rows)? {
+            Some(array) => batch(columns, |_| array.clone()),
+            None => Err(ArrowError::InvalidArgumentError(format!(
+                "no batches are called {kind}"
+            ))),
+        },
     }
 }
 

@@ -12,7 +12,7 @@ use arrow_device::device::sim::{FaultOp, SimConfig, SimDevice, SimMode};
 use arrow_device::ipc::{IpcFileReader, IpcStreamReader};
 use arrow_device::{
     Device, DeviceArray, DeviceRecordBatch, Devices, ExportOptions, ImportOptions,
-    Result as DeviceResult, SyncPolicy, TransferStats, UploadingReader,
+    Result as DeviceResult, SyncPolicy, TransferStats, UploadingReader, Validation,
 };
 use arrow_device_benches::cases::Result;
 use arrow_device_benches::{batches, files};
@@ -185,6 +185,38 @@ fn sizes() -> Result<()> {
     let read = (cost.bytes_to_host as f64 - bytes as f64) / 300.0;
     figure("D3", "host waits", cost.host_waits as f64, 2.0);
     figure("D3", "bytes a column for the sizes", read, 8.0);
+    Ok(())
+}
+
+/// V2: a batch and nested columns that are validated on a simulated device.
+fn validation() -> Result<()> {
+    let (device, options) = simulated(SimMode::Async)?;
+    let full = options.clone().with_validation(Validation::Full);
+    let mixed = batches::named("mixed", 8, 10_000)?;
+    let named = [("8 mixed columns", mixed)];
+    let nested = ["struct", "list", "dictionary", "dense_union"];
+    let nested = nested.map(|kind| Ok((kind, batches::named(kind, 1, 10_000)?)));
+    let nested = nested.into_iter().collect::<Result<Vec<_>>>()?;
+    for (name, batch) in named.into_iter().chain(nested) {
+        let up = device.upload(&batch)?;
+        let bytes = up.get_slice_memory_size()?;
+        up.wait()?;
+        let (imported, cost) = cost(&device, || round_trip(&up, &full))?;
+        drop(imported);
+        let times = cost.bytes_to_host as f64 / bytes as f64;
+        figure(
+            "V2",
+            &format!("{name}: bytes that come down, of the batch's"),
+            times,
+            1.02,
+        );
+        figure(
+            "V2",
+            &format!("{name}: host waits"),
+            cost.host_waits as f64,
+            2.0,
+        );
+    }
     Ok(())
 }
 
@@ -429,6 +461,7 @@ fn main() -> Result<()> {
     uploads()?;
     bytes()?;
     sizes()?;
+    validation()?;
     files()?;
     again()?;
     waiting()?;

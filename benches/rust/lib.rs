@@ -7,6 +7,7 @@ pub mod files;
 pub mod fresh;
 pub mod overlap;
 mod trip;
+pub mod validation;
 
 use std::ffi::{CStr, c_char};
 

@@ -166,13 +166,30 @@ struct Peer {
   Batch batch;
   Nanoarrow nano;
   Nanoarrow::View view;
-  /// What the view is of.
+  /// What the view is of, and its schema.
   ArrowDeviceArray array;
+  ArrowSchema schema;
 
   Result<ArrowDeviceArray> Copy() {
     ArrowDeviceArray copy;
     ARROW_RETURN_NOT_OK(Check(nano.copy(&view, nano.cpu(), &copy, nullptr), "copy"));
     return copy;
+  }
+
+  Status SetArray(Nanoarrow::View* to) { return Check(nano.set_array(to, &array, nullptr, nullptr), "view"); }
+
+  /// Views of their own, which are kept: each is made for the schema and then set to the array, which nanoarrow leaves where it
+  /// is. `again`: one view that is there already is set to the array.
+  Result<int64_t> Views(int64_t n, bool again) {
+    if (again) return Timed(n, [&](int64_t) { return SetArray(&view); });
+    std::vector<Nanoarrow::View> kept(n);
+    for (auto& one : kept) nano.init(&one);
+    auto took = Timed(n, [&](int64_t i) -> Status {
+      ARROW_RETURN_NOT_OK(Check(nano.from_schema(kept[i].array_view(), &schema, nullptr), "schema"));
+      return SetArray(&kept[i]);
+    });
+    for (auto& one : kept) nano.reset(&one);
+    return took;
   }
 
   Result<int64_t> Copies(int64_t n, bool cold) {
@@ -206,8 +223,8 @@ int64_t bench_peer_new(const char* nanoarrow, ArrowDeviceArray* array, ArrowSche
     peer->nano.init(&peer->view);
     ARROW_RETURN_NOT_OK(Check(peer->nano.from_schema(peer->view.array_view(), schema, nullptr), "schema"));
     ARROW_ASSIGN_OR_RAISE(peer->batch, arrow::ImportDeviceRecordBatch(array, schema));
-    ARROW_RETURN_NOT_OK(arrow::ExportDeviceRecordBatch(*peer->batch, nullptr, &peer->array));
-    ARROW_RETURN_NOT_OK(Check(peer->nano.set_array(&peer->view, &peer->array, nullptr, nullptr), "view"));
+    ARROW_RETURN_NOT_OK(arrow::ExportDeviceRecordBatch(*peer->batch, nullptr, &peer->array, &peer->schema));
+    ARROW_RETURN_NOT_OK(peer->SetArray(&peer->view));
     *out = peer.release();
     return 0;
   });
@@ -216,6 +233,7 @@ int64_t bench_peer_new(const char* nanoarrow, ArrowDeviceArray* array, ArrowSche
 void bench_peer_drop(Peer* peer) {
   peer->nano.reset(&peer->view);
   peer->array.array.release(&peer->array.array);
+  peer->schema.release(&peer->schema);
   delete peer;
 }
 
@@ -228,6 +246,8 @@ int64_t bench_peer_run(Peer* peer, const char* name, int64_t n) {
     if (which == "cpp.stream") return Stream(peer->batch, n);
     if (which == "cpp.async") return Async(peer->batch, n, 5);
     if (which == "cpp.async_single") return Async(peer->batch, n, 1);
+    if (which == "nanoarrow.view") return peer->Views(n, false);
+    if (which == "nanoarrow.view_again") return peer->Views(n, true);
     if (which == "nanoarrow.copy") return peer->Copies(n, false);
     if (which == "nanoarrow.copy_cold") return peer->Copies(n, true);
     return Status::KeyError(which);

@@ -256,27 +256,41 @@ pub(crate) fn check_rows(rows: usize) -> Result<()> {
     }
 }
 
-/// Refuses types that no array can have: negative sizes, run ends or keys of a wrong type, maps whose entries are
-/// not a struct of two fields, nesting deeper than [`MAX_DEPTH`], more than [`MAX_NODES`] nodes.
-pub(crate) fn check_type(data_type: &DataType) -> Result<()> {
-    check(data_type, 0, &mut 0)
+/// How many nodes an array of a type has, and how many buffers, data buffers of view arrays and their sizes not included.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct TypeSize {
+    pub(crate) nodes: usize,
+    pub(crate) slots: usize,
+    /// Whether there are view arrays.
+    pub(crate) views: bool,
 }
 
-/// `nodes` is the number of nodes seen so far.
-fn check(data_type: &DataType, depth: usize, nodes: &mut usize) -> Result<()> {
+/// Refuses types that no array can have: negative sizes, run ends or keys of a wrong type, maps whose entries are
+/// not a struct of two fields, nesting deeper than [`MAX_DEPTH`], more than [`MAX_NODES`] nodes.
+pub(crate) fn check_type(data_type: &DataType) -> Result<TypeSize> {
+    let mut size = TypeSize::default();
+    check(data_type, 0, &mut size)?;
+    Ok(size)
+}
+
+/// `size` is that of what was seen so far.
+fn check(data_type: &DataType, depth: usize, size: &mut TypeSize) -> Result<()> {
     if depth > MAX_DEPTH {
         return Err(Error::invalid("schema", TOO_DEEP));
     }
-    *nodes += 1;
-    if *nodes > MAX_NODES {
+    let layout = Layout::of(data_type);
+    size.nodes += 1;
+    size.slots += layout.buffers().len();
+    size.views |= layout.variadic;
+    if size.nodes > MAX_NODES {
         return Err(Error::invalid("schema", TOO_MANY));
     }
     if let Some(fault) = fault(data_type) {
         return Err(Error::invalid("schema", fault));
     }
-    for i in 0..Layout::of(data_type).n_children() {
+    for i in 0..layout.n_children() {
         if let Some(child) = child_type(data_type, i) {
-            check(child, depth + 1, nodes)?;
+            check(child, depth + 1, size)?;
         }
     }
     Ok(())

@@ -444,7 +444,11 @@ unsafe extern "C-unwind" fn release(array: *mut CArray) {
         }
         let header = (*(*array).private_data.cast::<NodeData>()).header;
         let released = release_part(array, header);
-        if (*header).nodes.fetch_sub(released, Ordering::AcqRel) == released {
+        // If no other node is left, nobody else changes the count.
+        let nodes = &(*header).nodes;
+        if nodes.load(Ordering::Acquire) == released
+            || nodes.fetch_sub(released, Ordering::AcqRel) == released
+        {
             free(header);
         }
     }
@@ -459,11 +463,15 @@ unsafe fn free(header: *mut Header) {
     // guarantees that nothing uses the block any more. What the header owns is moved out once,
     // before the block is freed.
     unsafe {
-        let (memory, policy) = ((*header).memory, (*header).policy);
-        let owner = (*header).owner.take();
-        let event = (*header).event.take();
-        let sizes = (*header).sizes.take();
-        let device = (*header).device.take();
+        let Header {
+            nodes: _,
+            memory,
+            policy,
+            owner,
+            event,
+            sizes,
+            device,
+        } = header.read();
         alloc::dealloc(header.cast(), memory);
         if let Some(owner) = owner {
             policy.let_go(owner);
@@ -541,6 +549,12 @@ unsafe fn release_child(child: *mut CArray, header: *mut Header) -> usize {
         let ours = ptr::fn_addr_eq(other, release as ReleaseFn<CArray>)
             && (*(*child).private_data.cast::<NodeData>()).header == header;
         if ours {
+            let data = (*child).private_data.cast::<NodeData>();
+            if (*child).n_children == 0 && (*child).dictionary.is_null() && (*data).n_used == 0 {
+                // Nothing but the node itself, as most columns are.
+                (*child).release = None;
+                return 1;
+            }
             return release_part(child, header);
         }
         // An error here is a panic that the callee has caught already.

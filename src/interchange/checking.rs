@@ -10,7 +10,7 @@ use crate::device::Completion;
 use crate::error::Result;
 use crate::interchange::import::start_counting;
 use crate::interchange::options::{ImportOptions, Validation};
-use crate::interchange::validate::validate_full;
+use crate::interchange::validate::{Subject, check};
 use crate::transfer::{Arriving, Extent};
 
 /// Checks a batch after [`DeviceRecordBatch::import_unread`]. A poll never blocks.
@@ -29,8 +29,8 @@ enum Stage {
     Ready,
     Nulls(NullCounting),
     Rows,
-    /// All values that safe calls can reach, on their way.
-    Values(Box<Arriving>),
+    /// All values that safe calls can reach and that may be invalid, on their way.
+    Values(Box<(Subject, Arriving)>),
 }
 
 impl Checking {
@@ -78,16 +78,19 @@ impl Checking {
                     if !full {
                         return Poll::Ready(Ok(()));
                     }
-                    let queue = array.device().default_queue();
-                    let coming = Arriving::new(array.clone(), Extent::Reachable, queue);
-                    Stage::Values(Box::new(coming))
+                    let Some(subject) = Subject::of(array)? else {
+                        return Poll::Ready(Ok(()));
+                    };
+                    let (from, queue) = (subject.array().clone(), array.device().default_queue());
+                    let coming = Arriving::new(from, Extent::Reachable, queue);
+                    Stage::Values(Box::new((subject, coming)))
                 }
-                Stage::Values(mut coming) => match coming.poll(cx) {
+                Stage::Values(mut values) => match values.1.poll(cx) {
                     Poll::Ready(host) => {
-                        return Poll::Ready(validate_full(&unwrap(&host?)?));
+                        return Poll::Ready(check(&values.0, &unwrap(&host?)?));
                     }
                     Poll::Pending => {
-                        self.stage = Stage::Values(coming);
+                        self.stage = Stage::Values(values);
                         return Poll::Pending;
                     }
                 },

@@ -113,7 +113,10 @@ pub(super) fn export_resolved(
     as_batch: bool,
     nulls: &[Option<usize>],
 ) -> Result<FFI_ArrowDeviceArray> {
-    let event = array.device().within(|| Carried::of(array, options.sync))?;
+    let event = match array.tree().owners.as_slice() {
+        [only] if only.ready().is_none() => Carried::None,
+        _ => array.device().within(|| Carried::of(array, options.sync))?,
+    };
     let id = array.device().id();
     let sync_event = event.pointer();
     Ok(FFI_ArrowDeviceArray {
@@ -146,11 +149,6 @@ enum Carried {
 
 impl Carried {
     fn of(array: &DeviceArray, sync: SyncPolicy) -> Result<Self> {
-        if let [only] = array.tree().owners.as_slice() {
-            if only.ready().is_none() {
-                return Ok(Self::None);
-            }
-        }
         let handover = handover(array, sync);
         if handover == Handover::Wait {
             array.wait()?;

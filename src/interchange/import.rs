@@ -12,17 +12,18 @@ use arrow_schema::{DataType, FieldRef, SchemaRef};
 use crate::abi::c_data::CArray;
 use crate::abi::{ArrowDeviceType, FFI_ArrowDeviceArray};
 use crate::data::batch::check_no_nulls;
-use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
+use crate::data::layout::{BufferKind, Layout, Nesting, TypeSize, check_type, child_type};
 use crate::data::nulls::NullCounting;
 use crate::data::tree::{Node, NullCount, Owners, Slot, Tree};
 use crate::data::{DeviceArray, DeviceRecordBatch};
 use crate::device::{AddressClass, Arriving, Device, DeviceId, DevicePtr, EventPtr, Seen};
 use crate::error::{Error, Result};
+use crate::interchange::foreign::{MAX_BUFFERS, first_address, more_buffers, n_buffers_fit};
 use crate::interchange::known::Known;
 use crate::interchange::options::{ImportOptions, Validation};
 use crate::interchange::path::Path;
 use crate::interchange::schema::{import_field, import_schema};
-use crate::interchange::validate::validate_full;
+use crate::interchange::validate::validate;
 use crate::memory::{Memory, Owner, Ready};
 
 impl DeviceArray {
@@ -76,16 +77,16 @@ impl DeviceArray {
         field: FieldRef,
         options: &ImportOptions,
     ) -> Result<Self> {
-        check_type(field.data_type())?;
+        let size = check_type(field.data_type())?;
         // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type
         // above.
-        let tree = unsafe { import(array, field.data_type().clone(), options) }?;
+        let tree = unsafe { import(array, field.data_type().clone(), size, options) }?;
         let array = Self::from_tree(Arc::new(tree)).with_field(field)?;
         if options.validation == Validation::Full {
             if let Some(counting) = NullCounting::start_all(&array)? {
                 counting.finish(&array)?;
             }
-            validate_full(&array.reachable_data()?)?;
+            validate(&array)?;
         }
         Ok(array)
     }
@@ -143,7 +144,7 @@ impl DeviceRecordBatch {
         }
         check_no_nulls(array)?;
         if options.validation == Validation::Full {
-            validate_full(&array.reachable_data()?)?;
+            validate(array)?;
         }
         Ok(batch)
     }
@@ -159,10 +160,10 @@ impl DeviceRecordBatch {
         options: &ImportOptions,
     ) -> Result<Self> {
         let root = DataType::Struct(schema.fields().clone());
-        check_type(&root)?;
+        let size = check_type(&root)?;
         // SAFETY: the caller keeps to the contract of `import`, and `check_type` accepted the type
         // above.
-        let tree = unsafe { import(array, root, options) }?;
+        let tree = unsafe { import(array, root, size, options) }?;
         let array = DeviceArray::from_tree(Arc::new(tree));
         Ok(Self::from_struct(schema, array))
     }
@@ -187,10 +188,11 @@ pub(super) fn start_counting(
 /// Checks a foreign array against its type, and imports it.
 ///
 /// # Safety
-/// As [`DeviceArray::import`]; `data_type` passed [`check_type`].
+/// As [`DeviceArray::import`]; `data_type` passed [`check_type`], which returned `size`.
 unsafe fn import(
     array: FFI_ArrowDeviceArray,
     data_type: DataType,
+    size: TypeSize,
     options: &ImportOptions,
 ) -> Result<Tree> {
     if array.is_released() {
@@ -227,24 +229,27 @@ unsafe fn import(
         }
         None => Ready::Now,
     };
+    let more = match size.views {
+        // SAFETY: the caller guarantees that the struct complies with the interface
+        // (`DeviceArray::import`).
+        true => unsafe { more_buffers(&array.array, &data_type) },
+        false => 0,
+    };
+    // More are refused.
+    let slots = size.slots.saturating_add(more).min(MAX_BUFFERS);
     let mut importer = Importer {
         device: &device,
-        nodes: Vec::new(),
-        slots: Vec::new(),
-        count: (1, 0),
+        any_address: device.id() == DeviceId::CPU,
+        nodes: Vec::with_capacity(size.nodes),
+        slots: Vec::with_capacity(slots),
         known: Known::default(),
     };
+    importer.nodes.push(Node::placeholder(0));
     device.within(|| {
         // SAFETY: the caller guarantees that the struct complies with the interface
         // (`DeviceArray::import`).
-        unsafe { importer.check(&array.array, &data_type, 0, &Path::Root("array")) }
+        unsafe { importer.node([0, 0], &array.array, &data_type, 0, &Path::Root("array")) }
     })?;
-    let (nodes, slots) = importer.count;
-    importer.nodes.reserve_exact(nodes);
-    importer.slots.reserve_exact(slots);
-    importer.nodes.push(Node::placeholder(0));
-    // SAFETY: `check` accepted the struct for this type.
-    unsafe { importer.fill(0, &array.array, &data_type) };
     let Importer { nodes, slots, .. } = importer;
     let owner = Owner::new(device.clone(), Memory::Foreign(array), ready);
     Ok(Tree {
@@ -256,78 +261,26 @@ unsafe fn import(
     })
 }
 
-/// Returns the first buffer that is not null, of the struct or its descendants. Follows no pointer that [`Importer::check`] would
-/// refuse: it stops where the struct is not one of the type.
-///
-/// # Safety
-/// As [`Importer::check`].
-unsafe fn first_address(array: &CArray, data_type: &DataType) -> Option<DevicePtr> {
-    fn usable<T>(pointer: *mut T) -> bool {
-        !pointer.is_null() && pointer.is_aligned()
-    }
-    let layout = Layout::of(data_type);
-    let fixed = layout.buffers().len();
-    if array.is_released() || !n_buffers_fit(layout, array.n_buffers) {
-        return None;
-    }
-    if fixed > 0 && !usable(array.buffers) {
-        return None;
-    }
-    for i in 0..fixed {
-        // SAFETY: the list is usable and, as the caller guarantees, has `n_buffers` pointers, which are at least `fixed`.
-        let address = DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
-        if !address.is_null() {
-            return Some(address);
-        }
-    }
-    if layout.nesting == Nesting::Dictionary {
-        let values = child_type(data_type, 0)?;
-        // SAFETY: the dictionary is usable; the caller guarantees that it is a struct that complies with the interface.
-        return usable(array.dictionary)
-            .then(|| unsafe { first_address(&*array.dictionary, values) })?;
-    }
-    let n_children = layout.n_children();
-    if array.n_children != n_children as i64 || n_children > 0 && !usable(array.children) {
-        return None;
-    }
-    (0..n_children).find_map(|i| {
-        // SAFETY: the list is usable and, as the caller guarantees, has `n_children` pointers.
-        let child = unsafe { *array.children.add(i) };
-        let of_type = child_type(data_type, i)?;
-        // SAFETY: the child is usable; the caller guarantees that it is a struct that complies with the interface.
-        usable(child).then(|| unsafe { first_address(&*child, of_type) })?
-    })
-}
-
-/// Whether a struct of the layout may have so many buffers.
-fn n_buffers_fit(layout: Layout, n_buffers: i64) -> bool {
-    let fixed = layout.buffers().len() as i64;
-    match layout.variadic {
-        true => (fixed + 1..=MAX_BUFFERS as i64).contains(&n_buffers),
-        false => n_buffers == fixed,
-    }
-}
-
 struct Importer<'a> {
     device: &'a Device,
+    /// Whether the device is the CPU, which can use memory at any address.
+    any_address: bool,
     nodes: Vec<Node>,
     slots: Vec<Slot>,
-    /// How many nodes and slots there will be in all.
-    count: (usize, usize),
     known: Known,
 }
 
-/// The most buffers that an array and its descendants may have. Structs may share one list of them.
-const MAX_BUFFERS: usize = 1 << 22;
-
 impl Importer<'_> {
-    /// Checks a struct and its descendants. Reads no buffer.
+    /// Checks a struct and its descendants, and adds them to the tree, the struct itself at
+    /// `place`: its number, for which there is a placeholder, and that of its parent. Reads no
+    /// buffer.
     ///
     /// # Safety
     /// `array` complies with the C data interface: pointers that are not null are valid for what it
     /// says.
-    unsafe fn check(
+    unsafe fn node(
         &mut self,
+        place: [usize; 2],
         array: &CArray,
         data_type: &DataType,
         rows_needed: usize,
@@ -377,51 +330,60 @@ impl Importer<'_> {
         let buffer = |i: usize| DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
 
         let has_bitmap = layout.has_validity() && !buffer(0).is_null();
-        if array.null_count > 0 && !has_bitmap && *data_type != DataType::Null {
+        if array.null_count > 0 && !has_bitmap && !layout.is_null_type() {
             return path.error(
                 "null_count",
                 format!("is {}, but there is no validity bitmap", array.null_count),
             );
         }
-        for (i, kind) in layout.buffers().iter().enumerate() {
-            let address = buffer(i);
-            let bytes = match kind.bytes(rows) {
-                Some(Ok(bytes)) => bytes,
-                Some(Err(_)) => return path.error("length", format!("{rows} rows do not fit")),
-                None => 0,
-            };
-            if length == 0 || bytes == 0 {
-                continue;
-            }
-            if !address.is_null() {
-                self.accessible(address, bytes, i, path)?;
-            } else if *kind != BufferKind::Validity {
-                return path.error(
-                    &format!("buffers[{i}]"),
-                    format!("is null, {bytes} bytes are needed"),
-                );
-            }
-        }
-        if layout.variadic && n_buffers > expected {
-            let sizes = buffer(n_buffers - 1);
-            if sizes.is_null() {
-                return path.error(
-                    &format!("buffers[{}]", n_buffers - 1),
-                    "is null: the lengths of the variadic buffers are missing",
-                );
-            }
-            // The sizes may be in host memory, whatever the device.
-            let bytes = (n_buffers - expected) * 8;
-            if self.class(sizes, bytes) != AddressClass::Host {
-                self.accessible(sizes, bytes, n_buffers - 1, path)?;
-            }
-        }
-        let slots = if layout.variadic { n_buffers } else { fixed };
-        self.count.0 += layout.n_children();
-        self.count.1 += slots;
-        if self.count.1 > MAX_BUFFERS {
+        let first_slot = self.slots.len();
+        if first_slot + n_buffers > MAX_BUFFERS {
             return path.error("n_buffers", "the array has more than 2^22 buffers");
         }
+        for (i, kind) in layout.buffers().iter().enumerate() {
+            let address = buffer(i);
+            // Unknown if it is stored in the memory.
+            let bytes = match kind.bytes(rows) {
+                Some(Ok(bytes)) => Some(bytes),
+                Some(Err(_)) => return path.error("length", format!("{rows} rows do not fit")),
+                None => None,
+            };
+            let needed = if length == 0 { 0 } else { bytes.unwrap_or(0) };
+            if needed > 0 && !address.is_null() {
+                self.accessible(address, needed, i, path)?;
+            } else if needed > 0 && *kind != BufferKind::Validity {
+                return path.error(
+                    &format!("buffers[{i}]"),
+                    format!("is null, {needed} bytes are needed"),
+                );
+            }
+            let empty = length == 0 || address.is_null();
+            let bytes = if empty { Some(0) } else { bytes };
+            self.slots.push(Slot::new(address, 0, bytes, 0));
+        }
+        if layout.variadic {
+            // SAFETY: the list of buffers is usable, and has `n_buffers` pointers (see `buffer`).
+            unsafe { self.variadic(array, fixed, path) }?;
+        }
+        // Without rows there need not be any before them either.
+        let offset = if length == 0 { 0 } else { offset };
+        let nulls = match array.null_count {
+            _ if layout.is_null_type() => Some(length),
+            _ if !has_bitmap || length == 0 => Some(0),
+            n => usize::try_from(n).ok(),
+        };
+        let [number, parent] = place;
+        let first_child = self.nodes.len();
+        self.nodes[number] = Node {
+            offset,
+            validity_offset: offset,
+            nulls: NullCount::from(nulls),
+            first_child: first_child as u32,
+            n_children: layout.n_children() as u32,
+            ..Node::new(layout, length, parent, first_slot, n_buffers)
+        };
+        let placeholders = (0..layout.n_children()).map(|_| Node::placeholder(number));
+        self.nodes.extend(placeholders);
 
         let dictionary = layout.nesting == Nesting::Dictionary;
         let n_children = if dictionary { 0 } else { layout.n_children() };
@@ -443,9 +405,16 @@ impl Importer<'_> {
                 let values = child_type(data_type, 0).unwrap_or(&DataType::Null);
                 path.usable("dictionary", array.dictionary)?;
                 // SAFETY: the dictionary is usable; the caller guarantees that it is a struct that
-                // complies with the interface, which is what `check` asks for.
+                // complies with the interface, which is what `node` asks for.
                 return unsafe {
-                    self.check(&*array.dictionary, values, 0, &Path::Dictionary(path))
+                    let place = [first_child, number];
+                    self.node(
+                        place,
+                        &*array.dictionary,
+                        values,
+                        0,
+                        &Path::Dictionary(path),
+                    )
                 };
             }
             (false, true) => {}
@@ -473,8 +442,9 @@ impl Importer<'_> {
             // SAFETY: the child is usable; the caller guarantees that it is a struct that complies
             // with the interface.
             let child = unsafe { &*child };
-            // SAFETY: the caller guarantees that all descendants comply with the interface, which is what `check` asks for.
-            unsafe { self.check(child, of_type, needed, &path) }?;
+            let place = [first_child + i, number];
+            // SAFETY: the caller guarantees that all descendants comply with the interface, which is what `node` asks for.
+            unsafe { self.node(place, child, of_type, needed, &path) }?;
             if layout.nesting == Nesting::Runs && i == 0 {
                 if child.null_count > 0 {
                     return path.error("null_count", "run ends cannot be null");
@@ -486,8 +456,37 @@ impl Importer<'_> {
         Ok(())
     }
 
+    /// Checks and adds the data buffers of a view array, and the buffer of their sizes.
+    ///
+    /// # Safety
+    /// `array` has more than `fixed` buffers, which are listed.
+    unsafe fn variadic(&mut self, array: &CArray, fixed: usize, path: &Path<'_>) -> Result<()> {
+        let last = array.n_buffers as usize - 1;
+        // SAFETY: `i` is at most the last buffer, and the caller guarantees the list.
+        let buffer = |i: usize| DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
+        // The size of a data buffer is looked up even if the buffer is null.
+        let data = (fixed..last).map(|i| Slot::new(buffer(i), 0, None, 0));
+        self.slots.extend(data);
+        let (sizes, bytes) = (buffer(last), (last - fixed) * 8);
+        if bytes > 0 {
+            if sizes.is_null() {
+                return path.error(
+                    &format!("buffers[{last}]"),
+                    "is null: the lengths of the variadic buffers are missing",
+                );
+            }
+            // The sizes may be in host memory, whatever the device.
+            if self.class(sizes, bytes) != AddressClass::Host {
+                self.accessible(sizes, bytes, last, path)?;
+            }
+        }
+        let bytes = if sizes.is_null() { 0 } else { bytes };
+        self.slots.push(Slot::new(sizes, 0, Some(bytes), 0));
+        Ok(())
+    }
+
     fn class(&mut self, address: DevicePtr, bytes: usize) -> AddressClass {
-        if self.device.id() == DeviceId::CPU {
+        if self.any_address {
             return AddressClass::HostAccessible;
         }
         let device = self.device;
@@ -496,7 +495,22 @@ impl Importer<'_> {
         })
     }
 
+    #[inline]
     fn accessible(
+        &mut self,
+        address: DevicePtr,
+        bytes: usize,
+        buffer: usize,
+        path: &Path<'_>,
+    ) -> Result<()> {
+        if self.any_address {
+            return Ok(());
+        }
+        self.accessible_at(address, bytes, buffer, path)
+    }
+
+    #[inline(never)]
+    fn accessible_at(
         &mut self,
         address: DevicePtr,
         bytes: usize,
@@ -516,68 +530,6 @@ impl Importer<'_> {
                     ),
                 )
             }
-        }
-    }
-
-    /// Adds a checked struct and its descendants to the tree.
-    ///
-    /// # Safety
-    /// `check` accepted the struct for this type.
-    unsafe fn fill(&mut self, node: usize, array: &CArray, data_type: &DataType) {
-        let layout = Layout::of(data_type);
-        let length = array.length as usize;
-        // Without rows there need not be any before them either.
-        let offset = match length {
-            0 => 0,
-            _ => array.offset as usize,
-        };
-        let n_buffers = array.n_buffers as usize;
-        let first_slot = self.slots.len();
-        let fixed = layout.buffers().len();
-        for i in 0..n_buffers {
-            // SAFETY: `check` accepted a list of `n_buffers` pointers (contract), and `i` is below
-            // that.
-            let address = DevicePtr::new(unsafe { *array.buffers.add(i) }.cast_mut());
-            let bytes = match layout.buffers().get(i) {
-                // The size of a data buffer is looked up even if the buffer is null.
-                None if i + 1 < n_buffers => None,
-                _ if address.is_null() => Some(0),
-                None => Some((n_buffers - 1 - fixed) * 8),
-                Some(_) if length == 0 => Some(0),
-                Some(kind) => kind.bytes(offset + length).and_then(Result::ok),
-            };
-            self.slots.push(Slot::new(address, 0, bytes, 0));
-        }
-        let has_bitmap = layout.has_validity() && !self.slots[first_slot].is_null();
-        let nulls = match array.null_count {
-            _ if *data_type == DataType::Null => Some(length),
-            _ if !has_bitmap || length == 0 => Some(0),
-            n => usize::try_from(n).ok(),
-        };
-        let first_child = self.nodes.len();
-        let parent = self.nodes[node].parent as usize;
-        self.nodes[node] = Node {
-            offset,
-            validity_offset: offset,
-            nulls: NullCount::from(nulls),
-            first_child: first_child as u32,
-            n_children: layout.n_children() as u32,
-            ..Node::new(layout, length, parent, first_slot, n_buffers)
-        };
-        self.nodes
-            .extend((0..layout.n_children()).map(|_| Node::placeholder(node)));
-        for i in 0..layout.n_children() {
-            // SAFETY: `check` accepted every child, or the dictionary, that the type has
-            // (contract).
-            let child = unsafe {
-                match layout.nesting {
-                    Nesting::Dictionary => &*array.dictionary,
-                    _ => &**array.children.add(i),
-                }
-            };
-            let of_type = child_type(data_type, i).unwrap_or(&DataType::Null);
-            // SAFETY: `check` accepted this child for this type.
-            unsafe { self.fill(first_child + i, child, of_type) };
         }
     }
 }

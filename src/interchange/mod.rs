@@ -7,6 +7,7 @@ mod cudf;
 mod export;
 #[cfg(feature = "async")]
 mod exporting;
+mod foreign;
 mod import;
 mod known;
 mod options;

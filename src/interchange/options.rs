@@ -15,10 +15,11 @@ pub enum Validation {
     /// safe calls can reach afterwards are checked, not only those of the array's rows: a list's
     /// child, for example, is checked whole.
     ///
-    /// This waits for the data. If the host can read the memory, it is checked in place. Otherwise
-    /// it is copied to the host first: validity bitmaps, then all buffers. Buffers that name the
-    /// same bytes share one copy of them; buffers that overlap otherwise are copied one by one, and
-    /// the import returns [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no memory
+    /// This waits for the data that it reads. If the host can read the memory, it is checked in place. Otherwise
+    /// it is copied to the host first: validity bitmaps, then all buffers, except those of a batch's
+    /// columns in which every value is valid, such as numbers. Buffers that name the same bytes
+    /// share one copy of them; buffers that overlap otherwise are copied one by one, and the import
+    /// returns [`Error::OutOfMemory`](crate::Error::OutOfMemory) if there is no memory
     /// for them.
     Full,
 }

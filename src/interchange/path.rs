@@ -37,13 +37,19 @@ impl Path<'_> {
     }
 
     /// Refuses pointers that cannot be followed.
+    #[inline]
     pub(super) fn usable<T>(&self, member: &str, pointer: *mut T) -> Result<()> {
+        if !pointer.is_null() && pointer.is_aligned() {
+            return Ok(());
+        }
+        self.unusable(member, pointer.cast())
+    }
+
+    #[cold]
+    fn unusable(&self, member: &str, pointer: *mut u8) -> Result<()> {
         if pointer.is_null() {
             return self.error(member, "is null");
         }
-        if !pointer.is_aligned() {
-            return self.error(member, format!("is misaligned: {pointer:p}"));
-        }
-        Ok(())
+        self.error(member, format!("is misaligned: {pointer:p}"))
     }
 }

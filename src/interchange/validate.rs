@@ -1,7 +1,7 @@
 //! Full validation: checks all values of an array that may be invalid.
 //!
-//! arrow-rs checks most values (`ArrayData::validate_values`). This walk checks what arrow-rs
-//! relies on before it looks at values, and what it does not check.
+//! arrow-rs checks most values (`ArrayData::validate_values`), unless a first look finds all of them valid ([`values`]).
+//! This walk checks what arrow-rs relies on before it looks at values, and what it does not check.
 //!
 //! Not used, and why:
 //! - `ArrayData::validate` requires a validity bitmap with bits for `offset + len` rows, although a
@@ -15,43 +15,77 @@
 //! times their day, the order of a dense union's offsets, and whether a map's keys are sorted.
 
 use std::borrow::Cow;
-use std::fmt::Write;
 
 use arrow_buffer::ArrowNativeType;
 use arrow_data::ArrayData;
-use arrow_schema::{DataType, Field};
+use arrow_schema::{DataType, Field, UnionFields};
 
 use crate::abi::guard::call_foreign;
+use crate::data::DeviceArray;
 use crate::data::layout::{BufferKind, Layout, Nesting, check_type, child_type};
 use crate::error::{Error, Result};
+use crate::interchange::path::Path;
+
+pub(super) use subject::Subject;
+
+/// Checks the values of an imported array whose null counts have been checked. Waits for the memory if there are values that
+/// may be invalid; where the host cannot read it, those are copied to the host first.
+///
+/// # Errors
+/// As [`validate_columns`]; those that the device reports.
+pub(super) fn validate(array: &DeviceArray) -> Result<()> {
+    match Subject::of(array)? {
+        Some(subject) => check(&subject, &subject.array().reachable_data()?),
+        None => Ok(()),
+    }
+}
+
+/// Checks the values of a subject's array, which are there.
+///
+/// # Errors
+/// As [`validate_columns`].
+pub(super) fn check(subject: &Subject, data: &ArrayData) -> Result<()> {
+    validate_columns(data, subject.columns())
+}
 
 /// Checks that `data`, in host memory, is a valid array with valid descendants, from buffer sizes
-/// to UTF-8. The only assumption is that buffers have the bytes that they claim.
+/// to UTF-8. The only assumptions are that buffers have the bytes that they claim, and that nulls
+/// were counted: [`NullCounting`](crate::data::nulls::NullCounting) compares what was stated.
+/// `columns` are the numbers by which errors name the children of the root, if it has not all.
 ///
 /// The rules are those of arrow-rs: strings, views and offsets of null rows are checked too,
 /// because safe calls reach them; dictionary keys of null rows are not.
 ///
 /// # Errors
 /// [`Error::InvalidInput`] with the path, and with arrow-rs's text if arrow-rs rejects the data.
-pub(crate) fn validate_full(data: &ArrayData) -> Result<()> {
+fn validate_columns(data: &ArrayData, columns: &[usize]) -> Result<()> {
     // Bounds the depth of everything below.
     check_type(data.data_type())?;
-    let mut walk = Walk {
-        path: "array".to_owned(),
-    };
-    walk.node(data)
+    let path = &Path::Root("array");
+    Walk { path, columns }.node(data)
 }
 
-struct Walk {
-    path: String,
+struct Walk<'a> {
+    path: &'a Path<'a>,
+    columns: &'a [usize],
 }
 
-impl Walk {
+impl Walk<'_> {
     fn refuse<T>(&self, member: &str, message: impl Into<Cow<'static, str>>) -> Result<T> {
-        Err(Error::invalid(format!("{}{member}", self.path), message))
+        Err(Error::invalid(self.path.text() + member, message))
     }
 
-    fn node(&mut self, data: &ArrayData) -> Result<()> {
+    /// As [`refuse`](Self::refuse), for child `i`.
+    fn refuse_child<T>(&self, i: usize, message: impl Into<Cow<'static, str>>) -> Result<T> {
+        self.refuse(&format!(".children[{}]", self.number(i)), message)
+    }
+
+    /// The number of child `i`.
+    fn number(&self, i: usize) -> usize {
+        self.columns.get(i).copied().unwrap_or(i)
+    }
+
+    fn node(&self, data: &ArrayData) -> Result<()> {
         let layout = Layout::of(data.data_type());
         // The rows that the buffers need.
         let rows = match data.offset().checked_add(data.len()) {
@@ -64,21 +98,16 @@ impl Walk {
         self.first_offset(data, &layout)?;
         self.values(data)?;
         for (i, child) in data.child_data().iter().enumerate() {
-            let parent = self.path.len();
-            self.step(&layout, i);
-            self.node(child)?;
-            self.path.truncate(parent);
+            let path = &match layout.nesting {
+                Nesting::Dictionary => Path::Dictionary(self.path),
+                _ => Path::Child(self.path, self.number(i)),
+            };
+            let columns = &[];
+            Walk { path, columns }.node(child)?;
         }
-        // Last: it reads the children.
+        // Last: these read the children.
+        self.runs(data)?;
         self.nullability(data)
-    }
-
-    fn step(&mut self, layout: &Layout, i: usize) {
-        // Writing to a `String` does not fail.
-        let _ = match layout.nesting {
-            Nesting::Dictionary => write!(self.path, ".dictionary"),
-            _ => write!(self.path, ".children[{i}]"),
-        };
     }
 
     fn bitmap(&self, data: &ArrayData, layout: &Layout) -> Result<()> {
@@ -91,11 +120,6 @@ impl Walk {
         if nulls.len() != data.len() {
             let message = format!("{} bits for {} rows", nulls.len(), data.len());
             return self.refuse(".buffers[0]", message);
-        }
-        let counted = nulls.len() - nulls.inner().count_set_bits();
-        if counted != nulls.null_count() {
-            let message = format!("{}, but there are {counted}", nulls.null_count());
-            return self.refuse(".null_count", message);
         }
         Ok(())
     }
@@ -146,7 +170,7 @@ impl Walk {
             _ => None,
         };
         for (i, child) in children.iter().enumerate() {
-            let at = |message: String| self.refuse(&format!(".children[{i}]"), message);
+            let at = |message: String| self.refuse_child(i, message);
             if child_type(data.data_type(), i) != Some(child.data_type()) {
                 return at(format!(
                     "{} is not the type of a child of {}",
@@ -204,6 +228,9 @@ impl Walk {
         match data.data_type() {
             DataType::ListView(_) => self.list_view::<i32>(data),
             DataType::LargeListView(_) => self.list_view::<i64>(data),
+            DataType::Union(fields, _) => self.union(data, fields),
+            DataType::RunEndEncoded(_, _) => Ok(()),
+            _ if values::are_valid(data) => Ok(()),
             _ => call_foreign("ArrayData::validate_values", || {
                 whole_elements(data).validate_values()
             })?
@@ -230,6 +257,88 @@ impl Walk {
                     ),
                 );
             }
+        }
+        Ok(())
+    }
+
+    /// Checks type ids, and the offsets of a dense union. arrow-rs 59.1 does not.
+    fn union(&self, data: &ArrayData, fields: &UnionFields) -> Result<()> {
+        let ids = values::elements::<i8>(data, 0, data.len());
+        let Some(ids) = ids else {
+            return self.refuse(".buffers[0]", "too few type ids");
+        };
+        // By type id; those that no child has take no rows.
+        let mut rows = [0; 1 << 8];
+        let mut known = [false; 1 << 8];
+        for ((id, _), child) in fields.iter().zip(data.child_data()) {
+            let id = usize::from(id as u8);
+            (rows[id], known[id]) = (child.len(), true);
+        }
+        let at = |id: &i8| usize::from(*id as u8);
+        if !ids.iter().fold(true, |all, id| all & known[at(id)]) {
+            let wrong = ids.iter().position(|id| !known[at(id)]).unwrap_or(0);
+            let message = format!("row {wrong} has type id {}, which no field has", ids[wrong]);
+            return self.refuse("", message);
+        }
+        if data.buffers().len() < 2 {
+            return Ok(());
+        }
+        let Some(offsets) = values::elements::<i32>(data, 1, data.len()) else {
+            return self.refuse(".buffers[1]", "too few offsets");
+        };
+        let is_within =
+            |(id, offset): (&i8, &i32)| *offset >= 0 && (*offset as usize) < rows[at(id)];
+        let mut pairs = ids.iter().zip(&offsets);
+        if pairs.clone().fold(true, |all, pair| all & is_within(pair)) {
+            return Ok(());
+        }
+        let wrong = pairs.position(|pair| !is_within(pair)).unwrap_or(0);
+        let (id, offset) = (ids[wrong], offsets[wrong]);
+        let message = format!(
+            "row {wrong} has offset {offset}, but the child of type id {id} has {} rows",
+            rows[at(&id)]
+        );
+        self.refuse("", message)
+    }
+
+    /// Checks run ends. arrow-rs 59.1 does not check that they reach the last row.
+    fn runs(&self, data: &ArrayData) -> Result<()> {
+        let DataType::RunEndEncoded(field, _) = data.data_type() else {
+            return Ok(());
+        };
+        match field.data_type() {
+            DataType::Int16 => self.run_ends::<i16>(data),
+            DataType::Int32 => self.run_ends::<i32>(data),
+            _ => self.run_ends::<i64>(data),
+        }
+    }
+
+    fn run_ends<T: ArrowNativeType>(&self, data: &ArrayData) -> Result<()> {
+        let ends = &data.child_data()[0];
+        let Some(ends) = values::elements::<T>(ends, 0, ends.len()) else {
+            return self.refuse(".children[0].buffers[1]", "too few run ends");
+        };
+        if ends.first().is_some_and(|first| *first <= T::default()) {
+            return self.refuse("", format!("the first run ends at {:?}", ends[0]));
+        }
+        if !values::are_in_order(&ends, |end, next| end < next) {
+            let falls = |pair: &[T]| pair[0] >= pair[1];
+            let run = ends.windows(2).position(falls).unwrap_or(0);
+            let next = ends.get(run + 1).copied().unwrap_or_default();
+            let message = format!(
+                "run {run} ends at {:?}, but the next one at {next:?}",
+                ends[run]
+            );
+            return self.refuse("", message);
+        }
+        // `node` has checked that the sum is a number of rows.
+        let rows = data.offset() + data.len();
+        let last = ends
+            .last()
+            .map_or(0, |last| last.to_usize().unwrap_or(usize::MAX));
+        if !data.is_empty() && last < rows {
+            let message = format!("the last run ends at row {last} of {rows}");
+            return self.refuse("", message);
         }
         Ok(())
     }
@@ -287,10 +396,13 @@ impl Walk {
         };
         let nulls = nulls.slice(data.offset() * times, data.len() * times);
         let under_null = |row: usize| data.is_null(row / times);
+        if times == 1 && data.nulls().is_some_and(|rows| rows.contains(&nulls)) {
+            return Ok(());
+        }
         if nulls.null_count() == 0 || (0..nulls.len()).all(|j| nulls.is_valid(j) || under_null(j)) {
             return Ok(());
         }
-        self.refuse(&format!(".children[{i}]"), unexpected(field))
+        self.refuse_child(i, unexpected(field))
     }
 }
 
@@ -304,34 +416,27 @@ fn whole_elements(data: &ArrayData) -> Cow<'_, ArrayData> {
         BufferKind::Offsets { width } => bytes % usize::from(*width),
         _ => 0,
     };
-    let runs = layout.nesting == Nesting::Runs;
     let mut buffers = kinds.iter().zip(data.buffers());
-    if !runs && buffers.all(|(kind, buffer)| spare(kind, buffer.len()) == 0) {
+    if buffers.all(|(kind, buffer)| spare(kind, buffer.len()) == 0) {
         return Cow::Borrowed(data);
     }
     let mut whole = data.buffers().to_vec();
     for (kind, buffer) in kinds.iter().zip(&mut whole) {
         *buffer = buffer.slice_with_length(0, buffer.len() - spare(kind, buffer.len()));
     }
-    let mut children = data.child_data().to_vec();
-    if runs {
-        // arrow-rs reads the run ends together with the array.
-        children[0] = whole_elements(&data.child_data()[0]).into_owned();
-    }
-    let builder = data
-        .clone()
-        .into_builder()
-        .buffers(whole)
-        .child_data(children);
-    // SAFETY: the result is only validated, which assumes nothing about values; `bitmap`, `buffers`
-    // and `shape` have checked that no buffer or child is shorter than `data` says, and only bytes
-    // after the last whole element were cut.
+    let builder = data.clone().into_builder().buffers(whole);
+    // SAFETY: the result is only validated, which assumes nothing about values; `buffers` has
+    // checked that no buffer is shorter than `data` says, and only bytes after the last whole
+    // element were cut.
     Cow::Owned(unsafe { builder.build_unchecked() })
 }
 
 fn unexpected(field: &Field) -> String {
     format!("field {:?} is not nullable, but has nulls", field.name())
 }
+
+mod subject;
+mod values;
 
 #[cfg(test)]
 mod tests;

@@ -78,10 +78,17 @@ impl Bitmaps {
         let parts = Parts::of(array, as_batch);
         let mut needed = false;
         parts.each(|i, node, view, _| {
-            // Whole nodes with known nulls, which are the most frequent, need no closer look.
-            let known = node.nulls.get().is_some() && node.is_all(view);
-            let plain = known && view.offset == view.validity_offset;
-            needed = needed || (!plain && task(&parts, i, node, view, count) != Task::Nothing);
+            // Nodes without nulls, and whole ones with known nulls, need no closer look.
+            let none = match i {
+                0 => parts.null_count(i, node, view) == Some(0),
+                _ => node.has_no_nulls(),
+            };
+            needed = needed
+                || !none && {
+                    let known = node.nulls.get().is_some() && node.is_all(view);
+                    let plain = known && view.offset == view.validity_offset;
+                    !plain && task(&parts, i, node, view, count) != Task::Nothing
+                };
         });
         needed
     }

@@ -1,0 +1,87 @@
+//! [`Subject`]: what of an imported array the host has to look at.
+
+use std::sync::Arc;
+
+use arrow_schema::{DataType, FieldRef};
+
+use crate::data::DeviceArray;
+use crate::data::build::struct_tree;
+use crate::data::layout::{BufferKind, Layout, Nesting};
+use crate::data::tree::Tree;
+use crate::error::Result;
+
+/// An imported array with values that may be invalid. Its structure and its null counts have been checked.
+#[derive(Debug)]
+pub(crate) struct Subject {
+    array: DeviceArray,
+    /// The columns of a struct that are left in `array`, by their number; empty if all of them are.
+    columns: Vec<usize>,
+}
+
+impl Subject {
+    /// `None` if no value can be invalid: numbers and bits, say. Such columns of a struct stay where they are if the host
+    /// cannot read them.
+    pub(crate) fn of(array: &DeviceArray) -> Result<Option<Self>> {
+        let (tree, root) = (&**array.tree(), array.view().node);
+        if !matters(tree, root) {
+            return Ok(None);
+        }
+        let whole = Self {
+            array: array.clone(),
+            columns: Vec::new(),
+        };
+        let DataType::Struct(fields) = array.data_type() else {
+            return Ok(Some(whole));
+        };
+        if array.device().is_host_readable() || array.null_count() != Some(0) {
+            return Ok(Some(whole));
+        }
+        let first = tree.nodes[root].first_child as usize;
+        let columns = (0..fields.len()).filter(|i| matters(tree, first + i));
+        let columns: Vec<_> = columns.collect();
+        if columns.len() == fields.len() {
+            return Ok(Some(whole));
+        }
+        let left: Vec<FieldRef> = columns.iter().map(|&i| fields[i].clone()).collect();
+        let children: Vec<_> = columns.iter().filter_map(|&i| array.child(i)).collect();
+        let root = DataType::Struct(left.into());
+        let tree = struct_tree(array.device().clone(), root, array.len(), &children)?;
+        let array = DeviceArray::from_tree(Arc::new(tree));
+        Ok(Some(Self { array, columns }))
+    }
+
+    /// What the host needs, as far as safe calls can reach.
+    pub(crate) fn array(&self) -> &DeviceArray {
+        &self.array
+    }
+
+    pub(super) fn columns(&self) -> &[usize] {
+        &self.columns
+    }
+}
+
+/// Whether a node or one of its descendants may be invalid, although its structure is not.
+fn matters(tree: &Tree, node: usize) -> bool {
+    let of = &tree.nodes[node];
+    let mut children = of.first_child as usize..(of.first_child + of.n_children) as usize;
+    let has_nulls = !of.has_no_nulls() && !of.layout.is_null_type();
+    let may_not = || node > 0 && tree.field(node).is_some_and(|field| !field.is_nullable());
+    !takes_any_value(&of.layout) || has_nulls && may_not() || children.any(|i| matters(tree, i))
+}
+
+/// Whether a node of this layout is valid whatever its buffers hold.
+fn takes_any_value(layout: &Layout) -> bool {
+    let nested = matches!(
+        layout.nesting,
+        Nesting::Leaf | Nesting::RowByRow | Nesting::Times(_)
+    );
+    let any = |kind: &BufferKind| {
+        matches!(
+            kind,
+            BufferKind::Validity | BufferKind::Bits | BufferKind::Fixed { .. }
+        )
+    };
+    // Without a validity bitmap it is a union, whose first buffer refers to its fields.
+    let is_union = !layout.has_validity() && !layout.is_null_type();
+    nested && !layout.variadic && !is_union && layout.buffers().iter().all(any)
+}
