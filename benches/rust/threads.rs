@@ -56,27 +56,33 @@ fn copy(producer: &Producer) -> Result<()> {
     Ok(())
 }
 
-/// Runs `work` so many times in all, on so many threads. Returns how long that took.
+/// Runs `work` so many times in all, on so many threads. Returns the time from the first's start to the last's end.
 fn run(producers: &[Producer], threads: usize, times: usize, work: Work) -> Result<Duration> {
-    let start = Barrier::new(threads + 1);
-    std::thread::scope(|scope| {
+    let start = Barrier::new(threads);
+    let spent = std::thread::scope(|scope| {
         let threads: Vec<_> = producers[..threads]
             .iter()
             .map(|producer| {
                 let start = &start;
                 scope.spawn(move || {
                     start.wait();
-                    (0..times / threads).try_for_each(|_| work(producer))
+                    let begin = Instant::now();
+                    (0..times / threads).try_for_each(|_| work(producer))?;
+                    Ok((begin, Instant::now()))
                 })
             })
             .collect();
-        start.wait();
-        let begin = Instant::now();
-        for thread in threads {
-            thread.join().map_err(|_| "a thread panicked")??;
-        }
-        Ok(begin.elapsed())
-    })
+        let ends = threads.into_iter().map(|thread| {
+            let spent: Result<_> = thread.join().map_err(|_| "a thread panicked")?;
+            spent
+        });
+        ends.collect::<Result<Vec<(Instant, Instant)>>>()
+    })?;
+    let begin = spent.iter().map(|(begin, _)| *begin).min();
+    let end = spent.iter().map(|(_, end)| *end).max();
+    Ok(end
+        .zip(begin)
+        .map_or(Duration::ZERO, |(end, begin)| end - begin))
 }
 
 /// Returns how many times fill a few milliseconds, a multiple of the threads.
