@@ -129,22 +129,19 @@ fn measure(place: &str, producers: &[Producer], rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// One producer for each thread, on devices that `device` opens for its number.
-fn producers(
-    host: &RecordBatch,
-    device: impl Fn(usize) -> Result<Device>,
-) -> Result<Vec<Producer>> {
-    let all = (0..MOST).map(|i| {
-        let device = device(i)?;
+/// One producer for each thread, with a batch of its own, on devices that `device` opens.
+fn producers(device: impl Fn() -> Result<Device>) -> Result<Vec<Producer>> {
+    let all = (0..MOST).map(|_| {
+        let (device, host) = (device()?, batches::named("mixed", 10, 1000)?);
         let devices = Devices::new();
         if device.id() != Devices::cpu().id() {
             devices.add(device.clone())?;
         }
-        let there = device.upload(host)?;
+        let there = device.upload(&host)?;
         there.wait()?;
         Ok(Producer {
             device,
-            host: host.clone(),
+            host,
             there,
             imports: ImportOptions::default().with_devices(devices),
         })
@@ -158,18 +155,12 @@ fn simulated() -> Result<Device> {
 
 fn main() -> Result<()> {
     let rounds = std::env::args().nth(1).map_or(Ok(15), |n| n.parse())?;
-    let host = batches::named("mixed", 10, 1000)?;
-    measure("CPU", &producers(&host, |_| Ok(Devices::cpu()))?, rounds)?;
     let one = simulated()?;
+    measure("CPU", &producers(|| Ok(Devices::cpu()))?, rounds)?;
     measure(
         "one simulated device",
-        &producers(&host, |_| Ok(one.clone()))?,
+        &producers(|| Ok(one.clone()))?,
         rounds,
     )?;
-    measure(
-        "a simulated device each",
-        &producers(&host, |_| simulated())?,
-        rounds,
-    )?;
-    Ok(())
+    measure("a simulated device each", &producers(simulated)?, rounds)
 }
