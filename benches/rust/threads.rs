@@ -56,27 +56,33 @@ fn copy(producer: &Producer) -> Result<()> {
     Ok(())
 }
 
-/// Runs `work` so many times in all, on so many threads. Returns how long that took.
+/// Runs `work` so many times in all, on so many threads. Returns the time from the first's start to the last's end.
 fn run(producers: &[Producer], threads: usize, times: usize, work: Work) -> Result<Duration> {
-    let start = Barrier::new(threads + 1);
-    std::thread::scope(|scope| {
+    let start = Barrier::new(threads);
+    let spent = std::thread::scope(|scope| {
         let threads: Vec<_> = producers[..threads]
             .iter()
             .map(|producer| {
                 let start = &start;
                 scope.spawn(move || {
                     start.wait();
-                    (0..times / threads).try_for_each(|_| work(producer))
+                    let begin = Instant::now();
+                    (0..times / threads).try_for_each(|_| work(producer))?;
+                    Ok((begin, Instant::now()))
                 })
             })
             .collect();
-        start.wait();
-        let begin = Instant::now();
-        for thread in threads {
-            thread.join().map_err(|_| "a thread panicked")??;
-        }
-        Ok(begin.elapsed())
-    })
+        let ends = threads.into_iter().map(|thread| {
+            let spent: Result<_> = thread.join().map_err(|_| "a thread panicked")?;
+            spent
+        });
+        ends.collect::<Result<Vec<(Instant, Instant)>>>()
+    })?;
+    let begin = spent.iter().map(|(begin, _)| *begin).min();
+    let end = spent.iter().map(|(_, end)| *end).max();
+    Ok(end
+        .zip(begin)
+        .map_or(Duration::ZERO, |(end, begin)| end - begin))
 }
 
 /// Returns how many times fill a few milliseconds, a multiple of the threads.
@@ -123,22 +129,19 @@ fn measure(place: &str, producers: &[Producer], rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// One producer for each thread, on devices that `device` opens for its number.
-fn producers(
-    host: &RecordBatch,
-    device: impl Fn(usize) -> Result<Device>,
-) -> Result<Vec<Producer>> {
-    let all = (0..MOST).map(|i| {
-        let device = device(i)?;
+/// One producer for each thread, with a batch of its own, on devices that `device` opens.
+fn producers(device: impl Fn() -> Result<Device>) -> Result<Vec<Producer>> {
+    let all = (0..MOST).map(|_| {
+        let (device, host) = (device()?, batches::named("mixed", 10, 1000)?);
         let devices = Devices::new();
         if device.id() != Devices::cpu().id() {
             devices.add(device.clone())?;
         }
-        let there = device.upload(host)?;
+        let there = device.upload(&host)?;
         there.wait()?;
         Ok(Producer {
             device,
-            host: host.clone(),
+            host,
             there,
             imports: ImportOptions::default().with_devices(devices),
         })
@@ -152,18 +155,12 @@ fn simulated() -> Result<Device> {
 
 fn main() -> Result<()> {
     let rounds = std::env::args().nth(1).map_or(Ok(15), |n| n.parse())?;
-    let host = batches::named("mixed", 10, 1000)?;
-    measure("CPU", &producers(&host, |_| Ok(Devices::cpu()))?, rounds)?;
     let one = simulated()?;
+    measure("CPU", &producers(|| Ok(Devices::cpu()))?, rounds)?;
     measure(
         "one simulated device",
-        &producers(&host, |_| Ok(one.clone()))?,
+        &producers(|| Ok(one.clone()))?,
         rounds,
     )?;
-    measure(
-        "a simulated device each",
-        &producers(&host, |_| simulated())?,
-        rounds,
-    )?;
-    Ok(())
+    measure("a simulated device each", &producers(simulated)?, rounds)
 }
