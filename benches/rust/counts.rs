@@ -208,7 +208,7 @@ fn validation() -> Result<()> {
             "V2",
             &format!("{name}: bytes that come down, of the batch's"),
             times,
-            1.02,
+            1.05,
         );
         figure(
             "V2",
