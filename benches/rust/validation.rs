@@ -14,7 +14,7 @@ use arrow_schema::{ArrowError, DataType, Field, FieldRef, Fields, UnionFields};
 
 /// Text as programs have it, in ASCII and not; every third is too long for a view.
 const ASCII: [&str; 3] = ["nine", "caterpillar", "a text of more than twelve bytes"];
-const WIDE: [&str; 3] = ["füñf", "Raupe № 7", "ein längerer Text, nicht nur ASCII"];
+const WIDE: [&str; 3] = ["füñf", "Raupe № 7", "Größe über zwölf Bytes: ÄÖÜ"];
 
 /// Rows of each list, and of each run.
 const ITEMS: usize = 3;
