@@ -148,6 +148,15 @@ impl Error {
         Self::InvalidArgument(message.into())
     }
 
+    /// Returns the error of a part itself, and any other as it is.
+    #[cfg(feature = "pyo3")]
+    pub(crate) fn cause(&self) -> &Self {
+        match self {
+            Self::Part { source, .. } => source.cause(),
+            e => e,
+        }
+    }
+
     /// Returns the errno for this error at a C boundary: `EINVAL`, `ENOMEM`, `EIO`, `ENOTSUP`, `ECANCELED`, or the errno of a
     /// foreign producer, unchanged unless it is 0, which would mean success: then `EIO`.
     pub fn errno(&self) -> i32 {

@@ -6,7 +6,7 @@ mod support_c;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use arrow_array::{Array, ArrayRef, Int8Array, Int32Array, make_array};
+use arrow_array::{Array, ArrayRef, Int32Array, StringArray, make_array};
 use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use arrow_device::device::sim::SimMode;
@@ -257,16 +257,16 @@ fn shared_lists_of_buffers_are_bounded() {
     foreign.assert_released("shared buffers");
 }
 
-/// A struct of `n` times the same child of bytes with nulls, that child, and what one copy of it takes in
+/// A struct of `n` times the same child of texts with nulls, that child, and what one copy of it takes in
 /// bytes.
 fn one_child_many_times(n: usize, place: &Place) -> (Foreign, Foreign, usize) {
     let rows = 1 << 15;
-    let child: ArrayRef = Arc::new(Int8Array::from_iter(
-        (0..rows).map(|row| (row % 3 > 0).then_some(row as i8)),
-    ));
+    let texts = (0..rows).map(|row| (row % 3 > 0).then_some("text"));
+    let child: ArrayRef = Arc::new(StringArray::from_iter(texts));
+    let once = rows / 8 + (rows + 1) * 4 + child.to_data().buffers()[1].len();
     let mut child = Foreign::new(&child.to_data(), &place.device);
-    let fields = vec![Field::new("i", DataType::Int8, true); n];
-    let none = Int8Array::new_null(0).to_data();
+    let fields = vec![Field::new("t", DataType::Utf8, true); n];
+    let none = StringArray::new_null(0).to_data();
     let data = ArrayData::builder(DataType::Struct(fields.into())).child_data(vec![none; n]);
     // The event is recorded last.
     let mut foreign = Foreign::new(&data.build().unwrap(), &place.device);
@@ -274,7 +274,7 @@ fn one_child_many_times(n: usize, place: &Place) -> (Foreign, Foreign, usize) {
     for i in 0..n {
         foreign.set_child(&[], i, child.root());
     }
-    (foreign, child, rows + rows / 8)
+    (foreign, child, once)
 }
 
 /// However often a child is named, its bytes are not copied where the host can read them.

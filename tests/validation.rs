@@ -19,7 +19,7 @@ use arrow_device::{
     DeviceArray, DeviceRecordBatch, DeviceRecordBatchStreamReader, ExportOptions,
     FFI_ArrowDeviceArray, ImportOptions, Result, SyncPolicy, Validation,
 };
-use arrow_schema::{DataType, Schema};
+use arrow_schema::{DataType, Field, Schema};
 use futures::StreamExt;
 use futures::executor::block_on;
 use proptest::strategy::{Strategy, ValueTree};
@@ -463,6 +463,59 @@ fn columns_of_numbers_stay_on_the_device() {
             assert!(error.contains("children[1].children[0]: "), "{error}");
             foreign.assert_released_by(&place.device, "bad text");
         }
+        place.assert_clean();
+    }
+}
+
+/// Where only some columns come down, too.
+#[test]
+fn what_is_wrong_with_a_column_is_found_under_its_number() {
+    for mode in [SimMode::Async, SimMode::Deferred] {
+        let Some(place) = simulated(mode) else { return };
+        let full = place.options.clone().with_validation(Validation::Full);
+        let refused = |mut foreign: Foreign, path: &str| {
+            let e = foreign.import(&full).map(|_| ()).expect_err(path);
+            let e = e.to_string();
+            assert!(e.contains(path), "{path}: {e}");
+            foreign.assert_released_by(&place.device, path);
+        };
+        let of = |fields: Vec<Field>, columns: Vec<ArrayData>| {
+            let rows = columns[0].len();
+            let data = ArrayData::builder(DataType::Struct(fields.into())).len(rows);
+            // SAFETY: the array is only exported and validated, never read as an arrow array.
+            unsafe { data.child_data(columns).build_unchecked() }
+        };
+        let number = |nullable| Field::new("n", DataType::Int64, nullable);
+        let text = Field::new("s", DataType::Utf8, true);
+        let numbers = || Int64Array::from(vec![Some(1), None, Some(3)]).to_data();
+        let texts = |offsets: [i32; 4]| {
+            let texts = ArrayData::builder(DataType::Utf8).len(3);
+            let texts = texts.add_buffer(Buffer::from_slice_ref(offsets));
+            // SAFETY: as above.
+            unsafe { texts.add_buffer(Buffer::from(b"ab")).build_unchecked() }
+        };
+        // Found by the plan of what comes down.
+        for offsets in [[0, 3, 1, 2], [0, 3, 9, 2]] {
+            let batch = of(
+                vec![number(true), text.clone()],
+                vec![numbers(), texts(offsets)],
+            );
+            let mut foreign = Foreign::new(&batch, &place.device);
+            let root = foreign.root();
+            (root.offset, root.length) = (1, if offsets[2] == 9 { 1 } else { 2 });
+            let buffer = if offsets[2] == 9 { 2 } else { 1 };
+            refused(foreign, &format!("array.children[1].buffers[{buffer}]: "));
+        }
+        let fine = || texts([0, 1, 1, 2]);
+        // Every value of the column is fine, but one is null.
+        let batch = of(vec![text.clone(), number(false)], vec![fine(), numbers()]);
+        refused(Foreign::new(&batch, &place.device), "array.children[1]: ");
+        // It states another number of nulls.
+        let batch = of(vec![text.clone(), number(true)], vec![fine(), numbers()]);
+        let mut foreign = Foreign::new(&batch, &place.device);
+        // SAFETY: the second of two children, which `foreign` owns.
+        unsafe { (**foreign.root().children.add(1)).null_count = 2 };
+        refused(foreign, "array.children[1].null_count: ");
         place.assert_clean();
     }
 }

@@ -39,7 +39,7 @@ Columns:
                        1 GiB of an input is read before the stream starts, the rest while it runs
 
 The simulated device copies, and fills fresh and freed memory, on the processor. The lines after the table say how long,
-beside the rate of a memcpy. The first use of its memory is in no figure; that of host memory is.
+beside the rate of a memcpy. The first use of its first 192 MiB is in no figure; that of more, and of host memory, is.
 
 Exit status:
   0  everything that came back is identical

@@ -213,10 +213,10 @@ impl Job {
             schema: schema.clone(),
             log: log.clone(),
         };
+        let before = Simulation::of(&self.device);
         let mut reader = self.host_reader(tee).map_err(|e| failed(outcome, e))?;
         compare_schemas(&outcome.name, &schema, &reader.schema(), findings);
 
-        let before = Simulation::of(&self.device);
         loop {
             let start = Instant::now();
             let next = reader.next();

@@ -220,7 +220,7 @@ fn simulated(via: Via, total: &Outcome, memcpy: f64) -> String {
     format!(
         "The device is simulated: the GB/s say nothing about a GPU. {meanwhile},\n\
          its own thread copied for {}, where a GPU's copy engine would, and filling its fresh and freed memory took {}.\n\
-         The first use of its memory is left out, that of host memory is not. A memcpy runs at {memcpy:.2} GB/s here.\n",
+         The first use of its first 192 MiB is left out, that of host memory is not. A memcpy runs at {memcpy:.2} GB/s here.\n",
         seconds(copying),
         seconds(filling),
     )

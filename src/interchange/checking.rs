@@ -87,7 +87,8 @@ impl Checking {
                 }
                 Stage::Values(mut values) => match values.1.poll(cx) {
                     Poll::Ready(host) => {
-                        return Poll::Ready(check(&values.0, &unwrap(&host?)?));
+                        let checked = host.and_then(|host| check(&unwrap(&host)?));
+                        return Poll::Ready(checked.map_err(|e| values.0.numbered(e)));
                     }
                     Poll::Pending => {
                         self.stage = Stage::Values(values);

@@ -32,42 +32,38 @@ pub(super) use subject::Subject;
 /// may be invalid; where the host cannot read it, those are copied to the host first.
 ///
 /// # Errors
-/// As [`validate_columns`]; those that the device reports.
+/// As [`check`]; those that the device reports.
 pub(super) fn validate(array: &DeviceArray) -> Result<()> {
     match Subject::of(array)? {
-        Some(subject) => check(&subject, &subject.array().reachable_data()?),
+        Some(subject) => {
+            let checked = subject
+                .array()
+                .reachable_data()
+                .and_then(|data| check(&data));
+            checked.map_err(|e| subject.numbered(e))
+        }
         None => Ok(()),
     }
-}
-
-/// Checks the values of a subject's array, which are there.
-///
-/// # Errors
-/// As [`validate_columns`].
-pub(super) fn check(subject: &Subject, data: &ArrayData) -> Result<()> {
-    validate_columns(data, subject.columns())
 }
 
 /// Checks that `data`, in host memory, is a valid array with valid descendants, from buffer sizes
 /// to UTF-8. The only assumptions are that buffers have the bytes that they claim, and that nulls
 /// were counted: [`NullCounting`](crate::data::nulls::NullCounting) compares what was stated.
-/// `columns` are the numbers by which errors name the children of the root, if it has not all.
 ///
 /// The rules are those of arrow-rs: strings, views and offsets of null rows are checked too,
 /// because safe calls reach them; dictionary keys of null rows are not.
 ///
 /// # Errors
 /// [`Error::InvalidInput`] with the path, and with arrow-rs's text if arrow-rs rejects the data.
-fn validate_columns(data: &ArrayData, columns: &[usize]) -> Result<()> {
+pub(super) fn check(data: &ArrayData) -> Result<()> {
     // Bounds the depth of everything below.
     check_type(data.data_type())?;
     let path = &Path::Root("array");
-    Walk { path, columns }.node(data)
+    Walk { path }.node(data)
 }
 
 struct Walk<'a> {
     path: &'a Path<'a>,
-    columns: &'a [usize],
 }
 
 impl Walk<'_> {
@@ -77,12 +73,7 @@ impl Walk<'_> {
 
     /// As [`refuse`](Self::refuse), for child `i`.
     fn refuse_child<T>(&self, i: usize, message: impl Into<Cow<'static, str>>) -> Result<T> {
-        self.refuse(&format!(".children[{}]", self.number(i)), message)
-    }
-
-    /// The number of child `i`.
-    fn number(&self, i: usize) -> usize {
-        self.columns.get(i).copied().unwrap_or(i)
+        self.refuse(&format!(".children[{i}]"), message)
     }
 
     fn node(&self, data: &ArrayData) -> Result<()> {
@@ -100,10 +91,9 @@ impl Walk<'_> {
         for (i, child) in data.child_data().iter().enumerate() {
             let path = &match layout.nesting {
                 Nesting::Dictionary => Path::Dictionary(self.path),
-                _ => Path::Child(self.path, self.number(i)),
+                _ => Path::Child(self.path, i),
             };
-            let columns = &[];
-            Walk { path, columns }.node(child)?;
+            Walk { path }.node(child)?;
         }
         // Last: these read the children.
         self.runs(data)?;

@@ -9,11 +9,14 @@ use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_schema::{ArrowError, SchemaRef};
 
 use crate::abi::guard;
-use crate::device::{Process, lock};
+use crate::device::{DeviceId, Process, lock};
 use crate::error::{Error, Result};
-use crate::stream::read_ahead::{FORKED, start};
+use crate::stream::read_ahead::start;
 use crate::transfer::upload_bytes;
 
+/// Why a reader that the parent process has begun cannot be used.
+const FORKED: &str = "the process was forked after the first batch was asked for, and a reader of several threads cannot be used after \
+     fork, because its threads exist in the parent only";
 /// The most threads that are used by default.
 const MOST_THREADS: usize = 8;
 /// The bytes of batches that may wait by default: seven parts of 64 MiB, while an eighth is returned.
@@ -50,7 +53,7 @@ const LEAST_BYTES: usize = 4096;
 /// until all earlier ones were returned. Once the waiting batches have 512 MiB ([`with_max_bytes`](Self::with_max_bytes)), the
 /// threads wait, except for one batch of the part that is being returned. Each thread holds one batch more. To keep
 /// `n` threads busy, the limit must hold `n - 1` whole parts: use more and smaller parts if memory is short. A batch
-/// counts as many bytes as its upload moves, and at least 4 KiB, as does a part that was begun.
+/// counts as many bytes as its upload moves, and at least 4 KiB. Each part that was begun counts 4 KiB more.
 ///
 /// # Errors and panics
 /// If a part fails or panics, the batches before it are returned, then one [`Error::Part`] with its number, and then the stream
@@ -162,7 +165,11 @@ impl ParallelReader {
             State::Ended => return Ok(None),
         };
         if !process.is_this() {
-            return Err(Error::argument(FORKED));
+            return Err(Error::NotSupported {
+                device: DeviceId::CPU,
+                operation: "next",
+                reason: FORKED.into(),
+            });
         }
         let next = shared.pop();
         match next {
@@ -229,14 +236,24 @@ impl Queue {
         !is_next && self.bytes.saturating_add(bytes) > most
     }
 
-    fn end(&mut self, number: usize, end: Result<()>) {
+    /// Ends a part. Returns what is not needed, to be dropped without the lock: an error may be foreign.
+    #[must_use]
+    fn end(&mut self, number: usize, end: Result<()>) -> Option<Result<()>> {
         if end.is_err() {
             self.all_begun = true;
             self.failed = Some(self.failed.map_or(number, |failed| failed.min(number)));
         }
-        if let Some(part) = self.part(number) {
-            part.end = Some(end);
+        match self.part(number) {
+            Some(part) => part.end.replace(end),
+            None => Some(end),
         }
+    }
+
+    /// Adds a part, and returns its number.
+    fn begin(&mut self) -> usize {
+        self.parts.push_back(Part::default());
+        self.bytes += LEAST_BYTES;
+        self.first + self.parts.len() - 1
     }
 }
 
@@ -245,7 +262,8 @@ impl Shared {
     fn run(&self) {
         while let Some((number, open)) = self.begin() {
             let end = guard::callback("reading a part", || self.read(number, open));
-            lock(&self.queue).end(number, end);
+            let unused = lock(&self.queue).end(number, end);
+            drop(unused);
             self.filled.notify_all();
             // Others may be reading what is not needed after an error.
             self.room.notify_all();
@@ -268,33 +286,28 @@ impl Shared {
         drop(queue);
         let next = guard::call_foreign("the iterator of parts", || parts.next());
         let mut queue = lock(&self.queue);
-        let number = queue.first + queue.parts.len();
-        let begun = match next {
-            Ok(None) => {
-                queue.all_begun = true;
-                None
-            }
-            Ok(Some(open)) => {
-                queue.parts.push_back(Part::default());
-                queue.bytes += LEAST_BYTES;
-                Some((number, open))
-            }
+        let mut unused = None;
+        match next {
+            // Meanwhile a part has failed, or the stream was dropped: what came is dropped without the lock.
+            _ if queue.all_begun || queue.closed => {}
+            Ok(Some(open)) => return Some((queue.begin(), open)),
+            Ok(None) => queue.all_begun = true,
             Err(e) => {
-                queue.parts.push_back(Part::default());
-                queue.bytes += LEAST_BYTES;
-                queue.end(number, Err(e));
-                None
+                let number = queue.begin();
+                unused = queue.end(number, Err(e));
             }
-        };
-        if begun.is_none() {
-            drop(queue);
-            self.filled.notify_all();
-            self.room.notify_all();
         }
-        begun
+        drop(queue);
+        drop(unused);
+        self.filled.notify_all();
+        self.room.notify_all();
+        None
     }
 
     fn read(&self, number: usize, open: Open) -> Result<()> {
+        if lock(&self.queue).is_over(number) {
+            return Ok(());
+        }
         let reader = open()?;
         let schema = reader.schema();
         if schema.fields() != self.schema.fields() {
@@ -302,10 +315,13 @@ impl Shared {
             let text = format!("its fields are {got:?}, those of the stream {expected:?}");
             return Err(Error::argument(text));
         }
+        if lock(&self.queue).is_over(number) {
+            return Ok(());
+        }
         for batch in reader {
             let batch = batch?;
             // If the batch cannot be uploaded, the upload says so.
-            let bytes = upload_bytes(&batch).unwrap_or(0);
+            let bytes = upload_bytes(&batch).unwrap_or_else(|_| batch.get_array_memory_size());
             if !self.push(number, batch, bytes.max(LEAST_BYTES)) {
                 break;
             }

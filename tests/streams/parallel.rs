@@ -416,6 +416,30 @@ fn dropping_waits_for_nobody() {
     }
 }
 
+/// The iterator of parts returns one after the stream was dropped.
+#[test]
+fn nothing_is_opened_after_a_drop() {
+    let opened = Arc::new(AtomicUsize::new(0));
+    let (go, wait) = mpsc::channel::<()>();
+    let parts = (0..3).inspect(move |number| {
+        if *number == 1 {
+            wait.recv().unwrap();
+        }
+    });
+    let counted = opened.clone();
+    let open = move |_| {
+        counted.fetch_add(1, SeqCst);
+        Ok(reader([Ok(batch(1, 0))]))
+    };
+    let mut read = ParallelReader::new(schema(), parts, open).with_threads(1);
+    assert_eq!(read.next().unwrap().unwrap().num_rows(), 1);
+    drop(read);
+    go.send(()).unwrap();
+    // The thread has ended.
+    until(|| Arc::strong_count(&opened) == 1);
+    assert_eq!(opened.load(SeqCst), 1);
+}
+
 #[test]
 fn parts_go_to_a_device() {
     if cfg!(miri) {

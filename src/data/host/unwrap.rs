@@ -65,6 +65,8 @@ struct Part<'a> {
     view: View,
     data_type: &'a DataType,
     slots: &'a [Slot],
+    /// These are the run ends of a run-end encoded array.
+    run_ends: bool,
 }
 
 impl<'a> Part<'a> {
@@ -75,6 +77,7 @@ impl<'a> Part<'a> {
             view,
             data_type: tree.data_type(view.node),
             slots: tree.slots(view.node),
+            run_ends: false,
         }
     }
 
@@ -86,6 +89,7 @@ impl<'a> Part<'a> {
             view,
             data_type: child_type(self.data_type, i).unwrap_or(&DataType::Null),
             slots: self.tree.slots(view.node),
+            run_ends: i == 0 && self.tree.layout(self.view.node).nesting == Nesting::Runs,
         }
     }
 
@@ -225,10 +229,14 @@ impl<'a> Part<'a> {
             // Type ids are cut here; with an offset arrow-rs would cut the children too.
             buffers[0] = buffers[0].slice_with_length(view.offset, view.length);
         }
+        if self.run_ends && view.length > 0 {
+            // Older versions of arrow-rs read the buffer from its start, whatever the offset.
+            buffers[0] = self.rows(1)?;
+        }
         let children = (0..self.n_children()).map(|i| self.child(i).data());
         let builder = ArrayDataBuilder::new(self.data_type.clone())
             .len(view.length)
-            .offset(if pushed || sparse || view.length == 0 {
+            .offset(if pushed || sparse || self.run_ends || view.length == 0 {
                 0
             } else {
                 view.offset

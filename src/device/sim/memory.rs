@@ -74,7 +74,12 @@ impl Mapping {
             };
             (start != libc::MAP_FAILED)
                 .then_some(start.cast::<u8>())
-                .ok_or_else(|| format!("mmap: {}", std::io::Error::last_os_error()))
+                .ok_or_else(|| {
+                    let e = std::io::Error::last_os_error();
+                    format!(
+                        "mmap of {bytes} bytes: {e}; SimConfig::with_capacity_bytes asks for fewer"
+                    )
+                })
         };
         let device = map(libc::PROT_NONE)?;
         match map(libc::PROT_READ | libc::PROT_WRITE) {

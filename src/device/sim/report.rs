@@ -26,7 +26,8 @@ pub struct SimReport {
     /// Queued operations that have not completed.
     pub pending_operations: usize,
     /// The time that threads have spent filling fresh and freed memory so far
-    /// ([`SimConfig::with_fill`](super::SimConfig::with_fill)), first use of the memory included.
+    /// ([`SimConfig::with_fill`](super::SimConfig::with_fill)), first use of the memory included. Host memory is filled
+    /// whatever that says.
     pub fill_time: Duration,
     /// The time that threads have spent running queued copies so far, on the device's worker in
     /// [`SimMode::Async`](super::SimMode::Async).
@@ -72,9 +73,12 @@ impl SimDevice {
     }
 
     /// Checks the red zones around all allocations. Repairs damage and adds it to the violations of
-    /// the [report](Self::report).
+    /// the [report](Self::report). Does nothing in a child of the process (`fork`), which has none of the memory.
     pub fn check(&self) {
         let core = self.core();
+        if core.is_forked() {
+            return;
+        }
         let mut state = core.state();
         for offset in state.memory.damaged(&core.mapping) {
             let address = core.mapping.device(offset);

@@ -8,7 +8,7 @@ use crate::data::DeviceArray;
 use crate::data::build::struct_tree;
 use crate::data::layout::{BufferKind, Layout, Nesting};
 use crate::data::tree::Tree;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// An imported array with values that may be invalid. Its structure and its null counts have been checked.
 #[derive(Debug)]
@@ -55,8 +55,19 @@ impl Subject {
         &self.array
     }
 
-    pub(super) fn columns(&self) -> &[usize] {
-        &self.columns
+    /// An error about the array that is left, with the number that a column has in the whole one.
+    pub(crate) fn numbered(&self, e: Error) -> Error {
+        const COLUMN: &str = "array.children[";
+        let Error::InvalidInput { path, message } = e else {
+            return e;
+        };
+        let number = path.strip_prefix(COLUMN).and_then(|rest| {
+            let (i, rest) = rest.split_once(']')?;
+            let column = self.columns.get(i.parse::<usize>().ok()?)?;
+            Some(format!("{COLUMN}{column}]{rest}"))
+        });
+        let path = number.map_or(path, Into::into);
+        Error::InvalidInput { path, message }
     }
 }
 

@@ -54,13 +54,13 @@ fn field(name: &str, data_type: DataType, nullable: bool) -> FieldRef {
 
 #[track_caller]
 fn good(data: &ArrayData) {
-    validate_columns(data, &[]).unwrap();
+    check(data).unwrap();
 }
 
 /// Refused at `path`, at the root and below a struct, a list and a dictionary.
 #[track_caller]
 fn bad(data: &ArrayData, path: &str) {
-    let at = |data: &ArrayData, root: &str| match validate_columns(data, &[]) {
+    let at = |data: &ArrayData, root: &str| match check(data) {
         Err(Error::InvalidInput { path: found, .. }) => assert_eq!(found, format!("{root}{path}")),
         other => panic!("{root}{path}: {other:?}"),
     };
@@ -452,7 +452,7 @@ fn children() {
 fn types_that_no_array_has() {
     let refused = |data_type| {
         let array = parts(&data_type, 0, 0, vec![], vec![]);
-        let e = validate_columns(&array, &[]).unwrap_err();
+        let e = check(&array).unwrap_err();
         // By the type, before anything of the array is looked at.
         assert!(
             matches!(&e, Error::InvalidInput { path, .. } if path == "schema"),

@@ -1,4 +1,4 @@
-//! Tests of the simulated device. Under Miri, which has no memory files, they end at once.
+//! Tests of the simulated device. Under Miri, which has no addresses without memory, they end at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
