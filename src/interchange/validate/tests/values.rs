@@ -135,16 +135,11 @@ fn dictionary_keys() {
     bad(&masked(keys(&[0, 255], 2), vec![false, true]), "");
     good(&keys(&[], 0));
     let signed = DataType::Dictionary(Box::new(DataType::Int8), Box::new(DataType::Int32));
-    bad(
-        &parts(
-            &signed,
-            1,
-            0,
-            vec![Buffer::from([255_u8])],
-            vec![ints(&[1])],
-        ),
-        "",
-    );
+    for keys in [&[255][..], &[255, 0], &[0, 128]] {
+        let keys_of = vec![Buffer::from(keys)];
+        let dictionary = parts(&signed, keys.len(), 0, keys_of, vec![ints(&[1])]);
+        bad(&dictionary, "");
+    }
     let wide = DataType::Dictionary(Box::new(DataType::UInt64), Box::new(DataType::Int32));
     let key = vec![Buffer::from_slice_ref([u64::MAX])];
     bad(&parts(&wide, 1, 0, key, vec![ints(&[1])]), "");
