@@ -146,8 +146,8 @@ pub(crate) fn out_of_memory(device: DeviceId, bytes: usize) -> Error {
 mod large {
     use std::ptr::{self, NonNull};
 
-    /// The smallest mapping in bytes: a staging slab of an upload.
-    pub(crate) const LEAST: usize = 2 << 20;
+    /// The smallest mapping in bytes.
+    pub(crate) const LEAST: usize = 4 << 20;
     /// Bytes of a large page on most machines. On others, the mapping is just well aligned.
     const PAGE: usize = 2 << 20;
 

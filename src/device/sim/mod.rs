@@ -59,6 +59,7 @@
 //! Simulated devices need Linux. On other systems, and under Miri, [`SimDevice::new`] returns
 //! [`Error::DeviceNotAvailable`].
 
+use std::alloc::Layout;
 use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -66,7 +67,6 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use crate::abi::ArrowDeviceType;
-use crate::device::block::{Block, round};
 use crate::device::{
     AddressClass, Backend, DeviceId, DevicePtr, EventPtr, Notify, RawQueue, device_error, lock,
 };
@@ -313,9 +313,18 @@ impl Core {
     }
 }
 
+/// Returns the layout of a host allocation.
+fn host_layout(bytes: usize) -> Result<Layout> {
+    match Layout::from_size_align(bytes, 64) {
+        Ok(layout) if bytes > 0 => Ok(layout),
+        _ => Err(Error::argument(format!("host allocation of {bytes} bytes"))),
+    }
+}
+
 // SAFETY: `host_readable` is false; `classify` returns `Device` only inside one allocation that is
 // not freed, and never `HostAccessible`; a position counts as reached only when the operations up
-// to it have run, and the lock of the state makes them visible; host memory is a block of its own.
+// to it have run, and the lock of the state makes them visible; host memory comes from the global
+// allocator.
 unsafe impl Backend for SimDevice {
     fn id(&self) -> DeviceId {
         self.core().id
@@ -416,29 +425,25 @@ unsafe impl Backend for SimDevice {
     fn allocate_host(&self, bytes: usize) -> Result<Option<DevicePtr>> {
         let core = self.core();
         drop(core.alive()?);
-        if bytes == 0 {
-            return Err(Error::argument("host allocation of 0 bytes"));
-        }
+        let layout = host_layout(bytes)?;
         let operation = "allocate_host";
         core.faults
             .pass(FaultOp::HostAllocate, core.id, operation, bytes)?;
-        let memory = round(bytes).and_then(Block::ordinary);
-        let memory = memory.ok_or(Error::OutOfMemory {
-            device: core.id,
-            operation,
-            bytes,
-        })?;
-        let start = memory.ptr();
-        // SAFETY: the memory was just allocated with at least this length, and nothing else has it.
+        // SAFETY: the layout is not empty.
+        let memory = unsafe { std::alloc::alloc(layout) };
+        if memory.is_null() {
+            return Err(Error::OutOfMemory {
+                device: core.id,
+                operation,
+                bytes,
+            });
+        }
+        // SAFETY: the memory was just allocated with this length, and nothing else has it.
         core.clock
-            .filling(|| unsafe { start.write_bytes(memory::FRESH, bytes) });
-        let block = HostBlock {
-            memory,
-            bytes,
-            copies: 0,
-        };
-        core.state().host.0.insert(start.addr().get(), block);
-        Ok(Some(DevicePtr::new(start.as_ptr().cast())))
+            .filling(|| unsafe { memory.write_bytes(memory::FRESH, bytes) });
+        let block = HostBlock { bytes, copies: 0 };
+        core.state().host.0.insert(memory.addr(), block);
+        Ok(Some(DevicePtr::new(memory.cast())))
     }
 
     unsafe fn free_host(&self, address: DevicePtr, bytes: usize) {
@@ -453,10 +458,12 @@ unsafe impl Backend for SimDevice {
             // It stays allocated, so that the copy stays harmless.
             Some(block) if block.copies > 0 => "a queued copy uses it",
             Some(_) => {
-                let freed = state.host.0.remove(&start);
+                state.host.0.remove(&start);
                 drop(state);
-                if let Some(freed) = freed {
-                    freed.memory.free(None);
+                if let Ok(layout) = host_layout(bytes) {
+                    // SAFETY: `allocate_host` allocated it with this layout, and it is freed once:
+                    // it was in `host`.
+                    unsafe { std::alloc::dealloc(address.as_ptr().cast(), layout) };
                 }
                 return;
             }

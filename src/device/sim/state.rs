@@ -14,7 +14,6 @@ use super::fault::Faults;
 use super::memory::{Allocator, Mapping, Poison};
 use super::{MISUSE, SimConfig, SimError};
 use crate::abi::guard;
-use crate::device::block::Block;
 use crate::device::{CopyKind, CopyOp, DeviceId, DevicePtr, Process, lock};
 use crate::error::{Error, Result};
 
@@ -373,8 +372,6 @@ impl Op {
 /// A host allocation.
 #[derive(Debug)]
 pub(super) struct HostBlock {
-    pub(super) memory: Block,
-    /// As requested.
     pub(super) bytes: usize,
     /// How many queued copies read or write some of it.
     pub(super) copies: usize,
