@@ -16,6 +16,9 @@ const UNIT: usize = 64;
 /// The first bytes of a device are in small pages, so that a device on which there is little takes up little.
 #[cfg(target_os = "linux")]
 const SMALL_PAGES: usize = 4 << 20;
+/// Linux's `MADV_WIPEONFORK`, which the oldest version of libc that is allowed does not name.
+#[cfg(target_os = "linux")]
+const WIPE_ON_FORK: libc::c_int = 18;
 
 /// Tells the system about the engine's memory, of which a refusal changes no behaviour. Large pages make its first use several
 /// times as fast. A child of the process, which must not use the device, finds zeros: it need not share the pages, which
@@ -23,7 +26,7 @@ const SMALL_PAGES: usize = 4 << 20;
 #[cfg(target_os = "linux")]
 fn advise(engine: *mut u8, bytes: usize) {
     // SAFETY: the range was just mapped, and nothing is in it yet, so that what a child finds does not matter.
-    unsafe { libc::madvise(engine.cast(), bytes, libc::MADV_WIPEONFORK) };
+    unsafe { libc::madvise(engine.cast(), bytes, WIPE_ON_FORK) };
     if let Some(rest @ 1..) = bytes.checked_sub(SMALL_PAGES) {
         // SAFETY: a part of the range above; the size of its pages changes no content.
         unsafe {
