@@ -5,8 +5,7 @@ use std::time::Duration;
 use arrow_device::{DeviceBufferMut, Queue};
 
 use crate::fake::{LAZY, NO_POOLS, POOL_CREATION_FAILS, in_mode};
-use crate::gpu_suite::hold::hold_running;
-use crate::rig::{Rig, hold};
+use crate::rig::{Rig, hold, hold_running};
 use crate::vendor::Memory;
 
 const N: usize = 400;

@@ -11,8 +11,7 @@ use arrow_device::{DeviceBufferMut, DeviceRecordBatch, ExportOptions, Queue, Syn
 
 use crate::block::Block;
 use crate::fake::{Group, NO_LISTS, NO_POOLS, PINS, POOL_CREATION_FAILS, in_mode};
-use crate::gpu_suite::hold::hold_running;
-use crate::rig::{MODES, Rig, all_done, assert_gone, soon};
+use crate::rig::{MODES, Rig, all_done, assert_gone, hold_running, soon};
 use crate::support::{assert_same, assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{self, Config};

@@ -1,14 +1,26 @@
 //! Devices on the stand-in driver. Nothing in this folder names a vendor: what differs is in `crate::vendor`.
 
-use arrow_device::{Device, Devices, ImportOptions};
+use arrow_device::{Device, Devices, ImportOptions, Queue};
+use arrow_device_conformance::Hold;
 
-use crate::fake::{Group, LAZY, PINS};
+use crate::fake::{Group, LAZY, PINS, in_mode};
+use crate::gpu_suite::hold::held;
 pub(crate) use crate::gpu_suite::hold::hold;
 pub(crate) use crate::gpu_suite::soon;
 use crate::vendor::{Config, Memory, let_go, load};
 
 /// The ways in which the driver runs work.
 pub(crate) const MODES: [u32; 2] = [0, LAZY];
+
+/// Keeps it busy with a host function that is running when this returns, where a device runs what nobody waits for: a driver does
+/// not call a function that a failed device has not reached.
+pub(crate) fn hold_running(queue: &Queue) -> Hold {
+    let (gate, held) = held(queue);
+    if !in_mode(LAZY) {
+        gate.wait_until_reached();
+    }
+    held
+}
 
 /// A device, with import options that find it.
 pub(crate) struct Rig {

@@ -10,7 +10,7 @@ use crate::vendor::launch_host;
 
 /// Something that a stream's work waits at until it is opened.
 #[derive(Default)]
-struct Gate {
+pub(crate) struct Gate {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -23,6 +23,12 @@ struct State {
 }
 
 impl Gate {
+    /// Waits for the work to wait here.
+    #[allow(dead_code)] // the tests on hardware break no device
+    pub(crate) fn wait_until_reached(&self) {
+        self.wait_until(|state| state.reached);
+    }
+
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.state.lock().unwrap());
         self.changed.notify_all();
@@ -43,16 +49,8 @@ pub(crate) fn hold(queue: &Queue) -> Hold {
     held(queue).1
 }
 
-/// Keeps it busy with a host function that is running when this returns. A driver does not call a function that a failed device has
-/// not reached.
-#[allow(dead_code)] // not every vendor's tests make a device fail
-pub(crate) fn hold_running(queue: &Queue) -> Hold {
-    let (gate, held) = held(queue);
-    gate.wait_until(|state| state.reached);
-    held
-}
-
-fn held(queue: &Queue) -> (Arc<Gate>, Hold) {
+/// That, and what the function waits at.
+pub(crate) fn held(queue: &Queue) -> (Arc<Gate>, Hold) {
     unsafe extern "C" fn pass(gate: *mut c_void) {
         // SAFETY: this is the reference that `held` gave away, taken back once.
         let gate = unsafe { Arc::from_raw(gate.cast_const().cast::<Gate>()) };
