@@ -1,7 +1,7 @@
 //! A first look at values, in loops without branches: most data is valid throughout. Data that does not pass here may be
 //! valid all the same, and arrow-rs looks at it again, row by row, and says what is wrong.
 
-use arrow_buffer::{ArrowNativeType, ScalarBuffer};
+use arrow_buffer::{ArrowNativeType, Buffer, ScalarBuffer};
 use arrow_data::{ArrayData, ByteView, MAX_INLINE_VIEW_LEN};
 use arrow_schema::DataType;
 
@@ -15,8 +15,8 @@ pub(super) fn are_valid(data: &ArrayData) -> bool {
         T::Binary => ascending::<i32>(data, data.buffers()[1].len()).is_some(),
         T::LargeBinary => ascending::<i64>(data, data.buffers()[1].len()).is_some(),
         T::List(_) | T::Map(_, _) => ascending::<i32>(data, data.child_data()[0].len()).is_some(),
-        T::Utf8View => views(data, true),
-        T::BinaryView => views(data, false),
+        T::Utf8View => views(data, is_text),
+        T::BinaryView => views(data, |_| true),
         T::LargeList(_) => ascending::<i64>(data, data.child_data()[0].len()).is_some(),
         T::Dictionary(key, _) => match **key {
             T::Int8 => keys::<i8>(data),
@@ -74,28 +74,30 @@ fn text<T: ArrowNativeType>(data: &ArrayData) -> bool {
         })
 }
 
-/// Whether all views refer to bytes that exist and start as the view says, and those of texts are UTF-8.
-fn views(data: &ArrayData, texts: bool) -> bool {
+/// Whether all views refer to bytes that exist and start as the view says, and all those bytes are `valid`.
+fn views(data: &ArrayData, valid: impl Fn(&[u8]) -> bool) -> bool {
     let Some(views) = elements::<u128>(data, 0, data.len()) else {
         return false;
     };
-    let buffers = &data.buffers()[1..];
-    let is_text = |bytes: &[u8]| bytes.is_ascii() || std::str::from_utf8(bytes).is_ok();
+    let buffers: Vec<_> = data.buffers()[1..].iter().map(Buffer::as_slice).collect();
     views.iter().all(|view| {
-        let (length, inline) = (*view as u32, view.to_le_bytes());
+        let length = *view as u32;
         if length <= MAX_INLINE_VIEW_LEN {
+            let inline = &view.to_le_bytes()[4..];
             // What is left of the 12 bytes is 0.
-            let padded = length == MAX_INLINE_VIEW_LEN || view >> (32 + 8 * length) == 0;
-            return padded && (!texts || is_text(&inline[4..][..length as usize]));
+            return (view >> 32) >> (8 * length) == 0 && valid(&inline[..length as usize]);
         }
         let view = ByteView::from(*view);
         let (start, length) = (view.offset as usize, view.length as usize);
         let buffer = buffers.get(view.buffer_index as usize);
         let bytes = buffer.and_then(|buffer| buffer.get(start..start.checked_add(length)?));
-        bytes.is_some_and(|bytes| {
-            bytes.starts_with(&view.prefix.to_le_bytes()) && (!texts || is_text(bytes))
-        })
+        let starts = |bytes: &&[u8]| bytes.first_chunk() == Some(&view.prefix.to_le_bytes());
+        bytes.filter(starts).is_some_and(&valid)
     })
+}
+
+fn is_text(bytes: &[u8]) -> bool {
+    bytes.is_ascii() || std::str::from_utf8(bytes).is_ok()
 }
 
 /// Whether all keys, those of null rows included, refer to values of the dictionary.
