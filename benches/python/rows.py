@@ -223,6 +223,8 @@ COUNTS = [
     ("V2", "import with Validation::Full from the simulated device: bytes that come down, host waits", "<= 1.05x the batch's bytes: validity bitmaps come twice; 2 waits"),
     ("F1", "Arrow IPC files and streams to a device, uncompressed: what the host copies, copies of the device, allocations", "0; one of each for a batch"),
     ("Z1", "re-export on the same device", "0 copies, 0 waits"),
+    ("A1", "async stream of 10,000 batches x 10 columns x 1 row, producer + consumer, queue 5; two of them and a task on one thread",
+     "<= 0.33x Arrow C++ on both sides, one thread; 10 batches behind, 20 between two turns"),
     ("W1", "16,000 small uploads that are pending at once, until their memory is back", "<= 3x the time of an upload beside 2,000; 3 questions"),
     ("M1", "bytes held for those used: one column of eight, a slice, a stream of 100,000 batches, idle pools after trim", "<= 1.1x, compacted exactly; 64 batches, 65 staging slabs; 0"),
 ]

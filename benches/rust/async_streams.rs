@@ -1,7 +1,11 @@
 //! Batches through an async stream, on one thread and on two, and what two threads need at least to hand them over.
 
+use std::cell::Cell;
+use std::future::poll_fn;
 use std::hint::black_box;
+use std::rc::Rc;
 use std::sync::mpsc::sync_channel;
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -11,8 +15,9 @@ use arrow_device::async_stream::{
 };
 use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, ImportOptions, SyncPolicy};
 use futures::StreamExt;
-use futures::executor::block_on;
-use futures::future::join;
+use futures::executor::{LocalPool, block_on};
+use futures::future::{join, try_join_all};
+use futures::task::LocalSpawnExt;
 
 use crate::batches::Result;
 
@@ -45,13 +50,18 @@ fn produced(batch: &DeviceRecordBatch, n: usize, handler: AsyncStreamHandler) ->
 }
 
 async fn consumed(opening: Opening, n: usize) -> Result<()> {
+    let count = Cell::new(0);
+    counted_by(opening, n, &count).await
+}
+
+/// Counts the batches as they arrive.
+async fn counted_by(opening: Opening, n: usize, count: &Cell<usize>) -> Result<()> {
     let mut batches = opening.await?;
-    let mut count = 0;
     while let Some(batch) = batches.next().await {
         drop(black_box(batch?));
-        count += 1;
+        count.set(count.get() + 1);
     }
-    all(count, n)
+    all(count.get(), n)
 }
 
 fn all(count: usize, n: usize) -> Result<()> {
@@ -81,6 +91,52 @@ pub(crate) fn one_thread(
         completed(outcome)?;
         read
     })
+}
+
+/// How fair two streams of `n` batches are to each other and to another task, all on one thread: how many batches the second stream
+/// lacks when the first has ended, and the most batches of both that arrive between two turns of that task.
+///
+/// # Errors
+/// Those of the streams.
+pub fn fairness(batch: &DeviceRecordBatch, n: usize) -> Result<(usize, usize)> {
+    let arrived = Rc::new([Cell::new(0), Cell::new(0)]);
+    let lacking = Rc::new(Cell::new(None));
+    let mut pool = LocalPool::new();
+    let mut tasks = Vec::new();
+    for i in 0..2 {
+        let (handler, opening) = handler(QUEUE);
+        let produced = produced(batch, n, handler);
+        tasks.push(
+            pool.spawner()
+                .spawn_local_with_handle(async { completed(produced.await) })?,
+        );
+        let (arrived, lacking) = (arrived.clone(), lacking.clone());
+        tasks.push(pool.spawner().spawn_local_with_handle(async move {
+            let read = counted_by(opening, n, &arrived[i]).await;
+            lacking.set(lacking.get().or(Some(n - arrived[1 - i].get())));
+            read
+        })?);
+    }
+    let most = Rc::new(Cell::new(0));
+    tasks.push(pool.spawner().spawn_local_with_handle({
+        let most = most.clone();
+        async move {
+            let mut before = 0;
+            poll_fn(|context| {
+                let now = arrived[0].get() + arrived[1].get();
+                most.set(most.get().max(now - before));
+                before = now;
+                if now == 2 * n {
+                    return Poll::Ready(Ok(()));
+                }
+                context.waker().wake_by_ref();
+                Poll::Pending
+            })
+            .await
+        }
+    })?);
+    pool.run_until(try_join_all(tasks))?;
+    Ok((lacking.get().ok_or("no stream has ended")?, most.get()))
 }
 
 /// Each side on a thread of its own.

@@ -15,7 +15,7 @@ use arrow_device::{
     Result as DeviceResult, SyncPolicy, TransferStats, UploadingReader, Validation,
 };
 use arrow_device_benches::cases::Result;
-use arrow_device_benches::{batches, files};
+use arrow_device_benches::{async_streams, batches, files};
 use arrow_schema::DataType;
 use std::io::Cursor;
 use std::time::Instant;
@@ -465,5 +465,18 @@ fn main() -> Result<()> {
     files()?;
     again()?;
     waiting()?;
+    fairness()?;
     memory()
+}
+
+/// A1: queues of five batches each.
+fn fairness() -> Result<()> {
+    let batch = Devices::cpu().upload(&batches::named("integers", 10, 1)?)?;
+    let (lacking, most) = async_streams::fairness(&batch, 1000)?;
+    let of = "two async streams on one thread";
+    let what = format!("{of}: batches that one lacks when the other has ended");
+    figure("A1", &what, lacking as f64, 10.0);
+    let what = format!("{of}: batches between two turns of another task");
+    figure("A1", &what, most as f64, 20.0);
+    Ok(())
 }

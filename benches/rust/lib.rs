@@ -1,6 +1,6 @@
 //! What `arrow-device` costs, beside its peers in the same run: the Rust side.
 
-mod async_streams;
+pub mod async_streams;
 pub mod batches;
 pub mod cases;
 pub mod files;
