@@ -98,6 +98,38 @@ fn a_simulated_device_is_the_parents() {
     });
 }
 
+/// What another thread holds while the process forks, the child does without.
+#[test]
+fn a_child_waits_for_no_thread_of_its_parent() {
+    alone("a_child_waits_for_no_thread_of_its_parent", || {
+        for device in [Devices::cpu(), Devices::simulated().unwrap()] {
+            let up = device.upload(&batch()).unwrap();
+            let theirs = device.clone();
+            // It ends with the process.
+            std::thread::spawn(move || {
+                loop {
+                    for _ in 0..100 {
+                        drop(theirs.host_slab(64).unwrap());
+                    }
+                    theirs.set_idle_slab_limit(1 << 20);
+                    drop(theirs.upload(&batch()).unwrap());
+                    theirs.trim();
+                }
+            });
+            let mut child = Some(up);
+            for _ in 0..50 {
+                forked(|| {
+                    let up = child.take().unwrap();
+                    assert_eq!(up.to_host().is_ok(), device.is_synchronous());
+                    drop((device.host_slab(64), up));
+                    device.set_idle_slab_limit(1 << 20);
+                    device.trim();
+                });
+            }
+        }
+    });
+}
+
 /// A stream that reads ahead ends in a child with an error, though batches wait in it. The parent's goes on.
 #[test]
 fn a_stream_that_reads_ahead_is_the_parents() {

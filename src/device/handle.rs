@@ -50,11 +50,17 @@ struct Inner {
 // consistent whenever a lock is free (`lock`), and the rest are counters.
 impl std::panic::RefUnwindSafe for Inner {}
 
+impl Inner {
+    /// The pool of host slabs; `None` in a child of the process, where it may be locked for ever.
+    fn slabs(&self) -> Option<&SlabPool> {
+        (!self.reaper.is_forked()).then_some(&self.slabs)
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
-        // In a child of the process the pool may be locked for ever.
-        if !self.reaper.is_forked() {
-            self.slabs.clear(&*self.backend);
+        if let Some(slabs) = self.slabs() {
+            slabs.clear(&*self.backend);
         }
     }
 }
@@ -219,8 +225,8 @@ impl Device {
         &self.0.reaper
     }
 
-    pub(crate) fn slabs(&self) -> &SlabPool {
-        &self.0.slabs
+    pub(crate) fn slabs(&self) -> Option<&SlabPool> {
+        self.0.slabs()
     }
 
     /// Returns a reference that does not keep the device alive: for a table of devices that hands out the same one again.

@@ -223,10 +223,10 @@ impl fmt::Debug for HostSlab {
 impl Drop for HostSlab {
     fn drop(&mut self) {
         let block = self.block.take();
-        match &self.device {
-            // In a child of the process the pool may be locked for ever.
-            Some(device) if !device.is_forked() => {
-                for block in device.slabs().give_back(block) {
+        let pool = self.device.as_ref().and_then(Device::slabs);
+        match (&self.device, pool) {
+            (Some(device), Some(pool)) => {
+                for block in pool.give_back(block) {
                     block.free(Some(device.backend()));
                 }
             }
@@ -248,7 +248,7 @@ impl Device {
     /// As [`host_slab`](Self::host_slab); also returns whether an idle slab served.
     pub(crate) fn idle_or_new_slab(&self, len: usize) -> Result<(HostSlab, bool)> {
         let capacity = round(len).ok_or_else(|| out_of_memory(self.id(), len))?;
-        let idle = self.slabs().take(capacity);
+        let idle = self.slabs().and_then(|pool| pool.take(capacity));
         let is_idle = idle.is_some();
         let slab = HostSlab {
             block: idle.map_or_else(|| self.new_block(capacity), Ok)?,
@@ -278,7 +278,8 @@ impl Device {
     /// device.set_idle_slab_limit(4 << 30); // for downloads of up to 4 GiB at once
     /// ```
     pub fn set_idle_slab_limit(&self, bytes: usize) {
-        for block in self.slabs().set_limit(bytes) {
+        let excess = self.slabs().map(|pool| pool.set_limit(bytes));
+        for block in excess.into_iter().flatten() {
             block.free(Some(self.backend()));
         }
     }
@@ -286,7 +287,9 @@ impl Device {
     /// Frees the memory that this device keeps for reuse: idle host slabs, and what its backend keeps. May wait for the device's
     /// work.
     pub fn trim(&self) {
-        self.slabs().clear(self.backend());
+        if let Some(pool) = self.slabs() {
+            pool.clear(self.backend());
+        }
         self.backend().trim();
     }
 }
