@@ -7,7 +7,6 @@ mod fork_kit;
 mod opencl;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::SyncPolicy;
@@ -59,44 +58,6 @@ fn a_child_drops_everything_and_uses_nothing() {
             let (up, exported, event, slab) = child.unwrap();
             assert_eq!(up.to_host().unwrap(), batch);
             drop((up, exported, event, slab, rest));
-            assert_clean(&device);
-        }
-    });
-}
-
-/// What another thread holds while the process forks, the child does without.
-#[test]
-fn a_child_waits_for_no_thread_of_its_parent() {
-    alone("a_child_waits_for_no_thread_of_its_parent", || {
-        for memory in memories() {
-            let device = open(memory);
-            let column = Arc::new(Int64Array::from_iter_values(0..300)) as _;
-            let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
-            let up = device.upload(&batch).unwrap();
-            let event = device.default_queue().record().unwrap().unwrap();
-            let (theirs, sent) = (device.clone(), batch.clone());
-            let done = Arc::new(AtomicBool::new(false));
-            let is_done = done.clone();
-            let thread = std::thread::spawn(move || {
-                while !is_done.load(Relaxed) {
-                    drop(theirs.upload(&sent).unwrap());
-                    drop(theirs.new_queue().unwrap());
-                    theirs.trim();
-                }
-            });
-            let mut child = Some((up, event));
-            for _ in 0..30 {
-                forked(|| {
-                    let (up, event) = child.take().unwrap();
-                    assert!(device.upload(&batch).is_err() && up.to_host().is_err());
-                    assert!(event.is_complete().is_err() && device.new_queue().is_err());
-                    drop((device.host_slab(64), up, event));
-                    device.trim();
-                });
-            }
-            done.store(true, Relaxed);
-            thread.join().unwrap();
-            drop(child);
             assert_clean(&device);
         }
     });
