@@ -195,18 +195,13 @@ class Report:
         return f"{sum(row.passes() for row in measured)} of {len(measured)} rows meet their target"
 
     def profiles(self):
-        """The worst three rows whose time is instructions, each with where they go."""
-        loaded = []
-        for row in self.rows.values():
-            figures = [figure for figure in row.figures if figure.profile]
-            if figures:
-                loaded.append((max(figures, key=lambda figure: figure.load), row.id))
+        """The rows beyond their target whose time is instructions, each with where they go."""
         seen = {}
-        for figure, id in sorted(loaded, key=lambda item: -item[0].load):
-            if figure.profile in seen:
-                seen[figure.profile].append(id)
-            elif len(seen) < 3:
-                seen[figure.profile] = [id]
+        for row in self.rows.values():
+            figures = [figure for figure in row.figures if figure.profile and figure.load > 1]
+            if figures:
+                worst = max(figures, key=lambda figure: figure.load)
+                seen.setdefault(worst.profile, []).append(row.id)
         for profile, ids in seen.items():
             progress(f"profile of {', '.join(ids)}")
             case, kind, columns, number = profile
@@ -220,7 +215,7 @@ class Report:
     def memcpy(self):
         """GB/s of a memcpy by bytes."""
         rates = {}
-        for rounds in (*self.rounds["P1"], *self.rounds["D4"]):
+        for rounds in (rounds for id in ("P1", "D4") for rounds in self.rounds.get(id, ())):
             rates[rounds.batch.bytes] = rounds.batch.bytes / rounds.median("memcpy")
         return rates
 
@@ -256,8 +251,9 @@ def write(report, out):
     exports = ["export", "export_host", "export_arrow", "cpp.export"]
     imports = ["import", "import_host", "import_arrow", "cpp.import"]
     panels = [bandwidth()]
-    panels.append(per_column("Export and release: mixed columns x 1000 rows", report.rounds["E2"], exports))
-    panels.append(per_column("Import: mixed columns x 1000 rows", report.rounds["I2"], imports))
+    for id, title, sides in (("E2", "Export and release", exports), ("I2", "Import", imports)):
+        if id in report.rounds:
+            panels.append(per_column(f"{title}: mixed columns x 1000 rows", report.rounds[id], sides))
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.svg").write_text(draw.picture(panels))
     lines = [f"# {machine.cpu()}, {machine.cores()} cores, {datetime.date.today():%Y-%m-%d}", ""]
@@ -270,9 +266,9 @@ def write(report, out):
         lines += ["## The probe of the GPU", "", "```text", *report.probe, "```", ""]
     lines += ["## Machine", "", "| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in facts), ""]
     lines += ["## All shapes", "", *report.details()]
-    lines += ["## Where the time goes in the worst three rows", ""]
+    lines += ["## Where the time goes in the rows that miss", ""]
     if callgrind.available():
-        lines += ["Rows that wait for copies (D4, S3) are not among them.", "", *report.profiles()]
+        lines += ["Rows are not among them that wait for copies or other threads, or that a program of their own measures.", "", *report.profiles()]
     else:
         lines += ["Not measured: valgrind is missing.", ""]
     (out / f"{name}.md").write_text("\n".join(lines))
@@ -282,8 +278,8 @@ def write(report, out):
 def main():
     parser = argparse.ArgumentParser(prog="benches/report")
     parser.add_argument("--quick", action="store_true", help="gate: fewer rounds, a margin for times, nothing is written")
-    parser.add_argument("--out", type=pathlib.Path, help="where to write, instead of benches/results")
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="these rows only, and nothing is written")
+    parser.add_argument("--out", type=pathlib.Path, help="where to write, instead of benches/results; also of some rows only")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="these rows only, and nothing is written without --out")
     options = parser.parse_args()
     everything = {*ORDER, *(id for id, _ in gpu.ROWS), *(id for id, _ in rows.MODEL)}
     if unknown := set(options.rows) - everything:
@@ -293,7 +289,7 @@ def main():
     print("\n".join([*report.details(), *report.table(), ""]))
     if report.model:
         print("\n".join([*MODEL, *report.model, ""]))
-    if not options.quick and not options.rows:
+    if not options.quick and (options.out or not options.rows):
         where = pathlib.Path(os.environ["BENCHES_FROM"], options.out) if options.out else pathlib.Path("benches/results")
         write(report, where)
     beyond = report.beyond()
