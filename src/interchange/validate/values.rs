@@ -74,26 +74,39 @@ fn text<T: ArrowNativeType>(data: &ArrayData) -> bool {
         })
 }
 
+/// The bits of a view that are 0 if its value has so many bytes and is in the view itself.
+const UNUSED: [u128; MAX_INLINE_VIEW_LEN as usize + 1] = {
+    let mut unused = [0; MAX_INLINE_VIEW_LEN as usize + 1];
+    let mut length = 0;
+    while length < MAX_INLINE_VIEW_LEN as usize {
+        unused[length] = u128::MAX << (32 + 8 * length);
+        length += 1;
+    }
+    unused
+};
+
 /// Whether all views refer to bytes that exist and start as the view says, and all those bytes are `valid`.
 fn views(data: &ArrayData, valid: impl Fn(&[u8]) -> bool) -> bool {
     let Some(views) = elements::<u128>(data, 0, data.len()) else {
         return false;
     };
     let buffers: Vec<_> = data.buffers()[1..].iter().map(Buffer::as_slice).collect();
-    views.iter().all(|view| {
-        let length = *view as u32;
-        if length <= MAX_INLINE_VIEW_LEN {
-            let inline = &view.to_le_bytes()[4..];
-            // What is left of the 12 bytes is 0.
-            return (view >> 32) >> (8 * length) == 0 && valid(&inline[..length as usize]);
+    let (mut unused, mut all) = (0, true);
+    for view in &views {
+        let length = *view as u32 as usize;
+        if let Some(bits) = UNUSED.get(length) {
+            unused |= view & bits;
+            all &= valid(&view.to_le_bytes()[4..][..length]);
+            continue;
         }
         let view = ByteView::from(*view);
-        let (start, length) = (view.offset as usize, view.length as usize);
+        let start = view.offset as usize;
         let buffer = buffers.get(view.buffer_index as usize);
         let bytes = buffer.and_then(|buffer| buffer.get(start..start.checked_add(length)?));
         let starts = |bytes: &&[u8]| bytes.first_chunk() == Some(&view.prefix.to_le_bytes());
-        bytes.filter(starts).is_some_and(&valid)
-    })
+        all &= bytes.filter(starts).is_some_and(&valid);
+    }
+    all && unused == 0
 }
 
 fn is_text(bytes: &[u8]) -> bool {
