@@ -95,7 +95,7 @@ def profile(case, kind, columns, rows, top=8):
     """The functions with the most instructions, each with its share."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder, "out")
-        _callgrind(out, [], [case, kind, columns, rows, max(20, 2000 // columns)])
+        _callgrind(out, [], [case, kind, columns, rows, max(20, min(2000 // columns, 5_000_000 // (columns * rows)))])
         annotate = ["callgrind_annotate", "--auto=no", "--threshold=100", str(out)]
         text = subprocess.run(annotate, check=True, capture_output=True, text=True).stdout
     shares = {}
