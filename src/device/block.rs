@@ -153,7 +153,7 @@ mod large {
     const PAGE: usize = 2 << 20;
 
     /// Rounds up to whole large pages if that adds at most half of one: what is left over is in small pages, whose first use
-    /// takes about ten times as long.
+    /// takes several times as long.
     pub(crate) fn round(bytes: usize) -> usize {
         match bytes % PAGE {
             rest if rest >= PAGE / 2 => bytes - rest + PAGE,

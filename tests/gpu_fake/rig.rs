@@ -12,8 +12,8 @@ use crate::vendor::{Config, Memory, let_go, load};
 /// The ways in which the driver runs work.
 pub(crate) const MODES: [u32; 2] = [0, LAZY];
 
-/// Keeps it busy with a host function that is running when this returns, where a device runs what nobody waits for: a driver does
-/// not call a function that a failed device has not reached.
+/// Keeps a queue's stream busy with a host function that is running when this returns: a driver does not call a function that a
+/// failed device has not reached. A lazy device, which runs only what somebody waits for, has not begun it.
 pub(crate) fn hold_running(queue: &Queue) -> Hold {
     let (gate, held) = held(queue);
     if !in_mode(LAZY) {

@@ -49,7 +49,7 @@ pub(crate) fn hold(queue: &Queue) -> Hold {
     held(queue).1
 }
 
-/// That, and what the function waits at.
+/// As [`hold`]; also returns what the function waits at.
 pub(crate) fn held(queue: &Queue) -> (Arc<Gate>, Hold) {
     unsafe extern "C" fn pass(gate: *mut c_void) {
         // SAFETY: this is the reference that `held` gave away, taken back once.
