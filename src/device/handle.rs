@@ -135,6 +135,9 @@ impl Device {
 
     /// Makes this thread wait for all work of the device: one host wait.
     ///
+    /// What was kept until that work was done, such as the sources of an upload, is dropped by another thread, which may take a
+    /// moment longer.
+    ///
     /// # Errors
     /// Returns the device's own error.
     pub fn synchronize(&self) -> Result<()> {
