@@ -85,11 +85,11 @@ fn run(producers: &[Producer], threads: usize, times: usize, work: Work) -> Resu
         .map_or(Duration::ZERO, |(end, begin)| end - begin))
 }
 
-/// Returns how many times fill a few milliseconds, a multiple of the threads.
+/// Returns how many times fill some 20 milliseconds, a multiple of the threads.
 fn times(producers: &[Producer], work: Work) -> Result<usize> {
     run(producers, 1, MOST, work)?;
     let one = run(producers, 1, MOST, work)?.as_secs_f64() / MOST as f64;
-    let times = (0.005 / one.max(1e-9)) as usize;
+    let times = (0.02 / one.max(1e-9)) as usize;
     Ok(times.clamp(MOST, 100_000).next_multiple_of(MOST))
 }
 

@@ -27,8 +27,9 @@ const UPLOADS: usize = 64;
 /// If the host reader is faster than the device, the next read waits: once 128 MiB or 64 batches are being uploaded, for the
 /// oldest upload. The reader ends after an error, its own or that of an upload.
 ///
-/// The thread that asks for a batch also produces and packs it. To produce, pack and copy at the same time, use
-/// [`read_ahead`](Self::read_ahead), or read several row groups or files at once with a
+/// The thread that asks for a batch also produces and packs it. A reader is not moved to another thread unasked: it may rely on
+/// the caller's, and one that needs a lock that the caller holds, such as Python's, would wait for ever. To produce, pack and copy
+/// at the same time, use [`read_ahead`](Self::read_ahead), or read several row groups or files at once with a
 /// [`ParallelReader`](crate::ParallelReader).
 ///
 /// Each batch is one allocation and one transfer, so many small batches are slow. Join them first, for example with

@@ -207,10 +207,14 @@ fn view(length: u32, prefix: &[u8; 4], buffer: u32, offset: u32) -> u128 {
 }
 
 fn views(data_type: &DataType, view: u128, bytes: &[u8]) -> ArrayData {
+    many_views(data_type, &[view], bytes)
+}
+
+fn many_views(data_type: &DataType, views: &[u128], bytes: &[u8]) -> ArrayData {
     data(
         data_type,
-        1,
-        vec![Buffer::from_slice_ref([view]), Buffer::from(bytes)],
+        views.len(),
+        vec![Buffer::from_slice_ref(views), Buffer::from(bytes)],
     )
 }
 

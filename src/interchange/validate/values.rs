@@ -15,8 +15,8 @@ pub(super) fn are_valid(data: &ArrayData) -> bool {
         T::Binary => ascending::<i32>(data, data.buffers()[1].len()).is_some(),
         T::LargeBinary => ascending::<i64>(data, data.buffers()[1].len()).is_some(),
         T::List(_) | T::Map(_, _) => ascending::<i32>(data, data.child_data()[0].len()).is_some(),
-        T::Utf8View => views(data, is_text),
-        T::BinaryView => views(data, |_| true),
+        T::Utf8View => views(data, true),
+        T::BinaryView => views(data, false),
         T::LargeList(_) => ascending::<i64>(data, data.child_data()[0].len()).is_some(),
         T::Dictionary(key, _) => match **key {
             T::Int8 => keys::<i8>(data),
@@ -85,28 +85,88 @@ const UNUSED: [u128; MAX_INLINE_VIEW_LEN as usize + 1] = {
     unused
 };
 
-/// Whether all views refer to bytes that exist and start as the view says, and all those bytes are `valid`.
-fn views(data: &ArrayData, valid: impl Fn(&[u8]) -> bool) -> bool {
+/// How many views are looked at together.
+const CHUNK: usize = 256;
+
+/// Whether all views refer to bytes that exist and start as the view says, and, if they are `texts`, to UTF-8.
+fn views(data: &ArrayData, texts: bool) -> bool {
     let Some(views) = elements::<u128>(data, 0, data.len()) else {
         return false;
     };
-    let buffers: Vec<_> = data.buffers()[1..].iter().map(Buffer::as_slice).collect();
-    let (mut unused, mut all) = (0, true);
-    for view in &views {
-        let length = *view as u32 as usize;
-        if let Some(bits) = UNUSED.get(length) {
-            unused |= view & bits;
-            all &= valid(&view.to_le_bytes()[4..][..length]);
-            continue;
+    let values = Values::of(data, &views, texts);
+    // Views that have their values in themselves, as bytes: a length of at most 12, which is ASCII and so ends what is before it,
+    // the value, and zeros. The others are left out, as zeros.
+    let mut inline = [0; CHUNK * size_of::<u128>()];
+    views.chunks(CHUNK).all(|views| {
+        let (mut unused, mut all) = (0, true);
+        for (view, inline) in views.iter().zip(inline.chunks_exact_mut(size_of::<u128>())) {
+            let length = *view as u32 as usize;
+            let kept = match UNUSED.get(length) {
+                Some(bits) => {
+                    unused |= view & bits;
+                    *view
+                }
+                None => {
+                    all &= values.have(ByteView::from(*view), texts);
+                    0
+                }
+            };
+            inline.copy_from_slice(&kept.to_le_bytes());
         }
-        let view = ByteView::from(*view);
-        let start = view.offset as usize;
-        let buffer = buffers.get(view.buffer_index as usize);
-        let bytes = buffer.and_then(|buffer| buffer.get(start..start.checked_add(length)?));
-        let starts = |bytes: &&[u8]| bytes.first_chunk() == Some(&view.prefix.to_le_bytes());
-        all &= bytes.filter(starts).is_some_and(&valid);
+        all && unused == 0 && (!texts || is_text(&inline[..size_of_val(views)]))
+    })
+}
+
+/// The buffers that views refer to.
+struct Values<'a> {
+    buffers: Vec<&'a [u8]>,
+    /// Each as a text, if it is one from end to end, and if they were looked at as a whole.
+    whole: Vec<Option<&'a str>>,
+}
+
+impl<'a> Values<'a> {
+    fn of(data: &'a ArrayData, views: &[u128], texts: bool) -> Self {
+        let buffers: Vec<_> = data.buffers()[1..].iter().map(Buffer::as_slice).collect();
+        let mut whole = Vec::new();
+        if texts {
+            // At most twice as many bytes as the views have: others may share the buffers.
+            let bytes = buffers
+                .iter()
+                .map(|buffer| buffer.len() as u64)
+                .sum::<u64>();
+            let lengths = views.iter().map(|view| u64::from(*view as u32));
+            let used = lengths
+                .filter(|length| *length > MAX_INLINE_VIEW_LEN.into())
+                .sum::<u64>();
+            if bytes / 2 <= used {
+                whole = buffers
+                    .iter()
+                    .map(|buffer| std::str::from_utf8(buffer).ok())
+                    .collect();
+            }
+        }
+        Self { buffers, whole }
     }
-    all && unused == 0
+
+    /// Whether the bytes of a view exist, start as it says, and are UTF-8 if it is one of `texts`.
+    fn have(&self, view: ByteView, texts: bool) -> bool {
+        let (buffer, start) = (view.buffer_index as usize, view.offset as usize);
+        let Some(end) = start.checked_add(view.length as usize) else {
+            return false;
+        };
+        let bytes = self
+            .buffers
+            .get(buffer)
+            .and_then(|buffer| buffer.get(start..end));
+        let starts = |bytes: &&[u8]| bytes.first_chunk() == Some(&view.prefix.to_le_bytes());
+        bytes
+            .filter(starts)
+            .is_some_and(|bytes| match self.whole.get(buffer) {
+                _ if !texts => true,
+                Some(Some(whole)) => whole.is_char_boundary(start) && whole.is_char_boundary(end),
+                _ => is_text(bytes),
+            })
+    }
 }
 
 fn is_text(bytes: &[u8]) -> bool {

@@ -126,6 +126,50 @@ fn view_rules() {
     ));
 }
 
+/// Texts that are not ASCII: in views, and in buffers that are looked at as a whole or not.
+#[test]
+fn views_of_wide_texts() {
+    let (text, binary) = (DataType::Utf8View, DataType::BinaryView);
+    let inline = |bytes: &[u8; 12], length| {
+        let low = u128::from_le_bytes(*[&[0; 4], &bytes[..]].concat().first_chunk().unwrap());
+        low | u128::from(length as u32)
+    };
+    let whole = inline("äöüäöü".as_bytes().first_chunk().unwrap(), 12);
+    let (cut, rest) = (
+        inline(b"abcdefghijk\xC3", 12),
+        inline(b"\xA4bcdefghijkl", 12),
+    );
+    let short = inline(b"ab\xC3\0\0\0\0\0\0\0\0\0", 3);
+    let wide = "äöüäöüäöü".repeat(2);
+    let long = |start: usize, length| {
+        let prefix = wide.as_bytes()[start..].first_chunk().unwrap();
+        view(length, prefix, 0, start as u32)
+    };
+    // Of the second one most bytes are not used, so it is not looked at as a whole; its last bytes are no text.
+    let much = [wide.as_bytes(), &[0xFF; 1000]].concat();
+    for bytes in [wide.as_bytes(), &much] {
+        good(&many_views(
+            &text,
+            &[whole, long(0, 36), long(2, 14), whole],
+            bytes,
+        ));
+        for wrong in [cut, rest, short, long(0, 15), long(1, 15), long(1, 14)] {
+            // At the end of a part of the views, and in the next one.
+            for n in [0, 1, 255, 256, 257] {
+                let views = [vec![whole; n], vec![wrong, whole, long(0, 36)]].concat();
+                bad(&many_views(&text, &views, bytes), "");
+                good(&many_views(&binary, &views, bytes));
+            }
+        }
+        bad(&many_views(&text, &[cut, rest], bytes), "");
+    }
+    // One view has all bytes, so the buffer is looked at as a whole, which is no text.
+    let bytes = [&[0xFF], wide.as_bytes()].concat();
+    let prefix = bytes[1..].first_chunk().unwrap();
+    good(&views(&text, view(36, prefix, 0, 1), &bytes));
+    bad(&views(&text, view(35, prefix, 0, 1), &bytes), "");
+}
+
 #[test]
 fn dictionary_keys() {
     good(&keys(&[0, 1], 2));
