@@ -78,6 +78,12 @@ def _parts(n):
         return {line.split("\t")[0]: int(re.search(r"^totals: (\d+)$", text, re.M)[1]) for line, text in zip(printed, texts)}
 
 
+def _nanoseconds(n):
+    """Of a part of each case of `linear` with n parts: the best of a few runs where they are short."""
+    printed = subprocess.run([LINEAR, str(n), "5" if n <= 1_000 else "2"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return {case: int(time) for case, time in (line.split("\t") for line in printed.splitlines())}
+
+
 def linear(quick):
     """L1: what another part costs among many, over what it costs among a hundred."""
     few, many = 100, 2_000 if quick else 10_000
@@ -88,6 +94,10 @@ def linear(quick):
         first, then = (at_few[case] - start[case]) / (few - 1), (at_many[case] - at_few[case]) / (many - few)
         row.figures.append(Figure(case, then / first, 1.5))
         row.notes.append(f"{case}, instructions a part: {first:.0f} up to {few}, {then:.0f} from there to {many:,}")
+    if not quick:
+        numbers = [10, 100, 1_000, 10_000, 100_000]
+        times = [_nanoseconds(n) for n in numbers]
+        row.notes += [f"{case}, ns a part: " + ", ".join(f"{time[case]} of {n:,}" for n, time in zip(numbers, times)) for case in start]
     return row
 
 

@@ -19,8 +19,6 @@ from sides import NAMES, Batch
 ORDER = "E1 E2 E3 E4 I1 I2 I3 V1 V2 X1 A1 A2 P1 P2 P3 C1 C2 C3 D4 D3 S3 O1 WG1 DF1 DF2 DF3 DF4 DF5 DF6 Z1 F1 F1T F2 F3 M1 T1 W1 L1 N1 N2 N3 N4".split()
 # What --quick lets pass of times, times the limit: machines that build are busy, and processors differ in what a copy or a lock costs.
 MARGIN = 1.5
-# Times in which the system's scheduler decides more than the code does: --quick leaves them out.
-SCHEDULED = {"A2", "T1"}
 
 
 def progress(text):
@@ -79,7 +77,7 @@ class Report:
 
     def times(self):
         for times in rows.TIMES:
-            if times.id not in self.wanted or self.quick and times.id in SCHEDULED:
+            if times.id not in self.wanted or self.quick and times.id in rows.SCHEDULED:
                 continue
             progress(times.id)
             row, rounds = times.measure(times.quick if self.quick else times.rounds)

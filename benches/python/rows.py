@@ -144,10 +144,16 @@ class Times:
         over, under = (peer, ours) if self.rates else (ours, peer)
         ratio, spread, best = measured.ratio(over, under)
         what = f"{measured.batch.name}, {NAMES[ours]} / {NAMES[peer]}"
-        profile = None if ours == "download" or measured.batch.bytes > 1 << 28 else (ours, *shape)
+        alone = ours != "download" and self.id not in SCHEDULED and measured.batch.bytes <= 1 << 28
+        profile = (ours, *shape) if alone else None
         columns = measured.batch.columns
         held = None if math.isinf(limit) else self.held.get((peer, columns), self.held.get(columns))
-        return Figure(what, ratio, limit, self.rates, spread, best, measured.same, profile, held, peer in AT_LIMIT)
+        return Figure(what, ratio, limit, self.rates, spread, best, measured.same, profile, held, (ours, peer) in self._to_limit())
+
+    def _to_limit(self):
+        """Of the pairs with the limit those that have a target, or all if none has one."""
+        pairs = [pair for pair in self.pairs if pair[1] in AT_LIMIT]
+        return {pair[:2] for pair in pairs if not math.isinf(pair[2])} or {pair[:2] for pair in pairs}
 
     def _note(self, measured, batch):
         def value(side):
@@ -159,6 +165,8 @@ class Times:
         return f"{batch.name}, {self.unit}: " + ", ".join(value(side) for side in measured.sides)
 
 
+# Rows in which the system's scheduler decides more than the code does: --quick leaves them out, and a profile says nothing.
+SCHEDULED = {"A2", "T1"}
 # Sides that are a row's physical limit.
 AT_LIMIT = {"channel", "channel_single", "memcpy", "memcpy_cold", "memcpy_each", "read_ready", "write_structs"}
 EXPORT = "export + release, 1/10/100/1000 mixed columns"
