@@ -102,14 +102,19 @@ fn a_simulated_device_is_the_parents() {
 #[test]
 fn a_child_waits_for_no_thread_of_its_parent() {
     alone("a_child_waits_for_no_thread_of_its_parent", || {
-        for device in [Devices::cpu(), Devices::simulated().unwrap()] {
+        let sim = SimDevice::new(SimConfig::default()).unwrap();
+        for device in [Devices::cpu(), Device::new(sim.clone()).unwrap()] {
             let up = device.upload(&batch()).unwrap();
             let theirs = device.clone();
             // It ends with the process.
             std::thread::spawn(move || {
                 loop {
                     for _ in 0..100 {
-                        drop(theirs.host_slab(64).unwrap());
+                        let slab = theirs.host_slab(64).unwrap();
+                        // Looks through the list of simulated devices.
+                        for _ in 0..10 {
+                            theirs.backend().classify(slab.as_device_ptr(), 64);
+                        }
                     }
                     theirs.set_idle_slab_limit(1 << 20);
                     drop(theirs.upload(&batch()).unwrap());
@@ -124,6 +129,10 @@ fn a_child_waits_for_no_thread_of_its_parent() {
                     drop((device.host_slab(64), up));
                     device.set_idle_slab_limit(1 << 20);
                     device.trim();
+                    assert!(sim.report().error.is_some());
+                    // One of its own works.
+                    let own = SimDevice::new(SimConfig::default()).unwrap();
+                    round_trip(&Device::new(own).unwrap());
                 });
             }
         }

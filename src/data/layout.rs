@@ -278,15 +278,16 @@ fn check(data_type: &DataType, depth: usize, size: &mut TypeSize) -> Result<()> 
     if depth > MAX_DEPTH {
         return Err(Error::invalid("schema", TOO_DEEP));
     }
+    // First: the layout of a dictionary is that of its keys, which may be a dictionary themselves.
+    if let Some(fault) = fault(data_type) {
+        return Err(Error::invalid("schema", fault));
+    }
     let layout = Layout::of(data_type);
     size.nodes += 1;
     size.slots += layout.buffers().len();
     size.views |= layout.variadic;
     if size.nodes > MAX_NODES {
         return Err(Error::invalid("schema", TOO_MANY));
-    }
-    if let Some(fault) = fault(data_type) {
-        return Err(Error::invalid("schema", fault));
     }
     for i in 0..layout.n_children() {
         if let Some(child) = child_type(data_type, i) {
@@ -330,6 +331,24 @@ mod tests {
     use super::*;
     use arrow_schema::{Field, Fields, TimeUnit, UnionFields};
     use std::sync::Arc;
+
+    /// Types that safe code can make, deeper than a stack.
+    #[test]
+    fn keys_that_are_dictionaries() {
+        let mut deep = DataType::Int8;
+        for _ in 0..50_000 {
+            deep = DataType::Dictionary(Box::new(deep), Box::new(DataType::Int8));
+        }
+        let error = check_type(&deep).unwrap_err().to_string();
+        assert!(
+            error.contains("dictionary keys must be integers"),
+            "{error}"
+        );
+        // One by one, since a drop of the whole would need the stack that a check does without.
+        while let DataType::Dictionary(keys, _) = deep {
+            deep = *keys;
+        }
+    }
 
     /// Our table agrees with arrow-rs's own layout for every type.
     #[test]

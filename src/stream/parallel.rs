@@ -60,7 +60,8 @@ const LEAST_BYTES: usize = 4096;
 /// ends. No other part is begun. If the system starts no thread, that error is the only item. In a child of the process that
 /// has read from it (`fork`), there are no threads: the next item is an error there, and the last.
 ///
-/// Dropping does not wait for the threads. Each drops its reader once the current call has returned, and ends.
+/// Dropping does not wait for the threads. Each drops its reader once the current call has returned, and ends. Panics in the drop of
+/// a batch that nobody takes any more are lost.
 pub struct ParallelReader {
     schema: SchemaRef,
     threads: usize,
@@ -81,7 +82,8 @@ enum State {
 
 impl ParallelReader {
     /// Reads the `parts`, each with the reader that `open` returns for it. Both are called on the threads that read: `parts`
-    /// for one item at a time, when a thread is free, `open` by several at once.
+    /// for one item at a time, when a thread is free, `open` by several at once. Only the size hint of `parts` is asked for on the
+    /// thread that asks for the first batch.
     ///
     /// All parts have the fields of `schema`; the schema's metadata may differ.
     ///
@@ -175,7 +177,7 @@ impl ParallelReader {
         match next {
             Ok(Some(_)) => self.state = State::Running(shared, process),
             // What later parts have read is dropped.
-            _ => drop(shared.close()),
+            _ => discard(shared.close()),
         }
         next
     }
@@ -377,7 +379,7 @@ impl Shared {
         }
     }
 
-    /// Says that nothing will be taken any more, and returns what was read: its drop runs foreign code.
+    /// Says that nothing will be taken any more, and returns what was read, for [`discard`].
     fn close(&self) -> VecDeque<Part> {
         let mut queue = lock(&self.queue);
         queue.closed = true;
@@ -400,6 +402,17 @@ impl Shared {
     }
 }
 
+/// Drops what nobody takes any more: batches whose owners may be foreign, and errors. Panics are lost: what is returned is more
+/// important, and a reader may be dropped while a thread panics.
+fn discard(parts: VecDeque<Part>) {
+    for Part { batches, end } in parts {
+        for (batch, _) in batches {
+            let _ = guard::call_foreign("drop of a batch", || drop(batch));
+        }
+        let _ = guard::call_foreign("drop of an error", || drop(end));
+    }
+}
+
 impl Iterator for ParallelReader {
     type Item = Result<RecordBatch, ArrowError>;
 
@@ -419,7 +432,7 @@ impl Drop for ParallelReader {
         if let State::Running(shared, process) = &self.state {
             // In a child the threads do not exist, and one of them may have held a lock.
             if process.is_this() {
-                drop(shared.close());
+                discard(shared.close());
             }
         }
     }

@@ -18,7 +18,7 @@ use crate::stream::upload::{BYTES, UploadingReader, Uploads};
 use crate::transfer::upload_bytes;
 
 /// Why a stream of the parent process cannot be used.
-pub(super) const FORKED: &str = "the process was forked after the stream was made, and a stream that reads ahead cannot be used after fork, \
+const FORKED: &str = "the process was forked after the stream was made, and a stream that reads ahead cannot be used after fork, \
      because its threads exist in the parent only";
 
 /// Reads and uploads batches ahead of the consumer, made by [`UploadingReader::read_ahead`].

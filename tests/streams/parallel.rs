@@ -5,7 +5,10 @@ use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread::{ThreadId, current, sleep};
 use std::time::{Duration, Instant};
 
-use arrow_array::{ArrayRef, Int64Array, RecordBatch, RecordBatchIterator, RecordBatchReader};
+use arrow_array::{
+    ArrayRef, Int64Array, RecordBatch, RecordBatchIterator, RecordBatchReader, UInt8Array,
+};
+use arrow_buffer::Buffer;
 use arrow_device::device::sim::SimConfig;
 use arrow_device::{Error, ParallelReader, UploadingReader};
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
@@ -413,6 +416,69 @@ fn dropping_waits_for_nobody() {
         stuck.store(false, SeqCst);
         until(|| Arc::strong_count(&alive) == 1);
         assert_eq!(alive.load(SeqCst), 0);
+    }
+}
+
+/// Bytes whose drop panics.
+struct Mine(Arc<AtomicUsize>);
+
+impl AsRef<[u8]> for Mine {
+    fn as_ref(&self) -> &[u8] {
+        &[1, 2, 3]
+    }
+}
+
+impl Drop for Mine {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+        panic!("a batch's memory, on purpose");
+    }
+}
+
+/// Batches that wait when a part fails, or when the reader is dropped, and whose owners panic.
+#[test]
+fn what_nobody_takes_may_panic_in_its_drop() {
+    for fails in [true, false] {
+        let (panics, made) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (mines, count) = (panics.clone(), made.clone());
+        let of_bytes = |bytes: bytes::Bytes| {
+            let column = UInt8Array::new(Buffer::from(bytes).into(), None);
+            RecordBatch::try_from_iter([("a", Arc::new(column) as ArrayRef)]).unwrap()
+        };
+        let first = of_bytes(bytes::Bytes::from_static(&[7]));
+        let schema = first.schema();
+        let of = schema.clone();
+        let open = move |number: usize| {
+            let (count, mines, first) = (count.clone(), mines.clone(), first.clone());
+            let batches: Box<dyn Iterator<Item = Item>> = match number {
+                0 => Box::new((0..2).map(move |i| match i {
+                    0 => Ok(first.clone()),
+                    _ => {
+                        // When the third is made, two wait.
+                        until(|| count.load(SeqCst) == 3);
+                        Err(disk())
+                    }
+                })),
+                _ => Box::new((0..3).map(move |_| {
+                    count.fetch_add(1, SeqCst);
+                    Ok(of_bytes(bytes::Bytes::from_owner(Mine(mines.clone()))))
+                })),
+            };
+            Ok(RecordBatchIterator::new(batches, of.clone()))
+        };
+        let mut read = ParallelReader::new(schema, 0..2, open).with_threads(2);
+        assert_eq!(read.next().unwrap().unwrap().num_rows(), 1);
+        until(|| made.load(SeqCst) == 3);
+        if fails {
+            let (part, e) = of_part(read.next().unwrap().unwrap_err());
+            assert_eq!(
+                (part, e.to_string().contains("the disk is gone")),
+                (0, true)
+            );
+            assert!(read.next().is_none());
+        }
+        drop(read);
+        until(|| panics.load(SeqCst) == 3);
     }
 }
 

@@ -218,7 +218,11 @@ impl<'a> Part<'a> {
                 Some(bytes) => bytes?,
                 None => self.bytes(i)?,
             };
-            buffers.push(self.buffer(i, 0, bytes, kind.align())?);
+            buffers.push(match self.run_ends && view.length > 0 {
+                // Older versions of arrow-rs read the buffer from its start, whatever the offset.
+                true => self.rows(i)?,
+                false => self.buffer(i, 0, bytes, kind.align())?,
+            });
         }
         if layout.variadic {
             for i in layout.buffers().len()..self.slots.len() - 1 {
@@ -228,10 +232,6 @@ impl<'a> Part<'a> {
         if sparse && view.offset > 0 && view.length > 0 {
             // Type ids are cut here; with an offset arrow-rs would cut the children too.
             buffers[0] = buffers[0].slice_with_length(view.offset, view.length);
-        }
-        if self.run_ends && view.length > 0 {
-            // Older versions of arrow-rs read the buffer from its start, whatever the offset.
-            buffers[0] = self.rows(1)?;
         }
         let children = (0..self.n_children()).map(|i| self.child(i).data());
         let builder = ArrayDataBuilder::new(self.data_type.clone())

@@ -1,19 +1,50 @@
 //! Queued copies and fills, and whose memory an address is.
 
 use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::state::Core;
 use super::{INVALID_ACCESS, SimError};
-use crate::device::{CopyKind, CopyOp, DevicePtr, LARGE, copy_large, lock};
+use crate::device::{CopyKind, CopyOp, DevicePtr, LARGE, Process, copy_large, lock};
 
-/// The addresses of all simulated devices.
-static DEVICES: Mutex<Vec<(Range<usize>, Weak<Core>)>> = Mutex::new(Vec::new());
+/// The addresses of all simulated devices that a process has made.
+struct Made {
+    process: Process,
+    list: Mutex<Vec<(Range<usize>, Weak<Core>)>>,
+}
+
+/// Returns this process's list. A child has one of its own: a thread of its parent may have held the lock of the parent's when the
+/// process was forked.
+fn devices() -> &'static Mutex<Vec<(Range<usize>, Weak<Core>)>> {
+    static MADE: AtomicPtr<Made> = AtomicPtr::new(ptr::null_mut());
+    let found = MADE.load(Ordering::Acquire);
+    // SAFETY: a pointer that is not null was made below, of a box that is never freed once it is in `MADE`.
+    let made = unsafe { found.as_ref() };
+    if let Some(made) = made.filter(|made| made.process.is_this()) {
+        return &made.list;
+    }
+    let own = Box::into_raw(Box::new(Made {
+        process: Process::this(),
+        list: Mutex::default(),
+    }));
+    match MADE.compare_exchange(found, own, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: the box is in `MADE`, and so is never freed.
+        Ok(_) => unsafe { &(*own).list },
+        Err(other) => {
+            // SAFETY: the box was made above, and nothing else has its pointer.
+            drop(unsafe { Box::from_raw(own) });
+            // SAFETY: another thread of this process has put its box into `MADE`, where it is never freed.
+            unsafe { &(*other).list }
+        }
+    }
+}
 
 /// Returns the simulated device whose addresses these are; `Some(None)` if it is being dropped.
 fn owner_of(address: usize, bytes: usize) -> Option<Option<Arc<Core>>> {
     let end = address.saturating_add(bytes);
-    let found = lock(&DEVICES)
+    let found = lock(devices())
         .iter()
         .find(|(range, _)| range.start < end && address < range.end)
         .map(|(_, core)| core.clone());
@@ -28,7 +59,7 @@ pub(super) fn is_host(address: DevicePtr, bytes: usize) -> bool {
 
 /// Adds a device to those whose addresses are known; its drop removes it.
 pub(super) fn register(core: &Arc<Core>) {
-    lock(&DEVICES).push((core.mapping.range(), Arc::downgrade(core)));
+    lock(devices()).push((core.mapping.range(), Arc::downgrade(core)));
 }
 
 impl Core {
@@ -113,6 +144,6 @@ impl Drop for Core {
             return;
         }
         let range = self.mapping.range();
-        lock(&DEVICES).retain(|(other, _)| *other != range);
+        lock(devices()).retain(|(other, _)| *other != range);
     }
 }

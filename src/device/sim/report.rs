@@ -50,10 +50,17 @@ impl SimReport {
 }
 
 impl SimDevice {
-    /// Returns what is live and which mistakes were made so far. Checks all red zones.
+    /// Returns what is live and which mistakes were made so far. Checks all red zones. In a child of the process (`fork`), which
+    /// has nothing of the device, only the error says so.
     pub fn report(&self) -> SimReport {
-        self.check();
         let core = self.core();
+        if let Err(forked) = core.check_process() {
+            return SimReport {
+                error: Some(forked),
+                ..SimReport::default()
+            };
+        }
+        self.check();
         let state = core.state();
         let (live_allocations, live_bytes) = state.memory.owned_total();
         SimReport {

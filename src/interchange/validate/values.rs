@@ -93,80 +93,61 @@ fn views(data: &ArrayData, texts: bool) -> bool {
     let Some(views) = elements::<u128>(data, 0, data.len()) else {
         return false;
     };
-    let values = Values::of(data, &views, texts);
+    let buffers: Vec<_> = data.buffers()[1..].iter().map(Buffer::as_slice).collect();
     // Views that have their values in themselves, as bytes: a length of at most 12, which is ASCII and so ends what is before it,
     // the value, and zeros. The others are left out, as zeros.
     let mut inline = [0; CHUNK * size_of::<u128>()];
-    views.chunks(CHUNK).all(|views| {
+    // The bytes of the others, which exist.
+    let mut used = 0_u64;
+    let valid = views.chunks(CHUNK).all(|views| {
         let (mut unused, mut all) = (0, true);
         for (view, inline) in views.iter().zip(inline.chunks_exact_mut(size_of::<u128>())) {
-            let length = *view as u32 as usize;
-            let kept = match UNUSED.get(length) {
+            let length = *view as u32;
+            let kept = match UNUSED.get(length as usize) {
                 Some(bits) => {
                     unused |= view & bits;
                     *view
                 }
                 None => {
-                    all &= values.have(ByteView::from(*view), texts);
+                    let view = ByteView::from(*view);
+                    let prefix = view.prefix.to_le_bytes();
+                    all &= bytes_of(&buffers, view)
+                        .is_some_and(|bytes| bytes.first_chunk() == Some(&prefix));
+                    used = used.saturating_add(length.into());
                     0
                 }
             };
             inline.copy_from_slice(&kept.to_le_bytes());
         }
         all && unused == 0 && (!texts || is_text(&inline[..size_of_val(views)]))
-    })
+    });
+    valid && (!texts || used == 0 || are_texts(&views, &buffers, used))
 }
 
-/// The buffers that views refer to.
-struct Values<'a> {
-    buffers: Vec<&'a [u8]>,
-    /// Each as a text, if it is one from end to end, and if they were looked at as a whole.
-    whole: Vec<Option<&'a str>>,
+/// The bytes that a view refers to, if they exist.
+fn bytes_of<'a>(buffers: &[&'a [u8]], view: ByteView) -> Option<&'a [u8]> {
+    let start = view.offset as usize;
+    let end = start.checked_add(view.length as usize)?;
+    buffers.get(view.buffer_index as usize)?.get(start..end)
 }
 
-impl<'a> Values<'a> {
-    fn of(data: &'a ArrayData, views: &[u128], texts: bool) -> Self {
-        let buffers: Vec<_> = data.buffers()[1..].iter().map(Buffer::as_slice).collect();
-        let mut whole = Vec::new();
-        if texts {
-            // At most twice as many bytes as the views have: others may share the buffers.
-            let bytes = buffers
-                .iter()
-                .map(|buffer| buffer.len() as u64)
-                .sum::<u64>();
-            let lengths = views.iter().map(|view| u64::from(*view as u32));
-            let used = lengths
-                .filter(|length| *length > MAX_INLINE_VIEW_LEN.into())
-                .sum::<u64>();
-            if bytes / 2 <= used {
-                whole = buffers
-                    .iter()
-                    .map(|buffer| std::str::from_utf8(buffer).ok())
-                    .collect();
-            }
+/// Whether the `used` bytes of all views that have them in buffers, where they exist, are UTF-8.
+fn are_texts(views: &[u128], buffers: &[&[u8]], used: u64) -> bool {
+    let views = views.iter().map(|view| ByteView::from(*view));
+    let mut views = views.filter(|view| view.length > MAX_INLINE_VIEW_LEN);
+    // Buffers as a whole, unless most of their bytes are those of others.
+    let sizes = buffers.iter().map(|buffer| buffer.len() as u64);
+    if sizes.fold(0, u64::saturating_add) / 2 <= used {
+        let whole = buffers.iter().map(|buffer| std::str::from_utf8(buffer));
+        if let Ok(whole) = whole.collect::<Result<Vec<_>, _>>() {
+            return views.all(|view| {
+                let (start, length) = (view.offset as usize, view.length as usize);
+                let whole = whole[view.buffer_index as usize];
+                whole.is_char_boundary(start) && whole.is_char_boundary(start + length)
+            });
         }
-        Self { buffers, whole }
     }
-
-    /// Whether the bytes of a view exist, start as it says, and are UTF-8 if it is one of `texts`.
-    fn have(&self, view: ByteView, texts: bool) -> bool {
-        let (buffer, start) = (view.buffer_index as usize, view.offset as usize);
-        let Some(end) = start.checked_add(view.length as usize) else {
-            return false;
-        };
-        let bytes = self
-            .buffers
-            .get(buffer)
-            .and_then(|buffer| buffer.get(start..end));
-        let starts = |bytes: &&[u8]| bytes.first_chunk() == Some(&view.prefix.to_le_bytes());
-        bytes
-            .filter(starts)
-            .is_some_and(|bytes| match self.whole.get(buffer) {
-                _ if !texts => true,
-                Some(Some(whole)) => whole.is_char_boundary(start) && whole.is_char_boundary(end),
-                _ => is_text(bytes),
-            })
-    }
+    views.all(|view| bytes_of(buffers, view).is_some_and(is_text))
 }
 
 fn is_text(bytes: &[u8]) -> bool {
