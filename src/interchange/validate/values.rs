@@ -15,8 +15,8 @@ pub(super) fn are_valid(data: &ArrayData) -> bool {
         T::Binary => ascending::<i32>(data, data.buffers()[1].len()).is_some(),
         T::LargeBinary => ascending::<i64>(data, data.buffers()[1].len()).is_some(),
         T::List(_) | T::Map(_, _) => ascending::<i32>(data, data.child_data()[0].len()).is_some(),
-        T::Utf8View => views(data, true),
-        T::BinaryView => views(data, false),
+        T::Utf8View => views::<true>(data),
+        T::BinaryView => views::<false>(data),
         T::LargeList(_) => ascending::<i64>(data, data.child_data()[0].len()).is_some(),
         T::Dictionary(key, _) => match **key {
             T::Int8 => keys::<i8>(data),
@@ -88,14 +88,14 @@ const UNUSED: [u128; MAX_INLINE_VIEW_LEN as usize + 1] = {
 /// How many views are looked at together.
 const CHUNK: usize = 256;
 
-/// Whether all views refer to bytes that exist and start as the view says, and, if they are `texts`, to UTF-8.
-fn views(data: &ArrayData, texts: bool) -> bool {
+/// Whether all views refer to bytes that exist and start as the view says, and, if they are texts, to UTF-8.
+fn views<const TEXTS: bool>(data: &ArrayData) -> bool {
     let Some(views) = elements::<u128>(data, 0, data.len()) else {
         return false;
     };
     let buffers: Vec<_> = data.buffers()[1..].iter().map(Buffer::as_slice).collect();
-    // Views that have their values in themselves, as bytes: a length of at most 12, which is ASCII and so ends what is before it,
-    // the value, and zeros. The others are left out, as zeros.
+    // Views that have their values in themselves, as bytes: a length of at most 12, which is ASCII, the value, and zeros. The
+    // others are left out, as zeros.
     let mut inline = [0; CHUNK * size_of::<u128>()];
     // The bytes of the others, which exist.
     let mut used = 0_u64;
@@ -117,11 +117,20 @@ fn views(data: &ArrayData, texts: bool) -> bool {
                     0
                 }
             };
-            inline.copy_from_slice(&kept.to_le_bytes());
+            if TEXTS {
+                inline.copy_from_slice(&kept.to_le_bytes());
+            }
         }
-        all && unused == 0 && (!texts || is_text(&inline[..size_of_val(views)]))
+        all && unused == 0 && (!TEXTS || are_inline_texts(&inline[..size_of_val(views)]))
     });
-    valid && (!texts || used == 0 || are_texts(&views, &buffers, used))
+    valid && (!TEXTS || used == 0 || are_texts(&views, &buffers, used))
+}
+
+/// Whether the values in views themselves are UTF-8. Each view is 16 bytes: a length of at most 12, and the value.
+fn are_inline_texts(views: &[u8]) -> bool {
+    let values = views.chunks_exact(size_of::<u128>());
+    let mut values = values.map(|view| &view[4..][..usize::from(view[0])]);
+    views.is_ascii() || values.all(|value| std::str::from_utf8(value).is_ok())
 }
 
 /// The bytes that a view refers to, if they exist.
