@@ -86,7 +86,9 @@ const UNUSED: [u128; MAX_INLINE_VIEW_LEN as usize + 1] = {
 };
 
 /// How many views are looked at together.
-const CHUNK: usize = 256;
+const CHUNK: usize = 64;
+/// The bits of a view that are set in no ASCII text.
+const NOT_ASCII: u128 = u128::from_ne_bytes([0x80; 16]);
 
 /// Whether all views refer to bytes that exist and start as the view says, and, if they are texts, to UTF-8.
 fn views<const TEXTS: bool>(data: &ArrayData) -> bool {
@@ -94,69 +96,35 @@ fn views<const TEXTS: bool>(data: &ArrayData) -> bool {
         return false;
     };
     let buffers: Vec<_> = data.buffers()[1..].iter().map(Buffer::as_slice).collect();
-    // Views that have their values in themselves, as bytes: a length of at most 12, which is ASCII, the value, and zeros. The
-    // others are left out, as zeros.
-    let mut inline = [0; CHUNK * size_of::<u128>()];
-    // The bytes of the others, which exist.
-    let mut used = 0_u64;
-    let valid = views.chunks(CHUNK).all(|views| {
-        let (mut unused, mut all) = (0, true);
-        for (view, inline) in views.iter().zip(inline.chunks_exact_mut(size_of::<u128>())) {
-            let length = *view as u32;
-            let kept = match UNUSED.get(length as usize) {
-                Some(bits) => {
-                    unused |= view & bits;
-                    *view
-                }
-                None => {
-                    let view = ByteView::from(*view);
-                    let prefix = view.prefix.to_le_bytes();
-                    all &= bytes_of(&buffers, view)
-                        .is_some_and(|bytes| bytes.first_chunk() == Some(&prefix));
-                    used = used.saturating_add(length.into());
-                    0
-                }
-            };
-            if TEXTS {
-                inline.copy_from_slice(&kept.to_le_bytes());
+    views.chunks(CHUNK).all(|views| {
+        // The bits of all views that have their values in themselves.
+        let (mut unused, mut inline, mut all) = (0, 0, true);
+        for view in views {
+            let length = *view as u32 as usize;
+            if let Some(bits) = UNUSED.get(length) {
+                unused |= view & bits;
+                inline |= view;
+                continue;
             }
+            let view = ByteView::from(*view);
+            let start = view.offset as usize;
+            let buffer = buffers.get(view.buffer_index as usize);
+            let bytes = buffer.and_then(|buffer| buffer.get(start..start.checked_add(length)?));
+            let starts = |bytes: &&[u8]| bytes.first_chunk() == Some(&view.prefix.to_le_bytes());
+            all &= bytes
+                .filter(starts)
+                .is_some_and(|bytes| !TEXTS || is_text(bytes));
         }
-        all && unused == 0 && (!TEXTS || are_inline_texts(&inline[..size_of_val(views)]))
-    });
-    valid && (!TEXTS || used == 0 || are_texts(&views, &buffers, used))
+        let ascii = inline & NOT_ASCII == 0;
+        all && unused == 0 && (!TEXTS || ascii || views.iter().all(is_inline_text))
+    })
 }
 
-/// Whether the values in views themselves are UTF-8. Each view is 16 bytes: a length of at most 12, and the value.
-fn are_inline_texts(views: &[u8]) -> bool {
-    let values = views.chunks_exact(size_of::<u128>());
-    let mut values = values.map(|view| &view[4..][..usize::from(view[0])]);
-    views.is_ascii() || values.all(|value| std::str::from_utf8(value).is_ok())
-}
-
-/// The bytes that a view refers to, if they exist.
-fn bytes_of<'a>(buffers: &[&'a [u8]], view: ByteView) -> Option<&'a [u8]> {
-    let start = view.offset as usize;
-    let end = start.checked_add(view.length as usize)?;
-    buffers.get(view.buffer_index as usize)?.get(start..end)
-}
-
-/// Whether the `used` bytes of all views that have them in buffers, where they exist, are UTF-8.
-fn are_texts(views: &[u128], buffers: &[&[u8]], used: u64) -> bool {
-    let views = views.iter().map(|view| ByteView::from(*view));
-    let mut views = views.filter(|view| view.length > MAX_INLINE_VIEW_LEN);
-    // Buffers as a whole, unless most of their bytes are those of others.
-    let sizes = buffers.iter().map(|buffer| buffer.len() as u64);
-    if sizes.fold(0, u64::saturating_add) / 2 <= used {
-        let whole = buffers.iter().map(|buffer| std::str::from_utf8(buffer));
-        if let Ok(whole) = whole.collect::<Result<Vec<_>, _>>() {
-            return views.all(|view| {
-                let (start, length) = (view.offset as usize, view.length as usize);
-                let whole = whole[view.buffer_index as usize];
-                whole.is_char_boundary(start) && whole.is_char_boundary(start + length)
-            });
-        }
-    }
-    views.all(|view| bytes_of(buffers, view).is_some_and(is_text))
+/// Whether the value of a view is UTF-8, if it is in the view itself.
+fn is_inline_text(view: &u128) -> bool {
+    let value = view.to_le_bytes();
+    let value = value[4..].get(..*view as u32 as usize);
+    value.is_none_or(|value| std::str::from_utf8(value).is_ok())
 }
 
 fn is_text(bytes: &[u8]) -> bool {
