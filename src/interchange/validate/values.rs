@@ -85,8 +85,6 @@ const UNUSED: [u128; MAX_INLINE_VIEW_LEN as usize + 1] = {
     unused
 };
 
-/// How many views are looked at together.
-const CHUNK: usize = 64;
 /// The bits of a view that are set in no ASCII text.
 const NOT_ASCII: u128 = u128::from_ne_bytes([0x80; 16]);
 
@@ -96,35 +94,26 @@ fn views<const TEXTS: bool>(data: &ArrayData) -> bool {
         return false;
     };
     let buffers: Vec<_> = data.buffers()[1..].iter().map(Buffer::as_slice).collect();
-    views.chunks(CHUNK).all(|views| {
-        // The bits of all views that have their values in themselves.
-        let (mut unused, mut inline, mut all) = (0, 0, true);
-        for view in views {
-            let length = *view as u32 as usize;
-            if let Some(bits) = UNUSED.get(length) {
-                unused |= view & bits;
-                inline |= view;
-                continue;
+    let (mut unused, mut all) = (0, true);
+    for view in &views {
+        let length = *view as u32 as usize;
+        if let Some(bits) = UNUSED.get(length) {
+            unused |= view & bits;
+            if TEXTS && view & NOT_ASCII != 0 {
+                all &= std::str::from_utf8(&view.to_le_bytes()[4..][..length]).is_ok();
             }
-            let view = ByteView::from(*view);
-            let start = view.offset as usize;
-            let buffer = buffers.get(view.buffer_index as usize);
-            let bytes = buffer.and_then(|buffer| buffer.get(start..start.checked_add(length)?));
-            let starts = |bytes: &&[u8]| bytes.first_chunk() == Some(&view.prefix.to_le_bytes());
-            all &= bytes
-                .filter(starts)
-                .is_some_and(|bytes| !TEXTS || is_text(bytes));
+            continue;
         }
-        let ascii = inline & NOT_ASCII == 0;
-        all && unused == 0 && (!TEXTS || ascii || views.iter().all(is_inline_text))
-    })
-}
-
-/// Whether the value of a view is UTF-8, if it is in the view itself.
-fn is_inline_text(view: &u128) -> bool {
-    let value = view.to_le_bytes();
-    let value = value[4..].get(..*view as u32 as usize);
-    value.is_none_or(|value| std::str::from_utf8(value).is_ok())
+        let view = ByteView::from(*view);
+        let start = view.offset as usize;
+        let buffer = buffers.get(view.buffer_index as usize);
+        let bytes = buffer.and_then(|buffer| buffer.get(start..start.checked_add(length)?));
+        let starts = |bytes: &&[u8]| bytes.first_chunk() == Some(&view.prefix.to_le_bytes());
+        all &= bytes
+            .filter(starts)
+            .is_some_and(|bytes| !TEXTS || is_text(bytes));
+    }
+    all && unused == 0
 }
 
 fn is_text(bytes: &[u8]) -> bool {

@@ -154,12 +154,9 @@ fn views_of_wide_texts() {
             bytes,
         ));
         for wrong in [cut, rest, short, long(0, 15), long(1, 15), long(1, 14)] {
-            // At the end of a part of the views, and in the next one.
-            for n in [0, 1, 63, 64, 65] {
-                let views = [vec![whole; n], vec![wrong, whole, long(0, 36)]].concat();
-                bad(&many_views(&text, &views, bytes), "");
-                good(&many_views(&binary, &views, bytes));
-            }
+            let views = [whole, wrong, whole, long(0, 36)];
+            bad(&many_views(&text, &views, bytes), "");
+            good(&many_views(&binary, &views, bytes));
         }
         bad(&many_views(&text, &[cut, rest], bytes), "");
     }
