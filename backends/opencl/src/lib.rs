@@ -36,7 +36,8 @@
 //!
 //! A program that has a context and an in-order command queue already passes them to [`OpenClConfig::adopt`];
 //! [`OpenClDevice::adopt_queue`] makes a queue of a further command queue. Memory belongs to a context, which an id does not name:
-//! [`register`] says how imports find the right one.
+//! [`register`] says how imports find the right one. A device in another context may read wrong values: NVIDIA's driver copies zeros from
+//! the shared virtual memory of another context, without an error.
 //!
 //! # Memory
 //!

@@ -377,6 +377,11 @@ impl Kind {
                 Self::Usm(usm) => {
                     call!(usm, clSetKernelArgMemPointerINTEL(kernel, index, pointer)).map(|()| 0)
                 }
+                // NVIDIA's driver takes a null pointer of shared virtual memory for an argument that is not set.
+                Self::Svm(_) | Self::FineSvm(_) if pointer.is_null() => {
+                    let (size, null) = (size_of::<cl_mem>(), std::ptr::null());
+                    call!(context.cl, clSetKernelArg(kernel, index, size, null)).map(|()| 0)
+                }
                 Self::Svm(svm) | Self::FineSvm(svm) => {
                     call!(svm, clSetKernelArgSVMPointer(kernel, index, pointer)).map(|()| 0)
                 }

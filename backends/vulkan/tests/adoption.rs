@@ -200,7 +200,16 @@ fn what_cannot_be_adopted_is_refused() {
     let refused = unsafe { VulkanConfig::new(0).adopt(parts) };
     assert_error(refused, "runs no compute commands");
     let old = Program::with_entry(program.entry.clone(), vk::API_VERSION_1_0);
-    assert_error(old.try_adopt(), "ApplicationInfo::api_version");
+    let refused = old.try_adopt().unwrap_err().to_string();
+    // A driver may have the functions for every version, but then not the features.
+    let reasons = [
+        "ApplicationInfo::api_version",
+        "lacks buffers with addresses",
+    ];
+    assert!(
+        reasons.iter().any(|reason| refused.contains(reason)),
+        "{refused}"
+    );
     assert_error(VulkanConfig::new(999).open(), "there is no device 999");
     let cpu = Devices::cpu();
     assert_error(VulkanDevice::of(&cpu).map(|_| ()), "is not a Vulkan device");

@@ -168,7 +168,10 @@ fn a_c_producer_with_a_context_of_its_own() {
         .open()
         .unwrap();
     devices.add(device.clone()).unwrap();
-    assert_eq!(arrives(&devices, OpenClMemory::Svm), device);
+    // Where a context's memory is another's too: on a GPU it is not.
+    if OpenClDevice::of(&device).unwrap().info().is_cpu {
+        assert_eq!(arrives(&devices, OpenClMemory::Svm), device);
+    }
 
     // With it, a device in the producer's context.
     let devices = Devices::new();

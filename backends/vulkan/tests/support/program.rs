@@ -112,13 +112,23 @@ impl Program {
             .usage(usage);
         let mut flags =
             vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
-        // SAFETY: all is made as its structures say; lavapipe's memory of type 0 does everything.
+        // SAFETY: all is made as its structures say, in memory that the host reads and writes without a flush.
         unsafe {
             let raw = self.device.create_buffer(&create, None).unwrap();
             let needs = self.device.get_buffer_memory_requirements(raw);
+            let types = self
+                .instance
+                .get_physical_device_memory_properties(self.physical);
+            let mapped =
+                vk::MemoryPropertyFlags::HOST_VISIBLE | vk::MemoryPropertyFlags::HOST_COHERENT;
+            let fits = |(index, kind): (u32, &vk::MemoryType)| {
+                (needs.memory_type_bits >> index & 1 == 1 && kind.property_flags.contains(mapped))
+                    .then_some(index)
+            };
+            let index = (0..).zip(types.memory_types_as_slice()).find_map(fits);
             let allocate = vk::MemoryAllocateInfo::default()
                 .allocation_size(needs.size)
-                .memory_type_index(0)
+                .memory_type_index(index.unwrap())
                 .push_next(&mut flags);
             let memory = self.device.allocate_memory(&allocate, None).unwrap();
             self.device.bind_buffer_memory(raw, memory, 0).unwrap();
