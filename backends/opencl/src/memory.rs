@@ -377,7 +377,7 @@ impl Kind {
                 Self::Usm(usm) => {
                     call!(usm, clSetKernelArgMemPointerINTEL(kernel, index, pointer)).map(|()| 0)
                 }
-                // NVIDIA's driver takes a null pointer of shared virtual memory for an argument that is not set.
+                // A kernel with a null pointer from `clSetKernelArgSVMPointer` did not start on NVIDIA's driver 580: CL_INVALID_KERNEL_ARGS.
                 Self::Svm(_) | Self::FineSvm(_) if pointer.is_null() => {
                     let (size, null) = (size_of::<cl_mem>(), std::ptr::null());
                     call!(context.cl, clSetKernelArg(kernel, index, size, null)).map(|()| 0)
