@@ -477,8 +477,10 @@ fn memory_that_the_device_lacks() {
     if !has(OpenClMemory::Svm) {
         return;
     }
-    if !devices().unwrap()[0].memory.contains(&OpenClMemory::Usm) {
+    let memory = &devices().unwrap()[0].memory;
+    if !memory.contains(&OpenClMemory::Usm) {
         let refused = OpenClConfig::new(0).with_memory(OpenClMemory::Usm).open();
-        assert_error(refused, "has no memory of the kind Usm, but [Svm");
+        let expected = format!("has no memory of the kind Usm, but {memory:?}");
+        assert_error(refused, &expected);
     }
 }
