@@ -1,9 +1,10 @@
 //! Streams that are dropped in every state leave no memory behind.
 
-#[path = "async_stream/kit/mod.rs"]
+#[path = "it/async_stream/kit/mod.rs"]
 mod kit;
-#[path = "simkit/mod.rs"]
+#[path = "it/simkit/mod.rs"]
 mod simkit;
+#[path = "it/support/mod.rs"]
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};

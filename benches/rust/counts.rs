@@ -2,7 +2,7 @@
 //! separated by tabs: row, what, measured, limit.
 
 #[allow(dead_code)] // bytes are counted by tests alone
-#[path = "../../tests/support/alloc.rs"]
+#[path = "../../tests/it/support/alloc.rs"]
 mod alloc;
 
 use alloc::{CountingAllocator, count};

@@ -40,28 +40,28 @@ mod world;
 // The stand-ins of the tests of async streams, and what they name.
 #[path = "../../tests/async_stream/kit/mod.rs"]
 mod peers;
-#[path = "../../tests/simkit/mod.rs"]
+#[path = "../../tests/it/simkit/mod.rs"]
 mod simkit;
 
 /// What the crate's own tests use, too.
 #[allow(dead_code, unused_imports)]
 #[path = "."]
 mod support {
-    #[path = "../../tests/support/cases.rs"]
+    #[path = "../../tests/it/support/cases.rs"]
     mod cases;
-    #[path = "../../tests/support/compare.rs"]
+    #[path = "../../tests/it/support/compare.rs"]
     pub(crate) mod compare;
-    #[path = "../../tests/support/gen.rs"]
+    #[path = "../../tests/it/support/gen.rs"]
     pub(crate) mod r#gen;
     #[path = "../../tests/dlpack/kit.rs"]
     pub(crate) mod kit;
-    #[path = "../../tests/support/rng.rs"]
+    #[path = "../../tests/it/support/rng.rs"]
     mod rng;
-    #[path = "../../tests/support/types.rs"]
+    #[path = "../../tests/it/support/types.rs"]
     pub(crate) mod types;
-    #[path = "../../tests/support/values.rs"]
+    #[path = "../../tests/it/support/values.rs"]
     mod values;
-    #[path = "../../tests/support/variants.rs"]
+    #[path = "../../tests/it/support/variants.rs"]
     mod variants;
 }
 

@@ -8,7 +8,7 @@ mod cases;
 mod cpp;
 mod python;
 mod sim;
-#[path = "../../tests/support/mod.rs"]
+#[path = "../../tests/it/support/mod.rs"]
 mod support;
 
 pub use arrow_device_capi::*;

@@ -17,7 +17,7 @@ mod device;
 #[path = "../../examples/sample_backend/event.rs"]
 mod event;
 #[cfg(target_os = "linux")]
-#[path = "../support/fork_kit.rs"]
+#[path = "../it/support/fork_kit.rs"]
 mod fork_kit;
 #[path = "../../examples/sample_backend/memory.rs"]
 mod memory;

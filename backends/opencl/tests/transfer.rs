@@ -4,7 +4,7 @@
 
 #[path = "support/opencl.rs"]
 mod opencl;
-#[path = "../../../tests/support/mod.rs"]
+#[path = "../../../tests/it/support/mod.rs"]
 mod support;
 
 use arrow_device::{Devices, ImportOptions, SyncPolicy};

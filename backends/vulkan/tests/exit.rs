@@ -2,7 +2,7 @@
 //! the validation layer, a thread that is crashes the process.
 #![cfg(all(target_os = "linux", not(miri)))]
 
-#[path = "../../../tests/support/fork_kit.rs"]
+#[path = "../../../tests/it/support/fork_kit.rs"]
 mod fork_kit;
 #[path = "support/vulkan.rs"]
 mod vulkan;

@@ -1,7 +1,7 @@
 //! A child of the process that opened a device: it can drop everything, and do nothing else.
 #![cfg(all(target_os = "linux", not(miri)))]
 
-#[path = "../../../tests/support/fork_kit.rs"]
+#[path = "../../../tests/it/support/fork_kit.rs"]
 mod fork_kit;
 #[path = "support/vulkan.rs"]
 mod vulkan;

@@ -2,7 +2,7 @@
 //! and fills of any alignment and length.
 #![cfg(not(miri))]
 
-#[path = "../../../tests/support/mod.rs"]
+#[path = "../../../tests/it/support/mod.rs"]
 mod support;
 #[path = "support/vulkan.rs"]
 mod vulkan;

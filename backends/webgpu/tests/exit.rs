@@ -1,7 +1,7 @@
 //! The end of a process that uses a device: while libraries of drivers run their destructors, no thread is in wgpu.
 #![cfg(all(target_os = "linux", not(miri)))]
 
-#[path = "../../../tests/support/fork_kit.rs"]
+#[path = "../../../tests/it/support/fork_kit.rs"]
 mod fork_kit;
 #[path = "support/webgpu.rs"]
 mod webgpu;

@@ -2,7 +2,7 @@
 #![cfg(not(miri))]
 
 #[cfg(target_os = "linux")]
-#[path = "../../../tests/support/fork_kit.rs"]
+#[path = "../../../tests/it/support/fork_kit.rs"]
 mod fork_kit;
 #[path = "support/webgpu.rs"]
 mod webgpu;

@@ -2,7 +2,7 @@
 //! over many.
 #![cfg(not(miri))]
 
-#[path = "../../../tests/support/mod.rs"]
+#[path = "../../../tests/it/support/mod.rs"]
 mod support;
 #[path = "support/webgpu.rs"]
 mod webgpu;

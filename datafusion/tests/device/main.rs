@@ -31,18 +31,18 @@ mod uploads;
 #[allow(dead_code, unreachable_pub, unused_imports)]
 #[path = "."]
 mod support {
-    #[path = "../../../tests/support/cases.rs"]
+    #[path = "../../../tests/it/support/cases.rs"]
     mod cases;
-    #[path = "../../../tests/support/compare.rs"]
+    #[path = "../../../tests/it/support/compare.rs"]
     pub(crate) mod compare;
-    #[path = "../../../tests/support/gen.rs"]
+    #[path = "../../../tests/it/support/gen.rs"]
     pub(crate) mod r#gen;
-    #[path = "../../../tests/support/rng.rs"]
+    #[path = "../../../tests/it/support/rng.rs"]
     mod rng;
-    #[path = "../../../tests/support/types.rs"]
+    #[path = "../../../tests/it/support/types.rs"]
     pub(crate) mod types;
-    #[path = "../../../tests/support/values.rs"]
+    #[path = "../../../tests/it/support/values.rs"]
     mod values;
-    #[path = "../../../tests/support/variants.rs"]
+    #[path = "../../../tests/it/support/variants.rs"]
     mod variants;
 }

@@ -2,19 +2,19 @@
 //! difference.
 #![allow(dead_code, unreachable_pub, unused_imports)]
 
-#[path = "../../../tests/support/cases.rs"]
+#[path = "../../../tests/it/support/cases.rs"]
 mod cases;
-#[path = "../../../tests/support/gen.rs"]
+#[path = "../../../tests/it/support/gen.rs"]
 mod r#gen;
-#[path = "../../../tests/support/plant.rs"]
+#[path = "../../../tests/it/support/plant.rs"]
 mod plant;
-#[path = "../../../tests/support/rng.rs"]
+#[path = "../../../tests/it/support/rng.rs"]
 mod rng;
-#[path = "../../../tests/support/types.rs"]
+#[path = "../../../tests/it/support/types.rs"]
 mod types;
-#[path = "../../../tests/support/values.rs"]
+#[path = "../../../tests/it/support/values.rs"]
 mod values;
-#[path = "../../../tests/support/variants.rs"]
+#[path = "../../../tests/it/support/variants.rs"]
 mod variants;
 
 pub(crate) use r#gen::{Nulls, array};

@@ -6,7 +6,7 @@
 
 mod conformance;
 mod ends;
-#[path = "../../../../tests/support/fork_kit.rs"]
+#[path = "../../../../tests/it/support/fork_kit.rs"]
 mod fork_kit;
 mod gate;
 mod interop;
@@ -20,19 +20,19 @@ mod wakers;
 #[allow(dead_code, unused_imports)]
 #[path = "."]
 mod kit {
-    #[path = "../../../../tests/support/cases.rs"]
+    #[path = "../../../../tests/it/support/cases.rs"]
     pub(crate) mod cases;
-    #[path = "../../../../tests/support/compare.rs"]
+    #[path = "../../../../tests/it/support/compare.rs"]
     pub(crate) mod compare;
-    #[path = "../../../../tests/support/gen.rs"]
+    #[path = "../../../../tests/it/support/gen.rs"]
     pub(crate) mod r#gen;
-    #[path = "../../../../tests/support/rng.rs"]
+    #[path = "../../../../tests/it/support/rng.rs"]
     mod rng;
-    #[path = "../../../../tests/support/types.rs"]
+    #[path = "../../../../tests/it/support/types.rs"]
     pub(crate) mod types;
-    #[path = "../../../../tests/support/values.rs"]
+    #[path = "../../../../tests/it/support/values.rs"]
     mod values;
-    #[path = "../../../../tests/support/variants.rs"]
+    #[path = "../../../../tests/it/support/variants.rs"]
     pub(crate) mod variants;
 
     pub(crate) use rng::Rng;

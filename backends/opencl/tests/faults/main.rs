@@ -6,14 +6,14 @@ mod calls;
 mod endings;
 mod every_call;
 mod fake;
-#[path = "../../../../tests/support/fork_kit.rs"]
+#[path = "../../../../tests/it/support/fork_kit.rs"]
 mod fork_kit;
 mod forks;
 #[path = "../support/opencl.rs"]
 mod opencl;
 mod rigs;
-#[path = "../../../../tests/support/mod.rs"]
+#[path = "../../../../tests/it/support/mod.rs"]
 mod support;
 
-#[path = "../../../../tests/stream_suite/mod.rs"]
+#[path = "../../../../tests/it/stream_suite/mod.rs"]
 mod stream_suite;

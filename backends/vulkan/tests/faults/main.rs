@@ -12,10 +12,10 @@ mod polls;
 mod program;
 mod rigs;
 mod stand_in;
-#[path = "../../../../tests/support/mod.rs"]
+#[path = "../../../../tests/it/support/mod.rs"]
 mod support;
 #[path = "../support/vulkan.rs"]
 mod vulkan;
 
-#[path = "../../../../tests/stream_suite/mod.rs"]
+#[path = "../../../../tests/it/stream_suite/mod.rs"]
 mod stream_suite;

@@ -2,10 +2,10 @@
 #![cfg(not(miri))]
 
 mod rigs;
-#[path = "../../../../tests/support/mod.rs"]
+#[path = "../../../../tests/it/support/mod.rs"]
 mod support;
 #[path = "../support/webgpu.rs"]
 mod webgpu;
 
-#[path = "../../../../tests/stream_suite/mod.rs"]
+#[path = "../../../../tests/it/stream_suite/mod.rs"]
 mod stream_suite;

@@ -1,0 +1,18 @@
+//! The CUDA backend on the real driver. Needs nothing but the driver: no network, no toolkit, no cargo.
+//!
+//! Without a device every test passes and one line says why. `ARROW_DEVICE_REQUIRE=cuda` makes that a
+//! failure; it is a list, separated by commas.
+#![cfg(not(miri))]
+
+#[path = "../cuda_suite/mod.rs"]
+mod cuda_suite;
+mod example;
+mod failed;
+#[path = "../gpu_suite/mod.rs"]
+mod gpu_suite;
+mod places;
+mod skip;
+#[path = "../../../tests/it/support/mod.rs"]
+mod support;
+#[path = "../cuda_suite/vendor.rs"]
+mod vendor;

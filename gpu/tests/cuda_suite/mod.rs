@@ -1,0 +1,7 @@
+//! What must hold on every CUDA driver beside `gpu_suite`: cudarc's types, kernels, managed memory.
+
+#[path = "../../../examples/cuda_kernel/work.rs"]
+pub(crate) mod example;
+mod interop;
+pub(crate) mod kernels;
+mod managed;

@@ -1,0 +1,320 @@
+//! The producer and the work of its device.
+
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow_device::async_stream::{
+    DeviceRecordBatchStreamAdapter, Outcome, ProduceOptions, produce,
+};
+use arrow_device::device::Backend;
+use arrow_device::device::sim::SimMode;
+use arrow_device::{ArrowDeviceType, DeviceRecordBatch, ExportOptions, NullCounts, SyncPolicy};
+use arrow_schema::{DataType, Field, Schema};
+use futures::stream;
+use libc::EIO;
+
+use crate::async_stream::kit::*;
+use crate::async_stream::producer::{Running, completed};
+use crate::simkit::Sim;
+
+/// Batches of a simulated device, and a consumer that knows it.
+pub(crate) fn on_sim(
+    sim: &Sim,
+    batches: Vec<DeviceRecordBatch>,
+    sync: SyncPolicy,
+) -> (FakeConsumer, Running) {
+    let consumer = FakeConsumer::with_options(options_of(sim));
+    consumer.on_schema(|this| {
+        this.request(100);
+        0
+    });
+    let schema = batches[0].schema();
+    let batches = stream::iter(batches.into_iter().map(Ok));
+    let batches = DeviceRecordBatchStreamAdapter::new(schema, ArrowDeviceType::EXT_DEV, batches);
+    let options = ProduceOptions::new(ExportOptions::new(sync));
+    let produce = Box::pin(produce(batches, consumer.handler(), options));
+    (consumer, produce)
+}
+
+#[test]
+fn with_sync_policy_wait_a_poll_does_not_wait_but_wakes() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Deferred);
+    let batches = (0..2).map(|i| sim.upload(&numbers(i * 100, 5)).unwrap());
+    let (consumer, mut produce) = on_sim(&sim, batches.collect(), SyncPolicy::Wait);
+    let before = sim.stats();
+    let (wakes, waker) = Wakes::new();
+    assert!(poll_with(&mut produce, &waker).is_pending());
+    std::thread::sleep(SHORT);
+    assert_eq!((wakes.count(), consumer.story().as_str()), (0, "S"));
+    assert_eq!(sim.stats().since(&before).host_waits, 0);
+    sim.synchronize().unwrap();
+    wakes.wait();
+    completed(ready(poll(&mut produce)));
+    assert_eq!(sim.stats().since(&before).host_waits, 1, "the test's own");
+    for i in 0..2 {
+        let (code, array) = FakeConsumer::extract_raw(consumer.take());
+        assert!(code == 0 && array.sync_event().is_null(), "{i}");
+    }
+    drop(produce);
+    consumer.assert_done();
+    sim.assert_done();
+}
+
+#[test]
+fn with_sync_policy_event_nothing_waits() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Deferred);
+    let batches = (0..2).map(|i| sim.upload(&numbers(i * 100, 5)).unwrap());
+    let (consumer, mut produce) = on_sim(&sim, batches.collect(), SyncPolicy::Event);
+    let before = sim.stats();
+    completed(ready(poll(&mut produce)));
+    assert_eq!(sim.stats().since(&before).host_waits, 0);
+    drop(produce);
+    let back = consumer.extract();
+    assert!(!back.is_ready().unwrap());
+    assert_eq!(number_of(&back), 0);
+    drop(back);
+    consumer.assert_done();
+    sim.assert_done();
+}
+
+#[test]
+fn cancel_and_drop_while_a_batch_is_not_ready() {
+    if cfg!(miri) {
+        return;
+    }
+    for cancel in [true, false] {
+        let sim = Sim::new(SimMode::Deferred);
+        let up = vec![sim.upload(&numbers(0, 5)).unwrap()];
+        let (consumer, mut produce) = on_sim(&sim, up, SyncPolicy::Wait);
+        assert!(poll(&mut produce).is_pending());
+        if cancel {
+            consumer.cancel();
+            let outcome = ready(poll(&mut produce));
+            assert!(matches!(outcome, Ok(Outcome::Cancelled)), "{outcome:?}");
+        }
+        drop(produce);
+        assert_eq!(consumer.story(), if cancel { "SR" } else { "SER" });
+        consumer.assert_done();
+        sim.assert_done();
+    }
+}
+
+#[test]
+fn a_device_that_fails_while_a_batch_is_awaited_is_an_error() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Async);
+    let gate = Gate::default();
+    let pass = gate.clone();
+    let queue = sim.default_queue();
+    crate::simkit::launch(&queue, move |_| {
+        pass.pass();
+        Err("the kernel failed".into())
+    })
+    .unwrap();
+    let up = vec![sim.upload(&numbers(0, 5)).unwrap()];
+    let (consumer, mut produce) = on_sim(&sim, up, SyncPolicy::Wait);
+    assert!(poll(&mut produce).is_pending());
+    gate.open();
+    let outcome = block_on(produce);
+    assert_eq!(outcome.unwrap_err().errno(), EIO);
+    assert_eq!(consumer.story(), "SER");
+    consumer.assert_done();
+}
+
+/// Columns of two queues: both are waited for.
+#[test]
+fn with_sync_policy_wait_all_queues_are_waited_for() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Deferred);
+    forbid_waits(&sim);
+    let queues = [sim.default_queue(), sim.new_queue().unwrap()];
+    let columns = queues.clone().map(|queue| {
+        let up = sim.upload_on(&numbers(0, 5), &queue).unwrap();
+        up.column(0).unwrap()
+    });
+    let fields = ["a", "b"].map(|name| Field::new(name, DataType::Int64, true));
+    let schema = Arc::new(Schema::new(fields.to_vec()));
+    let two = DeviceRecordBatch::try_new(schema, &columns).unwrap();
+    let ready_there = columns[1].clone();
+    drop(columns);
+    let (consumer, mut produce) = on_sim(&sim, vec![two], SyncPolicy::Wait);
+    let (wakes, waker) = Wakes::new();
+    assert!(in_poll(|| poll_with(&mut produce, &waker)).is_pending());
+    // One of the two.
+    ready_there.wait().unwrap();
+    assert!(in_poll(|| poll_with(&mut produce, &waker)).is_pending());
+    assert_eq!(consumer.story(), "S");
+    sim.sim.synchronize().unwrap();
+    wakes.wait();
+    completed(in_poll(|| block_on(&mut produce)));
+    drop((produce, ready_there));
+    consumer.assert_done();
+    drop(queues);
+    sim.assert_done();
+}
+
+/// Nulls that nobody has counted are counted on the way out; nobody waits for the masks within a poll.
+#[test]
+fn nulls_are_counted_without_a_wait() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Deferred);
+    forbid_waits(&sim);
+    let values: ArrayRef = Arc::new(Int64Array::from_iter(
+        (0..40).map(|i| (i % 3 > 0).then_some(i)),
+    ));
+    let host = RecordBatch::try_from_iter([("i", values)]).unwrap();
+    let up = sim.upload(&host).unwrap();
+    let unknown = ExportOptions::new(SyncPolicy::Event).with_null_counts(NullCounts::AllowUnknown);
+    let array = up.slice(3, 30).unwrap().export_array(&unknown).unwrap();
+    // SAFETY: the struct comes from an export of this crate, whose values are valid, and the type
+    // is the exported one.
+    let cut = unsafe { DeviceRecordBatch::import_as(array, up.schema(), &options_of(&sim)) };
+    let cut = cut.unwrap();
+    assert_eq!(
+        cut.column(0).unwrap().null_count(),
+        None,
+        "the test needs another batch"
+    );
+    drop(up);
+    let (consumer, mut produce) = on_sim(&sim, vec![cut], SyncPolicy::Event);
+    loop {
+        let (wakes, waker) = Wakes::new();
+        if let std::task::Poll::Ready(outcome) = in_poll(|| poll_with(&mut produce, &waker)) {
+            completed(outcome);
+            break;
+        }
+        sim.sim.synchronize().unwrap();
+        wakes.wait();
+    }
+    let back = consumer.extract();
+    assert_eq!(back.column(0).unwrap().null_count(), Some(10));
+    assert_eq!(back.to_host().unwrap(), host.slice(3, 30));
+    drop((back, produce));
+    consumer.assert_done();
+    sim.assert_done();
+}
+
+/// Bitmaps that start within a byte are moved on the way out; nobody waits for them within a poll.
+#[test]
+fn bitmaps_are_moved_without_a_wait() {
+    if cfg!(miri) {
+        return;
+    }
+    for sync in [SyncPolicy::Event, SyncPolicy::Wait] {
+        let sim = Sim::new(SimMode::Deferred);
+        forbid_waits(&sim);
+        let input: Int64Array = (0..60).map(|i| (i % 3 > 0).then_some(i)).collect();
+        let up = sim.upload_array(&input).unwrap();
+        // Two that are moved, and one whose nulls are only counted.
+        let columns = [3, 13, 16].map(|offset| {
+            let values = sim.upload_array(&Int64Array::from(vec![7; 40])).unwrap();
+            let input = up.slice(offset, 40).unwrap();
+            input
+                .with_values(DataType::Int64, values.buffer(1).unwrap())
+                .unwrap()
+        });
+        let fields = ["a", "b", "c"].map(|name| Field::new(name, DataType::Int64, true));
+        let schema = Arc::new(Schema::new(fields.to_vec()));
+        let batch = DeviceRecordBatch::try_new(schema, &columns).unwrap();
+        drop((up, columns));
+        let (consumer, mut produce) = on_sim(&sim, vec![batch], sync);
+        loop {
+            let (wakes, waker) = Wakes::new();
+            if let std::task::Poll::Ready(outcome) = in_poll(|| poll_with(&mut produce, &waker)) {
+                completed(outcome);
+                break;
+            }
+            sim.sim.synchronize().unwrap();
+            wakes.wait();
+        }
+        let back = consumer.extract();
+        let down = back.to_host().unwrap();
+        for (column, (down, offset)) in back.columns().zip(down.columns().iter().zip([3, 13, 16])) {
+            let nulls = input.slice(offset, 40).nulls().cloned().unwrap();
+            assert_eq!(column.null_count(), Some(nulls.null_count()));
+            let expected = Int64Array::new(vec![7; 40].into(), Some(nulls));
+            assert_eq!(down.as_ref(), &expected as &dyn Array);
+        }
+        drop((back, down, produce));
+        consumer.assert_done();
+        sim.assert_done();
+    }
+}
+
+/// A consumer that checks all values waits for them, but not within a poll.
+#[test]
+fn full_validation_waits_for_the_batch_outside_the_poll() {
+    use arrow_device::Validation;
+    if cfg!(miri) {
+        return;
+    }
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["a", "bc", ""]));
+    let texts = RecordBatch::try_from_iter([("s", texts)]).unwrap();
+    // Of numbers without nulls nothing is read. Of texts their size and then their values are.
+    for (sent, waits) in [(numbers(400, 5), 1), (texts, 3)] {
+        let sim = Sim::new(SimMode::Deferred);
+        forbid_waits(&sim);
+        let options = options_of(&sim).with_validation(Validation::Full);
+        let (producer, opening) = FakeProducer::open_with(2, ArrowDeviceType::EXT_DEV, options);
+        producer.schema_of(sent.schema().as_ref());
+        let mut stream = block_on(opening).unwrap();
+        producer.task(&sim.upload(&sent).unwrap());
+        producer.end();
+        producer.release();
+        let before = sim.stats();
+        let mut waited = 0;
+        let item = loop {
+            let (wakes, waker) = Wakes::new();
+            let item = in_poll(|| poll_next_with(&mut stream, &waker));
+            if let std::task::Poll::Ready(item) = item {
+                break item;
+            }
+            waited += 1;
+            std::thread::sleep(SHORT);
+            assert_eq!(wakes.count(), 0);
+            sim.sim.synchronize().unwrap();
+            wakes.wait();
+        };
+        assert_eq!(waited, waits);
+        assert_eq!(sim.stats().since(&before).host_waits, 0);
+        let back = item.unwrap().unwrap().batch;
+        assert_eq!(back.to_host().unwrap(), sent);
+        assert!(next(&mut stream).is_none());
+        drop((back, stream));
+        producer.assert_balanced();
+        sim.assert_done();
+    }
+}
+
+/// A stream that is dropped while its batch is awaited.
+#[test]
+fn a_stream_dropped_while_a_batch_is_checked_leaves_nothing() {
+    use arrow_device::Validation;
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Deferred);
+    let options = options_of(&sim).with_validation(Validation::Full);
+    let (producer, opening) = FakeProducer::open_with(2, ArrowDeviceType::EXT_DEV, options);
+    producer.schema();
+    let mut stream = block_on(opening).unwrap();
+    (0..2).for_each(|i| assert_eq!(producer.task(&sim.upload(&numbers(i, 5)).unwrap()), 0));
+    assert!(poll_next(&mut stream).is_pending());
+    drop(stream);
+    assert_eq!(producer.cancels(), 1);
+    producer.release();
+    producer.assert_balanced();
+    sim.assert_done();
+}

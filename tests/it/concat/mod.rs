@@ -1,0 +1,352 @@
+//! Concatenation: values against `arrow_select::concat`, layout, what it costs, what it refuses.
+
+mod costs;
+mod refusals;
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::simkit::layout::{check_layout, written_once};
+use crate::simkit::*;
+use crate::support::*;
+use arrow_array::{Array, ArrayRef, DictionaryArray, Int64Array, StringArray, types};
+use arrow_buffer::Buffer;
+use arrow_device::device::sim::SimMode;
+use arrow_device::{
+    Device, DeviceArray, DeviceBuffer, DeviceRecordBatch, Devices, TransferStats, Validity,
+};
+use arrow_schema::{DataType, Field};
+use proptest::prelude::*;
+
+/// The CPU is one device of the process: tests that count what it does go one by one.
+fn alone() -> MutexGuard<'static, ()> {
+    static CPU: Mutex<()> = Mutex::new(());
+    CPU.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn counted<T>(device: &Device, work: impl FnOnce() -> T) -> (T, TransferStats) {
+    let before = device.stats();
+    let result = work();
+    (result, device.stats().since(&before))
+}
+
+/// As this crate counts: all rows of a null array are null.
+fn nulls_of(rows: &ArrayRef) -> usize {
+    match rows.data_type() {
+        DataType::Null => rows.len(),
+        _ => rows.null_count(),
+    }
+}
+
+/// Concatenates arrays and their rows. Returns whether it was possible.
+fn concats(inputs: &[(DeviceArray, ArrayRef)], context: &str) -> bool {
+    let device = inputs[0].0.device().clone();
+    let arrays: Vec<_> = inputs.iter().map(|(array, _)| array).collect();
+    let (whole, stats) = counted(&device, || DeviceArray::concat(&arrays));
+    let whole = match whole {
+        Ok(whole) => whole,
+        Err(e) => {
+            let text = e.to_string();
+            let known = ["dictionary values, at most", "rows, at most"];
+            assert!(known.iter().any(|k| text.contains(k)), "{context}: {text}");
+            assert!(text.contains("array"), "{context}: {text}");
+            return false;
+        }
+    };
+    let rows = inputs.iter().map(|(_, rows)| rows.len()).sum();
+    assert_eq!((whole.device(), whole.len()), (&device, rows), "{context}");
+    assert_eq!(whole.data_type(), inputs[0].0.data_type(), "{context}");
+    assert_eq!(whole.field(), inputs[0].0.field(), "{context}");
+    let nulls = inputs.iter().map(|(_, rows)| nulls_of(rows)).sum();
+    assert_eq!(whole.null_count(), Some(nulls), "{context}");
+    let allocated = match device.is_host_readable() {
+        true => None,
+        false => {
+            assert_eq!(stats.allocations, u64::from(stats.allocated_bytes > 0));
+            written_once(&stats, context);
+            Some(stats.allocated_bytes)
+        }
+    };
+    check_layout(&whole, true, allocated, context);
+    let down = whole.to_host().unwrap();
+    // Each part is what it was, whatever arrow-rs says of the whole.
+    let mut start = 0;
+    for (i, (_, rows)) in inputs.iter().enumerate() {
+        let part = down.slice(start, rows.len());
+        assert_same(rows, &part, format!("{context}, input {i}"));
+        start += rows.len();
+    }
+    let inputs: Vec<&dyn Array> = inputs.iter().map(|(_, rows)| &**rows).collect();
+    // arrow-rs panics on some unions and views.
+    let theirs = catch_unwind(AssertUnwindSafe(|| arrow_select::concat::concat(&inputs)));
+    if let Ok(Ok(theirs)) = theirs {
+        assert_same(&theirs, &down, context);
+        assert_valid(&theirs, &down, context);
+    }
+    true
+}
+
+fn every_type(device: &Device, after_each: impl Fn()) {
+    let step = if cfg!(miri) { 25 } else { 1 };
+    for (t, (name, data_type)) in all_types().into_iter().enumerate().step_by(step) {
+        let seed = 900 + 10 * t as u64;
+        let upload = |rows: ArrayRef| (device.upload_array(&rows).unwrap(), rows);
+        let some = upload(array(&data_type, 37, Nulls::Some, seed));
+        let none = upload(array(&data_type, 16, Nulls::None, seed + 1));
+        let all = upload(array(&data_type, 5, Nulls::All, seed + 2));
+        let empty = upload(array(&data_type, 20, Nulls::Some, seed + 3).slice(7, 0));
+        let more = upload(array(&data_type, 29, Nulls::Some, seed + 4));
+        let cut =
+            |of: &(DeviceArray, ArrayRef), at, n| (of.0.slice(at, n).unwrap(), of.1.slice(at, n));
+        let same = |of: &(DeviceArray, ArrayRef)| of.clone();
+        let lists = [
+            vec![same(&some)],
+            vec![
+                same(&some),
+                same(&none),
+                same(&empty),
+                same(&all),
+                same(&more),
+            ],
+            vec![cut(&some, 3, 11), cut(&some, 14, 20), cut(&some, 0, 8)],
+            vec![
+                same(&none),
+                cut(&more, 8, 16),
+                same(&none),
+                cut(&more, 5, 3),
+            ],
+            vec![cut(&none, 1, 9), cut(&none, 10, 6)],
+            vec![same(&empty), cut(&all, 2, 3), cut(&more, 1, 28)],
+            vec![same(&empty), cut(&some, 9, 0)],
+        ];
+        let n = lists.len();
+        let mut done = 0;
+        for (i, inputs) in lists.into_iter().enumerate() {
+            let context = format!("{device} {name}, list {i}");
+            done += usize::from(concats(&inputs, &context));
+        }
+        // Only dictionaries may be too many for their keys.
+        assert!(
+            done == n || (done >= n - 2 && name.contains("i8")),
+            "{name}: {done} of {n}"
+        );
+        drop((some, none, all, empty, more));
+        after_each();
+    }
+}
+
+#[test]
+fn every_type_on_the_cpu() {
+    let _alone = alone();
+    every_type(&Devices::cpu(), || ());
+}
+
+#[test]
+fn every_type_on_an_asynchronous_device() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Async);
+    every_type(&sim, || sim.assert_done());
+}
+
+#[test]
+fn every_type_on_a_deferred_device() {
+    if cfg!(miri) {
+        return;
+    }
+    let sim = Sim::new(SimMode::Deferred);
+    every_type(&sim, || sim.assert_done());
+}
+
+/// `PROPTEST_CASES` overrides the number.
+fn config() -> ProptestConfig {
+    match std::env::var_os("PROPTEST_CASES") {
+        Some(_) => ProptestConfig::default(),
+        None => ProptestConfig::with_cases(128),
+    }
+}
+
+/// Arrays of any type, made in any way and cut anywhere.
+#[test]
+fn random_arrays() {
+    if cfg!(miri) {
+        return;
+    }
+    let sims = MODES.map(Sim::new);
+    let more =
+        proptest::collection::vec((0usize..60, any::<u64>(), 0usize..3, any::<bool>()), 0..5);
+    proptest!(config(), |(case in arb_array(), more in more)| {
+        let mut rows = vec![case.array()];
+        for (n, seed, nulls, cut) in more {
+            let nulls = [Nulls::None, Nulls::Some, Nulls::All][nulls];
+            let case = ArrayCase {
+                rows: n,
+                nulls,
+                seed,
+                slice: if cut { (n / 3, n / 2) } else { (0, n) },
+                ..case.clone()
+            };
+            rows.push(case.array());
+        }
+        let devices = [&sims[0].device, &sims[1].device, &Devices::cpu()];
+        for device in devices {
+            let mut inputs: Vec<_> = rows
+                .iter()
+                .map(|rows| (device.upload_array(rows).unwrap(), rows.clone()))
+                .collect();
+            // A part of the first once more: its memory is shared.
+            let (first, rows) = inputs[0].clone();
+            let half = rows.len() / 2;
+            inputs.push((first.slice(half, rows.len() - half).unwrap(), rows.slice(half, rows.len() - half)));
+            let context = format!("{device} {}", case.data_type);
+            // So few rows are too many for keys of 8 bits only.
+            let fits = concats(&inputs, &context);
+            prop_assert!(fits || format!("{:?}", case.data_type).contains("Int8"), "{}", context);
+        }
+    });
+    sims.iter().for_each(Sim::assert_done);
+}
+
+#[test]
+fn batches() {
+    if cfg!(miri) {
+        return;
+    }
+    let types: Vec<_> = all_types().into_iter().map(|(_, t)| t).collect();
+    // Those whose keys have room.
+    let types: Vec<_> = types
+        .into_iter()
+        .filter(|t| !format!("{t:?}").contains("Int8"))
+        .collect();
+    for mode in MODES {
+        let sim = Sim::new(mode);
+        let whole = batch(&types, 90, Nulls::Some, 4);
+        let none = batch(&types, 33, Nulls::None, 5);
+        let up = sim.upload(&whole).unwrap();
+        let more = sim.upload(&none).unwrap();
+        let parts = [up.slice(5, 40).unwrap(), more, up.slice(45, 30).unwrap()];
+        let schema = whole.schema();
+        let (joined, stats) = counted(&sim, || DeviceRecordBatch::concat(&schema, &parts).unwrap());
+        drop((up, parts));
+        assert_eq!(stats.allocations, 1);
+        written_once(&stats, "batch");
+        check_layout(
+            joined.as_struct(),
+            true,
+            Some(stats.allocated_bytes),
+            "batch",
+        );
+        let down = joined.to_host().unwrap();
+        assert_same_batch(&whole.slice(5, 40), &down.slice(0, 40), "first");
+        assert_same_batch(&none, &down.slice(40, 33), "second");
+        assert_same_batch(&whole.slice(45, 30), &down.slice(73, 30), "third");
+        drop((joined, down));
+        sim.assert_done();
+        for (a, b) in [(0, 0), (7, 70)] {
+            let parts = [a, b].map(|rows| sim.upload(&zero_column_batch(rows)).unwrap());
+            let schema = zero_column_batch(0).schema();
+            let (joined, stats) = counted(&sim, || DeviceRecordBatch::concat(&schema, &parts));
+            assert_eq!((stats.allocations, stats.copies), (0, 0));
+            let down = joined.unwrap().to_host().unwrap();
+            assert_same_batch(&zero_column_batch(a + b), &down, "no columns");
+        }
+        sim.assert_done();
+    }
+}
+
+fn nullable(rows: usize) -> ArrayRef {
+    let values = (0..rows as i64).map(|i| (i % 3 > 0).then_some(i));
+    Arc::new(Int64Array::from_iter(values))
+}
+
+fn plain(rows: usize) -> ArrayRef {
+    Arc::new(Int64Array::from_iter_values(0..rows as i64))
+}
+
+/// Three bytes each.
+fn texts(rows: usize) -> ArrayRef {
+    Arc::new(StringArray::from_iter_values(
+        (0..rows).map(|i| format!("{i:03}")),
+    ))
+}
+
+fn dictionary(rows: usize) -> ArrayRef {
+    let keys = (0..rows as i16).map(|i| i % 2).collect();
+    let values = StringArray::from_iter_values(["a", "b"]);
+    Arc::new(DictionaryArray::<types::Int16Type>::new(
+        keys,
+        Arc::new(values),
+    ))
+}
+
+/// The array with a null count that nobody knows.
+fn uncounted(up: &DeviceArray) -> DeviceArray {
+    let buffers = [up.buffer(0), up.buffer(1)];
+    // SAFETY: the buffers and rows of the same array.
+    unsafe { DeviceArray::from_parts(up.data_type().clone(), up.len(), None, &buffers, &[]) }
+        .unwrap()
+}
+
+#[test]
+fn nulls_that_nobody_has_counted() {
+    if cfg!(miri) {
+        return;
+    }
+    for mode in MODES {
+        let sim = Sim::new(mode);
+        let rows = [nullable(100), plain(20), nullable(64), nullable(9)];
+        let up: Vec<_> = rows
+            .iter()
+            .map(|rows| sim.upload_array(rows).unwrap())
+            .collect();
+        let inputs = vec![
+            (uncounted(&up[0]), rows[0].clone()),
+            (up[1].clone(), rows[1].clone()),
+            (up[2].clone(), rows[2].clone()),
+            (uncounted(&up[3]).slice(1, 7).unwrap(), rows[3].slice(1, 7)),
+        ];
+        assert!(concats(&inputs, "uncounted"));
+        drop((inputs, up));
+        sim.assert_done();
+    }
+}
+
+/// The field of the first array, with its metadata.
+#[test]
+fn the_first_field_stays() {
+    let cpu = Devices::cpu();
+    let metadata = HashMap::from([("k".to_owned(), "v".to_owned())]);
+    let field = Arc::new(Field::new("first", DataType::Int64, true).with_metadata(metadata));
+    let up = cpu.upload_array(&plain(3)).unwrap();
+    let named = up.clone().with_field(field.clone()).unwrap();
+    let whole = DeviceArray::concat(&[&named, &up]).unwrap();
+    assert_eq!(whole.field(), Some(&field));
+
+    // Nulls of the others make it nullable.
+    let required = Arc::new(field.as_ref().clone().with_nullable(false));
+    let named = up.clone().with_field(required.clone()).unwrap();
+    let whole = DeviceArray::concat(&[&named, &up]).unwrap();
+    assert_eq!(whole.field(), Some(&required));
+    let nulls = cpu.upload_array(&nullable(3)).unwrap();
+    let whole = DeviceArray::concat(&[&named, &nulls]).unwrap();
+    assert_eq!(whole.field(), Some(&field));
+}
+
+/// Rows that take no memory may be too many for a bitmap.
+#[test]
+fn rows_without_memory() {
+    let cpu = Devices::cpu();
+    let fields = || vec![Field::new("n", DataType::Null, true)].into();
+    let nulls = |rows| DeviceArray::new_null(&cpu, rows).unwrap();
+    let many = DeviceArray::new_struct(fields(), &[nulls(1 << 62)], None).unwrap();
+    let bits = DeviceBuffer::from(Buffer::from_vec(vec![0u8]));
+    let validity = Validity::new(bits, 0, 1).unwrap();
+    let one = DeviceArray::new_struct(fields(), &[nulls(1)], Some(validity)).unwrap();
+    let error = DeviceArray::concat(&[&many, &one]).unwrap_err();
+    assert!(
+        error.to_string().contains("do not fit in memory"),
+        "{error}"
+    );
+}

@@ -1,0 +1,380 @@
+//! What goes out: types, places, the struct's members.
+
+use arrow_array::{Array, ArrayRef, BooleanArray, Int16Array, Int32Array, new_empty_array};
+use arrow_data::ArrayData;
+use arrow_device::dlpack::{
+    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
+};
+use arrow_device::{ArrowDeviceType, Device, DeviceArray, DeviceBuffer, DeviceId, Devices, Error};
+use arrow_schema::{DataType, IntervalUnit};
+
+use crate::dlpack::kit::{CPU, Form, Held, plain};
+use crate::support::{Nulls, assert_same};
+
+/// What the values of a type come back as; `None` if the type does not go out.
+fn comes_back(data_type: &DataType) -> Option<DataType> {
+    use DataType as T;
+    Some(match data_type {
+        T::Int8 | T::Int16 | T::Int32 | T::Int64 => data_type.clone(),
+        T::UInt8 | T::UInt16 | T::UInt32 | T::UInt64 => data_type.clone(),
+        T::Float16 | T::Float32 | T::Float64 => data_type.clone(),
+        T::Date32 | T::Time32(_) | T::Interval(IntervalUnit::YearMonth) => T::Int32,
+        T::Date64 | T::Time64(_) | T::Timestamp(_, _) | T::Duration(_) => T::Int64,
+        T::FixedSizeList(field, size) if *field.data_type() != T::Boolean => {
+            let item = comes_back(field.data_type())?;
+            T::FixedSizeList(crate::support::types::field("item", item), *size)
+        }
+        _ => return None,
+    })
+}
+
+/// The same bytes under another type of the same layout.
+fn relabel(data: &ArrayData, data_type: &DataType) -> ArrayData {
+    let mut children = data.child_data().to_vec();
+    if let DataType::FixedSizeList(field, _) = data_type {
+        children = vec![relabel(&children[0], field.data_type())];
+    }
+    let builder = data.clone().into_builder().data_type(data_type.clone());
+    // What nulls hide goes out as it is.
+    builder.child_data(children).nulls(None).build().unwrap()
+}
+
+/// Out and in again.
+pub(crate) fn round_trip<F: Form>(column: &DeviceArray) -> arrow_device::Result<DeviceArray> {
+    let tensor = column.export_dlpack(&plain())?;
+    let held = Held::<F>::new(tensor);
+    // SAFETY: the export waited for the data, and nobody writes to the tensor's memory.
+    unsafe { F::import(held.into_raw(), &column.device().default_queue()) }
+}
+
+/// Every type, whole and sliced, out of `device` and in again.
+pub(crate) fn every_type(device: &Device) {
+    let mut went = 0;
+    // Miri takes minutes for all.
+    let step = if cfg!(miri) { 6 } else { 1 };
+    for (name, data_type) in crate::support::all_types().into_iter().step_by(step) {
+        let whole = crate::support::array(&data_type, 37, Nulls::None, 5);
+        let both = crate::support::Variant::Both(11)
+            .of(&whole, 5)
+            .unwrap()
+            .array();
+        // Where the device has the memory as it is.
+        let lead = if device.is_host_readable() { 11 } else { 0 };
+        for (array, lead) in [(whole, 0), (both, lead)] {
+            for (offset, rows) in [(0, 37), (1, 30), (9, 1), (8, 16), (5, 0)] {
+                let host = array.slice(offset, rows);
+                let column = device.upload_array(&array).unwrap();
+                let column = column.slice(offset, rows).unwrap();
+                let context = format!("{name} on {device}, {rows} rows from {offset}");
+                match comes_back(&data_type) {
+                    Some(expected) => {
+                        let expected = relabel(&host.to_data(), &expected);
+                        let expected = arrow_array::make_array(expected);
+                        for back in [
+                            round_trip::<DLManagedTensorVersioned>(&column),
+                            round_trip::<DLManagedTensor>(&column),
+                        ] {
+                            let back = back.unwrap();
+                            assert_eq!(back.null_count(), Some(0));
+                            assert_same(&expected, &back.to_host().unwrap(), &context);
+                        }
+                        went += 1;
+                    }
+                    None if data_type == DataType::Boolean => {
+                        let bytes = round_trip::<DLManagedTensorVersioned>(&column).unwrap();
+                        let tensor = column.export_dlpack(&plain()).unwrap();
+                        let (first, bytes) = (tensor.bit_offset(), bytes.to_host().unwrap());
+                        assert_eq!(
+                            first,
+                            if rows == 0 {
+                                first
+                            } else {
+                                (lead + offset) % 8
+                            }
+                        );
+                        assert_bits(&host, &bytes, first, &context);
+                        went += 1;
+                    }
+                    None => {
+                        let refused = column.export_dlpack(&plain()).unwrap_err().to_string();
+                        assert!(refused.contains("has no type in DLPack"), "{refused}");
+                        assert!(refused.contains(&data_type.to_string()), "{refused}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(went * step > 5 * 30, "{went}");
+}
+
+#[track_caller]
+fn assert_bits(expected: &ArrayRef, bytes: &ArrayRef, first: usize, context: &str) {
+    let expected: &BooleanArray = expected.as_any().downcast_ref().unwrap();
+    let bytes: &arrow_array::UInt8Array = bytes.as_any().downcast_ref().unwrap();
+    assert_eq!(
+        bytes.len(),
+        (first + expected.len()).div_ceil(8) * usize::from(!expected.is_empty())
+    );
+    for i in 0..expected.len() {
+        let bit = bytes.value((first + i) / 8) >> ((first + i) % 8) & 1 == 1;
+        assert_eq!(bit, expected.value(i), "{context}: row {i}");
+    }
+}
+
+#[test]
+fn every_type_on_the_cpu() {
+    every_type(&Devices::cpu());
+}
+
+#[test]
+fn members() {
+    let column = Devices::cpu()
+        .upload_array(&Int16Array::from_iter_values(0..10))
+        .unwrap();
+    let address = column.buffer(1).unwrap().address().address();
+    let column = column.slice(3, 5).unwrap();
+    let tensor = column.export_dlpack(&plain()).unwrap();
+    assert_eq!((tensor.shape(), tensor.device()), (&[5i64][..], CPU));
+    assert_eq!(tensor.data_type(), DLDataType::new(DLDataType::INT, 16));
+    assert_eq!(tensor.bit_offset(), 0);
+    let versioned = Held::<DLManagedTensorVersioned>::new(tensor);
+    assert_eq!(versioned.version, DLPackVersion { major: 1, minor: 3 });
+    // Read-only, and not a copy.
+    assert_eq!(versioned.flags, 1);
+    assert!(!versioned.manager_ctx.is_null());
+    let unversioned = Held::<DLManagedTensor>::new(column.export_dlpack(&plain()).unwrap());
+    for tensor in [&versioned.dl_tensor, &unversioned.dl_tensor] {
+        // The slice's own address: not everybody looks at `byte_offset`.
+        assert_eq!((tensor.data.addr(), tensor.byte_offset), (address + 6, 0));
+        assert_eq!((tensor.device, tensor.ndim), (CPU, 1));
+        assert_eq!(tensor.dtype, DLDataType::new(DLDataType::INT, 16));
+    }
+    assert_eq!(
+        (versioned.shape(), versioned.strides()),
+        (&[5i64][..], &[1i64][..])
+    );
+    let expected: Vec<u8> = (3i16..8).flat_map(i16::to_ne_bytes).collect();
+    assert_eq!(versioned.bytes(), expected);
+    assert_eq!(unversioned.bytes(), expected);
+}
+
+#[test]
+fn nothing_in_it() {
+    let cpu = Devices::cpu();
+    let empty = cpu
+        .upload_array(&new_empty_array(&DataType::Float32))
+        .unwrap();
+    let some = cpu.upload_array(&Int32Array::from(vec![1, 2])).unwrap();
+    for column in [empty, some.slice(2, 0).unwrap()] {
+        let held = Held::<DLManagedTensorVersioned>::new(column.export_dlpack(&plain()).unwrap());
+        assert!(held.dl_tensor.data.is_null() && held.dl_tensor.byte_offset == 0);
+        assert_eq!((held.shape(), held.strides()), (&[0i64][..], &[1i64][..]));
+    }
+}
+
+#[test]
+fn nulls() {
+    let cpu = Devices::cpu();
+    let values: Int32Array = (0..30).map(|i| (i % 4 != 1).then_some(i)).collect();
+    let column = cpu.upload_array(&values).unwrap();
+    let refused = column.export_dlpack(&plain()).unwrap_err();
+    assert!(matches!(refused, Error::InvalidArgument(_)));
+    let text = refused.to_string();
+    assert!(
+        text.contains("8 of 30") && text.contains("with_nulls_ignored"),
+        "{text}"
+    );
+    // A slice of which nobody knows how many are null, and there are none.
+    let part = column.slice(2, 3).unwrap();
+    assert_eq!(part.null_count(), None);
+    assert_eq!(part.export_dlpack(&plain()).unwrap().shape(), [3]);
+    let some = column.slice(3, 11).unwrap();
+    assert!(some.export_dlpack(&plain()).is_err());
+    // Said to be known: the values, and beside them the mask from its byte on.
+    let options = plain().with_nulls_ignored();
+    let held = Held::<DLManagedTensorVersioned>::new(some.export_dlpack(&options).unwrap());
+    let seen: Vec<i32> = held
+        .bytes()
+        .chunks(4)
+        .map(|b| i32::from_ne_bytes(b.try_into().unwrap()))
+        .collect();
+    let expected = |i: usize| values.is_valid(i + 3).then(|| values.value(i + 3));
+    for (i, value) in seen.iter().enumerate() {
+        assert!(expected(i).is_none_or(|e| e == *value), "row {i}");
+    }
+    let mask = some.export_dlpack_validity(&plain()).unwrap();
+    assert_eq!((mask.bit_offset(), mask.shape()), (3, &[2i64][..]));
+    assert_eq!(mask.data_type(), DLDataType::new(DLDataType::UINT, 8));
+    let bytes = Held::<DLManagedTensor>::new(mask).bytes();
+    for i in 0..11 {
+        let bit = bytes[(3 + i) / 8] >> ((3 + i) % 8) & 1 == 1;
+        assert_eq!(bit, expected(i).is_some(), "bit {i}");
+    }
+    // No mask; no mask of its own.
+    let without = cpu.upload_array(&Int32Array::from(vec![1])).unwrap();
+    let text = without
+        .export_dlpack_validity(&plain())
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("no validity bitmap"), "{text}");
+    let union = crate::support::types::union(arrow_schema::UnionMode::Dense, vec![DataType::Int8]);
+    let union = cpu
+        .upload_array(&crate::support::array(&union, 4, Nulls::None, 1))
+        .unwrap();
+    assert!(union.export_dlpack_validity(&plain()).is_err());
+    // Of any type that has one.
+    let text = cpu
+        .upload_array(&arrow_array::StringArray::from(vec![Some("a"), None]))
+        .unwrap();
+    let mask = Held::<DLManagedTensor>::new(text.export_dlpack_validity(&plain()).unwrap());
+    assert_eq!(mask.bytes()[0] & 3, 1);
+    let none = text
+        .slice(1, 0)
+        .unwrap()
+        .export_dlpack_validity(&plain())
+        .unwrap();
+    assert_eq!(none.shape(), [0]);
+}
+
+/// The mask of an array of arrow-rs may start elsewhere than the values.
+#[test]
+fn masks_that_start_elsewhere() {
+    let whole = crate::support::array(&DataType::Int32, 20, Nulls::Some, 3);
+    let made = crate::support::Variant::Sliced(5).of(&whole, 3).unwrap();
+    let (host, data) = (made.rows.clone(), made.data());
+    assert_ne!(
+        data.nulls().map(|nulls| nulls.offset()),
+        Some(data.offset())
+    );
+    let column = Devices::cpu().upload_data(data.clone()).unwrap();
+    let mask = column.export_dlpack_validity(&plain()).unwrap();
+    let first = mask.bit_offset();
+    let bytes = Held::<DLManagedTensor>::new(mask).bytes();
+    let options = plain().with_nulls_ignored();
+    let values = Held::<DLManagedTensor>::new(column.export_dlpack(&options).unwrap());
+    let expected = &data.buffers()[0][data.offset() * 4..][..80];
+    assert_eq!(values.bytes(), expected);
+    for i in 0..20 {
+        let bit = bytes[(first + i) / 8] >> ((first + i) % 8) & 1 == 1;
+        assert_eq!(bit, host.is_valid(i), "bit {i}");
+    }
+}
+
+#[test]
+fn lists_of_one_size_with_nulls() {
+    let cpu = Devices::cpu();
+    let list = crate::support::types::fixed_list(DataType::Int16, 3);
+    for nulls in [Nulls::Some, Nulls::All] {
+        let column = cpu
+            .upload_array(&crate::support::array(&list, 20, nulls, 2))
+            .unwrap();
+        let e = column.export_dlpack(&plain()).unwrap_err();
+        assert!(e.to_string().contains("are null"), "{e}");
+        let options = plain().with_nulls_ignored();
+        assert_eq!(column.export_dlpack(&options).unwrap().shape(), [20, 3]);
+    }
+    // Nulls of the items only.
+    let items: Int16Array = (0..6).map(|i| (i != 4).then_some(i)).collect();
+    let field = crate::support::types::field("item", DataType::Int16);
+    let lists = arrow_array::FixedSizeListArray::new(field, 3, std::sync::Arc::new(items), None);
+    let column = cpu.upload_array(&lists).unwrap();
+    let e = column.export_dlpack(&plain()).unwrap_err();
+    assert!(e.to_string().contains("1 of 6"), "{e}");
+    assert!(column.slice(0, 1).unwrap().export_dlpack(&plain()).is_ok());
+}
+
+#[test]
+fn buffers() {
+    let buffer = DeviceBuffer::from(arrow_buffer::Buffer::from_vec(
+        (0u8..24).collect::<Vec<_>>(),
+    ));
+    let part = buffer.slice(4, 16).unwrap();
+    for (dtype, shape) in [
+        (DLDataType::new(DLDataType::BFLOAT, 16), 8),
+        (DLDataType::new(DLDataType::COMPLEX, 64), 2),
+        (DLDataType::new(DLDataType::BOOL, 8), 16),
+        (
+            DLDataType {
+                code: DLDataType::FLOAT,
+                bits: 32,
+                lanes: 4,
+            },
+            1,
+        ),
+    ] {
+        let tensor = part.export_dlpack(dtype, &plain()).unwrap();
+        assert_eq!((tensor.shape(), tensor.data_type()), (&[shape][..], dtype));
+        let held = Held::<DLManagedTensorVersioned>::new(tensor);
+        assert_eq!(held.dl_tensor.data.addr(), buffer.address().address() + 4);
+    }
+    for dtype in [
+        DLDataType::new(DLDataType::INT, 4),
+        DLDataType::new(DLDataType::INT, 0),
+        DLDataType::new(DLDataType::INT, 24),
+        DLDataType {
+            code: DLDataType::INT,
+            bits: 8,
+            lanes: 0,
+        },
+    ] {
+        let e = part.export_dlpack(dtype, &plain()).unwrap_err();
+        assert!(matches!(e, Error::InvalidArgument(_)), "{e}");
+    }
+    let none = part
+        .slice(0, 0)
+        .unwrap()
+        .export_dlpack(DLDataType::new(0, 32), &plain())
+        .unwrap();
+    assert_eq!(none.shape(), [0]);
+    let held = Held::<DLManagedTensorVersioned>::new(none);
+    assert!(held.dl_tensor.data.is_null(), "no elements, no address");
+}
+
+#[test]
+fn devices() {
+    use ArrowDeviceType as T;
+    let of = |device_type, id| DLDevice::of(DeviceId::new(device_type, id)).unwrap();
+    assert_eq!(of(T::CPU, -1), CPU);
+    for shared in [T::CUDA_HOST, T::ROCM_HOST, T::CUDA_MANAGED] {
+        assert_eq!(
+            of(shared, 3),
+            DLDevice {
+                device_type: shared,
+                device_id: 0
+            }
+        );
+    }
+    for own in [T::CUDA, T::ROCM, T::EXT_DEV, T::ONEAPI] {
+        let device = of(own, 3);
+        assert_eq!(
+            device,
+            DLDevice {
+                device_type: own,
+                device_id: 3
+            }
+        );
+        assert_eq!(device.id(), DeviceId::new(own, 3));
+        assert!(DLDevice::of(DeviceId::new(own, 1 << 31)).is_err());
+    }
+    // The codes of dlpack.h.
+    let codes = [
+        (T::CPU, 1),
+        (T::CUDA, 2),
+        (T::CUDA_HOST, 3),
+        (T::OPENCL, 4),
+        (T::VULKAN, 7),
+        (T::METAL, 8),
+        (T::VPI, 9),
+        (T::ROCM, 10),
+        (T::ROCM_HOST, 11),
+        (T::EXT_DEV, 12),
+        (T::CUDA_MANAGED, 13),
+        (T::ONEAPI, 14),
+        (T::WEBGPU, 15),
+        (T::HEXAGON, 16),
+    ];
+    for (device_type, code) in codes {
+        assert_eq!(device_type.value(), code);
+    }
+    assert_eq!(codes.len(), T::ALL.len());
+}

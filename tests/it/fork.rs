@@ -1,0 +1,216 @@
+//! Devices that need no GPU, in a child of the process that opened them.
+
+use std::time::{Duration, Instant};
+
+use crate::support::fork_kit::{alone, forked};
+use arrow_array::{RecordBatch, RecordBatchIterator, record_batch};
+use arrow_device::device::parts::Worker;
+use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
+use arrow_device::{
+    Device, DeviceRecordBatch, Devices, ParallelReader, SyncPolicy, UploadingReader,
+};
+
+fn batch() -> RecordBatch {
+    record_batch!(("id", Int32, [1, 2, 3]), ("name", Utf8, ["a", "b", "c"])).unwrap()
+}
+
+fn round_trip(device: &Device) {
+    let up = device.upload(&batch()).unwrap();
+    let (array, schema) = up.export(SyncPolicy::Event).unwrap();
+    drop((array, schema));
+    assert_eq!(up.to_host().unwrap(), batch());
+}
+
+/// The CPU has no threads and no library of its own: it goes on.
+#[test]
+fn the_cpu_works_in_a_child() {
+    alone("fork::the_cpu_works_in_a_child", || {
+        let cpu = Devices::cpu();
+        let up = cpu.upload(&batch()).unwrap();
+        let mut theirs = Some(up.export(SyncPolicy::Event).unwrap());
+        forked(|| {
+            round_trip(&cpu);
+            let (array, schema) = theirs.take().unwrap();
+            // SAFETY: both structs come from one export of this crate.
+            let again = unsafe { DeviceRecordBatch::import(array, &schema) }.unwrap();
+            drop(schema);
+            assert_eq!(again.to_host().unwrap(), batch());
+        });
+        round_trip(&cpu);
+    });
+}
+
+/// A simulated device's worker does not exist there, and its memory is the parent's.
+#[test]
+fn a_simulated_device_is_the_parents() {
+    alone("fork::a_simulated_device_is_the_parents", || {
+        for mode in [SimMode::Async, SimMode::Deferred] {
+            let sim = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
+            let device = Device::new(sim.clone()).unwrap();
+            let up = device.upload(&batch()).unwrap();
+            let exported = up.export(SyncPolicy::Event).unwrap();
+            let event = device.default_queue().record().unwrap().unwrap();
+            let slab = device.host_slab(1 << 20).unwrap();
+            let mut child = Some((
+                up.clone(),
+                exported,
+                event,
+                slab,
+                device.clone(),
+                sim.clone(),
+            ));
+            forked(|| {
+                let (up, exported, event, slab, device, sim) = child.take().unwrap();
+                for e in [
+                    device.upload(&batch()).unwrap_err(),
+                    up.to_host().unwrap_err(),
+                    event.wait().unwrap_err(),
+                    event.is_complete().unwrap_err(),
+                    device.new_queue().unwrap_err(),
+                    device.synchronize().unwrap_err(),
+                ] {
+                    let text = e.to_string();
+                    assert!(text.contains("cannot be used after fork"), "{text}");
+                }
+                let (array, schema) = exported;
+                drop((array, schema, slab, event, up));
+                assert_eq!(device.take_drop_error().map(|e| e.to_string()), None);
+                drop((device, sim));
+                // One of its own works.
+                let own = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
+                round_trip(&Device::new(own.clone()).unwrap());
+            });
+            assert_eq!(up.to_host().unwrap(), batch());
+            drop((up, child));
+            device.synchronize().unwrap();
+            drop(device);
+            // A thread of the device's drops some of it.
+            let end = Instant::now() + Duration::from_secs(10);
+            while !sim.report().is_clean() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            sim.assert_clean();
+        }
+    });
+}
+
+/// What another thread holds while the process forks, the child does without.
+#[test]
+fn a_child_waits_for_no_thread_of_its_parent() {
+    alone("fork::a_child_waits_for_no_thread_of_its_parent", || {
+        let sim = SimDevice::new(SimConfig::default()).unwrap();
+        for device in [Devices::cpu(), Device::new(sim.clone()).unwrap()] {
+            let up = device.upload(&batch()).unwrap();
+            let theirs = device.clone();
+            // It ends with the process.
+            std::thread::spawn(move || {
+                loop {
+                    for _ in 0..100 {
+                        let slab = theirs.host_slab(64).unwrap();
+                        // Looks through the list of simulated devices.
+                        for _ in 0..10 {
+                            theirs.backend().classify(slab.as_device_ptr(), 64);
+                        }
+                    }
+                    theirs.set_idle_slab_limit(1 << 20);
+                    drop(theirs.upload(&batch()).unwrap());
+                    theirs.trim();
+                }
+            });
+            let mut child = Some(up);
+            for _ in 0..50 {
+                forked(|| {
+                    let up = child.take().unwrap();
+                    assert_eq!(up.to_host().is_ok(), device.is_synchronous());
+                    drop((device.host_slab(64), up));
+                    device.set_idle_slab_limit(1 << 20);
+                    device.trim();
+                    assert!(sim.report().error.is_some());
+                    // One of its own works.
+                    let own = SimDevice::new(SimConfig::default()).unwrap();
+                    round_trip(&Device::new(own).unwrap());
+                });
+            }
+        }
+    });
+}
+
+/// A stream that reads ahead ends in a child with an error, though batches wait in it. The parent's goes on.
+#[test]
+fn a_stream_that_reads_ahead_is_the_parents() {
+    alone("fork::a_stream_that_reads_ahead_is_the_parents", || {
+        for device in [Devices::cpu(), Devices::simulated().unwrap()] {
+            let batches = (0..5).map(|_| Ok(batch()));
+            let reader = RecordBatchIterator::new(batches, batch().schema());
+            let mut ahead = UploadingReader::new(reader, &device).read_ahead(2);
+            assert_eq!(ahead.next().unwrap().unwrap().num_rows(), 3);
+            let mut child = Some(ahead);
+            forked(|| {
+                let mut ahead = child.take().unwrap();
+                let text = ahead.next().unwrap().unwrap_err().to_string();
+                assert!(text.contains("cannot be used after fork"), "{text}");
+                assert!(ahead.next().is_none() && ahead.next().is_none());
+                drop(ahead);
+            });
+            let rows: Vec<_> = child.unwrap().map(|up| up.unwrap().num_rows()).collect();
+            assert_eq!(rows, [3; 4]);
+        }
+    });
+}
+
+/// So does a reader whose parts are read by several threads.
+#[test]
+fn a_parallel_reader_is_the_parents() {
+    alone("fork::a_parallel_reader_is_the_parents", || {
+        let open = |_| Ok(RecordBatchIterator::new([Ok(batch())], batch().schema()));
+        let read = ParallelReader::new(batch().schema(), 0..5, open);
+        let mut read = read.with_threads(2);
+        assert_eq!(read.next().unwrap().unwrap(), batch());
+        let mut child = Some(read);
+        forked(|| {
+            let mut read = child.take().unwrap();
+            let text = read.next().unwrap().unwrap_err().to_string();
+            assert!(text.contains("cannot be used after fork"), "{text}");
+            assert!(read.next().is_none() && read.next().is_none());
+            drop(read);
+        });
+        let rows: Vec<_> = child.unwrap().map(|b| b.unwrap().num_rows()).collect();
+        assert_eq!(rows, [3; 4]);
+    });
+}
+
+/// A worker's thread does not exist there, and its lock may be held. Its jobs do not run there: the runtime that they would call
+/// is the parent's.
+#[test]
+fn a_worker_is_the_parents() {
+    alone("fork::a_worker_is_the_parents", || {
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let (sender, ran) = std::sync::mpsc::channel();
+        let mut worker = Some(Worker::new("a worker"));
+        let idle = Worker::new("a worker that has no thread yet");
+        let parents = sender.clone();
+        worker.as_ref().unwrap().push(move || {
+            wait.recv().unwrap();
+            parents.send("the parent's").unwrap();
+        });
+        forked(|| {
+            let worker = worker.take().unwrap();
+            for worker in [&worker, &idle] {
+                assert_eq!(worker.pending(), 0);
+                let (job, poll) = (sender.clone(), sender.clone());
+                worker.push(move || job.send("a job").unwrap());
+                worker.watch(move || poll.send("a poll").is_ok(), || {});
+                worker.finish();
+            }
+            drop(worker);
+            assert!(ran.recv_timeout(Duration::from_millis(100)).is_err());
+            // One of its own works.
+            let own = Worker::new("the child's worker");
+            own.push(move || sender.send("the child's").unwrap());
+            own.finish();
+            assert_eq!(ran.try_recv(), Ok("the child's"));
+        });
+        go.send(()).unwrap();
+        worker.take().unwrap().finish();
+    });
+}
