@@ -6,7 +6,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::clock;
 use crate::engine::{Engine, Kind, Lasting};
 use crate::ffi::*;
 use crate::registry::{blame, registry};
@@ -105,8 +104,7 @@ pub(crate) fn plain(name: &'static str, body: impl FnOnce() -> Outcome) -> Code 
 
 /// Carries out a call.
 pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -> Outcome) -> Code {
-    let begin = clock::now();
-    let code = caught(name, || {
+    caught(name, || {
         permitted(name)?;
         if INITIALIZED.load(Ordering::SeqCst) != std::process::id() {
             return Err(NOT_INITIALIZED);
@@ -126,16 +124,7 @@ pub(crate) fn call(name: &'static str, kind: Kind, of: Of, body: impl FnOnce() -
             Some(code) if kind.lasting == Lasting::After => Err(code),
             _ => result,
         }
-    });
-    if let Some(begin) = begin {
-        // That of a thread without a context takes no time.
-        let engine = engine_of(of).or_else(|| registry().current_engine());
-        if let Some(engine) = engine {
-            let query = kind == POINTER || name == "cuEventQuery";
-            engine.clock.spend(begin, query);
-        }
-    }
-    code
+    })
 }
 
 /// Calls inside host functions are not permitted.

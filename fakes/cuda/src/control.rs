@@ -7,7 +7,6 @@ use std::sync::Arc;
 use arrow_device::device::Backend;
 
 use crate::call::calls_of_thread;
-use crate::clock::Rates;
 use crate::engine::Engine;
 use crate::ffi::*;
 use crate::memory::What;
@@ -95,29 +94,6 @@ pub(crate) unsafe extern "C" fn fake_cuda_break(ordinal: c_int, code: c_int) -> 
 pub(crate) unsafe extern "C" fn fake_cuda_shutdown(ordinal: c_int, code: c_int) -> c_int {
     caught(-1, || {
         engine(ordinal)?.shut_down(code);
-        Some(0)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn fake_cuda_clock(
-    ordinal: c_int,
-    up: f64,
-    down: f64,
-    call: u64,
-    query: u64,
-) -> c_int {
-    caught(-1, || {
-        let valid = |rate: f64| rate.is_finite() && rate >= 0.0;
-        if !valid(up) || !valid(down) {
-            return None;
-        }
-        engine(ordinal)?.clock.set(Rates {
-            up,
-            down,
-            call,
-            query,
-        });
         Some(0)
     })
 }

@@ -47,6 +47,7 @@ pub(crate) fn places() -> Vec<Place> {
         lazy: false,
         pools: true,
         share: 1,
+        balance: None,
         // The driver does not tell what it has given to whom.
         unclean: Box::new(|| None),
         alone: Some(Box::new(alone)),

@@ -7,9 +7,9 @@ use arrow_device::cuda::{CudaConfig, CudaMemory};
 use arrow_device::{DeviceRecordBatch, Error, Queue, SyncPolicy};
 use cudarc::driver::{CudaContext, sys};
 
-use crate::fake::{Group, NO_POOLS, PINS, fake};
+use crate::fake::{Group, MODES, NO_POOLS, fake};
 use crate::given::{everything, on_many_threads};
-use crate::rig::{MODES, Rig, all_done, assert_gone, soon};
+use crate::rig::{Rig, all_done, assert_gone, soon};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::vendor::load;
 
@@ -46,7 +46,7 @@ fn the_callers_context_stays_as_it_was() {
     assert_eq!(unsafe { sys::cuInit(0) } as i32, 0);
     for mode in MODES {
         for memory in [CudaMemory::Device, CudaMemory::Host, CudaMemory::Managed] {
-            let group = Group::open(2, mode | PINS);
+            let group = Group::open(2, mode);
             // None.
             assert!(current().is_null());
             let rig = Rig::of(group, &CudaConfig::new(group.ordinal()).with_memory(memory));
@@ -80,7 +80,7 @@ fn the_callers_context_stays_as_it_was() {
 #[test]
 fn two_contexts_of_one_device() {
     for mode in MODES {
-        let group = Group::open(1, mode | PINS);
+        let group = Group::open(1, mode);
         let primary = Rig::of(group, &CudaConfig::new(group.ordinal()));
         let context = another_context(group.first);
         let config = CudaConfig::new(group.ordinal()).with_context(context.clone());
@@ -140,7 +140,7 @@ fn two_contexts_of_one_device() {
 #[test]
 fn memory_of_another_context() {
     for mode in MODES {
-        let group = Group::open(1, mode | NO_POOLS | PINS);
+        let group = Group::open(1, mode | NO_POOLS);
         let primary = Rig::of(group, &CudaConfig::new(group.ordinal()));
         let context = another_context(group.first);
         let config = CudaConfig::new(group.ordinal()).with_context(context.clone());

@@ -18,8 +18,8 @@ use arrow_device::{
 };
 use cudarc::driver::{CudaContext, CudaStream, sys};
 
-use crate::fake::{LAZY, NO_POOLS, PAGEABLE_EAGER, PINS, fake};
-use crate::rig::{MODES, Rig, hold, soon};
+use crate::fake::{LAZY, MODES, NO_POOLS, PAGEABLE_EAGER, fake};
+use crate::rig::{Rig, hold, soon};
 use crate::support::assert_same;
 
 const ROWS: usize = 1000;
@@ -37,7 +37,7 @@ struct World {
 
 impl World {
     fn new(flags: u32, memory: CudaMemory) -> Self {
-        let rig = Rig::with(flags | PINS, memory);
+        let rig = Rig::with(flags, memory);
         let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
         let stream = context.new_stream().unwrap();
         let world = Self {

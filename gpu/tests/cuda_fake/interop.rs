@@ -10,19 +10,12 @@ use arrow_schema::DataType;
 use cudarc::driver::{CudaContext, CudaStream, LaunchConfig, PushKernelArg, sys};
 use cudarc::nvrtc::Ptx;
 
-use crate::calls::captures_are_noticed;
-use crate::fake::{Group, NO_POOLS, PAGEABLE_EAGER, PINS, POOL_CREATION_FAILS, fake, in_mode};
-use crate::given::assert_refused_while_captured;
-use crate::rig::{MODES, Rig, hold};
+use crate::fake::{Group, MODES, NO_POOLS, PAGEABLE_EAGER, fake};
+use crate::given::{assert_refused_while_captured, captures_are_noticed};
+use crate::rig::{Rig, hold};
 use crate::support::assert_same;
 
 const PTX: &str = ".entry fill_i64( .entry product_f64( .entry fail(";
-
-/// cudarc frees slices in a stream's order where the driver says that there are pools. The stand-in
-/// takes only memory of a pool so, and there is none in this mode.
-fn cudarc_frees_in_order_without_a_pool() -> bool {
-    in_mode(POOL_CREATION_FAILS)
-}
 
 /// A device, cudarc's handle of its context and a stream of it.
 struct World {
@@ -34,7 +27,7 @@ struct World {
 impl World {
     fn new(flags: u32) -> Self {
         // Sources of cudarc's copies are temporaries here.
-        let rig = Rig::new(flags | PAGEABLE_EAGER | PINS);
+        let rig = Rig::new(flags | PAGEABLE_EAGER);
         let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
         let stream = context.new_stream().unwrap();
         Self {
@@ -63,9 +56,6 @@ fn longs(n: i64) -> Vec<i64> {
 
 #[test]
 fn a_slice_becomes_a_column_and_a_slice_again() {
-    if cudarc_frees_in_order_without_a_pool() {
-        return;
-    }
     for flags in MODES.into_iter().chain([NO_POOLS]) {
         let world = World::new(flags);
         let (rig, stream) = (&world.rig, &world.stream);
@@ -144,9 +134,6 @@ fn slice_address(slice: &cudarc::driver::CudaSlice<i64>, stream: &CudaStream) ->
 /// Work of the home queue that reads a buffer comes before the slice's.
 #[test]
 fn a_slice_waits_for_the_home_queue() {
-    if cudarc_frees_in_order_without_a_pool() {
-        return;
-    }
     for mode in MODES {
         let world = World::new(mode);
         let (rig, stream) = (&world.rig, &world.stream);
@@ -189,9 +176,6 @@ fn a_slice_waits_for_the_home_queue() {
 /// A slice that was given away, used on another stream of cudarc's: that one waits as well.
 #[test]
 fn a_slice_given_away_on_another_stream() {
-    if cudarc_frees_in_order_without_a_pool() {
-        return;
-    }
     for mode in MODES {
         let world = World::new(mode);
         let (rig, stream) = (&world.rig, &world.stream);
@@ -370,9 +354,6 @@ fn slices_that_are_refused() {
 /// Every failure of the driver on the way: an error or a slice, and nothing is lost.
 #[test]
 fn failures_on_the_way() {
-    if cudarc_frees_in_order_without_a_pool() {
-        return;
-    }
     for flags in [0, NO_POOLS] {
         let world = World::new(flags);
         let (rig, stream) = (&world.rig, &world.stream);

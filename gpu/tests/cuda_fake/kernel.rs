@@ -7,9 +7,9 @@ use arrow_device::cuda::CudaMemory;
 use arrow_device::{Device, DeviceId, Devices, TransferStats};
 
 use crate::cuda_suite::example as work;
-use crate::fake::{Group, LAZY, PINS};
+use crate::fake::{Group, LAZY, MODES};
 use crate::kernel_suite::{self, Kernels};
-use crate::rig::{MODES, Rig, soon, unclean};
+use crate::rig::{Rig, soon, unclean};
 
 /// The example imports with the default set of devices, so its device must be there.
 fn open(group: Group, memory: CudaMemory) -> Device {
@@ -32,7 +32,7 @@ fn assert_clean(group: Group, device: &Device) {
 
 fn costs(memory: CudaMemory) {
     for flags in MODES {
-        let group = Group::open(1, flags | PINS);
+        let group = Group::open(1, flags);
         let device = open(group, memory);
         // Twice: the second run finds everything warm.
         for run in 0..2 {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use arrow_device::{DeviceBufferMut, Queue};
 
-use crate::fake::{LAZY, NO_POOLS, POOL_CREATION_FAILS, in_mode};
+use crate::fake::{LAZY, NO_POOLS, in_mode};
 use crate::rig::{Rig, hold, hold_running};
 use crate::vendor::Memory;
 
@@ -33,7 +33,7 @@ fn one_wait_for_everything() {
         (NO_POOLS, "cuEventRecord"),
         (LAZY | NO_POOLS, "cuEventRecord"),
     ] {
-        let call = match in_mode(NO_POOLS | POOL_CREATION_FAILS) {
+        let call = match in_mode(NO_POOLS) {
             true => "cuEventRecord",
             false => call,
         };

@@ -13,11 +13,12 @@ use arrow_device::{
 };
 use arrow_schema::DataType;
 
-use crate::calls::captures_are_noticed;
-use crate::fake::{Group, LAZY, NO_POOLS, PINS, POOL_CREATION_FAILS, in_mode};
-use crate::given::{assert_refused_while_captured, everything, on_many_threads};
+use crate::fake::{Group, LAZY, MODES, NO_POOLS, in_mode};
+use crate::given::{
+    assert_refused_while_captured, captures_are_noticed, everything, on_many_threads,
+};
 use crate::hip::*;
-use crate::rig::{MODES, Rig as Opened, assert_gone, hold, soon};
+use crate::rig::{Rig as Opened, assert_gone, hold, soon};
 use crate::support::{assert_same, assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{Config, MEMORIES, Memory};
@@ -37,7 +38,7 @@ fn the_callers_device_and_capture_mode_stay_as_they_were() {
     const THREAD_LOCAL: c_int = 1;
     for mode in MODES {
         for memory in MEMORIES {
-            let group = Group::open(2, mode | PINS);
+            let group = Group::open(2, mode);
             let config = Config::new(group.ordinal()).with_memory(memory);
             for current in [0, group.first, group.first + 1] {
                 let rig = Opened::of(group, &config);
@@ -195,7 +196,7 @@ fn streams_that_are_captured() {
     // The next allocation tries again.
     drop(rig.upload_on(&batch, &queue).unwrap());
     assert!(soon(|| {
-        if in_mode(NO_POOLS | POOL_CREATION_FAILS) {
+        if in_mode(NO_POOLS) {
             // Blocks stay for reuse.
             rig.trim();
         }
@@ -341,7 +342,7 @@ fn the_threads_last_error_stays() {
             assert_same(&column, &up.to_host().unwrap(), "from ordinary memory");
         });
         check("a pool that is full", &|| {
-            if in_mode(NO_POOLS | POOL_CREATION_FAILS) {
+            if in_mode(NO_POOLS) {
                 return;
             }
             rig.group.fail("cuMemAllocFromPoolAsync", 1, 2);
@@ -379,7 +380,7 @@ fn the_threads_last_error_stays() {
 #[test]
 fn a_dlpack_consumers_stream_waits() {
     for flags in [0, LAZY, LAZY | NO_POOLS] {
-        let rig = Opened::new(flags | PINS);
+        let rig = Opened::new(flags);
         let source = longs(1000);
         let consumer = stream_of(rig.group.first);
         for (stream, number) in [

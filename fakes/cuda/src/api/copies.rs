@@ -6,7 +6,7 @@ use crate::api::home::Location;
 use crate::api::streams::refuse_legacy;
 use crate::call::{Of, WORK, call};
 use crate::copy::{self, Copy, Reads, Way};
-use crate::engine::{Engine, LISTS_UP_TO_64, LISTS_WITHOUT_ATTRIBUTES, NO_BATCH};
+use crate::engine::{Engine, NO_BATCH};
 use crate::ffi::*;
 use crate::registry::{Lane, Registry, registry};
 
@@ -123,13 +123,6 @@ pub(crate) unsafe extern "C" fn cuMemcpyPeerAsync(
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpy(dst: Address, src: Address, bytes: usize) -> Code {
-    call("cuMemcpy", WORK, Of::Current, || {
-        copy_now(Way::Any, dst, src, bytes)
-    })
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuMemcpyHtoD_v2(
     dst: Address,
     src: *const c_void,
@@ -153,13 +146,6 @@ pub(crate) unsafe extern "C" fn cuMemcpyDtoH_v2(
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpyDtoD_v2(dst: Address, src: Address, bytes: usize) -> Code {
-    call("cuMemcpyDtoD_v2", WORK, Of::Current, || {
-        copy(Way::DeviceToDevice, dst, src, bytes, LEGACY)
-    })
-}
-
 fn fill(dst: Address, byte: u8, bytes: usize, stream: Handle) -> Outcome {
     let mut registry = registry();
     let lane = registry.work_lane(stream)?;
@@ -178,14 +164,6 @@ pub(crate) unsafe extern "C" fn cuMemsetD8Async(
 ) -> Code {
     call("cuMemsetD8Async", WORK, Of::Handle(hStream), || {
         fill(dst, uc, bytes, hStream)
-    })
-}
-
-/// Asynchronous, as on device memory.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemsetD8_v2(dst: Address, uc: u8, bytes: usize) -> Code {
-    call("cuMemsetD8_v2", WORK, Of::Current, || {
-        fill(dst, uc, bytes, LEGACY)
     })
 }
 
@@ -215,13 +193,7 @@ const LONGEST_LIST: usize = 8192;
 
 impl Batch {
     /// When each copy's source is read; `Err` if the attributes are not as they must be.
-    fn orders(&self, engine: &Engine) -> Outcome<Vec<Reads>> {
-        if engine.has(LISTS_WITHOUT_ATTRIBUTES) {
-            return match self.attribute_count {
-                0 => Ok(vec![Reads::AsFlagged; self.count]),
-                _ => Err(INVALID_VALUE),
-            };
-        }
+    fn orders(&self) -> Outcome<Vec<Reads>> {
         let attributes = self.attributes.list(self.attribute_count)?;
         let starts = self.starts.list(self.attribute_count)?;
         let ascending = starts.windows(2).all(|pair| pair[0] < pair[1]);
@@ -260,10 +232,7 @@ impl Batch {
             lane.engine.blame(text);
             return Err(INVALID_VALUE);
         }
-        if self.count > 64 && lane.engine.has(LISTS_UP_TO_64) {
-            return Err(INVALID_VALUE);
-        }
-        let orders = self.orders(&lane.engine)?;
+        let orders = self.orders()?;
         let mut copies = Vec::new();
         for (index, reads) in orders.into_iter().enumerate() {
             let copy = self.copy(&registry, &lane.engine, index, reads);

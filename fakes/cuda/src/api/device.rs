@@ -142,19 +142,3 @@ pub(crate) unsafe extern "C" fn cuDeviceGetAttribute(
         })
     })
 }
-
-/// The ordinals of one group reach each other.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuDeviceCanAccessPeer(
-    can: Out<c_int>,
-    dev: c_int,
-    peer: c_int,
-) -> Code {
-    call("cuDeviceCanAccessPeer", QUIET, Of::Device(dev), || {
-        check(dev)?;
-        check(peer)?;
-        let engine = registry().engine(dev);
-        let group = engine.is_some_and(|engine| engine.ordinals.contains(&peer));
-        can.put(i32::from(group && dev != peer))
-    })
-}

@@ -3,10 +3,10 @@
 use arrow_array::Array;
 use arrow_device::SyncPolicy;
 
-use crate::fake::Group;
+use crate::fake::{Group, MODES};
 use crate::fork_kit::{alone, forked};
 use crate::gpu_suite::hold::hold;
-use crate::rig::{MODES, Rig, pins};
+use crate::rig::Rig;
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{Config, MEMORIES, load};
@@ -17,7 +17,7 @@ fn a_child_drops_everything_and_uses_nothing() {
         load();
         for memory in MEMORIES {
             for mode in MODES {
-                let group = Group::open(1, mode | pins(memory));
+                let group = Group::open(1, mode);
                 let config = Config::new(group.ordinal()).with_memory(memory);
                 let rig = Rig::of(group, &config);
                 everything(&rig, &config);

@@ -7,12 +7,12 @@ use arrow_array::{Array, ArrayRef, Int32Array, StringViewArray};
 use arrow_device::{DeviceArray, Devices, Error};
 
 use crate::block::Block;
-use crate::fake::{Group, NO_CONCURRENT_MANAGED, PINS};
+use crate::fake::{Group, MODES, NO_CONCURRENT_MANAGED};
 use crate::gpu_suite::host_memories;
-use crate::rig::{MODES, Rig};
+use crate::rig::Rig;
 use crate::support::assert_same;
 use crate::support_c::Foreign;
-use crate::vendor::{self, Config, MEMORY_NAMES, Memory, NAME, error_text};
+use crate::vendor::{Config, MEMORY_NAMES, Memory, error_text, load};
 
 fn ints() -> Int32Array {
     (0..100).map(|i| (i % 3 != 0).then_some(i)).collect()
@@ -45,7 +45,7 @@ fn accepted(rig: &Rig, mut foreign: Foreign) {
 #[test]
 fn device_memory_is_the_claimed_devices() {
     for mode in MODES {
-        let group = Group::open(2, mode | PINS);
+        let group = Group::open(2, mode);
         let rig = Rig::of(group, &Config::new(group.ordinal()));
         accepted(&rig, Foreign::new(&ints().to_data(), &rig.device));
         let values = ints().values().to_vec();
@@ -60,7 +60,7 @@ fn device_memory_is_the_claimed_devices() {
         );
         let other = Block::device(group.first + 1, 400);
         refused(&rig, moved(&rig, other.ptr), "array.buffers[1]");
-        let text = format!("it is memory of {NAME} device {}", group.first + 1);
+        let text = format!("it is memory of CUDA device {}", group.first + 1);
         refused(&rig, moved(&rig, other.ptr), &text);
         drop(other);
         // Memory of a pool belongs to no context, but to a device.
@@ -93,7 +93,7 @@ fn device_memory_is_the_claimed_devices() {
 #[test]
 fn what_the_host_is_to_read_it_can() {
     for memory in host_memories() {
-        let rig = Rig::with(PINS, memory);
+        let rig = Rig::with(0, memory);
         accepted(&rig, Foreign::new(&ints().to_data(), &rig.device));
         let values = ints().values().to_vec();
         // Device memory under such a name would be read by the host.
@@ -124,7 +124,7 @@ fn lengths_of_views() {
     ];
     let array: ArrayRef = std::sync::Arc::new(StringViewArray::from_iter_values(texts));
     for mode in MODES {
-        let rig = Rig::new(mode | PINS);
+        let rig = Rig::new(mode);
         let lengths: Vec<i64> = array.to_data().buffers()[1..]
             .iter()
             .map(|b| b.len() as i64)
@@ -162,7 +162,7 @@ fn lengths_of_views() {
 #[test]
 fn events() {
     for mode in MODES {
-        let rig = Rig::new(mode | PINS);
+        let rig = Rig::new(mode);
         let foreign = || Foreign::new(&ints().to_data(), &rig.device);
         // A handle that is null, and an address that cannot be an event's.
         let null: *mut c_void = ptr::null_mut();
@@ -199,7 +199,7 @@ fn events() {
 #[test]
 fn the_queue_waits_and_not_the_host() {
     for mode in MODES {
-        let rig = Rig::new(mode | PINS);
+        let rig = Rig::new(mode);
         let mut foreign = Foreign::new(&ints().to_data(), &rig.device);
         let before = rig.stats();
         let imported = foreign.import(&rig.options).unwrap();
@@ -247,15 +247,15 @@ fn export(
 /// A device that an import is told of must be there.
 #[test]
 fn devices_that_are_not_there() {
-    vendor::load();
+    load();
     for name in MEMORY_NAMES {
         let name = format!("{name}:999");
         let e = Devices::open(&name).unwrap_err();
         assert!(matches!(e, Error::DeviceNotAvailable { .. }), "{e:?}");
-        let expected = format!("{NAME} devices, 0 to");
-        assert!(e.to_string().contains(&expected), "{e}");
-        assert!(e.to_string().contains(&name), "{e}");
+        for part in ["CUDA devices, 0 to", &name] {
+            assert!(e.to_string().contains(part), "{e}");
+        }
     }
-    let cpu = vendor::backend(&Devices::cpu());
-    assert!(matches!(cpu, Err(Error::NotSupported { .. })));
+    let cpu = Devices::cpu();
+    assert!(matches!(cpu.as_cuda(), Err(Error::NotSupported { .. })));
 }

@@ -1,12 +1,17 @@
 //! Devices for the suite of streams.
 
-use crate::fake::{NO_BATCH, NO_POOLS};
-use crate::rig::{self, MODES, unclean};
+use crate::fake::{LAZY, NO_BATCH, NO_POOLS};
+use crate::rig::{self, unclean};
 use crate::stream_suite::Rig;
-use crate::vendor::{MANAGED, Memory};
+use crate::vendor::Memory;
 
 pub(crate) fn rigs() -> Vec<Rig> {
-    let open = |flags, memory| {
+    let modes = [
+        (LAZY, Memory::Device),
+        (NO_POOLS | NO_BATCH, Memory::Device),
+        (0, Memory::Host),
+    ];
+    let open = |(flags, memory)| {
         let rig::Rig {
             group,
             device,
@@ -20,11 +25,5 @@ pub(crate) fn rigs() -> Vec<Rig> {
             failed: Box::new(move || group.clear() > 0),
         }
     };
-    let lazy = MODES.map(|mode| open(mode, Memory::Device));
-    let other = [
-        open(NO_POOLS | NO_BATCH, Memory::Device),
-        open(0, Memory::Host),
-    ];
-    let managed = MANAGED.map(|memory| open(0, memory));
-    lazy.into_iter().chain(other).chain(managed).collect()
+    modes.map(open).into()
 }

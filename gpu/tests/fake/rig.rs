@@ -1,16 +1,13 @@
-//! Devices on the stand-in driver. Nothing in this folder names a vendor: what differs is in `crate::vendor`.
+//! Devices on the stand-in driver. What differs between vendors is in `crate::vendor`.
 
 use arrow_device::{Device, Devices, ImportOptions, Queue};
 use arrow_device_conformance::Hold;
 
-use crate::fake::{Group, LAZY, PINS, in_mode};
+use crate::fake::{Group, LAZY, in_mode};
 use crate::gpu_suite::hold::held;
 pub(crate) use crate::gpu_suite::hold::hold;
 pub(crate) use crate::gpu_suite::soon;
 use crate::vendor::{Config, Memory, let_go, load};
-
-/// The ways in which the driver runs work.
-pub(crate) const MODES: [u32; 2] = [0, LAZY];
 
 /// Keeps a queue's stream busy with a host function that is running when this returns: a driver does not call a function that a
 /// failed device has not reached. A lazy device, which runs only what somebody waits for, has not begun it.
@@ -44,7 +41,7 @@ impl Rig {
     }
 
     pub(crate) fn with(flags: u32, memory: Memory) -> Self {
-        let group = Group::open(1, flags | pins(memory));
+        let group = Group::open(1, flags);
         Self::of(group, &Config::new(group.ordinal()).with_memory(memory))
     }
 
@@ -88,11 +85,6 @@ impl Rig {
         // For other tests: there are not many ordinals.
         group.close();
     }
-}
-
-/// The flag for a device that has nothing but page-locked memory.
-pub(crate) fn pins(memory: Memory) -> u32 {
-    if memory == Memory::Host { PINS } else { 0 }
 }
 
 /// As [`Rig::assert_done`], for several of a group.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_device::{DeviceBufferMut, DeviceRecordBatch, Error, Queue, SyncPolicy};
 
+use crate::fake::Group;
 use crate::rig::Rig;
 use crate::support::{assert_same_batch, wide_batch};
 
@@ -60,4 +61,38 @@ pub(crate) fn assert_refused_while_captured(rig: &Rig, queue: &Queue, batch: &Re
         assert!(matches!(e, Error::NotSupported { .. }), "{e}");
         assert!(e.to_string().contains("captured"), "{e}");
     }
+}
+
+/// Whether a stream is captured is asked once in a scope; of a stream that was given, whose owner may
+/// begin a capture at any time, before each operation.
+pub(crate) fn captures_are_noticed(
+    rig: &Rig,
+    given: &Queue,
+    begin: impl FnOnce(),
+    end: impl FnOnce(),
+) {
+    let asked = || {
+        let calls = Group::thread_calls();
+        calls.get("cuStreamIsCapturing").copied().unwrap_or(0)
+    };
+    let own = rig.new_queue().unwrap();
+    for (queue, questions) in [(&own, 1), (given, 3)] {
+        let before = asked();
+        rig.backend().within(&mut || {
+            for _ in 0..3 {
+                drop(queue.record().unwrap());
+            }
+        });
+        assert_eq!(asked() - before, questions);
+    }
+    let (mut begin, mut refused) = (Some(begin), None);
+    rig.backend().within(&mut || {
+        drop(given.record().unwrap());
+        if let Some(begin) = begin.take() {
+            begin();
+        }
+        refused = given.record().err();
+    });
+    end();
+    assert!(refused.unwrap().to_string().contains("captured"));
 }

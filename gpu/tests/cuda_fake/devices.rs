@@ -5,8 +5,8 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_device::{Error, SyncPolicy};
 
-use crate::fake::{Group, LAZY, PINS};
-use crate::rig::{MODES, Rig, all_done, assert_gone, soon};
+use crate::fake::{Group, LAZY, MODES};
+use crate::rig::{Rig, all_done, assert_gone, soon};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{Config, MEMORIES, Memory, assert_untouched};
@@ -14,7 +14,7 @@ use crate::vendor::{Config, MEMORIES, Memory, assert_untouched};
 #[test]
 fn two_devices() {
     for mode in MODES {
-        let group = Group::open(2, mode | PINS);
+        let group = Group::open(2, mode);
         let rigs = [0, 1].map(|i| Rig::of(group, &Config::new(group.ordinal() + i)));
         let batch = wide_batch(8, 1000);
         let up = rigs[0].upload(&batch).unwrap();
@@ -94,7 +94,7 @@ fn pools_of_two_devices() {
 #[test]
 fn mixed_memory_to_another_device() {
     for pinned_first in [true, false] {
-        let group = Group::open(2, PINS);
+        let group = Group::open(2, 0);
         let rigs = [0, 1].map(|i| Rig::of(group, &Config::new(group.ordinal() + i)));
         let host = Rig::of(
             group,

@@ -6,27 +6,22 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys;
 use libloading::Library;
+
+pub(crate) mod block;
+pub(crate) mod given;
+pub(crate) mod places;
+pub(crate) mod rig;
 
 pub(crate) const LAZY: u32 = 1;
 pub(crate) const PAGEABLE_EAGER: u32 = 2;
 pub(crate) const NO_POOLS: u32 = 4;
 pub(crate) const NO_CONCURRENT_MANAGED: u32 = 8;
 pub(crate) const NO_BATCH: u32 = 16;
-pub(crate) const PINNING_FAILS: u32 = 32;
-pub(crate) const POOL_CREATION_FAILS: u32 = 64;
-pub(crate) const LISTS_UP_TO_64: u32 = 128;
-pub(crate) const LISTS_WITHOUT_ATTRIBUTES: u32 = 256;
 pub(crate) const FREE_BLOCKS: u32 = 512;
-pub(crate) const OOM_IS_INVALID: u32 = 1024;
-pub(crate) const INSTANT: u32 = 2048;
-pub(crate) const HOLLOW: u32 = 1 << 16;
-/// For tests that are about page-locked memory: no mode of the whole program refuses it.
-pub(crate) const PINS: u32 = 1 << 31;
 
-/// The modes in which a driver refuses some list of copies, so that none is used after it.
-pub(crate) const NO_LISTS: u32 = NO_BATCH | LISTS_UP_TO_64 | LISTS_WITHOUT_ATTRIBUTES;
+/// The ways in which the driver runs work.
+pub(crate) const MODES: [u32; 2] = [0, LAZY];
 
 /// Whether the whole program runs in one of these modes: `FAKE_CUDA_FLAGS` adds them to the flags of
 /// every group. Tests that are about other modes ask.
@@ -173,25 +168,8 @@ impl Group {
     pub(crate) fn assert_clean(self) {
         assert_eq!(self.report(), "", "{self:?} is not clean");
     }
-
-    /// Asserts that the report has exactly these lines, each containing one of the texts, in order.
-    #[track_caller]
-    pub(crate) fn assert_report(self, lines: &[&str]) {
-        let report = self.report();
-        let fits = report.lines().count() == lines.len()
-            && report
-                .lines()
-                .zip(lines)
-                .all(|(line, text)| line.contains(text));
-        assert!(fits, "expected {lines:#?}, found:\n{report}");
-    }
 }
 
 fn text(text: &str) -> CString {
     CString::new(text).unwrap()
-}
-
-/// The code of a driver call.
-pub(crate) fn code(result: sys::CUresult) -> i32 {
-    result as i32
 }
