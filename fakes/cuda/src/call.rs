@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use crate::engine::{Engine, Kind, Lasting};
 use crate::ffi::*;
@@ -155,15 +155,6 @@ fn engine_of(of: Of) -> Option<Arc<Engine>> {
 fn caught(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
     // At the end of a thread nothing is counted any more.
     let _ = CALLS.try_with(|calls| *calls.borrow_mut().entry(name).or_default() += 1);
-    static TRACE: OnceLock<bool> = OnceLock::new();
-    let code = caught_silently(name, body);
-    if *TRACE.get_or_init(|| std::env::var_os("FAKE_CUDA_TRACE").is_some()) {
-        eprintln!("{name}: {code}");
-    }
-    code
-}
-
-fn caught_silently(name: &str, body: impl FnOnce() -> Outcome) -> Code {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code,

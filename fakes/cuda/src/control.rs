@@ -10,7 +10,7 @@ use crate::call::calls_of_thread;
 use crate::engine::Engine;
 use crate::ffi::*;
 use crate::memory::What;
-use crate::registry::{Registry, orphans, registry};
+use crate::registry::{Registry, registry};
 
 /// Nothing panics across C.
 fn caught<T>(otherwise: T, body: impl FnOnce() -> Option<T>) -> T {
@@ -114,10 +114,7 @@ pub(crate) unsafe extern "C" fn fake_cuda_report(
     bytes: usize,
 ) -> usize {
     caught(0, || {
-        let lines = match ordinal {
-            -1 => orphans(),
-            _ => report(&engine(ordinal)?),
-        };
+        let lines = report(&engine(ordinal)?);
         let report: String = lines.iter().map(|line| format!("{line}\n")).collect();
         text.put_bytes(report.as_bytes(), bytes);
         Some(report.len())

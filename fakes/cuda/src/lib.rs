@@ -25,7 +25,7 @@
 //! | `i32 fake_cuda_misreport(u64 address, usize bytes)` | From now on this length is reported for the block at the address, as for memory that a program has mapped by itself, of which a driver may report all the addresses that were reserved for it. |
 //! | `i32 fake_cuda_break(i32 ordinal, i32 code)` | Makes the engine fail for good with this code and drops its queued work. Waits for the operation that is running now, if any. |
 //! | `i32 fake_cuda_shutdown(i32 ordinal, i32 code)` | Unless `code` is 0, every call returns it (4: deinitialized) and does nothing, until this is called with 0. |
-//! | `usize fake_cuda_report(i32 ordinal, u8 *text, usize bytes)` | Writes what is not clean, one item a line, as much as fits; returns the whole length, 0 if all is clean. Ordinal -1: violations that belong to no engine. |
+//! | `usize fake_cuda_report(i32 ordinal, u8 *text, usize bytes)` | Writes what is not clean, one item a line, as much as fits; returns the whole length, 0 if all is clean. |
 //! | `u64 fake_cuda_live(i32 ordinal, const char *what)` | Returns how many there are of `device`, `pinned`, `managed`, `registered`, `events`, `blocking events` (whose waits sleep), `streams`, `pools`, `contexts`, `pending` (queued operations). |
 //! | `i32 fake_cuda_green_stream(CUstream *stream)` | Makes a stream that belongs to a green context of the current context's device. |
 //! | `i32 fake_cuda_drain(i32 ordinal)` | Runs all that is queued, and waits for it; returns 0, or the code with which the engine has failed. For the end of tests on lazy engines. |
@@ -45,8 +45,7 @@
 //! # Environment variables
 //!
 //! They are read once. `FAKE_CUDA_INIT` is what `cuInit` returns, and `FAKE_CUDA_COUNT` the number
-//! of devices (900 by default); with `FAKE_CUDA_TRACE`, calls and what they return are written to
-//! stderr. `FAKE_CUDA_FLAGS`, a decimal number, is added to the flags of every engine, so that whole
+//! of devices (900 by default). `FAKE_CUDA_FLAGS`, a decimal number, is added to the flags of every engine, so that whole
 //! programs run in a mode; only an engine that is opened lazy does not become instant, nor the
 //! other way around.
 //!

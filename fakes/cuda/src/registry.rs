@@ -121,19 +121,11 @@ pub(crate) fn registry() -> MutexGuard<'static, Registry> {
     lock(&REGISTRY)
 }
 
-/// Violations that belong to no engine.
-static ORPHANS: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// Records a violation.
+/// Records a violation, if it belongs to an engine.
 pub(crate) fn blame(engine: Option<&Arc<Engine>>, text: String) {
-    match engine {
-        Some(engine) => engine.blame(text),
-        None => lock(&ORPHANS).push(text),
+    if let Some(engine) = engine {
+        engine.blame(text);
     }
-}
-
-pub(crate) fn orphans() -> Vec<String> {
-    lock(&ORPHANS).clone()
 }
 
 /// How many devices there are.

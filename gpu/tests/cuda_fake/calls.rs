@@ -147,28 +147,6 @@ fn single_operations() {
     }
 }
 
-/// An upload in several lists costs two calls for each further one, and waits for staging memory.
-#[test]
-fn a_large_upload() {
-    let rig = warm(0);
-    // Each further thread enters the context once, and takes events that others of them give back.
-    rig.set_packing_threads(1);
-    let batch = longs(3, 3 << 20);
-    // What it needs of staging memory is there.
-    drop(rig.upload(&batch).unwrap().to_host().unwrap());
-    rig.synchronize().unwrap();
-    let (up, calls) = Calls::of(|| rig.upload(&batch).unwrap());
-    let named = |names: &[&str]| -> u64 { names.iter().map(|name| calls.named(name)).sum() };
-    let waits = named(&["cuEventSynchronize", "cuEventQuery", "cuMemHostAlloc"]);
-    let lists = named(&["cuEventRecord"]);
-    let copies = named(&["cuMemcpyAsync", "cuMemcpyBatchAsync_v2"]);
-    let limit = 8 + 2 * (lists - 1) + waits + copies.saturating_sub(lists);
-    calls.at_most(limit, format!("{lists} lists"));
-    assert_same_batch(&batch, &up.to_host().unwrap(), "upload");
-    drop(up);
-    end(rig);
-}
-
 /// One question for each allocation, whatever the number of buffers, and one entry.
 #[test]
 fn an_import_asks_once_for_each_allocation() {

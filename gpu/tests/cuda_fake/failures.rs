@@ -9,7 +9,7 @@ use arrow_device::{
     DeviceBufferMut, DeviceRecordBatch, Devices, Error, Queue, Result, SyncPolicy, check_for_cudf,
 };
 
-use crate::fake::{Group, LAZY, NO_BATCH, NO_CONCURRENT_MANAGED, NO_POOLS, in_mode};
+use crate::fake::{Group, LAZY, NO_BATCH, NO_CONCURRENT_MANAGED, NO_POOLS};
 use crate::rig::{Rig, soon};
 use crate::support::{assert_same_batch, in_part, wide_batch};
 use crate::support_c::Foreign;
@@ -273,29 +273,6 @@ fn a_device_that_could_not_be_opened_yet() {
     assert_eq!(devices.get(id).unwrap().id(), id);
     drop(devices);
     crate::rig::assert_gone(group);
-}
-
-#[test]
-fn out_of_device_memory() {
-    let group = Group::with_capacity(1, 0, 4 << 20);
-    let rig = Rig::of(group, &Config::new(group.ordinal()));
-    let large = wide_batch(20, 100_000);
-    let e = rig.upload(&large).unwrap_err();
-    assert!(matches!(e, Error::OutOfMemory { .. }), "{e}");
-    let text = e.to_string();
-    let call = match in_mode(NO_POOLS) {
-        true => "cuMemAlloc",
-        false => "cuMemAllocFromPoolAsync",
-    };
-    assert!(text.contains(call) && text.contains("bytes"), "{text}");
-    let small = wide_batch(5, 10);
-    assert_same_batch(
-        &small,
-        &rig.upload(&small).unwrap().to_host().unwrap(),
-        "after",
-    );
-    rig.assert_done();
-    rig.end();
 }
 
 /// What a program sees where there is no device, in a process of its own.

@@ -37,5 +37,6 @@ mod pending;
 mod rigs;
 mod vendor;
 mod waits;
+mod world;
 
 use fake::{block, given, places, rig};

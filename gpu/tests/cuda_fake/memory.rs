@@ -100,22 +100,6 @@ fn lists_of_copies() {
     }
 }
 
-/// Only what is asked for: no managed memory elsewhere.
-#[test]
-fn managed_memory_is_not_used_unasked() {
-    for memory in [Memory::Device, Memory::Host] {
-        let rig = Rig::with(0, memory);
-        let batch = wide_batch(10, 1000);
-        assert_same_batch(
-            &batch,
-            &rig.upload(&batch).unwrap().to_host().unwrap(),
-            "unasked",
-        );
-        assert_eq!(rig.group.calls("cuMemAllocManaged"), 0);
-        rig.end();
-    }
-}
-
 /// Memory that is page-locked already is copied straight: our slabs, and what the driver knows.
 #[test]
 fn page_locked_sources() {

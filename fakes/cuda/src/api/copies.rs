@@ -219,8 +219,8 @@ impl Batch {
         Ok(orders)
     }
 
-    /// Queues all copies or none. `failed` is told which copy was refused.
-    fn run(&self, stream: Handle, failed: impl Fn(usize)) -> Outcome {
+    /// Queues all copies or none.
+    fn run(&self, stream: Handle) -> Outcome {
         let mut registry = registry();
         let lane = registry.work_lane(stream)?;
         if lane.engine.has(NO_BATCH) {
@@ -236,7 +236,7 @@ impl Batch {
         let mut copies = Vec::new();
         for (index, reads) in orders.into_iter().enumerate() {
             let copy = self.copy(&registry, &lane.engine, index, reads);
-            copies.push(copy.inspect_err(|_| failed(index))?);
+            copies.push(copy?);
         }
         copy::queue(&lane, copies)
     }
@@ -256,35 +256,6 @@ impl Batch {
         }
         Copy::new(registry, engine, Way::Any, reads, (dst, src, bytes))
     }
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpyBatchAsync(
-    dsts: In<Address>,
-    srcs: In<Address>,
-    sizes: In<usize>,
-    count: usize,
-    attrs: In<Attributes>,
-    attrsIdxs: In<usize>,
-    numAttrs: usize,
-    failIdx: Out<usize>,
-    hStream: Handle,
-) -> Code {
-    call("cuMemcpyBatchAsync", WORK, Of::Handle(hStream), || {
-        let batch = Batch {
-            targets: dsts,
-            sources: srcs,
-            sizes,
-            count,
-            attributes: attrs,
-            starts: attrsIdxs,
-            attribute_count: numAttrs,
-        };
-        let failed = std::cell::Cell::new(usize::MAX);
-        batch
-            .run(hStream, |index| failed.set(index))
-            .inspect_err(|_| failIdx.put_if(failed.get()))
-    })
 }
 
 #[unsafe(no_mangle)]
@@ -308,6 +279,6 @@ pub(crate) unsafe extern "C" fn cuMemcpyBatchAsync_v2(
             starts: attrsIdxs,
             attribute_count: numAttrs,
         };
-        batch.run(hStream, |_| {})
+        batch.run(hStream)
     })
 }
