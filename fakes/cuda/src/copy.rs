@@ -17,7 +17,6 @@ pub(crate) enum Way {
     Any,
     HostToDevice,
     DeviceToHost,
-    DeviceToDevice,
     /// Device to device, with both contexts named.
     Peer,
 }
@@ -80,7 +79,7 @@ impl Copy {
             Way::Any => (true, true),
             Way::HostToDevice => (true, false),
             Way::DeviceToHost => (false, true),
-            Way::DeviceToDevice | Way::Peer => (false, false),
+            Way::Peer => (false, false),
         };
         // Page-locked and managed memory is both.
         let fits = |place, host: bool| match place {

@@ -12,16 +12,17 @@ use arrow_schema::DataType;
 
 use crate::block::Block;
 use crate::fake::{Group, MODES, NO_BATCH, NO_POOLS, in_mode};
-use crate::rig::{Rig, all_done, assert_gone, hold_running, soon};
+use crate::rig::{Rig, end_all, hold_running, soon};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{Config, assert_untouched};
 
 /// The calls of a piece of work, by name.
-pub(crate) struct Calls(BTreeMap<String, u64>);
+#[derive(Debug)]
+struct Calls(BTreeMap<String, u64>);
 
 impl Calls {
-    pub(crate) fn of<T>(work: impl FnOnce() -> T) -> (T, Self) {
+    fn of<T>(work: impl FnOnce() -> T) -> (T, Self) {
         let before = Group::thread_calls();
         let done = work();
         let mut calls = Group::thread_calls();
@@ -32,11 +33,7 @@ impl Calls {
         (done, Self(calls))
     }
 
-    fn all(&self) -> u64 {
-        self.0.values().sum()
-    }
-
-    pub(crate) fn named(&self, name: &str) -> u64 {
+    fn named(&self, name: &str) -> u64 {
         self.0.get(name).copied().unwrap_or(0)
     }
 
@@ -47,16 +44,8 @@ impl Calls {
 
     #[track_caller]
     fn at_most(&self, limit: u64, what: impl fmt::Display) {
-        assert!(self.all() <= limit, "{what}: more than {limit}\n{self}");
-    }
-}
-
-impl fmt::Display for Calls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} calls", self.all())?;
-        self.0
-            .iter()
-            .try_for_each(|(name, n)| writeln!(f, "{n:6} {name}"))
+        let all: u64 = self.0.values().sum();
+        assert!(all <= limit, "{what}: {all}, more than {limit}\n{self:#?}");
     }
 }
 
@@ -70,13 +59,6 @@ fn warm(mode: u32) -> Rig {
     rig.synchronize().unwrap();
     drop([0; 64].map(|_| rig.default_queue().record().unwrap()));
     rig
-}
-
-/// Drops a device, of which nothing is left.
-#[track_caller]
-fn end(rig: Rig) {
-    rig.assert_done();
-    rig.end();
 }
 
 fn longs(columns: usize, rows: usize) -> RecordBatch {
@@ -143,7 +125,7 @@ fn single_operations() {
             compact = Some(up.slice(1, 50).unwrap().compact().unwrap());
         });
         drop((compact, up, event, queue));
-        end(rig);
+        rig.end();
     }
 }
 
@@ -164,7 +146,7 @@ fn an_import_asks_once_for_each_allocation() {
                 // SAFETY: both structs come from one export of this crate.
                 unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }.unwrap()
             });
-            assert!(calls.lookups() <= allocations, "{allocations}\n{calls}");
+            assert!(calls.lookups() <= allocations, "{allocations}\n{calls:?}");
             calls.at_most(4 + allocations, format!("{allocations} allocations"));
             again
         };
@@ -176,17 +158,14 @@ fn an_import_asks_once_for_each_allocation() {
             assert_same_batch(&batch, &again.to_host().unwrap(), "imported");
         }
         let batch = longs(30, 50);
-        let columns: Vec<_> = batch.columns().iter().collect();
-        let columns: Vec<_> = columns
-            .into_iter()
-            .map(|column| rig.upload_array(column).unwrap())
-            .collect();
+        let upload = |column: &ArrayRef| rig.upload_array(column).unwrap();
+        let columns: Vec<_> = batch.columns().iter().map(upload).collect();
         let up = DeviceRecordBatch::try_new(batch.schema(), &columns).unwrap();
         drop(columns);
         let again = import(&up, 30);
         assert_same_batch(&batch, &again.to_host().unwrap(), "of several allocations");
         drop((up, again));
-        end(rig);
+        rig.end();
     }
 }
 
@@ -214,7 +193,7 @@ fn an_import_trusts_no_more_than_is_reported() {
         let whole = Block::device(rig.group.first, 1024);
         let (imported, calls) = import(&whole, 224);
         imported.unwrap();
-        assert_eq!(calls.lookups(), 1, "{calls}");
+        assert_eq!(calls.lookups(), 1, "{calls:?}");
         // The first buffer is known, and so is where the second begins, but not where it ends.
         refused(&whole);
 
@@ -223,14 +202,14 @@ fn an_import_trusts_no_more_than_is_reported() {
         Group::misreport(mapped.ptr.addr(), 1 << 30);
         let (imported, calls) = import(&mapped, 224);
         imported.unwrap();
-        assert!(calls.lookups() > 1, "{calls}");
+        assert!(calls.lookups() > 1, "{calls:?}");
         refused(&mapped);
         // Reported too short: the last byte counts.
         Group::misreport(mapped.ptr.addr(), 64);
         import(&mapped, 224).0.unwrap();
         refused(&mapped);
         drop((whole, mapped));
-        end(rig);
+        rig.end();
     }
 }
 
@@ -251,7 +230,7 @@ fn a_gap_in_page_locked_memory() {
     });
     calls.at_most(0, "answers are kept");
     drop(block);
-    end(rig);
+    rig.end();
 }
 
 /// What was seen complete is not asked about again: an export of a ready batch, whatever it
@@ -284,7 +263,7 @@ fn an_export_of_a_ready_batch() {
         });
         calls.at_most(0, "what was seen complete");
     }
-    end(rig);
+    rig.end();
 }
 
 /// An event of a device that has failed is an error, unless it was seen complete before.
@@ -344,7 +323,7 @@ fn scopes_leave_nothing_behind() {
         assert_eq!(
             calls.named("cuThreadExchangeStreamCaptureMode"),
             2,
-            "{calls}"
+            "{calls:?}"
         );
         assert_untouched();
         // Whatever fails in it, also the entry itself.
@@ -355,10 +334,7 @@ fn scopes_leave_nothing_behind() {
             assert_untouched();
         }
         let ((), calls) = Calls::of(|| one.backend().within(&mut || ()));
-        assert_eq!(calls.all(), 0, "nothing was called\n{calls}");
-        all_done(&[&one, &two]);
-        drop((one, two));
-        assert_gone(group);
-        group.close();
+        calls.at_most(0, "nothing was called");
+        end_all(group, [one, two]);
     }
 }

@@ -7,9 +7,10 @@ use arrow_device::{DeviceRecordBatch, Error, Queue, SyncPolicy};
 use cudarc::driver::sys;
 
 use crate::cuda_suite::interop::{another_context, current};
+use crate::fake::failing::fail_everywhere;
 use crate::fake::{Group, MODES, NO_POOLS, fake};
 use crate::given::{everything, on_many_threads};
-use crate::rig::{Rig, all_done, assert_gone, soon};
+use crate::rig::{Rig, assert_gone, end_all};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::vendor::{assert_untouched, load, unset_context};
 use crate::world::World;
@@ -92,9 +93,7 @@ fn memory_of_another_context() {
         assert!(matches!(e.open(), Err(Error::InvalidArgument(_))));
         assert_same_batch(&batch, &there.to_host().unwrap(), "other context");
         drop((there, config, e, context));
-        all_done(&[&primary, &other]);
-        drop((primary, other));
-        assert_gone(group);
+        end_all(group, [primary, other]);
         assert_untouched();
     }
 }
@@ -127,7 +126,6 @@ fn streams_of_green_contexts_are_refused() {
     drop(context);
     unset_context();
     rig.group.clear();
-    rig.assert_done();
     rig.end();
 }
 
@@ -150,7 +148,6 @@ fn streams_that_are_given() {
         }
         drop(context);
         unset_context();
-        rig.assert_done();
         rig.end();
     }
 }
@@ -166,7 +163,6 @@ fn the_per_thread_stream_on_many_threads() {
         drop(queue);
         drop(context);
         unset_context();
-        rig.assert_done();
         rig.end();
     }
 }
@@ -179,33 +175,12 @@ fn failures_of_a_per_thread_stream() {
         let context = rig.device.as_cuda().unwrap().cuda_context().unwrap();
         let queue = Queue::from_cuda_stream(&rig.device, context.per_thread_stream()).unwrap();
         let batch = wide_batch(6, 200);
-        for n in 1.. {
-            assert!(n < 300, "never ends");
-            rig.group.fail("*", n, 1);
-            let up = std::thread::scope(|scope| {
-                scope
-                    .spawn(|| rig.device.upload_on(&batch, &queue))
-                    .join()
-                    .unwrap()
-            });
-            let fired = rig.group.clear();
-            if let Ok(up) = &up {
-                assert_same_batch(&batch, &up.to_host().unwrap(), format!("call {n}"));
-            }
-            drop(up);
-            let _ = rig.take_drop_error();
-            let mut last = None;
-            assert!(
-                soon(|| {
-                    last = rig.unclean();
-                    last.is_none()
-                }),
-                "call {n}: {last:?}"
-            );
-            if fired == 0 {
-                break;
-            }
-        }
+        fail_everywhere(&rig, "a per-thread stream", || {
+            let upload = || rig.device.upload_on(&batch, &queue);
+            let up = std::thread::scope(|scope| scope.spawn(upload).join().unwrap())?;
+            assert_same_batch(&batch, &up.to_host()?, "up and down");
+            Ok(())
+        });
         drop((queue, context));
         unset_context();
         rig.end();

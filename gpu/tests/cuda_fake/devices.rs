@@ -6,7 +6,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_device::{Error, SyncPolicy};
 
 use crate::fake::{Group, LAZY, MODES};
-use crate::rig::{Rig, all_done, assert_gone, soon};
+use crate::rig::{Rig, assert_gone, end_all, soon};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{Config, MEMORIES, Memory};
@@ -27,11 +27,7 @@ fn two_devices() {
         assert_eq!(rigs[0].stats().bytes_to_host, 0);
         assert_same_batch(&batch, &there.to_host().unwrap(), "the other device");
         drop(there);
-        all_done(&[&rigs[0], &rigs[1]]);
-        for rig in rigs {
-            drop(rig);
-        }
-        assert_gone(group);
+        end_all(group, rigs);
     }
 }
 
@@ -77,9 +73,8 @@ fn mixed_memory_to_another_device() {
             rig.synchronize().unwrap();
         }
         assert!(soon(|| foreign.releases().0 == 3));
-        all_done(&[&rigs[0], &rigs[1], &host]);
-        drop((rigs, host));
-        assert_gone(group);
+        let [one, two] = rigs;
+        end_all(group, [one, two, host]);
     }
 }
 

@@ -1,92 +1,22 @@
 //! Every call of the driver fails once; the device fails for good; there is no driver.
 
-use std::cell::RefCell;
-use std::process::Command;
 use std::sync::Arc;
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::{
-    DeviceBufferMut, DeviceRecordBatch, Devices, Error, Queue, Result, SyncPolicy, check_for_cudf,
+    DeviceBufferMut, DeviceRecordBatch, Devices, Error, SyncPolicy, check_for_cudf,
 };
 
+use crate::fake::child::child;
+use crate::fake::failing::{fail_everywhere, keep};
 use crate::fake::{Group, LAZY, NO_BATCH, NO_CONCURRENT_MANAGED, NO_POOLS};
 use crate::rig::{Rig, soon};
-use crate::support::{assert_same_batch, in_part, wide_batch};
+use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{self, Config, MEMORIES, MEMORY_NAMES, Memory, error_text};
 
-/// Codes of the driver: an unknown one is none of ours to interpret.
-const CODES: [i32; 3] = [1, 2, 12345];
-
 fn batch() -> RecordBatch {
     wide_batch(12, 300)
-}
-
-thread_local! {
-    /// Queues that are dropped when no call is to fail: a stream that the driver refuses to destroy
-    /// would be lost.
-    static QUEUES: RefCell<Vec<Queue>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Runs `work` with each call of the driver failing in turn. At least one failure comes back.
-fn fail_everywhere(rig: &Rig, name: &str, work: impl Fn() -> Result<()>) {
-    // In part each call fails with one of the codes.
-    let rounds = if in_part() { 1 } else { CODES.len() };
-    for round in 0..rounds {
-        let mut failed = 0;
-        for n in 1.. {
-            assert!(n < 500, "{name} never ends");
-            let code = CODES[(round + n as usize) % CODES.len()];
-            rig.group.fail("*", n, code);
-            let result = work();
-            let fired = rig.group.clear();
-            QUEUES.take();
-            match result {
-                Err(Error::OutOfMemory { operation, .. }) => {
-                    // An allocation whose arguments are refused is too large.
-                    assert!(
-                        code <= 2 && operation.starts_with("cu"),
-                        "{name}: {operation}"
-                    );
-                }
-                Err(Error::Device {
-                    code: got,
-                    operation,
-                    message,
-                    device,
-                }) => {
-                    assert_eq!((got, device), (code, rig.id()), "{name}");
-                    assert!(operation.starts_with("cu"), "{name}: {operation}");
-                    assert!(message.contains(error_text(code)), "{name}: {message}");
-                    failed += 1;
-                }
-                Err(Error::InvalidInput { message, .. }) => {
-                    // The driver could not say whose memory it is.
-                    assert!(fired > 0, "{name}: {message}");
-                }
-                Err(e) => panic!("{name}, call {n}: {e:?}"),
-                Ok(()) => {}
-            }
-            // And once more, without.
-            work().unwrap_or_else(|e| panic!("{name} after call {n}: {e}"));
-            QUEUES.take();
-            let mut last = None;
-            let clean = soon(|| {
-                last = rig.unclean();
-                last.is_none()
-            });
-            assert!(
-                clean,
-                "{name}, call {n}, code {code}: {}",
-                last.unwrap_or_default()
-            );
-            let _ = rig.take_drop_error();
-            if fired == 0 {
-                break;
-            }
-        }
-        assert!(failed > 0, "{name}: no failure came back");
-    }
 }
 
 /// A test for each kind of memory, so that they run side by side.
@@ -137,7 +67,7 @@ mod every_call_fails_once {
         });
         fail_everywhere(&rig, "memory", || {
             let queue = rig.new_queue()?;
-            QUEUES.with_borrow_mut(|queues| queues.push(queue.clone()));
+            keep(queue.clone());
             let mut memory = DeviceBufferMut::allocate(&queue, 1000)?;
             memory.fill(3)?;
             let buffer = memory.freeze()?;
@@ -295,14 +225,9 @@ fn no_device() {
         assert!(e.contains("no GPU") && e.contains(error_text(100)), "{e}");
         return;
     }
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["failures::no_device", "--exact"]);
-    let output = command.env("FAKE_CUDA_INIT", "100").output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}"
-    );
+    child(&["failures::no_device", "--exact"], "1 passed", |command| {
+        command.env("FAKE_CUDA_INIT", "100");
+    });
     vendor::load();
     assert_eq!(arrow_device::cuda::device_count().unwrap(), 900);
 }

@@ -21,7 +21,6 @@ fn a_child_drops_everything_and_uses_nothing() {
                 let config = Config::new(group.ordinal()).with_memory(memory);
                 let rig = Rig::of(group, &config);
                 everything(&rig, &config);
-                rig.assert_done();
                 rig.end();
             }
         }

@@ -14,7 +14,10 @@ pub(crate) use suite::*;
 pub(crate) const MEMORY_NAMES: [&str; 3] = ["cuda", "cuda-host", "cuda-managed"];
 /// Of all cases of every type each of so many is tested: the simulated device's own tests go through all
 /// of them. Prime: other cases for each type.
-pub(crate) const SHARE: usize = 5;
+pub(crate) const SHARE: usize = 11;
+
+/// What the names of all its calls start with.
+pub(crate) const CALLS: &str = "cu";
 
 /// Loads its library.
 pub(crate) fn load() {

@@ -1,7 +1,7 @@
 //! How threads wait.
 
 use crate::fake::{Group, LAZY, MODES};
-use crate::rig::{Rig, all_done, assert_gone};
+use crate::rig::Rig;
 use crate::support::{assert_same_batch, wide_batch};
 use crate::vendor::{Config, MEMORIES};
 
@@ -33,11 +33,7 @@ fn waits_that_sleep() {
                 assert_eq!([after[0] - before[0], after[1] - before[1]], [slept; 2]);
                 assert!(other.is_ready().unwrap());
                 drop((up, event, other, queue));
-                all_done(&[&rig]);
-                drop(rig);
-                assert_gone(group);
-                // For other tests: there are not many ordinals.
-                group.close();
+                rig.end();
             }
         }
     }
@@ -56,6 +52,5 @@ fn a_wait_that_fails() {
     group.fail("cuEventCreate", 1, 2);
     rig.synchronize().unwrap();
     group.clear();
-    rig.assert_done();
     rig.end();
 }

@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use libloading::Library;
 
 pub(crate) mod block;
+pub(crate) mod child;
+pub(crate) mod failing;
 pub(crate) mod given;
 pub(crate) mod places;
 pub(crate) mod rig;

@@ -64,21 +64,33 @@ impl Rig {
         unclean(self.group)
     }
 
-    /// Everything was dropped: waits until all of it has gone.
+    /// Waits until all has gone that was dropped.
     #[track_caller]
-    pub(crate) fn assert_done(&self) {
+    pub(crate) fn assert_clean(&self, what: impl std::fmt::Display) {
         let mut last = None;
         let done = soon(|| {
             last = self.unclean();
             last.is_none()
         });
-        assert!(done, "{:?}: {}", self.device, last.unwrap_or_default());
+        assert!(
+            done,
+            "{:?}: {what}: {}",
+            self.device,
+            last.unwrap_or_default()
+        );
+    }
+
+    /// Everything was dropped: waits until all of it has gone.
+    #[track_caller]
+    pub(crate) fn assert_done(&self) {
+        self.assert_clean("in the end");
         assert_eq!(self.device.take_drop_error().map(|e| e.to_string()), None);
     }
 
-    /// Drops the device, and checks that nothing of it is left.
+    /// As [`Rig::assert_done`]; then drops the device, and checks that nothing of it is left.
     #[track_caller]
     pub(crate) fn end(self) {
+        self.assert_done();
         let group = self.group;
         drop(self);
         assert_gone(group);
@@ -87,14 +99,17 @@ impl Rig {
     }
 }
 
-/// As [`Rig::assert_done`], for several of a group.
+/// As [`Rig::end`], for all devices of a group.
 #[track_caller]
-pub(crate) fn all_done(rigs: &[&Rig]) {
+pub(crate) fn end_all<const N: usize>(group: Group, rigs: [Rig; N]) {
     let done = soon(|| {
         rigs.iter().for_each(|rig| rig.trim());
         rigs.iter().all(|rig| rig.unclean().is_none())
     });
     assert!(done, "{:?}", rigs[0].unclean());
+    drop(rigs);
+    assert_gone(group);
+    group.close();
 }
 
 /// Nothing of a group is left, once the threads that free have done so.

@@ -1,9 +1,9 @@
 //! Every call of HIP fails once; a kernel fails; there is no device. Errors name HIP's calls and codes.
 
-use std::process::Command;
+use arrow_device::{DeviceBufferMut, DeviceRecordBatch, Devices, Error, SyncPolicy};
 
-use arrow_device::{DeviceBufferMut, DeviceRecordBatch, Devices, Error, Result, SyncPolicy};
-
+use crate::fake::child::child;
+use crate::fake::failing::fail_everywhere;
 use crate::fake::{LAZY, NO_BATCH};
 use crate::rig::{Rig, soon};
 use crate::support::{assert_same_batch, wide_batch};
@@ -11,57 +11,17 @@ use crate::vendor::{self, Memory};
 
 #[test]
 fn every_call_fails_once() {
-    let batch = wide_batch(12, 300);
+    let batch = wide_batch(5, 300);
     for (flags, memory) in [(0, Memory::Host), (LAZY | NO_BATCH, Memory::Device)] {
         let rig = Rig::with(flags, memory);
-        let work = || -> Result<()> {
+        fail_everywhere(&rig, "everything", || {
             let (array, schema) = rig.upload(&batch)?.export(SyncPolicy::Event)?;
             // SAFETY: both structs come from one export of this crate.
             let again = unsafe { DeviceRecordBatch::import_with(array, &schema, &rig.options) }?;
             let compact = again.slice(3, 200)?.compact()?.to_host()?;
             assert_same_batch(&batch.slice(3, 200), &compact, "compact");
             Ok(())
-        };
-        let mut failed = 0;
-        for n in 1.. {
-            assert!(n < 500, "it never ends");
-            rig.group.fail("*", n, 1);
-            let result = work();
-            let fired = rig.group.clear();
-            match result {
-                Err(Error::Device {
-                    code: 1,
-                    operation,
-                    message,
-                    device,
-                }) => {
-                    assert_eq!(device, rig.id());
-                    assert!(operation.starts_with("hip"), "{operation}");
-                    assert!(message.contains("hipErrorInvalidValue"), "{message}");
-                    failed += 1;
-                }
-                // An allocation whose arguments are refused is too large.
-                Err(Error::OutOfMemory { operation, .. }) => assert!(operation.starts_with("hip")),
-                // The driver could not say whose memory it is.
-                Err(Error::InvalidInput { .. }) => assert!(fired > 0),
-                Err(e) => panic!("call {n}: {e:?}"),
-                Ok(()) => {}
-            }
-            work().unwrap_or_else(|e| panic!("after call {n}: {e}"));
-            let mut last = None;
-            assert!(
-                soon(|| {
-                    last = rig.unclean();
-                    last.is_none()
-                }),
-                "call {n}: {last:?}"
-            );
-            let _ = rig.take_drop_error();
-            if fired == 0 {
-                break;
-            }
-        }
-        assert!(failed > 3, "{failed} failures came back");
+        });
         rig.end();
     }
 }
@@ -100,14 +60,9 @@ fn no_device() {
     if std::env::var_os("FAKE_CUDA_INIT").is_none() {
         let e = Devices::open("rocm:999").unwrap_err().to_string();
         assert!(e.contains("ROCm devices, 0 to"), "{e}");
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["failures::no_device", "--exact"]);
-        let output = command.env("FAKE_CUDA_INIT", "100").output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            output.status.success() && text.contains("1 passed"),
-            "{text}"
-        );
+        child(&["failures::no_device", "--exact"], "1 passed", |command| {
+            command.env("FAKE_CUDA_INIT", "100");
+        });
         return;
     }
     for name in ["rocm:0", "rocm-host:0"] {

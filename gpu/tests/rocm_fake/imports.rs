@@ -1,7 +1,7 @@
-//! Which addresses an import takes: HIP numbers its types of memory otherwise in other versions.
+//! Which addresses an import takes beside those of `gpu_suite::foreign`: HIP numbers its types of memory otherwise
+//! in other versions.
 
 use std::ffi::c_void;
-use std::ptr;
 
 use arrow_array::{Array, Int32Array};
 
@@ -50,8 +50,6 @@ fn addresses() {
             let pinned = Block::pinned(first, 400).with(&values);
             import(&rig, managed.ptr, None);
             import(&rig, pinned.ptr, None);
-            import(&rig, vec![0; 200].as_ptr().cast::<i32>().cast(), Some(""));
-            import(&rig, ptr::without_provenance(64), Some(""));
             let short = Block::device(first, 128);
             let freed = short.ptr;
             import(&rig, freed, Some(""));
@@ -61,13 +59,8 @@ fn addresses() {
                 let other = Block::device(first + 1, 400);
                 let text = format!("it is memory of ROCm device {}", first + 1);
                 import(&rig, other.ptr, Some(&text));
-            } else {
-                // The host would read it.
-                let device = Block::device(first, 400);
-                import(&rig, device.ptr, Some(""));
             }
             drop((managed, pinned));
-            rig.assert_done();
             rig.end();
         }
     }

@@ -100,7 +100,6 @@ fn a_stream_lives_as_long_as_its_memory() {
             rig.group.drain();
             rig.group.live("streams") == before
         }));
-        rig.assert_done();
         rig.end();
     }
 }
@@ -122,7 +121,6 @@ fn a_queue_with_work_is_dropped_without_a_wait() {
         drop(held);
         thread.join().unwrap();
         assert!(in_time.is_ok(), "it waited");
-        rig.assert_done();
         rig.end();
     }
 }
@@ -150,7 +148,7 @@ fn streams_that_are_given() {
 }
 
 #[test]
-fn streams_that_are_refused() {
+fn streams_and_events_that_are_refused() {
     let group = Group::open(2, 0);
     let rig = Opened::of(group, &Config::new(group.ordinal()));
     let other = stream_of(group.first + 1);
@@ -168,6 +166,14 @@ fn streams_that_are_refused() {
     let e = Devices::cpu().default_queue().hip_stream().unwrap_err();
     assert!(e.to_string().contains("not a ROCm device"), "{e}");
     assert!(Devices::cpu().as_rocm().is_err());
+    // SAFETY: both are refused before the handle is used.
+    let (null, cpu) = unsafe {
+        let null = SyncEvent::from_hip_event(&rig.device, null_mut());
+        let cpu = SyncEvent::from_hip_event(&Devices::cpu(), 64 as *mut _);
+        (null.unwrap_err(), cpu.unwrap_err())
+    };
+    assert!(null.to_string().contains("null"), "{null}");
+    assert!(matches!(cpu, Error::NotSupported { .. }), "{cpu}");
     rig.end();
 }
 
@@ -180,8 +186,17 @@ fn streams_that_are_captured() {
     let queue = queue(&rig, stream).unwrap();
     let batch = wide_batch(4, 50);
     let kept = rig.upload_on(&batch, &queue).unwrap();
-    assert_eq!(hipSetDevice(rig.group.first), 0);
-    assert_eq!(hipStreamBeginCapture(stream, RELAXED), 0);
+    let begin = || {
+        assert_eq!(hipSetDevice(rig.group.first), 0);
+        assert_eq!(hipStreamBeginCapture(stream, RELAXED), 0);
+    };
+    let end = || {
+        let mut graph = null_mut();
+        assert_eq!(hipStreamEndCapture(stream, &mut graph), 0);
+        assert_eq!(hipSetDevice(0), 0);
+    };
+    captures_are_noticed(&rig, &queue, begin, end);
+    begin();
     assert_refused_while_captured(&rig, &queue, &batch);
     // Memory of the stream is freed once that is over; nothing waits for the device until then, which would
     // end the capture.
@@ -190,9 +205,7 @@ fn streams_that_are_captured() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     assert_eq!(rig.group.calls("cuCtxSynchronize"), waits);
     assert_eq!(rig.group.live("device"), 1);
-    let mut graph = null_mut();
-    assert_eq!(hipStreamEndCapture(stream, &mut graph), 0);
-    assert_eq!(hipSetDevice(0), 0);
+    end();
     // The next allocation tries again.
     drop(rig.upload_on(&batch, &queue).unwrap());
     assert!(soon(|| {
@@ -211,35 +224,12 @@ fn streams_that_are_captured() {
 }
 
 #[test]
-fn a_capture_that_begins_in_a_scope() {
-    const RELAXED: c_int = 2;
-    let rig = Opened::new(0);
-    let stream = stream_of(rig.group.first);
-    let queue = queue(&rig, stream).unwrap();
-    let begin = || {
-        assert_eq!(hipSetDevice(rig.group.first), 0);
-        assert_eq!(hipStreamBeginCapture(stream, RELAXED), 0);
-    };
-    let end = || {
-        let mut graph = null_mut();
-        assert_eq!(hipStreamEndCapture(stream, &mut graph), 0);
-        assert_eq!(hipSetDevice(0), 0);
-    };
-    captures_are_noticed(&rig, &queue, begin, end);
-    drop(queue);
-    rig.assert_done();
-    assert_eq!(hipStreamDestroy(stream), 0);
-    rig.end();
-}
-
-#[test]
 fn the_per_thread_stream_on_many_threads() {
     for mode in MODES {
         let rig = Opened::new(mode);
         let queue = queue(&rig, 2 as Ptr).unwrap();
         on_many_threads(&rig, &queue);
         drop(queue);
-        rig.assert_done();
         rig.end();
     }
 }
@@ -290,20 +280,6 @@ fn events_that_are_given() {
         let wrong = report.lines().filter(|line| line.starts_with("violation"));
         assert_eq!(wrong.count(), 1, "{report}");
     }
-}
-
-#[test]
-fn events_that_are_refused() {
-    let rig = Opened::new(0);
-    // SAFETY: both are refused before the handle is used.
-    let (null, cpu) = unsafe {
-        let null = SyncEvent::from_hip_event(&rig.device, null_mut());
-        let cpu = SyncEvent::from_hip_event(&Devices::cpu(), 64 as *mut _);
-        (null.unwrap_err(), cpu.unwrap_err())
-    };
-    assert!(null.to_string().contains("null"), "{null}");
-    assert!(matches!(cpu, Error::NotSupported { .. }), "{cpu}");
-    rig.end();
 }
 
 /// Calls that fail and are answered for leave no error behind for the program, nor is there none where it has left one
@@ -371,7 +347,6 @@ fn the_threads_last_error_stays() {
     let asked = u32::from(TAKES_LISTS.contains(&version));
     assert_eq!((rig.group.clear(), hipPeekAtLastError()), (asked, 0));
     drop(up);
-    rig.assert_done();
     rig.end();
 }
 
@@ -438,7 +413,6 @@ fn lists_of_copies() {
         "{version}: {lists}"
     );
     drop(up);
-    rig.assert_done();
     rig.end();
 }
 
@@ -452,7 +426,6 @@ fn a_callback_or_a_function() {
     assert!(rig.group.calls("cuLaunchHostFunc") > before);
     assert_same_batch(&batch, &up.to_host().unwrap(), "copied by the host");
     drop(up);
-    rig.assert_done();
     rig.end();
 }
 

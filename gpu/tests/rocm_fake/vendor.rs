@@ -17,6 +17,18 @@ pub(crate) const MANAGED: Option<Memory> = None;
 /// Of all cases of every type each of so many is tested: `cuda_fake` tests more of them on the same engine.
 pub(crate) const SHARE: usize = 23;
 
+/// What the names of all its calls start with.
+pub(crate) const CALLS: &str = "hip";
+
+/// What an error says about a code.
+pub(crate) fn error_text(code: i32) -> &'static str {
+    match code {
+        1 => "hipErrorInvalidValue",
+        2 => "hipErrorOutOfMemory",
+        _ => "hipErrorUnknown",
+    }
+}
+
 /// Loads its library.
 pub(crate) fn load() {
     hip::library();

@@ -90,18 +90,6 @@ pub(crate) unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     })
 }
 
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpyDtoDAsync_v2(
-    dst: Address,
-    src: Address,
-    bytes: usize,
-    hStream: Handle,
-) -> Code {
-    call("cuMemcpyDtoDAsync_v2", WORK, Of::Handle(hStream), || {
-        copy(Way::DeviceToDevice, dst, src, bytes, hStream)
-    })
-}
-
 /// Any context may be current: that is how cudarc calls it.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuMemcpyPeerAsync(
@@ -131,18 +119,6 @@ pub(crate) unsafe extern "C" fn cuMemcpyHtoD_v2(
     let src = src.expose_provenance() as Address;
     call("cuMemcpyHtoD_v2", WORK, Of::Current, || {
         copy_now(Way::HostToDevice, dst, src, bytes)
-    })
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuMemcpyDtoH_v2(
-    dst: *mut c_void,
-    src: Address,
-    bytes: usize,
-) -> Code {
-    let dst = dst.expose_provenance() as Address;
-    call("cuMemcpyDtoH_v2", WORK, Of::Current, || {
-        copy_now(Way::DeviceToHost, dst, src, bytes)
     })
 }
 
