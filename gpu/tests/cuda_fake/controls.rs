@@ -101,7 +101,7 @@ fn faults_that_are_asked_for() {
 #[test]
 fn leaks() {
     let leak = |group: Group| {
-        (memory(), stream());
+        let _ = (memory(), stream());
         assert_eq!((group.live("device"), group.live("streams")), (1, 1));
     };
     reports(0, leak, &["stream", "device memory"]);

@@ -4,9 +4,9 @@ use arrow_array::Array;
 use arrow_device::SyncPolicy;
 
 use crate::fake::{Group, MODES};
-use crate::fork_kit::{alone, forked};
 use crate::gpu_suite::hold::hold;
 use crate::rig::Rig;
+use crate::support::fork_kit::{alone, forked};
 use crate::support::{assert_same_batch, wide_batch};
 use crate::support_c::Foreign;
 use crate::vendor::{Config, MEMORIES, load};

@@ -6,8 +6,6 @@
 mod cuda_suite;
 #[path = "../fake/mod.rs"]
 mod fake;
-#[path = "../../../tests/it/support/fork_kit.rs"]
-mod fork_kit;
 #[path = "../gpu_suite/mod.rs"]
 mod gpu_suite;
 #[path = "../../../tests/it/kernel_suite/mod.rs"]
