@@ -1,6 +1,6 @@
 //! The CUDA driver library and its functions.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use libloading::Library;
@@ -98,12 +98,6 @@ functions! {
         count: usize, attributes: *const c_void, starts: *const usize, attribute_count: usize,
         stream: Handle);
     cuMemsetD8Async(target: Address, value: u8, bytes: usize, stream: Handle);
-    cuModuleLoadData(module: *mut Handle, image: *const c_void);
-    cuModuleUnload(module: Handle);
-    cuModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char);
-    cuLaunchKernel(function: Handle, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
-        block_x: c_uint, block_y: c_uint, block_z: c_uint, shared_bytes: c_uint, stream: Handle,
-        parameters: *mut *mut c_void, extra: *mut *mut c_void);
 }
 
 impl Driver {

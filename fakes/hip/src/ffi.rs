@@ -8,7 +8,6 @@ pub(crate) use out::*;
 
 const _: () = assert!(size_of::<*mut c_void>() == size_of::<Address>());
 
-pub(crate) const INVALID_MEMCPY_DIRECTION: Code = 21;
 pub(crate) const NO_DEVICE: Code = 100;
 pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Code = 900;
 

@@ -1,46 +1,36 @@
 //! The example `cuda_kernel`, its own code, with what it may cost.
 
 use arrow_device::cuda::CudaMemory;
-use arrow_device::{Device, DeviceId, Devices, TransferStats};
+use arrow_device::{DeviceId, Devices, ImportOptions, TransferStats};
 
 use crate::cuda_suite::example as work;
 use crate::cuda_suite::kernels::with_kernels;
 use crate::fake::{Group, LAZY, MODES};
 use crate::kernel_suite;
-use crate::rig::{Rig, soon, unclean};
+use crate::rig::Rig;
+use crate::vendor::MEMORIES;
 
-/// The example imports with the default set of devices, so its device must be there.
-fn open(group: Group, memory: CudaMemory) -> Device {
-    let id = DeviceId::new(memory.device_type(), i64::from(group.first));
-    Devices::open(&id.to_string()).unwrap()
-}
-
-/// Waits until the device has everything back.
-fn assert_clean(group: Group, device: &Device) {
-    let mut left = None;
-    let clean = soon(|| {
-        device.synchronize().unwrap();
-        device.trim();
-        left = unclean(group);
-        left.is_none()
-    });
-    assert!(clean, "{device}: {}", left.unwrap_or_default());
-    assert_eq!(device.take_drop_error().map(|e| e.to_string()), None);
-}
-
-fn costs(memory: CudaMemory) {
-    for flags in MODES {
+#[test]
+fn costs() {
+    let all = MEMORIES.map(|memory| MODES.map(|flags| (memory, flags)));
+    for (memory, flags) in all.into_iter().flatten() {
         let group = Group::open(1, flags);
-        let device = open(group, memory);
+        // The example imports with the default set of devices, so its device must be there.
+        let id = DeviceId::new(memory.device_type(), i64::from(group.first));
+        let rig = Rig {
+            group,
+            device: Devices::open(&id.to_string()).unwrap(),
+            options: ImportOptions::default(),
+        };
         // Twice: the second run finds everything warm.
         for run in 0..2 {
-            let context = format!("{device}, flags {flags}, run {run}");
-            let report = work::run(&device).unwrap_or_else(|e| panic!("{context}: {e}"));
+            let context = format!("{id}, flags {flags}, run {run}");
+            let report = work::run(&rig.device).unwrap_or_else(|e| panic!("{context}: {e}"));
             assert_eq!((report.rows, report.nulls), (100_000, 31_428), "{context}");
             // A fast device has done the work before the export.
             assert!(report.has_event || flags != LAZY, "{context}");
             check_costs(&report.stats, memory, flags, &context);
-            assert_clean(group, &device);
+            rig.assert_done();
         }
     }
 }
@@ -75,21 +65,6 @@ fn check_costs(stats: &TransferStats, memory: CudaMemory, flags: u32, context: &
             "{context}: {stats:?}"
         );
     }
-}
-
-#[test]
-fn device_memory() {
-    costs(CudaMemory::Device);
-}
-
-#[test]
-fn page_locked_memory() {
-    costs(CudaMemory::Host);
-}
-
-#[test]
-fn managed_memory() {
-    costs(CudaMemory::Managed);
 }
 
 #[test]

@@ -165,11 +165,6 @@ impl Group {
         bytes.truncate(length);
         String::from_utf8(bytes).unwrap()
     }
-
-    #[track_caller]
-    pub(crate) fn assert_clean(self) {
-        assert_eq!(self.report(), "", "{self:?} is not clean");
-    }
 }
 
 fn text(text: &str) -> CString {

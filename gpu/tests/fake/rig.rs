@@ -116,7 +116,7 @@ pub(crate) fn end_all<const N: usize>(group: Group, rigs: [Rig; N]) {
 #[track_caller]
 pub(crate) fn assert_gone(group: Group) {
     soon(|| left(group).is_empty());
-    group.assert_clean();
+    assert_eq!(group.report(), "", "{group:?} is not clean");
 }
 
 /// What a group still has when all devices were dropped.

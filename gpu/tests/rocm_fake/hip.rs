@@ -1,6 +1,6 @@
 //! HIP's runtime library, loaded after the stand-in for the driver, and its calls, answering codes.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
@@ -59,12 +59,6 @@ functions! {
     hipHostFree(ptr: Ptr) -> c_int;
     hipMemGetInfo(free: *mut usize, total: *mut usize) -> c_int;
     hipMemcpyAsync(target: Ptr, source: Ptr, bytes: usize, kind: c_int, stream: Ptr) -> c_int;
-    hipModuleLoadData(module: *mut Ptr, image: *const c_char) -> c_int;
-    hipModuleUnload(module: Ptr) -> c_int;
-    hipModuleGetFunction(function: *mut Ptr, module: Ptr, name: *const c_char) -> c_int;
-    hipModuleLaunchKernel(function: Ptr, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32,
-        block_y: u32, block_z: u32, shared_bytes: u32, stream: Ptr, parameters: *mut Ptr,
-        extra: *mut Ptr) -> c_int;
     hipGetLastError() -> c_int;
     hipPeekAtLastError() -> c_int;
 }

@@ -148,7 +148,7 @@ fn streams_that_are_given() {
 }
 
 #[test]
-fn streams_and_events_that_are_refused() {
+fn streams_that_are_refused_and_events() {
     let group = Group::open(2, 0);
     let rig = Opened::of(group, &Config::new(group.ordinal()));
     let other = stream_of(group.first + 1);

@@ -1,14 +1,13 @@
 //! ROCm, for the suites that every vendor's devices go through.
 
 use std::ffi::{c_int, c_void};
-use std::ptr::null_mut;
 
 use arrow_device::rocm::RocmQueue;
 pub(crate) use arrow_device::rocm::{RocmConfig as Config, RocmMemory as Memory};
 use arrow_device::{Device, Queue};
 
 use crate::fake::Group;
-use crate::hip::{self, Ptr, current_device, made};
+use crate::hip::{self, Ptr, current_device};
 
 /// Which memories its devices have.
 pub(crate) const MEMORIES: [Memory; 2] = [Memory::Device, Memory::Host];
@@ -101,20 +100,5 @@ pub(crate) fn launch_host(queue: &Queue, f: HostFunction, data: *mut c_void) {
             hip::hipStreamAddCallback(stream(queue), unpack, both.cast(), 0),
             0
         );
-    });
-}
-
-/// Queues a kernel that fails.
-pub(crate) fn launch_failing(queue: &Queue) {
-    with_device(queue.device(), || {
-        let module = made(|module| hip::hipModuleLoadData(module, c".entry fail(".as_ptr()));
-        let kernel = made(|kernel| hip::hipModuleGetFunction(kernel, module, c"fail".as_ptr()));
-        // A grid of one block of one thread, no shared memory, no parameters.
-        let (stream, none) = (stream(queue), null_mut());
-        let launched =
-            hip::hipModuleLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, none, null_mut());
-        assert_eq!(launched, 0);
-        // The kernel may have failed by now.
-        let _ = hip::hipModuleUnload(module);
     });
 }

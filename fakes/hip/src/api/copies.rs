@@ -8,20 +8,12 @@ use crate::control::version;
 use crate::ffi::*;
 
 forward! {
+    // The driver finds the direction by the addresses.
     hipMemcpyAsync(
-        dst: *mut c_void, src: *const c_void, sizeBytes: usize, kind: c_int, stream: Handle,
-    ) => cuMemcpyAsync(target(dst, kind)?, address(src), sizeBytes, stream);
+        dst: *mut c_void, src: *const c_void, sizeBytes: usize, _kind: c_int, stream: Handle,
+    ) => cuMemcpyAsync(address(dst), address(src), sizeBytes, stream);
     hipMemsetD8Async(dest: *mut c_void, value: c_uchar, count: usize, stream: Handle) =>
         cuMemsetD8Async(address(dest), value, count, stream);
-}
-
-/// The target of a copy whose direction exists. The driver finds the direction by the addresses.
-fn target(dst: *mut c_void, kind: c_int) -> Outcome<Address> {
-    // From host to host, up, down, on a device, unsaid.
-    match kind {
-        0..=4 => Ok(address(dst)),
-        _ => Err(INVALID_MEMCPY_DIRECTION),
-    }
 }
 
 #[unsafe(no_mangle)]

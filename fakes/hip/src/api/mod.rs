@@ -7,6 +7,5 @@ mod copies;
 mod device;
 mod errors;
 mod memory;
-mod modules;
 mod pointers;
 mod streams;
