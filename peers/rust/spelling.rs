@@ -1,4 +1,4 @@
-//! Types as pyarrow gives them back: it names the fields of a map's entries itself, and writes the metadata of the
+//! Types as Arrow C++ gives them back: it names the fields of a map's entries itself, and writes the metadata of the
 //! extension type `arrow.uuid` out where it was left out. Values stay as they are.
 
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, make_array};
 use arrow_data::ArrayData;
 use arrow_schema::{ArrowError, DataType, Field, FieldRef, Schema, UnionFields};
 
-/// `data_type` as pyarrow writes it.
-pub(super) fn data_type(of: &DataType) -> DataType {
+/// `of` as Arrow C++ writes it.
+pub(crate) fn data_type(of: &DataType) -> DataType {
     use DataType::*;
     match of {
         List(f) => List(field(f)),
@@ -52,16 +52,16 @@ fn field(of: &FieldRef) -> FieldRef {
     Arc::new(field)
 }
 
-pub(super) fn schema(of: &Schema) -> Schema {
+pub(crate) fn schema(of: &Schema) -> Schema {
     let fields: Vec<FieldRef> = of.fields().iter().map(field).collect();
     Schema::new_with_metadata(fields, of.metadata().clone())
 }
 
-pub(super) fn array(of: &dyn Array) -> ArrayRef {
+pub(crate) fn array(of: &dyn Array) -> ArrayRef {
     make_array(retyped(of.to_data(), data_type(of.data_type())))
 }
 
-pub(super) fn batch(of: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+pub(crate) fn batch(of: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let columns = of.columns().iter().map(|column| array(column)).collect();
     let options = RecordBatchOptions::new().with_row_count(Some(of.num_rows()));
     RecordBatch::try_new_with_options(Arc::new(schema(of.schema_ref())), columns, &options)
