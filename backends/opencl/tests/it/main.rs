@@ -1,0 +1,28 @@
+//! The tests of the OpenCL backend. Those that fork, replace OpenCL's loader or need another environment start this program again.
+#![cfg(not(miri))]
+
+mod adoption;
+mod conformance;
+mod failed_events;
+#[cfg(unix)]
+mod interop;
+mod rigs;
+mod transfer;
+
+#[path = "../../../../tests/support/mod.rs"]
+mod support;
+
+#[cfg(target_os = "linux")]
+mod fake;
+#[cfg(target_os = "linux")]
+mod faults;
+#[cfg(target_os = "linux")]
+mod fork;
+#[cfg(target_os = "linux")]
+#[path = "../../../../tests/support/fork_kit.rs"]
+mod fork_kit;
+#[cfg(target_os = "linux")]
+mod loading;
+#[cfg(target_os = "linux")]
+#[path = "../../../../tests/stream_suite/mod.rs"]
+mod stream_suite;

@@ -1,0 +1,40 @@
+//! The tests of the Vulkan backend. Those that fork, that end their process or that replace Vulkan's loader start this program again.
+#![cfg(not(miri))]
+
+mod adoption;
+mod conformance;
+mod ends;
+#[cfg(unix)]
+mod interop;
+#[cfg(unix)]
+mod peer;
+mod program;
+mod rigs;
+mod transfer;
+
+#[path = "../../../../tests/support/mod.rs"]
+mod support;
+
+#[cfg(target_os = "linux")]
+mod exit;
+#[cfg(target_os = "linux")]
+mod faults;
+#[cfg(target_os = "linux")]
+mod fork;
+#[cfg(target_os = "linux")]
+#[path = "../../../../tests/support/fork_kit.rs"]
+mod fork_kit;
+#[cfg(target_os = "linux")]
+mod interposer;
+#[cfg(target_os = "linux")]
+mod soak;
+#[cfg(target_os = "linux")]
+#[path = "../../../../tests/stream_suite/mod.rs"]
+mod stream_suite;
+#[allow(dead_code)] // the example prints more
+#[cfg(target_os = "linux")]
+#[path = "../../../../examples/soak/streams.rs"]
+mod streams;
+#[cfg(target_os = "linux")]
+#[path = "../../../../examples/soak/watch.rs"]
+mod watch;
