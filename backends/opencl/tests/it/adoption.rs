@@ -32,7 +32,8 @@ use cl3::types::{
     cl_ulong,
 };
 
-use crate::rigs::{assert_clean, assert_error, has, memories, open, soon};
+use crate::rigs::{has, memories, open};
+use crate::suite::{assert_clean, assert_error, soon};
 
 /// A context and a command queue, which a test owns.
 struct Program {

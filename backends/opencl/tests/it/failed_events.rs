@@ -1,7 +1,6 @@
 //! Events that fail. What runtimes make of them differs: PoCL 3.1 ends the process when a command waits for one, and Intel's
 //! runtime lets the command run. Here they are errors, and nothing of them reaches the runtime.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Wake, Waker};
 use std::time::Duration;
@@ -14,7 +13,8 @@ use cl3::command_queue::enqueue_marker_with_wait_list;
 use cl3::event::release_event;
 use cl3::types::cl_event;
 
-use crate::rigs::{Gate, assert_clean, assert_error, memories, open, soon};
+use crate::rigs::{Gate, memories, open};
+use crate::suite::{Count, assert_clean, assert_error, soon};
 
 const FAILED: &str = "the producer's work before an event failed on opencl:";
 
@@ -104,18 +104,9 @@ fn a_pending_event_that_fails_is_the_end_of_the_device() {
 
 #[test]
 fn a_pending_event_that_fails_is_an_error_for_who_waits_for_it() {
-    struct Count(AtomicUsize);
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
     for memory in memories() {
         let device = open(memory);
-        let (gate, woken) = (
-            Gate::new(&open(memory)),
-            Arc::new(Count(AtomicUsize::new(0))),
-        );
+        let (gate, woken) = (Gate::new(&open(memory)), Arc::new(Count::default()));
         let event = gate.event();
         let backend = device.backend();
         // SAFETY: the event is live until the end of the test, after the waker was called.
@@ -124,13 +115,13 @@ fn a_pending_event_that_fails_is_an_error_for_who_waits_for_it() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(20));
-                assert_eq!(woken.0.load(Ordering::SeqCst), 0);
+                assert_eq!(woken.get(), 0);
                 gate.end(-5);
             });
             // SAFETY: the event is live until the end of the test.
             assert_error(unsafe { backend.wait_event(pointer(&event)) }, FAILED);
         });
-        assert!(soon(|| woken.0.load(Ordering::SeqCst) > 0), "not woken");
+        assert!(soon(|| woken.get() > 0), "not woken");
         assert_works(&device);
         assert_clean(&device);
     }

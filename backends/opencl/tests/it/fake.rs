@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use libloading::Library;
 
 use crate::fork_kit::{alone, is_alone};
+use crate::suite::Faults;
 
 fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
@@ -73,4 +74,17 @@ pub(crate) fn is_loaded(test: &str) -> bool {
 
 pub(crate) fn load() {
     library();
+}
+
+/// For the suite of streams.
+pub(crate) fn faults() -> Faults {
+    if is_alone() {
+        load();
+    }
+    Faults {
+        interposed: is_loaded,
+        fail_nth: |n| fail("*", n, -5),
+        clear,
+        misused: || (misuses() > 0).then(|| "given back twice".into()),
+    }
 }

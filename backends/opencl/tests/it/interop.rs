@@ -17,7 +17,8 @@ use arrow_schema::{DataType, Field};
 use cl3::types::cl_event;
 use libloading::Library;
 
-use crate::rigs::{assert_clean, has, hold, open, soon};
+use crate::rigs::{has, hold, open};
+use crate::suite::{assert_clean, soon};
 
 const ROWS: i64 = 10_000;
 

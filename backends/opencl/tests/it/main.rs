@@ -7,8 +7,11 @@ mod failed_events;
 #[cfg(unix)]
 mod interop;
 mod rigs;
-mod transfer;
 
+#[path = "../../../../tests/stream_suite/mod.rs"]
+mod stream_suite;
+#[path = "../../../support/mod.rs"]
+mod suite;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 
@@ -17,12 +20,7 @@ mod fake;
 #[cfg(target_os = "linux")]
 mod faults;
 #[cfg(target_os = "linux")]
-mod fork;
-#[cfg(target_os = "linux")]
 #[path = "../../../../tests/support/fork_kit.rs"]
 mod fork_kit;
 #[cfg(target_os = "linux")]
 mod loading;
-#[cfg(target_os = "linux")]
-#[path = "../../../../tests/stream_suite/mod.rs"]
-mod stream_suite;

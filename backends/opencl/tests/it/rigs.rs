@@ -1,8 +1,7 @@
 //! OpenCL devices for tests, and a program's own calls of OpenCL.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Once};
-use std::time::{Duration, Instant};
 
 use arrow_device::device::device_error;
 use arrow_device::{Device, Error, Queue};
@@ -12,6 +11,9 @@ use cl3::command_queue::enqueue_barrier_with_wait_list;
 use cl3::event::{create_user_event, release_event, set_user_event_status};
 use cl3::types::{cl_event, cl_int};
 
+use crate::stream_suite::Rig;
+use crate::suite::{self, limit, rig};
+
 pub(crate) const MEMORIES: [OpenClMemory; 4] = [
     OpenClMemory::Usm,
     OpenClMemory::Svm,
@@ -19,21 +21,8 @@ pub(crate) const MEMORIES: [OpenClMemory; 4] = [
     OpenClMemory::Handles,
 ];
 
-/// Whether a missing runtime is an error: in CI.
 pub(crate) fn is_required() -> bool {
-    std::env::var_os("ARROW_DEVICE_OPENCL_REQUIRED").is_some_and(|value| value != "0")
-}
-
-/// Ends the process if its tests hang.
-fn limit() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_secs(600));
-            eprintln!("the tests have hung: ten minutes are over");
-            std::process::abort();
-        });
-    });
+    suite::is_required("OPENCL")
 }
 
 /// Returns whether the first device has this memory. Says why a test is skipped, or fails if it must not be.
@@ -90,24 +79,6 @@ pub(crate) fn unclean(device: &Device) -> Option<String> {
     })
 }
 
-/// Returns whether `done` becomes true within ten seconds.
-pub(crate) fn soon(mut done: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(10) {
-        if done() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
-}
-
-/// Waits until a device has given everything back, which a thread of its own does.
-#[track_caller]
-pub(crate) fn assert_clean(device: &Device) {
-    assert!(soon(|| unclean(device).is_none()), "{:?}", unclean(device));
-}
-
 /// A user event of a device's context.
 pub(crate) struct Gate(cl_event);
 
@@ -160,65 +131,24 @@ pub(crate) fn hold(queue: &Queue) -> Hold {
     Hold::new(move || gate.end(0))
 }
 
-/// Asserts an error that says this.
-#[track_caller]
-pub(crate) fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, text: &str) {
-    let error = result.unwrap_err().to_string();
-    assert!(error.contains(text), "{error}");
+/// A device for each kind of memory.
+pub(crate) fn all() -> Vec<Device> {
+    memories().into_iter().map(open).collect()
 }
 
-#[cfg(target_os = "linux")]
-pub(crate) use streams::rigs;
+/// What a forked child is refused, beside the core's functions.
+pub(crate) fn refused(_queue: &Queue) -> Vec<Error> {
+    let opened = OpenClConfig::new(0).open();
+    vec![devices().unwrap_err(), opened.unwrap_err()]
+}
 
-#[cfg(target_os = "linux")]
-mod streams {
-    use std::cell::Cell;
-    use std::rc::Rc;
-    use std::sync::OnceLock;
-
-    use arrow_device::{Devices, ImportOptions};
-    use arrow_device_opencl::OpenClMemory;
-
-    use super::{memories, open, unclean};
-    use crate::fake;
-    use crate::fork_kit::is_alone;
-    use crate::stream_suite::Rig;
-
-    /// For the suite of streams: a device for each kind of memory whose addresses are exported.
-    pub(crate) fn rigs() -> Vec<Rig> {
-        const TEST: &str = "stream_suite::every_failure_in_a_stream_is_an_error_and_leaks_nothing";
-        static FAILS: OnceLock<bool> = OnceLock::new();
-        if is_alone() {
-            fake::load();
-        }
-        let memories = memories().into_iter();
-        let memories = memories.filter(|memory| *memory != OpenClMemory::Handles);
-        let rigs = memories.map(|memory| {
-            let device = open(memory);
-            let devices = Devices::new();
-            devices.add(device.clone()).unwrap();
-            let (subject, nth) = (device.clone(), Rc::new(Cell::new(0)));
-            let asked = nth.clone();
-            Rig {
-                device,
-                options: ImportOptions::default().with_devices(devices),
-                unclean: Box::new(move || {
-                    let misused = is_alone() && fake::misuses() > 0;
-                    unclean(&subject).or_else(|| misused.then(|| "given back twice".into()))
-                }),
-                fail_nth: Box::new(move |n| {
-                    nth.set(n);
-                    if *FAILS.get_or_init(|| fake::is_loaded(TEST)) {
-                        fake::fail("*", n, -5);
-                    }
-                }),
-                // Here nothing fails, and the suite wants to see a few failures.
-                failed: Box::new(move || match is_alone() {
-                    true => fake::clear(),
-                    false => asked.get() <= 5,
-                }),
-            }
-        });
-        rigs.collect()
-    }
+/// For the suite of streams: a device for each kind of memory whose addresses are exported.
+pub(crate) fn rigs() -> Vec<Rig> {
+    #[cfg(not(target_os = "linux"))]
+    let faults = None;
+    #[cfg(target_os = "linux")]
+    let faults = Some(crate::fake::faults());
+    let memories = memories().into_iter();
+    let exported = memories.filter(|memory| *memory != OpenClMemory::Handles);
+    exported.map(|memory| rig(open(memory), faults)).collect()
 }

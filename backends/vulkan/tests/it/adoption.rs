@@ -1,26 +1,19 @@
 //! What a program has already: instance, device, queue, buffers and events.
 
-use std::ffi::c_void;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use arrow_array::cast::AsArray;
-use arrow_array::types::Int64Type;
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_buffer::ScalarBuffer;
 use arrow_device::device::DevicePtr;
-use arrow_device::{
-    Device, DeviceArray, DeviceBuffer, DeviceBufferMut, Devices, FFI_ArrowDeviceArray,
-    ImportOptions, SyncPolicy,
-};
+use arrow_device::{DeviceBuffer, DeviceBufferMut, Devices, SyncPolicy};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue};
-use arrow_schema::ffi::FFI_ArrowSchema;
-use arrow_schema::{DataType, Field};
 
 use crate::program::Program;
-use crate::rigs::{Gate, Timeline, assert_clean, assert_error, is_there, open, soon};
+use crate::rigs::{Gate, Timeline, is_there, open};
+use crate::suite::{assert_clean, assert_error, soon};
 
 fn values(rows: i64) -> Vec<i64> {
     (0..rows).map(|i| 3 * i).collect()
@@ -213,82 +206,6 @@ fn what_cannot_be_adopted_is_refused() {
     assert_error(VulkanQueue::of(&queue).map(|_| ()), "is not a Vulkan queue");
 }
 
-/// An array of a program's, as the C structs describe it, with an event, which is valid until the release, as the memory.
-fn produce(
-    device: &Device,
-    gate: &Arc<Gate>,
-    address: DevicePtr,
-    rows: i64,
-) -> FFI_ArrowDeviceArray {
-    struct Private {
-        buffers: [*const c_void; 2],
-        _gate: Arc<Gate>,
-    }
-    unsafe extern "C" fn release(array: *mut arrow_data::ffi::FFI_ArrowArray) {
-        // SAFETY: the array is the one of `produce`, and is released once.
-        unsafe {
-            let array = array.cast::<Fields>();
-            drop(Box::from_raw((*array).private_data.cast::<Private>()));
-            (*array).release = None;
-        }
-        RELEASED.fetch_add(1, Ordering::SeqCst);
-    }
-    /// The members of the C struct.
-    #[repr(C)]
-    struct Fields {
-        length: i64,
-        null_count: i64,
-        offset: i64,
-        n_buffers: i64,
-        n_children: i64,
-        buffers: *const *const c_void,
-        children: *mut *mut c_void,
-        dictionary: *mut c_void,
-        release: Option<unsafe extern "C" fn(*mut arrow_data::ffi::FFI_ArrowArray)>,
-        private_data: *mut c_void,
-        device_id: i64,
-        device_type: i32,
-        sync_event: *mut c_void,
-        reserved: [i64; 3],
-    }
-    let private = Box::into_raw(Box::new(Private {
-        buffers: [std::ptr::null(), address.as_ptr()],
-        _gate: gate.clone(),
-    }));
-    let mut array = FFI_ArrowDeviceArray::empty();
-    let fields = Fields {
-        length: rows,
-        null_count: 0,
-        offset: 0,
-        n_buffers: 2,
-        n_children: 0,
-        // SAFETY: the box was just made.
-        buffers: unsafe { (&raw const (*private).buffers).cast() },
-        children: std::ptr::null_mut(),
-        dictionary: std::ptr::null_mut(),
-        release: Some(release),
-        private_data: private.cast(),
-        device_id: device.id().id,
-        device_type: 7, // ARROW_DEVICE_VULKAN
-        sync_event: gate.pointer().as_ptr(),
-        reserved: [0; 3],
-    };
-    // SAFETY: this is the layout of the C struct, and the array that is replaced is empty.
-    unsafe { (&raw mut array).cast::<Fields>().write(fields) };
-    array
-}
-
-static RELEASED: AtomicUsize = AtomicUsize::new(0);
-
-fn import(device: &Device, array: FFI_ArrowDeviceArray) -> DeviceArray {
-    let devices = Devices::new();
-    devices.add(device.clone()).unwrap();
-    let options = ImportOptions::default().with_devices(devices);
-    let schema = FFI_ArrowSchema::try_from(&Field::new("v", DataType::Int64, false)).unwrap();
-    // SAFETY: the test's array keeps to the interface.
-    unsafe { DeviceArray::import_with(array, &schema, &options) }.unwrap()
-}
-
 /// A program's work may need the lock of its VkQueue to end: who waits for it does not hold that.
 #[test]
 fn the_end_of_all_work_is_waited_for_without_the_lock() {
@@ -328,53 +245,6 @@ fn the_end_of_all_work_is_waited_for_without_the_lock() {
         settled.join().unwrap().unwrap();
         assert!(is_free, "the lock is held meanwhile");
     });
-}
-
-/// All in one test: the releases are counted for the process.
-#[test]
-fn a_foreign_event_is_waited_for() {
-    if !is_there() {
-        return;
-    }
-    let device = open();
-    let rows = 1000;
-    let made = device.upload(&batch(rows)).unwrap();
-    let queue = device.default_queue();
-    let column = made.column(0).unwrap();
-    let memory = column.values_on::<i64>(&queue).unwrap();
-    let address = memory.address();
-    queue.synchronize().unwrap();
-
-    // Nothing but the download waits, and other queues go on.
-    let gate = Gate::new(&device);
-    let before = device.stats();
-    let array = import(&device, produce(&device, &gate, address, rows));
-    assert_eq!(device.stats().since(&before).host_waits, 0);
-    assert!(!array.is_ready().unwrap());
-    let opened = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let download = scope.spawn(|| {
-            let host = array.to_host().unwrap();
-            assert!(opened.load(Ordering::SeqCst), "read before its event");
-            host
-        });
-        std::thread::sleep(Duration::from_millis(30));
-        let other = device.new_queue().unwrap();
-        let sent = batch(10);
-        let there = device.upload_on(&sent, &other).unwrap();
-        assert_eq!(there.to_host_on(&other).unwrap(), sent);
-        opened.store(true, Ordering::SeqCst);
-        gate.set();
-        let host = download.join().unwrap();
-        assert_eq!(host.as_primitive::<Int64Type>().values()[..], values(rows));
-    });
-    assert!(array.is_ready().unwrap());
-    drop((array, gate));
-    assert!(
-        soon(|| RELEASED.load(Ordering::SeqCst) == 1),
-        "not released"
-    );
-    drop(memory);
 }
 
 /// A copy from memory that no VkBuffer is known for, and events that are none.

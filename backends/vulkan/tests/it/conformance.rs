@@ -1,41 +1,18 @@
 //! The conformance suite, while work is held back by the host, and while it is held up on the device.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
 use arrow_device::{Device, Queue};
-use arrow_device_conformance::{Hold, Subject, run};
+use arrow_device_conformance::Hold;
 use arrow_device_vulkan::VulkanConfig;
 
-use crate::rigs::{hold_back, hold_on_device, is_there, next_id, open, unclean};
+use crate::rigs::{hold, hold_on_device, is_there, next_id, open};
 
 fn conforms(open: fn() -> Device, hold: fn(&Queue) -> Hold) {
-    if !is_there() {
-        return;
-    }
-    let device = open();
-    let all = Arc::new(Mutex::new(vec![device.clone()]));
-    let others = all.clone();
-    let subject = Subject::new(device)
-        .with_another(move || {
-            let device = open();
-            others.lock().unwrap().push(device.clone());
-            device
-        })
-        .with_hold(hold)
-        // The validation layer may hold a thread up for ten seconds at a time.
-        .with_patience(Duration::from_secs(60))
-        .with_balance(move || {
-            let all = all.lock().unwrap();
-            all.iter().find_map(unclean).map_or(Ok(()), Err)
-        })
-        .strict();
-    run(&subject);
+    crate::suite::conforms(move || is_there().then(open), hold);
 }
 
 #[test]
 fn behind_an_event_of_a_program() {
-    conforms(open, hold_back);
+    conforms(open, hold);
 }
 
 #[test]
@@ -51,7 +28,7 @@ fn open_with_two_queues() -> Device {
 
 #[test]
 fn on_two_queues_behind_an_event_of_a_program() {
-    conforms(open_with_two_queues, hold_back);
+    conforms(open_with_two_queues, hold);
 }
 
 #[test]

@@ -4,13 +4,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arrow_array::{Int64Array, RecordBatch};
-use arrow_device::device::EventPtr;
+use arrow_device::device::{CopyKind, CopyOp, DevicePtr, EventPtr};
 use arrow_device::{ArrowDeviceType, DeviceBufferMut, DeviceId, Devices, SyncPolicy};
 use arrow_device_vulkan::ash::vk;
 use arrow_device_vulkan::{VulkanDevice, VulkanQueue, devices, register};
 
 use crate::program::Program;
-use crate::rigs::{assert_clean, assert_error, is_there, open, soon};
+use crate::rigs::{is_there, open};
+use crate::suite::{assert_clean, assert_error, soon};
 
 fn batch() -> RecordBatch {
     let column = Arc::new(Int64Array::from_iter_values(0..100_000)) as _;
@@ -134,4 +135,37 @@ fn devices_are_found_by_number() {
     assert_eq!(set.get(id(0)).unwrap(), device);
     assert_error(set.get(id(-1)).map(drop), "numbered from 0");
     assert_error(set.get(id(999)).map(drop), "there is no device 999");
+}
+
+/// A copy to ordinary memory ends with work of the host, for which the device's waits wait, also if its queue was dropped.
+#[test]
+fn copies_to_ordinary_memory_are_waited_for() {
+    if !is_there() {
+        return;
+    }
+    let device = open();
+    let bytes = 1 << 20;
+    for round in 0..20u8 {
+        let (home, queue) = (device.default_queue(), device.new_queue().unwrap());
+        let mut memory = DeviceBufferMut::allocate(&home, bytes).unwrap();
+        memory.fill(round + 1).unwrap();
+        queue.wait(&home.record().unwrap().unwrap()).unwrap();
+        let mut ordinary = vec![0u8; bytes];
+        let op = CopyOp {
+            src: memory.address(),
+            dst: DevicePtr::new(ordinary.as_mut_ptr().cast()),
+            bytes,
+            kind: CopyKind::DeviceToHost,
+        };
+        // SAFETY: both have as many bytes and live until the device was waited for.
+        unsafe { queue.raw().copy(&[op]) }.unwrap();
+        drop(queue);
+        match round % 2 {
+            0 => device.synchronize().unwrap(),
+            _ => device.backend().settle().unwrap(),
+        }
+        assert!(ordinary.iter().all(|byte| *byte == round + 1), "{round}");
+        drop(memory);
+    }
+    assert_clean(&device);
 }

@@ -16,7 +16,8 @@ use arrow_schema::{DataType, Field, Schema};
 
 use crate::peer::{BY_HOST, BY_QUEUE, NO_EVENT, Peer, Produced, SET_BEFORE};
 use crate::program::Program;
-use crate::rigs::{assert_clean, hold_back, hold_on_device, is_there, open, soon};
+use crate::rigs::{hold, hold_on_device, is_there, open};
+use crate::suite::{assert_clean, soon};
 
 const ROWS: i64 = 10_000;
 
@@ -63,7 +64,7 @@ fn a_c_consumer_polls_our_event() {
     let column = Arc::new(values(0..ROWS)) as _;
     let batch = RecordBatch::try_from_iter([("v", column)]).unwrap();
     let queue = device.new_queue().unwrap();
-    for hold in [hold_back, hold_on_device] {
+    for hold in [hold, hold_on_device] {
         for (start, rows) in [(0, ROWS as usize), (37, 5_000), (9_999, 1)] {
             let mut held = hold(&queue);
             let up = device.upload_on(&batch, &queue).unwrap();

@@ -10,31 +10,33 @@ mod interop;
 mod peer;
 mod program;
 mod rigs;
-mod transfer;
 
+#[path = "../../../../tests/stream_suite/mod.rs"]
+mod stream_suite;
+#[path = "../../../support/mod.rs"]
+mod suite;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 
 #[cfg(target_os = "linux")]
+#[path = "../../../support/exit.rs"]
 mod exit;
 #[cfg(target_os = "linux")]
 mod faults;
-#[cfg(target_os = "linux")]
-mod fork;
 #[cfg(target_os = "linux")]
 #[path = "../../../../tests/support/fork_kit.rs"]
 mod fork_kit;
 #[cfg(target_os = "linux")]
 mod interposer;
 #[cfg(target_os = "linux")]
+#[path = "../../../support/soak.rs"]
 mod soak;
-#[cfg(target_os = "linux")]
-#[path = "../../../../tests/stream_suite/mod.rs"]
-mod stream_suite;
 #[allow(dead_code)] // the example prints more
 #[cfg(target_os = "linux")]
 #[path = "../../../../examples/soak/streams.rs"]
 mod streams;
+#[cfg(target_os = "linux")]
+mod waits;
 #[cfg(target_os = "linux")]
 #[path = "../../../../examples/soak/watch.rs"]
 mod watch;

@@ -1,30 +1,23 @@
 //! Vulkan devices for tests, and a program's own calls of Vulkan.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Once};
-use std::time::{Duration, Instant};
 
 use arrow_device::device::EventPtr;
 use arrow_device::{Device, Error, Queue};
 use arrow_device_conformance::Hold;
 use arrow_device_vulkan::ash::vk;
+pub(crate) use arrow_device_vulkan::register;
 use arrow_device_vulkan::{VulkanConfig, VulkanDevice, VulkanQueue, devices};
 
-/// Whether a missing driver is an error: in CI.
-pub(crate) fn is_required() -> bool {
-    std::env::var_os("ARROW_DEVICE_VULKAN_REQUIRED").is_some_and(|value| value != "0")
-}
+use crate::program::Program;
+use crate::stream_suite::Rig;
+use crate::suite::{self, limit, rig};
 
-/// Ends the process if its tests hang.
-pub(crate) fn limit() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_secs(600));
-            eprintln!("the tests have hung: ten minutes are over");
-            std::process::abort();
-        });
-    });
+pub(crate) const NAME: &str = "vulkan:0";
+
+pub(crate) fn is_required() -> bool {
+    suite::is_required("VULKAN")
 }
 
 /// Returns whether there is a device. Says why a test is skipped, or fails if it must not be.
@@ -63,24 +56,6 @@ pub(crate) fn unclean(device: &Device) -> Option<String> {
     (!clean).then(|| {
         format!("{device}: {memory} buffers, {events} events, {host} pieces of host memory")
     })
-}
-
-/// Returns whether `done` becomes true within a minute. (The validation layer may hold a thread up for ten seconds at a time.)
-pub(crate) fn soon(mut done: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(60) {
-        if done() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
-}
-
-/// Waits until a device has given everything back, which a thread of its own does.
-#[track_caller]
-pub(crate) fn assert_clean(device: &Device) {
-    assert!(soon(|| unclean(device).is_none()), "{:?}", unclean(device));
 }
 
 /// A VkEvent of a program's, at an address of its own, and the commands that set it. (The host could set it, too, but wants the
@@ -163,7 +138,7 @@ impl Drop for Gate {
 }
 
 /// Keeps a queue back on the host, by an event of a program that is pending.
-pub(crate) fn hold_back(queue: &Queue) -> Hold {
+pub(crate) fn hold(queue: &Queue) -> Hold {
     let gate = Gate::new(queue.device());
     // SAFETY: the event is of the device, and lives until the queue's work has run.
     unsafe { queue.raw().wait(gate.pointer()) }.unwrap();
@@ -246,62 +221,26 @@ fn finish_uncounted(queue: &Queue) {
     unsafe { device.wait_semaphores(&wait, u64::MAX) }.unwrap();
 }
 
-/// Asserts an error that says this.
-#[track_caller]
-pub(crate) fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, text: &str) {
-    let error = result.unwrap_err().to_string();
-    assert!(error.contains(text), "{error}");
+/// The first device, if there is any.
+pub(crate) fn all() -> Vec<Device> {
+    is_there().then(open).into_iter().collect()
 }
 
-#[cfg(target_os = "linux")]
-pub(crate) use streams::rigs;
+/// What a forked child is refused, beside the core's functions.
+pub(crate) fn refused(queue: &Queue) -> Vec<Error> {
+    vec![
+        VulkanQueue::of(queue).unwrap().submitted().unwrap_err(),
+        devices().unwrap_err(),
+        VulkanConfig::new(0).open().unwrap_err(),
+    ]
+}
 
-#[cfg(target_os = "linux")]
-mod streams {
-    use std::cell::Cell;
-    use std::rc::Rc;
-    use std::sync::OnceLock;
-
-    use arrow_device::{Devices, ImportOptions};
-    use ash::vk;
-
-    use super::{is_there, unclean};
-    use crate::fork_kit::is_alone;
-    use crate::interposer::account::{clear, fail, misuses};
-    use crate::interposer::{interposed, replace};
-    use crate::program::Program;
-    use crate::stream_suite::Rig;
-
-    /// For the suite of streams: a program's device, if there is any.
-    pub(crate) fn rigs() -> Vec<Rig> {
-        const TEST: &str = "stream_suite::every_failure_in_a_stream_is_an_error_and_leaks_nothing";
-        static FAILS: OnceLock<bool> = OnceLock::new();
-        if (is_alone() && !replace()) || !is_there() {
-            return Vec::new();
-        }
-        let device = Program::new().adopt();
-        let devices = Devices::new();
-        devices.add(device.clone()).unwrap();
-        let (subject, nth) = (device.clone(), Rc::new(Cell::new(0)));
-        let asked = nth.clone();
-        vec![Rig {
-            device,
-            options: ImportOptions::default().with_devices(devices),
-            unclean: Box::new(move || {
-                let misuses = misuses();
-                unclean(&subject).or_else(|| (!misuses.is_empty()).then(|| format!("{misuses:?}")))
-            }),
-            fail_nth: Box::new(move |n| {
-                nth.set(n);
-                if *FAILS.get_or_init(|| interposed(TEST)) {
-                    fail("*", n, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
-                }
-            }),
-            // Here nothing fails, and the suite wants to see a few failures.
-            failed: Box::new(move || match is_alone() {
-                true => !clear().is_empty(),
-                false => asked.get() <= 5,
-            }),
-        }]
-    }
+/// For the suite of streams: a program's device, if there is any.
+pub(crate) fn rigs() -> Vec<Rig> {
+    #[cfg(not(target_os = "linux"))]
+    let faults = None;
+    #[cfg(target_os = "linux")]
+    let faults = Some(crate::interposer::faults());
+    let opened = is_there().then(|| rig(Program::new().adopt(), faults));
+    opened.into_iter().collect()
 }

@@ -5,7 +5,8 @@ use arrow_device::device::{CopyKind, CopyOp, DeviceId, DevicePtr};
 use arrow_device::{ArrowDeviceType, DeviceBufferMut, Devices};
 use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, register, wgpu};
 
-use crate::rigs::{assert_clean, assert_error, config, own_device, try_open};
+use crate::rigs::{config, own_device, try_open};
+use crate::suite::{assert_clean, assert_error};
 
 #[test]
 fn a_device_is_adopted_once() {

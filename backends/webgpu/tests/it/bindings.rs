@@ -7,8 +7,9 @@ use arrow_device_wgpu::wgpu::BufferUsages;
 use arrow_device_wgpu::{Place, WgpuDevice, adopt};
 
 use crate::program::{add, gpu, keep, numbers, own_buffer, read, write};
-use crate::rigs::{assert_error, config, hold, open_with, own_device, soon, try_open};
+use crate::rigs::{config, hold, open_with, own_device, try_open};
 use crate::shader::{pipeline, run};
+use crate::suite::{assert_error, soon};
 
 #[test]
 fn bindings_begin_and_end_where_wgpu_allows() {

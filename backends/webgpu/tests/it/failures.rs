@@ -1,17 +1,14 @@
 //! What fails is an error of the operation, and a device that is lost stays so: nothing that it did not do counts as done.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Wake;
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::device::{CopyKind, CopyOp, DevicePtr};
 use arrow_device::{Device, DeviceBufferMut, Error};
 use arrow_device_wgpu::{Polling, WgpuDevice, adopt, wgpu};
 
-use crate::rigs::{
-    assert_clean, assert_error, config, hold, open_with, own_device, soon, try_open, unclean,
-};
+use crate::rigs::{config, hold, open_with, own_device, try_open, unclean};
+use crate::suite::{Count, assert_clean, assert_error, soon};
 
 const LOST: &str = "the wgpu device was lost or destroyed";
 
@@ -131,15 +128,6 @@ fn destroyed_during_a_download() {
     assert_clean(&device);
 }
 
-#[derive(Debug, Default)]
-struct Count(AtomicUsize);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
 #[test]
 fn wakers_are_called_when_the_device_is_lost() {
     let Some(device) = try_open() else { return };
@@ -152,7 +140,7 @@ fn wakers_are_called_when_the_device_is_lost() {
     // The loss is noticed by any call.
     assert_error(event.is_complete(), LOST);
     drop(held);
-    assert!(soon(|| count.0.load(Ordering::SeqCst) > 0), "not woken");
+    assert!(soon(|| count.get() > 0), "not woken");
 }
 
 /// Where the program polls, its own polls are enough, whether or not a call of the crate notices the loss.
@@ -181,7 +169,7 @@ fn wakers_are_called_by_the_programs_polls() {
         }
         let woken = soon(|| {
             own.poll(wgpu::PollType::Poll).unwrap();
-            count.0.load(Ordering::SeqCst) + there == 2
+            count.get() + there == 2
         });
         assert!(
             woken,
@@ -204,7 +192,7 @@ fn wakers_of_a_thread_that_ends() {
         assert!(!event.notify(&count.clone().into()).unwrap());
         destroy(&device);
         assert_error(queue.record(), LOST);
-        assert!(soon(|| count.0.load(Ordering::SeqCst) > 0), "not woken");
+        assert!(soon(|| count.get() > 0), "not woken");
         drop(held);
     }
 }

@@ -9,7 +9,8 @@ use arrow_device_wgpu::{WgpuDevice, adopt};
 use arrow_schema::DataType;
 
 use crate::program::{add, gpu, keep, numbers, own_buffer, read, write};
-use crate::rigs::{assert_clean, assert_error, config, hold, is_required, now, soon, try_open};
+use crate::rigs::{config, hold, is_required, now, try_open};
+use crate::suite::{assert_clean, assert_error, soon};
 
 #[test]
 fn a_programs_buffer_becomes_a_column() {

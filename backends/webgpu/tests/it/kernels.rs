@@ -454,5 +454,5 @@ fn one_after_another() {
     let expected: Int32Array = (50..50 + ROWS as i32).map(Some).collect();
     assert_eq!(column.to_host().unwrap().as_ref(), &expected as &dyn Array);
     drop((column, queue));
-    crate::rigs::assert_clean(&device);
+    crate::suite::assert_clean(&device);
 }

@@ -3,54 +3,43 @@
 
 mod adoption;
 mod bindings;
-mod column_math;
 mod conformance;
-mod copies;
 mod failures;
 mod handover;
 mod kernels;
+mod large;
 mod polling;
 mod program;
 mod random;
 mod rigs;
-mod transfer;
 mod wgsl;
 
 #[path = "../../../../tests/stream_suite/mod.rs"]
 mod stream_suite;
+#[path = "../../../support/mod.rs"]
+mod suite;
 #[path = "../../../../tests/support/mod.rs"]
 mod support;
 
-// Of the example.
-#[path = "../../examples/column_math/chart.rs"]
-mod chart;
-#[path = "../../examples/column_math/cpu.rs"]
-mod cpu;
-#[path = "../../examples/column_math/input.rs"]
-mod input;
-#[path = "../../examples/column_math/query.rs"]
-mod query;
 #[path = "../../examples/column_math/shader.rs"]
 mod shader;
 
 #[cfg(target_os = "linux")]
-mod exit;
+mod end;
 #[cfg(target_os = "linux")]
-mod fork;
+#[path = "../../../support/exit.rs"]
+mod exit;
 #[cfg(target_os = "linux")]
 #[path = "../../../../tests/support/fork_kit.rs"]
 mod fork_kit;
 #[cfg(target_os = "linux")]
+#[path = "../../../support/soak.rs"]
 mod soak;
+#[allow(dead_code)] // the example prints more
+#[cfg(target_os = "linux")]
+#[path = "../../../../examples/soak/streams.rs"]
+mod streams;
 #[allow(dead_code)] // the example prints more
 #[cfg(target_os = "linux")]
 #[path = "../../../../examples/soak/watch.rs"]
 mod watch;
-
-/// What the watch needs.
-#[cfg(target_os = "linux")]
-mod streams {
-    pub(crate) use crate::Result;
-}
-
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;

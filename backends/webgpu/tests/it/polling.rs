@@ -1,27 +1,17 @@
 //! Who polls: a thread of this crate, or the program in its frames.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Wake;
 
 use arrow_array::{Int64Array, RecordBatch};
 use arrow_device::Device;
 use arrow_device_wgpu::{Polling, WgpuDevice, adopt, wgpu};
 
-use crate::rigs::{assert_clean, config, hold, own_device, soon, try_open};
+use crate::rigs::{config, hold, own_device, try_open};
+use crate::suite::{Count, assert_clean, soon};
 
 fn batch(rows: i64) -> RecordBatch {
     let column = Arc::new(Int64Array::from_iter_values(0..rows)) as _;
     RecordBatch::try_from_iter([("a", column)]).unwrap()
-}
-
-#[derive(Default)]
-struct Count(AtomicUsize);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
 }
 
 fn polled_by_the_program() -> Option<(Device, wgpu::Device)> {
@@ -49,7 +39,7 @@ fn frames_complete_downloads() {
         let is_complete = event.notify(&count.clone().into()).unwrap();
         let woken = soon(|| {
             frame();
-            is_complete || count.0.load(Ordering::SeqCst) > 0
+            is_complete || count.get() > 0
         });
         assert!(woken, "not woken by polls");
         assert!(download.is_ready().unwrap());
@@ -91,22 +81,4 @@ fn dropped_while_work_is_pending() {
         .poll(wgpu::PollType::Poll)
         .unwrap()
         .is_queue_empty()));
-}
-
-/// Several threads wait for downloads at once, each for its own.
-#[test]
-fn many_threads_wait() {
-    let Some(device) = try_open() else { return };
-    std::thread::scope(|scope| {
-        for thread in 0..4 {
-            let device = &device;
-            scope.spawn(move || {
-                for round in 0..50 {
-                    let sent = batch(1000 + 100 * thread + round);
-                    assert_eq!(device.upload(&sent).unwrap().to_host().unwrap(), sent);
-                }
-            });
-        }
-    });
-    assert_clean(&device);
 }

@@ -1,32 +1,19 @@
 //! WebGPU devices for tests, and work that ends when a test says so.
 
-use std::cell::Cell;
-use std::rc::Rc;
-use std::sync::Once;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, Instant};
 
-use arrow_device::{Device, Devices, Error, ImportOptions, Queue};
+use arrow_device::{Device, Error, Queue};
 use arrow_device_conformance::Hold;
-use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, wgpu};
+pub(crate) use arrow_device_wgpu::register;
+use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, open, wgpu};
 
 use crate::stream_suite::Rig;
+use crate::suite::{self, limit, rig};
 
-/// Whether a missing adapter is an error: in CI.
+pub(crate) const NAME: &str = "webgpu:0";
+
 pub(crate) fn is_required() -> bool {
-    std::env::var_os("ARROW_DEVICE_WEBGPU_REQUIRED").is_some_and(|value| value != "0")
-}
-
-/// Ends the process if its tests hang.
-fn limit() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        std::thread::spawn(|| {
-            std::thread::sleep(Duration::from_secs(600));
-            eprintln!("the tests have hung: ten minutes are over");
-            std::process::abort();
-        });
-    });
+    suite::is_required("WEBGPU")
 }
 
 /// A configuration with an id that no other device of this process has.
@@ -98,24 +85,6 @@ pub(crate) fn unclean(device: &Device) -> Option<String> {
     (!clean).then(|| format!("{device}: {memory} allocations, {events} events"))
 }
 
-/// Returns whether `done` becomes true within ten seconds.
-pub(crate) fn soon(mut done: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(10) {
-        if done() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    false
-}
-
-/// Waits until a device has given everything back, which a thread of its own does.
-#[track_caller]
-pub(crate) fn assert_clean(device: &Device) {
-    assert!(soon(|| unclean(device).is_none()), "{:?}", unclean(device));
-}
-
 /// Keeps a device busy.
 pub(crate) fn hold(queue: &Queue) -> Hold {
     let device = queue.device().clone();
@@ -124,29 +93,29 @@ pub(crate) fn hold(queue: &Queue) -> Hold {
     Hold::new(move || set(false))
 }
 
-/// Asserts an error that says this.
-#[track_caller]
-pub(crate) fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, text: &str) {
-    let error = result.unwrap_err().to_string();
-    assert!(error.contains(text), "{error}");
+/// A device with the adapter's limits, and one whose allocations have several buffers.
+pub(crate) fn all() -> Vec<Device> {
+    let small = open_with(|limits| {
+        limits.max_buffer_size = 4096;
+        limits.max_storage_buffer_binding_size = 2048;
+    });
+    try_open().into_iter().chain(small).collect()
 }
 
-/// For the suite of streams: the best adapter, if there is any.
+/// What a forked child is refused, beside the core's functions.
+pub(crate) fn refused(queue: &Queue) -> Vec<Error> {
+    let gpu = WgpuDevice::of(queue.device()).unwrap();
+    vec![
+        gpu.poll().unwrap_err(),
+        open().unwrap_err(),
+        adopt(gpu.device(), gpu.queue(), &WgpuConfig::new()).unwrap_err(),
+    ]
+}
+
+/// For the suite of streams. wgpu cannot be told to fail at its nth call: `failures.rs` has what can be made to fail.
 pub(crate) fn rigs() -> Vec<Rig> {
-    let Some(device) = try_open() else {
-        return Vec::new();
-    };
-    let devices = Devices::new();
-    devices.add(device.clone()).unwrap();
-    let (subject, nth) = (device.clone(), Rc::new(Cell::new(0)));
-    let asked = nth.clone();
-    vec![Rig {
-        device,
-        options: ImportOptions::default().with_devices(devices),
-        unclean: Box::new(move || unclean(&subject)),
-        // wgpu cannot be told to fail at its nth call (`failures.rs` has what can be made to fail), and the suite wants to see a few
-        // failures.
-        fail_nth: Box::new(move |n| nth.set(n)),
-        failed: Box::new(move || asked.get() <= 5),
-    }]
+    try_open()
+        .into_iter()
+        .map(|device| rig(device, None))
+        .collect()
 }

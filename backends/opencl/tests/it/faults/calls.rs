@@ -8,7 +8,8 @@ use arrow_device::{DeviceBufferMut, Queue};
 use arrow_device_opencl::OpenClMemory;
 
 use crate::fake;
-use crate::rigs::{Gate, assert_clean, assert_error, has, hold, memories, open, soon};
+use crate::rigs::{Gate, has, hold, memories, open};
+use crate::suite::{assert_clean, assert_error, soon};
 
 /// The stand-in fills new memory that the host can read.
 #[test]

@@ -10,7 +10,8 @@ use cl3::event::release_event;
 use cl3::types::cl_event;
 
 use crate::fake;
-use crate::rigs::{Gate, assert_clean, hold, memories, open, soon};
+use crate::rigs::{Gate, hold, memories, open};
+use crate::suite::{assert_clean, soon};
 
 /// Enqueues a command that fails with an event. The caller releases its own event: PoCL ends the process if nobody has it when it
 /// fails.

@@ -13,7 +13,8 @@ use arrow_device_opencl::{
 };
 
 use crate::fake;
-use crate::rigs::{Gate, assert_clean, memories, open, soon, unclean};
+use crate::rigs::{Gate, memories, open, unclean};
+use crate::suite::{assert_clean, soon};
 
 fn batch() -> RecordBatch {
     let numbers = Arc::new(Int64Array::from_iter(

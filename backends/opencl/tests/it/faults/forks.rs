@@ -7,7 +7,8 @@ use arrow_device::SyncPolicy;
 
 use crate::fake;
 use crate::fork_kit::{alone, forked};
-use crate::rigs::{assert_clean, memories, open, soon};
+use crate::rigs::{memories, open};
+use crate::suite::{assert_clean, soon};
 
 #[test]
 fn a_child_makes_no_call() {

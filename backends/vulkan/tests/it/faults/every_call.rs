@@ -21,7 +21,8 @@ use crate::interposer::account::{calls, clear, fail, fail_from, live, misuses};
 use crate::interposer::functions::VERSION;
 use crate::interposer::interposed;
 use crate::program::Program;
-use crate::rigs::{assert_error, hold_on_device, soon};
+use crate::rigs::hold_on_device;
+use crate::suite::{assert_error, soon};
 
 pub(crate) fn batch() -> RecordBatch {
     let numbers = Arc::new(Int64Array::from_iter(

@@ -10,7 +10,7 @@ use crate::faults::every_call::batch;
 use crate::interposer::account::{calls, clear, delay, fail, live, misuses};
 use crate::interposer::interposed;
 use crate::program::Program;
-use crate::rigs::soon;
+use crate::suite::soon;
 
 /// A program's event, which the host sets.
 pub(crate) struct Foreign<'a>(&'a Program, Box<vk::Event>);

@@ -13,7 +13,8 @@ use crate::faults::foreign::Foreign;
 use crate::interposer::account::{clear, fail, fail_from, live, misuses};
 use crate::interposer::interposed;
 use crate::program::Program;
-use crate::rigs::{Timeline, soon};
+use crate::rigs::Timeline;
+use crate::suite::soon;
 
 /// Keeps what a queue is given on the device until the host signals the semaphore. Nothing else calls Vulkan then.
 fn hold(queue: &Queue) -> Arc<Timeline> {
