@@ -12,15 +12,15 @@ use crate::object::Owned;
 use crate::shared::Shared;
 use crate::sys::{Answer, Failed, raw};
 
+#[path = "../tests/it/first.rs"]
+#[allow(dead_code)]
+mod first;
 #[path = "../tests/it/gate.rs"]
 #[allow(dead_code)]
 mod gate;
 #[path = "../tests/it/programs.rs"]
 #[allow(dead_code)]
 mod programs;
-#[path = "../tests/it/rigs.rs"]
-#[allow(dead_code)]
-mod rigs;
 
 use gate::{Gate, hold_by_kernel};
 use programs::programs;
@@ -28,7 +28,7 @@ use programs::programs;
 const BRIEF: Duration = Duration::from_millis(100);
 
 fn device() -> Option<(Device, Arc<Shared>)> {
-    let device = rigs::device()?;
+    let device = first::device()?;
     let shared = OneApiDevice::of(&device).unwrap().shared.clone();
     Some((device, shared))
 }

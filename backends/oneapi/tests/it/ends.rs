@@ -5,10 +5,11 @@ use std::time::Duration;
 use arrow_device::Error;
 use arrow_device::device::{Backend, CopyKind, CopyOp};
 
+use crate::first::config;
 use crate::gate::{hold_by_event, hold_by_kernel, sycl_queue};
 use crate::programs::*;
-use crate::rigs::config;
-use crate::traps::{backend, eventually, frees_are_done};
+use crate::suite::soon;
+use crate::traps::{backend, frees_are_done};
 
 /// Some work runs, what comes after it has failed already.
 #[test]
@@ -127,6 +128,6 @@ fn drops_do_not_wait() {
         std::thread::sleep(Duration::from_millis(50));
         assert!(owns());
         gate.open();
-        eventually("the memory is not freed", || !owns());
+        assert!(soon(|| !owns()), "the memory is not freed");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
@@ -13,10 +13,11 @@ use arrow_device_oneapi::{OneApiConfig, OneApiDevice, adopt_queue, register_with
 use arrow_schema::ffi::FFI_ArrowSchema;
 use arrow_schema::{DataType, Field};
 
+use crate::first::number;
 use crate::fork_kit::alone;
 use crate::gate::{Gate, hold_by_event, hold_by_host_task};
 use crate::programs::*;
-use crate::rigs::number;
+use crate::suite::soon;
 
 const ROWS: i64 = 5000;
 
@@ -53,15 +54,9 @@ fn expected(factor: i64) -> Vec<i64> {
 }
 
 fn released() {
-    let start = Instant::now();
     // SAFETY: it has no requirement.
-    while unsafe { (programs().producer_live)() } > 0 {
-        assert!(
-            start.elapsed() < Duration::from_secs(10),
-            "an array was not released"
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let live = || unsafe { (programs().producer_live)() };
+    assert!(soon(|| live() == 0), "an array was not released");
 }
 
 fn devices(device: &Device) -> Devices {

@@ -9,10 +9,7 @@ mod conformance;
 #[cfg(target_os = "linux")]
 mod ends;
 #[cfg(target_os = "linux")]
-mod exit;
-#[cfg(target_os = "linux")]
-#[path = "../../../../tests/support/fork_kit.rs"]
-mod fork_kit;
+mod first;
 #[cfg(target_os = "linux")]
 mod gate;
 #[cfg(target_os = "linux")]
@@ -22,30 +19,24 @@ mod programs;
 #[cfg(target_os = "linux")]
 mod rigs;
 #[cfg(target_os = "linux")]
-mod transfer;
-#[cfg(target_os = "linux")]
 mod traps;
+#[cfg(target_os = "linux")]
+mod waits;
 #[cfg(target_os = "linux")]
 mod wakers;
 
-/// Every type of Arrow's, as the tests of arrow-device make them.
-#[allow(dead_code, unused_imports)]
-#[path = "."]
-mod kit {
-    #[path = "../../../../tests/support/cases.rs"]
-    pub(crate) mod cases;
-    #[path = "../../../../tests/support/compare.rs"]
-    pub(crate) mod compare;
-    #[path = "../../../../tests/support/gen.rs"]
-    pub(crate) mod r#gen;
-    #[path = "../../../../tests/support/rng.rs"]
-    mod rng;
-    #[path = "../../../../tests/support/types.rs"]
-    pub(crate) mod types;
-    #[path = "../../../../tests/support/values.rs"]
-    mod values;
-    #[path = "../../../../tests/support/variants.rs"]
-    pub(crate) mod variants;
-
-    pub(crate) use rng::Rng;
-}
+#[cfg(target_os = "linux")]
+#[path = "../../../support/exit.rs"]
+mod exit;
+#[cfg(target_os = "linux")]
+#[path = "../../../../tests/support/fork_kit.rs"]
+mod fork_kit;
+#[cfg(target_os = "linux")]
+#[path = "../../../../tests/stream_suite/mod.rs"]
+mod stream_suite;
+#[cfg(target_os = "linux")]
+#[path = "../../../support/mod.rs"]
+mod suite;
+#[cfg(target_os = "linux")]
+#[path = "../../../../tests/support/mod.rs"]
+mod support;

@@ -1,37 +1,52 @@
-//! The device under test.
+//! Devices of each kind of memory, for the tests that all backends share.
 
-use arrow_device::Device;
-use arrow_device_oneapi::{OneApiConfig, device_count};
+use std::sync::atomic::{AtomicI64, Ordering};
 
-/// The number of the first device with unified shared memory, or `None`, with a line that says why, where there is none and none is
-/// required.
-pub(crate) fn number() -> Option<usize> {
-    let found = device_count().and_then(|count| {
-        let mut why = None;
-        for number in 0..count {
-            match OneApiConfig::new(number).open() {
-                Ok(_) => return Ok(number),
-                Err(e) => why = Some(e),
-            }
-        }
-        Err(why.expect("SYCL lists no devices"))
-    });
-    match found {
-        Ok(number) => Some(number),
-        Err(e) if std::env::var_os("ARROW_DEVICE_ONEAPI_REQUIRED").is_some() => panic!("{e}"),
-        Err(e) => {
-            eprintln!("skipped: {e}");
-            None
-        }
+use arrow_device::{Device, Error, Queue};
+use arrow_device_conformance::Hold;
+use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory};
+
+use crate::first::config;
+use crate::gate::hold_by_event;
+use crate::stream_suite::Rig;
+use crate::suite::{limit, rig};
+
+/// The first device with unified shared memory, with an id that no other device of this process has.
+pub(crate) fn open(memory: OneApiMemory) -> Option<Device> {
+    static NEXT: AtomicI64 = AtomicI64::new(100);
+    limit();
+    let config = config()?.with_memory(memory).with_own_context();
+    let id = NEXT.fetch_add(1, Ordering::Relaxed);
+    Some(config.with_id(id).open().unwrap())
+}
+
+pub(crate) fn all() -> Vec<Device> {
+    let memories = [
+        OneApiMemory::Device,
+        OneApiMemory::Shared,
+        OneApiMemory::Host,
+    ];
+    memories.into_iter().filter_map(open).collect()
+}
+
+pub(crate) fn unclean(device: &Device) -> Option<String> {
+    device.trim();
+    match OneApiDevice::of(device).unwrap().outstanding() {
+        [0, _, 0, 0, 0] => None,
+        left => Some(format!("{device}: {left:?} are left")),
     }
 }
 
-/// A configuration of that device.
-pub(crate) fn config() -> Option<OneApiConfig> {
-    number().map(OneApiConfig::new)
+pub(crate) fn hold(queue: &Queue) -> Hold {
+    let gate = hold_by_event(queue);
+    Hold::new(move || gate.open())
 }
 
-#[allow(dead_code)]
-pub(crate) fn device() -> Option<Device> {
-    config().map(|config| config.open().unwrap())
+/// What a forked child is refused, beside the core's functions.
+pub(crate) fn refused(_queue: &Queue) -> Vec<Error> {
+    vec![OneApiConfig::new(0).open().unwrap_err()]
+}
+
+pub(crate) fn rigs() -> Vec<Rig> {
+    all().into_iter().map(|device| rig(device, None)).collect()
 }

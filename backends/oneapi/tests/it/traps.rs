@@ -2,17 +2,18 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow_array::{ArrayRef, Int64Array};
 use arrow_device::device::{AddressClass, Backend, CopyKind, CopyOp, DevicePtr, EventPtr};
 use arrow_device::{Device, DeviceArray, Devices, Error, ImportOptions, SyncPolicy};
 use arrow_device_oneapi::{OneApiConfig, OneApiDevice, OneApiMemory, device_count, register_with};
 
-use crate::fork_kit::{alone, forked};
+use crate::first::{config, number};
+use crate::fork_kit::alone;
 use crate::gate::{Gate, hold_by_host_task};
 use crate::programs::*;
-use crate::rigs::{config, number};
+use crate::suite::soon;
 
 pub(crate) fn backend(device: &Device) -> &OneApiDevice {
     OneApiDevice::of(device).unwrap()
@@ -22,26 +23,10 @@ pub(crate) fn numbers() -> ArrayRef {
     Arc::new(Int64Array::from_iter_values(0..1000))
 }
 
-/// Waits until something has happened.
-pub(crate) fn eventually(or: &str, mut has_happened: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !has_happened() {
-        assert!(start.elapsed() < Duration::from_secs(10), "{or}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// Waits until nothing of the device is left.
 pub(crate) fn frees_are_done(device: &Device) {
-    let start = Instant::now();
-    while backend(device).outstanding() != [0; 5] {
-        assert!(
-            start.elapsed() < Duration::from_secs(10),
-            "{:?}",
-            backend(device).outstanding()
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let left = || backend(device).outstanding();
+    assert!(soon(|| left() == [0; 5]), "{:?}", left());
 }
 
 /// An event of a program's, in a context, and what ends it.
@@ -354,9 +339,8 @@ fn waits_for_foreign_events_do_not_block() {
             assert_eq!((programs().event_is_complete)(theirs), 0);
             gate.open();
             ours.wait().unwrap();
-            eventually("the program's work does not run", || {
-                (programs().event_is_complete)(theirs) == 1
-            });
+            let runs = || (programs().event_is_complete)(theirs) == 1;
+            assert!(soon(runs), "the program's work does not run");
             (programs().event_delete)(theirs);
             (programs().queue_free)(stream, memory);
             (programs().queue_delete)(stream);
@@ -475,31 +459,4 @@ fn the_file_in_memory_stays_open() {
     let files = std::fs::read_dir("/proc/self/fd").unwrap();
     let mut names = files.filter_map(|file| std::fs::read_link(file.unwrap().path()).ok());
     assert!(names.any(|name| name.to_string_lossy().contains("memfd:arrow-device-oneapi")));
-}
-
-/// A forked child has none of SYCL's threads.
-#[test]
-fn a_forked_child_is_refused() {
-    alone("traps::a_forked_child_is_refused", || {
-        let Some(config) = config() else { return };
-        let device = config.open().unwrap();
-        let queue = device.new_queue().unwrap();
-        let up = device.upload_array_on(&numbers(), &queue).unwrap();
-        let event = queue.record().unwrap().unwrap();
-        forked(move || {
-            for refused in [
-                device.upload_array(&numbers()).map(drop),
-                up.to_host().map(drop),
-                event.wait(),
-                device.synchronize(),
-                backend(&device).settle(),
-            ] {
-                let refused = refused.unwrap_err().to_string();
-                assert!(refused.contains("forked"), "{refused}");
-            }
-            let refused = config.open().unwrap_err().to_string();
-            assert!(refused.contains("forked"), "{refused}");
-            drop((up, event, queue, device));
-        });
-    });
 }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use arrow_device::device::{Backend, Notify, SyncEvent};
 use arrow_device_oneapi::OneApiConfig;
 
+use crate::first::{config, number};
 use crate::gate::hold_by_event;
 use crate::programs::OWN_CONTEXT;
-use crate::rigs::{config, number};
-use crate::traps::{Held, backend, eventually};
+use crate::suite::{Count, soon};
+use crate::traps::{Held, backend};
 
 /// Wakers are called on a thread that calls nothing that blocks.
 #[test]
@@ -18,32 +18,15 @@ fn many_wakers() {
     let Some(config) = config() else { return };
     let device = config.open().unwrap();
     let queue = device.new_queue().unwrap();
-    let called: Arc<[AtomicBool]> = (0..100).map(|_| AtomicBool::new(false)).collect();
+    let called = Arc::new(Count::default());
     let gate = hold_by_event(&queue);
-    let events: Vec<_> = (0..called.len())
-        .map(|_| queue.record().unwrap().unwrap())
-        .collect();
-    struct Waker(Arc<[AtomicBool]>, usize);
-    impl std::task::Wake for Waker {
-        fn wake(self: Arc<Self>) {
-            self.0[self.1].store(true, Ordering::SeqCst);
-        }
+    for _ in 0..100 {
+        let event = queue.record().unwrap().unwrap();
+        assert!(!event.notify(&called.clone().into()).unwrap());
     }
-    for (i, event) in events.iter().enumerate() {
-        assert!(
-            !event
-                .notify(&Arc::new(Waker(called.clone(), i)).into())
-                .unwrap()
-        );
-    }
-    drop(events);
-    assert!(called.iter().all(|called| !called.load(Ordering::SeqCst)));
+    assert_eq!(called.get(), 0);
     gate.open();
-    let start = Instant::now();
-    while !called.iter().all(|called| called.load(Ordering::SeqCst)) {
-        assert!(start.elapsed() < Duration::from_secs(10));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    assert!(soon(|| called.get() == 100), "{called:?}");
 }
 
 /// A waker is foreign code: it may wait for work that waits for another event.
@@ -74,9 +57,9 @@ fn a_waker_waits() {
     assert_eq!(notified.unwrap(), Notify::Registered);
     gate.open();
     let happened = |i: usize| waker.1[i].load(Ordering::SeqCst);
-    eventually("the waker is not called", || happened(0));
+    assert!(soon(|| happened(0)), "the waker is not called");
     foreign.open();
-    eventually("the waker waits", || happened(1));
+    assert!(soon(|| happened(1)), "the waker waits");
     // SAFETY: released once, and not used any more.
     unsafe { backend(&device).release_event(event) };
 }
