@@ -191,20 +191,6 @@ fn a_c_producer_with_a_context_of_its_own() {
         let memory = OpenClDevice::of(&theirs).unwrap().memory();
         assert_eq!(memory, OpenClMemory::Usm);
     }
-    // What is exported here is found here.
-    let batch = batch();
-    let up = own.upload(&batch).unwrap();
-    for policy in [SyncPolicy::Event, SyncPolicy::Wait] {
-        let (array, schema) = up.export(policy).unwrap();
-        let options = ImportOptions::default().with_devices(devices.clone());
-        // SAFETY: both structs come from one export of this crate.
-        let again =
-            unsafe { arrow_device::DeviceRecordBatch::import_with(array, &schema, &options) };
-        let again = again.unwrap();
-        assert_eq!(*again.device(), own);
-        assert_eq!(again.to_host().unwrap(), batch);
-    }
-
     // An id that names no device here: the context has only one.
     let (array, gate) = produce(77, OpenClMemory::Svm, WITH_ARRAY);
     let array = import(array, &devices);

@@ -272,39 +272,3 @@ fn what_is_unknown_is_refused() {
     let exported = one.upload(&batch(10)).unwrap().export(SyncPolicy::Event);
     drop(exported.unwrap());
 }
-
-/// A consumer polls an event: it is set once the work before it has run, and not set when it is used again.
-#[test]
-fn a_recorded_event_is_a_vk_event_that_can_be_polled() {
-    if !is_there() {
-        return;
-    }
-    let device = open();
-    let vulkan = VulkanDevice::of(&device).unwrap();
-    let queue = device.new_queue().unwrap();
-    let mut seen = Vec::new();
-    for round in 0..5 {
-        let gate = Gate::new(&device);
-        // SAFETY: the event is of the device, and lives until the queue has seen it.
-        unsafe { queue.raw().wait(gate.pointer()) }.unwrap();
-        let up = device.upload_on(&batch(1000), &queue).unwrap();
-        let event = queue.record().unwrap().unwrap();
-        // SAFETY: the event's pointer points to a VkEvent as long as it lives.
-        let polled = unsafe { *event.as_ptr().as_ptr().cast::<vk::Event>() };
-        // SAFETY: the event is live, of this device, and not for the device only.
-        let is_set = || unsafe { vulkan.device().get_event_status(polled) }.unwrap();
-        assert!(!is_set(), "before its work, in round {round}");
-        gate.set();
-        assert!(soon(is_set), "never set");
-        event.wait().unwrap();
-        assert!(event.is_complete().unwrap());
-        drop((event, up));
-        seen.push(polled);
-    }
-    queue.synchronize().unwrap();
-    seen.sort_unstable_by_key(|event| vk::Handle::as_raw(*event));
-    seen.dedup();
-    assert!(seen.len() < 5, "no event was used again");
-    drop(queue);
-    assert_clean(&device);
-}

@@ -1,9 +1,9 @@
-//! A program's own `wgpu::Device`: adopted once, with its queue, in the order of its submissions.
+//! A program's own `wgpu::Device`: adopted once, with its queue.
 
 use arrow_array::record_batch;
-use arrow_device::device::{CopyKind, CopyOp, DeviceId, DevicePtr};
-use arrow_device::{ArrowDeviceType, DeviceBufferMut, Devices};
-use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, register, wgpu};
+use arrow_device::device::DeviceId;
+use arrow_device::{ArrowDeviceType, Devices};
+use arrow_device_wgpu::{WgpuConfig, WgpuDevice, adopt, register};
 
 use crate::rigs::{config, own_device, try_open};
 use crate::suite::{assert_clean, assert_error};
@@ -104,60 +104,4 @@ fn the_registry_opens_adapters_by_number() {
         "which are numbered from 0",
     );
     assert_error(WgpuDevice::of(&Devices::cpu()), "is not a WebGPU device");
-}
-
-/// What the program submits comes after what this crate was given before, and before what it is given later; what it writes by
-/// `write_buffer` counts from the next submission on.
-#[test]
-fn the_order_of_the_programs_submissions() {
-    let Some((device, queue)) = own_device(|_| {}) else {
-        return;
-    };
-    let ours = adopt(&device, &queue, &config()).unwrap();
-    let own = device.create_buffer(&wgpu::BufferDescriptor {
-        label: None,
-        size: 64,
-        usage: wgpu::BufferUsages::COPY_SRC
-            | wgpu::BufferUsages::COPY_DST
-            | wgpu::BufferUsages::STORAGE,
-        mapped_at_creation: false,
-    });
-    queue.write_buffer(&own, 0, &[1; 64]);
-    let memory = DeviceBufferMut::allocate(&ours.default_queue(), 64).unwrap();
-    let mut back = [0_u8; 64];
-    let dst = DevicePtr::new(back.as_mut_ptr().cast());
-    let read = CopyOp {
-        src: memory.address(),
-        dst,
-        bytes: 64,
-        kind: CopyKind::DeviceToHost,
-    };
-    let raw = ours.default_queue();
-    // SAFETY: the memory has 64 bytes, and lives until the queue is done.
-    unsafe { raw.raw().fill(memory.address(), 7, 64) }.unwrap();
-    // An event includes what the program has submitted before, though this crate did not submit it.
-    let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let sets = done.clone();
-    let mut encoder = device.create_command_encoder(&Default::default());
-    encoder.clear_buffer(&own, 0, None);
-    queue.submit([encoder.finish()]);
-    queue.on_submitted_work_done(move || sets.store(true, std::sync::atomic::Ordering::SeqCst));
-    raw.record().unwrap().unwrap().wait().unwrap();
-    assert!(
-        done.load(std::sync::atomic::Ordering::SeqCst),
-        "the event does not include the program's work"
-    );
-    // SAFETY: both have 64 bytes, and live until the queue is done.
-    unsafe { raw.raw().copy(&[read]) }.unwrap();
-    raw.synchronize().unwrap();
-    assert_eq!(back, [7; 64]);
-    // What `write_buffer` writes counts from the next event on, whoever submits.
-    queue.write_buffer(&own, 0, &[3; 64]);
-    raw.record().unwrap().unwrap().wait().unwrap();
-    // SAFETY: the buffer is of the device, and not written to while it is wrapped.
-    let wrapped = unsafe { WgpuDevice::wrap(&ours, own.clone(), ()) }.unwrap();
-    assert_eq!(wrapped.to_host().unwrap().as_slice(), [3; 64]);
-    drop(wrapped);
-    drop(memory);
-    assert_clean(&ours);
 }

@@ -1,5 +1,8 @@
 //! Bindings, the buffers behind addresses, and the order of work.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use arrow_array::{Int8Array, Int64Array};
 use arrow_device::device::DevicePtr;
 use arrow_device::{Device, DeviceBufferMut};
@@ -203,6 +206,14 @@ fn one_order() {
     let bound = unsafe { gpu.bind(&memory) }.unwrap();
     let place = bound.place().clone();
     memory.fill(0).unwrap();
+    // An event includes what the program has submitted before, though this crate did not submit it.
+    add(&device, &bound, 64, 1);
+    let done = Arc::new(AtomicBool::new(false));
+    let sets = done.clone();
+    let own = gpu.queue();
+    own.on_submitted_work_done(move || sets.store(true, Ordering::SeqCst));
+    queue.record().unwrap().unwrap().wait().unwrap();
+    assert!(done.load(Ordering::SeqCst), "the program's work");
     for _ in 0..20 {
         add(&device, &bound, 64, 1); // 1
         write(&device, &place.buffer, place.offset, &[10; 64]); // with the next submission

@@ -36,14 +36,6 @@ fn assert_lost(device: &Device) {
 }
 
 #[test]
-fn destroyed_before_an_upload() {
-    let Some(device) = try_open() else { return };
-    destroy(&device);
-    assert_lost(&device);
-    assert_clean(&device);
-}
-
-#[test]
 fn destroyed_after_an_upload() {
     let Some(device) = try_open() else { return };
     let up = device.upload(&batch(1000)).unwrap();
