@@ -2,10 +2,6 @@
 //! host memory, only the columns that a query needs come down, and nothing stays on the device.
 //! With `DeviceTransitions` and without, and with the worked plugin.
 
-#[allow(dead_code, unused_imports)]
-#[path = "../examples/sql/device_filter/mod.rs"]
-mod device_filter;
-#[path = "tpch/plugin.rs"]
 mod plugin;
 
 use std::collections::HashMap;
@@ -40,7 +36,7 @@ macro_rules! queries {
         $(
             #[tokio::test]
             async fn $name() -> Result<()> {
-                check(include_str!(concat!("queries/", stringify!($name), ".sql")), $rows).await
+                check(include_str!(concat!("../../queries/", stringify!($name), ".sql")), $rows).await
             }
         )*
     };

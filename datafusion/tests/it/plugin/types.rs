@@ -23,8 +23,8 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::prelude::SessionContext;
 
+use super::kit::*;
 use crate::device_filter::PushFilterToDevice;
-use crate::kit::*;
 
 const ROWS: usize = 500;
 const ORDERED: [Operator; 6] = [

@@ -1,10 +1,11 @@
-//! What must hold of plans with device operators in them.
+//! What must hold of tables on devices, of plans with device operators in them, and of their results.
 
 mod asked;
 mod asking;
 mod coalesce;
 mod errors;
 mod forms;
+mod guide;
 mod joined;
 mod kit;
 mod lifetime;
@@ -14,6 +15,7 @@ mod operator;
 mod ops;
 mod origin;
 mod plans;
+mod plugin;
 mod reserved;
 mod rewrite;
 mod round_robin;
@@ -24,8 +26,14 @@ mod sink;
 mod small;
 mod source;
 mod spec;
+mod tpch;
 mod transfers;
 mod uploads;
+
+/// The example's plugin.
+#[allow(dead_code, unused_imports)]
+#[path = "../../examples/sql/device_filter/mod.rs"]
+mod device_filter;
 
 /// What the core's own tests use, too.
 #[allow(dead_code, unreachable_pub, unused_imports)]

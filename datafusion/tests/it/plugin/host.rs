@@ -17,8 +17,8 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 
+use super::kit::*;
 use crate::device_filter::PushFilterToDevice;
-use crate::kit::*;
 
 type Rule = Arc<dyn PhysicalOptimizerRule + Send + Sync>;
 

@@ -16,27 +16,27 @@ macro_rules! program {
     };
 }
 
-const PAGE: &str = include_str!("../../docs/guide/datafusion.md");
+const PAGE: &str = include_str!("../../../docs/guide/datafusion.md");
 
 mod operator {
-    include!("guide/operator.rs");
-    program!("guide/operator.rs");
+    include!("../guide/operator.rs");
+    program!("../guide/operator.rs");
 }
 
 mod plugin {
-    include!("guide/plugin.rs");
-    program!("guide/plugin.rs");
+    include!("../guide/plugin.rs");
+    program!("../guide/plugin.rs");
 }
 
 mod table {
-    include!("guide/table.rs");
-    program!("guide/table.rs");
+    include!("../guide/table.rs");
+    program!("../guide/table.rs");
 }
 
 /// An operator that does nothing special needs no more than this of its author.
 #[test]
 fn an_operator_takes_at_most_60_lines() {
-    let program = include_str!("guide/operator.rs");
+    let program = include_str!("../guide/operator.rs");
     let (_, operator) = program
         .split_once("/// Returns the first rows of each batch.")
         .unwrap();

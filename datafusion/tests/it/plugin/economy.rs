@@ -14,8 +14,8 @@ use datafusion::execution::SessionStateBuilder;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::StreamExt;
 
+use super::kit::*;
 use crate::device_filter::PushFilterToDevice;
-use crate::kit::*;
 
 /// So many rows of a number, a text of 32 bytes and a view of one.
 fn wide(first: i64, rows: i64) -> RecordBatch {
@@ -121,7 +121,7 @@ async fn small_results_are_joined() {
         assert_eq!(rows, sizes, "{sql}");
         let found: Vec<_> = found.iter().map(|b| b.to_host().unwrap()).collect();
         let found = concat_batches(&found[0].schema(), &found).unwrap();
-        let expected = crate::kit::rows(&host, plan(&host, sql).await).await;
+        let expected = super::kit::rows(&host, plan(&host, sql).await).await;
         assert_eq!(found, expected[0], "{sql}");
     }
     // One row of each batch: the batches of at most 16 inputs wait for each other.

@@ -1,9 +1,6 @@
 //! The worked plugin: its results are DataFusion's own, bit by bit, and its rule replaces what it
 //! can and nothing else.
 
-#[allow(dead_code)]
-#[path = "../../examples/sql/device_filter/mod.rs"]
-mod device_filter;
 mod economy;
 mod host;
 mod kit;
@@ -29,8 +26,9 @@ use datafusion::physical_expr::expressions::{BinaryExpr, Column, lit};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::collect;
 use datafusion::physical_plan::filter::FilterExec;
-use device_filter::PushFilterToDevice;
 use futures::StreamExt;
+
+use crate::device_filter::{self, PushFilterToDevice};
 use kit::*;
 
 #[tokio::test]

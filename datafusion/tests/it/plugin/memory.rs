@@ -21,8 +21,8 @@ use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
+use super::kit::*;
 use crate::device_filter::PushFilterToDevice;
-use crate::kit::*;
 
 const MIB: usize = 1 << 20;
 const BATCHES: usize = 24;

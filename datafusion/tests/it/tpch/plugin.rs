@@ -17,8 +17,8 @@ use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_plan::{ExecutionPlan, collect, displayable};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 
-use super::device_filter::PushFilterToDevice;
 use super::{TABLES, assert_nothing_left, assert_same, device_table, host_session, plan};
+use crate::device_filter::PushFilterToDevice;
 
 /// How many files a table has, if it has so many batches.
 const FILES: usize = 3;
@@ -28,7 +28,7 @@ macro_rules! queries {
         $(
             #[tokio::test]
             async fn $name() -> Result<()> {
-                check(include_str!(concat!("../queries/", stringify!($name), ".sql")), $filters).await
+                check(include_str!(concat!("../../queries/", stringify!($name), ".sql")), $filters).await
             }
         )*
     };
