@@ -2,8 +2,8 @@
 
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 
 use arrow_device::Device;
 use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
@@ -40,16 +40,6 @@ use datafusion::physical_plan::{
 
 use crate::kit::*;
 
-/// What DataFusion has asked the operators of a table.
-#[derive(Debug, Default)]
-pub(crate) struct Log {
-    /// The filters that were offered, with their phase.
-    pub(crate) offered: Mutex<Vec<(FilterPushdownPhase, String)>>,
-    pub(crate) resets: AtomicUsize,
-    /// Rows that scans have returned.
-    pub(crate) rows: AtomicUsize,
-}
-
 /// A scan of one batch after another, which takes all filters. Over a child, it is only asked.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
@@ -63,14 +53,14 @@ pub(crate) struct Asked {
     fetch: Option<usize>,
     properties: Arc<PlanProperties>,
     metrics: ExecutionPlanMetricsSet,
-    log: Arc<Log>,
+    pub(crate) resets: Arc<AtomicUsize>,
 }
 
 impl Asked {
     pub(crate) fn new(
         device: impl Into<DeviceSpec>,
         batches: &[RecordBatch],
-        log: &Arc<Log>,
+        resets: &Arc<AtomicUsize>,
     ) -> Self {
         let schema = batches[0].schema();
         let properties = PlanProperties::new(
@@ -89,25 +79,19 @@ impl Asked {
             fetch: None,
             properties: Arc::new(properties),
             metrics: ExecutionPlanMetricsSet::new(),
-            log: log.clone(),
+            resets: resets.clone(),
         }
     }
 
     pub(crate) fn after(&self, last: impl Into<String>) -> Arc<dyn DevicePlan> {
-        let last = last.into();
-        Arc::new(Self {
-            last,
-            ..self.clone()
-        })
+        let mut own = self.clone();
+        own.last = last.into();
+        Arc::new(own)
     }
 
     pub(crate) fn node(self) -> Plan {
         Arc::new(DeviceExec::new(Arc::new(self)))
     }
-}
-
-fn dynamic() -> Arc<dyn PhysicalExpr> {
-    Arc::new(DynamicFilterPhysicalExpr::new(vec![], lit(true)))
 }
 
 impl DevicePlan for Asked {
@@ -136,11 +120,9 @@ impl DevicePlan for Asked {
     }
 
     fn with_children(&self, mut children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
-        let child = children.pop();
-        Ok(Arc::new(Self {
-            child,
-            ..self.clone()
-        }))
+        let mut own = self.clone();
+        own.child = children.pop();
+        Ok(Arc::new(own))
     }
 
     fn execute_device(
@@ -160,7 +142,6 @@ impl DevicePlan for Asked {
                 let kept = kept.into_array(batch.num_rows()).unwrap();
                 batch = filter_record_batch(&batch, kept.as_boolean())?;
             }
-            this.log.rows.fetch_add(batch.num_rows(), SeqCst);
             device.upload(&batch)
         };
         let batches = futures::stream::iter((0..self.batches.len()).map(read));
@@ -174,13 +155,9 @@ impl DevicePlan for Asked {
     }
 
     fn required_input_ordering(&self) -> Vec<Option<OrderingRequirements>> {
-        let by = |_| {
-            let by = PhysicalSortRequirement::new(Arc::new(Column::new("a", 0)), None);
-            Some(OrderingRequirements::new(
-                LexRequirement::new([by]).unwrap(),
-            ))
-        };
-        self.child.iter().map(by).collect()
+        let by = PhysicalSortRequirement::new(Arc::new(Column::new("a", 0)), None);
+        let by = LexRequirement::new([by]).map(OrderingRequirements::new);
+        self.child.iter().map(|_| by.clone()).collect()
     }
 
     fn maintains_input_order(&self) -> Vec<bool> {
@@ -211,10 +188,8 @@ impl DevicePlan for Asked {
     }
 
     fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
-        match self.child {
-            Some(_) => vec![dynamic()],
-            None => vec![],
-        }
+        let dynamic = |_| Arc::new(DynamicFilterPhysicalExpr::new(vec![], lit(true))) as _;
+        self.child.iter().map(dynamic).collect()
     }
 
     fn supports_limit_pushdown(&self) -> bool {
@@ -226,28 +201,19 @@ impl DevicePlan for Asked {
     }
 
     fn with_fetch(&self, limit: Option<usize>) -> Option<Arc<dyn DevicePlan>> {
-        let fetch = Some(limit?);
-        self.child.as_ref()?;
-        Some(Arc::new(Self {
-            fetch,
-            ..self.clone()
-        }))
+        let mut own = self.clone();
+        own.fetch = Some(limit?);
+        own.child.is_some().then(|| Arc::new(own) as _)
     }
 
     fn repartitioned(&self, n: usize, _: &ConfigOptions) -> Result<Option<Arc<dyn DevicePlan>>> {
-        let asked = self
-            .child
-            .is_some()
-            .then(|| self.after(format!("repartitioned({n})")));
-        Ok(asked)
+        let child = self.child.as_ref();
+        Ok(child.map(|_| self.after(format!("repartitioned({n})"))))
     }
 
     fn try_swapping_with_projection(&self, above: &ProjectionExec) -> Result<Option<Plan>> {
-        let Some(child) = &self.child else {
-            return Ok(None);
-        };
-        assert_eq!(above.expr().len(), 1);
-        Ok(Some(child.clone()))
+        assert!(self.child.is_none() || above.expr().len() == 1);
+        Ok(self.child.clone())
     }
 
     fn gather_filters_for_pushdown(
@@ -261,14 +227,12 @@ impl DevicePlan for Asked {
 
     fn handle_child_pushdown_result(
         &self,
-        phase: FilterPushdownPhase,
+        _: FilterPushdownPhase,
         result: ChildPushdownResult,
         _: &ConfigOptions,
     ) -> Result<FilterPushdownPropagation<Arc<dyn DevicePlan>>> {
         let mut own = self.clone();
         for offered in &result.parent_filters {
-            let text = format!("{}", offered.filter);
-            self.log.offered.lock().unwrap().push((phase, text));
             own.filters.push(offered.filter.clone());
         }
         let taken = vec![PushedDown::Yes; result.parent_filters.len()];
@@ -293,7 +257,7 @@ impl DevicePlan for Asked {
     }
 
     fn reset_state(&self) -> Result<Arc<dyn DevicePlan>> {
-        self.log.resets.fetch_add(1, SeqCst);
+        self.resets.fetch_add(1, SeqCst);
         Ok(self.after("reset"))
     }
 
@@ -341,7 +305,7 @@ impl TableProvider for AskedTable {
         if let Some(projection) = projection {
             let batches = scan.batches.iter().map(|b| b.project(projection));
             let batches: Vec<_> = batches.collect::<std::result::Result<_, _>>()?;
-            scan = Asked::new(scan.device, &batches, &scan.log);
+            scan = Asked::new(scan.device, &batches, &scan.resets);
         }
         Ok(Arc::new(DeviceToHostExec::new(scan.node())))
     }

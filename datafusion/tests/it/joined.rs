@@ -5,24 +5,17 @@ use std::task::{Context, Waker};
 
 use arrow_device::device::sim::FaultOp;
 use arrow_device::{Device, DeviceRecordBatch};
-use arrow_device_datafusion::{
-    DeviceCoalesceBatchesExec, DeviceExec, DeviceTable, SendableDeviceStream,
-};
+use arrow_device_datafusion::{DeviceExec, DeviceTable, SendableDeviceStream};
 use datafusion::arrow::array::{ArrayRef, DictionaryArray, Int8Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::Int8Type;
-use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
-use datafusion::execution::runtime_env::RuntimeEnvBuilder;
-use datafusion::prelude::{SessionConfig, SessionContext};
+use datafusion::prelude::SessionContext;
 use futures::{StreamExt, TryStreamExt};
 use tokio::runtime::{Builder, Handle};
 
 use crate::kit::*;
-use crate::ops::{device_leaf, lines, no_columns, on_host, run_on_device};
-
-pub(crate) fn joining(child: Plan, device: &Sim, rows: usize) -> Plan {
-    let joined = DeviceCoalesceBatchesExec::new(child, device, rows);
-    Arc::new(DeviceExec::new(Arc::new(joined)))
-}
+use crate::memory::limited;
+use crate::nodes::*;
+use crate::ops::{lines, no_columns, run_on_device};
 
 /// Batches of these numbers of rows, in a table of one partition.
 fn sizes(device: &Device, sizes: &[usize]) -> Arc<DeviceTable> {
@@ -33,6 +26,10 @@ fn sizes(device: &Device, sizes: &[usize]) -> Arc<DeviceTable> {
     });
     let batches = batches.collect();
     device_table(device, &[batches])
+}
+
+fn rows_of(batches: &[DeviceRecordBatch]) -> Vec<usize> {
+    batches.iter().map(DeviceRecordBatch::num_rows).collect()
 }
 
 #[tokio::test]
@@ -51,10 +48,9 @@ async fn small_batches_are_joined_and_large_ones_passed_on() {
             let leaf = device_leaf(sizes(&sim, from)).await;
             let plan = joining(leaf, &sim, 20);
             let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
-            let found: Vec<_> = batches[0].iter().map(DeviceRecordBatch::num_rows).collect();
-            assert_eq!(found, to, "{from:?}");
+            assert_eq!(rows_of(&batches[0]), to, "{from:?}");
             let expected = rows(0, from.iter().sum());
-            assert_eq!(lines(&on_host(&batches)[0]), lines(&[expected]));
+            assert_eq!(lines(&to_host(&batches[0])), lines(&[expected]));
             // An allocation for each batch that was joined, and nothing over the bus but sizes of strings.
             assert_eq!(cost.allocations, joined, "{from:?}");
         }
@@ -62,41 +58,29 @@ async fn small_batches_are_joined_and_large_ones_passed_on() {
     }
 }
 
-/// Rows without columns are rows all the same.
-#[tokio::test]
-async fn rows_without_columns_are_joined() {
-    let sim = Sim::new();
-    let batches = vec![no_columns(3), no_columns(0), no_columns(4), no_columns(50)];
-    let leaf = device_leaf(device_table(&sim, &[batches])).await;
-    let plan = joining(leaf, &sim, 20);
-    let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
-    let found: Vec<_> = batches[0].iter().map(DeviceRecordBatch::num_rows).collect();
-    assert_eq!((found, cost.copies), (vec![7, 50], 0));
-}
-
-/// Fixed-width columns are joined without a wait and without a byte to or from the host.
+/// Without a wait and without a byte to or from the host. Rows without columns are rows all the same.
 #[tokio::test]
 async fn joining_numbers_copies_on_the_device_only() {
     let sim = Sim::new();
-    let batches: Vec<_> = (0..8).map(|i| numbers(i * 16, 16)).collect();
-    let leaf = device_leaf(device_table(&sim, &[batches])).await;
+    let leaf = device_leaf(device_table(&sim, &[batches(0, 8)])).await;
     let plan = joining(leaf, &sim, 64);
     let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
-    assert_eq!(batches[0].len(), 2);
+    assert_eq!(rows_of(&batches[0]), [64, 64]);
     assert_eq!((cost.bytes_to_device, cost.bytes_to_host), (0, 0));
     assert_eq!((cost.bytes_on_device, cost.host_waits), (8 * 128, 0));
-    assert_eq!(
-        numbers_of(&on_host(&batches)[0]),
-        (0..128).collect::<Vec<_>>()
-    );
+    assert_eq!(numbers_on(&batches[0]), multiples(128, 1));
+    let rows = [3, 0, 4, 50].map(no_columns).to_vec();
+    let leaf = device_leaf(device_table(&sim, &[rows])).await;
+    let plan = joining(leaf, &sim, 20);
+    let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
+    assert_eq!((rows_of(&batches[0]), cost.copies), (vec![7, 50], 0));
 }
 
 /// Each operation of the device fails once: an error, or the right rows.
 #[tokio::test]
 async fn a_device_that_fails_while_batches_are_joined() {
     let sim = Sim::new();
-    let from = [3, 3, 9, 9, 9];
-    let leaf = device_leaf(sizes(&sim, &from)).await;
+    let leaf = device_leaf(sizes(&sim, &[3, 3, 9, 9, 9])).await;
     let mut failures = 0;
     for op in FaultOp::ALL {
         for n in 1..20 {
@@ -106,7 +90,7 @@ async fn a_device_that_fails_while_batches_are_joined() {
             sim.sim.faults().fail_nth(op, 0);
             match result {
                 Ok((batches, _)) => {
-                    assert_eq!(lines(&on_host(&batches)[0]), lines(&[rows(0, 33)]));
+                    assert_eq!(lines(&to_host(&batches[0])), lines(&[rows(0, 33)]));
                 }
                 Err(_) => failures += 1,
             }
@@ -121,13 +105,13 @@ async fn a_device_that_fails_while_batches_are_joined() {
 #[tokio::test]
 async fn batches_whose_join_could_fail_are_passed_on() {
     let sim = Sim::new();
-    let batch = |text: &str| {
-        let values: ArrayRef = Arc::new(StringArray::from(vec![text]));
+    let batch = |i: usize| {
+        let values: ArrayRef = Arc::new(StringArray::from(vec![i.to_string()]));
         let keys = Int8Array::from(vec![0]);
         let column = DictionaryArray::<Int8Type>::try_new(keys, values).unwrap();
         RecordBatch::try_from_iter([("d", Arc::new(column) as ArrayRef)]).unwrap()
     };
-    let batches: Vec<_> = (0..300).map(|i| batch(&i.to_string())).collect();
+    let batches = (0..300).map(batch).collect();
     let leaf = device_leaf(device_table(&sim, &[batches])).await;
     let plan = joining(leaf, &sim, 1000);
     let (batches, cost) = run_on_device(&plan, &sim).await.unwrap();
@@ -138,36 +122,20 @@ async fn batches_whose_join_could_fail_are_passed_on() {
 #[tokio::test]
 async fn batches_that_wait_are_reserved() {
     let sim = Sim::new();
-    let batches: Vec<_> = (0..8).map(|i| numbers(i * 16, 16)).collect();
-    let leaf = device_leaf(device_table(&sim, &[batches])).await;
+    let leaf = device_leaf(device_table(&sim, &[batches(0, 8)])).await;
     let plan = joining(leaf, &sim, 64);
     // Four batches of 128 bytes wait for each that is made.
     for (limit, fits) in [(511, false), (512, true)] {
-        let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(limit));
-        let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool.clone());
-        let runtime = runtime.build_arc().unwrap();
-        let context = SessionContext::new_with_config_rt(SessionConfig::new(), runtime);
+        let (context, pool) = limited(limit);
         let node = DeviceExec::of(&plan).unwrap();
-        let stream = node.execute_device(0, context.task_ctx()).unwrap();
-        match stream.try_collect::<Vec<_>>().await {
-            Ok(batches) => assert!(fits && batches.len() == 2),
-            Err(e) => {
-                assert!(!fits, "{e}");
-                let e = e.to_string();
-                assert!(e.contains("DeviceCoalesceBatchesExec, partition 0"), "{e}");
-            }
+        let stream = node.execute_device(0, context).unwrap();
+        let found = stream.try_collect::<Vec<_>>().await;
+        match fits {
+            true => assert_eq!(found.unwrap().len(), 2),
+            false => drop(fails(found, &["DeviceCoalesceBatchesExec, partition 0"])),
         }
         assert_eq!(pool.reserved(), 0);
     }
-}
-
-/// The stream of a join of texts in this session, executed within this runtime.
-async fn texts(sim: &Sim, context: &SessionContext, runtime: &Handle) -> SendableDeviceStream {
-    let leaf = device_leaf(sizes(sim, &[8, 8, 8, 8])).await;
-    let plan = joining(leaf, sim, 32);
-    let _within = runtime.enter();
-    let node = DeviceExec::of(&plan).unwrap();
-    node.execute_device(0, context.task_ctx()).unwrap()
 }
 
 /// What a join does on a blocking thread counts as the node's.
@@ -188,6 +156,15 @@ async fn a_join_of_texts_is_counted() {
         let found = metric(&plan, "DeviceCoalesceBatchesExec", name);
         assert_eq!(found, Some(expected as usize), "{name}");
     }
+}
+
+/// The stream of a join of texts in this session, executed within this runtime.
+async fn texts(sim: &Sim, context: &SessionContext, runtime: &Handle) -> SendableDeviceStream {
+    let leaf = device_leaf(sizes(sim, &[8, 8, 8, 8])).await;
+    let plan = joining(leaf, sim, 32);
+    let _within = runtime.enter();
+    let node = DeviceExec::of(&plan).unwrap();
+    node.execute_device(0, context.task_ctx()).unwrap()
 }
 
 /// A stream that is dropped while a blocking thread joins, or before it begins, leaves nothing.
@@ -219,31 +196,23 @@ async fn a_join_whose_stream_is_dropped_lets_everything_go() {
     sim.assert_done();
 }
 
-/// Without its runtime a join is an error, and not the end of the input.
-#[tokio::test]
-async fn a_join_after_the_end_of_the_runtime_fails() {
-    let sim = Sim::new();
-    let own = Builder::new_current_thread().build().unwrap();
-    let mut stream = texts(&sim, &SessionContext::new(), own.handle()).await;
-    own.shutdown_background();
-    let error = stream.next().await.unwrap().unwrap_err().to_string();
-    assert!(error.contains("joining batches"), "{error}");
-    assert!(stream.next().await.is_none());
-    drop(stream);
-    sim.assert_done();
-}
-
-/// Nor does a plan that runs in no runtime panic.
+/// Without its runtime a join is an error, and not the end of the input. Nor does a plan that runs in no runtime panic.
 #[test]
 fn a_join_needs_a_runtime() {
     let sim = Sim::new();
+    let own = Builder::new_current_thread().build().unwrap();
+    let context = SessionContext::new();
+    let mut stream = futures::executor::block_on(texts(&sim, &context, own.handle()));
+    own.shutdown_background();
+    let next = futures::executor::block_on(stream.next());
+    fails(next.unwrap(), &["joining batches"]);
+    assert!(futures::executor::block_on(stream.next()).is_none());
+    drop(stream);
     let leaf = futures::executor::block_on(device_leaf(sizes(&sim, &[8, 8])));
     let plan = joining(leaf, &sim, 32);
     let node = DeviceExec::of(&plan).unwrap();
-    let error = node.execute_device(0, SessionContext::new().task_ctx());
-    let error = error.err().unwrap().to_string();
-    assert!(
-        error.contains("DeviceCoalesceBatchesExec") && error.contains("Tokio runtime"),
-        "{error}"
-    );
+    let started = node.execute_device(0, context.task_ctx());
+    fails(started, &["DeviceCoalesceBatchesExec", "Tokio runtime"]);
+    drop(plan);
+    sim.assert_done();
 }

@@ -2,30 +2,32 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
-use arrow_device::{ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchReader};
+use arrow_device::{
+    ArrowDeviceType, Device, DeviceRecordBatch, DeviceRecordBatchStreamReader, Devices,
+    ExportOptions, FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy,
+};
 use arrow_device_datafusion::{
-    DeviceExec, DeviceOptions, DeviceSpec, DeviceTable, DeviceToHostExec, DeviceTransitions,
+    DeviceExec, DeviceOptions, DeviceResolver, DeviceSpec, DeviceTable, DeviceToHostExec,
+    DeviceTransitions, execute_on_device, export_plan,
 };
 use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use datafusion::arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::catalog::TableProvider;
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DataFusionError, Result};
 use datafusion::datasource::MemTable;
-use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
+use datafusion::execution::{SessionStateBuilder, TaskContext};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
-use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::streaming::PartitionStream;
-use datafusion::physical_plan::{ExecutionPlan, displayable};
+use datafusion::physical_plan::{ExecutionPlan, collect, displayable};
 use datafusion::prelude::{SessionConfig, SessionContext};
+use futures::TryStreamExt;
 
 pub(crate) use crate::operator::{double, map};
+pub(crate) use crate::readers::*;
 
 pub(crate) type Plan = Arc<dyn ExecutionPlan>;
 
@@ -72,12 +74,6 @@ impl Sim {
     /// wrong.
     #[track_caller]
     pub(crate) fn assert_done(&self) {
-        self.assert_left(0);
-    }
-
-    /// As `assert_done`, with this many device allocations left.
-    #[track_caller]
-    pub(crate) fn assert_left(&self, allocations: usize) {
         let end = Instant::now() + LONG;
         loop {
             let failed = self.device.synchronize().is_err();
@@ -85,9 +81,8 @@ impl Sim {
             let (report, stats) = (self.sim.report(), self.device.stats());
             assert_eq!(report.violations, [""; 0]);
             let host = report.live_host_allocations + report.live_events;
-            let freed = stats.allocations == stats.frees + allocations as u64;
-            let quiet = report.live_allocations == allocations && freed;
-            if quiet && (host == 0 || allocations > 0) {
+            let freed = stats.allocations == stats.frees;
+            if report.live_allocations + host == 0 && freed {
                 let error = self.device.take_drop_error();
                 assert!(failed || error.is_none(), "{error:?}");
                 return;
@@ -137,26 +132,44 @@ pub(crate) fn numbers(first: i64, rows: usize) -> RecordBatch {
     self::rows(first, rows).project(&[0]).unwrap()
 }
 
+/// `n` batches of 16 numbers from `first`: 128 bytes each.
+pub(crate) fn batches(first: i64, n: i64) -> Vec<RecordBatch> {
+    (0..n).map(|i| numbers(first + i * 16, 16)).collect()
+}
+
+/// The first `n` multiples, of 0 times and more.
+pub(crate) fn multiples(n: i64, of: i64) -> Vec<i64> {
+    (0..n).map(|i| i * of).collect()
+}
+
+pub(crate) fn row_count(batches: &[RecordBatch]) -> usize {
+    batches.iter().map(RecordBatch::num_rows).sum()
+}
+
+fn schema_of(partitions: &[Vec<RecordBatch>]) -> SchemaRef {
+    let first = partitions.iter().flatten().next();
+    first.map_or_else(schema, RecordBatch::schema)
+}
+
 /// A device table of these partitions.
 pub(crate) fn device_table(device: &Device, partitions: &[Vec<RecordBatch>]) -> Arc<DeviceTable> {
+    device_table_of(device, schema_of(partitions), partitions)
+}
+
+pub(crate) fn device_table_of(
+    device: &Device,
+    schema: SchemaRef,
+    partitions: &[Vec<RecordBatch>],
+) -> Arc<DeviceTable> {
     let up = |batch: &RecordBatch| device.upload(batch).unwrap();
     let partitions = partitions.iter().map(|p| p.iter().map(up).collect());
-    let partitions = partitions.collect::<Vec<Vec<_>>>();
-    let schema = partitions
-        .iter()
-        .flatten()
-        .next()
-        .map_or_else(schema, |b| b.schema());
-    Arc::new(DeviceTable::from_batches(schema, device.clone(), partitions).unwrap())
+    let table = DeviceTable::from_batches(schema, device.clone(), partitions.collect());
+    Arc::new(table.unwrap())
 }
 
 pub(crate) fn host_table(partitions: &[Vec<RecordBatch>]) -> Arc<MemTable> {
-    let schema = partitions
-        .iter()
-        .flatten()
-        .next()
-        .map_or_else(schema, RecordBatch::schema);
-    Arc::new(MemTable::try_new(schema, partitions.to_vec()).unwrap())
+    let table = MemTable::try_new(schema_of(partitions), partitions.to_vec());
+    Arc::new(table.unwrap())
 }
 
 /// Rows of the sessions' batches and of their uploads. [`rows`] and [`numbers`] make batches of 16, which uploads do not
@@ -217,6 +230,20 @@ pub(crate) async fn scan(table: Arc<dyn TableProvider>) -> Plan {
     table.scan(&state, None, &[], None).await.unwrap()
 }
 
+pub(crate) fn any_sim() -> DeviceSpec {
+    DeviceSpec::any(ArrowDeviceType::EXT_DEV)
+}
+
+/// A task of a session that offers these devices.
+pub(crate) fn offering<const N: usize>(devices: [&Sim; N]) -> Arc<TaskContext> {
+    resolving(DeviceResolver::of(devices.map(|sim| sim.device.clone())))
+}
+
+pub(crate) fn resolving(resolver: DeviceResolver) -> Arc<TaskContext> {
+    let config = SessionConfig::new().with_extension(Arc::new(resolver));
+    SessionContext::new_with_config(config).task_ctx()
+}
+
 /// What the rule makes of a plan.
 pub(crate) fn with_transitions(plan: Plan) -> Plan {
     let config = ConfigOptions::default();
@@ -225,6 +252,58 @@ pub(crate) fn with_transitions(plan: Plan) -> Plan {
 
 pub(crate) async fn query(ctx: &SessionContext, sql: &str) -> Result<Vec<RecordBatch>> {
     ctx.sql(sql).await?.collect().await
+}
+
+/// Runs a plan as it is.
+pub(crate) async fn run(plan: &Plan) -> Result<Vec<RecordBatch>> {
+    collect(plan.clone(), session().task_ctx()).await
+}
+
+/// Its column of numbers.
+pub(crate) async fn numbers_from(plan: &Plan) -> Vec<i64> {
+    numbers_of(&run(plan).await.unwrap())
+}
+
+/// The plan's result on a device.
+pub(crate) async fn on_device(
+    plan: &Plan,
+    device: &Device,
+) -> arrow_device::Result<Vec<DeviceRecordBatch>> {
+    let stream = execute_on_device(plan.clone(), session().task_ctx(), device).unwrap();
+    stream.try_collect().await
+}
+
+pub(crate) fn to_host(batches: &[DeviceRecordBatch]) -> Vec<RecordBatch> {
+    batches.iter().map(|b| b.to_host().unwrap()).collect()
+}
+
+pub(crate) fn numbers_on(batches: &[DeviceRecordBatch]) -> Vec<i64> {
+    numbers_of(&to_host(batches))
+}
+
+/// Reads a C stream of this crate's, whose batches are on the device.
+pub(crate) fn reader(
+    stream: FFI_ArrowDeviceArrayStream,
+    device: &Device,
+) -> DeviceRecordBatchStreamReader {
+    // SAFETY: the stream is this crate's, and nobody else has it.
+    unsafe { DeviceRecordBatchStreamReader::new(stream, imports(device)) }.unwrap()
+}
+
+/// Imports that know the device.
+pub(crate) fn imports(device: &Device) -> ImportOptions {
+    let devices = Devices::new();
+    devices.add(device.clone()).unwrap();
+    ImportOptions::default().with_devices(devices)
+}
+
+pub(crate) fn export(
+    plan: Plan,
+    context: Arc<TaskContext>,
+    sim: &Sim,
+) -> FFI_ArrowDeviceArrayStream {
+    let options = ExportOptions::new(SyncPolicy::Event);
+    export_plan(plan, context, sim, options).unwrap()
 }
 
 /// The only column of numbers, in the order of the batches.
@@ -278,6 +357,47 @@ pub(crate) fn assert_plan(plan: &Plan, devices: &[&Device], expected: &str) {
     );
 }
 
+/// A plan as one line: each node above its child, and several children in brackets. Devices are called as in [`text`];
+/// `Down`, `Up` and `Move` are the transitions.
+pub(crate) fn shape(plan: &Plan, devices: &[&Device]) -> String {
+    let children: Vec<_> = plan.children().iter().map(|c| shape(c, devices)).collect();
+    let name = plan.name().split('(').next().unwrap();
+    let name = name.trim_end_matches("Exec");
+    let name = match name {
+        "DeviceToHost" => "Down",
+        "HostToDevice" => "Up",
+        "DeviceToDevice" => "Move",
+        other => other.trim_start_matches("Device"),
+    };
+    let on = DeviceExec::of(plan).map(|node| node.device());
+    let on = on.and_then(|spec| devices.iter().position(|device| spec.fits(device)));
+    let on = on.map_or(String::new(), |i| format!(" {}", ["A", "B"][i]));
+    match &children[..] {
+        [] => format!("{name}{on}"),
+        [child] => format!("{name}{on} < {child}"),
+        more => format!("{name}{on} < ({})", more.join(", ")),
+    }
+}
+
+/// An error's text has all these parts.
+#[track_caller]
+pub(crate) fn says(error: &impl fmt::Display, parts: &[&str]) {
+    let error = error.to_string();
+    for part in parts {
+        assert!(error.contains(part), "no {part:?} in: {error}");
+    }
+}
+
+/// It is an error, whose text has all these parts.
+#[track_caller]
+pub(crate) fn fails<T, E: fmt::Display>(result: Result<T, E>, parts: &[&str]) -> E {
+    let Err(error) = result else {
+        panic!("no error that says {parts:?}");
+    };
+    says(&error, parts);
+    error
+}
+
 /// This crate's error in another, its deepest.
 #[track_caller]
 pub(crate) fn ours(e: &DataFusionError) -> arrow_device::Error {
@@ -316,143 +436,6 @@ impl PhysicalOptimizerRule for DoubleScans {
     fn schema_check(&self) -> bool {
         true
     }
-}
-
-/// A reader that uploads what a closure gives, and counts how often it was asked.
-pub(crate) struct Reader {
-    device: Device,
-    schema: SchemaRef,
-    next: Box<dyn FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send>,
-    pub(crate) asked: Arc<AtomicUsize>,
-}
-
-impl Reader {
-    pub(crate) fn new(
-        device: &Device,
-        schema: SchemaRef,
-        next: impl FnMut(usize) -> Option<arrow_device::Result<RecordBatch>> + Send + 'static,
-    ) -> Self {
-        Self {
-            device: device.clone(),
-            schema,
-            next: Box::new(next),
-            asked: Arc::default(),
-        }
-    }
-}
-
-impl Iterator for Reader {
-    type Item = arrow_device::Result<DeviceRecordBatch>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let i = self.asked.fetch_add(1, SeqCst);
-        let batch = (self.next)(i)?;
-        Some(batch.and_then(|batch| self.device.upload(&batch)))
-    }
-}
-
-impl DeviceRecordBatchReader for Reader {
-    fn schema(&self) -> SchemaRef {
-        self.schema.clone()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.device.id().device_type
-    }
-}
-
-/// A table of one partition of such readers, and how often they were asked.
-pub(crate) fn reader_table(
-    device: &Device,
-    next: impl Fn(usize) -> Option<arrow_device::Result<RecordBatch>> + Clone + Send + Sync + 'static,
-) -> (Arc<DeviceTable>, Arc<AtomicUsize>) {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let (device_of, counts) = (device.clone(), asked.clone());
-    let schema = numbers(0, 1).schema();
-    let of = schema.clone();
-    let open = move |_| {
-        let mut reader = Reader::new(&device_of, of.clone(), next.clone());
-        reader.asked = counts.clone();
-        Ok(reader)
-    };
-    let table = DeviceTable::from_readers(schema, device.clone(), 1, open);
-    (Arc::new(table), asked)
-}
-
-/// Says when it is dropped.
-struct Dropped(Arc<AtomicBool>);
-
-impl Drop for Dropped {
-    fn drop(&mut self) {
-        self.0.store(true, SeqCst);
-    }
-}
-
-/// More batches than any test reads: one that should be stopped fails, and does not hang.
-pub(crate) const MANY: usize = 100_000;
-
-/// A table of an endless reader, how often it was asked, and whether it was let go.
-pub(crate) fn watched(sim: &Sim) -> (Arc<DeviceTable>, Arc<AtomicUsize>, Arc<AtomicBool>) {
-    let (asked, gone) = (
-        Arc::new(AtomicUsize::new(0)),
-        Arc::new(AtomicBool::new(false)),
-    );
-    let (counts, flag, device) = (asked.clone(), gone.clone(), sim.device.clone());
-    let open = move |_| {
-        let dropped = Dropped(flag.clone());
-        let next = move |i| {
-            let _ = &dropped;
-            (i < MANY).then(|| Ok(numbers(i as i64 * 16, 16)))
-        };
-        let mut reader = Reader::new(&device, numbers(0, 1).schema(), next);
-        reader.asked = counts.clone();
-        Ok(reader)
-    };
-    let schema = numbers(0, 1).schema();
-    let table = DeviceTable::from_readers(schema, sim.device.clone(), 1, open);
-    (Arc::new(table), asked, gone)
-}
-
-/// A table of numbers on the host whose only partition consists of what a closure returns, and how
-/// often it was asked.
-pub(crate) fn host_stream(
-    next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
-) -> (Arc<StreamingTable>, Arc<AtomicUsize>) {
-    host_stream_of(numbers(0, 1).schema(), next)
-}
-
-/// The same with another schema.
-pub(crate) fn host_stream_of(
-    schema: SchemaRef,
-    next: impl Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync + 'static,
-) -> (Arc<StreamingTable>, Arc<AtomicUsize>) {
-    type Next = dyn Fn(usize) -> Option<Result<RecordBatch>> + Send + Sync;
-
-    struct Partition(SchemaRef, Arc<Next>, Arc<AtomicUsize>);
-
-    impl fmt::Debug for Partition {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("Partition")
-        }
-    }
-
-    impl PartitionStream for Partition {
-        fn schema(&self) -> &SchemaRef {
-            &self.0
-        }
-
-        fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-            let (next, asked) = (self.1.clone(), self.2.clone());
-            let batches = std::iter::from_fn(move || next(asked.fetch_add(1, SeqCst)));
-            let batches = futures::stream::iter(batches);
-            Box::pin(RecordBatchStreamAdapter::new(self.0.clone(), batches))
-        }
-    }
-
-    let asked = Arc::new(AtomicUsize::new(0));
-    let partition = Partition(schema.clone(), Arc::new(next), asked.clone());
-    let table = StreamingTable::try_new(schema, vec![Arc::new(partition)]).unwrap();
-    (Arc::new(table), asked)
 }
 
 /// A metric of the nodes of this name, all partitions together; `None` if no node has it.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use arrow_device::device::sim::FaultOp;
 use arrow_device::{Device, Devices};
 use arrow_device_datafusion::{
-    DeviceExec, DeviceReservation, DeviceToDeviceExec, DeviceToHostExec, execute_on_device,
+    DeviceExec, DeviceReservation, DeviceToDeviceExec, execute_on_device, to_datafusion,
 };
-use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use datafusion::arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use datafusion::common::{DataFusionError, Result};
 use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{
@@ -19,21 +19,21 @@ use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::physical_plan::spill::get_record_batch_memory_size;
 use datafusion::physical_plan::{collect, execute_stream};
 use datafusion::prelude::{SessionConfig, SessionContext};
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 
 use crate::kit::*;
+use crate::nodes::*;
 
 /// A pool without a limit that keeps what each consumer has, and had at most.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder(Mutex<BTreeMap<String, (usize, usize)>>);
 
 impl Recorder {
-    /// The most bytes of each consumer.
-    pub(crate) fn peaks(&self) -> Vec<(String, usize)> {
+    /// The most bytes of each consumer that had any.
+    pub(crate) fn peaks(&self) -> BTreeMap<String, usize> {
         let of = self.0.lock().unwrap();
-        let used = of.iter().filter(|(_, (_, peak))| *peak > 0);
-        used.map(|(name, (_, peak))| (name.clone(), *peak))
-            .collect()
+        let peaks = of.iter().map(|(name, (_, peak))| (name.clone(), *peak));
+        peaks.filter(|(_, peak)| *peak > 0).collect()
     }
 }
 
@@ -68,23 +68,16 @@ impl MemoryPool for Recorder {
     }
 
     fn reserved(&self) -> usize {
-        self.0
-            .lock()
-            .unwrap()
-            .values()
-            .map(|(bytes, _)| bytes)
-            .sum()
+        let of = self.0.lock().unwrap();
+        of.values().map(|(bytes, _)| bytes).sum()
     }
 }
 
 /// A session whose uploads join nothing, with this pool.
 fn context(pool: Arc<dyn MemoryPool>) -> Arc<TaskContext> {
-    let runtime = RuntimeEnvBuilder::new()
-        .with_memory_pool(pool)
-        .build_arc()
-        .unwrap();
+    let runtime = RuntimeEnvBuilder::new().with_memory_pool(pool);
     let config = SessionConfig::new().with_option_extension(joined_to(0));
-    SessionContext::new_with_config_rt(config, runtime).task_ctx()
+    SessionContext::new_with_config_rt(config, runtime.build_arc().unwrap()).task_ctx()
 }
 
 pub(crate) fn limited(bytes: usize) -> (Arc<TaskContext>, Arc<dyn MemoryPool>) {
@@ -97,56 +90,39 @@ pub(crate) fn recorded() -> (Arc<TaskContext>, Arc<Recorder>) {
     (context(pool.clone()), pool)
 }
 
-/// Batches of 16 rows: 128 bytes.
-fn batches(n: i64) -> Vec<RecordBatch> {
-    (0..n).map(|i| numbers(i * 16, 16)).collect()
-}
-
 /// `double` over an upload, with a download above.
 async fn up_and_down(n: i64, sim: &Sim) -> Plan {
-    with_transitions(double(scan(host_table(&[batches(n)])).await, sim))
+    with_transitions(double(scan(host_table(&[batches(0, n)])).await, sim))
 }
 
 #[track_caller]
-pub(crate) fn assert_refused<T: fmt::Debug>(result: Result<T>, parts: &[&str]) {
-    let e = result.unwrap_err();
-    assert!(
-        matches!(e.find_root(), DataFusionError::ResourcesExhausted(_)),
-        "{e:?}"
-    );
-    assert!(
-        matches!(e, DataFusionError::ResourcesExhausted(_)),
-        "not wrapped: {e:?}"
-    );
-    for part in parts {
-        assert!(e.to_string().contains(part), "no {part:?} in {e}");
-    }
+pub(crate) fn assert_refused<T>(result: Result<T>, parts: &[&str]) {
+    let e = fails(result, parts);
+    let exhausted = |e: &_| matches!(e, DataFusionError::ResourcesExhausted(_));
+    assert!(exhausted(e.find_root()), "{e:?}");
+    assert!(exhausted(&e), "not wrapped: {e:?}");
 }
 
-/// 12.8 MB under 1 KiB.
+/// 1.28 MB under 1 KiB.
 #[tokio::test]
 async fn uploads_are_refused_before_they_allocate() {
     let sim = Sim::new();
-    let wide: Vec<_> = (0..200).map(|i| numbers(i * 8_000, 8_000)).collect();
+    let wide: Vec<_> = (0..20).map(|i| numbers(i * 8_000, 8_000)).collect();
     let device = sim.id().to_string();
+    let parts = ["HostToDeviceExec, partition 0", "64000 bytes", &device];
     for doubles in 0..3 {
         let host = scan(host_table(std::slice::from_ref(&wide))).await;
         let plan = (0..doubles).fold(host, |plan, _| double(plan, &sim));
         let (context, pool) = limited(1024);
         let before = sim.stats();
-        let found: Result<Vec<_>> = match doubles {
+        if doubles == 0 {
             // The errors of device streams are those of DataFusion, too.
-            0 => {
-                let stream = execute_on_device(plan, context, &sim).unwrap();
-                let found: Vec<_> = stream.collect().await;
-                let found: arrow_device::Result<Vec<_>> = found.into_iter().collect();
-                let found = found.map_err(arrow_device_datafusion::to_datafusion);
-                found.map(|_| Vec::new())
-            }
-            _ => collect(with_transitions(plan), context).await,
-        };
-        let parts = ["HostToDeviceExec, partition 0", "64000 bytes", &device];
-        assert_refused(found, &parts);
+            let stream = execute_on_device(plan, context, &sim).unwrap();
+            let found: arrow_device::Result<Vec<_>> = stream.try_collect().await;
+            assert_refused(found.map_err(to_datafusion), &parts);
+        } else {
+            assert_refused(collect(with_transitions(plan), context).await, &parts);
+        }
         assert_eq!(sim.stats().since(&before).allocations, 0);
         assert_eq!(pool.reserved(), 0);
         sim.assert_done();
@@ -154,37 +130,30 @@ async fn uploads_are_refused_before_they_allocate() {
     // Enough for what is under way, however much goes through.
     let host = scan(host_table(&[wide])).await;
     let (context, pool) = limited(4 * 64_000);
-    let found = collect(with_transitions(double(host, &sim)), context)
-        .await
-        .unwrap();
-    assert_eq!(
-        found.iter().map(RecordBatch::num_rows).sum::<usize>(),
-        1_600_000
-    );
+    let found = collect(with_transitions(double(host, &sim)), context).await;
+    assert_eq!(row_count(&found.unwrap()), 160_000);
     assert_eq!(pool.reserved(), 0);
 }
 
+/// For each partition by itself.
 #[tokio::test]
 async fn each_node_reserves_what_is_under_way() {
     let sim = Sim::new();
     let (context, pool) = recorded();
-    let plan = up_and_down(10, &sim).await;
-    assert_eq!(collect(plan.clone(), context).await.unwrap().len(), 10);
-    let expected = [
+    let host = scan(host_table(&[batches(0, 10), batches(0, 10)])).await;
+    let plan = with_transitions(double(host, &sim));
+    assert_eq!(collect(plan.clone(), context).await.unwrap().len(), 20);
+    let mut expected = BTreeMap::new();
+    for partition in 0..2 {
         // One that was returned or is being copied, and one ahead.
-        ("DeviceToHostExec[0]", 2 * 128),
-        ("HostToDeviceExec[0]", 128),
-        ("MapExec[0]", 128),
-    ];
-    assert_eq!(
-        pool.peaks(),
-        expected.map(|(name, bytes)| (name.to_string(), bytes))
-    );
-    assert_eq!(pool.reserved(), 0);
-    for (name, bytes) in expected {
-        let node = name.trim_end_matches("[0]");
-        assert_eq!(metric(&plan, node, "peak_mem_used"), Some(bytes), "{node}");
+        expected.insert(format!("DeviceToHostExec[{partition}]"), 2 * 128);
+        expected.insert(format!("HostToDeviceExec[{partition}]"), 128);
+        expected.insert(format!("MapExec[{partition}]"), 128);
     }
+    assert_eq!(pool.peaks(), expected);
+    assert_eq!(pool.reserved(), 0);
+    let peak = metric(&plan, "DeviceToHostExec", "peak_mem_used");
+    assert_eq!(peak, Some(2 * 2 * 128));
 }
 
 /// Nothing is reserved twice where an operator uploads or moves its input itself.
@@ -192,118 +161,61 @@ async fn each_node_reserves_what_is_under_way() {
 async fn plans_without_the_rule_reserve_the_same() {
     let (a, b) = (Sim::new(), Sim::new());
     let (context, pool) = recorded();
-    let plan = double(scan(host_table(&[batches(5)])).await, &a);
+    let plan = double(scan(host_table(&[batches(0, 5)])).await, &a);
     assert_eq!(collect(plan, context).await.unwrap().len(), 5);
-    let [(own, three), (input, one)] = <[_; 2]>::try_from(pool.peaks()).unwrap();
     // The operator itself and the download in it.
-    assert_eq!((own.as_str(), three), ("MapExec[0]", 3 * 128));
-    assert_eq!((input.as_str(), one), ("input DataSourceExec[0]", 128));
+    let expected = [("MapExec[0]", 3 * 128), ("input DataSourceExec[0]", 128)];
+    let expected = expected.map(|(name, bytes)| (name.to_owned(), bytes));
+    assert_eq!(pool.peaks(), expected.into());
     assert_eq!(pool.reserved(), 0);
 
     let (context, pool) = recorded();
-    let moved = double(scan(device_table(&a, &[batches(5)])).await, &b);
+    let moved = double(scan(device_table(&a, &[batches(0, 5)])).await, &b);
     assert_eq!(collect(moved, context).await.unwrap().len(), 5);
-    let peaks: BTreeMap<_, _> = pool.peaks().into_iter().collect();
     // On the device, on its way through the host, and one ahead.
-    assert_eq!(peaks["input DeviceToHostExec[0]"], 3 * 128);
+    assert_eq!(pool.peaks()["input DeviceToHostExec[0]"], 3 * 128);
     assert_eq!(pool.reserved(), 0);
 }
 
+/// By node: what it needs beside others, and what it says if there is not enough.
 #[tokio::test]
-async fn partitions_reserve_for_themselves() {
-    let sim = Sim::new();
-    let (context, pool) = recorded();
-    let host = scan(host_table(&[batches(3), batches(3), batches(3)])).await;
-    collect(with_transitions(double(host, &sim)), context)
-        .await
-        .unwrap();
-    let names: Vec<_> = pool.peaks().into_iter().map(|(name, _)| name).collect();
-    for partition in 0..3 {
-        for node in ["HostToDeviceExec", "MapExec", "DeviceToHostExec"] {
-            let name = format!("{node}[{partition}]");
-            assert!(names.contains(&name), "no {name} in {names:?}");
-        }
-    }
-    assert_eq!(pool.reserved(), 0);
-}
-
-#[tokio::test]
-async fn moves_reserve_both_halves() {
+async fn every_node_is_refused_what_it_needs() {
     let (a, b) = (Sim::new(), Sim::new());
-    let source = scan(device_table(&a, &[batches(5)])).await;
-    let plan = with_transitions(double(source.clone(), &b));
-    let (context, pool) = recorded();
-    collect(plan.clone(), context).await.unwrap();
-    assert_eq!(
-        metric(&plan, "DeviceToDeviceExec", "peak_mem_used"),
-        Some(3 * 128)
-    );
-    assert_eq!(pool.reserved(), 0);
-
-    let scan = source.children()[0].clone();
-    let moves = DeviceToDeviceExec::new(scan, &b);
-    let plan = Arc::new(DeviceExec::new(Arc::new(moves)));
-    let plan = Arc::new(DeviceToHostExec::new(plan));
-    let (context, pool) = limited(127);
-    let device = b.id().to_string();
-    assert_refused(
-        collect(plan, context).await,
-        &["DeviceToDeviceExec, partition 0", &device],
-    );
-    assert_eq!(pool.reserved(), 0);
-}
-
-#[tokio::test]
-async fn downloads_are_refused_too() {
-    let sim = Sim::new();
-    let plan = scan(device_table(&sim, &[batches(5)])).await;
-    let (context, pool) = limited(127);
-    let before = sim.stats();
-    assert_refused(
-        collect(plan.clone(), context).await,
-        &[
-            "DeviceToHostExec, partition 0",
-            "128 bytes",
-            &sim.id().to_string(),
-        ],
-    );
-    assert_eq!((pool.reserved(), sim.stats().since(&before).copies), (0, 0));
-    let (context, pool) = limited(2 * 128);
-    assert_eq!(collect(plan, context).await.unwrap().len(), 5);
-    assert_eq!(pool.reserved(), 0);
-}
-
-/// What operators allocate is known when they have.
-#[tokio::test]
-async fn operators_are_refused_what_they_allocate() {
-    let sim = Sim::new();
-    let plan = double(scan(device_table(&sim, &[batches(5)])).await, &sim);
-    let (context, pool) = limited(100);
-    let found = collect(with_transitions(plan.clone()), context).await;
-    assert_refused(
-        found,
-        &["MapExec, partition 0", "128 bytes", &sim.id().to_string()],
-    );
-    assert_eq!(pool.reserved(), 0);
-    let (context, pool) = limited(3 * 128);
-    let found = collect(with_transitions(plan), context).await.unwrap();
-    assert_eq!((found.len(), pool.reserved()), (5, 0));
+    let source = scan(device_table(&a, &[batches(0, 5)])).await;
+    let moves = DeviceToDeviceExec::new(source.children()[0].clone(), &b);
+    let moves = down(Arc::new(DeviceExec::new(Arc::new(moves))));
+    let doubled = with_transitions(double(source.clone(), &a));
+    for (plan, device, least, node) in [
+        // A copy of one batch and one ahead, on their way to the host.
+        (source, &a, 2 * 128, "DeviceToHostExec, partition 0"),
+        // What operators allocate is known when they have.
+        (doubled, &a, 3 * 128, "MapExec, partition 0"),
+        // Both halves.
+        (moves, &b, 6 * 128, "DeviceToDeviceExec, partition 0"),
+    ] {
+        let (context, pool) = limited(127);
+        let before = device.stats();
+        let found = collect(plan.clone(), context).await;
+        let id = device.id().to_string();
+        assert_refused(found, &[node, "128 bytes", &id]);
+        let copies = device.stats().since(&before).copies;
+        assert_eq!((pool.reserved(), copies), (0, 0), "{node}");
+        let (context, pool) = limited(least);
+        assert_eq!(collect(plan, context).await.unwrap().len(), 5);
+        assert_eq!(pool.reserved(), 0);
+    }
 }
 
 #[tokio::test]
 async fn memory_that_the_host_reads_is_not_reserved() {
     let cpu = Devices::cpu();
-    let table = device_table(&cpu, &[batches(5)]);
     let (context, pool) = limited(1);
-    let plan = scan(table).await;
+    let plan = scan(device_table(&cpu, &[batches(0, 5)])).await;
     assert_eq!(collect(plan, context.clone()).await.unwrap().len(), 5);
     // An upload to the host's own memory copies nothing.
-    let host = scan(host_table(&[batches(5)])).await;
-    let found: Vec<_> = execute_on_device(host, context, &cpu)
-        .unwrap()
-        .collect()
-        .await;
-    assert!(found.iter().all(|batch| batch.is_ok()) && found.len() == 5);
+    let host = scan(host_table(&[batches(0, 5)])).await;
+    let stream = execute_on_device(host, context, &cpu).unwrap();
+    assert_eq!(stream.try_collect::<Vec<_>>().await.unwrap().len(), 5);
     assert_eq!(pool.reserved(), 0);
 }
 
@@ -331,7 +243,7 @@ async fn nothing_stays_reserved() {
             }
             1 => up_and_down(5, &sim).await,
             _ => {
-                let host = scan(host_table(&[batches(5)])).await;
+                let host = scan(host_table(&[batches(0, 5)])).await;
                 let kernel = |n| match n {
                     40 => Err("no 40".to_string()),
                     n => Ok(n),
@@ -351,9 +263,7 @@ async fn nothing_stays_reserved() {
         // The stream is still there.
         assert_eq!(pool.reserved(), 0, "{failing}");
         drop(stream);
-        if failing < 2 {
-            sim.sim.faults().clear();
-        }
+        sim.sim.faults().clear();
     }
 }
 
@@ -379,12 +289,11 @@ async fn a_cancelled_task_gives_all_back() {
 async fn a_fair_pool_counts_uploads() {
     let sim = Sim::new();
     let pool: Arc<dyn MemoryPool> = Arc::new(FairSpillPool::new(1000));
-    let sort = MemoryConsumer::new("sort")
-        .with_can_spill(true)
-        .register(&pool);
+    let sort = MemoryConsumer::new("sort").with_can_spill(true);
+    let sort = sort.register(&pool);
     sort.try_grow(900).unwrap();
     sort.free();
-    let host = scan(host_table(&[batches(5)])).await;
+    let host = scan(host_table(&[batches(0, 5)])).await;
     let up = with_transitions(double(host, &sim));
     let mut stream = execute_stream(up, context(pool.clone())).unwrap();
     stream.next().await.unwrap().unwrap();
@@ -394,30 +303,6 @@ async fn a_fair_pool_counts_uploads() {
     sort.try_grow(500).unwrap();
 }
 
-#[tokio::test]
-async fn explain_analyze_shows_the_peak() {
-    let sim = Sim::new();
-    let ctx = session_with(1, 1);
-    register(&ctx, "t", device_table(&sim, &[batches(2)]));
-    let found = query(&ctx, "EXPLAIN ANALYZE SELECT a FROM t")
-        .await
-        .unwrap();
-    let column = found[0].column_by_name("plan").unwrap();
-    let text = column.as_any().downcast_ref::<StringArray>().unwrap();
-    let text = text.value(0).to_string();
-    let of = |node: &str| {
-        text.lines()
-            .find(|line| line.contains(node))
-            .unwrap()
-            .to_string()
-    };
-    assert!(of("MapExec").contains("peak_mem_used=128.0 B"), "{text}");
-    assert!(
-        of("DeviceToHostExec").contains("peak_mem_used=256.0 B"),
-        "{text}"
-    );
-}
-
 #[test]
 fn an_operator_reserves_what_it_keeps() {
     let sim = Sim::new();
@@ -425,15 +310,9 @@ fn an_operator_reserves_what_it_keeps() {
     let (context, pool) = limited(1000);
     let kept = DeviceReservation::new(&context, "JoinExec", 7, device);
     kept.grow(600).unwrap();
-    assert_refused(
-        kept.grow(401),
-        &[
-            "JoinExec, partition 7",
-            "401 bytes",
-            &sim.id().to_string(),
-            "JoinExec[7]",
-        ],
-    );
+    let id = sim.id().to_string();
+    let parts = ["JoinExec, partition 7", "401 bytes", &id, "JoinExec[7]"];
+    assert_refused(kept.grow(401), &parts);
     assert_eq!((kept.size(), pool.reserved()), (600, 600));
     kept.shrink(100);
     assert_eq!(pool.reserved(), 500);
@@ -455,7 +334,7 @@ fn two_threads_give_back() {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                for _ in 0..300_000 {
+                for _ in 0..100_000 {
                     kept.grow(1).unwrap();
                     kept.shrink(2);
                 }

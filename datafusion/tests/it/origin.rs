@@ -3,56 +3,43 @@
 use std::sync::Arc;
 
 use arrow_device_datafusion::{DeviceSpec, device_of};
-use datafusion::arrow::compute::SortOptions;
 use datafusion::common::config::ConfigOptions;
-use datafusion::logical_expr::Operator;
-use datafusion::physical_expr::expressions::{binary, col, lit};
-use datafusion::physical_expr::{LexOrdering, PhysicalSortExpr};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::limit_pushdown::LimitPushdown;
-use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::limit::GlobalLimitExec;
-use datafusion::physical_plan::sorts::sort::SortExec;
-use datafusion::physical_plan::union::UnionExec;
-use datafusion::physical_plan::{collect, replace_children_if_necessary};
+use datafusion::physical_plan::replace_children_if_necessary;
 
 use crate::kit::*;
-use crate::ops::{device_leaf, form, round_robin};
-use crate::plans::{device_scan, down, host_scan, on_host};
+use crate::nodes::*;
 
 /// Through transitions and nodes that need no kernel, and no further.
 #[tokio::test]
 async fn a_rule_learns_where_rows_come_from() {
     let (a, b) = (Sim::new(), Sim::new());
     let spec = Some(DeviceSpec::from(&a));
-    let union = |one: Plan, other: Plan| UnionExec::try_new(vec![one, other]).unwrap();
-    let scan = device_scan(&a).await;
+    let (scan, host) = (device_scan(&a).await, host_scan().await);
+    let below = down(scan.clone());
     for plan in [
         scan.clone(),
-        down(scan.clone()),
-        round_robin(down(scan.clone()), 3),
-        on_host(round_robin(down(scan.clone()), 3)),
-        union(down(scan.clone()), round_robin(scan.clone(), 1)),
-        down(double(down(scan.clone()), &a)),
+        below.clone(),
+        round_robin(below.clone(), 3),
+        on_host(round_robin(below.clone(), 3)),
+        union([below.clone(), round_robin(scan.clone(), 1)]),
+        down(double(below.clone(), &a)),
     ] {
         assert_eq!(device_of(&plan), spec, "{}", text(&plan, &[&a]));
         // The rule agrees: an operator above it needs no transition.
-        let above = text(&with_transitions(double(plan, &a)), &[&a]);
-        assert!(!above.contains("HostToDevice"), "{above}");
-        assert_eq!(above.matches("DeviceToHost").count(), 1, "{above}");
+        let above = shape(&with_transitions(double(plan, &a)), &[&a]);
+        let transitions = (above.matches("Up").count(), above.matches("Down").count());
+        assert_eq!(transitions, (0, 1), "{above}");
     }
-    let schema = scan.schema();
-    let order = PhysicalSortExpr::new(col("a", &schema).unwrap(), SortOptions::default());
-    let order = LexOrdering::new([order]).unwrap();
-    let predicate = binary(col("a", &schema).unwrap(), Operator::Gt, lit(1i64), &schema);
     for plan in [
-        host_scan().await,
-        round_robin(host_scan().await, 3),
-        Arc::new(SortExec::new(order, down(scan.clone()))),
-        Arc::new(FilterExec::try_new(predicate.unwrap(), down(scan.clone())).unwrap()),
-        union(down(scan.clone()), down(device_scan(&b).await)),
-        union(down(scan.clone()), host_scan().await),
+        host.clone(),
+        round_robin(host.clone(), 3),
+        sort(below.clone()),
+        filter(below.clone()),
+        union([below.clone(), down(device_scan(&b).await)]),
+        union([below, host]),
     ] {
         assert_eq!(device_of(&plan), None, "{}", text(&plan, &[&a, &b]));
     }
@@ -62,16 +49,15 @@ async fn a_rule_learns_where_rows_come_from() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limit_over_coalesced_partitions_stays_one() {
     let a = Sim::new();
-    let partitions: Vec<_> = (0..4).map(|p| vec![numbers(p * 16, 16)]).collect();
+    let partitions: Vec<_> = (0..4).map(|p| batches(p * 16, 1)).collect();
     let leaf = device_leaf(device_table(&a, &partitions)).await;
-    let coalesced = form(Arc::new(CoalescePartitionsExec::new(leaf)), &a);
+    let coalesced = form(on_host(leaf), &a);
     let limit: Plan = Arc::new(GlobalLimitExec::new(down(coalesced), 0, Some(10)));
-    let pushed = LimitPushdown::new()
-        .optimize(limit, &ConfigOptions::default())
-        .unwrap();
+    let pushed = LimitPushdown::new().optimize(limit, &ConfigOptions::default());
+    let pushed = pushed.unwrap();
     for plan in [pushed.clone(), with_transitions(pushed)] {
-        let rows = collect(plan.clone(), session().task_ctx()).await.unwrap();
-        assert_eq!(numbers_of(&rows).len(), 10, "{}", text(&plan, &[&a]));
+        let found = numbers_from(&plan).await;
+        assert_eq!(found.len(), 10, "{}", text(&plan, &[&a]));
     }
     a.assert_done();
 }
@@ -82,23 +68,16 @@ async fn an_insert_keeps_its_order() {
     let a = Sim::new();
     for partitions in [1, 4] {
         let ctx = session_with(partitions, 0);
-        let from: Vec<_> = (0..4).map(|p| vec![numbers(p * 16, 16)]).collect();
+        let from: Vec<_> = (0..4).map(|p| batches(p * 16, 1)).collect();
         register(&ctx, "t", host_table(&from));
         let schema = numbers(0, 1).schema();
-        let into = arrow_device_datafusion::DeviceTable::from_batches(
-            schema,
-            a.device.clone(),
-            vec![vec![]],
-        );
-        register(&ctx, "u", Arc::new(into.unwrap()));
-        query(&ctx, "INSERT INTO u SELECT a FROM t ORDER BY a DESC")
-            .await
-            .unwrap();
+        register(&ctx, "u", device_table_of(&a, schema, &[vec![]]));
+        let sql = "INSERT INTO u SELECT a FROM t ORDER BY a DESC";
+        query(&ctx, sql).await.unwrap();
         // A rule that gives the node another input gets an error if its columns are others.
         let insertion = plan(&ctx, "INSERT INTO u SELECT a FROM t").await;
-        let wide = scan(host_table(&[vec![rows(0, 16)]])).await;
-        let e = replace_children_if_necessary(insertion, vec![wide]).unwrap_err();
-        assert!(e.to_string().contains("3 columns to insert"), "{e}");
+        let wide = replace_children_if_necessary(insertion, vec![host_scan().await]);
+        fails(wide, &["3 columns to insert"]);
         let found = numbers_in(&ctx, "SELECT a FROM u").await;
         assert_eq!(found, (0..64).rev().collect::<Vec<_>>(), "{partitions}");
     }

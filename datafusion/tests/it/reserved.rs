@@ -1,150 +1,32 @@
 //! What an operator's polls allocate, and what it keeps, in the session's memory pool.
 
-use std::fmt;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use arrow_device::async_stream::DeviceRecordBatchStream;
-use arrow_device::{ArrowDeviceType, Device, DeviceBufferMut, DeviceRecordBatch};
-use arrow_device_datafusion::{
-    DeviceExec, DevicePlan, DeviceReservation, DeviceSpec, SendableDeviceStream, execute_child,
-};
-use datafusion::arrow::datatypes::SchemaRef;
-use datafusion::common::{DataFusionError, Result};
-use datafusion::execution::TaskContext;
+use arrow_device::Error;
+use datafusion::arrow::error::ArrowError;
+use datafusion::common::DataFusionError;
 use datafusion::execution::memory_pool::MemoryPool;
-use datafusion::physical_plan::{PlanProperties, collect};
-use futures::{Stream, StreamExt};
+use datafusion::physical_plan::collect;
 
 use crate::kit::*;
 use crate::memory::{assert_refused, limited, recorded};
-
-/// What a poll of a test's operator does: `Pending` is polled again.
-type Step = Poll<Option<arrow_device::Result<DeviceRecordBatch>>>;
-
-/// The operator's state: its input, its device and its reservation.
-struct State {
-    input: SendableDeviceStream,
-    device: Device,
-    memory: DeviceReservation,
-    kept: Vec<DeviceBufferMut>,
-    batches: Vec<DeviceRecordBatch>,
-    polls: usize,
-}
-
-impl State {
-    fn allocated(&self, bytes: usize) -> DeviceBufferMut {
-        DeviceBufferMut::allocate(&self.device.default_queue(), bytes).unwrap()
-    }
-
-    /// A batch of 128 bytes.
-    fn made(&self) -> Step {
-        Poll::Ready(Some(self.device.upload(&numbers(0, 16))))
-    }
-}
+use crate::operator::{State, Step, again, operator};
 
 type Steps = fn(&mut State, &mut Context<'_>) -> Step;
 
-/// An operator of which a test says what its polls do.
-#[derive(Clone)]
-struct StepExec {
-    child: Plan,
-    device: DeviceSpec,
-    steps: Steps,
-}
-
-impl fmt::Debug for StepExec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StepExec")
-    }
-}
-
-impl DevicePlan for StepExec {
-    fn name(&self) -> &str {
-        "StepExec"
-    }
-
-    fn device(&self) -> &DeviceSpec {
-        &self.device
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.child.properties()
-    }
-
-    fn children(&self) -> Vec<&Plan> {
-        vec![&self.child]
-    }
-
-    fn with_children(&self, mut children: Vec<Plan>) -> Result<Arc<dyn DevicePlan>> {
-        let child = children.remove(0);
-        Ok(Arc::new(Self {
-            child,
-            ..self.clone()
-        }))
-    }
-
-    fn execute_device(
-        &self,
-        partition: usize,
-        device: &Device,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableDeviceStream> {
-        let state = State {
-            memory: DeviceReservation::new(&context, "StepExec", partition, device),
-            input: execute_child(&self.child, partition, device, context)?,
-            device: device.clone(),
-            kept: Vec::new(),
-            batches: Vec::new(),
-            polls: 0,
-        };
-        Ok(Box::pin(Stepping(state, self.steps)))
-    }
-}
-
-struct Stepping(State, Steps);
-
-impl Stream for Stepping {
-    type Item = arrow_device::Result<DeviceRecordBatch>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Step {
-        let Self(state, steps) = &mut *self;
-        state.polls += 1;
-        let step = steps(state, cx);
-        if step.is_pending() {
-            cx.waker().wake_by_ref();
-        }
-        step
-    }
-}
-
-impl DeviceRecordBatchStream for Stepping {
-    type Batch = DeviceRecordBatch;
-
-    fn schema(&self) -> SchemaRef {
-        self.0.input.schema()
-    }
-
-    fn device_type(&self) -> ArrowDeviceType {
-        self.0.device.id().device_type
-    }
+/// A batch of 128 bytes.
+fn made(state: &State) -> Step {
+    Poll::Ready(Some(state.queue.device().upload(&numbers(0, 16))))
 }
 
 /// The operator over a table of five batches of 128 bytes, with a download.
 async fn stepping(sim: &Sim, steps: Steps) -> Plan {
-    let batches: Vec<_> = (0..5).map(|i| numbers(i * 16, 16)).collect();
-    stepping_over(scan(device_table(sim, &[batches])).await, sim, steps)
+    let child = scan(device_table(sim, &[batches(0, 5)])).await;
+    stepping_over(child, sim, steps)
 }
 
 fn stepping_over(child: Plan, sim: &Sim, steps: Steps) -> Plan {
-    let device = sim.into();
-    let node = StepExec {
-        child,
-        device,
-        steps,
-    };
-    with_transitions(Arc::new(DeviceExec::new(Arc::new(node))))
+    with_transitions(operator("StepExec", vec![child], sim, steps))
 }
 
 /// What the operator may have beside the two batches that are on their way to the host.
@@ -157,20 +39,20 @@ async fn scratch_that_is_freed_is_not_reserved() {
     let all_at_once: Steps = |state, _| match state.polls {
         1 => {
             (0..100).for_each(|_| drop(state.allocated(SCRATCH)));
-            state.made()
+            made(state)
         }
         _ => Poll::Ready(None),
     };
-    let over_many_polls: Steps = |state, _| match state.polls {
+    let over_many_polls: Steps = |state, cx| match state.polls {
         ..=100 => {
             // From one poll to the next one piece is held.
             state.kept.clear();
             state.kept.push(state.allocated(SCRATCH));
-            Poll::Pending
+            again(cx)
         }
         101 => {
             state.kept.clear();
-            state.made()
+            made(state)
         }
         _ => Poll::Ready(None),
     };
@@ -188,28 +70,23 @@ async fn scratch_that_is_freed_is_not_reserved() {
 /// What the operator frees is its input, which others have reserved, and not its own memory.
 #[tokio::test]
 async fn a_freed_input_makes_no_room() {
-    let steps: Steps = |state, cx| match state.input.poll_next_unpin(cx) {
-        Poll::Ready(Some(batch)) => {
+    let steps: Steps = |state, cx| match ready!(state.next(cx)) {
+        Some(batch) => {
             let input = batch?;
             state.kept.push(state.allocated(SCRATCH));
             drop(input);
-            Poll::Pending
+            again(cx)
         }
-        Poll::Ready(None) => Poll::Ready(None),
-        Poll::Pending => Poll::Pending,
+        None => Poll::Ready(None),
     };
     let sim = Sim::new();
-    let child = scan(host_table(&[(0..5)
-        .map(|i| numbers(i * 8192, 8192))
-        .collect()]))
-    .await;
+    let input = (0..5).map(|i| numbers(i * 8192, 8192)).collect();
+    let child = scan(host_table(&[input])).await;
     let plan = stepping_over(child, &sim, steps);
     let (context, pool) = recorded();
     assert_eq!(collect(plan.clone(), context).await.unwrap().len(), 0);
-    assert_eq!(
-        metric(&plan, "StepExec", "peak_mem_used"),
-        Some(5 * SCRATCH)
-    );
+    let peak = metric(&plan, "StepExec", "peak_mem_used");
+    assert_eq!(peak, Some(5 * SCRATCH));
     assert_eq!(pool.reserved(), 0);
 }
 
@@ -217,12 +94,12 @@ async fn a_freed_input_makes_no_room() {
 async fn memory_that_stays_is_refused() {
     let all_at_once: Steps = |state, _| {
         (0..100).for_each(|_| state.kept.push(state.allocated(SCRATCH)));
-        state.made()
+        made(state)
     };
-    let over_many_polls: Steps = |state, _| {
+    let over_many_polls: Steps = |state, cx| {
         state.kept.push(state.allocated(SCRATCH));
         assert!(state.polls <= 10, "not refused");
-        Poll::Pending
+        again(cx)
     };
     for steps in [all_at_once, over_many_polls] {
         let sim = Sim::new();
@@ -240,7 +117,7 @@ async fn memory_that_stays_is_refused() {
 /// A join that reserves its table and its input before it has them.
 const JOIN: Steps = |state, cx| {
     while state.kept.is_empty() {
-        match std::task::ready!(state.input.poll_next_unpin(cx)) {
+        match ready!(state.next(cx)) {
             Some(batch) => {
                 state.memory.grow(128).map_err(ours_of)?;
                 state.batches.push(batch?);
@@ -248,17 +125,15 @@ const JOIN: Steps = |state, cx| {
             None => {
                 let table = state.memory.allocate(SCRATCH, || state.allocated(SCRATCH));
                 state.kept.push(table.map_err(ours_of)?);
-                return state.made();
+                return made(state);
             }
         }
     }
     Poll::Ready(None)
 };
 
-fn ours_of(e: DataFusionError) -> arrow_device::Error {
-    arrow_device::Error::from(datafusion::arrow::error::ArrowError::ExternalError(
-        Box::new(e),
-    ))
+fn ours_of(e: DataFusionError) -> Error {
+    Error::from(ArrowError::ExternalError(Box::new(e)))
 }
 
 #[tokio::test]
@@ -268,12 +143,8 @@ async fn what_an_operator_reserves_is_reserved_once() {
     let plan = stepping(&sim, JOIN).await;
     let (context, pool) = recorded();
     assert_eq!(collect(plan.clone(), context).await.unwrap().len(), 1);
-    let peaks = pool.peaks();
     // The inputs that it keeps make no room for the batch that it makes.
-    assert!(
-        peaks.contains(&("StepExec[0]".to_string(), ALL)),
-        "{peaks:?}"
-    );
+    assert_eq!(pool.peaks()["StepExec[0]"], ALL);
 
     let (context, pool) = limited(ALL + DOWN);
     assert_eq!(collect(plan.clone(), context).await.unwrap().len(), 1);
@@ -282,9 +153,6 @@ async fn what_an_operator_reserves_is_reserved_once() {
     let (context, pool) = limited(SCRATCH + 5 * 128 - 1);
     assert_refused(collect(plan.clone(), context).await, &["65536 bytes"]);
     assert_eq!(pool.reserved(), 0);
-    assert_eq!(
-        sim.stats().since(&before).allocations,
-        0,
-        "before it allocates"
-    );
+    let made = sim.stats().since(&before).allocations;
+    assert_eq!(made, 0, "before it allocates");
 }

@@ -1,40 +1,33 @@
 //! Repartitioning on the device: each batch goes to the partition that asks first.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
-use arrow_device::async_stream::DeviceRecordBatchStreamAdapter as Adapter;
-use arrow_device::{Device, DeviceRecordBatch, Error};
+use arrow_device::{Device, Error};
 use arrow_device_datafusion::{
-    DeviceExec, DeviceResolver, DeviceSpec, DeviceTable, ScanRequest, SendableDeviceStream,
-    execute_on_device, to_datafusion,
+    DeviceExec, DeviceResolver, DeviceTable, SendableDeviceStream, execute_on_device, to_datafusion,
 };
 use datafusion::common::DataFusionError;
 use datafusion::execution::TaskContext;
-use datafusion::execution::runtime_env::RuntimeEnvBuilder;
-use datafusion::prelude::{SessionConfig, SessionContext};
-use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::channel::mpsc::UnboundedSender;
 use futures::task::{ArcWake, waker};
 use futures::{FutureExt, StreamExt, TryStreamExt};
 
 use crate::kit::*;
-use crate::merged::{Sent, sent};
-use crate::ops::{device_leaf, form, round_robin};
-use crate::plans::up;
+use crate::memory::limited;
+use crate::nodes::*;
 
 /// A repartitioning on the device of a table.
 pub(crate) async fn spread(table: Arc<DeviceTable>, sim: &Sim, outputs: usize) -> Plan {
     form(round_robin(device_leaf(table).await, outputs), sim)
 }
 
-/// `partitions` partitions of `batches` batches of 16 rows: their numbers begin at a million each.
-pub(crate) fn table(device: &Device, partitions: i64, batches: i64) -> Arc<DeviceTable> {
-    let partition = |p: i64| (0..batches).map(move |i| numbers(p * 1_000_000 + i * 16, 16));
-    let partitions: Vec<Vec<_>> = (0..partitions).map(|p| partition(p).collect()).collect();
-    device_table(device, &partitions)
+/// `partitions` partitions of `n` batches of 16 rows: their numbers begin at a million each.
+pub(crate) fn table(device: &Device, partitions: i64, n: i64) -> Arc<DeviceTable> {
+    let partitions = (0..partitions).map(|p| batches(p * 1_000_000, n));
+    device_table(device, &partitions.collect::<Vec<_>>())
 }
 
 pub(crate) fn start(
@@ -46,9 +39,10 @@ pub(crate) fn start(
     node.execute_device(output, context.clone()).unwrap()
 }
 
-pub(crate) fn numbers_on(batches: &[DeviceRecordBatch]) -> Vec<i64> {
-    let down: Vec<_> = batches.iter().map(|b| b.to_host().unwrap()).collect();
-    numbers_of(&down)
+/// So many outputs of a new run.
+fn started(plan: &Plan, outputs: usize) -> Vec<SendableDeviceStream> {
+    let context = session().task_ctx();
+    (0..outputs).map(|i| start(plan, i, &context)).collect()
 }
 
 pub(crate) async fn rest(stream: SendableDeviceStream) -> Vec<i64> {
@@ -92,17 +86,16 @@ async fn one_output_that_is_read_gets_all_rows() {
 async fn outputs_on_several_threads_get_each_row_once() {
     for sim in [Sim::new(), Sim::deferred()] {
         for (inputs, outputs) in [(1, 4), (3, 4), (4, 2)] {
-            let plan = spread(table(&sim, inputs, 200), &sim, outputs).await;
-            let context = session().task_ctx();
-            let start = |output| tokio::spawn(rest(start(&plan, output, &context)));
-            let tasks: Vec<_> = (0..outputs).map(start).collect();
+            let plan = spread(table(&sim, inputs, 100), &sim, outputs).await;
+            let tasks = started(&plan, outputs).into_iter().map(rest);
+            let tasks: Vec<_> = tasks.map(tokio::spawn).collect();
             let mut numbers = Vec::new();
             for task in tasks {
                 let own = task.await.unwrap();
                 assert_ordered(&own);
                 numbers.extend(own);
             }
-            assert_eq!(sorted(numbers), all(inputs, 200));
+            assert_eq!(sorted(numbers), all(inputs, 100));
         }
         sim.assert_done();
     }
@@ -112,21 +105,14 @@ async fn outputs_on_several_threads_get_each_row_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn inputs_that_come_one_by_one_reach_whoever_waits() {
     let sim = Sim::new();
-    let device = sim.device.clone();
-    let open = move |request: ScanRequest| {
-        let p = request.partition;
-        let next = move |i: usize| {
-            std::thread::yield_now();
-            (i < 200).then(|| Ok(numbers(p as i64 * 1_000_000 + i as i64 * 16, 16)))
-        };
-        Ok(Reader::new(&device, numbers(0, 1).schema(), next))
-    };
-    let schema = numbers(0, 1).schema();
-    let table = DeviceTable::from_readers(schema, sim.device.clone(), 3, open);
-    let plan = spread(Arc::new(table), &sim, 4).await;
+    let (table, _) = readers_table(&sim, 3, |p, i| {
+        std::thread::yield_now();
+        let first = p as i64 * 1_000_000 + i as i64 * 16;
+        (i < 200).then(|| Ok(numbers(first, 16)))
+    });
+    let plan = spread(table, &sim, 4).await;
     let stream = execute_on_device(plan, session().task_ctx(), &sim).unwrap();
-    let numbers = rest(stream).await;
-    assert_eq!(sorted(numbers), all(3, 200));
+    assert_eq!(sorted(rest(stream).await), all(3, 200));
     sim.assert_done();
 }
 
@@ -134,32 +120,26 @@ async fn inputs_that_come_one_by_one_reach_whoever_waits() {
 #[tokio::test]
 async fn an_output_that_is_dropped_takes_no_rows_with_it() {
     let sim = Sim::new();
-    let context = session().task_ctx();
     let plan = spread(table(&sim, 2, 20), &sim, 2).await;
-    let (mut first, second) = (start(&plan, 0, &context), start(&plan, 1, &context));
-    let mut numbers = Vec::new();
-    for _ in 0..5 {
-        let batch = first.next().await.unwrap().unwrap();
-        numbers.extend(numbers_on(&[batch]));
-    }
+    let mut streams = started(&plan, 2);
+    let (second, mut first) = (streams.pop().unwrap(), streams.pop().unwrap());
+    let batches: Vec<_> = first.by_ref().take(5).try_collect().await.unwrap();
     drop(first);
-    numbers.extend(rest(second).await);
+    let numbers = [numbers_on(&batches), rest(second).await].concat();
     assert_eq!(sorted(numbers), all(2, 20));
 }
 
 #[tokio::test]
 async fn one_input_keeps_its_order() {
     let sim = Sim::new();
-    let context = session().task_ctx();
     let plan = spread(table(&sim, 1, 30), &sim, 3).await;
     assert_eq!(plan.maintains_input_order(), [true]);
-    let mut streams: Vec<_> = (0..3).map(|i| start(&plan, i, &context)).collect();
-    let mut numbers = Vec::new();
+    let mut streams = started(&plan, 3);
+    let mut batches = Vec::new();
     for i in 0..30 {
-        let batch = streams[i % 3].next().await.unwrap().unwrap();
-        numbers.extend(numbers_on(&[batch]));
+        batches.push(streams[i % 3].next().await.unwrap().unwrap());
     }
-    assert_eq!(numbers, all(1, 30));
+    assert_eq!(numbers_on(&batches), all(1, 30));
     for mut stream in streams {
         assert!(stream.next().await.is_none());
     }
@@ -170,6 +150,7 @@ fn send(to: &UnboundedSender<Sent>, batch: Sent) {
 }
 
 /// Counts how often it is woken.
+#[derive(Default)]
 struct Woken(AtomicUsize);
 
 impl ArcWake for Woken {
@@ -178,23 +159,23 @@ impl ArcWake for Woken {
     }
 }
 
+/// Polls for what is not there yet.
+fn waits(stream: &mut SendableDeviceStream) -> Arc<Woken> {
+    let woken = Arc::new(Woken::default());
+    let next = stream.poll_next_unpin(&mut Context::from_waker(&waker(woken.clone())));
+    assert!(matches!(next, Poll::Pending));
+    woken
+}
+
 #[tokio::test]
 async fn an_input_wakes_all_outputs_that_wait() {
     let sim = Sim::new();
     let (table, senders) = sent(&sim, 2);
     let plan = spread(table, &sim, 3).await;
-    let context = session().task_ctx();
-    let mut streams: Vec<_> = (0..3).map(|i| start(&plan, i, &context)).collect();
+    let mut streams = started(&plan, 3);
     let batch = sim.upload(&numbers(0, 16)).unwrap();
     for sender in &senders {
-        let woken: Vec<_> = (0..3)
-            .map(|_| Arc::new(Woken(AtomicUsize::new(0))))
-            .collect();
-        for (stream, woken) in streams.iter_mut().zip(&woken) {
-            let waker = waker(woken.clone());
-            let next = stream.poll_next_unpin(&mut Context::from_waker(&waker));
-            assert!(matches!(next, Poll::Pending));
-        }
+        let woken: Vec<_> = streams.iter_mut().map(waits).collect();
         assert!(woken.iter().all(|w| w.0.load(SeqCst) == 0));
         send(sender, Ok(batch.clone()));
         assert!(woken.iter().all(|w| w.0.load(SeqCst) > 0));
@@ -203,18 +184,13 @@ async fn an_input_wakes_all_outputs_that_wait() {
         assert!(streams[0].next().now_or_never().is_none());
     }
     // The end of the inputs is everybody's.
-    let mut waits = streams
-        .into_iter()
-        .map(|mut s| async move { s.next().await.is_none() });
-    let ends = futures::future::join3(
-        waits.next().unwrap(),
-        waits.next().unwrap(),
-        waits.next().unwrap(),
-    );
-    let ends = tokio::spawn(ends);
+    let ends = streams.into_iter().map(rest).map(tokio::spawn);
+    let ends: Vec<_> = ends.collect();
     tokio::task::yield_now().await;
     drop(senders);
-    assert_eq!(ends.await.unwrap(), (true, true, true));
+    for end in ends {
+        assert_eq!(end.await.unwrap(), [0; 0]);
+    }
 }
 
 /// One output polls an input while another passes by: that one is woken for what there may be more, or for the end.
@@ -224,31 +200,21 @@ async fn an_output_that_passes_by_an_input_is_woken() {
     let batch = sim.upload(&numbers(0, 16)).unwrap();
     for item in [Some(batch), None] {
         let ((entered, enter), (go, goes)) = (channel::<()>(), channel::<()>());
-        let schema = numbers(0, 1).schema();
-        let of = (
-            schema.clone(),
-            sim.id().device_type,
-            Mutex::new(Some((item, entered, goes))),
-        );
-        let open = move |_| {
-            let (item, entered, goes) = of.2.lock().unwrap().take().expect("one scan");
-            let next = move |_: &mut Context<'_>| {
+        let of = Mutex::new(Some((item, entered, goes)));
+        let table = streams_table(&sim, 1, move |_| {
+            let (item, entered, goes) = of.lock().unwrap().take().expect("one scan");
+            futures::stream::poll_fn(move |_| {
                 entered.send(()).unwrap();
                 goes.recv().unwrap();
                 Poll::Ready(item.clone().map(Ok))
-            };
-            let stream = futures::stream::poll_fn(next);
-            std::future::ready(Ok(Adapter::new(of.0.clone(), of.1, stream)))
-        };
-        let table = DeviceTable::from_streams(schema, sim.device.clone(), 1, open);
-        let plan = spread(Arc::new(table), &sim, 2).await;
-        let context = session().task_ctx();
-        let (mut polls, mut passes) = (start(&plan, 0, &context), start(&plan, 1, &context));
+            })
+        });
+        let plan = spread(table, &sim, 2).await;
+        let mut streams = started(&plan, 2);
+        let (mut passes, mut polls) = (streams.pop().unwrap(), streams.pop().unwrap());
         let thread = std::thread::spawn(move || polls.next().now_or_never().is_some());
         enter.recv().unwrap();
-        let woken = Arc::new(Woken(AtomicUsize::new(0)));
-        let next = passes.poll_next_unpin(&mut Context::from_waker(&waker(woken.clone())));
-        assert!(matches!(next, Poll::Pending));
+        let woken = waits(&mut passes);
         assert_eq!(woken.0.load(SeqCst), 0);
         go.send(()).unwrap();
         assert!(thread.join().unwrap());
@@ -265,74 +231,16 @@ async fn an_error_goes_to_every_output() {
     let mut streams: Vec<_> = (0..2).map(|i| start(&plan, i, &context)).collect();
     send(&senders[1], Ok(sim.upload(&numbers(0, 16)).unwrap()));
     assert!(streams[0].next().await.unwrap().is_ok());
-    send(
-        &senders[1],
-        Err(Error::InvalidArgument("it is gone".into())),
-    );
+    let error = Error::InvalidArgument("it is gone".into());
+    send(&senders[1], Err(error));
     // One that is started after it, too.
     streams.push(start(&plan, 2, &context));
     for mut stream in streams {
-        let error = stream.next().await.unwrap().unwrap_err();
-        assert!(error.to_string().contains("it is gone"), "{error}");
+        fails(stream.next().await.unwrap(), &["it is gone"]);
         assert!(stream.next().await.is_none());
     }
     // The other input was dropped.
     assert!(senders[0].is_closed() && senders[1].is_closed());
-}
-
-#[tokio::test]
-async fn without_outputs_there_are_no_inputs() {
-    let sim = Sim::new();
-    let (table, senders) = sent(&sim, 2);
-    let plan = spread(table, &sim, 2).await;
-    let context = session().task_ctx();
-    let (first, second) = (start(&plan, 0, &context), start(&plan, 1, &context));
-    drop(first);
-    assert!(!senders[0].is_closed());
-    drop(second);
-    // The plan is still there.
-    assert!(senders[0].is_closed() && senders[1].is_closed());
-    assert_eq!(plan.name(), "DeviceRepartitionExec");
-}
-
-/// An output that is at another input is not woken for batches of this one.
-#[tokio::test]
-async fn a_batch_wakes_no_output_that_does_not_wait_for_its_input() {
-    let sim = Sim::new();
-    let batch = sim.upload(&numbers(0, 16)).unwrap();
-    let ((entered, enter), (go, goes)) = (channel::<()>(), channel::<()>());
-    let (schema, device_type) = (batch.schema(), sim.id().device_type);
-    let (of, slow) = (schema.clone(), Mutex::new(Some((entered, goes))));
-    let open = move |request: ScanRequest| {
-        let batch = batch.clone();
-        let slow = (request.partition == 1).then(|| slow.lock().unwrap().take().expect("one scan"));
-        let next = move |_: &mut Context<'_>| {
-            if let Some((entered, goes)) = &slow {
-                entered.send(()).unwrap();
-                goes.recv().unwrap();
-            }
-            Poll::Ready(Some(Ok(batch.clone())))
-        };
-        let stream = futures::stream::poll_fn(next);
-        std::future::ready(Ok(Adapter::new(of.clone(), device_type, stream)))
-    };
-    let table = DeviceTable::from_streams(schema, sim.device.clone(), 2, open);
-    let plan = spread(Arc::new(table), &sim, 2).await;
-    let context = session().task_ctx();
-    let (mut reads, mut busy) = (start(&plan, 0, &context), start(&plan, 1, &context));
-    let woken = Arc::new(Woken(AtomicUsize::new(0)));
-    let waker = waker(woken.clone());
-    let thread = std::thread::spawn(move || {
-        let next = busy.poll_next_unpin(&mut Context::from_waker(&waker));
-        matches!(next, Poll::Ready(Some(Ok(_))))
-    });
-    enter.recv().unwrap();
-    for _ in 0..10 {
-        assert!(reads.next().now_or_never().flatten().unwrap().is_ok());
-    }
-    assert_eq!(woken.0.load(SeqCst), 0);
-    go.send(()).unwrap();
-    assert!(thread.join().unwrap());
 }
 
 /// A batch costs two polls of its input, and none of the others, however many inputs and outputs wait.
@@ -341,23 +249,20 @@ async fn an_input_is_polled_when_it_has_something() {
     const N: usize = 8;
     let sim = Sim::new();
     let batch = sim.upload(&numbers(0, 16)).unwrap();
-    let (senders, receivers): (Vec<_>, Vec<_>) = (0..N).map(|_| unbounded::<Sent>()).unzip();
+    let (senders, receivers): (Vec<_>, Vec<_>) =
+        (0..N).map(|_| futures::channel::mpsc::unbounded()).unzip();
     let receivers = Mutex::new(receivers.into_iter().map(Some).collect::<Vec<_>>());
-    let (schema, device_type) = (batch.schema(), sim.id().device_type);
-    let (of, polls) = (schema.clone(), Arc::new(AtomicUsize::new(0)));
+    let polls = Arc::new(AtomicUsize::new(0));
     let counted = polls.clone();
-    let open = move |request: ScanRequest| {
-        let receiver = receivers.lock().unwrap()[request.partition].take();
+    let table = streams_table(&sim, N, move |p| {
+        let receiver = receivers.lock().unwrap()[p].take();
         let (mut receiver, counted) = (receiver.expect("one scan"), counted.clone());
-        let next = move |cx: &mut Context<'_>| {
+        futures::stream::poll_fn(move |cx| {
             counted.fetch_add(1, SeqCst);
             receiver.poll_next_unpin(cx)
-        };
-        let stream = futures::stream::poll_fn(next);
-        std::future::ready(Ok(Adapter::new(of.clone(), device_type, stream)))
-    };
-    let table = DeviceTable::from_streams(schema, sim.device.clone(), N, open);
-    let plan = spread(Arc::new(table), &sim, N).await;
+        })
+    });
+    let plan = spread(table, &sim, N).await;
     let mut stream = execute_on_device(plan, session().task_ctx(), &sim).unwrap();
     assert!(stream.next().now_or_never().is_none());
     let settled = async || {
@@ -374,70 +279,46 @@ async fn an_input_is_polled_when_it_has_something() {
     }
 }
 
-/// The errors of both outputs, which are there at the same time.
-async fn errors_of_both(child: Plan, sim: &Sim, context: &Arc<TaskContext>) -> Vec<String> {
-    let plan = form(round_robin(child, 2), sim);
-    let mut streams: Vec<_> = (0..2).map(|i| start(&plan, i, context)).collect();
-    let mut errors = Vec::new();
-    for stream in &mut streams {
-        let next = tokio::time::timeout(LONG, stream.next()).await;
-        errors.push(next.unwrap().unwrap().unwrap_err());
-    }
-    let errors = errors.into_iter().map(to_datafusion);
-    errors
-        .map(|e| {
-            assert!(!matches!(e, DataFusionError::ArrowError(..)), "{e:?}");
-            match (&e, e.find_root()) {
-                (
-                    DataFusionError::ResourcesExhausted(text),
-                    DataFusionError::ResourcesExhausted(_),
-                ) => format!("refused: {text}"),
-                (_, DataFusionError::Execution(text)) => format!("execution: {text}"),
-                _ => panic!("{e:?}"),
-            }
-        })
-        .collect()
-}
-
+/// Both outputs' errors are there at the same time, and are DataFusion's own.
 #[tokio::test]
 async fn errors_of_datafusion_reach_every_output_as_they_are() {
     let sim = Sim::new();
-    let runtime = RuntimeEnvBuilder::new().with_memory_limit(100, 1.0);
-    let runtime = runtime.build_arc().unwrap();
-    let limited = SessionContext::new_with_config_rt(SessionConfig::new(), runtime).task_ctx();
-    let child = up(scan(host_table(&[vec![numbers(0, 16)]])).await, &sim);
-    let errors = errors_of_both(child, &sim, &limited).await;
-    assert_eq!(errors.len(), 2);
-    for error in errors {
-        let whose = "refused: HostToDeviceExec, partition 0: 128 bytes";
-        assert!(error.starts_with(whose), "{error}");
-    }
+    let refused = up(scan(host_table(&[batches(0, 1)])).await, &sim);
     let (table, _) = host_stream(|_| Some(Err(DataFusionError::Execution("it is gone".into()))));
-    let child = up(scan(table).await, &sim);
-    let errors = errors_of_both(child, &sim, &session().task_ctx()).await;
-    assert_eq!(errors, ["execution: it is gone"; 2]);
+    let failed = up(scan(table).await, &sim);
+    let unlimited = session().task_ctx();
+    for (child, context, text) in [
+        (
+            refused,
+            limited(100).0,
+            "HostToDeviceExec, partition 0: 128 bytes",
+        ),
+        (failed, unlimited, "it is gone"),
+    ] {
+        let plan = form(round_robin(child, 2), &sim);
+        let streams: Vec<_> = (0..2).map(|i| start(&plan, i, &context)).collect();
+        for mut stream in streams {
+            let next = tokio::time::timeout(LONG, stream.next()).await.unwrap();
+            let error = fails(next.unwrap().map_err(to_datafusion), &[text]);
+            let own = match (&error, error.find_root()) {
+                (DataFusionError::ResourcesExhausted(_), _) => text.contains("bytes"),
+                (DataFusionError::ArrowError(..), _) => false,
+                (_, DataFusionError::Execution(root)) => root == text,
+                _ => false,
+            };
+            assert!(own, "{error:?}");
+        }
+    }
 }
 
 /// What an input's panic leaves is no end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_in_an_input_is_an_error_of_the_other_outputs() {
     let sim = Sim::new();
-    let schema = numbers(0, 1).schema();
-    let of = schema.clone();
-    let open = move |request: ScanRequest| {
-        let (schema, device_type) = (of.clone(), request.device.id().device_type);
-        async move {
-            let stream =
-                futures::stream::poll_fn(|_| -> Poll<Option<Sent>> { panic!("as planned") });
-            Ok(Adapter::new(schema, device_type, stream))
-        }
-    };
-    let table = DeviceTable::from_streams(schema, sim.device.clone(), 1, open);
-    let plan = spread(Arc::new(table), &sim, 2).await;
-    let context = session().task_ctx();
-    let mut streams: Vec<_> = (0..2).map(|i| start(&plan, i, &context)).collect();
-    let mut second = streams.pop().unwrap();
-    let mut first = streams.pop().unwrap();
+    let panics = |_| futures::stream::poll_fn(|_| -> Poll<Option<Sent>> { panic!("as planned") });
+    let plan = spread(streams_table(&sim, 1, panics), &sim, 2).await;
+    let mut streams = started(&plan, 2);
+    let (mut second, mut first) = (streams.pop().unwrap(), streams.pop().unwrap());
     let task = tokio::spawn(async move { first.next().await.is_some() });
     assert!(task.await.unwrap_err().is_panic());
     let error = second.next().await.unwrap().unwrap_err();
@@ -447,22 +328,19 @@ async fn a_panic_in_an_input_is_an_error_of_the_other_outputs() {
 /// Inputs and outputs on the devices of their partitions: what moves is what another device's output takes.
 #[tokio::test]
 async fn outputs_on_several_devices() {
-    use arrow_device_datafusion::{DeviceResolver, DeviceSpec};
     let (a, b) = (Sim::new(), Sim::new());
-    let resolver = DeviceResolver::of([a.device.clone(), b.device.clone()]);
-    let config = SessionConfig::new().with_extension(Arc::new(resolver));
-    let context = SessionContext::new_with_config(config).task_ctx();
-    let spec = DeviceSpec::any(a.id().device_type);
-    let partitions: Vec<_> = (0..2).map(|p| vec![numbers(p * 1_000_000, 16)]).collect();
-    let child = double(scan(host_table(&partitions)).await, spec.clone());
-    let plan = form(round_robin(child, 2), spec);
-    let mut found = HashSet::new();
+    let context = offering([&a, &b]);
+    let partitions: Vec<_> = (0..2).map(|p| batches(p * 1_000_000, 1)).collect();
+    let child = double(scan(host_table(&partitions)).await, any_sim());
+    let plan = form(round_robin(child, 2), any_sim());
+    let mut found = Vec::new();
     for (p, sim) in [(0, &a), (1, &b)] {
-        let mut stream = start(&plan, p, &context);
-        let batch = stream.next().await.unwrap().unwrap();
+        let batch = start(&plan, p, &context).next().await.unwrap().unwrap();
         assert_eq!(*batch.device(), sim.device);
         found.extend(numbers_on(&[batch]));
     }
+    found.sort_unstable();
+    found.dedup();
     assert_eq!(found.len(), 32);
     drop(plan);
     a.assert_done();
@@ -473,25 +351,14 @@ async fn outputs_on_several_devices() {
 #[tokio::test]
 async fn an_input_without_its_device_is_named() {
     let sim = Sim::new();
-    let leaf = device_leaf(device_table(
-        &sim,
-        &[vec![numbers(0, 16)], vec![numbers(16, 16)]],
-    ))
-    .await;
-    let any = DeviceSpec::any(sim.id().device_type);
-    let plan = form(round_robin(leaf, 1), any);
+    let leaf = device_leaf(table(&sim, 2, 1)).await;
+    let plan = form(round_robin(leaf, 1), any_sim());
     let device = sim.device.clone();
-    let resolver = DeviceResolver::new(move |_, partition| match partition {
+    let context = resolving(DeviceResolver::new(move |_, partition| match partition {
         0 => Ok(device.clone()),
         _ => Err(Error::InvalidArgument("out of devices".into())),
-    });
-    let config = SessionConfig::new().with_extension(Arc::new(resolver));
-    let context = SessionContext::new_with_config(config).task_ctx();
-    let node = DeviceExec::of(&plan).unwrap();
-    let error = node.execute_device(0, context).err().unwrap().to_string();
+    }));
+    let started = DeviceExec::of(&plan).unwrap().execute_device(0, context);
     let expected = "input of DeviceRepartitionExec, partition 1, needs a device";
-    assert!(
-        error.contains(expected) && error.contains("out of devices"),
-        "{error}"
-    );
+    fails(started, &[expected, "out of devices"]);
 }

@@ -7,21 +7,18 @@ use std::time::Duration;
 
 use arrow_device::async_stream::DeviceRecordBatchStream;
 use arrow_device::{
-    Device, DeviceRecordBatch, DeviceRecordBatchStreamReader, Devices, Error, ExportOptions,
-    FFI_ArrowDeviceArrayStream, ImportOptions, SyncPolicy,
+    Device, DeviceRecordBatch, DeviceRecordBatchStreamReader, Error, FFI_ArrowDeviceArrayStream,
 };
-use arrow_device_datafusion::{SendableDeviceStream, execute_on_device, export_plan};
+use arrow_device_datafusion::{SendableDeviceStream, execute_on_device};
 use datafusion::arrow::array::{AsArray, RecordBatch};
 use datafusion::arrow::datatypes::Int64Type;
-use datafusion::physical_plan::Partitioning;
-use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
-use datafusion::physical_plan::repartition::RepartitionExec;
 use futures::StreamExt;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
 use crate::kit::*;
+use crate::nodes::*;
 
 type Batches = Vec<arrow_device::Result<DeviceRecordBatch>>;
 
@@ -29,8 +26,7 @@ type Batches = Vec<arrow_device::Result<DeviceRecordBatch>>;
 const BATCHES: i64 = 200;
 
 fn partitions() -> [Vec<RecordBatch>; 2] {
-    let partition = || (0..BATCHES).map(|i| numbers(i * 16, 16)).collect();
-    [partition(), partition()]
+    [batches(0, BATCHES), batches(0, BATCHES)]
 }
 
 /// With this many workers; of one thread, with none.
@@ -55,18 +51,14 @@ const TASKS: [Tasks; 3] = [Tasks::GroupBy, Tasks::Repartition, Tasks::Coalesce];
 impl Tasks {
     async fn plan(self) -> Plan {
         let table = host_table(&partitions());
-        let spread = |plan| {
-            let partitioning = Partitioning::RoundRobinBatch(3);
-            Arc::new(RepartitionExec::try_new(plan, partitioning).unwrap())
-        };
         match self {
             Self::GroupBy => {
                 let ctx = session_with(4, 0);
                 register(&ctx, "t", table);
                 plan(&ctx, "SELECT a, count(*) AS n FROM t GROUP BY a").await
             }
-            Self::Repartition => spread(scan(table).await),
-            Self::Coalesce => Arc::new(CoalescePartitionsExec::new(scan(table).await)),
+            Self::Repartition => round_robin(scan(table).await, 3),
+            Self::Coalesce => on_host(scan(table).await),
         }
     }
 
@@ -98,24 +90,14 @@ async fn stream(tasks: Tasks, device: &Device) -> SendableDeviceStream {
     execute_on_device(tasks.plan().await, session().task_ctx(), device).unwrap()
 }
 
-async fn exported(tasks: Tasks, device: &Device) -> FFI_ArrowDeviceArrayStream {
-    let options = ExportOptions::new(SyncPolicy::Event);
-    let plan = tasks.plan().await;
-    export_plan(plan, session().task_ctx(), device, options).unwrap()
-}
-
-fn reader(stream: FFI_ArrowDeviceArrayStream, device: &Device) -> DeviceRecordBatchStreamReader {
-    let devices = Devices::new();
-    devices.add(device.clone()).unwrap();
-    let options = ImportOptions::default().with_devices(devices);
-    // SAFETY: `export_plan` has made the stream, and nobody else has it.
-    unsafe { DeviceRecordBatchStreamReader::new(stream, options) }.unwrap()
+async fn exported(tasks: Tasks, sim: &Sim) -> FFI_ArrowDeviceArrayStream {
+    export(tasks.plan().await, session().task_ctx(), sim)
 }
 
 #[track_caller]
 fn assert_cancelled(error: &Error) {
     assert_eq!(error.errno(), 125, "{error}");
-    assert!(error.to_string().contains("runtime"), "{error}");
+    says(error, &["runtime"]);
 }
 
 /// Only the error comes: the batches that are ready say nothing of those that are missing.
@@ -137,34 +119,22 @@ fn driven(runtime: Runtime) -> (oneshot::Sender<()>, thread::JoinHandle<()>) {
     (end, driver)
 }
 
+/// Or in the middle of it.
 #[test]
 fn a_runtime_that_ends_before_the_result_is_read_is_an_error() {
-    for workers in [0, 2] {
-        for tasks in TASKS {
-            let sim = Sim::new();
-            let of_the_runtime = runtime(workers);
-            let stream = of_the_runtime.block_on(exported(tasks, &sim));
-            drop(of_the_runtime);
-            let mut reader = reader(stream, &sim);
-            assert_ends_cancelled(&mut reader, tasks);
-            drop(reader);
-            sim.assert_done();
-        }
-    }
-}
-
-#[test]
-fn a_runtime_that_ends_in_the_middle_of_reading_is_an_error() {
-    for workers in [0, 2] {
-        for tasks in TASKS {
+    for (tasks, middle) in TASKS.into_iter().flat_map(|t| [(t, false), (t, true)]) {
+        for workers in [0, 2] {
             let sim = Sim::new();
             let runtime = runtime(workers);
-            let stream = runtime.block_on(exported(tasks, &sim));
-            let (end, driver) = driven(runtime);
-            let mut reader = reader(stream, &sim);
-            reader.next().unwrap().unwrap();
-            end.send(()).unwrap();
-            driver.join().unwrap();
+            let mut reader = reader(runtime.block_on(exported(tasks, &sim)), &sim);
+            if middle {
+                let (end, driver) = driven(runtime);
+                reader.next().unwrap().unwrap();
+                end.send(()).unwrap();
+                driver.join().unwrap();
+            } else {
+                drop(runtime);
+            }
             assert_ends_cancelled(&mut reader, tasks);
             drop(reader);
             sim.assert_done();
@@ -235,36 +205,32 @@ fn timed<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
     receiver.recv_timeout(LONG).expect("it hangs, or panicked")
 }
 
-/// Reads a result in a task of its runtime, or in what the runtime blocks on.
-fn read_within(runtime: Runtime, spawned: bool, tasks: Tasks, sim: &Sim) -> Batches {
-    let device = sim.device.clone();
-    timed(move || {
-        let read = async move {
-            stream(tasks, &device)
-                .await
-                .into_blocking_reader()
-                .collect()
-        };
-        match spawned {
-            true => runtime.block_on(async { tokio::spawn(read).await.unwrap() }),
-            false => runtime.block_on(read),
-        }
+/// Reads a result in a task of its runtime, over the C stream, or else in what the runtime blocks on.
+fn read_within(runtime: Runtime, spawned: bool, tasks: Tasks, sim: &Arc<Sim>) -> Batches {
+    let sim = sim.clone();
+    timed(move || match spawned {
+        true => runtime.block_on(async {
+            let read = async move { reader(exported(tasks, &sim).await, &sim).collect() };
+            tokio::spawn(read).await.unwrap()
+        }),
+        false => runtime.block_on(async {
+            let reader = stream(tasks, &sim).await.into_blocking_reader();
+            reader.collect()
+        }),
     })
 }
 
 /// More batches than a task may take without giving its thread back.
 #[test]
 fn a_result_is_read_by_a_task_on_a_worker() {
-    for workers in [1, 2, 4] {
+    for (workers, spawned) in [(1, false), (1, true), (4, true)] {
         for tasks in TASKS {
-            for spawned in [true, false] {
-                let sim = Sim::new();
-                let batches = read_within(runtime(workers), spawned, tasks, &sim);
-                assert_eq!(tasks.rows(&batches), tasks.all(), "{tasks:?}, {workers}");
-                assert!(batches.iter().all(Result::is_ok));
-                drop(batches);
-                sim.assert_done();
-            }
+            let sim = Arc::new(Sim::new());
+            let batches = read_within(runtime(workers), spawned, tasks, &sim);
+            assert_eq!(tasks.rows(&batches), tasks.all(), "{tasks:?}, {workers}");
+            assert!(batches.iter().all(Result::is_ok));
+            drop(batches);
+            sim.assert_done();
         }
     }
 }
@@ -273,7 +239,7 @@ fn a_result_is_read_by_a_task_on_a_worker() {
 #[test]
 fn a_scan_is_read_by_a_task_on_a_worker() {
     let sim = Sim::new();
-    let batches: Vec<_> = (0..400).map(|i| numbers(i * 16, 16)).collect();
+    let batches = batches(0, 400);
     let on_device = device_table(&sim, std::slice::from_ref(&batches));
     for on_host in [true, false] {
         let (device, batches, table) = (sim.device.clone(), batches.clone(), on_device.clone());
@@ -299,12 +265,11 @@ fn a_scan_is_read_by_a_task_on_a_worker() {
 #[test]
 fn on_the_thread_of_a_current_thread_runtime_it_is_an_error() {
     for spawned in [true, false] {
-        let sim = Sim::new();
-        let batches = read_within(runtime(0), spawned, Tasks::GroupBy, &sim);
-        assert_eq!(batches.len(), 1);
-        let error = batches[0].as_ref().unwrap_err();
-        assert!(error.to_string().contains("spawn_blocking"), "{error}");
-        assert!(matches!(error, Error::InvalidArgument(_)));
+        let sim = Arc::new(Sim::new());
+        let mut batches = read_within(runtime(0), spawned, Tasks::GroupBy, &sim);
+        let error = fails(batches.pop().unwrap(), &["spawn_blocking"]);
+        assert!(spawned || matches!(error, Error::InvalidArgument(_)));
+        assert_eq!(batches.len(), 0);
         sim.assert_done();
     }
     // Nor on that of a set of local tasks.
@@ -317,7 +282,7 @@ fn on_the_thread_of_a_current_thread_runtime_it_is_an_error() {
         };
         LocalSet::new().block_on(&runtime(2), read)
     });
-    assert!(error.to_string().contains("spawn_blocking"), "{error}");
+    says(&error, &["spawn_blocking"]);
     sim.assert_done();
 }
 

@@ -1,31 +1,15 @@
 //! Nodes describe their device, and open it where they run.
 
-use std::sync::Arc;
-
-use arrow_device::{ArrowDeviceType, Device, DeviceId, Devices, Error};
+use arrow_device::{ArrowDeviceType, DeviceId, Devices, Error};
 use arrow_device_datafusion::{DeviceResolver, DeviceSpec, execute_on_device};
 use datafusion::arrow::array::RecordBatch;
-use datafusion::execution::TaskContext;
 use datafusion::physical_plan::{collect, collect_partitioned};
-use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::TryStreamExt;
 
 use crate::kit::*;
 
-/// A task of a session that offers these devices.
-fn offering<const N: usize>(devices: [&Sim; N]) -> Arc<TaskContext> {
-    let devices = devices.map(|sim| sim.device.clone());
-    let resolver = Arc::new(DeviceResolver::of(devices));
-    let config = SessionConfig::new().with_extension(resolver);
-    SessionContext::new_with_config(config).task_ctx()
-}
-
-fn any_sim() -> DeviceSpec {
-    DeviceSpec::any(ArrowDeviceType::EXT_DEV)
-}
-
 fn partitions(n: i64) -> Vec<Vec<RecordBatch>> {
-    (0..n).map(|p| vec![numbers(p * 16, 16)]).collect()
+    (0..n).map(|p| batches(p * 16, 1)).collect()
 }
 
 /// Bytes that each device was sent, and sent back.
@@ -65,10 +49,7 @@ async fn partitions_go_to_different_devices() {
     let child = scan(host_table(&partitions(4))).await;
     let plan = with_transitions(double(double(child, any_sim()), any_sim()));
     let found = collect_partitioned(plan, offering([&a, &b])).await.unwrap();
-    for (p, batches) in (0i64..).zip(&found) {
-        let expected: Vec<_> = (p * 16..(p + 1) * 16).map(|i| i * 4).collect();
-        assert_eq!(numbers_of(batches), expected);
-    }
+    assert_eq!(numbers_of(&found.concat()), multiples(64, 4));
     assert_eq!(moved([&a, &b]), [(256, 256); 2]);
     // One device takes all.
     let child = scan(host_table(&partitions(4))).await;
@@ -89,10 +70,8 @@ async fn a_result_on_one_device_of_a_plan_on_two() {
     let stream = execute_on_device(plan, offering([&a, &b]), &a).unwrap();
     let batches: Vec<_> = stream.try_collect().await.unwrap();
     assert!(batches.iter().all(|batch| *batch.device() == a.device));
-    let host: Vec<_> = batches.iter().map(|b| b.to_host().unwrap()).collect();
-    let expected: Vec<i64> = (0..64).map(|i| i * 2).collect();
-    assert_eq!(sorted(numbers_of(&host)), expected);
-    drop((batches, host));
+    assert_eq!(sorted(numbers_on(&batches)), multiples(64, 2));
+    drop(batches);
     a.assert_done();
     b.assert_done();
 }
@@ -117,9 +96,7 @@ async fn a_plan_for_a_device_that_is_not_there() {
             panic!("{error}");
         };
         assert_eq!(device.device_type.short_name(), text.split(':').next());
-        let error = error.to_string();
-        assert!(error.contains(says), "{error}");
-        assert!(error.contains("MapExec, partition 0"), "{error}");
+        crate::kit::says(&error, &[says, "MapExec, partition 0"]);
     }
 }
 
@@ -128,8 +105,8 @@ async fn a_plan_for_a_device_that_is_not_there() {
 fn a_session_opens_its_own_devices() {
     let (a, b) = (Sim::new(), Sim::new());
     let context = offering([&a, &b]);
-    let open =
-        |spec: DeviceSpec, partition| DeviceResolver::of_task(&context).open(&spec, partition);
+    let resolver = DeviceResolver::of_task(&context);
+    let open = |spec: DeviceSpec, partition| resolver.open(&spec, partition);
     for (sim, partition) in [(&a, 0), (&b, 1), (&a, 2), (&b, 5)] {
         assert_eq!(open(any_sim(), partition).unwrap(), sim.device);
         // An id is that device's, whatever the partition.
@@ -148,11 +125,9 @@ fn a_session_opens_its_own_devices() {
 fn a_resolver_that_returns_another_type() {
     let resolver = DeviceResolver::new(|_, _| Ok(Devices::cpu()));
     let e = resolver.open(&any_sim(), 0).unwrap_err();
-    let Error::DeviceNotAvailable { device, reason } = &e else {
-        panic!("{e}");
-    };
-    assert_eq!(device.device_type, ArrowDeviceType::EXT_DEV);
-    assert!(reason.contains("returned cpu"), "{e}");
+    let of = |e: &Error| matches!(e, Error::DeviceNotAvailable { device, .. } if device.device_type == ArrowDeviceType::EXT_DEV);
+    assert!(of(&e), "{e:?}");
+    says(&e, &["returned cpu"]);
 }
 
 /// Without a resolver, the process's devices.
@@ -160,13 +135,9 @@ fn a_resolver_that_returns_another_type() {
 fn a_session_without_devices_opens_those_of_the_process() {
     let resolver = DeviceResolver::of_task(&session().task_ctx());
     let sim = Devices::simulated().unwrap();
-    for spec in ["sim", "sim:0"] {
-        assert_eq!(resolver.open(&spec.parse().unwrap(), 1).unwrap(), sim);
+    for (spec, device) in [("sim", &sim), ("sim:0", &sim), ("cpu", &Devices::cpu())] {
+        assert_eq!(resolver.open(&spec.parse().unwrap(), 1).unwrap(), *device);
     }
-    assert_eq!(
-        resolver.open(&"cpu".parse().unwrap(), 1).unwrap(),
-        Devices::cpu()
-    );
 }
 
 /// A plan does not keep its device, and says so when it runs too late.
@@ -178,12 +149,7 @@ async fn a_plan_holds_no_device() {
     let plan = with_transitions(double(child, &sim));
     let weak = sim.device.downgrade();
     drop(sim);
-    let gone = |device: Option<Device>| device.is_none();
-    assert!(gone(weak.upgrade()));
-    let error = collect(plan, session().task_ctx()).await.unwrap_err();
-    assert!(error.to_string().contains(&id.to_string()), "{error}");
-    assert!(
-        matches!(ours(&error), Error::DeviceNotAvailable { .. }),
-        "{error}"
-    );
+    assert!(weak.upgrade().is_none());
+    let error = ours(&fails(run(&plan).await, &[&id.to_string()]));
+    assert!(matches!(error, Error::DeviceNotAvailable { .. }));
 }

@@ -1,24 +1,21 @@
 //! What moves, what is waited for, and whether it is told.
 
-use std::pin::Pin;
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use arrow_device::async_stream::{DeviceRecordBatchStream, DeviceRecordBatchStreamAdapter};
 use arrow_device::device::sim::SimConfig;
 use arrow_device::{Device, TransferStats};
-use arrow_device_datafusion::{
-    DeviceExec, DeviceTable, DeviceToDeviceExec, ScanRequest, execute_on_device,
-};
-use datafusion::arrow::array::{RecordBatch, StringArray};
-use datafusion::physical_plan::{collect, displayable};
+use arrow_device_datafusion::{DeviceExec, DeviceToDeviceExec, execute_on_device};
+use datafusion::arrow::array::RecordBatch;
+use datafusion::arrow::util::pretty::pretty_format_batches;
+use datafusion::physical_plan::collect;
 use datafusion::prelude::SessionContext;
 use futures::{Stream, StreamExt};
 
-use crate::joined::joining;
 use crate::kit::*;
-use crate::ops::{device_leaf, lines, on_host, run_on_device};
+use crate::nodes::*;
+use crate::ops::{lines, run_on_device};
 
 const METRICS: [&str; 6] = [
     "output_rows",
@@ -34,29 +31,23 @@ fn metrics(plan: &Plan, node: &str) -> [usize; 6] {
     METRICS.map(|name| metric(plan, node, name).unwrap_or_else(|| panic!("no {name} of {node}")))
 }
 
-/// Runs a plan as it is; what it gives, and what the device did meanwhile.
-async fn run(plan: &Plan, device: &Device) -> (Vec<RecordBatch>, TransferStats) {
+/// Runs a plan as it is; the numbers that it gives, and what the device did meanwhile.
+async fn ran(plan: &Plan, device: &Device) -> (Vec<i64>, TransferStats) {
     let before = device.stats();
-    let batches = collect(plan.clone(), session().task_ctx()).await.unwrap();
-    (batches, device.stats().since(&before))
-}
-
-/// Batches of 16 rows: 128 bytes a column.
-fn partition(first: i64, batches: i64) -> Vec<RecordBatch> {
-    (0..batches).map(|i| numbers(first + i * 16, 16)).collect()
+    let found = numbers_from(plan).await;
+    (found, device.stats().since(&before))
 }
 
 #[tokio::test]
 async fn adjacent_operators_pass_batches_on_without_a_copy_or_a_wait() {
     let sim = Sim::new();
     let ctx = session_with(1, 3);
-    register(&ctx, "t", device_table(&sim, &[partition(0, 4)]));
+    register(&ctx, "t", device_table(&sim, &[batches(0, 4)]));
     let plan = plan(&ctx, "SELECT a FROM t").await;
     assert_eq!(text(&plan, &[]).matches("MapExec").count(), 3);
 
-    let (batches, cost) = run(&plan, &sim).await;
-    let expected: Vec<i64> = (0..64).map(|i| i * 8).collect();
-    assert_eq!(numbers_of(&batches), expected);
+    let (found, cost) = ran(&plan, &sim).await;
+    assert_eq!(found, multiples(64, 8));
     assert_eq!((cost.bytes_to_device, cost.bytes_on_device), (0, 0));
     // One download of each batch at the end.
     assert_eq!((cost.bytes_to_host, cost.copies), (4 * 128, 4));
@@ -69,7 +60,7 @@ async fn adjacent_operators_pass_batches_on_without_a_copy_or_a_wait() {
     assert_eq!(metrics(&plan, "DeviceToHostExec"), [64, 0, 512, 0, 4, 0]);
     // Each operator's queue waits for the batches of the one before.
     assert!(metric(&plan, "MapExec", "queue_waits") > Some(0));
-    drop((plan, batches, ctx));
+    drop((plan, ctx));
     sim.assert_done();
 }
 
@@ -87,9 +78,12 @@ async fn assert_only_what_is_asked_for_moves(ctx: SessionContext) {
     let moved = async |sql| {
         let before = sim.stats();
         let batches = query(&ctx, sql).await.unwrap();
-        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
         let cost = sim.stats().since(&before);
-        (rows, cost.bytes_to_host, cost.bytes_to_device)
+        (
+            row_count(&batches),
+            cost.bytes_to_host,
+            cost.bytes_to_device,
+        )
     };
     assert_eq!(moved("SELECT a FROM t").await, (320, 2 * 160 * 8, 0));
     assert_eq!(moved("SELECT b, a FROM t").await, (320, 4 * 160 * 8, 0));
@@ -103,10 +97,10 @@ async fn assert_only_what_is_asked_for_moves(ctx: SessionContext) {
 #[tokio::test]
 async fn every_node_tells_exactly_what_it_moved() {
     let sim = Sim::new();
-    let host = scan(host_table(&[partition(0, 5)])).await;
+    let host = scan(host_table(&[batches(0, 5)])).await;
     let plan = with_transitions(double(double(host, &sim), &sim));
-    let (batches, cost) = run(&plan, &sim).await;
-    assert_eq!(numbers_of(&batches).len(), 80);
+    let (found, cost) = ran(&plan, &sim).await;
+    assert_eq!(found.len(), 80);
     assert_eq!((cost.bytes_to_device, cost.bytes_to_host), (640, 640));
     assert_eq!(metrics(&plan, "HostToDeviceExec"), [80, 640, 0, 0, 5, 0]);
     assert_eq!(metrics(&plan, "MapExec"), [160, 0, 0, 0, 0, 0]);
@@ -120,21 +114,18 @@ async fn every_node_tells_exactly_what_it_moved() {
 #[tokio::test]
 async fn between_devices_each_side_counts_its_own_half() {
     let (a, b) = (Sim::new(), Sim::new());
-    let scan = scan(device_table(&a, &[partition(0, 3)])).await;
+    let scan = scan(device_table(&a, &[batches(0, 3)])).await;
     let plan = with_transitions(double(scan, &b));
     let before = a.stats();
-    let (batches, on_b) = run(&plan, &b).await;
+    let (found, on_b) = ran(&plan, &b).await;
     let on_a = a.stats().since(&before);
-    let expected: Vec<i64> = (0..48).map(|i| i * 2).collect();
-    assert_eq!(numbers_of(&batches), expected);
+    assert_eq!(found, multiples(48, 2));
     assert_eq!((on_a.bytes_to_host, on_a.bytes_to_device), (384, 0));
     assert_eq!((on_b.bytes_to_host, on_b.bytes_to_device), (384, 384));
     assert_eq!((on_a.host_waits, on_b.host_waits), (0, 0));
     // Down from one and up to the other.
-    assert_eq!(
-        metrics(&plan, "DeviceToDeviceExec"),
-        [48, 384, 384, 0, 6, 0]
-    );
+    let moved = metrics(&plan, "DeviceToDeviceExec");
+    assert_eq!(moved, [48, 384, 384, 0, 6, 0]);
     assert_eq!(metrics(&plan, "MapExec"), [48, 0, 0, 0, 0, 0]);
     assert_eq!(metrics(&plan, "DeviceToHostExec"), [48, 0, 384, 0, 3, 0]);
 }
@@ -144,9 +135,7 @@ async fn between_devices_each_side_counts_its_own_half() {
 async fn a_device_that_reaches_the_other_copies_directly() {
     let peer = || Sim::with(SimConfig::default().with_peer_access(true));
     let (a, b) = (peer(), peer());
-    let table = device_table(&a, &[partition(0, 3)]);
-    let expected: Vec<i64> = (0..48).collect();
-
+    let table = device_table(&a, &[batches(0, 3)]);
     let moves = DeviceToDeviceExec::new(device_leaf(table.clone()).await, &b);
     let plan: Plan = Arc::new(DeviceExec::new(Arc::new(moves)));
     let before = a.stats();
@@ -158,23 +147,22 @@ async fn a_device_that_reaches_the_other_copies_directly() {
     assert_eq!((on_b.bytes_on_device, on_b.copies), (384, 3));
     assert_eq!((on_a.host_waits, on_b.host_waits), (0, 0));
     assert_eq!(metrics(&plan, "DeviceToDeviceExec"), [48, 0, 0, 384, 3, 0]);
-    assert_eq!(numbers_of(&on_host(&batches)[0]), expected);
+    assert_eq!(numbers_on(&batches[0]), multiples(48, 1));
     drop((plan, batches));
 
     // As the rule plans it.
     let plan = with_transitions(double(scan(table).await, &b));
     let before = a.stats();
-    let (batches, on_b) = run(&plan, &b).await;
+    let (found, on_b) = ran(&plan, &b).await;
     let on_a = a.stats().since(&before);
-    let doubled: Vec<i64> = expected.iter().map(|i| i * 2).collect();
-    assert_eq!(numbers_of(&batches), doubled);
+    assert_eq!(found, multiples(48, 2));
     assert_eq!((on_a.bytes_to_host, on_a.copies), (0, 0));
     assert_eq!((on_b.bytes_on_device, on_b.bytes_to_device), (384, 0));
     assert_eq!(metrics(&plan, "DeviceToDeviceExec"), [48, 0, 0, 384, 3, 0]);
     // The result comes down, and nothing else.
     assert_eq!(on_b.bytes_to_host, 384);
     assert_eq!(metrics(&plan, "DeviceToHostExec"), [48, 0, 384, 0, 3, 0]);
-    drop((plan, batches));
+    drop(plan);
     b.assert_done();
     a.assert_done();
 }
@@ -191,8 +179,8 @@ async fn an_upload_does_not_count_its_childs_time() {
         })
     });
     let plan = with_transitions(double(scan(table).await, &sim));
-    let (batches, _) = run(&plan, &sim).await;
-    assert_eq!(numbers_of(&batches).len(), 160);
+    let (found, _) = ran(&plan, &sim).await;
+    assert_eq!(found.len(), 160);
     for node in ["HostToDeviceExec", "MapExec", "DeviceToHostExec"] {
         let time = metric(&plan, node, "elapsed_compute").unwrap();
         let time = Duration::from_nanos(time as u64);
@@ -204,37 +192,29 @@ async fn an_upload_does_not_count_its_childs_time() {
 async fn explain_analyze_shows_them() {
     let sim = Sim::new();
     let ctx = session_with(1, 1);
-    register(&ctx, "t", device_table(&sim, &[partition(0, 2)]));
-    let batches = query(&ctx, "EXPLAIN ANALYZE SELECT a FROM t")
+    register(&ctx, "t", device_table(&sim, &[batches(0, 2)]));
+    let shown = query(&ctx, "EXPLAIN ANALYZE SELECT a FROM t")
         .await
         .unwrap();
-    let column = batches[0].column_by_name("plan").unwrap();
-    let text = column.as_any().downcast_ref::<StringArray>().unwrap();
-    let text = text.value(0).to_string();
-    let line = |node: &str| {
-        let found = text
-            .lines()
-            .find(|line| line.trim_start().starts_with(node));
-        found.unwrap_or_else(|| panic!("no {node} in {text}"))
-    };
-    let (scan, map, down) = (
-        line("DeviceScanExec"),
-        line("MapExec"),
-        line("DeviceToHostExec"),
-    );
-    for (line, bytes, copies) in [(scan, 0, 0), (map, 0, 0), (down, 256, 2)] {
-        for expected in [
-            "output_rows=32,".to_string(),
-            "elapsed_compute=".to_string(),
-            "bytes_to_device=0".to_string(),
-            format!("bytes_to_host={bytes}"),
-            "bytes_on_device=0".to_string(),
-            format!("copies={copies}"),
-            "queue_waits=".to_string(),
-            "host_waits=0".to_string(),
-        ] {
-            assert!(line.contains(&expected), "{expected}: {line}");
-        }
+    let shown = pretty_format_batches(&shown).unwrap().to_string();
+    for (node, bytes, copies, peak) in [
+        ("DeviceScanExec", 0, 0, 0),
+        ("MapExec", 0, 0, 128),
+        ("DeviceToHostExec", 256, 2, 256),
+    ] {
+        let line = shown.lines().find(|line| line.contains(node)).unwrap();
+        let parts = [
+            "output_rows=32,",
+            "elapsed_compute=",
+            "bytes_to_device=0",
+            &format!("bytes_to_host={bytes}"),
+            "bytes_on_device=0",
+            &format!("copies={copies}"),
+            &format!("peak_mem_used={peak}.0 B"),
+            "queue_waits=",
+            "host_waits=0",
+        ];
+        says(&line, &parts);
     }
 }
 
@@ -242,11 +222,11 @@ async fn explain_analyze_shows_them() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn queries_at_once_do_not_count_each_other() {
     let sim = Sim::new();
-    let down_table = device_table(&sim, &[partition(0, 6)]);
+    let down_table = device_table(&sim, &[batches(0, 6)]);
     for _ in 0..10 {
         let mut tasks = Vec::new();
         for n in 1..=4 {
-            let up = scan(host_table(&[partition(0, n)])).await;
+            let up = scan(host_table(&[batches(0, n)])).await;
             let up = with_transitions(double(up, &sim));
             let down = scan(down_table.clone()).await;
             let down = with_transitions(double(down, &sim));
@@ -272,21 +252,17 @@ async fn queries_at_once_do_not_count_each_other() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn partitions_count_for_themselves() {
     let sim = Sim::new();
-    let table = device_table(
-        &sim,
-        &[partition(0, 1), partition(100, 2), partition(200, 3)],
-    );
+    let partitions = [batches(0, 1), batches(100, 2), batches(200, 3)];
+    let table = device_table(&sim, &partitions);
     let plan = with_transitions(double(scan(table).await, &sim));
-    let (batches, _) = run(&plan, &sim).await;
-    assert_eq!(numbers_of(&batches).len(), 96);
-    let text = displayable(plan.as_ref()).indent(false).to_string();
-    assert!(text.contains("partitions=3"), "{text}");
-    let bytes = plan.metrics().unwrap();
+    let (found, _) = ran(&plan, &sim).await;
+    assert_eq!(found.len(), 96);
+    let metrics = plan.metrics().unwrap();
     for (partition, expected) in [(0, 128), (1, 256), (2, 384)] {
-        let mut of = bytes.iter().filter(|metric| {
+        let bytes = metrics.sum(|metric| {
             metric.partition() == Some(partition) && metric.value().name() == "bytes_to_host"
         });
-        assert_eq!(of.next().unwrap().value().as_usize(), expected);
+        assert_eq!(bytes.unwrap().as_usize(), expected);
     }
 }
 
@@ -302,7 +278,7 @@ fn drive<T: Send>(sims: &[&Sim], stream: impl Stream<Item = T> + Unpin + Send) -
 }
 
 fn polled<T>(sims: &[&Sim], mut stream: impl Stream<Item = T> + Unpin) -> (Vec<T>, usize) {
-    let mut driven = Driven::default();
+    let mut driven = Driven::new();
     while !driven.ended {
         let watch = Watch::of(sims);
         let polled = stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()));
@@ -317,7 +293,7 @@ async fn drive_tasks<T>(
     sims: &[&Sim],
     mut stream: impl Stream<Item = T> + Unpin,
 ) -> (Vec<T>, usize) {
-    let mut driven = Driven::default();
+    let mut driven = Driven::new();
     while !driven.ended {
         let watch = Watch::of(sims);
         // As far as the tasks get without the devices.
@@ -360,17 +336,16 @@ struct Driven<T> {
     ended: bool,
 }
 
-impl<T> Default for Driven<T> {
-    fn default() -> Self {
+impl<T> Driven<T> {
+    fn new() -> Self {
+        let (items, pending, ended) = (Vec::new(), 0, false);
         Self {
-            items: Vec::new(),
-            pending: 0,
-            ended: false,
+            items,
+            pending,
+            ended,
         }
     }
-}
 
-impl<T> Driven<T> {
     fn take(&mut self, sims: &[&Sim], polled: Poll<Option<T>>) {
         match polled {
             Poll::Ready(Some(item)) => self.items.push(item),
@@ -404,8 +379,7 @@ async fn no_poll_waits_for_a_scan() {
         ("SELECT s, count(*) FROM t GROUP BY s ORDER BY s", 86),
     ] {
         let batches = drive_plan(&[&sim], &plan(&ctx, sql).await);
-        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
-        assert_eq!(rows, n, "{sql}");
+        assert_eq!(row_count(&batches), n, "{sql}");
     }
     drop(ctx);
     sim.assert_done();
@@ -414,17 +388,13 @@ async fn no_poll_waits_for_a_scan() {
 #[tokio::test]
 async fn no_poll_waits_for_operators() {
     let sim = Sim::deferred();
-    let table = device_table(&sim, &[partition(0, 6)]);
-    let plan = with_transitions(double(double(scan(table).await, &sim), &sim));
-    let expected: Vec<i64> = (0..96).map(|i| i * 4).collect();
-    assert_eq!(numbers_of(&drive_plan(&[&sim], &plan)), expected);
-    drop(plan);
-    sim.assert_done();
-
-    let host = scan(host_table(&[partition(0, 6)])).await;
-    let plan = with_transitions(double(double(host, &sim), &sim));
-    assert_eq!(numbers_of(&drive_plan(&[&sim], &plan)), expected);
-    drop(plan);
+    let table = scan(device_table(&sim, &[batches(0, 6)])).await;
+    let host = scan(host_table(&[batches(0, 6)])).await;
+    for child in [table, host] {
+        let plan = with_transitions(double(double(child, &sim), &sim));
+        let found = numbers_of(&drive_plan(&[&sim], &plan));
+        assert_eq!(found, multiples(96, 4));
+    }
     sim.assert_done();
 }
 
@@ -433,8 +403,8 @@ async fn no_poll_waits_between_devices() {
     let (a, b) = (Sim::deferred(), Sim::deferred());
     let table = device_table(&a, &[vec![rows(0, 30), rows(30, 3), rows(33, 60)]]);
     let plan = with_transitions(double(double(scan(table).await, &b), &a));
-    let expected: Vec<i64> = (0..93).map(|i| i * 4).collect();
-    assert_eq!(numbers_of(&drive_plan(&[&a, &b], &plan)), expected);
+    let found = numbers_of(&drive_plan(&[&a, &b], &plan));
+    assert_eq!(found, multiples(93, 4));
     drop(plan);
     b.synchronize().unwrap();
     a.assert_done();
@@ -451,7 +421,7 @@ fn drive_blocking(sims: &[&Sim], plan: &Plan) -> Vec<RecordBatch> {
             let _within = runtime.enter();
             plan.execute(0, session().task_ctx()).unwrap()
         };
-        let mut driven = Driven::default();
+        let mut driven = Driven::new();
         while !driven.ended {
             let (begin, begun) = mpsc::channel();
             let (release, released) = mpsc::channel::<()>();
@@ -496,7 +466,7 @@ async fn no_poll_waits_for_a_join() {
 #[tokio::test]
 async fn no_poll_waits_for_more_uploads_than_may_be_under_way() {
     let sim = Sim::deferred();
-    let host = scan(host_table(&[partition(0, 200)])).await;
+    let host = scan(host_table(&[batches(0, 200)])).await;
     let stream = execute_on_device(host, session().task_ctx(), &sim).unwrap();
     let (batches, pending) = drive_tasks(&[&sim], stream).await;
     assert_eq!(batches.len(), 200);
@@ -509,7 +479,7 @@ async fn no_poll_waits_for_more_uploads_than_may_be_under_way() {
 #[tokio::test]
 async fn no_poll_waits_for_a_result_on_another_device() {
     let (a, b) = (Sim::deferred(), Sim::deferred());
-    let table = device_table(&a, &[partition(0, 3), partition(100, 2)]);
+    let table = device_table(&a, &[batches(0, 3), batches(100, 2)]);
     let plan = scan(table).await;
     let stream = execute_on_device(plan, session().task_ctx(), &b).unwrap();
     let (batches, pending) = drive_tasks(&[&a, &b], stream).await;
@@ -518,35 +488,4 @@ async fn no_poll_waits_for_a_result_on_another_device() {
     // What b has not copied yet is host memory of a's.
     b.assert_done();
     a.assert_done();
-}
-
-/// That a wait would be seen.
-#[tokio::test]
-#[should_panic(expected = "within a poll")]
-async fn an_operator_that_waits_is_noticed() {
-    struct Waits(arrow_device_datafusion::SendableDeviceStream);
-    impl Stream for Waits {
-        type Item = arrow_device::Result<arrow_device::DeviceRecordBatch>;
-        fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-            let polled = self.0.poll_next_unpin(cx);
-            if let Poll::Ready(Some(Ok(batch))) = &polled {
-                batch.wait().unwrap();
-            }
-            polled
-        }
-    }
-    let sim = Sim::deferred();
-    let host = scan(host_table(&[partition(0, 3)])).await;
-    let device = sim.device.clone();
-    let open = move |request: ScanRequest| {
-        let uploads = execute_on_device(host.clone(), request.context, &device).unwrap();
-        let (schema, device_type) = (uploads.schema(), uploads.device_type());
-        let waits = DeviceRecordBatchStreamAdapter::new(schema, device_type, Waits(uploads));
-        async move { Ok(waits) }
-    };
-    let schema = numbers(0, 1).schema();
-    let table = DeviceTable::from_streams(schema, sim.device.clone(), 1, open);
-    let plan = scan(Arc::new(table)).await;
-    let stream = plan.execute(0, session().task_ctx()).unwrap();
-    drive_tasks(&[&sim], stream).await;
 }

@@ -1,12 +1,9 @@
-//! Devices, tables and sessions of the tests.
+//! Tables and sessions of the tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::time::{Duration, Instant};
 
-use crate::device_filter::PushFilterToDevice;
 use arrow_device::async_stream::DeviceRecordBatchStreamAdapter;
-use arrow_device::device::sim::{SimConfig, SimDevice, SimMode};
 use arrow_device::{Device, DeviceRecordBatch};
 use arrow_device_datafusion::{DeviceTable, DeviceTransitions};
 use datafusion::arrow::array::{
@@ -15,19 +12,18 @@ use datafusion::arrow::array::{
 };
 use datafusion::arrow::compute::concat_batches;
 use datafusion::catalog::TableProvider;
+use datafusion::common::tree_node::TreeNode;
 use datafusion::datasource::MemTable;
 use datafusion::execution::SessionStateBuilder;
-use datafusion::physical_plan::{ExecutionPlan, collect_partitioned, displayable};
+use datafusion::physical_plan::collect_partitioned;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use futures::{StreamExt, stream};
 
+use crate::device_filter::PushFilterToDevice;
+pub(crate) use crate::kit::{Plan, Sim, plan, row_count, says, shape};
+
 pub(crate) const PARTITIONS: usize = 3;
 pub(crate) const ROWS: i64 = 300;
-
-pub(crate) fn sim(mode: SimMode) -> (Device, Arc<SimDevice>) {
-    let sim = SimDevice::new(SimConfig::default().with_mode(mode)).unwrap();
-    (Device::new(sim.clone()).unwrap(), sim)
-}
 
 /// Columns of several types, with and without nulls.
 pub(crate) fn batch(number: i64) -> RecordBatch {
@@ -56,41 +52,24 @@ pub(crate) fn batch(number: i64) -> RecordBatch {
     };
     let n = |id: i64| some(&id, 11).then_some((id % 13 - 6) as i32);
     let ids: Vec<i64> = ids.collect();
-    let d = Date32Array::from_iter(
-        ids.iter()
-            .copied()
-            .map(|id| some(&id, 3).then_some(id as i32 % 40)),
-    );
-    let ts = TimestampMicrosecondArray::from_iter(
-        ids.iter().copied().map(|id| some(&id, 4).then_some(id)),
-    );
-    let s = StringArray::from_iter_values(ids.iter().map(|id| format!("row {id}")));
-    RecordBatch::try_from_iter_with_nullable([
+    let each = || ids.iter().copied();
+    let d = each().map(|id| some(&id, 3).then_some(id as i32 % 40));
+    let ts = each().map(|id| some(&id, 4).then_some(id));
+    let s = each().map(|id| format!("row {id}"));
+    let columns: [(_, ArrayRef, _); 7] = [
+        ("id", Arc::new(Int64Array::from(ids.clone())), false),
+        ("a", Arc::new(each().map(a).collect::<Int64Array>()), true),
+        ("x", Arc::new(each().map(x).collect::<Float64Array>()), true),
+        ("n", Arc::new(each().map(n).collect::<Int32Array>()), true),
+        ("d", Arc::new(Date32Array::from_iter(d)), true),
         (
-            "id",
-            Arc::new(Int64Array::from(ids.clone())) as ArrayRef,
-            false,
-        ),
-        (
-            "a",
-            Arc::new(Int64Array::from_iter(ids.iter().copied().map(a))),
+            "ts",
+            Arc::new(TimestampMicrosecondArray::from_iter(ts)),
             true,
         ),
-        (
-            "x",
-            Arc::new(Float64Array::from_iter(ids.iter().copied().map(x))),
-            true,
-        ),
-        (
-            "n",
-            Arc::new(Int32Array::from_iter(ids.iter().copied().map(n))),
-            true,
-        ),
-        ("d", Arc::new(d), true),
-        ("ts", Arc::new(ts), true),
-        ("s", Arc::new(s), false),
-    ])
-    .unwrap()
+        ("s", Arc::new(StringArray::from_iter_values(s)), false),
+    ];
+    RecordBatch::try_from_iter_with_nullable(columns).unwrap()
 }
 
 /// What each partition has of the batches: all of one, a slice that begins inside a byte of the
@@ -107,8 +86,6 @@ pub(crate) fn cut<T>(number: i64, whole: T, slice: impl Fn(&T, usize, usize) -> 
 pub(crate) struct Tables {
     pub(crate) host: SessionContext,
     pub(crate) device: SessionContext,
-    /// The device's table without any rule.
-    pub(crate) bare: SessionContext,
 }
 
 /// As many partitions as the table has.
@@ -142,33 +119,16 @@ impl Tables {
         let schema = host[0][0].schema();
         let batches = (0..partitions).map(up).collect();
         let table = DeviceTable::from_batches(schema.clone(), device.clone(), batches).unwrap();
-        let table = Arc::new(table);
+        let host = MemTable::try_new(schema, host).unwrap();
         Self {
-            host: session(
-                Arc::new(MemTable::try_new(schema, host).unwrap()),
-                partitions,
-                false,
-            ),
-            device: session(table.clone(), partitions, true),
-            bare: session(table, partitions, false),
+            host: session(Arc::new(host), partitions, false),
+            device: session(Arc::new(table), partitions, true),
         }
     }
 }
 
-pub(crate) async fn plan(context: &SessionContext, sql: &str) -> Arc<dyn ExecutionPlan> {
-    let frame = context.sql(sql).await.expect(sql);
-    frame.create_physical_plan().await.expect(sql)
-}
-
-pub(crate) fn text(plan: &Arc<dyn ExecutionPlan>) -> String {
-    displayable(&**plan).indent(false).to_string()
-}
-
 /// Partition by partition: each one's rows, in their order.
-pub(crate) async fn rows(
-    context: &SessionContext,
-    plan: Arc<dyn ExecutionPlan>,
-) -> Vec<RecordBatch> {
+pub(crate) async fn rows(context: &SessionContext, plan: Plan) -> Vec<RecordBatch> {
     let schema = plan.schema();
     let partitions = collect_partitioned(plan, context.task_ctx()).await.unwrap();
     let one = |batches: Vec<_>| concat_batches(&schema, &batches).unwrap();
@@ -187,40 +147,25 @@ pub(crate) fn same(found: &RecordBatch, expected: &RecordBatch) -> bool {
     found == expected && found.schema() == expected.schema() && bits(found) == bits(expected)
 }
 
-/// On the device, and the same; without any rule the same, too. How many rows.
-pub(crate) async fn check(tables: &Tables, sql: &str) -> usize {
-    let device = plan(&tables.device, sql).await;
-    let shown = text(&device);
-    assert!(shown.contains("DeviceFilterExec"), "{sql}\n{shown}");
-    assert!(!shown.contains(" FilterExec"), "{sql}\n{shown}");
-    let found = rows(&tables.device, device).await;
-    let bare = rows(&tables.bare, plan(&tables.bare, sql).await).await;
-    let expected = rows(&tables.host, plan(&tables.host, sql).await).await;
-    for found in [&found, &bare] {
-        assert_eq!(found.len(), expected.len(), "{sql}");
-        for (found, expected) in found.iter().zip(&expected) {
-            assert!(same(found, expected), "{sql}\n{found:?}\n{expected:?}");
-        }
-    }
-    found.iter().map(RecordBatch::num_rows).sum()
+/// Whether a plan filters on the device, and not on the host.
+pub(crate) fn is_on_device(plan: &Plan) -> bool {
+    let shape = shape(plan, &[]);
+    assert_eq!(shape.matches("Filter").count(), 1, "{shape}");
+    plan.exists(|node| Ok(node.name() == "DeviceFilterExec"))
+        .unwrap()
 }
 
-/// Everything was dropped: waits until it has gone.
-#[track_caller]
-pub(crate) fn assert_done(device: &Device, sim: &SimDevice) {
-    let end = Instant::now() + Duration::from_secs(10);
-    loop {
-        device.synchronize().unwrap();
-        device.trim();
-        let report = sim.report();
-        assert_eq!(report.violations, [""; 0]);
-        if report.live_allocations == 0 && report.live_events == 0 && report.pending_operations == 0
-        {
-            return;
-        }
-        assert!(Instant::now() < end, "{report:#?}");
-        std::thread::sleep(Duration::from_millis(1));
+/// On the device, and the same as on the host. How many rows.
+pub(crate) async fn check(tables: &Tables, sql: &str) -> usize {
+    let device = plan(&tables.device, sql).await;
+    assert!(is_on_device(&device), "{sql}");
+    let found = rows(&tables.device, device).await;
+    let expected = rows(&tables.host, plan(&tables.host, sql).await).await;
+    assert_eq!(found.len(), expected.len(), "{sql}");
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!(same(found, expected), "{sql}\n{found:?}\n{expected:?}");
     }
+    row_count(&found)
 }
 
 /// A table of one partition, batch by batch as asked for; how many were. After the last one it says

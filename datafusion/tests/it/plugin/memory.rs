@@ -5,24 +5,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arrow_device::Device;
-use arrow_device::device::sim::{SimDevice, SimMode};
+use arrow_device::device::sim::SimDevice;
 use arrow_device_datafusion::{DeviceTable, DeviceTransitions};
 use datafusion::arrow::array::{Int64Array, RecordBatch, StringArray};
-use datafusion::arrow::datatypes::SchemaRef;
 use datafusion::catalog::TableProvider;
-use datafusion::catalog::streaming::StreamingTable;
 use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::memory_pool::{GreedyMemoryPool, MemoryPool};
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
-use datafusion::execution::{SendableRecordBatchStream, SessionStateBuilder, TaskContext};
 use datafusion::physical_plan::collect;
-use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
-use datafusion::physical_plan::streaming::PartitionStream;
 use datafusion::prelude::{SessionConfig, SessionContext};
-use futures::{StreamExt, stream};
 
 use super::kit::*;
 use crate::device_filter::PushFilterToDevice;
+use crate::kit::host_stream_of;
 
 const MIB: usize = 1 << 20;
 const BATCHES: usize = 24;
@@ -43,47 +39,6 @@ fn large() -> RecordBatch {
         ("s", Arc::new(texts) as _),
     ])
     .unwrap()
-}
-
-/// A table on the host. Whenever its next batch is asked for, it looks at what is in use.
-struct Watched {
-    batch: RecordBatch,
-    schema: SchemaRef,
-    sim: Arc<SimDevice>,
-    pool: Arc<dyn MemoryPool>,
-    /// The most device memory in use.
-    most: Arc<AtomicUsize>,
-    /// Device memory in use, and what was reserved, whenever less was reserved.
-    unreserved: Arc<Mutex<Vec<(usize, usize)>>>,
-}
-
-impl std::fmt::Debug for Watched {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Watched")
-    }
-}
-
-impl PartitionStream for Watched {
-    fn schema(&self) -> &SchemaRef {
-        &self.schema
-    }
-
-    fn execute(&self, _: Arc<TaskContext>) -> SendableRecordBatchStream {
-        let (batch, sim, pool) = (self.batch.clone(), self.sim.clone(), self.pool.clone());
-        let (most, unreserved) = (self.most.clone(), self.unreserved.clone());
-        let batches = (0..BATCHES).map(move |_| {
-            // Counts and literals are small, and sizes are rounded up.
-            let reserved = pool.reserved();
-            let live = settled(&sim, MOST.min(reserved + MIB));
-            most.fetch_max(live, SeqCst);
-            if live > reserved + MIB {
-                unreserved.lock().unwrap().push((live, reserved));
-            }
-            Ok(batch.clone())
-        });
-        let stream = stream::iter(batches).boxed();
-        Box::pin(RecordBatchStreamAdapter::new(self.schema.clone(), stream))
-    }
 }
 
 /// The bytes in use. What was dropped goes once the device is done with it, so this waits until it is not more than expected,
@@ -120,8 +75,7 @@ fn with_pool(
 /// The numbers of rows of each batch of the result.
 async fn run(context: &SessionContext) -> Result<Vec<usize>> {
     let query = plan(context, SQL).await;
-    let shown = text(&query);
-    assert!(shown.contains("DeviceFilterExec"), "{shown}");
+    assert!(is_on_device(&query));
     let found = collect(query, context.task_ctx()).await?;
     Ok(found.iter().map(RecordBatch::num_rows).collect())
 }
@@ -134,24 +88,35 @@ struct Used {
 }
 
 async fn over_uploads(limit: usize) -> Used {
-    let (device, sim) = sim(SimMode::Async);
+    let sim = Sim::new();
     let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(limit));
     let batch = large();
-    let watched = Watched {
-        schema: batch.schema(),
-        batch,
-        sim: sim.clone(),
-        pool: pool.clone(),
-        most: Arc::default(),
-        unreserved: Arc::default(),
-    };
-    let (most, unreserved) = (watched.most.clone(), watched.unreserved.clone());
-    let table = StreamingTable::try_new(watched.schema.clone(), vec![Arc::new(watched)]).unwrap();
-    let context = with_pool(&device, &pool, Arc::new(table));
+    let (most, unreserved) = (
+        Arc::<AtomicUsize>::default(),
+        Arc::<Mutex<Vec<_>>>::default(),
+    );
+    let (device, of, peak, seen) = (
+        sim.sim.clone(),
+        pool.clone(),
+        most.clone(),
+        unreserved.clone(),
+    );
+    // Whenever the next batch is asked for, it looks at what is in use.
+    let (table, _) = host_stream_of(batch.schema(), move |i| {
+        // Counts and literals are small, and sizes are rounded up.
+        let reserved = of.reserved();
+        let live = settled(&device, MOST.min(reserved + MIB));
+        peak.fetch_max(live, SeqCst);
+        if live > reserved + MIB {
+            seen.lock().unwrap().push((live, reserved));
+        }
+        (i < BATCHES).then(|| Ok(batch.clone()))
+    });
+    let context = with_pool(&sim, &pool, table);
     let result = run(&context).await;
     drop(context);
     assert_eq!(pool.reserved(), 0);
-    assert_done(&device, &sim);
+    sim.assert_done();
     let unreserved = unreserved.lock().unwrap().clone();
     Used {
         result,
@@ -174,58 +139,23 @@ async fn what_waits_is_limited_and_reserved() {
 async fn a_limit_of_memory_holds_for_what_waits() {
     // Enough for the upload of a few batches, not for those that wait for each other.
     let refused = over_uploads(70 * MIB).await.result.unwrap_err();
-    assert!(
-        matches!(refused, DataFusionError::ResourcesExhausted(_)),
-        "{refused:?}"
-    );
-    let refused = refused.to_string();
-    assert!(
-        refused.contains("DeviceFilterExec, partition 0: "),
-        "{refused}"
-    );
+    assert!(matches!(refused, DataFusionError::ResourcesExhausted(_)));
+    says(&refused, &["DeviceFilterExec, partition 0: "]);
     let enough = over_uploads(200 * MIB).await;
     assert_eq!(enough.result.unwrap(), [3; BATCHES / 3]);
-}
-
-/// The memory of a device's table counts too, while the filter uses it.
-#[tokio::test]
-async fn the_memory_of_a_table_counts_while_it_is_used() {
-    let (device, sim) = sim(SimMode::Async);
-    let up = device.upload(&large()).unwrap();
-    let batches = vec![vec![up; BATCHES]];
-    let table = DeviceTable::from_batches(large().schema(), device.clone(), batches).unwrap();
-    let table: Arc<dyn TableProvider> = Arc::new(table);
-    for (limit, fits) in [(10 * MIB, false), (40 * MIB, false), (200 * MIB, true)] {
-        let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(limit));
-        let context = with_pool(&device, &pool, table.clone());
-        let found = run(&context).await;
-        assert_eq!(pool.reserved(), 0);
-        match found {
-            Ok(found) => assert_eq!((fits, found), (true, vec![3; BATCHES / 3])),
-            Err(DataFusionError::ResourcesExhausted(why)) => {
-                assert!(
-                    !fits && why.contains("DeviceFilterExec, partition 0: "),
-                    "{why}"
-                );
-            }
-            Err(e) => panic!("{e}"),
-        }
-    }
-    drop(table);
-    assert_done(&device, &sim);
 }
 
 /// What the filter allocates for batches that wait is reserved by the filter, and not by its node, too.
 #[tokio::test]
 async fn nothing_is_reserved_twice() {
     const ROWS: usize = 1 << 16;
-    let (device, sim) = sim(SimMode::Async);
+    let sim = Sim::new();
     let numbers = Int64Array::from_iter_values(0..ROWS as i64);
     let batch = RecordBatch::try_from_iter([("n", Arc::new(numbers) as _)]).unwrap();
-    let up = vec![vec![device.upload(&batch).unwrap()]];
-    let table = DeviceTable::from_batches(batch.schema(), device.clone(), up).unwrap();
+    let up = vec![vec![sim.upload(&batch).unwrap()]];
+    let table = DeviceTable::from_batches(batch.schema(), sim.device.clone(), up).unwrap();
     let pool: Arc<dyn MemoryPool> = Arc::new(GreedyMemoryPool::new(usize::MAX));
-    let context = with_pool(&device, &pool, Arc::new(table));
+    let context = with_pool(&sim, &pool, Arc::new(table));
     let query = plan(&context, "SELECT n FROM t WHERE n = 7").await;
     let found = collect(query.clone(), context.task_ctx()).await.unwrap();
     assert_eq!(found.iter().map(RecordBatch::num_rows).sum::<usize>(), 1);
@@ -238,6 +168,6 @@ async fn nothing_is_reserved_twice() {
     let most = most.unwrap().as_usize();
     // The numbers, which rows pass, and their numbers; then the result.
     assert!((17 * ROWS..18 * ROWS).contains(&most), "{most} bytes");
-    drop((context, query));
-    assert_done(&device, &sim);
+    drop((context, query, found));
+    sim.assert_done();
 }

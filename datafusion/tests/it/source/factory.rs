@@ -20,8 +20,8 @@ use datafusion::physical_expr::LexOrdering;
 use datafusion::physical_plan::execution_plan::Boundedness;
 use datafusion::prelude::{SessionConfig, SessionContext};
 
-use super::requests::texts;
 use crate::kit::*;
+use crate::queries::result;
 
 /// A Parquet file that is decoded on the host and uploaded: what a GPU reader does, without a GPU.
 #[derive(Debug)]
@@ -69,20 +69,13 @@ impl DeviceSource for Uploaded {
             }
             let reader = reader.build().map_err(|e| external(&path, e))?;
             let device = asked.device.clone();
-            let names: Vec<_> = asked
-                .schema()
-                .fields()
-                .iter()
-                .map(|f| f.name().clone())
-                .collect();
+            let schema = asked.schema().clone();
             // The file's order of columns is not the query's.
             let batches = reader.map(move |batch| {
                 let batch = batch?;
-                let of = |name: &String| batch.schema().index_of(name);
-                let order = names
-                    .iter()
-                    .map(of)
-                    .collect::<std::result::Result<Vec<_>, _>>()?;
+                let fields = schema.fields().iter();
+                let order = fields.map(|f| batch.schema().index_of(f.name()));
+                let order = order.collect::<std::result::Result<Vec<_>, _>>()?;
                 device.upload(&batch.project(&order)?)
             });
             Ok(asked.stream(futures::stream::iter(batches)))
@@ -111,13 +104,8 @@ impl DeviceSourceFactory for UploadedParquet {
         let path = PathBuf::from(&table.command().locations[0]);
         let reader = ParquetRecordBatchReaderBuilder::try_new(File::open(&path)?)?;
         // Without the writer's metadata.
-        let schema: SchemaRef = Arc::new(
-            reader
-                .schema()
-                .as_ref()
-                .clone()
-                .with_metadata(Default::default()),
-        );
+        let schema = reader.schema().as_ref().clone();
+        let schema: SchemaRef = Arc::new(schema.with_metadata(Default::default()));
         Ok(Arc::new(Uploaded {
             path,
             rows,
@@ -128,6 +116,8 @@ impl DeviceSourceFactory for UploadedParquet {
         }))
     }
 }
+
+const TEXTS: &str = "SET datafusion.sql_parser.map_string_types_to_utf8view = false";
 
 /// A file of 100 rows, which is removed with this.
 struct Parquet(PathBuf);
@@ -182,29 +172,18 @@ async fn sql_creates_a_table_of_a_file_on_the_device() {
     let create = file.create("", "OPTIONS ('device' 'sim', 'rows' '8')");
     query(&ctx, &create).await.unwrap();
     let plan = plan(&ctx, "SELECT s, a FROM t LIMIT 24").await;
-    assert_plan(
-        &plan,
-        &[],
-        "
-        DeviceToHostExec: device=sim
-          DeviceScanExec: device=sim, partitions=1, projection=[s, a], fetch=24
-        ",
-    );
+    says(&text(&plan, &[]), &["projection=[s, a], fetch=24"]);
     let before = sim.stats();
-    assert_eq!(
-        numbers_in(&ctx, "SELECT a FROM t LIMIT 24").await,
-        (0..24).collect::<Vec<_>>()
-    );
+    let found = numbers_in(&ctx, "SELECT a FROM t LIMIT 24").await;
+    assert_eq!(found, multiples(24, 1));
     let moved = sim.stats().since(&before);
-    assert_eq!(
-        (moved.bytes_to_device, moved.bytes_to_host),
-        (24 * 8, 24 * 8)
-    );
+    let bytes = (moved.bytes_to_device, moved.bytes_to_host);
+    assert_eq!(bytes, (24 * 8, 24 * 8));
     let sql = "SELECT b, max(s) AS s, count(*) AS n FROM t WHERE a >= 20 GROUP BY b";
-    let found = texts(&ctx, sql).await;
+    let found = result(&ctx, sql).await;
     ctx.deregister_table("t").unwrap();
     register(&ctx, "t", host_table(&[vec![rows(0, 100)]]));
-    assert_eq!(found, texts(&ctx, sql).await);
+    assert_eq!(found, result(&ctx, sql).await);
     drop((plan, ctx));
     sim.assert_done();
 }
@@ -215,24 +194,12 @@ async fn order_and_constraints_of_the_statement_are_the_tables() {
     let file = Parquet::new("declared");
     let ctx = context(&sim, Some(DeviceSpec::any(ArrowDeviceType::EXT_DEV)));
     let columns = "(a BIGINT NOT NULL, b BIGINT NOT NULL, s VARCHAR, PRIMARY KEY (a))";
-    query(
-        &ctx,
-        "SET datafusion.sql_parser.map_string_types_to_utf8view = false",
-    )
-    .await
-    .unwrap();
-    query(&ctx, &file.create(columns, "WITH ORDER (a ASC NULLS LAST)"))
-        .await
-        .unwrap();
+    query(&ctx, TEXTS).await.unwrap();
+    let create = file.create(columns, "WITH ORDER (a ASC NULLS LAST)");
+    query(&ctx, &create).await.unwrap();
     let plan = plan(&ctx, "SELECT a, s FROM t ORDER BY a").await;
-    assert_plan(
-        &plan,
-        &[],
-        "
-        DeviceToHostExec: device=sim
-          DeviceScanExec: device=sim, partitions=1, projection=[a, s], order=[a@0 ASC NULLS LAST]
-        ",
-    );
+    assert_eq!(shape(&plan, &[]), "Down < Scan");
+    says(&text(&plan, &[]), &["order=[a@0 ASC NULLS LAST]"]);
     // Column b depends on the key.
     let found = numbers_in(&ctx, "SELECT a, b FROM t GROUP BY a").await;
     assert_eq!(sorted(found), (0..100).collect::<Vec<_>>());
@@ -244,45 +211,27 @@ async fn what_a_statement_declares_in_vain_is_an_error() {
     let sim = Sim::new();
     let file = Parquet::new("refused");
     let any = || Some(DeviceSpec::any(ArrowDeviceType::EXT_DEV));
+    let other = "the columns are not those of its source";
+    let unknown = "OPTIONS ('rows' '8', 'colour' 'red', 'x.y' '1')";
     for (device, columns, rest, expected) in [
         (None, "", "", "no device is named"),
         (any(), "", "OPTIONS ('device' 'abacus')", "abacus"),
-        (
-            any(),
-            "",
-            "OPTIONS ('rows' '8', 'colour' 'red', 'x.y' '1')",
-            "unknown options: colour, x.y",
-        ),
-        (
-            any(),
-            "(a BIGINT NOT NULL)",
-            "",
-            "the columns are not those of its source",
-        ),
+        (any(), "", unknown, "unknown options: colour, x.y"),
+        (any(), "(a BIGINT NOT NULL)", "", other),
         (any(), "", "OPTIONS ('rows' 'many')", "invalid digit"),
     ] {
         let ctx = context(&sim, device);
-        let error = query(&ctx, &file.create(columns, rest))
-            .await
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains(expected), "{error}");
+        let error = fails(query(&ctx, &file.create(columns, rest)).await, &[expected]);
         assert!(!ctx.table_exist("t").unwrap());
         if expected != "invalid digit" {
-            assert!(
-                error.contains("CREATE EXTERNAL TABLE t STORED AS UPLOADED"),
-                "{error}"
-            );
+            says(&error, &["CREATE EXTERNAL TABLE t STORED AS UPLOADED"]);
         }
     }
     let unbounded = file
         .create("", "")
-        .replace("CREATE EXTERNAL", "CREATE UNBOUNDED EXTERNAL");
-    let error = query(&context(&sim, any()), &unbounded)
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("unbounded"), "{error}");
+        .replace("EXTERNAL", "UNBOUNDED EXTERNAL");
+    let found = query(&context(&sim, any()), &unbounded).await;
+    fails(found, &["unbounded"]);
 }
 
 /// A source that ignores the statement's order, constraints or device.
@@ -329,13 +278,9 @@ async fn a_source_that_ignores_the_statement_is_refused() {
     let columns = "(a BIGINT NOT NULL, b BIGINT NOT NULL, s VARCHAR, PRIMARY KEY (a))";
     let cpu = DeviceSpec::from(&Devices::cpu());
     let any = DeviceSpec::any(ArrowDeviceType::EXT_DEV);
+    let order = "does not have the order [a@0 ASC";
     for (device, columns, rest, expected) in [
-        (
-            &any,
-            "",
-            "WITH ORDER (a)",
-            "does not have the order [a@0 ASC",
-        ),
+        (&any, "", "WITH ORDER (a)", order),
         (&any, columns, "", "does not declare the constraints"),
         (&cpu, "", "", "its source is on cpu, not on sim"),
     ] {
@@ -343,20 +288,12 @@ async fn a_source_that_ignores_the_statement_is_refused() {
         let factory = DeviceTableFactory::new(Arc::new(Ignores(device.clone())));
         let factory = Arc::new(factory.with_device(any.clone()));
         let state = ctx.state_ref();
+        let mut state = state.write();
         state
-            .write()
             .table_factories_mut()
             .insert("UPLOADED".into(), factory);
-        query(
-            &ctx,
-            "SET datafusion.sql_parser.map_string_types_to_utf8view = false",
-        )
-        .await
-        .unwrap();
-        let error = query(&ctx, &file.create(columns, rest))
-            .await
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains(expected), "{error}");
+        drop(state);
+        query(&ctx, TEXTS).await.unwrap();
+        fails(query(&ctx, &file.create(columns, rest)).await, &[expected]);
     }
 }

@@ -4,8 +4,8 @@
 use std::sync::{Arc, LazyLock};
 
 use arrow_device::Device;
-use arrow_device::device::sim::{SimConfig, SimDevice};
-use arrow_device_datafusion::{DeviceTransitions, to_datafusion};
+use arrow_device_datafusion::DeviceTransitions;
+use datafusion::arrow::array::RecordBatch;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::listing::ListingTableUrl;
 use datafusion::error::Result;
@@ -17,30 +17,12 @@ use datafusion::parquet::arrow::ArrowWriter;
 use datafusion::physical_plan::{ExecutionPlan, collect, displayable};
 use datafusion::prelude::{ParquetReadOptions, SessionConfig, SessionContext};
 
-use super::{TABLES, assert_nothing_left, assert_same, device_table, host_session, plan};
+use super::{TABLES, assert_same, plan, table_on};
 use crate::device_filter::PushFilterToDevice;
+use crate::kit::{Plan, Sim};
 
 /// How many files a table has, if it has so many batches.
 const FILES: usize = 3;
-
-macro_rules! queries {
-    ($($name:ident: $filters:literal,)*) => {
-        $(
-            #[tokio::test]
-            async fn $name() -> Result<()> {
-                check(include_str!(concat!("../../queries/", stringify!($name), ".sql")), $filters).await
-            }
-        )*
-    };
-}
-
-// How many filters of each run on the device, over either sort of tables and with any number of partitions. 15 of the 22 queries
-// have some. The filters of the others are of forms that stay with DataFusion: `LIKE` (9, 13, 16), `IN`, `OR` and comparisons of columns
-// (12, 19, 22), or they compare sums (18).
-queries! {
-    q01: 1, q02: 2, q03: 3, q04: 1, q05: 2, q06: 1, q07: 1, q08: 3, q09: 0, q10: 2, q11: 2,
-    q12: 0, q13: 0, q14: 1, q15: 2, q16: 0, q17: 1, q18: 0, q19: 0, q20: 2, q21: 2, q22: 0,
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Tables {
@@ -57,67 +39,55 @@ enum Rules {
     None,
 }
 
-/// Which tables and rules each query runs with, and in how many partitions. The tests beside this module have device tables in
-/// one partition without rules.
-const RUNS: [(Tables, Rules, usize); 8] = [
-    (Tables::Device, Rules::Both, 1),
+/// Which tables and rules each query runs with, and in how many partitions.
+const RUNS: [(Tables, Rules, usize); 5] = [
     (Tables::Device, Rules::OnlyPlugin, 1),
     (Tables::Parquet, Rules::Both, 1),
-    (Tables::Parquet, Rules::OnlyPlugin, 1),
     (Tables::Device, Rules::Both, 4),
     (Tables::Device, Rules::None, 4),
-    (Tables::Parquet, Rules::Both, 4),
     (Tables::Parquet, Rules::OnlyPlugin, 4),
 ];
 
-async fn check(sql: &str, filters: usize) -> Result<()> {
-    let host = host_session()?;
-    let expected = collect(plan(&host, sql).await?, host.task_ctx()).await?;
-    for partitions in [1, 4] {
-        let sim = SimDevice::new(SimConfig::default()).map_err(to_datafusion)?;
-        let device = Device::new(sim.clone()).map_err(to_datafusion)?;
-        {
-            let used = TABLES.iter().filter(|table| sql.contains(table.name));
-            let up = |table| Ok((table, Arc::new(device_table(table, &device, partitions)?)));
-            let up: Vec<_> = used.map(up).collect::<Result<_>>()?;
-            for (tables, rules, _) in RUNS.into_iter().filter(|run| run.2 == partitions) {
-                let context = session(tables, rules, partitions, &device);
-                for (table, on_device) in &up {
-                    if tables == Tables::Parquet {
-                        let options = ParquetReadOptions::default();
-                        let path = format!("memory:///{}/", table.name);
-                        context.register_parquet(table.name, path, options).await?;
-                    } else {
-                        context.register_table(table.name, on_device.clone())?;
-                    }
-                }
-                let query = plan(&context, sql).await?;
-                let shown = displayable(&*query).indent(false).to_string();
-                let wanted = match rules {
-                    Rules::None => 0,
-                    _ => filters,
-                };
-                let downloaded = is_any_downloaded(&query);
-                assert_eq!(downloaded, rules == Rules::Both && filters > 0, "{shown}");
-                let result = collect(query.clone(), context.task_ctx()).await?;
-                assert_same(&result, &expected);
-                let found = (filters_of(&query), filters_that_ran(&query));
-                let run = (tables, rules, partitions);
-                assert_eq!(found, (wanted, wanted), "{run:?}\n{shown}");
+pub(super) async fn check(sql: &str, filters: usize, expected: &[RecordBatch]) -> Result<()> {
+    let sim = Sim::new();
+    let used: Vec<_> = TABLES.iter().filter(|t| sql.contains(t.name)).collect();
+    for (tables, rules, partitions) in RUNS {
+        // Without a filter there is nothing else to see than without the plugin.
+        if filters == 0 && rules != Rules::Both {
+            continue;
+        }
+        let context = session(tables, rules, partitions, &sim);
+        for table in &used {
+            if tables == Tables::Parquet {
+                let options = ParquetReadOptions::default();
+                let path = format!("memory:///{}/", table.name);
+                context.register_parquet(table.name, path, options).await?;
+            } else {
+                let on_device = table_on(table, &sim, partitions)?;
+                context.register_table(table.name, Arc::new(on_device))?;
             }
         }
-        assert_nothing_left(&device, &sim);
+        let query = plan(&context, sql).await?;
+        let shown = displayable(&*query).indent(false).to_string();
+        let wanted = if rules == Rules::None { 0 } else { filters };
+        let downloaded = is_any_downloaded(&query);
+        assert_eq!(downloaded, rules == Rules::Both && filters > 0, "{shown}");
+        let result = collect(query.clone(), context.task_ctx()).await?;
+        assert_same(&result, expected);
+        let found = (filters_of(&query), filters_that_ran(&query));
+        assert_eq!(found, (wanted, wanted), "{rules:?}, {partitions}\n{shown}");
     }
+    sim.assert_done();
     Ok(())
 }
 
 /// How many filters of a plan are the device's.
-fn filters_of(plan: &Arc<dyn ExecutionPlan>) -> usize {
+fn filters_of(plan: &Plan) -> usize {
     count(plan, |_| true)
 }
 
 /// How many of the device's filters have counted their rows, as they do once they run.
-fn filters_that_ran(plan: &Arc<dyn ExecutionPlan>) -> usize {
+fn filters_that_ran(plan: &Plan) -> usize {
     count(plan, |filter| {
         let metrics = filter.metrics();
         metrics.is_some_and(|metrics| metrics.output_rows().is_some())
@@ -125,15 +95,15 @@ fn filters_that_ran(plan: &Arc<dyn ExecutionPlan>) -> usize {
 }
 
 /// Whether a node downloads what a device's filter returns. A table on a device downloads its own batches.
-fn is_any_downloaded(plan: &Arc<dyn ExecutionPlan>) -> bool {
-    let is = |node: &Arc<dyn ExecutionPlan>| {
+fn is_any_downloaded(plan: &Plan) -> bool {
+    let is = |node: &Plan| {
         let from_scan = || node.children()[0].name() == "DeviceScanExec";
         Ok(node.name() == "DeviceToHostExec" && !from_scan() && filters_of(node) > 0)
     };
     plan.exists(is).unwrap()
 }
 
-fn count(plan: &Arc<dyn ExecutionPlan>, is: impl Fn(&dyn ExecutionPlan) -> bool) -> usize {
+fn count(plan: &Plan, is: impl Fn(&dyn ExecutionPlan) -> bool) -> usize {
     let mut n = 0;
     let walked = plan.apply(|node| {
         n += usize::from(node.name() == "DeviceFilterExec" && is(&**node));
