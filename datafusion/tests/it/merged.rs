@@ -93,7 +93,9 @@ fn watched_table(
 async fn partitions_run_at_the_same_time() {
     let sim = Sim::new();
     let met = Arc::new(Barrier::new(2));
-    let meet = move || drop(tokio::task::block_in_place(|| met.wait()));
+    let meet = move || {
+        tokio::task::block_in_place(|| met.wait());
+    };
     let plan = scan(watched_table(&sim, 2, meet)).await;
     assert_eq!(on_device(&plan, &sim).await.unwrap().len(), 16);
     drop(plan);

@@ -99,7 +99,8 @@ async fn many_partitions() {
         SELECT a FROM t ORDER BY a
         SELECT sum(a) FROM t
     ";
-    same_as_on_host(host_table(&partitions), &[device.clone()], &[8], queries).await;
+    let others: [Arc<dyn TableProvider>; 1] = [device.clone()];
+    same_as_on_host(host_table(&partitions), &others, &[8], queries).await;
     for doubles in [0, 2] {
         let ctx = session_with(8, doubles);
         register(&ctx, "t", device.clone());
@@ -112,7 +113,7 @@ async fn many_partitions() {
             assert_eq!(numbers_in(&ctx, &sql).await.len(), expected, "{sql}");
         }
     }
-    drop(device);
+    drop((device, others));
     sim.assert_done();
 }
 

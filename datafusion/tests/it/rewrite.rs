@@ -125,7 +125,8 @@ async fn operators_move_to_the_device_and_the_rest_stays() {
 async fn exchanges_stay_on_the_host() {
     let lifted = "Down < Map < Projection < Map < Up < DataSource";
     let columns = |plan: Plan| project(plan, &[(0, "a"), (1, "b"), (2, "s")]);
-    let between: [(fn(Plan) -> Plan, &str); 4] = [
+    type Between = (fn(Plan) -> Plan, &'static str);
+    let between: [Between; 4] = [
         (columns, "Projection"),
         (|plan| round_robin(plan, 3), "Repartition"),
         (on_host, "CoalescePartitions"),

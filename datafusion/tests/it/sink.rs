@@ -256,7 +256,8 @@ async fn failing(sim: &Sim, error: fn() -> DataFusionError) -> Plan {
 #[tokio::test]
 async fn errors_come_after_the_batches_before_them_with_their_text() {
     let sim = Sim::new();
-    let says: [(fn() -> DataFusionError, &str, i32); 3] = [
+    type Case = (fn() -> DataFusionError, &'static str, i32);
+    let cases: [Case; 3] = [
         (
             || DataFusionError::Execution("no such thing".into()),
             "no such thing",
@@ -273,7 +274,7 @@ async fn errors_come_after_the_batches_before_them_with_their_text() {
         ),
         (|| panic!("the plan is broken"), "the plan is broken", 5),
     ];
-    for (error, text, errno) in says {
+    for (error, text, errno) in cases {
         let context = || session().task_ctx();
         let stream = export(failing(&sim, error).await, context(), &sim);
         let over_c = read(stream, &sim, MANY).await;

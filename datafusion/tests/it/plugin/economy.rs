@@ -164,7 +164,7 @@ async fn kernels_are_loaded_once_per_device() {
 
     // A device that is described by its number.
     let numbered = DeviceSpec::from(DeviceId::new(first.id().device_type, first.id().id));
-    let context = self::with_rule(&rule, numbered.clone(), &[first.device.clone()]);
+    let context = self::with_rule(&rule, numbered.clone(), std::slice::from_ref(&first.device));
     let query = plan(&context, sql).await;
     let node = query.children()[0];
     assert_eq!(DeviceExec::of(node).unwrap().device(), &numbered);

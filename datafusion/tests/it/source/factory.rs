@@ -288,11 +288,8 @@ async fn a_source_that_ignores_the_statement_is_refused() {
         let factory = DeviceTableFactory::new(Arc::new(Ignores(device.clone())));
         let factory = Arc::new(factory.with_device(any.clone()));
         let state = ctx.state_ref();
-        let mut state = state.write();
-        state
-            .table_factories_mut()
-            .insert("UPLOADED".into(), factory);
-        drop(state);
+        let name = "UPLOADED".to_owned();
+        state.write().table_factories_mut().insert(name, factory);
         query(&ctx, TEXTS).await.unwrap();
         fails(query(&ctx, &file.create(columns, rest)).await, &[expected]);
     }
